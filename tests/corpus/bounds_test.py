@@ -35,8 +35,8 @@ from trivium.corpus.passages import passages
 from trivium.corpus.quarantine import Damage, Trouble
 from trivium.corpus.read import read_any
 from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps
-from trivium.errors import ConfigError, MachineError
-from trivium.tokens.tokenizer import given_tokenizer, train_tokenizer
+from trivium.errors import ConfigError, DataError, MachineError
+from trivium.tokens.tokenizer import given_tokenizer, load_tokenizer, train_tokenizer
 
 EXPONENT = 1.5
 UNMEASURABLE_SECONDS = 5e-3  # what the clock and a cold cache may add
@@ -319,6 +319,81 @@ def test_a_wordpiece_tokenizer_that_looks_up_words_of_any_length_is_refused_with
         given_tokenizer(str(path))
     path.write_text(path.read_text().replace("1000000", "4096"))
     assert given_tokenizer(str(path)).encode("aa") == [1, 2]
+
+
+def tokenizer_with(tmp_path, **parts):
+    """A tokenizer file of two letters, with other steps."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "<|endoftext|>": 2}, []))
+    library.add_special_tokens(["<|endoftext|>"])
+    for name, part in parts.items():
+        setattr(library, name, part)
+    library.save(str(tmp_path / "tokenizer.json"))
+    return str(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+b", "(a|aa)+b", r"(\w+)*z", r"(\s|[ ])+x", "(1*)*2", "(é|éé)+b", "(x+x+)+y"]
+)
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
+def test_a_tokenizer_whose_patterns_backtrack_is_refused_when_it_is_opened(tmp_path, part, pattern):
+    regex = tokenizers.Regex(pattern)
+    step = {
+        "normalizer": lambda: tokenizers.normalizers.Replace(regex, "a"),
+        "pre_tokenizer": lambda: tokenizers.pre_tokenizers.Split(regex, "isolated"),
+    }[part]()
+    path = tokenizer_with(tmp_path, **{part: step})
+    with pytest.raises(
+        ConfigError, match=r"tokens.tokenizer: .*tokenizer.json: \d+ times '.'.*as a\+\+ in place"
+    ):
+        given_tokenizer(path)
+    with pytest.raises(ConfigError, match=r"tokenizer.json: \d+ times '.'"):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [tokenizers.normalizers.Replace("a", "aa")] * 40,
+        [tokenizers.normalizers.Replace("a", "a" * 100_000)],
+        [tokenizers.normalizers.Replace(tokenizers.Regex(""), "a" * 40)] * 3,
+        [tokenizers.normalizers.Prepend("a" * 1000)],
+        [tokenizers.normalizers.ByteLevel()] * 40,
+        [tokenizers.normalizers.Sequence([tokenizers.normalizers.Replace("a", "aaaa")] * 2)] * 3,
+        [tokenizers.normalizers.NFC()] * 1000,
+    ],
+)
+def test_a_tokenizer_whose_steps_multiply_a_text_is_refused_before_it_encodes(tmp_path, steps):
+    path = tokenizer_with(tmp_path, normalizer=tokenizers.normalizers.Sequence(steps))
+    with pytest.raises(ConfigError, match="normalizer (may make|has 1000 steps).*; the limit is 64: remove"):
+        given_tokenizer(path)
+
+
+def test_steps_of_published_tokenizers_are_within_the_bounds(tmp_path):
+    n, p = tokenizers.normalizers, tokenizers.pre_tokenizers
+    normalizers = [
+        n.Sequence([n.Prepend("▁"), n.Replace(" ", "▁")]),
+        n.Sequence([n.Replace("``", '"'), n.Replace("''", '"'), n.NFKD(), n.StripAccents(), n.Lowercase()]),
+        n.Sequence([n.Nmt(), n.NFKC(), n.Replace(tokenizers.Regex(" {2,}"), " ")]),
+        n.BertNormalizer(),
+        n.ByteLevel(),
+    ]
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    words += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    splits = [p.Sequence([p.Split(tokenizers.Regex(words), "isolated"), p.ByteLevel(use_regex=False)])]
+    splits += [p.ByteLevel(), p.Metaspace(), p.BertPreTokenizer(), p.Sequence([p.Digits(), p.Punctuation()])]
+    for normalizer in normalizers:
+        for split in splits:
+            path = tokenizer_with(tmp_path, normalizer=normalizer, pre_tokenizer=split)
+            assert given_tokenizer(path).vocabulary == 3
+
+
+def test_a_panic_while_a_text_is_encoded_is_an_error_with_a_remedy(tmp_path):
+    regex = tokenizers.Regex(r"(?:ab|a|b)+(?:ab|ba)+c")  # no run of one letter is slow
+    path = tokenizer_with(tmp_path, pre_tokenizer=tokenizers.pre_tokenizers.Split(regex, "isolated"))
+    tokenizer = given_tokenizer(path)
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(DataError, match=r"cannot encode a text \(.*retry-limit.*; write the patterns"):
+            encode("ab" * 5000)
 
 
 def test_a_web_token_is_looked_for_once_in_a_run_of_its_characters(tmp_path):
