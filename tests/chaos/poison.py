@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from chaos.scene import LAYOUTS, SEED, event_steps, job, plan, write_tokens
 from trivium.checkpoint.format import MANIFEST, manifest_hash, manifest_text, published, read_manifest
-from trivium.checkpoint.pieces import NOT_FINITE
+from trivium.checkpoint.verify import NOT_FINITE
 from trivium.errors import CheckpointError, DataError, Preempted, TriviumError
 from trivium.model.inputs import Inputs
 from trivium.model.layers.attention import Attention
