@@ -15,8 +15,8 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import is_finite
 from trivium.checkpoint.reshard import reshard
 from trivium.checkpoint.save import Fragment, save
-from trivium.comms.mesh import Mesh
 from trivium.checkpoint.summary import summary
+from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
 from trivium.interchange.export import export_hf

@@ -21,19 +21,19 @@ import tokenizers
 import trivium.corpus
 from corpus.hostile import KINDS, WORDS
 from corpus.hostile_parquet import HOSTILE
-from trivium.corpus.classifier import Classifier
-from trivium.corpus.clean import MOST_MARKS, NotTidied, tidy
+from trivium.corpus.clean.extract import RAW, extract_step
+from trivium.corpus.clean.tidy import MOST_MARKS, NotTidied, tidy
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, ExtractConfig, ReadConfig
-from trivium.corpus.decontaminate import Keys, cut
 from trivium.corpus.document import Document
-from trivium.corpus.extract import RAW, extract_step
-from trivium.corpus.filters.named import FILTERS
+from trivium.corpus.filters import FILTERS
 from trivium.corpus.first_pass import measures_of
 from trivium.corpus.kernels.texts import texts_of
-from trivium.corpus.parquet_headers import declared, footer_problem
-from trivium.corpus.passages import passages
-from trivium.corpus.quarantine import Damage, Trouble
-from trivium.corpus.read import read_any
+from trivium.corpus.read.parquet_headers import declared, footer_problem
+from trivium.corpus.read.passages import passages
+from trivium.corpus.read.quarantine import Damage, Trouble
+from trivium.corpus.read.read import read_any
+from trivium.corpus.select.classifier import Classifier
+from trivium.corpus.select.decontaminate import Keys, cut
 from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps
 from trivium.errors import ConfigError, DataError, MachineError
 from trivium.tokens.tokenizer import given_tokenizer, load_tokenizer, train_tokenizer
@@ -140,7 +140,7 @@ def test_no_station_takes_quadratic_time_for_large_documents(name, tmp_path):
 
 
 # Matched at one given place of a text, and never searched for from each of its characters.
-MATCHED_ONCE = ("trivium.corpus.main_text._STATED", "trivium.corpus.warc._CHUNK")
+MATCHED_ONCE = ("trivium.corpus.clean.main_text._STATED", "trivium.corpus.read.warc._CHUNK")
 
 
 def patterns():

@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.format import MANIFEST, published, read_manifest
-from trivium.comms.mesh import Mesh
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.verify import refuse_not_finite, verify
+from trivium.comms.mesh import Mesh
 from trivium.config import build
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import Box, parameters

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.format import published, step_of
-from trivium.comms.launch import Ranks
 from trivium.checkpoint.lease import Holder, holding
+from trivium.comms.launch import Ranks
 from trivium.errors import CheckpointError, ConfigError, TriviumError
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
