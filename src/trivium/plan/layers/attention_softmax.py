@@ -101,7 +101,8 @@ class AttentionSoftmax(Part):
 
     def scores(self, at: Place) -> Scores:
         heads = np.maximum(1, at.micro * self.heads / at.tensor)
-        return Scores(heads, at.local_sequence, at.sequence, self.head_width, self._visible(at.sequence))
+        reach = at.sequence if self.window is None else np.minimum(self.window, at.sequence)
+        return Scores(heads, at.local_sequence, at.sequence, self.head_width, reach)
 
     def exchanged(self, at: Place) -> Exchanged:
         queries, keys = self.queries / at.tensor, self.keys / at.tensor
@@ -146,11 +147,3 @@ class AttentionSoftmax(Part):
         if self.qk_norm != "none":
             yield grouped * queries + ulysses * (queries + 2 * keys), "weights"
             yield at.positions * (heads + kv_heads if self.qk_norm == "each_head" else 2), "wide"
-
-    def _visible(self, sequence: Number) -> Number:
-        """The share of the causal pairs of positions that the window leaves visible."""
-        if self.window is None:
-            return 1.0
-        reach = np.minimum(self.window, sequence)  # the first positions have fewer before them
-        share: Number = reach * (2 * sequence - reach + 1) / (sequence * (sequence + 1))
-        return share

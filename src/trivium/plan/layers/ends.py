@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trivium.plan.layers.part import Kept, Part, Place, Product, Row, under
+from trivium.plan.layers.part import Kept, Number, Part, Place, Product, Row, under
 from trivium.plan.layers.positions import Learned
 
 
@@ -14,7 +14,7 @@ class Embedding(Part):
     vocabulary: int
     hidden: int
     positions: Learned | None
-    dropout: bool
+    dropout: Number  # 0 or 1
 
     def tokens(self) -> Row:
         """The table of token vectors."""
@@ -28,8 +28,7 @@ class Embedding(Part):
     def kept(self, at: Place) -> Iterator[Kept]:
         yield Kept(at.positions, "index")
         yield Kept(at.split * at.positions, "flag")  # tokens of other tensor ranks
-        if self.dropout:
-            yield Kept(at.positions * self.hidden / at.along)
+        yield Kept(self.dropout * at.positions * self.hidden / at.along)
         if self.positions is not None:
             yield from self.positions.kept(at)
 

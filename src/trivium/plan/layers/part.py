@@ -7,7 +7,7 @@ prices one plan or thousands at once.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import prod
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ Owner = int | Literal["embedding", "head"]
 Initial = Literal["normal", "residual", "ones", "zeros"]
 Kind = Literal["weights", "wide", "index", "flag", "fp32"]
 Recomputed = Literal["attention", "activation_function"]
-PartT = TypeVar("PartT")
 
 
 @dataclass(frozen=True)
@@ -210,13 +209,19 @@ class Product:
 @dataclass(frozen=True)
 class Scores:
     """Attention on one rank: `heads` heads of all sequences, each with `rows` queries, `columns` keys and `width`
-    columns. visible: the share of the causal pairs of positions that a window leaves visible."""
+    columns. reach: the most keys that one query attends to."""
 
     heads: Number
     rows: Number
     columns: Number
     width: Number
-    visible: Number
+    reach: Number
+
+    @property
+    def visible(self) -> Number:
+        """The share of the causal pairs of positions that a window leaves visible."""
+        reach, columns = self.reach, self.columns  # the first positions have fewer keys before them
+        return reach * (2 * columns - reach + 1) / (columns * (columns + 1))
 
 
 @dataclass(frozen=True)
@@ -294,8 +299,10 @@ def entries(value: Any, which: Any) -> Any:
     """Return the entries `which` of an array, or of every array inside a part; numbers for all plans stay."""
     if isinstance(value, np.ndarray):
         return value[which] if value.ndim else value
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+    if type(value) is tuple:
         return tuple(entries(each, which) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: entries(getattr(value, f.name), which) for f in fields(value)})
+        old = {field.name: getattr(value, field.name) for field in fields(value)}
+        new = {name: entries(each, which) for name, each in old.items()}
+        return value if all(new[name] is old[name] for name in old) else replace(value, **new)
     return value

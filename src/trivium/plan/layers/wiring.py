@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trivium.plan.layers.form import LayerForm, NormPosition
-from trivium.plan.layers.part import Kept, Moved, Part, Place, Row, under
+from trivium.plan.layers.part import Kept, Moved, Number, Part, Place, Row, under
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Sequential(Part):
 
     hidden: int
     norms: NormPosition
-    dropout: bool
+    dropout: Number  # 0 or 1
     regions: int = 2
 
     @classmethod
@@ -31,7 +31,7 @@ class Sequential(Part):
     @property
     def reads_last_product(self) -> bool:
         """Whether the backward needs what the last product of the layer wrote."""
-        return self.norms == "after" or self.dropout
+        return self.norms == "after" or bool(self.dropout)
 
     @property
     def norm_reads_last_product(self) -> bool:
@@ -46,8 +46,7 @@ class Sequential(Part):
     def kept(self, at: Place) -> Iterator[Kept]:
         stream = at.positions * self.hidden / at.along
         yield Kept(4 * stream)  # what two norms and two halves read
-        if self.dropout:
-            yield Kept(2 * stream)
+        yield Kept(self.dropout * 2 * stream)  # masks, or what they were applied to
 
 
 def with_norms(wiring: Sequential, norm: Part, half: str, part: Part) -> Iterator[Row]:
