@@ -32,7 +32,7 @@ VALIDATE_EVERY, SAVE_EVERY = 1000, 5000  # steps
 
 def write_runs(run: Path, shorter: Path, steps: int) -> None:
     """Write the records of both trainings, as `trivium train` leaves them."""
-    from trivium.chaos.scene import write_tokens
+    from chaos.scene import write_tokens
 
     tokens = write_tokens(run.parent)
     write_run(run, steps, tokens)

@@ -15,8 +15,9 @@ from trivium.certify.ways import DEEP, MANY
 from trivium.kernels.dropout import DropoutKey
 from trivium.model import initialise, inputs, stage
 from trivium.plan import parameters
+from trivium.plan.layers.part import Parameter
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import Box, Parameter
+from trivium.plan.parameters import Box
 from trivium.training import trainer
 
 Tensor = torch.Tensor

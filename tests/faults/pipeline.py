@@ -17,7 +17,8 @@ from trivium.parallel.pipeline.executor import Executor
 from trivium.parallel.sharding import zero
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 from trivium.plan import buckets
-from trivium.plan.parameters import Box, Parameter
+from trivium.plan.layers.part import Parameter
+from trivium.plan.parameters import Box
 from trivium.plan.partition import Partition
 from trivium.training import trainer
 from trivium.training.trainer import Trainer
