@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trivium.chaos.scene import job, plan, write_tokens
+from chaos.scene import job, plan, write_tokens
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError, Preempted
 from trivium.training.loop import Loop, Observer, TrainingJob

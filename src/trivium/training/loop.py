@@ -48,6 +48,7 @@ class TrainingJob:
     """What to train: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
 
     examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps.
+    questions: hashes of what it asks, by the names that a user knows, which must be equal on all hosts.
     """
 
     plan: Plan
@@ -56,6 +57,7 @@ class TrainingJob:
     tokens: Path
     out: Path
     examiner: Examiner | None = None
+    questions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 from trivium.checkpoint.agree import found_by_first, sums, told_by_all
 from trivium.comms.launch import Place, connected
 from trivium.comms.mesh import Mesh
-from trivium.comms.terms import NO_TERMS
+from trivium.comms.terms import NO_TERMS, Terms
 from trivium.errors import ConfigError, MachineError
 from trivium.training.config import TrainingConfig
 from trivium.training.loop import CHECKPOINTS, Loop, Observer, TrainingJob
@@ -43,7 +43,7 @@ def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None
             timeout_seconds=wait,
             meeting_seconds=watch.stall_seconds,
             asked=requests.came,
-            terms=terms_of(job.plan, job.training, job.seed, job.tokens) if place.by_others else NO_TERMS,
+            terms=_terms(job) if place.by_others else NO_TERMS,
         ),
     ):
         mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, wait, job.plan.ends)
@@ -52,6 +52,10 @@ def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None
         observers = observers_of(job, mesh, post)
         asks = lambda: requests.came() or post.ends  # noqa: E731
         Loop(job, mesh, observers, asks=asks, alive=post.go_on, hosts=place.hosts).run()
+
+
+def _terms(job: TrainingJob) -> Terms:
+    return terms_of(job.plan, job.training, job.seed, job.tokens, job.questions)
 
 
 def observers_of(job: TrainingJob, mesh: Mesh, post: Post) -> list[Observer]:
