@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -111,55 +111,34 @@ def refuse_separate_folders(out: Path, place: Place, mesh: Mesh, seconds: float 
     One rank of each host writes a file. Every rank looks for that of the first rank, and the first rank for all.
     """
     mark = found_by_first(lambda: f".one-folder-{os.getpid()}-{time.time_ns()}", mesh, MachineError)
-    writes = place.local_rank == 0
-    flags = [0.0] * place.world_size
-    flags[mesh.rank] = float(writes)
-    leaders = [rank for rank, flag in enumerate(sums(flags, mesh)) if flag]
-    own, problem = out / f"{mark}-{mesh.rank}", ""
+    flags = [float(place.local_rank == 0 and rank == mesh.rank) for rank in range(place.world_size)]
+    files = {rank: out / f"{mark}-{rank}" for rank, writes in enumerate(sums(flags, mesh)) if writes}
+    own, problem = files.get(mesh.rank), ""
     try:
-        if writes:
-            problem = _written(own)
+        if own is not None:
+            try:
+                own.write_bytes(b"")  # a folder that is absent here must not be made
+            except OSError as error:
+                problem = f"no file can be written there ({error.strerror})"
         sums([0.0], mesh)  # every file has been written
-        if not problem and not _is_seen([out / f"{mark}-0"], seconds):
-            problem = "a file that the first host wrote there is not seen here"
-        if not problem and mesh.rank == 0:
-            problem = _unseen(out, mark, leaders, seconds)
-        _refuse(out, problem, mesh)
+        if not problem:
+            problem = _unseen(files if mesh.rank == 0 else {0: files[0]}, seconds)
+        told = told_by_all(problem and f"{socket.gethostname()} (rank {mesh.rank}): {problem}", mesh)
     finally:
         with suppress(OSError):
-            own.unlink()
+            (out / f"{mark}-{mesh.rank}").unlink()
+    if told:
+        raise MachineError(
+            f"{out} is not one folder on all hosts, and a training needs one that they share for its checkpoints; "
+            f"give an --out on a shared file system, the same on every host\n" + "\n".join(told)
+        )
 
 
-def _written(path: Path) -> str:
-    """Why this host cannot write there; nothing where it did. A folder that is absent here must not be made."""
-    try:
-        path.write_bytes(b"")
-    except OSError as error:
-        return f"no file can be written there ({error.strerror})"
-    return ""
-
-
-def _is_seen(paths: Sequence[Path], seconds: float, clock: Callable[[], float] = time.monotonic) -> bool:
-    deadline = clock() + seconds
-    while not all(path.exists() for path in paths):
-        if clock() > deadline:
-            return False
+def _unseen(files: Mapping[int, Path], seconds: float) -> str:
+    """Wait until all files are there; return which of them are not after so many seconds, or an empty string."""
+    deadline = time.monotonic() + seconds
+    while missing := [rank for rank, path in files.items() if not path.exists()]:
+        if time.monotonic() > deadline:
+            return f"what rank {listed(missing)} wrote there is not seen here"
         time.sleep(_LOOKING_SECONDS)
-    return True
-
-
-def _unseen(out: Path, mark: str, leaders: Sequence[int], seconds: float) -> str:
-    if _is_seen([out / f"{mark}-{rank}" for rank in leaders], seconds):
-        return ""
-    missing = [rank for rank in leaders if not (out / f"{mark}-{rank}").exists()]
-    return f"files that ranks {listed(missing)} wrote there are not seen here"
-
-
-def _refuse(out: Path, problem: str, mesh: Mesh) -> None:
-    told = told_by_all(problem and f"{socket.gethostname()} (rank {mesh.rank}): {problem}", mesh)
-    if not told:
-        return
-    raise MachineError(
-        f"{out} is not one folder on all hosts, and a training needs one that they share for its checkpoints; give an "
-        f"--out on a shared file system, the same on every host\n" + "\n".join(told)
-    )
+    return ""

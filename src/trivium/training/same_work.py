@@ -4,24 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trivium.config import Config, Tree, build, completed, differences, first_lines, to_tree
+from trivium.config import Tree, build, differences, first_lines, to_tree
 from trivium.errors import CheckpointError, ConfigError
-from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
-from trivium.plan.precision import Precision
-from trivium.provenance import LOCK
 from trivium.training.config import TrainingConfig
 from trivium.training.rates import decay_of, ends_with_training, last_tokens_of
 
-# What is compared. How the work is divided may change: layout, schedule, ZeRO stage, size of a micro-batch.
-SECTIONS: Mapping[str, type[Config] | None] = {
-    "plan.model": ModelShape,
-    "plan.batch": Batch,
-    "plan.precision": Precision,
-    "data": None,
-}
-# What of a recipe may change between two parts of one training: how often it is looked at, and what follows a fault.
+# These sections must be equal. The layout, schedule, ZeRO stage and size of a micro-batch may change.
+SECTIONS = ("plan.model", "plan.batch", "plan.precision", "data")
+# Fields of `training` that may change when a training is resumed.
 CHANGEABLE_TRAINING = (
     "checkpoint_every",
     "keep_last",
@@ -47,13 +39,10 @@ STATE_GIVEN = f"{GIVEN}, or with its weights alone (training.start_with=weights)
 
 
 def recipe_of(training: Mapping[str, Any]) -> Tree:
-    """Of the settings of a training, stored maybe by an older version, those that it is never continued without; its
-    steps are one where the learning rate depends on them."""
-    whole = completed(TrainingConfig, training)
-    dropped = CHANGEABLE_TRAINING if ends_with_training(whole) else (*CHANGEABLE_TRAINING, "steps")
-    # Older versions took any final rate where none is ever reached.
-    idle = ("lr_final_fraction",) if whole.get("decay") == "constant" else ()
-    return {k: v for k, v in whole.items() if k not in (*dropped, *idle)}
+    """Return the settings of a training that must not change when it is resumed. Its number of steps is one of them if
+    the learning rate depends on it."""
+    dropped = CHANGEABLE_TRAINING if ends_with_training(training) else (*CHANGEABLE_TRAINING, "steps")
+    return {k: v for k, v in training.items() if k not in dropped}
 
 
 def refuse_other_work(
@@ -61,16 +50,12 @@ def refuse_other_work(
 ) -> None:
     """CheckpointError with every difference when a checkpoint is of another model, batch, dtype, seed or corpus.
 
-    about: the checkpoint's manifest. now: `plan`, `seed` and `data` of this run, as a manifest holds them. A section
-    that neither has is not compared; fields that a checkpoint of an older version lacks have their defaults.
-    otherwise: what to do who wants this work and no other.
+    about: the checkpoint's manifest. now: `plan`, `seed` and `data` of this run, as a manifest holds them. otherwise:
+    the remedy for a user who wants this work and no other.
     """
     found = differences({"seed": about.get("seed")}, {"seed": now.get("seed")})
-    for path, kind in SECTIONS.items():
-        there, here = _section(about, path, kind), _section(now, path, kind)
-        if "blend" not in there:  # older versions did not say which it was
-            here.pop("blend", None)
-        found += differences(there, here, f"{path}.")
+    for path in SECTIONS:
+        found += differences(_section(about, path), _section(now, path), f"{path}.")
     if found:
         raise CheckpointError(
             f"{directory} was written by other work (there -> here):\n{first_lines(found)}\n"
@@ -98,7 +83,7 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
     where the checkpoint names one. about, now: as in `refuse_other_work`.
     """
     try:
-        model = build(ModelShape, _section(about, "plan.model", None)).of_weights()
+        model = build(ModelShape, _section(about, "plan.model")).of_weights()
     except ConfigError as error:
         raise CheckpointError(f"{directory}: its plan has no model: {error}; {GIVEN}") from None
     there: Tree = {"plan": {"model": model}, "data": {}}
@@ -160,7 +145,7 @@ def refuse_cut_decay(directory: Path, about: Mapping[str, Any], training: Traini
     if "tokens_seen" not in about:
         raise CheckpointError(f"{directory}: its manifest has no `tokens_seen`; {GIVEN}")
     seen, (begin, end) = int(about["tokens_seen"]), decay_of(training, last_tokens_of(training, plan))
-    there = completed(TrainingConfig, about.get("training") or {})
+    there = about.get("training") or {}
     asked = ("decay", "decay_tokens", "final_decay_tokens", "steps")
     was = training.model_copy(update={name: there.get(name) for name in asked})
     same = was.decay == "wsd" and decay_of(was, last_tokens_of(was, plan)) == (begin, end)
@@ -173,10 +158,7 @@ def refuse_cut_decay(directory: Path, about: Mapping[str, Any], training: Traini
         )
 
 
-def _section(tree: Mapping[str, Any], path: str, kind: type[Config] | None) -> dict[str, Any]:
+def _section(tree: Mapping[str, Any], path: str) -> dict[str, Any]:
     for key in path.split("."):
         tree = tree.get(key) or {}
-    whole = completed(kind, tree) if kind and tree else tree
-    if whole.get("files"):  # of the tokens, among which older versions counted the lock of the writing
-        whole = {**whole, "files": {k: v for k, v in whole["files"].items() if k != LOCK}}
-    return {k: v for k, v in whole.items() if k != "micro"}
+    return {k: v for k, v in tree.items() if k != "micro"}

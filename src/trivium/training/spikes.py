@@ -48,10 +48,7 @@ class SpikeWatch:
         return {"losses": list(self._losses), "norms": list(self._norms), "in_a_row": self.in_a_row}
 
     def _cause(self, totals: Totals) -> str:
-        named = (
-            ("loss", totals.loss, self._losses),
-            ("gradient norm", totals.gradient_norm, self._norms),
-        )
+        named = (("loss", totals.loss, self._losses), ("gradient norm", totals.gradient_norm, self._norms))
         for name, value, _ in named:
             if not math.isfinite(value):
                 return f"the {name} is {value}"

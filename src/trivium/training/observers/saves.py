@@ -26,12 +26,7 @@ class Saves(Observer):
     """At most one save is under way. Every rank calls the same methods in the same places."""
 
     def __init__(
-        self,
-        root: Path,
-        config: TrainingConfig,
-        mesh: Mesh,
-        note: Note,
-        alive: Callable[[], None] = unheard,
+        self, root: Path, config: TrainingConfig, mesh: Mesh, note: Note, alive: Callable[[], None] = unheard
     ) -> None:
         """root: where the checkpoints go. note: keeps an event of the run; called on the first rank. alive: called as a
         save goes on that training waits for."""

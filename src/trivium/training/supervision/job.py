@@ -18,12 +18,7 @@ from trivium.errors import ConfigError, Preempted, TriviumError, error_of
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.loop import (
-    CHECKPOINTS,
-    TrainingJob,
-    dataset_of,
-    identity_of,
-)
+from trivium.training.loop import CHECKPOINTS, TrainingJob, dataset_of, identity_of
 from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
 from trivium.training.rank import train_rank
 from trivium.training.rates import recipe_problems

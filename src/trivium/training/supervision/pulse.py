@@ -10,8 +10,6 @@ import time
 from dataclasses import dataclass, field
 from typing import IO, Literal, NamedTuple, get_args
 
-from trivium.training.supervision.preemption import Requests
-
 Phase = Literal["starting", "step", "tracing", "validating", "evaluating", "saving"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 TELL_STACK = signal.SIGUSR2
@@ -99,20 +97,3 @@ class Post:
     def ends(self) -> bool:
         """Whether the launcher was asked to end."""
         return self.pulse.ends
-
-
-@dataclass(frozen=True)
-class Duty:
-    """What the training loop of a rank owes others: signs of life, and to end when it was asked to."""
-
-    requests: Requests
-    post: Post
-
-    def beat(self, step: int, phase: Phase) -> None:
-        """A sign of life: a phase of a step begins."""
-        self.post.beat(step, phase)
-
-    @property
-    def asks(self) -> bool:
-        """Whether this rank, or its launcher, was asked to end."""
-        return bool(self.requests.asked) or self.post.ends

@@ -189,7 +189,7 @@ def test_ctrl_c_saves_once_and_the_run_goes_on_from_there(tokens, tmp_path) -> N
     assert life.gone_within(30, life.ranks) is not None and life.exit_code == Interrupted.exit_code
     done = last_step(given.out / METRICS)
     assert [p.name for p in published(given.out / CHECKPOINTS)] == [f"step-{done:08d}"]
-    assert f"saved after step {done}" in life.last_words
+    assert f"saved after step {done}" in life.last_line
     start(job(tokens, given.out, plan({"tensor": 2}), steps=done + 2, decay_tokens=1_000_000))
     assert [e["step"] for e in of_kind(given.out, "resumed")] == [done]
 
@@ -201,7 +201,7 @@ def test_ctrl_c_before_the_first_step_ends_at_once(tokens, tmp_path, monkeypatch
     life.wait_for(lambda: len(life.ranks) == 2)
     life.signal(signal.SIGINT, life.pid, *life.ranks)
     assert life.gone_within(10, life.ranks) is not None and life.exit_code == Interrupted.exit_code
-    assert "before its first step" in life.last_words and not published(given.out / CHECKPOINTS)
+    assert "before its first step" in life.last_line and not published(given.out / CHECKPOINTS)
 
 
 def test_ctrl_c_in_the_last_step_is_no_failure_of_a_rank(tokens, tmp_path, monkeypatch) -> None:
