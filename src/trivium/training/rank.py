@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -24,6 +24,26 @@ from trivium.training.supervision.watchdog import seconds_to_wait
 from trivium.training.terms import terms_of
 from trivium.units import listed
 
+OBSERVERS_PACKAGE = "trivium.training.observers"
+# By file, in the order in which they are called.
+OBSERVERS = {
+    "heartbeat": "Heartbeat",
+    "metrics": "Metrics",  # before those that look into metrics.jsonl
+    "profile": "Profile",
+    "slow_ranks": "SlowRanks",
+    "slow_links": "SlowLinks",
+    "spikes": "Spikes",  # those that follow are not called after a step that is rewound
+    "measured_step": "MeasuredStep",
+    "saves": "Saves",
+    "corruption": "Corruption",
+    "validation": "Validation",
+    "examination": "Examination",
+}
+OWN_SECTIONS = {
+    "profile": "profile",
+    "spikes": "spikes",
+    "examination": "evaluation",
+}  # sections of `training`
 # That a file may take to be seen on another host. Its name is new, so no host remembers that it was absent.
 SEEN_SECONDS = 10.0
 _LOOKING_SECONDS = 0.1
@@ -61,48 +81,42 @@ def _terms(job: TrainingJob) -> Terms:
 def observers_of(job: TrainingJob, mesh: Mesh, post: Post) -> list[Observer]:
     """Return the observers of a training, in the order in which they are called.
 
-    An observer can be removed by deleting its file. Raises ConfigError if the config then sets what it alone reads.
+    Raises ConfigError if the config sets what only a missing observer reads.
     """
-    config = job.training
-    every: list[tuple[str, str, str, Sequence[Any]]] = [
-        # file, class, the field that it alone reads, what it is built with
-        ("heartbeat", "Heartbeat", "", (post,)),
-        ("metrics", "Metrics", "", ()),  # before what looks into metrics.jsonl
-        ("profile", "Profile", "profile", (config.profile, job.out)),
-        ("slow_ranks", "SlowRanks", "", (mesh,)),
-        ("slow_links", "SlowLinks", "", (mesh,)),
-        ("spikes", "Spikes", "spikes", ()),  # those below are not called after a step that is rewound
-        ("measured_step", "MeasuredStep", "", ()),
-        (
-            "saves",
-            "Saves",
-            "",
-            (job.out / CHECKPOINTS, config, mesh, partial(append_event, job.out), post.go_on),
-        ),
-        ("corruption", "Corruption", "", ()),
-        ("validation", "Validation", "", (job, mesh)),
-    ]
-    if job.examiner is not None:
-        every.append(("examination", "Examination", "evaluation", (job.examiner,)))
-    return [observer for each in every for observer in _observer(config, *each)]
-
-
-def _observer(
-    config: TrainingConfig, file: str, name: str, section: str, given: Sequence[Any]
-) -> Iterator[Observer]:
-    module = f"trivium.training.observers.{file}"
-    try:
-        make: Callable[..., Observer] = getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        if section and getattr(config, section) != TrainingConfig.model_fields[section].default:
+    config, classes = job.training, observer_classes()
+    for name, section in OWN_SECTIONS.items():
+        if name not in classes and getattr(config, section) != TrainingConfig.model_fields[section].default:
             raise ConfigError(
-                f"training.{section} is {getattr(config, section)}, and {module}, which alone reads it, is not "
-                f"installed; install it, or leave training.{section} at its default"
-            ) from None
-        return
-    yield make(*given)
+                f"training.{section} is {getattr(config, section)}, and {OBSERVERS_PACKAGE}.{name}, which alone reads "
+                f"it, is not installed; install it, or leave training.{section} at its default"
+            )
+    given: dict[str, Sequence[Any]] = {
+        "heartbeat": (post,),
+        "profile": (config.profile, job.out),
+        "slow_ranks": (mesh,),
+        "slow_links": (mesh,),
+        "saves": (job.out / CHECKPOINTS, config, mesh, partial(append_event, job.out), post.go_on),
+        "validation": (job, mesh),
+        "examination": (job.examiner,),
+    }
+    wanted = [name for name in classes if name != "examination" or job.examiner is not None]
+    return [classes[name](*given.get(name, ())) for name in wanted]
+
+
+def observer_classes() -> dict[str, Callable[..., Observer]]:
+    """Import the observers, and return the class of each by its file. One whose file was deleted is left out.
+
+    A launcher calls this before it forks ranks, so that those of a later restart run the same code.
+    """
+    found: dict[str, Callable[..., Observer]] = {}
+    for name, class_name in OBSERVERS.items():
+        module = f"{OBSERVERS_PACKAGE}.{name}"
+        try:
+            found[name] = getattr(import_module(module), class_name)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+    return found
 
 
 def refuse_separate_folders(out: Path, place: Place, mesh: Mesh, seconds: float = SEEN_SECONDS) -> None:

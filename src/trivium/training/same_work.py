@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to this work: resuming another's would silently mix the two."""
+"""Checks that a checkpoint belongs to this run: resuming another run's would silently mix the two."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +48,7 @@ def recipe_of(training: Mapping[str, Any]) -> Tree:
 def refuse_other_work(
     directory: Path, about: Mapping[str, Any], now: Mapping[str, Any], *, otherwise: str = OWN
 ) -> None:
-    """CheckpointError with every difference when a checkpoint is of another model, batch, dtype, seed or corpus.
+    """Raise CheckpointError with every difference if a checkpoint is of another model, batch, dtype, seed or corpus.
 
     about: the checkpoint's manifest. now: `plan`, `seed` and `data` of this run, as a manifest holds them. otherwise:
     the remedy for a user who wants this work and no other.
@@ -58,29 +58,30 @@ def refuse_other_work(
         found += differences(_section(about, path), _section(now, path), f"{path}.")
     if found:
         raise CheckpointError(
-            f"{directory} was written by other work (there -> here):\n{first_lines(found)}\n"
+            f"{directory} belongs to a different run; settings that differ (checkpoint -> this run):\n"
+            f"{first_lines(found)}\n"
             f"use the same config, tokenizer and tokens, or {otherwise}"
         )
 
 
 def refuse_other_recipe(directory: Path, about: Mapping[str, Any], training: TrainingConfig) -> None:
-    """CheckpointError with every difference when a run's own checkpoint was made under another recipe; one that
-    `save_state` wrote, outside a run, tells of none. about: as in `refuse_other_work`.
+    """Raise CheckpointError with every difference if a run's own checkpoint was made under other settings. One that
+    `save_state` wrote outside of a run has none. about: as in `refuse_other_work`.
     """
     there = about.get("training")
     found = differences(recipe_of(there), recipe_of(to_tree(training)), "training.") if there else []
     if found:
         raise CheckpointError(
-            f"{directory} was made under another recipe (there -> here), and a training keeps its own:\n"
+            f"{directory} was made under other training settings, which must not change (checkpoint -> this run):\n"
             f"{first_lines(found)}\n"
-            f"use the same one, or begin a run of its own, in another --out, with training.start_from={directory} and "
+            f"use the same ones, or begin another run, in another --out, with training.start_from={directory} and "
             f"training.start_with=state"
         )
 
 
 def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """CheckpointError when a new run cannot begin with a checkpoint's weights: another model, or another tokenizer
-    where the checkpoint names one. about, now: as in `refuse_other_work`.
+    """Raise CheckpointError if a new run cannot begin with a checkpoint's weights: it has another model, or another
+    tokenizer if the checkpoint names one. about, now: as in `refuse_other_work`.
     """
     try:
         model = build(ModelShape, _section(about, "plan.model")).of_weights()
@@ -97,7 +98,7 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
 
 
 def refuse_other_state(directory: Path, there: Plan, here: Plan) -> None:
-    """CheckpointError when weights, masters and moments of a checkpoint's plan are not those of another plan."""
+    """Raise CheckpointError if the state of a checkpoint's plan does not fit another plan."""
     was, now = (
         {"model": plan.model.of_weights(), "precision": {"weights": plan.precision.weights}}
         for plan in (there, here)
@@ -111,7 +112,7 @@ def refuse_other_state(directory: Path, there: Plan, here: Plan) -> None:
 
 
 def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> None:
-    """ConfigError when a checkpoint has done more steps than the whole training is to do."""
+    """Raise ConfigError if a checkpoint has done more steps than the training is to do."""
     if done > training.steps:
         raise ConfigError(
             f"training.steps ({training.steps}) is below the {done} steps that {directory} has done; raise it, or "
@@ -120,7 +121,7 @@ def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> 
 
 
 def refuse_no_steps_left(directory: Path, done: int, training: TrainingConfig) -> None:
-    """ConfigError when a training that takes a checkpoint's state would have no step to do."""
+    """Raise ConfigError if a training that starts from a checkpoint's state would have no step to do."""
     if done >= training.steps:
         raise ConfigError(
             f"training.steps ({training.steps}) are the steps of the whole training, and {directory} has done {done}: "
@@ -129,7 +130,7 @@ def refuse_no_steps_left(directory: Path, done: int, training: TrainingConfig) -
 
 
 def refuse_weights_alone(directory: Path, about: Mapping[str, Any]) -> None:
-    """CheckpointError when a checkpoint has no moments, so that no training can go on with its state."""
+    """Raise CheckpointError if a checkpoint has no moments, so that no training can continue from its state."""
     if not any(name.startswith("moment1/") for name in about["tensors"]):
         raise CheckpointError(
             f"{directory} holds weights alone, and training.start_with=state takes moments too; set "
