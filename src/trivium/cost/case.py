@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trivium.optim.rule import rule_named
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.optimizer import Optimizer
+from trivium.plan.parameters import count, parameters
 from trivium.plan.plan import Plan
-from trivium.plan.precision import BYTES
+from trivium.plan.precision import BYTES, Precision
 from trivium.plan.schedule import SPLIT_SCHEDULES, is_split
 
 Number = float | NDArray[Any]
@@ -39,6 +42,8 @@ class Case:
     over the layers on average.
     compiled: blocks, loss and an accelerator's update are. one_graph: and nothing in a layer is left out of it.
     recorded: steps are replayed, where a device can.
+    trained: the share of the parameters that is not frozen. states: numbers that the optimizer keeps of each, in the
+    dtype of the masters.
     ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
     """
 
@@ -87,6 +92,8 @@ class Case:
     compiled: Number = 0  # 0 or 1
     recorded: Number = 0  # 0 or 1
     one_graph: Number = 0  # 0 or 1
+    trained: Number = 1.0
+    states: Number = 2.0
 
     @property
     def replicas(self) -> Number:
@@ -165,6 +172,7 @@ def case_of(plan: Plan) -> Case:
         puts_off=puts_off(plan),
         compiled=int(plan.compiled),
         recorded=int(plan.cuda_graphs),
+        **optimizer_numbers(plan.model, plan.optimizer, plan.precision),
         one_graph=int(
             plan.compiled
             and layout.tensor == layout.context == 1
@@ -172,6 +180,22 @@ def case_of(plan: Plan) -> Case:
             and not puts_off(plan)
         ),
     )
+
+
+def optimizer_numbers(model: ModelShape, optimizer: Optimizer, precision: Precision) -> dict[str, float]:
+    """The fields of a case that the groups of parameters decide, as means over the model."""
+    if not optimizer.groups:
+        return {}
+    rows = [row for row in parameters(model) if optimizer.trains(row.name)]
+    trained, masters = sum(row.elements for row in rows), BYTES[precision.masters]
+    kept = sum(row.elements * state_bytes(optimizer.number_of(row.name), optimizer, masters) for row in rows)
+    return {"trained": trained / count(model), "states": kept / (trained * masters)}
+
+
+def state_bytes(group: int, optimizer: Optimizer, masters: int) -> int:
+    """Bytes of an element's states under the rule of a group. masters: of a number in the dtype of the masters."""
+    states = rule_named(optimizer.every[group].rule).states
+    return sum(BYTES[state.dtype] if state.dtype else masters for state in states)
 
 
 def puts_off(plan: Plan) -> int:

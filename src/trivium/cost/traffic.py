@@ -121,6 +121,12 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
     # Sums over other groups come after the data ranks', so each rank sums only its slice.
     mine = row.padded // (plan.layout.sharers if plan.zero >= 1 else 1)
     accumulated = mine * BYTES[plan.gradient_dtype]
+    if not row.trains:
+        if plan.zero >= 3 and plan.layout.replicas > 1:
+            sharers = traffic.get("sharers", traffic["replicas"])
+            gathered = _gathers(plan, row, at, micro_batches) * mine
+            sharers["all_gather"] += gathered * BYTES[plan.precision.weights]
+        return
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated
     if "ends" in row.partial_over and at.pipeline in plan.ends:

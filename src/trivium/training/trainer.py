@@ -24,7 +24,7 @@ from trivium.parallel.pipeline.executor import Executor, Run, StageFunctions
 from trivium.parallel.pipeline.saved_bytes import SavedBytes
 from trivium.parallel.sharding.buckets import Bucket, Dtypes, GradientWatch, make_buckets
 from trivium.parallel.sharding.gathered import User, gather_around
-from trivium.parallel.sharding.zero import AdamRule, ShardedAdamW, Totals, loss_share
+from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, Totals, loss_share
 from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
@@ -119,8 +119,12 @@ class Trainer:
         # On a processor torch's fused kernel moves no more than a compiled one.
         in_one_pass = plan.compiled and mesh.device.type != "cpu"
         masters = DTYPES[plan.precision.masters]
-        self.optimizer = ShardedAdamW(self.buckets, mesh, rule, masters, compiled=in_one_pass)
-        self._watch = GradientWatch(self.buckets)
+        self.trained = [bucket for bucket in self.buckets if bucket.trains]
+        groups = plan.optimizer
+        self.optimizer = ShardedOptimizer(
+            self.trained, mesh, rule, masters, groups=groups, compiled=in_one_pass
+        )
+        self._watch = GradientWatch(self.trained)
         for stage in self.stages.values():
             stage.weight_gradients.sums = self._watch
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
@@ -219,7 +223,7 @@ class Trainer:
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
             self._recorded = RecordedStep(
-                sequences, inputs, self.buckets, self.mesh, partial(self._run, samples, reduces=False)
+                sequences, inputs, self.trained, self.mesh, partial(self._run, samples, reduces=False)
             )
         self.goes_on()
         return self._recorded.replay(inputs)

@@ -1,22 +1,73 @@
-"""AdamW over a slice in one pass: every number is read once and written once.
+"""The update of AdamW over slices: by torch's fused kernel, or compiled in one pass.
 
-Compiled it is one kernel: with 16-bit weights and gradients 28 bytes an element (masters and moments there and back,
-the gradient there, the weight back) where torch's fused kernel, which neither clips nor narrows, needs 40 with the
-passes beside it.
+In one pass every number is read once and written once. With 16-bit weights and gradients it moves 28 bytes an element
+(masters and moments there and back, the gradient there, the weight back) where torch's fused kernel, which neither
+clips nor narrows, needs 40 with the passes beside it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx.experimental import _config as shapes
+from torch.optim.adamw import adamw
+
+from trivium.optim.rules.adamw import AdamW
 
 Tensor = torch.Tensor
-# Of states, grads, factor, numbers, decayed: as `update_` has them, of several slices.
+# Takes states, grads, factor, numbers, decayed: those of `update_` for several slices.
 OnePass = Callable[..., None]
 # Slices that one call updates: what it was compiled for is checked once for all of them, which takes a host longer than
 # launching their kernels.
 TOGETHER = 8
+
+
+class Slice(NamedTuple):
+    """Elements [n] that one group of parameters updates, the first `decayed` of them with weight decay. `master` and
+    `states` are changed in place; gradient: in the dtype of the master weights."""
+
+    master: Tensor
+    states: Mapping[str, Tensor]
+    gradient: Tensor
+    decayed: int
+
+
+class Amount(NamedTuple):
+    """What an update multiplies by; step: its number, counted from 1."""
+
+    lr: float
+    weight_decay: float
+    step: int
+
+
+def fused(rule: AdamW, slices: Sequence[Slice], amount: Amount, divisor: Tensor | None) -> None:
+    """Update slices by torch's fused kernel. divisor: of gradients in fp32, which the kernel divides on its way."""
+    for decays in (True, False):
+        parts = [
+            (each, slice(0, each.decayed) if decays else slice(each.decayed, len(each.master)))
+            for each in slices
+        ]
+        parts = [(each, where) for each, where in parts if where.stop > where.start]
+        if not parts:
+            continue
+        counts = torch.full((len(parts),), float(amount.step - 1), device=parts[0][0].master.device)
+        adamw(
+            [each.master[where] for each, where in parts],
+            [each.gradient[where] for each, where in parts],
+            [each.states["moment1"][where] for each, where in parts],
+            [each.states["moment2"][where] for each, where in parts],
+            [],
+            list(counts.unbind()),  # which it counts up
+            fused=True,
+            grad_scale=divisor,
+            amsgrad=False,
+            beta1=rule.beta1,
+            beta2=rule.beta2,
+            lr=amount.lr,
+            weight_decay=amount.weight_decay if decays else 0.0,
+            eps=rule.epsilon,
+            maximize=False,
+        )
 
 
 class State(NamedTuple):
@@ -43,6 +94,19 @@ class Numbers(NamedTuple):
     rate: float
     root: float
     epsilon: float
+
+
+def numbers_of(rule: AdamW, amount: Amount) -> Numbers:
+    """Return the numbers of an update."""
+    return Numbers(
+        decay=amount.lr * amount.weight_decay,
+        towards1=1 - rule.beta1,
+        stays2=rule.beta2,
+        towards2=1 - rule.beta2,
+        rate=amount.lr / (1 - rule.beta1**amount.step),
+        root=(1 - rule.beta2**amount.step) ** -0.5,
+        epsilon=rule.epsilon,
+    )
 
 
 def update_(state: State, grad: Tensor, factor: Tensor, numbers: Tensor, decayed: Tensor) -> None:

@@ -10,12 +10,13 @@ from torch.optim.adamw import adamw
 from plans import small
 from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
-from trivium.kernels.one_pass import TOGETHER, State, compiled_update, update_
-from trivium.parallel.sharding.zero import AdamRule, ShardedAdamW, adam_numbers, in_calls
+from trivium.kernels.adamw import TOGETHER, Amount, State, compiled_update, numbers_of, update_
+from trivium.optim.rules.adamw import AdamW
+from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, in_calls
 from trivium.plan.buckets import UNIT, bucket_table
 from trivium.training.trainer import Samples, Trainer
 
-RULE = AdamRule(beta1=0.8, beta2=0.99, epsilon=1e-6, weight_decay=0.3)
+RULE, DECAY = AdamW(beta1=0.8, beta2=0.99, epsilon=1e-6), 0.3
 LR = 1e-2
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
@@ -29,9 +30,9 @@ def test_the_state_is_that_of_torchs_adamw(decayed: int, step: int) -> None:
     moment2 = torch.rand(size, dtype=torch.float64)
     weights = torch.zeros(size, dtype=torch.bfloat16)
     state = State(master.clone(), moment1.clone(), moment2.clone(), weights)
-    numbers = torch.tensor(adam_numbers(RULE, step, lr), dtype=torch.float64)
+    numbers = torch.tensor(numbers_of(RULE, Amount(lr, DECAY, step)), dtype=torch.float64)
     update_(state, grad.clone(), torch.tensor(factor), numbers, torch.tensor(decayed))
-    for where, decay in ((slice(0, decayed), RULE.weight_decay), (slice(decayed, size), 0.0)):
+    for where, decay in ((slice(0, decayed), DECAY), (slice(decayed, size), 0.0)):
         adamw(
             [master[where]],
             [grad[where] * torch.tensor(factor).double()],
@@ -65,7 +66,7 @@ def test_a_training_is_that_of_the_passes_one_by_one(
     for compiled in (False, True):
         trainer, rule = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule()), AdamRule(clip=clip)
         dtype = trainer.optimizer.shards[0].master.dtype
-        trainer.optimizer = ShardedAdamW(trainer.buckets, trainer.mesh, rule, dtype, compiled=compiled)
+        trainer.optimizer = ShardedOptimizer(trainer.buckets, trainer.mesh, rule, dtype, compiled=compiled)
         # Narrow weights are rounded, which in later steps makes much of little.
         for step in range(3 if weights == "fp64" else 1):
             trainer.train_step(step, Samples(0, plan.batch.sequences, random_rows(plan)), LR)
@@ -91,7 +92,7 @@ def test_compiled_it_is_one_function_for_as_many_slices_of_any_lengths() -> None
             rand = partial(map, torch.rand)
             states = [State(*rand([n] * 3), torch.zeros(n, dtype=torch.bfloat16)) for n in sizes]
             grads = [x.bfloat16() for x in rand(sizes)]
-            numbers = torch.tensor(adam_numbers(RULE, 7, 1e-2))
+            numbers = torch.tensor(numbers_of(RULE, Amount(1e-2, DECAY, 7)))
             with torch.no_grad():
                 if compiled:
                     update(states, grads, torch.tensor(0.5), numbers, [torch.tensor(n // 3) for n in sizes])
