@@ -26,7 +26,7 @@ NOT_FAST := tests/cost/activations_test.py tests/report/page_test.py \
             $(patsubst %,tests/planner/%_test.py,backtest exhaustive explain near_misses probed scale search_text)
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include=*_test.py)
 
-.PHONY: setup demo test test-broad test-all test-gpu test-nccl mutation check format clean
+.PHONY: setup demo docs test test-broad test-all test-gpu test-nccl mutation check format clean
 
 setup: $(TESTABLE)
 
@@ -76,6 +76,9 @@ test-gpu:
 test-nccl:
 	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" "$(or $(TRIVIUM_PYTHON),python3)" benchmarks/nccl.py \
 	  --json $(or $(JSON),/dev/null) --report $(or $(REPORTS),benchmarks/reports)
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 mutation: setup
 	PYTHONPATH=tests $(BIN)/python -m mutation.run --json $(or $(JSON),mutation.json) --sample $(or $(SAMPLE),300)

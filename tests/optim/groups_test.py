@@ -47,7 +47,9 @@ def frozen(**more) -> Plan:
     return small(optimizer=FROZEN, batch={"sequences": 8, "micro": 1}, **more)
 
 
-@pytest.mark.parametrize("plan", [{}, {"model": {"head": "untied", "family": "llama", "qkv_bias": True}}, *LAYOUTS], ids=str)
+@pytest.mark.parametrize(
+    "plan", [{}, {"model": {"head": "untied", "family": "llama", "qkv_bias": True}}, *LAYOUTS], ids=str
+)
 def test_a_plan_with_frozen_parameters_and_groups_computes_what_one_process_does(plan: dict) -> None:
     (found,) = certify([frozen(**plan)])
     assert found.passed, (found.worst, found.worst_parameter, found.error)

@@ -211,7 +211,9 @@ def test_the_state_of_another_model_precision_or_optimizer_is_refused_and_nothin
     path = save_state(Trainer(small(**bf16), Mesh.single(), seed=1, rule=RULE), tmp_path, 3)
     trainer = Trainer(small(**{**bf16, **other}), Mesh.single(), seed=2, rule=RULE)
     before = [shard.master.clone() for shard in trainer.optimizer.shards]
-    with pytest.raises(CheckpointError, match=r"^\S+ holds the state of another model, precision or optimizer"):
+    with pytest.raises(
+        CheckpointError, match=r"^\S+ holds the state of another model, precision or optimizer"
+    ):
         restore(trainer, Checkpoint.open(path))
     assert all(torch.equal(b, s.master) for b, s in zip(before, trainer.optimizer.shards, strict=True))
     assert trainer.optimizer.steps_done == 0

@@ -9,12 +9,11 @@ from trivium.cli.options import (
     DEFAULT_OUT,
     Out,
     Preset,
+    Reads,
     Redo,
     Sets,
     given_for,
     open_run,
-    refuse_fields,
-    refuse_unused,
 )
 from trivium.cli.show import layout_text
 from trivium.cli.stage import TRAINS, Result, Run, Stage, State, perform
@@ -26,16 +25,16 @@ from trivium.provenance import read_stamp
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-# Of the training that it does again: chosen so that a rank dies between two checkpoints, and no task is asked.
-CHOSEN = ("checkpoint_every", "keep_every", "restarts", "validate_every", "evaluation")
+_CHOSEN = ("checkpoint_every", "keep_every", "restarts", "validate_every", "evaluation")
+CHOSEN = {
+    f"training.{n}": "it is chosen so that a rank dies between two checkpoints; leave it out" for n in _CHOSEN
+}
 
 
 @app.command()
 def prove(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
     """Train again, kill a rank half-way, resume in another layout; the losses must be those of `train`."""
-    refuse_unused("prove", sets, *PROVE.sections)
-    law = "`trivium prove` chooses this itself, so that a rank dies between two checkpoints; leave it out"
-    refuse_fields([f"training.{name}" for name in CHOSEN], sets, law)
+    Reads("prove", PROVE.sections, CHOSEN).check(sets)
     perform(PROVE, open_run(out, given_for(out, preset, sets)), redo=redo)
 
 

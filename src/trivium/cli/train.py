@@ -13,6 +13,7 @@ import typer
 from trivium.cli.machine import check_compiler
 from trivium.cli.options import (
     DEFAULT_OUT,
+    TRAINS_ON,
     DryRun,
     Out,
     Preset,
@@ -22,7 +23,6 @@ from trivium.cli.options import (
     Tokens,
     given_for,
     open_run,
-    refuse_done_for_training,
 )
 from trivium.cli.price import dry_run_lines
 from trivium.cli.run_config import Given, resolve
@@ -69,7 +69,7 @@ def train(
     any_machine: AnyMachine = False,
 ) -> None:
     """Train from the tokens; an interrupted run goes on from its last checkpoint, in any layout."""
-    refuse_done_for_training(sets)
+    TRAINS_ON.check(sets)
     given = given_for(out, preset, sets, ranks)
     if dry_run:
         lines, problems = dry_run_lines(given)
