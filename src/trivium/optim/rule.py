@@ -13,13 +13,18 @@ import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
 
 from trivium import optim
 from trivium.config import Config
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean, which at 1 would never change
 
 
 class State(NamedTuple):

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from trivium.optim.rule import Rule, State
+from trivium.optim.rule import Decay, Rule, State
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean, which at 1 would never change
 
 
 class AdamW(Rule):
