@@ -10,6 +10,7 @@ import torch
 
 from plans import small
 from ranks import on_ranks
+from training_steps import losses
 from trivium.certify.reference import random_rows
 from trivium.certify.sweep import certify
 from trivium.checkpoint.load import Checkpoint
@@ -111,11 +112,6 @@ def resumed(place: Place, plan: Plan, path: Path, expected: list[float]) -> None
     trainer = Trainer(plan, mesh, seed=9, rule=AdamRule(), initial=False)
     restore(trainer, Checkpoint.open(path))
     assert losses(trainer, range(2, 4)) == pytest.approx(expected, rel=1e-12)
-
-
-def losses(trainer: Trainer, steps: range) -> list[float]:
-    read = random_rows(trainer.plan)
-    return [trainer.train_step(n, Samples(8 * n, 8, read), 1e-2).loss for n in steps]
 
 
 def test_frozen_weights_are_saved_and_come_back_under_any_layout(tmp_path: Path) -> None:
