@@ -35,7 +35,7 @@ def test_the_update_is_torchs_adamw_with_its_clip() -> None:
         {"params": [theirs["a.bias"]], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, 0.0, (RECIPE.beta1, RECIPE.beta2), RECIPE.epsilon)
-    ours = PlainOptimizer(weights, RECIPE)
+    ours = PlainOptimizer(weights, RECIPE, GPT)
     for step in range(4):
         for group in adamw.param_groups:
             group["lr"] = RECIPE.lr(step)

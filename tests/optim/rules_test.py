@@ -16,6 +16,7 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.config import build
 from trivium.cost.memory import predicted_memory
+from trivium.cost.traffic import step_traffic
 from trivium.optim.rule import rule_named, rule_names
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
@@ -76,11 +77,18 @@ def counted(place: Place, plan: Plan) -> None:
     states = sum(x.nbytes for s in shards for part in s.parts for x in part.states.values())
     masters = sum(s.master.nbytes for s in shards)
     assert predicted_memory(plan)[place.rank]["optimizer"] == states + masters
+    moved = step_traffic(plan, mesh.at)
+    for role in ("tensor", "replicas"):
+        counted = +getattr(mesh, role).traffic
+        assert counted == moved[role], (role, counted, moved[role])
+    mesh.disconnect()
 
 
+@pytest.mark.parametrize("layout", [{"data": 2}, {"tensor": 2}, {"data": 2, "tensor": 2}], ids=str)
 @pytest.mark.parametrize("rule", OTHERS)
-def test_the_memory_of_a_rule_s_states_is_predicted_to_the_byte(rule: str) -> None:
-    on_ranks(2, counted, updated_by(rule, data=2, zero=1, precision={"weights": "bf16"}))
+def test_states_and_messages_of_a_rule_are_predicted_to_the_byte(rule: str, layout: dict[str, int]) -> None:
+    plan = updated_by(rule, zero=1, precision={"weights": "bf16"}, **layout)
+    on_ranks(plan.layout.world_size, counted, plan)
 
 
 def resumed(place: Place, plan: Plan, path: Path, expected: list[float]) -> None:

@@ -120,7 +120,8 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
     """Train the plain model on the plan's batches, each as one whole."""
     read, recipe = random_rows(plan), recipe_of(plan, course)
     initial, rules = first_weights(plan.model, SEED), rules_of(plan.model)
-    optimizer = PlainOptimizer({k: w.clone() for k, w in initial.items()}, recipe, plan.optimizer)
+    weights = {k: w.clone() for k, w in initial.items()}
+    optimizer = PlainOptimizer(weights, recipe, plan.model, plan.optimizer.groups)
     losses, z_losses, norms, gradients, first = [], [], [], [], 0
     streams: list[int] = []
     for step, size in enumerate(_sizes(plan, course)):

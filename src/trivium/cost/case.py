@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.optim.rule import rule_named
+from trivium.plan.matrices import update_flops
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import count, parameters
@@ -43,7 +44,8 @@ class Case:
     compiled: blocks, loss and an accelerator's update are. one_graph: and nothing in a layer is left out of it.
     recorded: steps are replayed, where a device can.
     trained: the share of the parameters that is not frozen. states: numbers that the optimizer keeps of each, in the
-    dtype of the masters.
+    dtype of the masters. matrices: the share of the trained parameters whose rule updates matrices; matrix_flops: what
+    that takes for the whole model.
     ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
     """
 
@@ -94,6 +96,8 @@ class Case:
     one_graph: Number = 0  # 0 or 1
     trained: Number = 1.0
     states: Number = 2.0
+    matrices: Number = 0.0
+    matrix_flops: Number = 0.0
 
     @property
     def replicas(self) -> Number:
@@ -186,10 +190,17 @@ def optimizer_numbers(model: ModelShape, optimizer: Optimizer, precision: Precis
     """The fields of a case that the groups of parameters decide, as means over the model."""
     if not optimizer.groups:
         return {}
-    rows = [row for row in parameters(model) if optimizer.trains(row.name)]
-    trained, masters = sum(row.elements for row in rows), BYTES[precision.masters]
-    kept = sum(row.elements * state_bytes(optimizer.number_of(row.name), optimizer, masters) for row in rows)
-    return {"trained": trained / count(model), "states": kept / (trained * masters)}
+    groups = {row: optimizer.number_of(row.name) for row in parameters(model) if optimizer.trains(row.name)}
+    trained, masters = sum(row.elements for row in groups), BYTES[precision.masters]
+    kept = sum(row.elements * state_bytes(group, optimizer, masters) for row, group in groups.items())
+    rules = [group.made({}) for group in optimizer.every]
+    whole = {row: rules[group] for row, group in groups.items() if rules[group].unit == "matrix"}
+    return {
+        "trained": trained / count(model),
+        "states": kept / (trained * masters),
+        "matrices": sum(row.elements for row in whole) / trained,
+        "matrix_flops": sum(update_flops(rule, row) for row, rule in whole.items()),
+    }
 
 
 def state_bytes(group: int, optimizer: Optimizer, masters: int) -> int:

@@ -41,6 +41,7 @@ from trivium.plan.schedule import ScheduleName
 
 RECEIVES_AHEAD = 4  # receives under way at once, as trivium.comms.transfers posts them
 LOSS_ROWS = 256  # whose scores exist at once, as trivium.parallel.tensor.vocabulary takes them
+WORKED_ON = 4  # copies of a matrix while its update is computed
 OPEN_BUCKETS = 2  # of gradients at ZeRO stages 2 and 3: one that fills, one under reduction
 
 
@@ -348,4 +349,8 @@ def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Numbe
     widens = (np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes)) & (np.asarray(c.compiled) == 0)
     widened = np.where(widens, at_once, 0)
     copied = np.where(recasts, summed, 0)
-    return c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * widened
+    # Of the matrix that a rank works on: what was exchanged, the matrix, and two of an iteration.
+    whole = np.where(np.asarray(c.matrices) > 0, WORKED_ON * largest_parameter(c, 0, 0), 0)
+    return (
+        c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * (widened + whole)
+    )

@@ -71,11 +71,26 @@ def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
     held = elements / np.where(np.asarray(case.zero) >= 3, case.sharers, 1)
     sharded = (ONE_PASS_BYTES if at.stack.compiled else SHARDED_BYTES) + STATE_BYTES * np.asarray(case.states)
     seconds = device.moved(sharded * owned + WHOLE_BYTES * held, 0.0)
+    if np.any(case.matrices):
+        seconds = seconds + _matrix_seconds(at, fullest)
     if at.stack.deepspeed:
         seconds = seconds + at.constants.deepspeed_step_seconds * elements
     # In a step that is replayed these wait for nobody, but are operations on the device.
     each = np.where(at.is_replayed, at.constants.operation_seconds, at.constants.launch_seconds)
     return seconds + STEP_OPERATIONS * each
+
+
+def _matrix_seconds(at: Setting, fullest: Fullest) -> Number:
+    """Updates of whole matrices, of which each rank computes its part, and their way there and back, among sharers and
+    among tensor ranks."""
+    case, device = at.case, at.device
+    sharers = np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
+    flops = case.matrix_flops / (case.pipeline * case.tensor * sharers)
+    own = case.matrices * fullest.elements / sharers * case.master_bytes
+    among_sharers = all_gather_seconds(own, sharers, at.road(sharers, at.strides.sharers))
+    among_tensor = all_gather_seconds(own, case.tensor, at.road(case.tensor, at.strides.tensor))
+    found: Number = flops / (device.peak * device.gemm) + 2 * (among_sharers + among_tensor)
+    return found
 
 
 def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:

@@ -24,6 +24,8 @@ class Parameter:
     per_position: it acts on positions one by one, so under sequence parallelism each tensor rank's gradient
     covers only its own positions and the sum over tensor ranks is the gradient. per_head: it acts on heads one by
     one, which tensor ranks always divide: so is the sum then, with sequence parallelism or without.
+    fused: rows come in groups of so many of each kind, and the rows of a kind are a matrix of their own. Otherwise the
+    last two dimensions are one.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Parameter:
     initial: Initial = "normal"
     per_position: bool = False
     per_head: bool = False
+    fused: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -133,7 +136,11 @@ def _block(model: ModelShape, layer: int) -> Iterator[Parameter]:
     # Rows come in groups of (queries of the group, one key, one value), so that a split keeps groups whole.
     qkv = (model.heads + 2 * model.kv) * model.head_columns
     yield from _norm(model, f"{at}.attention.norm", layer)
-    yield from _linear(model, f"{at}.attention.qkv", (qkv, model.hidden), layer, split=0, bias=model.qkv_bias)
+    kinds = (model.heads // model.kv * model.head_columns, model.head_columns, model.head_columns)
+    for row in _linear(
+        model, f"{at}.attention.qkv", (qkv, model.hidden), layer, split=0, bias=model.qkv_bias
+    ):
+        yield replace(row, fused=kinds) if len(row.shape) == 2 else row
     yield from _head_norms(model, f"{at}.attention", layer)
     yield from _linear(
         model, f"{at}.attention.out", (model.hidden, model.heads * model.head_columns), layer, split=1

@@ -26,6 +26,7 @@ from trivium.parallel.sharding.buckets import Bucket, Dtypes, GradientWatch, mak
 from trivium.parallel.sharding.gathered import User, gather_around
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, Totals, loss_share
 from trivium.plan.buckets import bucket_table
+from trivium.plan.matrices import rounds_of_work
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
@@ -100,8 +101,9 @@ class Trainer:
         mesh.refuse_other(plan.layout, plan.ends)
         self.plan, self.mesh, self.seed = plan, mesh, seed
         self.stages, birth = bare_stages(plan, mesh), seed if initial else None
+        rows = bucket_table(plan, mesh.at.pipeline)
         self.buckets: list[Bucket] = make_buckets(
-            bucket_table(plan, mesh.at.pipeline),
+            rows,
             # One bucket after the other: at ZeRO stage 3 no rank need have room for all of them.
             lambda item: placed(self.stages[item.stage], item.parameter.name, plan, mesh, seed=birth),
             mesh,
@@ -120,9 +122,14 @@ class Trainer:
         in_one_pass = plan.compiled and mesh.device.type != "cpu"
         masters = DTYPES[plan.precision.masters]
         self.trained = [bucket for bucket in self.buckets if bucket.trains]
-        groups = plan.optimizer
         self.optimizer = ShardedOptimizer(
-            self.trained, mesh, rule, masters, groups=groups, compiled=in_one_pass
+            self.trained,
+            mesh,
+            rule,
+            masters,
+            groups=plan.optimizer,
+            work=rounds_of_work(plan, rows),
+            compiled=in_one_pass,
         )
         self._watch = GradientWatch(self.trained)
         for stage in self.stages.values():

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trivium.plan.optimizer import Group, Optimizer
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.optimizer import Group
 
 Tensor = torch.Tensor
 
@@ -40,19 +41,26 @@ class Update(NamedTuple):
     """What a rule is given besides weight, gradient and state. name: of the parameter. step: counted from 1."""
 
     name: str
+    model: ModelShape
     lr: float
     decay: float
     step: int
     settings: Mapping[str, Any]
 
+    @property
+    def head_width(self) -> int:
+        """Columns of an attention head."""
+        return self.model.head_width or self.model.hidden // self.model.heads
+
 
 class PlainOptimizer:
     """Updates trained weights in place; there is no decay on biases and norms."""
 
-    def __init__(self, weights: dict[str, Tensor], recipe: Recipe, groups: Optimizer | None = None) -> None:
-        self.weights, self.recipe, self.steps = weights, recipe, 0
-        given = () if groups is None else groups.groups
-        self.groups = {name: _first_match(name, given) for name in weights}
+    def __init__(
+        self, weights: dict[str, Tensor], recipe: Recipe, model: ModelShape, groups: tuple[Group, ...] = ()
+    ) -> None:
+        self.weights, self.recipe, self.model, self.steps = weights, recipe, model, 0
+        self.groups = {name: _first_match(name, groups) for name in weights}
         self.trained = [name for name in weights if self.groups[name].trainable]
         self._states: dict[str, dict[str, Tensor]] = {name: {} for name in weights}
 
@@ -71,7 +79,7 @@ class PlainOptimizer:
             settings = {"beta1": r.beta1, "beta2": r.beta2, "epsilon": r.epsilon}
             settings = {**(settings if group.rule == "adamw" else {}), **group.settings}
             update = import_module(f"trivium.certify.oracle.optimizers.{group.rule}").update
-            by = Update(name, lr * group.lr_scale, decay, self.steps, settings)
+            by = Update(name, self.model, lr * group.lr_scale, decay, self.steps, settings)
             update(self.weights[name], gradients[name] * scale, self._states[name], by)
         return norm
 

@@ -64,8 +64,8 @@ class Bucket:
         self, row: BucketRow, slots: Sequence[Slot], mesh: Mesh, zero: ZeroStage, dtypes: Dtypes
     ) -> None:
         groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
-        self.slots, self.spans, self.tied, self.padded = tuple(slots), row.spans, row.tied, row.padded
-        self.trains = row.trains
+        self.slots, self.tied, self.padded = tuple(slots), row.tied, row.padded
+        self.spans, self.trains = row.spans, row.trains
         self.partial_over = tuple(groups[over] for over in row.partial_over)
         alone = Group("sharers", (mesh.rank,), 0, None)
         self.sharers, self.holders = (mesh.sharers, mesh.holders) if zero >= 1 else (alone, mesh.replicas)

@@ -30,7 +30,9 @@ from trivium.kernels.dtypes import DTYPES
 from trivium.optim.rule import Rule
 from trivium.optim.rules.adamw import AdamW
 from trivium.parallel.sharding.buckets import Bucket
+from trivium.parallel.sharding.whole_matrices import WholeMatrices
 from trivium.plan.buckets import UPDATED_AT_ONCE
+from trivium.plan.matrices import Work
 from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
 
 Tensor = torch.Tensor
@@ -130,13 +132,17 @@ class ShardedOptimizer:
         masters: torch.dtype,
         *,
         groups: Optimizer = ALL_BY_ADAMW,
+        work: Sequence[Sequence[Work]] = (),
         compiled: bool = False,
     ) -> None:
-        """masters: the dtype of the state. compiled: the update of AdamW in one pass over it, by torch.compile."""
+        """masters: the dtype of the state. work: on whole matrices, in rounds. compiled: the update of AdamW in one
+        pass over it, by torch.compile."""
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
         self._groups, self._rules = groups.every, dict[AdamRule, tuple[Rule, ...]]()
         self.shards, self._masters = [_shard(b, masters, self.rules) for b in buckets], masters
         self._together = together(self.shards, 0 if mesh.device.type == "cpu" else UPDATED_AT_ONCE)
+        self._work = work
+        self._whole = WholeMatrices(self.buckets, mesh.tensor) if work else None
         self._one_pass = compiled_update() if compiled else None
         self._calls = self._planned_calls() if compiled else []
         self.steps_done = 0  # a checkpoint sets it, as it fills the states
@@ -223,6 +229,8 @@ class ShardedOptimizer:
                 self._update_together(shards, lr, factor)
         else:
             self._update_in_one_pass(self._one_pass, lr, factor)
+        if self._whole is not None:
+            self._update_matrices(self._whole, lr, factor)
         self.steps_done += 1
         self._clear()
         for shard in self.shards:
@@ -237,7 +245,7 @@ class ShardedOptimizer:
                 (shard, part, torch.full((), part.decayed, device=self.mesh.device))
                 for shard in self.shards
                 for part in shard.parts
-                if part.group == group
+                if part.group == group and not self._has_matrices(group)
             ]
             found += in_calls(own)
         return found
@@ -246,7 +254,6 @@ class ShardedOptimizer:
         device, masters = self.mesh.device, self._masters
         if not isinstance(factor, Tensor):
             factor = torch.full((), factor, dtype=masters, device=device)
-        left = {id(shard): len(shard.parts) for shard in self.shards}
         numbers: dict[int, Tensor] = {}
         for several in self._calls:
             shards, parts, decayed = zip(*several, strict=True)
@@ -262,20 +269,58 @@ class ShardedOptimizer:
             else:
                 self._update_parts(every, lr, factor)
                 _narrow(every)
-            for shard in shards:
-                left[id(shard)] -= 1
-                if not left[id(shard)]:
-                    shard.bucket.publish()
+            for shard in shards if len(self._groups) == 1 else ():
+                shard.bucket.publish()
+        # Of several groups the slices of ranks have different parts, and all ranks publish in the same order.
+        for shard in self.shards if len(self._groups) > 1 else ():
+            if not self._waits(shard):
+                shard.bucket.publish()
 
     def _update_together(self, shards: Sequence[Shard], lr: float, factor: Tensor | float) -> None:
         """Update some shards at once; what this takes is free when it returns."""
         for group in range(len(self._groups)):
             every = [(shard, part) for shard in shards for part in shard.parts if part.group == group]
-            if every:
+            if every and not self._has_matrices(group):
                 self._update_parts(every, lr, factor)
                 _narrow(every)
         for shard in shards:
-            shard.bucket.publish()
+            if not self._waits(shard):
+                shard.bucket.publish()
+
+    def _has_matrices(self, group: int) -> bool:
+        return self.rules[group].unit == "matrix"
+
+    def _waits(self, shard: Shard) -> bool:
+        """Whether some of a bucket is updated only after the exchange of matrices; on whatever rank, as all ranks
+        publish in the same order."""
+        return any(self._has_matrices(span.group) for span in shard.bucket.spans)
+
+    def _update_matrices(self, whole: WholeMatrices, lr: float, factor: Tensor | float) -> None:
+        """Update what rules need whole matrices for: directions here, then the exchange, then weights here."""
+        for works in self._work:
+            directions = [self._direction(work, whole.own(work), factor) for work in works]
+            for work, update in zip(works, whole.updates(works, directions, self.rules), strict=True):
+                amount, master = (
+                    self._amount(work.group, lr),
+                    self.shards[work.bucket].master[whole.own(work)],
+                )
+                if work.parameter.decay and amount.weight_decay:
+                    master.mul_(1 - amount.lr * amount.weight_decay)
+                master.sub_(update, alpha=amount.lr)
+        for shard in self.shards:
+            if self._waits(shard):
+                _narrow([(shard, part) for part in shard.parts if self._has_matrices(part.group)])
+                shard.bucket.publish()
+
+    def _direction(self, work: Work, where: slice, factor: Tensor | float) -> Tensor:
+        """The direction of this rank's elements of a parameter, which may be none."""
+        shard = self.shards[work.bucket]
+        gradient = shard.summed()[where].to(self._masters)
+        if where.start == where.stop:
+            return gradient
+        states = shard.tensors(where.start, where.stop - where.start)
+        gradient = gradient * factor if isinstance(factor, Tensor) or factor != 1.0 else gradient
+        return self.rules[work.group].direction(gradient, states, self.steps_done + 1)
 
     def _update_parts(self, every: Sequence[tuple[Shard, Part]], lr: float, factor: Tensor | float) -> None:
         """Update master weights and states of parts of one group."""
