@@ -56,6 +56,11 @@ def test_a_plan_with_frozen_parameters_and_groups_computes_what_one_process_does
     assert found.passed, (found.worst, found.worst_parameter, found.error)
 
 
+def test_plans_with_settings_of_rules_are_hashed_and_compared() -> None:
+    one, same = (small(optimizer={"groups": [{"settings": {"beta1": 0.5}}]}) for _ in range(2))
+    assert len({one, same, small()}) == 2
+
+
 def test_frozen_parameters_have_weights_and_nothing_else() -> None:
     plan = frozen(zero=2, precision={"weights": "bf16"})
     trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())

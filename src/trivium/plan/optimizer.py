@@ -25,6 +25,9 @@ class Group(Config):
     settings: Tree = Field(default={})  # of the rule; AdamW's others are training.beta1, .beta2 and .epsilon
     trainable: bool = True  # false: the weights stay as they are, without gradient, master weight or state
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
     def made(self, given: Mapping[str, Mapping[str, Any]]) -> Rule:
         """Return the rule with its settings. given: settings by the name of a rule, which those of the group replace.
 
