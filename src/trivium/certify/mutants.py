@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.certify.certificate import Certificate
-from trivium.certify.faults import context, data, depth, pipeline, steps, tensor, ways
+from trivium.certify.faults import context, data, depth, optimizer, pipeline, steps, tensor, ways
 from trivium.certify.faults.mutant import Mutant
 from trivium.certify.sweep import Trial, certify, certify_with_faults, collect, describe, write_references
 from trivium.comms.launch import run_ranks
@@ -32,6 +32,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     *ways.FAULTS,
     *steps.FAULTS,
     *depth.FAULTS,
+    *optimizer.FAULTS,
 )
 SECONDS = 60  # that one fault may take on one plan
 
