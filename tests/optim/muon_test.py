@@ -59,29 +59,29 @@ def test_the_oracle_is_torchs_muon_of_each_fused_matrix() -> None:
     rows = {p.name: p for p in parameters(MODEL) if len(p.shape) > 1 and p.name.startswith("layers.0.")}
     groups = (Group(match="layers.*.weight", rule="muon"),)
     weights = {name: torch.randn(p.shape, dtype=torch.float64) for name, p in rows.items()}
-    theirs = {name: [m.clone() for m in split(rows[name].fused, w)] for name, w in weights.items()}
+    theirs = {name: [m.clone() for m in split(name, w)] for name, w in weights.items()}
     plain = PlainOptimizer(weights, recipe, MODEL, groups)
     every = [torch.nn.Parameter(m) for matrices in theirs.values() for m in matrices]
     with mock.patch.object(_muon, "_zeropower_via_newtonschulz", in_fp64()):
         muon = torch.optim.Muon(every, lr=0.02, weight_decay=0.1)
         for _ in range(3):
             gradients = {name: torch.randn_like(w) for name, w in weights.items()}
-            grads = [m for name, g in gradients.items() for m in split(rows[name].fused, g)]
+            grads = [m for name, g in gradients.items() for m in split(name, g)]
             for parameter, grad in zip(every, grads, strict=True):
                 parameter.grad = grad.clone()
             muon.step()
             plain.step(gradients)
     left = iter(every)
     for name, weight in weights.items():
-        for ours in split(rows[name].fused, weight):
+        for ours in split(name, weight):
             torch.testing.assert_close(ours, next(left).detach(), rtol=1e-10, atol=1e-12)
 
 
-def split(fused: tuple[int, ...], w: Tensor) -> list[Tensor]:
+def split(name: str, w: Tensor) -> list[Tensor]:
     """The matrices of a parameter, each contiguous."""
-    if fused:
-        rows = w.view(-1, sum(fused), w.shape[-1])
-        return [part.reshape(-1, w.shape[-1]) for part in rows.split(list(fused), 1)]
+    if name.endswith("qkv.weight"):
+        rows = w.view(MODEL.kv, -1, MODEL.head_columns, w.shape[-1])
+        return [part.reshape(-1, w.shape[-1]) for part in (rows[:, :-2], rows[:, -2], rows[:, -1])]
     return [w] if w.dim() == 2 else list(w.unbind())
 
 
@@ -89,9 +89,9 @@ def split(fused: tuple[int, ...], w: Tensor) -> list[Tensor]:
 def test_every_matrix_of_a_parameter_is_transformed_by_itself(row) -> None:
     torch.manual_seed(2)
     whole, rule = torch.randn(row.shape, dtype=torch.float64), Muon()
-    found = split(row.fused, transformed(row, whole, rule))
+    found = split(row.name, transformed(row, whole, rule))
     assert [m.shape for m in found] == [torch.Size(shape) for shape in matrix_shapes(row)]
-    for ours, matrix in zip(found, split(row.fused, whole), strict=True):
+    for ours, matrix in zip(found, split(row.name, whole), strict=True):
         torch.testing.assert_close(ours, rule.transform(matrix))
 
 

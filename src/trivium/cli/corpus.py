@@ -39,7 +39,7 @@ from trivium.provenance import file_sha256, fingerprint, read_stamp, work_of
 from trivium.units import format_bytes, listed
 
 if TYPE_CHECKING:
-    from trivium.corpus.engine.engine import Engine
+    from trivium.corpus.engine import Engine
 
 EngineName = Annotated[
     str,
@@ -152,7 +152,7 @@ app.add_typer(classify, name="classify")
 
 def large_losses(run: Run) -> list[str]:
     """What the curation of a run lost more than a fifth of its text to, as it stands in its funnel."""
-    from trivium.corpus.losses import losses_in
+    from trivium.corpus.publish.losses import losses_in
 
     return losses_in(run.folder(CURATE.folder) / "funnel.json")
 
@@ -163,7 +163,7 @@ def on_engine(stage: Stage, work: Callable[..., Result], engine: "Engine | None"
 
 
 def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = None) -> Result:
-    from trivium.corpus.harvest import harvest
+    from trivium.corpus.read.harvest import harvest
 
     found: dict[str, Any] = harvest(
         run.config.harvest,
@@ -179,7 +179,7 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
 
 def _listed(run: Run) -> list[str]:
     """What a harvest would read: files and bytes of each source."""
-    from trivium.corpus.listing import list_files, source_of, states_of, told_endings
+    from trivium.corpus.read.listing import list_files, source_of, states_of, told_endings
 
     if run.corpus is None:
         return [f"harvest: the prose of this Python and of {', '.join(run.config.harvest.packages)}"]
@@ -282,7 +282,7 @@ def _harvest_lines(result: Result) -> list[str]:
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in _most_first(passed_over))
         lines.append(f"  {sum(passed_over.values()):,} records passed over, as they are no pages: {kinds}")
     if result.get("not_read"):
-        from trivium.corpus.listing import told_endings
+        from trivium.corpus.read.listing import told_endings
 
         lines.append(f"  not read, as they are of another kind: {told_endings(result['not_read'])}")
     damaged = result["damaged"]
@@ -296,7 +296,7 @@ def _most_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def _curate_lines(result: Result) -> list[str]:
     from trivium.corpus.curate import funnel_lines
-    from trivium.corpus.losses import loss_lines
+    from trivium.corpus.publish.losses import loss_lines
 
     lines = [*funnel_lines(dict(result)), *loss_lines(result["funnel"])]
     weightless = [source for source, entry in result["blend"].items() if not entry["weight"]]
@@ -315,7 +315,7 @@ def _raw_input(run: Run) -> dict[str, str]:
     if run.corpus is None:
         versions = {name: version_of(name) for name in run.config.harvest.packages}
         return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
-    from trivium.corpus.listing import states_of
+    from trivium.corpus.read.listing import states_of
 
     # not where links lead: what they lead to may have another name, as in the cache of Hugging Face
     corpus = run.corpus if isinstance(run.corpus, str) else run.corpus.absolute()

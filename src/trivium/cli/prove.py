@@ -39,7 +39,8 @@ def prove(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo
 
 
 def check(run: Run, state: State) -> None:
-    """ConfigError where this is another training than the one whose losses it would be compared with."""
+    """Refuse another training than the one whose losses it would be compared with, and one that cannot be resumed under
+    another layout, while an earlier proof is still there."""
     folder = run.folder("training")
     trained = (read_stamp(folder) or {}).get("config", {})
     found = differences(_whole(trained), _whole(PROVE.config(run))) if trained else []
@@ -48,6 +49,10 @@ def check(run: Run, state: State) -> None:
             f"`trivium prove` does the training in {folder} again, and this would be another one (there -> here):\n"
             f"{first_lines(found)}\nleave these settings out, or train with them first"
         )
+    from trivium.training.prove import another_layout, starting_checkpoint
+
+    another_layout(run.config.plan)
+    starting_checkpoint(folder, run.config.training.steps)
 
 
 def _whole(config: Tree) -> Tree:
@@ -60,7 +65,7 @@ def _prove(run: Run, out: Path, progress: Progress) -> Result:
     from trivium.training.prove import prove_resume
 
     found: dict[str, Any] = prove_resume(
-        job_for(run, out), reference=run.folder("training"), progress=progress
+        job_for(run, out), reference=run.folder("training"), progress=progress, lease=run.lease
     )
     return found
 

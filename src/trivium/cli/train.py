@@ -186,7 +186,7 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
         return job, {}
     from trivium.cli.benchmarks import Asked, rows_of
     from trivium.evaluation.config import BenchmarkConfig
-    from trivium.evaluation.examine import examiner_of
+    from trivium.evaluation.examine import examiner_of, question_digests
     from trivium.tokens.tokenizer import load_tokenizer
 
     config = BenchmarkConfig(shots=about.shots, limit=about.limit, seed=run.config.seed)
@@ -195,7 +195,8 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
         ready, missing = rows_of(Asked(about.tasks, data, config, field="tasks"))
     except (ConfigError, DataError) as error:
         raise type(error)(f"training.evaluation: {error}") from None
-    return replace(job, examiner=examiner_of(ready, load_tokenizer(run.tokenizer), config)), missing
+    examiner = examiner_of(ready, load_tokenizer(run.tokenizer), config)
+    return replace(job, examiner=examiner, questions=question_digests(ready, config)), missing
 
 
 def lasting(what: Mapping[str, Any]) -> Tree:

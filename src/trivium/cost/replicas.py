@@ -6,12 +6,13 @@ from typing import NamedTuple
 import numpy as np
 
 from trivium.cost.bucket_sizes import bucket_limit, elements_of_rank
-from trivium.cost.case import Case, Number
+from trivium.cost.case import Case
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.prices import Prices
 from trivium.cost.rank_parameters import rank_parameters, table_parameters
 from trivium.cost.setting import Setting
 from trivium.cost.stages import layers_by_stage, layers_of_ranks
+from trivium.plan.layers.part import Number
 from trivium.plan.plan import Plan
 
 # An optimizer moves per element that it owns, besides the states; per state of it, read and written; and per element

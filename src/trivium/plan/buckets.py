@@ -8,7 +8,8 @@ from itertools import groupby
 from math import prod
 from typing import Literal, NamedTuple, TypeVar
 
-from trivium.plan.parameters import TOKENS, Owner, Parameter, local_shape, stage_parameters
+from trivium.plan.layers.part import Owner, Parameter
+from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
 from trivium.plan.plan import Plan
 
 # A bucket is closed once it has this many elements: large enough for bandwidth, small enough to overlap. Among many
@@ -79,7 +80,7 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
         p = item.parameter
         # At ZeRO stage 3 the weights of one module are gathered and freed together, apart from the others'.
         owner = p.owner if plan.zero >= 3 else None
-        key = partial_over(plan, p), is_tied(plan, p), plan.optimizer.trains(p.name), owner
+        key = partial_over(plan, p), is_tied(plan, p), plan.optimizer.trains(p), owner
         kinds.setdefault(key, []).append(item)
     return tuple(
         _row(items, plan, over, tied=tied, trains=trains)

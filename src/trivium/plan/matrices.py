@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from trivium.optim.rule import Rule
 from trivium.plan.buckets import BucketRow
-from trivium.plan.parameters import Parameter, local_shape
+from trivium.plan.layers.part import Parameter
+from trivium.plan.parameters import local_shape
 from trivium.plan.plan import Plan
 
 
@@ -63,11 +64,11 @@ def rounds_of_work(plan: Plan, rows: Sequence[BucketRow]) -> list[list[Work]]:
 
 def matrix_shapes(parameter: Parameter) -> list[tuple[int, int]]:
     """Rows and columns of each matrix of a parameter."""
-    *leading, rows, columns = parameter.shape
-    if not parameter.fused:
-        return [(rows, columns)] * prod(leading)
-    groups = rows // sum(parameter.fused)
-    return [(groups * several, columns) for several in parameter.fused]
+    *leading, columns = parameter.shape
+    rows, fused = prod(leading), parameter.fused
+    if fused is None:
+        return [(rows, columns)]
+    return [(rows // sum(fused.sizes) * size, columns) for size in fused.sizes]
 
 
 def update_flops(rule: Rule, parameter: Parameter) -> float:

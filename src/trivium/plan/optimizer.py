@@ -9,8 +9,9 @@ from pydantic import Field
 from trivium.config import Config, Tree, build
 from trivium.errors import ConfigError
 from trivium.optim.rule import Rule, rule_named, rule_names
+from trivium.plan.layers.part import Parameter
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import Parameter, parameters
+from trivium.plan.parameters import parameters
 from trivium.units import listed
 
 
@@ -55,9 +56,9 @@ class Optimizer(Config):
         """Return the number of a parameter's group in `every`."""
         return next(n for n, group in enumerate(self.every) if fnmatchcase(name, group.match))
 
-    def trains(self, name: str) -> bool:
+    def trains(self, row: Parameter) -> bool:
         """Whether a parameter is trained, and not frozen."""
-        return not self.groups or self.every[self.number_of(name)].trainable
+        return row.trainable and (not self.groups or self.every[self.number_of(row.name)].trainable)
 
     def of(self, model: ModelShape) -> "Optimizer":
         """The groups that take a parameter of a model, which may have fewer layers."""
@@ -91,7 +92,7 @@ class Optimizer(Config):
                     f"{at}.rule is '{group.rule}', which updates matrices, and {at}.match '{group.match}' also takes "
                     f"{vectors[0]}, which is a vector; put a group that takes it before this one"
                 )
-        if not any(self.trains(row.name) for row in rows):
+        if not any(self.trains(row) for row in rows):
             yield "plan.optimizer.groups freezes every parameter; set trainable=true in one of the groups"
 
 

@@ -13,8 +13,8 @@ from trivium.comms.collectives import all_to_all_uneven
 from trivium.comms.mesh import Group
 from trivium.optim.rule import Rule
 from trivium.parallel.sharding.buckets import Bucket
+from trivium.plan.layers.part import Parameter
 from trivium.plan.matrices import Work
-from trivium.plan.parameters import Parameter
 
 Tensor = torch.Tensor
 
@@ -82,15 +82,10 @@ class WholeMatrices:
 
 def transformed(parameter: Parameter, whole: Tensor, rule: Rule) -> Tensor:
     """Return the update of a whole parameter from its direction, each of its matrices by itself."""
-    if parameter.fused:
-        by_group = whole.unflatten(0, (-1, sum(parameter.fused)))
-        kinds = by_group.split(parameter.fused, dim=1)
-        done = [rule.transform(kind.flatten(0, 1)).view(kind.shape) for kind in kinds]
-        return torch.cat(done, dim=1).view(whole.shape)
-    if whole.dim() == 2:
+    if parameter.fused is None:
         return rule.transform(whole)
-    matrices = whole.flatten(0, -3).unbind()
-    return torch.stack([rule.transform(matrix) for matrix in matrices]).view(whole.shape)
+    done = [rule.transform(matrix) for matrix in parameter.fused.pieces(whole)]
+    return torch.cat(parameter.fused.viewed(done), dim=parameter.fused.along).view(whole.shape)
 
 
 def _of_parts(work: Work, flat: Sequence[Tensor], rule: Rule) -> list[Tensor]:
