@@ -9,7 +9,7 @@ from trivium.certify.faults import context, data, depth, pipeline, steps, tensor
 from trivium.certify.faults.mutant import Mutant, fault, plan
 from trivium.certify.mutants import CATALOGUE, try_mutants
 from trivium.comms.mesh import Mesh
-from trivium.model.layers.norm import Norm
+from trivium.model.layers.norms import LayerNorm
 
 QUICK = ("final-norm-not-reduced", "tied-table-counted-twice", "stale-after-the-update", "ramp-skips-samples")
 
@@ -62,12 +62,12 @@ def test_a_fault_is_caught_by_what_it_breaks_in_the_step_that_it_breaks() -> Non
 def test_a_change_that_changes_nothing_is_not_caught_and_a_crash_is_caught_only_where_it_names_the_place() -> (
     None
 ):
-    @fault(Norm, "forward", plan())
+    @fault(LayerNorm, "forward", plan())
     def nothing_wrong(original, mesh):
         """Computes the same."""
         return lambda self, x: original(self, x)
 
-    @fault(Norm, "forward", plan())
+    @fault(LayerNorm, "forward", plan())
     def crashes(original, mesh):
         """Stops in a stage."""
         return lambda self, x: original(self, x[:, :, 1:])

@@ -22,7 +22,8 @@ from trivium.kernels.product import LEAST, product
 from trivium.model import compiled, stage
 from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.inputs import Inputs
-from trivium.model.layers.block import Block
+from trivium.model.layers.half import Around
+from trivium.model.layers.layer import module_of
 from trivium.parallel.context.attention import Context
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.parallel.tensor.regions import Region
@@ -152,7 +153,7 @@ def test_what_is_between_two_products_that_are_not_traced_is_one_graph() -> None
     plan = small()
     with pretended(plan.layout) as mesh:
         region, context = opaque_region()(mesh.tensor, False), Context(mesh.context, "ring")
-        block = Block(plan.model, 0, region, context, plan.recompute)
+        block = module_of(plan.model.each_layer[0], Around(0, region, context, plan.recompute))
         block.compile_training(None)
         block(torch.randn(plan.activation_shape, requires_grad=True), Inputs(torch.zeros(8, 2).long()))
     of_a_block = ["norm", "attention per head", "bias, sum and norm", "GELU", "bias and sum"]

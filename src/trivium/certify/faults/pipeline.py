@@ -12,7 +12,7 @@ from trivium.comms.mesh import Mesh
 from trivium.kernels.gelu import Gelu
 from trivium.model import stage
 from trivium.model.inputs import Inputs
-from trivium.model.layers import block
+from trivium.model.layers import wiring
 from trivium.model.stage import Stage
 from trivium.parallel.pipeline.executor import Executor
 from trivium.parallel.sharding import zero
@@ -157,7 +157,7 @@ def weight_gradient_lost(original: Function, mesh: Mesh) -> Function:
     return finish
 
 
-@fault(block, "recomputed", plan(**RECOMPUTED), plan(pipeline=2, **RECOMPUTED))
+@fault(wiring, "recomputed", plan(**RECOMPUTED), plan(pipeline=2, **RECOMPUTED))
 def recomputed_with_other_randomness(original: Function, mesh: Mesh) -> Function:
     """The second forward of a recomputed block draws other dropout masks than the first."""
 

@@ -74,7 +74,7 @@ class Layer:
 def embedding_of(form: LayerForm, vocabulary: int) -> Embedding:
     """The embedding that the settings describe."""
     positions = Learned(form.sequence, form.hidden) if form.family == "gpt" else None
-    return Embedding(vocabulary, form.hidden, positions, form.dropout > 0)
+    return Embedding(vocabulary, form.hidden, positions, form.dropout)
 
 
 def head_of(form: LayerForm, vocabulary: int, *, tied: bool) -> Head:
