@@ -57,8 +57,9 @@ class Sequential(Wiring):
 
     def __init__(self, layer: Layer, attention: Half, mlp: Half, around: Around) -> None:
         super().__init__(layer, attention, mlp, around)
-        assert isinstance(layer.wiring, Described)
-        self.norm_first = layer.wiring.norms == "before"
+        wiring = layer.wiring
+        assert isinstance(wiring, Described), f"a sequential layer has no wiring {wiring}"
+        self.norm_first = wiring.norms == "before"
 
     def _forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         attention, mlp = self.attention, self.mlp
