@@ -12,7 +12,7 @@ import json
 import os
 from pathlib import Path
 
-from trivium.corpus.extract_check import check_extraction, mean_scores
+from trivium.corpus.clean.extract_check import check_extraction, mean_scores
 
 DEVELOPED_ON = "01234567"
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # for chaos.scene
 
 from trivium import mkl
 from trivium.certify.layouts import ROTARY
@@ -26,7 +27,7 @@ from trivium.certify.layouts import ROTARY
 mkl.prefer_fast_kernels()  # before torch
 import torch
 
-from trivium.chaos.scene import SEED, VOCABULARY, write_tokens
+from chaos.scene import SEED, VOCABULARY, write_tokens
 from trivium.checkpoint.load import Checkpoint
 from trivium.config import merge
 from trivium.plan.parameters import Box

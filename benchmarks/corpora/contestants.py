@@ -21,14 +21,14 @@ import pyarrow.parquet as pq
 from corpora.tokenizing import tokenize_as_megatron, tokenize_ours
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, DedupConfig
 from trivium.corpus.curate import curate
-from trivium.corpus.decontaminate import Keys, cut, keys_of
+from trivium.corpus.daft_engine import Daft
 from trivium.corpus.dedup.cluster import components, survivors
+from trivium.corpus.dedup.deduplicate import deduplicate as station
 from trivium.corpus.dedup.similar import similar_pairs
-from trivium.corpus.deduplicate import deduplicate as station
-from trivium.corpus.engine.daft_engine import Daft
-from trivium.corpus.engine.engine import Engine, Here
-from trivium.corpus.inputs import Input
+from trivium.corpus.engine import Engine, Here
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.read.inputs import Input
+from trivium.corpus.select.decontaminate import Keys, cut, keys_of
 from trivium.corpus.warm_up import warm_up
 
 BATCH = 1024  # documents read at once

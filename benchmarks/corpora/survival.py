@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow.parquet as pq
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
+from trivium.corpus.clean.extract import RAW
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.curate import curate
+from trivium.corpus.daft_engine import Daft
 from trivium.corpus.document import Document
-from trivium.corpus.engine.daft_engine import Daft
-from trivium.corpus.engine.engine import Engine
-from trivium.corpus.extract import RAW
-from trivium.corpus.quarantine import Damage, Intake
-from trivium.corpus.raw_files import RawFiles
-from trivium.corpus.read import read_any
+from trivium.corpus.engine import Engine
+from trivium.corpus.read.quarantine import Damage, Intake
+from trivium.corpus.read.raw_files import RawFiles
+from trivium.corpus.read.read import read_any
 from trivium.seeds import generator_for
 
 PAGES, FLIPS = 3000, 40

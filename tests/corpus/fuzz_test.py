@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from corpus.funnels import balances
-from trivium.corpus.classifier import Classifier
+from trivium.corpus.clean.extract import RAW, extract_step
 from trivium.corpus.config import CurateConfig
+from trivium.corpus.dedup.urls import url_key
 from trivium.corpus.document import Document
-from trivium.corpus.encoding import decode
-from trivium.corpus.extract import RAW, extract_step
-from trivium.corpus.filters.named import FILTERS, named_steps
+from trivium.corpus.filters import FILTERS, named_steps
+from trivium.corpus.read.encoding import decode
+from trivium.corpus.select.classifier import Classifier
 from trivium.corpus.steps import Drop, Step, Steps
-from trivium.corpus.urls import url_key
 from trivium.seeds import generator_for
 
 DOCUMENTS = 10_000

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from trivium.corpus import harvest_files, parts
+from trivium.corpus import parts
 from trivium.corpus.config import CurateConfig, DedupConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.dedup.index import find_duplicates, listed, write_part
 from trivium.corpus.document import Document
-from trivium.corpus.harvest import harvest
+from trivium.corpus.read import harvest_files
+from trivium.corpus.read.harvest import harvest
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 

@@ -19,9 +19,9 @@ from trivium.config import build
 from trivium.corpus import first_pass, parts
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
-from trivium.corpus.harvest import harvest
 from trivium.corpus.job import begin_job, lay_down, mapped, read_job, write_array
 from trivium.corpus.parts import finished_parts
+from trivium.corpus.read.harvest import harvest
 from trivium.errors import DataError, MachineError
 from trivium.seeds import generator_for
 
@@ -145,7 +145,7 @@ def test_a_curation_whose_output_was_lost_before_it_had_its_name_does_nothing_ag
     raw, whole, finished_work, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(first_pass, "read_any", None)
-    monkeypatch.setattr("trivium.corpus.comparison.pairs_of_band", None)
+    monkeypatch.setattr("trivium.corpus.dedup.comparison.pairs_of_band", None)
     (tmp_path / "out").mkdir()
     curate(CONFIG, raw, tmp_path / "out", seed=1, work=finished_work)
     assert digests(tmp_path / "out") == whole

@@ -14,13 +14,13 @@ import pytest
 from corpus.kills import ends
 from trivium.config import build, leaves, merge, to_tree
 from trivium.corpus import first_pass, kept, parts
-from trivium.corpus.classifier import train
 from trivium.corpus.config import ClassifierConfig, CurateConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.document import Document
-from trivium.corpus.html_page import html_page
 from trivium.corpus.measure import Measure
+from trivium.corpus.read.html_page import html_page
 from trivium.corpus.reuse import reuse_of
+from trivium.corpus.select.classifier import train
 from trivium.corpus.store import write_documents
 from trivium.errors import ConfigError
 from trivium.seeds import generator_for

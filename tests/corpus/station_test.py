@@ -9,12 +9,12 @@ import pytest
 from corpus.funnels import balances
 from trivium.corpus import parts
 from trivium.corpus.config import CurateConfig, HarvestConfig, ReadConfig
+from trivium.corpus.daft_engine import Daft
 from trivium.corpus.document import Document
-from trivium.corpus.engine.daft_engine import Daft
-from trivium.corpus.filters.named import named_steps
-from trivium.corpus.harvest import harvest
-from trivium.corpus.history import rejects_of
-from trivium.corpus.inputs import Input, as_read_at, documents_at
+from trivium.corpus.filters import named_steps
+from trivium.corpus.publish.history import rejects_of
+from trivium.corpus.read.harvest import harvest
+from trivium.corpus.read.inputs import Input, as_read_at, documents_at
 from trivium.corpus.station import run_steps
 from trivium.corpus.steps import Steps
 from trivium.corpus.store import read_documents, write_documents
@@ -97,7 +97,7 @@ def test_killed_after_every_part_it_goes_on_to_the_same_bytes(tmp_path, raw, mon
     assert 5 < kills < 100
     assert content(out) == content(whole)
     monkeypatch.setattr(
-        "trivium.corpus.inputs.read_any", None
+        "trivium.corpus.read.inputs.read_any", None
     )  # its output may be lost before it has its name
     (tmp_path / "again").mkdir()
     run_steps(

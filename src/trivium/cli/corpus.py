@@ -16,17 +16,17 @@ from trivium.cli.corpus_tools import against, blend, classify, dedup, extract_ch
 from trivium.cli.corpus_views import diff, inspect, rejects, stats
 from trivium.cli.machine import version_of
 from trivium.cli.options import (
+    CURATES,
     DEFAULT_OUT,
     Corpus,
     Out,
     Preset,
     Redo,
     Sets,
+    check_filters,
     given_for,
+    harvesting,
     open_run,
-    refuse_done,
-    refuse_idle_curation,
-    refuse_idle_harvest,
 )
 from trivium.cli.show import say, table
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
@@ -39,7 +39,7 @@ from trivium.provenance import file_sha256, fingerprint, read_stamp, work_of
 from trivium.units import format_bytes, listed
 
 if TYPE_CHECKING:
-    from trivium.corpus.engine.engine import Engine
+    from trivium.corpus.engine import Engine
 
 EngineName = Annotated[
     str,
@@ -80,7 +80,7 @@ def harvest(
 ) -> None:
     """Collect raw text: Python's own documentation with junk planted in it, or your files."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
-    refuse_idle_harvest(sets, opened.corpus)
+    harvesting("corpus harvest", opened.corpus).check(sets)
     if dry_run:
         for line in _listed(opened):
             say(line)
@@ -103,9 +103,9 @@ def curate(
     ] = False,
 ) -> None:
     """Extract, filter, deduplicate, decontaminate and blend what was harvested."""
-    refuse_done("corpus curate", sets, "harvest")
+    CURATES.check(sets)
     opened = open_run(out, given_for(out, preset, sets))
-    refuse_idle_curation(sets, opened.config.curate)
+    check_filters(sets, opened.config.curate)
     if dry_run:
         for line in _foretold(opened, keep_work, redo=redo):
             say(line)
@@ -125,8 +125,8 @@ def run(
 ) -> None:
     """From raw text to token shards; killed at any moment, the same command goes on."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
-    refuse_idle_harvest(sets, opened.corpus)
-    refuse_idle_curation(sets, opened.config.curate)
+    harvesting("corpus run", opened.corpus).check(sets)
+    check_filters(sets, opened.config.curate)
     tokenize = tokenizing(workers)  # which has threads under every engine
     runner = chosen_engine(engine, None if engine == "here" else workers)
     tokenize.check(opened, "anew")  # before what is done for it
@@ -152,7 +152,7 @@ app.add_typer(classify, name="classify")
 
 def large_losses(run: Run) -> list[str]:
     """What the curation of a run lost more than a fifth of its text to, as it stands in its funnel."""
-    from trivium.corpus.losses import losses_in
+    from trivium.corpus.publish.losses import losses_in
 
     return losses_in(run.folder(CURATE.folder) / "funnel.json")
 
@@ -163,7 +163,7 @@ def on_engine(stage: Stage, work: Callable[..., Result], engine: "Engine | None"
 
 
 def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = None) -> Result:
-    from trivium.corpus.harvest import harvest
+    from trivium.corpus.read.harvest import harvest
 
     found: dict[str, Any] = harvest(
         run.config.harvest,
@@ -179,7 +179,7 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
 
 def _listed(run: Run) -> list[str]:
     """What a harvest would read: files and bytes of each source."""
-    from trivium.corpus.listing import list_files, source_of, states_of, told_endings
+    from trivium.corpus.read.listing import list_files, source_of, states_of, told_endings
 
     if run.corpus is None:
         return [f"harvest: the prose of this Python and of {', '.join(run.config.harvest.packages)}"]
@@ -282,7 +282,7 @@ def _harvest_lines(result: Result) -> list[str]:
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in _most_first(passed_over))
         lines.append(f"  {sum(passed_over.values()):,} records passed over, as they are no pages: {kinds}")
     if result.get("not_read"):
-        from trivium.corpus.listing import told_endings
+        from trivium.corpus.read.listing import told_endings
 
         lines.append(f"  not read, as they are of another kind: {told_endings(result['not_read'])}")
     damaged = result["damaged"]
@@ -296,7 +296,7 @@ def _most_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def _curate_lines(result: Result) -> list[str]:
     from trivium.corpus.curate import funnel_lines
-    from trivium.corpus.losses import loss_lines
+    from trivium.corpus.publish.losses import loss_lines
 
     lines = [*funnel_lines(dict(result)), *loss_lines(result["funnel"])]
     weightless = [source for source, entry in result["blend"].items() if not entry["weight"]]
@@ -315,7 +315,7 @@ def _raw_input(run: Run) -> dict[str, str]:
     if run.corpus is None:
         versions = {name: version_of(name) for name in run.config.harvest.packages}
         return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
-    from trivium.corpus.listing import states_of
+    from trivium.corpus.read.listing import states_of
 
     # not where links lead: what they lead to may have another name, as in the cache of Hugging Face
     corpus = run.corpus if isinstance(run.corpus, str) else run.corpus.absolute()

@@ -27,7 +27,7 @@ from trivium.provenance import discard, fingerprint, publishing, read_stamp, wor
 from trivium.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
-    from trivium.corpus.inputs import Input
+    from trivium.corpus.read.inputs import Input
     from trivium.tokens.recipe import Recipe
 
 # verbs whose output the same or another of them may replace: nothing but theirs, for a training has a stamp too
@@ -68,7 +68,7 @@ def step(
     workers: Workers = None,
 ) -> None:
     """One station alone, documents in and documents out; killed at any moment, the same command goes on."""
-    from trivium.corpus.filters.named import FILTERS
+    from trivium.corpus.filters import FILTERS
     from trivium.corpus.station import run_steps
 
     if name not in (READ, *FILTERS):
@@ -112,7 +112,7 @@ def dedup(
     sets: Sets = None,
 ) -> None:
     """Drop documents that repeat an earlier one, or their lines or paragraphs that do."""
-    from trivium.corpus.deduplicate import WAYS, deduplicate
+    from trivium.corpus.dedup.deduplicate import WAYS, deduplicate
 
     way = next((one for one in WAYS if one == by), None)
     if way is None:
@@ -158,7 +158,7 @@ def select(
     sets: Sets = None,
 ) -> None:
     """Keep the documents that bring training closest to a target set, best first (curate.selection)."""
-    from trivium.corpus.choose import choose_documents
+    from trivium.corpus.select.choose import choose_documents
 
     config = _config(preset, sets)
 
@@ -182,9 +182,9 @@ def train(
     sets: Sets = None,
 ) -> None:
     """Train the classifier of high-quality text against crawl; its accuracy is that on documents held out."""
-    from trivium.corpus.choose import texts_drawn
-    from trivium.corpus.classifier import FILE
-    from trivium.corpus.classifier import train as train_classifier
+    from trivium.corpus.select.choose import texts_drawn
+    from trivium.corpus.select.classifier import FILE
+    from trivium.corpus.select.classifier import train as train_classifier
 
     config = _config(preset, sets)
     most, seed = config.curate.classifier.documents, config.seed
@@ -219,7 +219,7 @@ def score(
     sets: Sets = None,
 ) -> None:
     """Write every document with its score as `classifier_score`; none is dropped."""
-    from trivium.corpus.choose import score_documents
+    from trivium.corpus.select.choose import score_documents
 
     config = _config(preset, sets)
 
@@ -282,7 +282,7 @@ def against(
     """Write the texts of benchmarks that MT-NLG and GPT-3 looked for, for curate.decontamination.against."""
     from trivium.cli.benchmarks import Asked, config_of, rows_of
     from trivium.corpus.config import DecontaminationConfig
-    from trivium.corpus.decontaminate import keys_of
+    from trivium.corpus.select.decontaminate import keys_of
     from trivium.evaluation.contamination import text_looked_for
 
     ready, missing = rows_of(Asked(tasks, data, config_of(None, None, []), field="TASKS"))
@@ -319,7 +319,7 @@ def extract_check(
     as_json: AsJson = False,
 ) -> None:
     """F1 and speed of each extractor on pages whose text is known."""
-    from trivium.corpus.extract_check import check_extraction, extraction_lines
+    from trivium.corpus.clean.extract_check import check_extraction, extraction_lines
     from trivium.corpus.warm_up import compile_once
 
     with progress_of("corpus extract-check") as progress:
@@ -353,7 +353,7 @@ def _config(preset: str, sets: list[str] | None) -> RunConfig:
 
 def _read(path: Path, config: RunConfig) -> "Input":
     """What is read there, by the settings of a harvest."""
-    from trivium.corpus.inputs import Input
+    from trivium.corpus.read.inputs import Input
 
     return Input(path, config.harvest.read)
 
@@ -417,7 +417,7 @@ def _verb_of(out: Path) -> str:
 
 
 def _say_funnel(found: Mapping[str, Any]) -> None:
-    from trivium.corpus.losses import loss_lines
+    from trivium.corpus.publish.losses import loss_lines
 
     for tally in found["funnel"]:
         reasons = "; ".join(f"{number:,} {reason}" for reason, number in tally["dropped"].items())

@@ -89,14 +89,15 @@ def where(
 def counts(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson = False) -> None:
     """Print how many samples of each source were taken up to a step (0: none yet)."""
     record = _record(run, tokens)
-    samples, done = lineage.counts(record, step), max(record.steps, default=0)
+    samples, done = lineage.counts(record, step), record.steps_done
     last, sequence = min(step, done), record.plan.model.sequence
+    logged = record.last_logged if last == done else record.logged_of(last)
     manifest = read_tokens_manifest(record.tokens)
     found = {
         "step": step,
         "steps_done": done,
         "samples": samples,
-        "agrees": lineage.agrees(record, last) if last else None,
+        "agrees": lineage.agrees(record, logged),
         "never_read": never_read(manifest, sequence),
     }
     lines = [*_counts_lines(found, sequence), *never_read_lines(manifest, sequence)]
@@ -184,7 +185,7 @@ def _texts(record: Record, step: int, row: int, position: int) -> dict[str, Any]
 
 def _curation(record: Record, document: str) -> tuple[dict[str, Any] | None, str | None]:
     """What curation kept of the document, or why that is not known: the corpus is gone, or another one by now."""
-    from trivium.corpus.history import history
+    from trivium.corpus.publish.history import history
 
     if record.curated is None:
         return None, f"its curation is neither beside {record.tokens} nor in {record.folder.parent}"
@@ -246,7 +247,7 @@ def _blame_line(one: dict[str, Any]) -> str:
 
 
 def _trace_lines(found: dict[str, Any]) -> list[str]:
-    from trivium.corpus.history import history_lines
+    from trivium.corpus.publish.history import history_lines
 
     lines = [
         f"step {found['step']}, row {found['row']}, position {found['position']}: token {found['token']} "

@@ -7,7 +7,7 @@ from trivium.cli.tokenize import worker_count
 from trivium.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from trivium.corpus.engine.engine import Engine
+    from trivium.corpus.engine import Engine
 
 ENGINES = ("here", "native", "ray")
 
@@ -26,6 +26,6 @@ def chosen_engine(name: str, workers: int | None) -> "Engine | None":
         return None
     for variable, value in (("DAFT_ANALYTICS_ENABLED", "0"), ("DAFT_PROGRESS_BAR", "0")):
         os.environ.setdefault(variable, value)  # before Daft is imported
-    from trivium.corpus.engine.daft_engine import Daft
+    from trivium.corpus.daft_engine import Daft
 
     return Daft(name, workers=count, address=os.environ.get("RAY_ADDRESS") or None)

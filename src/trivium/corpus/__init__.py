@@ -1,4 +1,1 @@
-"""Reads a crawl: WARC, HTML, JSON lines, text.
-
-Writes documents: curated, deduplicated, decontaminated, with the funnel and every rejected document.
-"""
+"""From raw files to documents fit to train on: read → clean → dedup → select → publish."""

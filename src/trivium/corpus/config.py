@@ -78,7 +78,7 @@ class HarvestConfig(Config):
 class ExtractConfig(Config):
     """How the main text of a page is found."""
 
-    # blocks: corpus/main_text.py; justext is the paper's; it and trafilatura need the extra `extract`
+    # blocks: corpus/clean/main_text.py; justext is the paper's; it and trafilatura need the extra `extract`
     extractor: Literal["blocks", "resiliparse", "justext", "trafilatura"] = "blocks"
     # jusText: whose common words mark a paragraph as text
     stoplist: str = "English"
@@ -263,7 +263,7 @@ class CurateConfig(Config):
     privacy: PrivacyConfig = PrivacyConfig()
     classifier: ClassifierConfig = ClassifierConfig()
     selection: SelectionConfig = SelectionConfig()
-    # filters of single documents by name, in the order they judge: also those of corpus/filters/named.py
+    # filters of single documents by name, in the order they judge: also those of corpus/filters.py
     filters: tuple[str, ...] = ("language", "quality", "repetition")
     dedup: DedupConfig = DedupConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()

@@ -13,18 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trivium.corpus.blend import blend
-from trivium.corpus.comparison import decide
 from trivium.corpus.config import CurateConfig
-from trivium.corpus.engine.engine import Engine, Here
+from trivium.corpus.dedup.comparison import decide
+from trivium.corpus.engine import Engine, Here
 from trivium.corpus.first_pass import Part, evaluation_keys, filter_file, index_heldout, list_parts
-from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.job import HELDOUT, Job, begin_job, evaluation_items, evaluation_texts
 from trivium.corpus.judged import REJECTS as PART_REJECTS
 from trivium.corpus.parts import counts_of
-from trivium.corpus.publish import join_packed, publish_shards, summed
+from trivium.corpus.publish.blend import blend
+from trivium.corpus.publish.score import score
+from trivium.corpus.publish.shards import join_packed, publish_shards, summed
+from trivium.corpus.read.inputs import DOCUMENTS
 from trivium.corpus.reuse import forget_unused
-from trivium.corpus.score import score
 from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, find_marked, shard_groups
 from trivium.corpus.warm_up import warm_up
 from trivium.errors import DataError

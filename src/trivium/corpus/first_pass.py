@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.config import CurateConfig, DedupConfig
-from trivium.corpus.decontaminate import Keys
 from trivium.corpus.dedup.minhash import MinHash
+from trivium.corpus.dedup.urls import url_key
 from trivium.corpus.document import Document, whole_of
-from trivium.corpus.engine.engine import Result
-from trivium.corpus.extract import extract_step
-from trivium.corpus.filters.named import named_steps
+from trivium.corpus.engine import Result
+from trivium.corpus.filters import named_steps
 from trivium.corpus.job import (
     HELDOUT,
     Job,
@@ -46,11 +46,11 @@ from trivium.corpus.parts import (
     place_of,
     stretches,
 )
-from trivium.corpus.raw_files import AS_WRITTEN
-from trivium.corpus.read import read_any
+from trivium.corpus.read.raw_files import AS_WRITTEN
+from trivium.corpus.read.read import read_any
+from trivium.corpus.select.decontaminate import Keys
 from trivium.corpus.steps import Steps, asking
 from trivium.corpus.store import MANIFEST, PASSING_PACKING, documents_table, read_documents
-from trivium.corpus.urls import url_key
 from trivium.provenance import write_json
 
 PARTS, TABLE, BANDS = "parts", "documents.parquet", "bands.npy"

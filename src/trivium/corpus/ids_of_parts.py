@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trivium.corpus.job import mapped, write_array
-from trivium.corpus.own_ids import OwnIds, keys_of
+from trivium.corpus.read.own_ids import OwnIds, keys_of
 from trivium.corpus.store import PASSING_PACKING
 
 IDS, KEYS = "ids.parquet", "keys.npy"

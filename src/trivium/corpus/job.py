@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from trivium import __version__
 from trivium.config import build, to_tree
-from trivium.corpus.classifier import model_file
+from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.config import CurateConfig, ReadConfig
-from trivium.corpus.extract import extract_step
-from trivium.corpus.inputs import Input, as_read_at, files_at
-from trivium.corpus.listing import input_files
-from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
+from trivium.corpus.read.inputs import Input, as_read_at, files_at
+from trivium.corpus.read.listing import input_files
+from trivium.corpus.read.raw_files import JSONL_FOLDER, WARC_FOLDER
+from trivium.corpus.select.classifier import model_file
 from trivium.corpus.steps import Keep
 from trivium.errors import DataError
 from trivium.provenance import JOB, discard, fingerprint, refuse_others_pieces, write_json

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from pydantic_core import PydanticSerializationError, to_json
 
 from trivium.corpus.document import Document
-from trivium.corpus.listing import relative_name
-from trivium.corpus.quarantine import Damage, PassedOver
+from trivium.corpus.read.listing import relative_name
+from trivium.corpus.read.quarantine import Damage, PassedOver
 from trivium.corpus.steps import Reject, Steps, Tally
 
 REJECTS = "rejects.gz"  # of a part

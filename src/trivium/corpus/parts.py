@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from trivium.corpus.engine.engine import Result
+from trivium.corpus.engine import Result
 from trivium.corpus.job import lay_down
 from trivium.provenance import write_json
 

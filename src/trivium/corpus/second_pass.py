@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trivium.corpus.comparison import REASONS, Decisions, Fate, decisions_of, survivor_ids
-from trivium.corpus.decontaminate import Counters, Hit, Keys, at_least, decontaminate
+from trivium.corpus.dedup.comparison import REASONS, Decisions, Fate, decisions_of, survivor_ids
 from trivium.corpus.document import Document
-from trivium.corpus.engine.engine import Result
+from trivium.corpus.engine import Result
 from trivium.corpus.first_pass import PART_LIST, Part, all_parts, evaluation_keys
 from trivium.corpus.job import Job, evaluation_texts, lay_down, read_array, read_job, save_array, state_of
 from trivium.corpus.judged import REJECTS, packed_lines, reject_line
 from trivium.corpus.kernels.texts import texts_of
-from trivium.corpus.own_ids import keys_of
 from trivium.corpus.parts import COUNTS
+from trivium.corpus.read.own_ids import keys_of
+from trivium.corpus.select.decontaminate import Counters, Hit, Keys, at_least, decontaminate
 from trivium.corpus.steps import Drop, Tally
 from trivium.corpus.store import SCHEMA, documents_in, documents_table, shard_name, write_shard
 from trivium.provenance import write_json

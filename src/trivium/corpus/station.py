@@ -15,17 +15,17 @@ from typing import Any
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.curate import FUNNEL, REJECTS
 from trivium.corpus.document import Document
-from trivium.corpus.engine.engine import Engine, Here, Result
-from trivium.corpus.filters.named import named_steps
+from trivium.corpus.engine import Engine, Here, Result
+from trivium.corpus.filters import named_steps
 from trivium.corpus.first_pass import PARTS
 from trivium.corpus.ids_of_parts import names_in, write_ids
-from trivium.corpus.inputs import DOCUMENTS, Input, documents_of, files_at, store_at
 from trivium.corpus.job import Job, begin_job, lay_down, read_job, read_json
 from trivium.corpus.judged import REJECTS as PACKED
 from trivium.corpus.judged import as_read, packed_lines, reject_line
 from trivium.corpus.parts import COUNTS, PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
-from trivium.corpus.publish import join_packed, publish_shards, summed
-from trivium.corpus.quarantine import Damage, PassedOver
+from trivium.corpus.publish.shards import join_packed, publish_shards, summed
+from trivium.corpus.read.inputs import DOCUMENTS, Input, documents_of, files_at, store_at
+from trivium.corpus.read.quarantine import Damage, PassedOver
 from trivium.corpus.steps import Reject, Steps, Tally
 from trivium.corpus.store import documents_table, shard_name, write_shard
 from trivium.progress import Progress, silent

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trivium.corpus.clean import tidy
+from trivium.corpus.clean.page_blocks import page_of
+from trivium.corpus.clean.tidy import tidy
 from trivium.corpus.kernels.cache import CACHE, compiling
 from trivium.corpus.kernels.hashed import hashed_ngrams, logistic_scores
 from trivium.corpus.kernels.measures import measures
@@ -20,7 +21,6 @@ from trivium.corpus.kernels.shingles import (
 )
 from trivium.corpus.kernels.texts import joined, texts_of
 from trivium.corpus.kernels.words import text_keys
-from trivium.corpus.page_blocks import page_of
 from trivium.progress import Progress, silent
 
 NOTE = "compiling kernels, once: about 30 s"

@@ -5,11 +5,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trivium.corpus.clean import tidy
+from trivium.corpus.clean.tidy import tidy
 from trivium.corpus.config import DecontaminationConfig
-from trivium.corpus.decontaminate import Keys, keys_of
 from trivium.corpus.document import Document
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.select.decontaminate import Keys, keys_of
 from trivium.corpus.store import read_documents
 from trivium.corpus.warm_up import compile_once
 from trivium.errors import DataError

@@ -17,7 +17,7 @@ from trivium.corpus.dedup.minhash import (
 )
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
-from trivium.corpus.plant import edited_copy
+from trivium.corpus.read.plant import edited_copy
 from trivium.seeds import generator_for
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 from trivium.corpus.config import DecontaminationConfig
-from trivium.corpus.decontaminate import Keys, cut
 from trivium.corpus.dedup.minhash import MinHash, candidate_pairs
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.select.decontaminate import Keys, cut
 from trivium.seeds import generator_for
 
 # first letter of each script, how many letters are taken from there, and the end of a sentence

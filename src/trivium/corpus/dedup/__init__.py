@@ -1,4 +1,1 @@
-"""Reads the texts of all documents.
-
-Writes which of them repeat another, and which one of each group survives.
-"""
+"""Deduplication: which documents repeat another, and which one of each group survives."""

@@ -10,7 +10,7 @@ from trivium.corpus.kernels.words import code_point
 
 EMAIL, PHONE, IP = 1, 2, 4  # bits
 # of a number with blanks, points, hyphens, brackets and plus signs; of an IPv4 address with points; of an IPv6
-# address with colons: the least that a pattern of corpus/privacy.py needs in one run of such characters
+# address with colons: the least that a pattern of corpus/clean/privacy.py needs in one run of such characters
 _PHONE_DIGITS, _ADDRESS_DOTS, _ADDRESS_COLONS = 8, 3, 2
 _AT, _DOT, _COLON = uint32(ord("@")), uint32(ord(".")), uint32(ord(":"))
 _IN_NUMBER, _IN_HEX, _OTHER = uint8(1), uint8(2), uint8(0)

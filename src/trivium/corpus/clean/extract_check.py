@@ -1,0 +1,122 @@
+"""How well extraction does on pages whose text is known: F1 over words, and over runs of four words.
+
+A folder of gold pages is that of the article-extraction-benchmark (Zyte, MIT): ground-truth.json with the articleBody
+of each page, and pages/NAME.html.gz.
+"""
+
+import gzip
+import json
+import re
+import statistics
+import time
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trivium.corpus.clean.extract import extractor
+from trivium.corpus.clean.tidy import tidy
+from trivium.corpus.config import ExtractConfig
+from trivium.corpus.read.encoding import decode
+from trivium.errors import DataError, MachineError
+
+CANDIDATES: Mapping[str, ExtractConfig] = {
+    "blocks (default)": ExtractConfig(),
+    "resiliparse": ExtractConfig(extractor="resiliparse"),
+    "justext": ExtractConfig(extractor="justext"),
+    "trafilatura": ExtractConfig(extractor="trafilatura"),
+}
+RUN = 4  # words
+
+
+def gold_pages(folder: Path) -> dict[str, tuple[bytes, str]]:
+    """Name → (HTML as fetched, gold text); DataError where the folder holds none."""
+    try:
+        truth = json.loads((folder / "ground-truth.json").read_text(encoding="utf-8"))
+        pages = {
+            name: (gzip.decompress((folder / "pages" / f"{name}.html.gz").read_bytes()), entry["articleBody"])
+            for name, entry in sorted(truth.items())
+        }
+        if not pages:
+            raise ValueError("ground-truth.json names none")
+        return pages
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{folder} holds no gold pages ({error}); give a folder with ground-truth.json "
+            '({name: {"articleBody": text}}) and pages/NAME.html.gz'
+        ) from None
+
+
+def check_extraction(folder: Path, *, rounds: int = 1) -> dict[str, dict[str, Any]]:
+    """Extractor → f1 over words and over runs (means over pages), MB of HTML per CPU second; or what is missing.
+
+    Rounds are interleaved and their medians count. `f1_of_pages` holds both figures of each page.
+    """
+    pages = gold_pages(folder)
+    rows: dict[str, dict[str, Any]] = {}
+    extractors = {}
+    for name, config in CANDIDATES.items():
+        try:
+            extractors[name] = extractor(config)
+        except MachineError as error:
+            rows[name] = {"missing": str(error)}
+    seconds: dict[str, list[float]] = {name: [] for name in extractors}
+    texts: dict[str, dict[str, str]] = {}
+    for _ in range(rounds):
+        for name, extract in extractors.items():
+            start = time.process_time()
+            texts[name] = {page: tidy(extract(decode(body, None))) for page, (body, _) in pages.items()}
+            seconds[name].append(time.process_time() - start)
+    size = sum(len(body) for body, _ in pages.values()) / 1e6
+    for name in extractors:
+        each = {page: scores(texts[name][page], gold) for page, (_, gold) in pages.items()}
+        rows[name] = {
+            **mean_scores(each, list(each)),
+            "mb_per_cpu_second": round(size / max(statistics.median(seconds[name]), 1e-9), 2),
+            "f1_of_pages": each,
+        }
+    return rows
+
+
+def scores(found: str, gold: str) -> tuple[float, float]:
+    """F1 of an extracted text over words, and over runs of four words."""
+    return f1(Counter(_words(found)), Counter(_words(gold))), f1(_runs(found), _runs(gold))
+
+
+def mean_scores(each: Mapping[str, tuple[float, float]], names: Sequence[str]) -> dict[str, float]:
+    """The means over some pages."""
+    words, runs = zip(*(each[name] for name in names), strict=True)
+    return {
+        "pages": len(names),
+        "word_f1": round(statistics.mean(words), 4),
+        "run_f1": round(statistics.mean(runs), 4),
+    }
+
+
+def f1(found: Counter[Any], wanted: Counter[Any]) -> float:
+    """Of two multisets; 1 when both are empty."""
+    total = found.total() + wanted.total()
+    return 2 * (found & wanted).total() / total if total else 1.0
+
+
+def extraction_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The table for a terminal."""
+    lines = [f"{'extractor':<28}{'word F1':>9}{'run F1':>8}{'MB/s':>8}"]
+    for name, row in rows.items():
+        if "missing" in row:
+            lines.append(f"{name:<28}not measured: {row['missing']}")
+        else:
+            lines.append(
+                f"{name:<28}{row['word_f1']:>9.3f}{row['run_f1']:>8.3f}{row['mb_per_cpu_second']:>8.1f}"
+            )
+    return lines
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _runs(text: str) -> Counter[tuple[str, ...]]:
+    found = _words(text)
+    return Counter(tuple(found[n : n + RUN]) for n in range(max(len(found) - RUN + 1, 1)))

@@ -1,0 +1,218 @@
+"""HTML → the text of its article: the chain of paragraphs that is worth most.
+
+An article is a chain of blocks of prose. A block is worth its characters; a link between two neighbours costs by
+what stands between them, and by how far outside the element that holds most prose they meet. The chain of greatest
+sum is the article (maximum subsequence segmentation; Pasternack and Roth, WWW 2009), but one under the page's own
+title is taken before one elsewhere. Prose that stands alone among other things, as teasers and comments do, is worth
+little. So no page hangs on a name of its template; names tell only what to leave out of a chain found without them.
+"""
+
+import json
+import re
+from html import unescape
+
+import numpy as np
+
+from trivium.corpus.clean.page_blocks import Amounts, Mask, Page, Places, elements, page_of
+from trivium.corpus.kernels.html_blocks import DEPTH, ELEMENT, SHARED, SIZE
+from trivium.corpus.kernels.html_tags import FRAME, INSERT, KINDS, NUMBER, QUOTE
+
+# All costs are characters of prose. What stands between two blocks costs, each line: …
+_LINE, _LINK_LINE, _HEADING, _CELL, _FRAMED = 40.0, 80.0, 12.0, 10.0, 10.0
+# … altogether at most: between children of one element, within what says it is one article, anywhere.
+_AMONG_SIBLINGS, _IN_BODY, _ANYWHERE = 60.0, 30.0, 120.0
+# A first-level heading between blocks of no common article or element, and each level outside the article's element.
+_ANOTHER_TITLE, _LEVEL = 400.0, 60.0
+# A block loses twice its linked characters; what stands alone is worth so much of itself.
+_LINKED, _ALONE = 2.0, 0.2
+# The chain under the page's title needs so much of the best one's worth to be taken.
+_UNDER_TITLE = 0.3
+# A frame holds no more than so much of the page's prose, inserts no more than so much of the article's.
+_FRAME_SHARE, _INSERT_SHARE = 0.5, 0.3
+_MOSTLY_LINKS = 0.6  # of a block's characters: left out of the article
+_FEW = 250  # characters: with less prose outside frames than that, frames are none; so short a text may be replaced
+_TITLE_LENGTH = 15  # characters that a heading shares with the page's title
+
+_FIRST_HEADING = elements("h1")
+_CELLS = elements("dd", "dt", "li", "td", "th")
+_OTHER_VOICES = elements("blockquote", "dd", "dt", "li", "pre", "td", "th")
+_TITLE = re.compile(r"<title[^<>]{0,200}+>([^<]{0,1000})", re.I)
+_STATED_NAME = '"articleBody"'
+# Possessive: a repeated group otherwise keeps a way back for each character, which takes gigabytes in a large page.
+_STATED = re.compile(r'\s*+:\s*+("(?:[^"\\]++|\\.)*+")')
+_NO_WORD = re.compile(r"\W+")
+
+
+def main_text(html: str) -> str:
+    """The article of a page as paragraphs with blank lines between them.
+
+    A page without prose gives all its text that is neither frame nor link; one that shows less than 250 characters
+    gives its publisher's `articleBody` (schema.org, in JSON) where that is longer.
+    """
+    page = page_of(html)
+    title = _title_place(page, html)
+    frames = page.covered(FRAME, most=_FRAME_SHARE * page.prose_in(page.prose), around=title)
+    framed = frames & ~page.covered(QUOTE)
+    if page.prose_in(~framed) < min(_FEW, page.prose_in(framed)):
+        framed[:] = False
+    good = page.prose & ~framed
+    if good.any():
+        first, last = _chain(page, good, framed, title)
+        run = ~framed
+        run[:first] = run[last + 1 :] = False
+        text = _joined(page, _kept(page, run))
+    else:
+        text = _joined(page, ~framed & ~page.mostly_links)
+    return text if len(text) >= _FEW else max(text, _stated_body(html), key=len)
+
+
+def _stated_body(html: str) -> str:
+    """The page's first `articleBody` in JSON, or nothing."""
+    place = html.find(_STATED_NAME)
+    found = _STATED.match(html, place + len(_STATED_NAME)) if place >= 0 else None
+    try:
+        return unescape(str(json.loads(found[1], strict=False))) if found else ""
+    except ValueError:
+        return ""
+
+
+def _title_place(page: Page, html: str) -> int:
+    """The heading that shares most with the page's title, one holding the other word for word, or -1."""
+    found = _TITLE.search(html)
+    title = _words(unescape(found[1])) if found else ""
+    best, place = _TITLE_LENGTH - 1, -1
+    for leads_on in (False, True):
+        for number in np.flatnonzero(page.heading & (page.mostly_links == leads_on)).tolist():
+            heading = _words(page.of(number))
+            shared = min(len(heading), len(title))
+            if shared > best and (heading in title or title in heading):
+                best, place = shared, number
+    return place
+
+
+def _words(text: str) -> str:
+    return _NO_WORD.sub(" ", text.lower()).strip()
+
+
+def _chain(page: Page, good: Mask, framed: Mask, title: int) -> tuple[int, int]:
+    """The first and the last block of the article's chain of good blocks."""
+    places = np.flatnonzero(good)
+    cost, together = _links(page, good, framed, places)
+    alone = np.ones(len(places), np.bool_)
+    alone[1:] &= ~together
+    alone[:-1] &= ~together
+    worth = (page.weight - _LINKED * page.linked)[places]
+    worth = np.where(alone & (worth > 0), _ALONE * worth, worth)
+    best, first, last = _best(worth, cost)
+    begin, end = np.searchsorted(places, _under_title(page, places, title)).tolist()
+    if begin < end:
+        titled, from_, to = _best(worth[begin:end], cost[begin : end - 1])
+        if titled >= _UNDER_TITLE * best:
+            first, last = begin + from_, begin + to
+    return int(places[first]), int(places[last])
+
+
+def _best(worth: Amounts, cost: Amounts) -> tuple[float, int, int]:
+    """The sum, the first and the last place of the run whose worth less its links' cost is greatest."""
+    best = total = 0.0
+    start = first = last = 0
+    for place, (value, link) in enumerate(zip(worth.tolist(), [0.0, *cost.tolist()], strict=True)):
+        total -= link
+        if total <= 0:
+            total, start = 0.0, place
+        total += value
+        if total > best:
+            best, first, last = total, start, place
+    return best, first, last
+
+
+def _under_title(page: Page, places: Places, title: int) -> tuple[int, int]:
+    """The blocks under the page's title: up to a first-level heading of another article."""
+    if title < 0 or places[-1] < title:
+        return 0, 0
+    start = places[np.searchsorted(places, title)]
+    others = _FIRST_HEADING[page.blocks[:, ELEMENT]] & ~np.isin(
+        page.body, (page.body[title], page.body[start])
+    )
+    others[:start] = False
+    return title, int(others.argmax()) if others.any() else len(others)
+
+
+def _links(page: Page, good: Mask, framed: Mask, places: Places) -> tuple[Amounts, Mask]:
+    """What the links between neighbours of a chain cost, and whether the two stand together.
+
+    They do with nothing but headings and frames between them, as children of one element, and within one article.
+    """
+    if len(places) < 2:
+        return np.zeros(0), np.zeros(0, np.bool_)
+    before, after = places[:-1], places[1:]
+    element, depth = page.blocks[:, ELEMENT], page.blocks[:, DEPTH]
+    heading = page.heading & ~page.mostly_links
+    kinds = [good, framed, page.mostly_links, heading, _CELLS[element]]
+    lines = np.select(kinds, [0.0, _FRAMED, _LINK_LINE, _HEADING, _CELL], _LINE)
+    cost = np.diff(np.cumsum(lines)[places])
+    # how many block elements are around both ends
+    meet = np.minimum.reduceat(page.blocks[: places[-1] + 1, SHARED], before + 1)
+    siblings = meet >= np.maximum(depth[before], depth[after]) - 1
+    same_body = (page.body[before] == page.body[after]) & (page.body[after] >= 0)
+    together = (np.diff(np.cumsum(~good & ~framed & ~heading)[places]) == 0) | siblings | same_body
+    most = np.select([same_body, siblings], [_IN_BODY, _AMONG_SIBLINGS], _ANYWHERE)
+    another = np.diff(np.cumsum(_FIRST_HEADING[element] & ~framed)[places]) > 0
+    # chapters of one text: under one element, as Markdown is written, or each in a section of it
+    sections = (page.section[[before, after]] >= 0).all(axis=0) & (depth[before] == depth[after])
+    chapters = siblings | (sections & (page.body[before] == page.body[after]) & (meet == depth[after] - 2))
+    another &= ~same_body & ~chapters
+    cost = np.minimum(cost, most) + np.where(another, _ANOTHER_TITLE, 0.0)
+    # the article's element: where most prose meets its neighbour
+    share = np.minimum(page.weight[before], page.weight[after]) * np.where(together, 1.0, _ALONE)
+    order = np.argsort(meet, kind="stable")
+    middle = int(np.searchsorted(np.cumsum(share[order]), share.sum() / 2))
+    article = meet[order][min(middle, len(order) - 1)]
+    return cost + _LEVEL * np.maximum(article - meet, 0), together
+
+
+def _kept(page: Page, run: Mask) -> Mask:
+    """What of a chain's blocks is the article: no inserts, lists of links, captions, or headings of nothing."""
+    element = page.blocks[:, ELEMENT]
+    heading = page.heading & ~page.mostly_links
+    most = _INSERT_SHARE * page.prose_in(run)
+    inserted = page.covered(INSERT, most=most) & ~page.covered(QUOTE) & run
+    if page.prose_in(inserted) <= most:
+        run = run & ~inserted
+    # short lines in another element than the paragraphs' are captions, dates, buttons
+    prose = run & page.prose
+    voice = np.bincount(element[prose], weights=page.weight[prose], minlength=len(KINDS)).argmax()
+    kept = run & (page.linked <= _MOSTLY_LINKS * page.blocks[:, SIZE])
+    kept &= page.prose | heading | _OTHER_VOICES[element] | (element == voice)
+    something_follows = False
+    for number in np.flatnonzero(run)[::-1].tolist():
+        if heading[number]:
+            kept[number] &= something_follows
+        else:
+            something_follows = bool(kept[number])
+    return kept
+
+
+def _joined(page: Page, kept: Mask) -> str:
+    """The text of these blocks: items and rows as lines, tabs between the cells of a row."""
+    parts: list[str] = []
+    before = -1
+    for number in np.flatnonzero(kept).tolist():
+        if before >= 0:
+            parts.append(_between(page, before, number))
+        if page.blocks[number, ELEMENT] == NUMBER["li"]:
+            parts.append("• ")
+        parts.append(page.of(number))
+        before = number
+    return "".join(parts)
+
+
+def _between(page: Page, before: int, number: int) -> str:
+    cells = _CELLS[page.blocks[[before, number], ELEMENT]]
+    if before + 1 < number or not cells.all():
+        return "\n\n"
+    element, depth, shared = (int(page.blocks[number, column]) for column in (ELEMENT, DEPTH, SHARED))
+    one_row = (
+        element in (NUMBER["td"], NUMBER["th"]) and shared == depth - 1 == page.blocks[before, DEPTH] - 1
+    )
+    return "\t" if one_row else "\n"

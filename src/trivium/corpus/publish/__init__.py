@@ -1,0 +1,1 @@
+"""Publishing: finished pieces become one output, with its funnel, statistics and reports."""

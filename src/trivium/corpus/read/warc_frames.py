@@ -1,0 +1,152 @@
+"""Where the records of a WARC file begin and end, found again after damage.
+
+ISO 28500: a record is a line `WARC/1.x`, header fields, an empty line, Content-Length bytes, two line ends. Lines may
+end in CRLF or in a bare LF. Any part of a record may be damaged; then the next line that begins a record is searched,
+also inside what a wrong length would swallow.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from trivium.corpus.config import ReadConfig
+from trivium.corpus.read.heads import Head, head_end, parse_head
+from trivium.corpus.read.quarantine import Trouble
+from trivium.corpus.read.streams import Chunk, Lost
+
+_LENGTH = re.compile(r"\d{1,15}", re.A)
+_VERSION = rb"WARC/\d\.\d{1,2}[ \t\r]{0,4}\n"
+_FIRST = re.compile(_VERSION, re.I)
+# The first line of a record and the beginning of a field: what is searched for in bytes of any kind.
+_BEGIN = re.compile(rb"(?:\A|\n)(?=" + _VERSION + rb"(?:WARC|Content)-)", re.I)
+_BLANK = re.compile(rb"[\r\n]+")
+_LONGEST_BEGIN = 32  # bytes that _BEGIN may need to look at
+_LONGEST_HEAD = 1 << 16
+_END = b"\r\n\r\n"
+
+
+class Frame(NamedTuple):
+    """One record: its head, the bytes of its block, and where it (or its gzip member) begins in the stored file."""
+
+    head: Head
+    block: bytes
+    offset: int
+
+
+class _Taken(NamedTuple):
+    """What stands at the front of the buffer and how many bytes that is; `resync`: search behind them."""
+
+    item: Frame | Lost | None
+    size: int
+    resync: bool = False
+
+
+def frames(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Frame | Lost]:
+    """Every whole record in order, and a Lost for each stretch that is none."""
+    framer = _Framer(limits)
+    member = -1
+    for part in parts:
+        if isinstance(part, Lost):
+            yield from (found for found in framer.take(at_end=True) if isinstance(found, Frame))
+            framer = _Framer(limits)
+            yield part
+            continue
+        if part.packed and part.offset != member and _FIRST.match(part.data):
+            # a member that begins with a record: whatever is left of the one before is a record cut off
+            yield from framer.take(at_end=True)
+            framer = _Framer(limits)
+        member = part.offset
+        framer.add(part)
+        yield from framer.take(at_end=False)
+    yield from framer.take(at_end=True)
+
+
+class _Framer:
+    """A buffer of bytes and the search for records in it."""
+
+    def __init__(self, limits: ReadConfig) -> None:
+        self._limits = limits
+        self._buffer = bytearray()
+        self._at = 0  # where the buffer begins or, in a compressed file, the member last added
+        self._packed = False
+        self._searching = False
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.packed or not self._buffer:
+            self._at, self._packed = chunk.offset, chunk.packed
+        self._buffer += chunk.data
+
+    def take(self, *, at_end: bool) -> Iterator[Frame | Lost]:
+        """The records that are complete; `at_end`: nothing more will come."""
+        while self._buffer:
+            if self._searching and not self._found(at_end):
+                return
+            taken = self._front(at_end)
+            if taken is None:
+                return
+            self._drop(taken.size)
+            self._searching = taken.resync
+            if taken.item is not None:
+                yield taken.item
+
+    def _found(self, at_end: bool) -> bool:
+        """Whether a beginning stands in the buffer; everything before it is thrown away."""
+        found = _BEGIN.search(self._buffer)
+        size = found.end() if found else max(0, len(self._buffer) - (0 if at_end else _LONGEST_BEGIN))
+        self._drop(size)
+        return found is not None
+
+    def _drop(self, size: int) -> None:
+        del self._buffer[:size]
+        self._at += 0 if self._packed else size
+
+    def _front(self, at_end: bool) -> _Taken | None:
+        """The record at the front, or what is wrong with it; None when more bytes are needed to tell."""
+        buffer = self._buffer
+        if blank := _BLANK.match(buffer):
+            return _Taken(None, blank.end())
+        if len(buffer) < _LONGEST_BEGIN and not at_end:
+            return None
+        if not _FIRST.match(buffer):
+            return self._lost(Trouble.NOT_A_RECORD, f"{bytes(buffer[:20])!r} begins no record", 1)
+        body = head_end(buffer, stop=_LONGEST_HEAD)
+        if body is None:
+            if len(buffer) < _LONGEST_HEAD and not at_end:
+                return None
+            trouble = Trouble.CUT if at_end and len(buffer) < _LONGEST_HEAD else Trouble.NOT_A_RECORD
+            return self._lost(trouble, "the record's header does not end", 1)
+        head = parse_head(bytes(buffer[:body]))
+        if head is None:
+            return self._lost(Trouble.NOT_A_RECORD, "the record's header does not end", 1)
+        stated = head.get("Content-Length")
+        if not _LENGTH.fullmatch(stated):
+            what = (
+                f"the record states the Content-Length {stated[:40]!r}"
+                if stated
+                else ("the record states no Content-Length")
+            )
+            return self._lost(Trouble.LENGTH, what, body)
+        length = int(stated)
+        if length > self._limits.longest_bytes:
+            what = f"the record states {length} bytes; the limit is {self._limits.longest_bytes}"
+            return self._lost(Trouble.TOO_LONG, what, body)
+        return self._whole(head, body, body + length, at_end)
+
+    def _whole(self, head: Head, body: int, end: int, at_end: bool) -> _Taken | None:
+        """The record of `end` bytes, if line ends and another record or nothing stand behind it."""
+        buffer = self._buffer
+        if len(buffer) < end:
+            if not at_end:
+                return None
+            what = f"there are {len(buffer) - body} of the {end - body} bytes the record states"
+            return self._lost(Trouble.CUT, what, body)
+        behind = bytes(buffer[end : end + len(_END) + _LONGEST_BEGIN])
+        if len(behind) < len(_END) + _LONGEST_BEGIN and not at_end and behind[: len(_END)] != _END:
+            return None
+        rest = behind.lstrip(b"\r\n")
+        if behind[: len(_END)] == _END or (at_end and not rest) or _FIRST.match(rest):
+            return _Taken(Frame(head, bytes(buffer[body:end]), self._at), end)
+        return self._lost(Trouble.LENGTH, f"no record ends where this one of {end - body} bytes should", body)
+
+    def _lost(self, trouble: Trouble, detail: str, size: int) -> _Taken:
+        return _Taken(Lost(trouble, detail, self._at), size, resync=True)

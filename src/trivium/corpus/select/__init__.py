@@ -1,0 +1,1 @@
+"""Selection: which documents are trained on, by score or target set, without evaluation text."""

@@ -1,0 +1,137 @@
+"""Laws of privacy: what is personal is masked or dropped and counted, what only looks like it stays."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trivium.corpus.clean import privacy
+from trivium.corpus.clean.privacy import KINDS, privacy_step
+from trivium.corpus.config import PrivacyConfig
+from trivium.corpus.document import Document
+from trivium.corpus.kernels.personal import EMAIL, IP, PHONE, may_be_personal
+from trivium.corpus.kernels.texts import joined
+from trivium.corpus.steps import Drop, Keep
+
+PERSONAL = {
+    "email": ["jane.doe+news@mail.example.co.uk", "a_b@x.org", "O.Neil-1@sub.a-b.museum"],
+    "phone": [
+        "+49 89 1234567", "(212) 555-0123", "212-555-0123", "1-800-555-0199", "+1 (212) 555-0123",
+        "+33 1 23 45 67 89",
+    ],
+    "ip": ["8.8.8.8", "2606:4700:4700::1111", "93.184.216.34"],
+    "key": [
+        "AKIA" + "ABCDEFGHIJ123456",
+        "ghp_" + "a1B2" * 9,
+        "AIza" + "x" * 35,
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----",
+    ],
+}  # fmt: skip
+HARMLESS = [
+    "version 1.2.3.4.5", "at 12:34:56 today", "192.168.0.1 and 127.0.0.1 are local", "ISBN 978-3-16-148410-0",
+    "pages 100-200 of 2019-2020", "3.14159265358979", "user@localhost", "@handle and a@b", "999.999.999.999",
+    "2021-01-15T00:00:00", "std::vector::size", "the year 1984 and 10 000 000 people", "AKIAshort", "1-2-3",
+    "a::b in C++, and cafe::add(1)",
+]  # fmt: skip
+
+
+def masked(text, config):
+    """A text as its document comes out, and the finds of each kind."""
+    verdict = privacy_step(config).judge(Document("a", text, "s"))
+    return verdict.document.text, verdict.document.metadata.get("privacy", {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(kind, text) for kind, texts in PERSONAL.items() for text in texts]
+)
+def test_every_form_is_masked_and_counted_once(kind, text):
+    for around in ("{}", "call {} now", "see ({}), please.", "first:\n{}\nlast"):
+        found_text, found = masked(around.format(text), PrivacyConfig())
+        assert found == {kind: 1}
+        assert found_text == around.format(f"[{kind.upper()}]")
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_only_looks_personal_stays(text):
+    assert masked(text, PrivacyConfig()) == (text, {})
+
+
+def test_private_addresses_are_masked_when_asked():
+    assert masked("192.168.0.1", PrivacyConfig(spare_private_ips=False))[0] == "[IP]"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_masked_dropped_or_kept_as_configured(kind):
+    document = Document("a", f"here it is: {PERSONAL[kind][0]}", "s")
+    assert privacy_step(PrivacyConfig(**{kind: "drop"})).judge(document) == Drop(f"holds {kind}")
+    kept = privacy_step(PrivacyConfig(**{kind: "keep"})).judge(document)
+    assert isinstance(kept, Keep) and kept.document == document
+    verdict = privacy_step(PrivacyConfig()).judge(document)
+    assert isinstance(verdict, Keep)
+    assert verdict.document.metadata["privacy"] == {kind: 1}
+
+
+@given(st.text(max_size=300))
+def test_masking_what_is_masked_changes_nothing(text):
+    once, found = masked(text, PrivacyConfig())
+    assert masked(once, PrivacyConfig())[0] == once
+    assert (once == text) == (not found)
+
+
+@pytest.mark.broad
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(
+        st.text("0123456789abF:.-() +@x\n٣é", max_size=60)
+        | st.from_regex(privacy._PHONE)
+        | st.from_regex(privacy._IP)
+        | st.from_regex(privacy._EMAIL),
+        max_size=6,
+    )
+)
+def test_no_pattern_matches_where_the_kernel_says_that_none_can(texts):
+    for text, bits in zip(texts, may_be_personal(joined(texts)).tolist(), strict=True):
+        assert bits & EMAIL or not privacy._EMAIL.search(text)
+        assert bits & IP or not privacy._IP.search(text)
+        assert bits & PHONE or not any(privacy._is_number(m[0]) for m in privacy._PHONE.finditer(text))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.from_regex(privacy._KEY))
+def test_every_key_has_a_sign_that_is_looked_for_first(text):
+    assert any(sign in text for sign in privacy._KEY_SIGNS)
+
+
+# what the pattern of telephone numbers says, with every way of trying it
+_PLAINLY = re.compile(
+    r"(?<![\w.+-])(?:\+\d{1,3}(?:[ .-]?(?:\(\d{1,4}\)|\d{1,4})){2,5}"
+    r"|(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w-]|\.\d)"
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.text("0123+(). -", max_size=30) | st.from_regex(_PLAINLY), max_size=4).map(" ".join))
+def test_numbers_are_found_without_second_tries_as_with_all_of_them(text):
+    plainly, found = (
+        [m.span() for m in pattern.finditer(text) if privacy._is_number(m[0])]
+        for pattern in (_PLAINLY, privacy._PHONE)
+    )
+    assert found == plainly
+
+
+def test_no_key_but_a_whole_one_is_masked():
+    pem = "-----BEGIN PRIVATE KEY-----\nMIIabc-def\n-----END PRIVATE KEY-----"
+    token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P"
+    for key in (pem, token):
+        assert masked(f"a {key} b", PrivacyConfig())[0] == "a [KEY] b"
+        assert masked(f"a {key[:-30]} b", PrivacyConfig())[0] != "a [KEY] b"
+    opening = pem[:40]
+    assert masked(opening + pem, PrivacyConfig())[0] == opening + "[KEY]"
+
+
+def test_most_prose_is_shown_to_no_pattern():
+    prose = (
+        "In 1984 she wrote, at 12:30, that 3.14 is about pi (see p. 10-12). It was read by 10 000 people..."
+    )
+    assert may_be_personal(joined([prose])).tolist() == [0]

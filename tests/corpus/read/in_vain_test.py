@@ -1,0 +1,49 @@
+"""What a file can be made to cost: never more than a limit that its size gives, however its parts lie in one another.
+
+Without these limits the reading of each of these files takes hours; the clock is that of pytest-timeout alone.
+"""
+
+import io
+import struct
+
+import pytest
+
+from trivium.corpus.config import ReadConfig
+from trivium.corpus.read.quarantine import Trouble
+from trivium.corpus.read.streams import Lost, chunks
+from trivium.corpus.read.warc_frames import Frame, frames
+from trivium.corpus.read.zstd_frames import MAGIC
+
+pytestmark = pytest.mark.timeout(100)
+LIMITS = ReadConfig()
+HEAD = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Length: %d\r\n\r\n"
+
+
+def stored(size: int) -> bytes:
+    """The header of a block of deflate that is not packed."""
+    return b"\x00" + struct.pack("<HH", size, size ^ 0xFFFF)
+
+
+# Every 20 bytes begins a member whose blocks, as they lie in those of all others, go on to the end of the file.
+MEMBERS = (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + stored(65520) + stored(65515)) * 100_000
+# Every 3 bytes begins a member whose header has no end.
+HEADERS = b"\x1f\x8b\x08" * 500_000
+# Every 12 bytes begins a frame of blocks of 9 bytes, which have no end.
+FRAMES = (MAGIC + b"\x00\x50" + (9 << 3).to_bytes(3, "little") + b"abc") * 50_000
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("made", [MEMBERS, HEADERS, FRAMES], ids=["members", "headers", "frames"])
+def test_a_file_of_members_within_members_is_given_up_as_a_bomb(made):
+    found = list(chunks(io.BytesIO(made), LIMITS))
+    assert isinstance(found[-1], Lost)
+    assert found[-1].trouble == Trouble.BOMB
+    assert "in vain" in found[-1].detail
+
+
+@pytest.mark.broad
+def test_records_within_a_record_of_a_wrong_length_are_each_read_once():
+    inner = (HEAD % 0 + b"\r\n\r\n") * 400_000
+    made = HEAD % (len(inner) - 100) + inner
+    found = list(frames(chunks(io.BytesIO(made), LIMITS), LIMITS))
+    assert sum(isinstance(item, Frame) for item in found) == 400_000
