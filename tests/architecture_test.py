@@ -45,7 +45,8 @@ MAY_IMPORT = {
     "training": {"model", "tokens", "checkpoint", "parallel", "kernels", "comms", "cost.compute", "plan"},
     "certify": {"training", "model", "parallel", "kernels", "comms", "cost", "plan"},
     "probe": {"planner.measured", "training", "parallel", "kernels", "comms", "plan"},
-    "interchange": {"model", "checkpoint", "tokens", "plan"},
+    "families": {"plan"},
+    "interchange": {"families", "model", "checkpoint", "tokens", "plan"},
     # corpus: contamination is found with the n-grams that curation cuts out
     "evaluation": {
         "model",

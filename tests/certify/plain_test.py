@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from plans import small
+from trivium.certify.layouts import ROTARY
 from trivium.certify.oracle.optimizer import PlainOptimizer
 from trivium.certify.plain import dropping, first_weights, keep_all, losses_of, order_of
 from trivium.certify.reference import (
@@ -18,7 +19,7 @@ from trivium.certify.reference import (
 from trivium.plan.batch import Batch, Ramp
 
 GPT = small().model
-LLAMA = small(model={"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}).model
+LLAMA = small(model={**ROTARY, "kv_heads": 2, "hidden": 32, "head": "untied"}).model
 
 
 def rows(model, count: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +65,7 @@ def test_no_position_sees_the_future(model) -> None:
 
 def test_rotary_scores_depend_on_distance_alone() -> None:
     """A llama model without learned positions gives the same loss to a sequence that starts anywhere."""
-    from trivium.certify.plain import _rotate
+    from trivium.certify.oracle.positions import rotate
 
     q = torch.randn(1, 6, 1, 1, 8).double()
     k = torch.randn(1, 6, 1, 1, 8).double()
@@ -72,7 +73,7 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
 
     def scores(shift: int) -> torch.Tensor:
         return torch.einsum(
-            "bsgnd,btgnd->bst", _rotate(q, numbers + shift, speeds), _rotate(k, numbers + shift, speeds)
+            "bsgnd,btgnd->bst", rotate(q, numbers + shift, speeds), rotate(k, numbers + shift, speeds)
         )
 
     assert torch.allclose(scores(0), scores(11), atol=1e-12)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cost.plans import mt_nlg
+from trivium.certify.layouts import ROTARY
 from trivium.cost.case import LAYER, NONE, Case, case_of
 from trivium.cost.collectives import all_reduce_seconds, exchange_seconds
 from trivium.cost.constants import prior_constants
@@ -63,7 +64,7 @@ def test_tensor_ranks_share_the_activation_function_that_is_computed_again() -> 
 def test_a_layer_that_ends_with_a_norm_is_computed_again_to_its_end() -> None:
     stack = OURS.model_copy(update={"stops_early": True})
     before, after = (
-        layer_work(replace(shaped(family="llama", norm_position=n), recompute=LAYER), at().device, stack)
+        layer_work(replace(shaped(**ROTARY, norm_position=n), recompute=LAYER), at().device, stack)
         for n in ("before", "after")
     )
     assert after.again == pytest.approx(stack.recomputed * after.forward)
@@ -160,7 +161,7 @@ def test_a_norm_over_all_heads_and_a_split_vocabulary_send_a_few_numbers_of_ever
     road = here.road(CASE.tensor, here.strides.tensor)
     numbers = float(all_reduce_seconds(8 * CASE.positions, CASE.tensor, road)) * here.slowness
     over, plain = (
-        prices(at(case=shaped(family="llama", qk_norm=n), recompute=NONE)) for n in ("all_heads", "none")
+        prices(at(case=shaped(**ROTARY, qk_norm=n), recompute=NONE)) for n in ("all_heads", "none")
     )
     for one, other in (
         (over.layer_forward, plain.layer_forward),

@@ -9,6 +9,7 @@ import torch
 
 from plans import small
 from trivium.certify.certificate import certificate, examine
+from trivium.certify.layouts import ROTARY
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
@@ -28,8 +29,8 @@ from trivium.training.trainer import Samples, Trainer
 
 pytestmark = pytest.mark.gpu
 
-LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
-QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
+LLAMA = {**ROTARY, "kv_heads": 2, "hidden": 32, "head": "untied"}
+QWEN3 = {**LLAMA, "bias": "qkv", "qk_norm": "each_head", "head_width": 6}
 YARN = {"kind": "yarn", "factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
 PACKED = {"documents": "apart", "end_of_text": 3}
 OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1, "rope_scaling": YARN}
@@ -38,7 +39,7 @@ PLANS = [
     small(model=LLAMA),
     small(model=QWEN3),
     small(model=OLMO2),
-    small(model={**LLAMA, "window": 3, "full_every": 2}),
+    small(model={**LLAMA, "window": 3, "pattern": [{"times": 1}, {"window": None}]}),
     small(recompute={"mode": "layer"}),
     small(zero=3, schedule="zb-h1"),
     small(cuda_graphs=True),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.certify.courses import SHORT, Course, PlainScale, rate, schedules
+from trivium.certify.oracle.layers import rules_of
 from trivium.certify.oracle.optimizer import Recipe
 from trivium.certify.reference import (
     RECIPE,
@@ -26,7 +27,7 @@ from trivium.certify.reference import (
     tokens_after,
     validated,
 )
-from trivium.certify.rules import rules_of, table_problems
+from trivium.certify.rules import table_problems
 from trivium.certify.ways import AS_IT_IS, Way
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree

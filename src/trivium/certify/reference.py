@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trivium.certify.courses import SHORT, Course, rate, schedules
+from trivium.certify.oracle.layers import rules_of
 from trivium.certify.oracle.optimizer import PlainOptimizer, Recipe
 from trivium.certify.plain import dropping, first_weights, keep_all, losses_of
-from trivium.certify.rules import departures, repetitions, rules_of
+from trivium.certify.rules import departures, repetitions
 from trivium.config import to_tree
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan

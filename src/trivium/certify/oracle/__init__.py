@@ -1,1 +1,1 @@
-"""What the certificate compares with, written a second time and plainly; no code of the engine."""
+"""The model, its parts and its optimizers a second time, in plain torch. No code of the engine is used."""

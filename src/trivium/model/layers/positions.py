@@ -1,22 +1,40 @@
 """Rotary positions (RoPE, arXiv 2104.09864): queries and keys turned by an angle that grows with the position.
 
-Legend: B sequences, S positions, N heads, G key-value heads, D head width.
+Legend: B sequences, S positions, N heads, G key-value heads, D columns of a head that are rotated.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from trivium.plan.layers.positions import Rotary
 from trivium.plan.rope_scaling import RopeScaling
 
 
-class Turning(NamedTuple):
-    """What decides the angles besides positions: the width of a head, the base, and how they are slowed, if at all."""
+class Rotation:
+    """Rotates queries and keys as a description says."""
 
-    D: int
-    base: float
-    scaling: RopeScaling | None
+    def __init__(self, part: Rotary) -> None:
+        self.D, self.base, self.scaling = part.columns, part.base, part.scaling
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [B, N, S, D], k [B, G, S, D], positions [B or 1, S]. The pairs of columns (d, d + columns / 2) are rotated,
+        as in Hugging Face's Llama checkpoints."""
+        angles = (positions.to(torch.float64).unsqueeze(-1) * self.angles(q.device)).unsqueeze(1)  # B 1 S D/2
+        cos, sin = angles.cos(), angles.sin()
+        if self.magnitude != 1:
+            cos, sin = cos * self.magnitude, sin * self.magnitude
+        cos, sin = cos.to(q.dtype), sin.to(q.dtype)
+        return self._rotated(q, cos, sin), self._rotated(k, cos, sin)
+
+    def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] == self.D:
+            found: torch.Tensor = _Turn.apply(x, cos, sin)
+            return found
+        return torch.cat([_Turn.apply(x[..., : self.D], cos, sin), x[..., self.D :]], dim=-1)
 
     def angles(self, device: torch.device) -> torch.Tensor:
         """Of each pair of columns at position 1, [D/2] in fp64."""
@@ -50,19 +68,6 @@ class Turning(NamedTuple):
         pairs = torch.arange(len(plain), device=plain.device, dtype=plain.dtype)
         span = end - begin or 0.001  # no division by zero, as in YaRN's code
         return ((pairs - begin) / span).clamp(0, 1)
-
-
-def rotate(
-    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, turning: Turning
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [B, N, S, D], k [B, G, S, D], positions [B or 1, S]; pairs (d, d + D/2) turn, as in Llama checkpoints of
-    Hugging Face."""
-    angles = (positions.to(torch.float64).unsqueeze(-1) * turning.angles(q.device)).unsqueeze(1)  # B 1 S D/2
-    cos, sin = angles.cos(), angles.sin()
-    if turning.magnitude != 1:
-        cos, sin = cos * turning.magnitude, sin * turning.magnitude
-    cos, sin = cos.to(q.dtype), sin.to(q.dtype)
-    return _Turn.apply(q, cos, sin), _Turn.apply(k, cos, sin)
 
 
 class _Turn(torch.autograd.Function):

@@ -24,27 +24,35 @@ def windows_of(config: Mapping[str, Any], kind: Windows, where: str) -> dict[str
     first, every = (0, None) if kind == "sized" else _layers(config, kind, size, where)
     if size is None or first >= layers:
         return {}
-    return {"window": size, "window_from": first, "full_every": every}
+    found: dict[str, Any] = {"window": size}
+    if first:
+        found["first"] = ({"times": first, "window": None},)
+    if every is not None:
+        found["pattern"] = ({"times": every - 1}, {"window": None})
+    return found
 
 
 def windows_config(model: ModelShape, kind: Windows) -> dict[str, Any]:
     """The fields of config.json."""
     if kind == "none":
         return {}
+    windows = [model.form_of(n).window for n in range(model.layers)]
+    size = next((window for window in windows if window is not None), None)
     if kind == "sized":
-        return {"sliding_window": model.window}
-    if model.window is None:
+        return {"sliding_window": size}
+    if size is None:
         return {"use_sliding_window": False} if kind == "used" else {"sliding_window": None}
-    used = {"use_sliding_window": True, "max_window_layers": model.window_from} if kind == "used" else {}
-    types = [WINDOW if model.has_window(layer) else ALL for layer in range(model.layers)]
-    return {**used, "sliding_window": model.window, "layer_types": types}
+    first = next(n for n, window in enumerate(windows) if window is not None)
+    used = {"use_sliding_window": True, "max_window_layers": first} if kind == "used" else {}
+    types = [ALL if window is None else WINDOW for window in windows]
+    return {**used, "sliding_window": size, "layer_types": types}
 
 
 def can_say(model: ModelShape, kind: Windows) -> bool:
     """Whether a config.json of this kind has words for the windows of a model."""
-    if kind == "none":
-        return model.window is None
-    return kind != "sized" or (model.window_from == 0 and model.full_every is None)
+    windows = {model.form_of(n).window for n in range(model.layers)}
+    most = {"none": windows <= {None}, "sized": len(windows) == 1}
+    return most.get(kind, len(windows - {None}) <= 1)
 
 
 def _layers(config: Mapping[str, Any], kind: Windows, size: int | None, where: str) -> tuple[int, int | None]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
-from trivium.interchange.windows import ALL, WINDOW
+from trivium.families.common.windows import ALL, WINDOW
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.rope_scaling import RopeScaling
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from trivium.model.layers.rotary import Turning, rotate
+from trivium.model.layers.positions import Rotation
+from trivium.plan.layers.positions import Rotary
 from trivium.plan.rope_scaling import RopeScaling
 
 S, B, N, G, D = 5, 3, 4, 2, 6
@@ -26,7 +27,7 @@ def test_values_and_gradients_are_those_of_complex_numbers() -> None:
     numbers = torch.stack([torch.randperm(S) + 10 * b for b in range(B)])  # [B, S]
     for positions in (numbers, numbers[:1]):
         ours, theirs = ([x.clone().requires_grad_() for x in given] for _ in range(2))
-        found = rotate(*ours, positions, Turning(D, 10000.0, None))
+        found = Rotation(Rotary(D, 10000.0, None))(*ours, positions)
         for x, right, y, grad in zip(ours, theirs, found, grads, strict=True):
             exact = turned(right, positions)
             torch.testing.assert_close(y, exact, rtol=1e-13, atol=1e-13)
@@ -37,7 +38,7 @@ def test_values_and_gradients_are_those_of_complex_numbers() -> None:
 def test_positions_that_come_first_in_memory_still_do() -> None:
     """So does then what is attended, which goes on to the next product without a copy."""
     q, k = (torch.randn(S, B, n, D).permute(1, 2, 0, 3) for n in (N, G))
-    for x in rotate(q, k, torch.arange(S)[None], Turning(D, 10000.0, None)):
+    for x in Rotation(Rotary(D, 10000.0, None))(q, k, torch.arange(S)[None]):
         assert x.permute(2, 0, 1, 3).is_contiguous()
 
 
@@ -50,6 +51,8 @@ def test_sines_and_cosines_grow_with_the_factor_and_never_shrink(
 ) -> None:
     """As in the paper's code, where a factor of at most 1 stretches nothing."""
     yarn = RopeScaling(kind="yarn", factor=factor, original=64, slow=1, fast=32, attention=attention)
-    assert Turning(8, 10000.0, yarn).magnitude == pytest.approx(expected)
+    assert Rotation(Rotary(8, 10000.0, yarn)).magnitude == pytest.approx(expected)
     linear = RopeScaling(kind="linear", factor=factor)
-    assert Turning(8, 10000.0, linear).magnitude == Turning(8, 10000.0, None).magnitude == 1.0
+    assert (
+        Rotation(Rotary(8, 10000.0, linear)).magnitude == Rotation(Rotary(8, 10000.0, None)).magnitude == 1.0
+    )
