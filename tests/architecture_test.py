@@ -83,8 +83,8 @@ READS_OWN_FILES = (
     "evaluation/tasks/definition.py",
     "serving/app.py",
     "serving/prompts.py",
-    "training/profile.py",
-    "training/watchdog.py",
+    "training/observers/profile.py",
+    "training/supervision/watchdog.py",
     "tokens/recipe.py",
 )
 PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
@@ -472,7 +472,7 @@ GOOD = [
     ),
     (
         "cli/a.py",
-        "def f() -> None:\n    import os\n    from trivium.training.job import start\n    os.environ['X']",
+        "def f() -> None:\n    import os\n    from trivium.training.supervision.job import start\n    os.environ['X']",
     ),
     ("comms/launch.py", "import os\nimport torch.distributed\nrank = os.environ['RANK']"),
     ("plan/a.py", "class A:\n    def f(self, a: int) -> None:\n        raise ValueError(f'{a}')"),

@@ -31,6 +31,7 @@ from trivium.certify.rules import table_problems
 from trivium.certify.ways import AS_IT_IS, Way
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
+from trivium.finite import finite_or_text
 from trivium.parallel.sharding.buckets import Bucket
 from trivium.parallel.sharding.zero import AdamRule, Totals
 from trivium.plan.parameters import Box, parameters
@@ -38,7 +39,6 @@ from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.training import rates
 from trivium.training.batches import Rows
-from trivium.training.spikes import finite_or_text
 from trivium.training.state import places
 from trivium.training.trainer import Samples, StepResult, Trainer
 

@@ -190,7 +190,7 @@ def worst_rank(plan: Plan) -> tuple[Coordinate, MemoryEstimate]:
 
 
 def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
-    """Bytes of every rank by the categories the runtime counts, as `training.job.start` takes them."""
+    """Bytes of every rank by the categories the runtime counts, as `training.supervision.job.start` takes them."""
     layout, every = plan.layout, range(plan.layout.pipeline)
     by_stage = {
         sharer: [held.categories() for held in _memory_of_ranks(plan, every, sharer=sharer)]

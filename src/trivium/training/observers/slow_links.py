@@ -1,8 +1,8 @@
-"""Which group of ranks loses its time in communication: where all its members wait at once, nobody works.
+"""Reports groups of ranks that lose their time in communication: all members wait at once, and none works.
 
-A rank that waits for a slow one is no sign of a slow link: the slow one does not wait. So the time that a group's link
-took is the least that any of its members waited. Stages of a pipeline wait for one another's work; what their link took
-is at least the step less all their work and their other waits, as if no two of them had worked at once.
+A rank that waits for a slow one is no sign of a slow link, because the slow one does not wait. So the time of a group's
+link is the least that any of its members waited. Pipeline stages wait for one another's work: the time of their link is
+at least the step less all their work and their other waits, as if no two of them had worked at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,8 @@ from trivium.checkpoint.agree import sums
 from trivium.comms.mesh import Mesh
 from trivium.plan.layout import Axis, Layout
 from trivium.plan.schedule import Action
+from trivium.training.config import is_nth
+from trivium.training.loop import Loop, Observer
 from trivium.training.trainer import StepResult
 from trivium.units import listed
 
@@ -24,7 +26,7 @@ AXES_OF: Mapping[str, tuple[Axis, ...]] = {
 # The share of a step that a link takes when it is reported, and the share where steps became slower, too.
 SHARE, SHARE_OF_SLOWER = 0.75, 0.5
 LEAST_SECONDS = 0.05  # a step; small models are short of work, and not of bandwidth
-LINKS_TOLD = 8
+MOST_REPORTED = 8  # slow links in one comparison
 
 
 class SlowLink(NamedTuple):
@@ -42,6 +44,21 @@ class SlowLink(NamedTuple):
             f"communication is slow: {self.link} between ranks {listed(self.ranks)} took at least {self.seconds:.3g} s "
             f"of a step of {self.step_seconds:.3g} s{before}; look at the network between their hosts"
         )
+
+
+class SlowLinks(Observer):
+    """Compares the groups every `training.supervision.slow_every` steps."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._waited = Waited(mesh)
+
+    def after_step(self, loop: Loop, result: StepResult) -> None:
+        self._waited.add(result, loop.seconds, loop.plan.batch.at(loop.step - 1).sequences)
+        supervision = loop.config.supervision
+        if is_nth(loop.step, supervision.slow_every):
+            for link in self._waited.slow_links(supervision.slow_factor)[:MOST_REPORTED]:
+                loop.warn(f"step {loop.step}: {link}")
+                loop.note({"event": "slow link", "step": loop.step, **link._asdict()})
 
 
 class Waited:

@@ -23,9 +23,9 @@ from trivium.comms.board import Board
 from trivium.comms.launch import Place, RankFailed, meeting_point
 from trivium.training.config import Supervision
 from trivium.training.metrics import warn
-from trivium.training.pulse import PHASES, Beat, Pulse
-from trivium.training.supervise import LOST, located
-from trivium.training.watchdog import (
+from trivium.training.supervision.pulse import PHASES, Beat, Pulse
+from trivium.training.supervision.supervise import LOST, located
+from trivium.training.supervision.watchdog import (
     ABSENT_SECONDS,
     FRAMES_SHOWN,
     STACK_SECONDS,

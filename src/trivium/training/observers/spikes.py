@@ -1,19 +1,81 @@
-"""Back to a checkpoint, and on without the samples of a spike; a crash at any moment loses neither."""
+"""Rejects the update of a step that spikes, and then stops, skips the step, or rewinds to a checkpoint.
 
-from collections.abc import Callable, Mapping, Sequence
+A rewind goes back to a checkpoint and continues without the samples of the spike. If the process dies at any moment of
+it, neither is lost.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.agree import found_by_first
-from trivium.checkpoint.durable import remove
 from trivium.checkpoint.format import published, read_manifest, step_of
-from trivium.checkpoint.load import Checkpoint, first_intact, newest_good
+from trivium.checkpoint.load import Checkpoint, first_intact
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, DataError, TriviumError
+from trivium.finite import finite_or_text
+from trivium.parallel.sharding.zero import Totals
 from trivium.plan.batch import Batch
 from trivium.training.config import TrainingConfig
+from trivium.training.loop import CHECKPOINTS, Loop, Observer
 from trivium.training.metrics import EVENTS, read, warn
-from trivium.training.record import LEFT_OUT, Entry, entry, left_out_of, write_entries
+from trivium.training.record import Entry, entry, left_out_of, write_entries
+from trivium.training.spikes import SpikeWatch
+from trivium.training.state import soundness
+from trivium.training.trainer import StepResult
+
+
+class Spikes(Observer):
+    """Applies `training.spikes.policy`."""
+
+    def resume(self, loop: Loop) -> None:
+        self.watch = SpikeWatch(loop.config.spikes, loop.manifest.get("spikes"))
+
+    def saved_state(self) -> dict[str, Any]:
+        return {"spikes": self.watch.state}
+
+    def objection(self, totals: Totals) -> str:
+        self.watch.accepts(totals)
+        return self.watch.cause
+
+    def after_step(self, loop: Loop, result: StepResult) -> None:
+        """Report a spike, which changed no weight; then stop, continue, or rewind the loop."""
+        if not loop.refusal:
+            return
+        spikes, step, cause = loop.config.spikes, loop.step, loop.refusal
+        totals = {"loss": result.loss, "gradient_norm": result.gradient_norm}
+        event = {"event": "spike", "step": step, "cause": cause, "policy": spikes.policy}
+        event |= {name: finite_or_text(value) for name, value in totals.items()}
+        loop.note({**event, "batch_hash": result.batch_hash, "entries": len(loop.entries)})
+        rewound = sum(entry["step"] == step for entry in loop.entries)
+        if not all(map(math.isfinite, totals.values())):
+            cause += f"; {soundness(loop.trainer, step - 1)}"
+        if spikes.policy != "skip":
+            # Delete nothing: what was saved last may be what made this step fail.
+            loop.wait_for_writes(may_delete=False)
+        if spikes.policy == "stop" or max(self.watch.in_a_row, rewound + 1) > spikes.limit:
+            raise DataError(
+                f"step {step}: {cause}; training.spikes.policy ({spikes.policy}, at most "
+                f"{spikes.limit} in a row) stops here, and this step changed no weight. `trivium data culprit` names "
+                f"the document and the layer; then set training.spikes.policy to skip or rewind, or lower training.lr"
+            )
+        loop.warn(f"step {step}: {cause}; {spikes.policy}")
+        if spikes.policy == "rewind":
+            self._rewind(loop)
+
+    def _rewind(self, loop: Loop) -> None:
+        step = loop.step
+        loop.enter("starting")  # it reads and verifies a checkpoint, which takes longer than a step
+        to, number = (loop.mesh, loop.job.out), step - 1
+        back = way_back(*to, loop.job.out / CHECKPOINTS, step=number, config=loop.config, alive=loop.alive)
+        leave_out(*to, loop.entries, loop.plan.batch, step=number, config=loop.config, cause=loop.refusal)
+        loop.rewind(back)
+        loop.note({"event": "rewound", "step": step, "to": loop.step})
+        skipped = loop.config.spikes.batches
+        loop.warn(
+            f"step {step}: rewound to step {loop.step}; batches that are skipped from now on: {skipped}"
+        )
 
 
 def way_back(
@@ -127,66 +189,3 @@ def _origin(config: TrainingConfig) -> int:
     if config.start_from is None or config.start_with != "state":
         return 0
     return int(read_manifest(Path(config.start_from))["step"])
-
-
-def abandoned(root: Path, entries: Sequence[Entry]) -> list[str]:
-    """The names of the checkpoints that saw a sample which is left out by now.
-
-    A damaged manifest is left for the loader to tell of. Without entries nothing is known, and none is one.
-    """
-    if not entries:
-        return []
-    now, found = left_out_of(entries), []
-    for path in published(root):
-        try:
-            manifest = read_manifest(path)
-            seen = samples_in(path, manifest)
-        except CheckpointError:
-            continue
-        then = left_out_of(manifest.get("left_out", ()))
-        if then.before(seen) != now.before(seen):
-            found.append(path.name)
-    return found
-
-
-def newest_not_abandoned(
-    root: Path, mesh: Mesh, alive: Callable[[], None], left: Sequence[str]
-) -> Checkpoint | None:
-    """The checkpoint to start from, if there is any. left: the names of those that are abandoned."""
-    try:
-        return newest_good(root, mesh, warn, alive, left)
-    except CheckpointError as error:
-        if not left:
-            raise
-        raise CheckpointError(
-            f"{error}, or restore one, or delete {root.parent / LEFT_OUT} to go on from {left[-1]}, which saw samples "
-            f"that a rewind left out, as if that had not been"
-        ) from None
-
-
-def drop_abandoned(root: Path, names: Sequence[str]) -> None:
-    """Delete them; only when training has the state that it goes on from."""
-    for name in names:
-        remove(root / name)
-
-
-def refuse_other_order(directory: Path, manifest: Mapping[str, Any], entries: Sequence[Entry]) -> None:
-    """DataError when a checkpoint saw samples that are left out by now; a run's own are `abandoned`."""
-    seen = samples_in(directory, manifest)
-    if left_out_of(manifest.get("left_out", ())).before(seen) != left_out_of(entries).before(seen):
-        raise DataError(
-            f"{directory} (training.start_from) saw samples that a rewind left out; begin with an earlier checkpoint, "
-            f"or lower training.spikes.batches"
-        )
-
-
-def samples_in(directory: Path, manifest: Mapping[str, Any]) -> int:
-    """The number of samples that a checkpoint has seen. Raises CheckpointError where its manifest does not say."""
-    if "samples" not in manifest:
-        raise CheckpointError(f"{directory}: its manifest has no `samples`; use an older checkpoint")
-    return int(manifest["samples"])
-
-
-def entries_in(manifest: dict[str, Any]) -> list[Entry]:
-    """The entries that a checkpoint's manifest keeps."""
-    return list(manifest.get("left_out", ()))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trivium.comms.launch import RankFailed
 from trivium.training.config import Supervision
-from trivium.training.pulse import TELL_STACK, Beat, Phase, Pulse
+from trivium.training.supervision.pulse import TELL_STACK, Beat, Phase, Pulse
 from trivium.units import listed
 
 STEPS_REMEMBERED = 1000

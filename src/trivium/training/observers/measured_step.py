@@ -1,21 +1,30 @@
-"""What a rank holds, counted, and when it did what: the figures a plan's predictions are compared with."""
+"""Measures one step of each rank: the bytes it holds and the seconds of each action, to compare with predictions."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from trivium.parallel.pipeline.executor import Run
 from trivium.plan.schedule import Action
 from trivium.provenance import write_json
+from trivium.training.loop import Loop, Observer, StepSetup
 from trivium.training.trainer import StepResult, Trainer
 
-DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # what results say of a layout
 
+class MeasuredStep(Observer):
+    """Writes ranks/rank-NNNNN.json."""
 
-def device_name(device: torch.device) -> str:
-    """`cpu`, or the name that an accelerator gives itself."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    def start(self, loop: Loop) -> None:
+        # The second step, as the first one warms up; at the full batch, so that the pipeline is full.
+        begin = max(loop.step, loop.plan.batch.segments[-1].first_step)
+        self._measured = min(begin + 3, loop.config.steps)
+
+    def before_step(self, loop: Loop, setup: StepSetup) -> None:
+        setup.measure = loop.step == self._measured
+
+    def after_step(self, loop: Loop, result: StepResult) -> None:
+        if loop.step == self._measured:
+            loop.attempt(partial(describe_rank, loop.job.out, loop.trainer, result, loop.seconds))
 
 
 def describe_rank(out: Path, trainer: Trainer, result: StepResult, seconds: float) -> None:

@@ -18,18 +18,15 @@ from trivium.errors import ConfigError, Preempted, TriviumError, error_of
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
-from trivium.training.neighbours import Failure, keeping_watch
-from trivium.training.preemption import ignore_signals, listening
-from trivium.training.pulse import Post
-from trivium.training.rates import recipe_problems
-from trivium.training.run import (
+from trivium.training.loop import (
     CHECKPOINTS,
     TrainingJob,
     dataset_of,
     identity_of,
-    train_rank,
 )
+from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
+from trivium.training.rank import train_rank
+from trivium.training.rates import recipe_problems
 from trivium.training.same_work import (
     STATE_GIVEN,
     refuse_cut_decay,
@@ -38,7 +35,10 @@ from trivium.training.same_work import (
     refuse_other_work,
     refuse_weights_alone,
 )
-from trivium.training.supervise import Supervisor, Watch, note_failure
+from trivium.training.supervision.neighbours import Failure, keeping_watch
+from trivium.training.supervision.preemption import ignore_signals, listening
+from trivium.training.supervision.pulse import Post
+from trivium.training.supervision.supervise import Supervisor, Watch, note_failure
 from trivium.untrusted import read_json
 
 

@@ -1,8 +1,8 @@
-"""Silent corruption: what several ranks hold alike is compared by checksums; who differs is named.
+"""Detects silent corruption: compares by checksums what several ranks hold alike, and names the rank that differs.
 
-Alike are, bit for bit: weights over replicas (below ZeRO stage 3), masters and moments, at stage 3 weights too, over
-the holders of the same slice (at stage 0: over replicas), parameters that tensor ranks do not split, with their states,
-where their gradients are summed in one order, and a tied table at both ends of the pipeline.
+These are equal, bit for bit: weights over replicas (below ZeRO stage 3); masters and moments, at stage 3 weights too,
+over the ranks that hold the same slice (at stage 0: over replicas); parameters that tensor ranks do not split, with
+their states, where their gradients are summed in one order; and a tied table at both ends of the pipeline.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +17,9 @@ from trivium.comms.mesh import Group, Mesh
 from trivium.errors import TriviumError
 from trivium.parallel.sharding.buckets import Bucket
 from trivium.parallel.sharding.zero import Shard
-from trivium.training.trainer import Trainer
+from trivium.training.config import is_nth
+from trivium.training.loop import Loop, Observer
+from trivium.training.trainer import StepResult, Trainer
 
 Tensor = torch.Tensor
 
@@ -46,6 +48,14 @@ class ReplicasDiffer(TriviumError):
             f"silent corruption: {who} other bits than its replicas ({told}); nothing was saved since, so the last "
             f"checkpoint is sound: go on from there, and without that device if it happens again"
         )
+
+
+class Corruption(Observer):
+    """Compares every `training.supervision.replicas_every` steps, and before every save."""
+
+    def after_step(self, loop: Loop, result: StepResult) -> None:
+        if loop.checkpoint_due or is_nth(loop.step, loop.config.supervision.replicas_every):
+            compare_replicas(loop.trainer)
 
 
 def compare_replicas(trainer: Trainer) -> None:

@@ -15,10 +15,10 @@ from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import reader_of
+from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, read
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, left_out_of
-from trivium.training.run import CHECKPOINTS
 from trivium.training.spikes import SpikeWatch
 from trivium.training.state import begin_with, restore
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule

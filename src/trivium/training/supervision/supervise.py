@@ -13,11 +13,12 @@ from trivium.comms.launch import Place, RankFailed, Ranks, start_ranks
 from trivium.errors import NOT_WORTH_REPEATING, Preempted, TriviumError, error_of
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
-from trivium.training.preemption import EndedAtOnce, Requests, held_back
-from trivium.training.pulse import Beat, Post, Pulse
-from trivium.training.run import CHECKPOINTS, TrainingJob, train_rank
-from trivium.training.watchdog import Watchdog
+from trivium.training.rank import train_rank
+from trivium.training.supervision.preemption import EndedAtOnce, Requests, held_back
+from trivium.training.supervision.pulse import Beat, Post, Pulse
+from trivium.training.supervision.watchdog import Watchdog
 
 Watch = Callable[[Ranks, int], None]  # called while ranks run, with the last step they finished
 

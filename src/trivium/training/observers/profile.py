@@ -14,12 +14,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from trivium.provenance import partial_of
 from trivium.training.config import ProfileConfig
+from trivium.training.loop import Loop, Observer, StepSetup
 from trivium.training.metrics import warn
-from trivium.training.pulse import Phase
 from trivium.training.trainer import Trainer
 
 FOLDER = "profile"
-Beat = Callable[[int, Phase], None]
 _PACKED_AT_ONCE = 1 << 20  # bytes
 # What a bucket does, by method: names for a trace, the bucket's number after them.
 OF_BUCKETS = {
@@ -31,35 +30,42 @@ OF_BUCKETS = {
 }
 
 
-class Traces:
-    """The traces of a rank, in `out`/profile: JSON for Perfetto and chrome://tracing, gzipped.
+class Profile(Observer):
+    """Writes the traces of a rank to `out`/profile: JSON for Perfetto and chrome://tracing, gzipped.
 
-    To end that of a large step takes a rank longer than a step may, so it is a phase of its own. To pack it takes
-    minutes, in which other ranks would wait for this one and give it up: a thread does that beside the training.
+    Ending the trace of a large step takes longer than a step may, so it is a phase of its own. Compressing it takes
+    minutes, in which other ranks would wait for this one in vain: a thread does that while training continues.
     """
 
-    def __init__(self, config: ProfileConfig, out: Path, beat: Beat) -> None:
-        """beat: told when a step is done and its trace ends."""
-        self._config, self._out, self._beat = config, out, beat
+    def __init__(self, config: ProfileConfig, out: Path) -> None:
+        self._config, self._out = config, out
         self._packing: list[threading.Thread] = []
 
-    def of(self, trainer: Trainer, step: int) -> AbstractContextManager[None]:
-        """Inside, `trainer` does a step, counted from 1, that is traced if it is to be on this rank. One that is traced
-        on any is replayed on none."""
+    def before_step(self, loop: Loop, setup: StepSetup) -> None:
+        traced = self.of(loop.trainer, loop.step, lambda: loop.enter("tracing"))
+        setup.contexts.enter_context(traced)
+
+    def of(self, trainer: Trainer, step: int, beat: Callable[[], None]) -> AbstractContextManager[None]:
+        """Inside, `trainer` does a step, counted from 1, which is traced if the config asks for it on this rank. A step
+        that any rank traces is not replayed from a CUDA graph on any. beat: called when the trace is about to end.
+        """
         config, rank = self._config, trainer.mesh.rank
         if step not in config.steps:
             return nullcontext()
         if config.on_ranks is not None and rank not in config.on_ranks:
             return trainer.unrecorded()
-        return self._traced(trainer, step, self._out / FOLDER / f"step-{step:08d}-rank-{rank:05d}.json.gz")
+        return self._traced(trainer, self._out / FOLDER / f"step-{step:08d}-rank-{rank:05d}.json.gz", beat)
 
-    def finish(self) -> None:
-        """Wait until all are written."""
+    def finish(self, loop: Loop) -> None:
+        """Wait until all traces are written."""
+        self.wait()
+
+    def wait(self) -> None:
         while self._packing:
             self._packing.pop().join()
 
     @contextmanager
-    def _traced(self, trainer: Trainer, step: int, path: Path) -> Iterator[None]:
+    def _traced(self, trainer: Trainer, path: Path, beat: Callable[[], None]) -> Iterator[None]:
         activities = [ProfilerActivity.CPU]
         if trainer.mesh.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -69,7 +75,7 @@ class Traces:
             profile(activities=activities, profile_memory=self._config.memory) as trace,
         ):
             yield
-            self._beat(step, "tracing")
+            beat()
         with _failures_told(path):
             raw = tempfile.NamedTemporaryFile(suffix=".json")  # noqa: SIM115 it goes when it is packed
             # Torch keeps Python's lock meanwhile, so that a thread would hold up the training as much.

@@ -1,6 +1,6 @@
-"""Which rank holds up the others: how long each worked, by phase, compared with ranks that have the same to do.
+"""Reports ranks that hold up the others: how long each worked, by phase, compared with ranks that have the same work.
 
-Taken by the clock of the processor: what an accelerator does meanwhile shows only where a rank waits for it.
+The times are those of the CPU: the work of a GPU shows only where a rank waits for it.
 """
 
 import time
@@ -13,11 +13,15 @@ from trivium.comms.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.plan.schedule import Action
 from trivium.training.batches import Read, Rows
+from trivium.training.config import is_nth
+from trivium.training.loop import Loop, Observer, StepSetup
 from trivium.training.trainer import StepResult
+from trivium.units import counted
 
+MOST_REPORTED = 8  # slow ranks in one comparison; thousands may be
 # reading: the rows of the batch. stages: forward and backward. update: gradients' last sums, and the optimizer.
 PHASES = ("reading", "stages", "update")
-# Of all that a rank worked, a difference below this share is not worth telling.
+# A difference below this share of all that a rank worked is not reported.
 LEAST_SHARE = 0.1
 
 
@@ -34,6 +38,29 @@ class SlowRank(NamedTuple):
             f"rank {self.rank} is slow: {self.phase} took it {self.seconds:.3g} s a step, its peers "
             f"{self.peers:.3g} s"
         )
+
+
+class SlowRanks(Observer):
+    """Compares the ranks every `training.supervision.slow_every` steps."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._worked = Worked(mesh)
+
+    def before_step(self, loop: Loop, setup: StepSetup) -> None:
+        setup.read = self._worked.reading(setup.read)
+
+    def after_step(self, loop: Loop, result: StepResult) -> None:
+        self._worked.add(result)
+        supervision = loop.config.supervision
+        if not is_nth(loop.step, supervision.slow_every):
+            return
+        found = self._worked.slow_ranks(supervision.slow_factor)
+        reported = sorted(found, key=lambda slow: slow.peers - slow.seconds)[:MOST_REPORTED]
+        if len(found) > len(reported):
+            loop.warn(f"step {loop.step}: {counted(len(found), 'rank')} are slow; those that lose most:")
+        for slow in reported:
+            loop.warn(f"step {loop.step}: {slow}")
+            loop.note({"event": "slow rank", "step": loop.step, **slow._asdict()})
 
 
 class Worked:
@@ -108,8 +135,3 @@ def median_of_others(ordered: Sequence[float], own: float) -> float:
     """The lower median of sorted numbers, of which one is left out."""
     middle = (len(ordered) - 2) // 2
     return ordered[middle + (bisect_left(ordered, own) <= middle)]
-
-
-def is_nth(step: int, every: int) -> bool:
-    """Whether a step is one of every so many; of 0, none is."""
-    return every > 0 and step % every == 0

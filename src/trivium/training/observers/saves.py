@@ -1,25 +1,28 @@
-"""The checkpoints of a run: begun beside the training, acknowledged, thinned out, and their failures counted."""
+"""Saves checkpoints in the background, deletes those that are no longer kept, and counts failures."""
 
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trivium.checkpoint.agree import wait_for_all
+from trivium.checkpoint.agree import found_by_first, wait_for_all
 from trivium.checkpoint.durable import explained
 from trivium.checkpoint.format import published, step_name, step_of
 from trivium.checkpoint.keep import expired, is_due
 from trivium.checkpoint.save import Fragment, Saving, copies, prune
 from trivium.comms.mesh import Mesh
-from trivium.errors import CheckpointError, MachineError
+from trivium.errors import CheckpointError, MachineError, TriviumError
 from trivium.provenance import unheard
 from trivium.training.config import TrainingConfig
+from trivium.training.loop import Loop, Observer
 from trivium.training.metrics import warn
+from trivium.training.state import fragments
+from trivium.training.trainer import StepResult
 
 Note = Callable[[dict[str, Any]], None]
 
 
-class Saves:
+class Saves(Observer):
     """At most one save is under way. Every rank calls the same methods in the same places."""
 
     def __init__(
@@ -41,6 +44,34 @@ class Saves:
             False  # the last step done here, so that nothing shows the newest state to be good
         )
         self._unproven: int | None = None  # saved, and nothing older was deleted for it yet
+
+    def resume(self, loop: Loop) -> None:
+        found_by_first(lambda: self.go_on_from(loop.step), self.mesh, TriviumError)
+
+    def start(self, loop: Loop) -> None:
+        if loop.step == 0 and self.is_due(0):
+            self.at_checkpoint(loop)
+
+    def needs_checkpoint(self, loop: Loop) -> bool:
+        return self.is_due(loop.step)
+
+    def after_step(self, loop: Loop, result: StepResult) -> None:
+        loop.enter("saving")
+        self.step_refused = bool(loop.refusal)
+        self.look()
+
+    def at_checkpoint(self, loop: Loop) -> None:
+        self.begin(loop.step, fragments(loop.trainer), loop.about_state())
+
+    def wait_for_writes(self, loop: Loop, *, may_delete: bool) -> None:
+        if may_delete:
+            self.settle()
+        else:
+            self.wait()
+
+    def finish(self, loop: Loop) -> None:
+        loop.enter("saving")
+        self.end()
 
     def go_on_from(self, step: int) -> None:
         """Training goes on after so many steps: checkpoints of later ones were passed over, as they are damaged, and
@@ -101,8 +132,8 @@ class Saves:
         wait_for_all(self._pruning, self.mesh, self._alive)  # only the first rank has any
         self._pruning = None
 
-    def finish(self) -> None:
-        """At the end of the run: wait for the last save; CheckpointError when it failed."""
+    def end(self) -> None:
+        """Wait for the last save. Raises MachineError if it failed."""
         self.settle()
         if self._failures:
             raise MachineError(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from trivium.finite import finite_or_text
 from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.sight import Sight
 from trivium.model.inputs import Inputs
@@ -20,10 +21,9 @@ from trivium.parallel.tensor.weight_gradients import BY_AUTOGRAD
 from trivium.progress import Progress, silent
 from trivium.tokens.lineage import Span
 from trivium.training.batches import Rows, inputs_of
-from trivium.training.first_bad import Place, Trail, bad_weights
+from trivium.training.lineage.first_bad import Place, Trail, bad_weights
+from trivium.training.lineage.replay import Replay, finite, replay_to
 from trivium.training.record import Record
-from trivium.training.replay import Replay, finite, replay_to
-from trivium.training.spikes import finite_or_text
 from trivium.training.trainer import Samples, StepResult
 
 SHOWN = 8  # rows to blame that are looked into

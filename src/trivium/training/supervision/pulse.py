@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import IO, Literal, NamedTuple, get_args
 
-from trivium.training.preemption import Requests
+from trivium.training.supervision.preemption import Requests
 
 Phase = Literal["starting", "step", "tracing", "validating", "evaluating", "saving"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
