@@ -56,7 +56,9 @@ from trivium.corpus.select.classifier import Classifier
 from trivium.corpus.select.decontaminate import Keys, cut
 from trivium.corpus.select.select import select
 from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps, Tally
+from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError, MachineError
+from trivium.provenance import file_sha256
 from trivium.tokens.tokenizer import _BLANKS, given_tokenizer, load_tokenizer, train_tokenizer
 
 EXPONENT = 1.5
@@ -389,6 +391,20 @@ def test_page_headers_of_ordinary_parquet_files_declare_what_arrow_reads(tmp_pat
         documents = list(read_any(path, source="s"))
         assert [one.text for one in documents] == [row["text"] for row in rows]
         assert documents[8].metadata == {"n": 8}
+
+
+@pytest.mark.parametrize("content", [HOSTILE["columns in columns"], lambda: b"no Parquet", lambda: b""])
+def test_a_forged_parquet_shard_of_documents_is_refused_by_its_name(tmp_path, content):
+    write_documents(tmp_path, [Document("a", "text", "s")])
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (shard,) = manifest["shards"]
+    (tmp_path / shard["file"]).write_bytes(content())
+    shard["sha256"] = file_sha256(tmp_path / shard["file"])
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        DataError, match=f"{shard['file']} is not readable Parquet: .*; curate the corpus again"
+    ):
+        list(read_documents(tmp_path))
 
 
 def test_no_damaged_byte_of_a_parquet_file_ends_its_reader(tmp_path):
