@@ -56,7 +56,8 @@ def fit(rows: Sequence[Row], held: Mapping[str, float] | None = None) -> Fit:
         """Return the derivatives of the misses at a point, by finite differences."""
         steps = np.where(point + STEP <= highest, STEP, -STEP)
         here, *moved = misses(np.vstack([point, point + np.diag(steps)]))
-        return ((np.array(moved) - here) / steps[:, np.newaxis]).T
+        rises: Array = (np.array(moved) - here) / steps[:, np.newaxis]
+        return rises.T
 
     found = least_squares(
         lambda point: misses(point[np.newaxis])[0],
