@@ -18,15 +18,15 @@ import tokenizers
 
 import trivium.corpus
 from corpus.hostile import KINDS, WORDS
-from trivium.corpus.clean.extract import RAW, extract_step
+from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.clean.tidy import MOST_MARKS, NotTidied, tidy
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, ExtractConfig, ReadConfig
-from trivium.corpus.document import Document
+from trivium.corpus.dedup.minhash import MinHash
+from trivium.corpus.document import RAW, Damage, Document, Trouble
 from trivium.corpus.filters import FILTERS
-from trivium.corpus.first_pass import measures_of
+from trivium.corpus.harvest.heldout import passages
 from trivium.corpus.kernels.texts import texts_of
-from trivium.corpus.read.passages import passages
-from trivium.corpus.read.quarantine import Damage, Trouble
+from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.read.read import read_any
 from trivium.corpus.select.classifier import Classifier
 from trivium.corpus.select.decontaminate import Keys, cut
@@ -84,8 +84,9 @@ def extraction_by(name):
 
 def comparison():
     """What every text is compared by with all others."""
-    measure = measures_of(CurateConfig(), seed=1)[-1]
-    return lambda text: measure([text])
+    config = CurateConfig().dedup
+    minhash = MinHash(bands=config.bands, rows=config.rows, shingle=config.shingle, seed=1)
+    return lambda text: (minhash.band_keys(texts_of([text])), text_keys(texts_of([text])))
 
 
 def decontamination():

@@ -7,15 +7,16 @@ import subprocess
 import pytest
 
 from corpus.funnels import balances
-from trivium.corpus import parts
+from trivium.corpus import work
 from trivium.corpus.config import CurateConfig, HarvestConfig, ReadConfig
 from trivium.corpus.daft_engine import Daft
 from trivium.corpus.document import Document
+from trivium.corpus.files import Input
 from trivium.corpus.filters import named_steps
-from trivium.corpus.publish.history import rejects_of
-from trivium.corpus.read.harvest import harvest
-from trivium.corpus.read.inputs import Input, as_read_at, documents_at
-from trivium.corpus.station import run_steps
+from trivium.corpus.harvest.harvest import harvest
+from trivium.corpus.publish.views import rejects_of
+from trivium.corpus.read.inputs import as_read_at, documents_at
+from trivium.corpus.run_steps import run_steps
 from trivium.corpus.steps import Steps
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError
@@ -73,21 +74,21 @@ def test_a_step_alone_does_what_it_does_among_others(tmp_path, raw):
 
 
 def test_killed_after_every_part_it_goes_on_to_the_same_bytes(tmp_path, raw, monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 2000)
+    monkeypatch.setattr(work, "PART_BYTES", 2000)
     whole, _ = run(tmp_path, raw, "quality", name="whole")
-    real, kills = parts.lay_down, 0
+    real, kills = work.lay_down, 0
 
     class Killed(BaseException):
         pass
 
-    def lay_down(*words):
-        real(*words)
+    def lay_down(*words, **more):
+        real(*words, **more)
         raise Killed
 
     out = tmp_path / "killed"
     out.mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "lay_down", lay_down)
+        patch.setattr(work, "lay_down", lay_down)
         while kills < 100:
             try:
                 run_steps(CurateConfig(filters=("quality",)), Input(raw), out, seed=1, work=tmp_path / "work")
@@ -152,7 +153,7 @@ def test_rows_that_files_number_alike_get_the_ids_that_a_harvest_gives_them(tmp_
         rows = [{"id": n, "text": f"{GOOD * 3}{name}{n}"} for n in range(10)] + [{"id": "7~2", "text": name}]
         lines = [json.dumps(row) for row in rows]
         (tmp_path / "raw" / f"{name}.jsonl").write_text("\n".join([*lines[:3], "{damaged", *lines[3:]]))
-    monkeypatch.setattr(parts, "PART_BYTES", 1000)
+    monkeypatch.setattr(work, "PART_BYTES", 1000)
     out, _ = run(tmp_path, tmp_path / "raw", "clean")
     kept = list(read_documents(out / "documents"))
     assert len({d.id for d in kept}) == len(kept) == 22

@@ -23,6 +23,7 @@ from trivium.untrusted import read_json
 
 FORMAT = "trivium-documents-1"
 MANIFEST = "manifest.json"
+DOCUMENTS = "documents"  # the store in the output of a verb
 SCHEMA = pa.schema(
     [("id", pa.string()), ("source", pa.string()), ("text", pa.large_string()), ("metadata", pa.string())]
 )

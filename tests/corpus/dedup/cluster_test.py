@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trivium.corpus.dedup.cluster import components, ranks_of, survivors
+from trivium.corpus.dedup.groups import components, ranks_of, survivors
 
 
 def test_groups_are_what_pairs_connect_and_singles_stay_alone():

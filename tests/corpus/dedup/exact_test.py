@@ -1,6 +1,6 @@
 """Laws of exact deduplication."""
 
-from trivium.corpus.dedup.exact import SAME_ADDRESS, SAME_ID, SAME_TEXT, FirstOnly, text_key
+from trivium.corpus.dedup.groups import SAME_ADDRESS, SAME_ID, SAME_TEXT, FirstOnly, text_key
 
 
 def test_case_blanks_and_punctuation_do_not_make_texts_different():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trivium.corpus.dedup.urls import canonical_url, url_key
+from trivium.corpus.dedup.groups import canonical_url, url_key
 from trivium.corpus.document import Document
 
 PAGE = "https://a.example/news/1?id=7&page=2"

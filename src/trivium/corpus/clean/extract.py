@@ -12,11 +12,9 @@ from resiliparse.extract.html2text import extract_plain_text
 from trivium.corpus.clean.main_text import main_text
 from trivium.corpus.clean.tidy import NotTidied, tidy
 from trivium.corpus.config import ExtractConfig
-from trivium.corpus.document import Document
+from trivium.corpus.document import RAW, Document
 from trivium.corpus.steps import Drop, Keep, Step, Verdict
 from trivium.errors import MachineError
-
-RAW = "raw"  # metadata key: the form the text still has, "html" until it is extracted
 
 Extractor = Callable[[str], str]
 

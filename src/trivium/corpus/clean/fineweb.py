@@ -1,6 +1,7 @@
 """The filters FineWeb added (Penedo et al., arXiv 2406.17557, section 3.6, and its published code)."""
 
 from collections.abc import Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -10,7 +11,6 @@ from trivium.corpus.kernels.characters import WEB_STOP
 from trivium.corpus.kernels.measures import LINES, SHORT_LINES, STOPPED_LINES, WORDS, measures
 from trivium.corpus.kernels.repeats import AGAIN_CHARACTERS, PART_CHARACTERS, repeats
 from trivium.corpus.kernels.texts import joined
-from trivium.corpus.measure import Found, Measure
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
 
@@ -26,14 +26,12 @@ class Figures(NamedTuple):
 def fineweb_step(config: FineWebConfig) -> Step:
     """The step that drops a document at the first rule it breaks; metadata gains `fineweb`, the figures."""
 
-    def verdict(document: Document, found: Found) -> Verdict:
-        figures = Figures(*found)
+    def verdict(document: Document, figures: Figures) -> Verdict:
         broken = broken_rule(figures, config)
         shown = {name: round(value, 4) for name, value in figures._asdict().items()}
         return Drop(broken, _REMEDIES[broken]) if broken else Keep(noted(document, fineweb=shown))
 
-    measure = Measure("fineweb", measure_all, {"short_line": config.short_line})
-    return measured_step("fineweb", measure, verdict)
+    return measured_step("fineweb", partial(measure_all, short_line=config.short_line), verdict)
 
 
 def measure(text: str, config: FineWebConfig) -> Figures:

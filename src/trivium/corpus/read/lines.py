@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from trivium.corpus.config import ReadConfig
-from trivium.corpus.read.quarantine import Trouble
+from trivium.corpus.document import Trouble
 from trivium.corpus.read.streams import Chunk, Lost
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -18,9 +18,8 @@ import fsspec
 import pyarrow as pa
 
 from trivium.corpus.config import ReadConfig
-from trivium.corpus.read.quarantine import Trouble
-from trivium.corpus.read.zstd_frames import MAGIC, SKIPPED, begins_frame, frame_end
-from trivium.corpus.read.zstd_wide import WideFrame, is_wide
+from trivium.corpus.document import Trouble
+from trivium.corpus.read.zstd import MAGIC, SKIPPED, WideFrame, begins_frame, frame_end, is_wide
 from trivium.untrusted import open_regular
 
 GZIP, ZSTD = b"\x1f\x8b", MAGIC

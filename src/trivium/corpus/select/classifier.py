@@ -26,7 +26,6 @@ from trivium.corpus.kernels.hashed import (
     logistic_scores,
 )
 from trivium.corpus.kernels.texts import Offsets, texts_of
-from trivium.corpus.measure import Found, Measure
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import file_sha256
@@ -169,20 +168,18 @@ def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
         )
     path = model_file(Path(config.model))
     known = file_sha256(path) if path.is_file() else ""
-    _model(config.model, known)  # one that is none is an error before anything is judged
+    model = _model(config.model, known)
 
-    def verdict(document: Document, found: Found) -> Verdict:
-        (score,) = found
+    def verdict(document: Document, score: float) -> Verdict:
         if not is_kept(document.id, score, config, seed=seed):
             return Drop("classified as crawl", "classifier.threshold=0")
         return Keep(noted(document, classifier_score=round(score, 4)))
 
-    measure = Measure("classifier", _scores, {"model": config.model, "sha256": known})
-    return measured_step("classifier", measure, verdict)
+    def scores(texts: Sequence[str]) -> list[float]:
+        found: list[float] = model.scores(texts).tolist() if texts else []
+        return found
 
-
-def _scores(texts: Sequence[str], *, model: str, sha256: str) -> list[Found]:
-    return [(score,) for score in _model(model, sha256).scores(texts).tolist()] if texts else []
+    return measured_step("classifier", scores, verdict)
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,6 @@ each side go, on to the ends of the sentences; pieces under 200 characters are d
 into more than 10 pieces.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -122,11 +121,6 @@ def keys_of(text: str, config: DecontaminationConfig) -> list[str]:
         return []
     size = min(config.ngram, len(words))
     return [" ".join(words[i : i + size]) for i in range(len(words) - size + 1)]
-
-
-def at_least(counts: Counter[str], common: int) -> Counter[str]:
-    """The keys with a count that makes them common phrases."""
-    return Counter({key: count for key, count in counts.items() if count >= common})
 
 
 def cut(text: str, hits: Sequence[Hit], config: DecontaminationConfig) -> Cut:
