@@ -4,7 +4,9 @@
 #                  3.11 or newer)
 # OUT              the demo's run directory
 # WORKERS          tests at a time (default: one more than there are cores, as ranks of a test often wait)
-# JSON, SAMPLE     where `make mutation` writes its records, and how many mutants it tries
+# JSON             where `make faults`, `make chaos`, `make reproduce` and `make mutation` write their results as data
+# SAMPLE           number of mutants that `make mutation` tries
+# KILLS, CORRUPT … number of faults of each kind that `make chaos` injects; LAYOUTS and SEED are its other options
 # REPORTS          folder for the report of `make test-nccl` (default: benchmarks/reports)
 # PYTEST_OPTIONS   passed to every pytest below
 
@@ -26,7 +28,7 @@ NOT_FAST := tests/cost/activations_test.py tests/report/page_test.py \
             $(patsubst %,tests/planner/%_test.py,backtest exhaustive explain near_misses probed scale search_text)
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include=*_test.py)
 
-.PHONY: setup demo test test-broad test-all test-gpu test-nccl mutation check format clean
+.PHONY: setup demo docs test test-broad test-all test-gpu test-nccl mutation faults chaos reproduce check format clean
 
 setup: $(TESTABLE)
 
@@ -77,8 +79,27 @@ test-nccl:
 	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" "$(or $(TRIVIUM_PYTHON),python3)" benchmarks/nccl.py \
 	  --json $(or $(JSON),/dev/null) --report $(or $(REPORTS),benchmarks/reports)
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 mutation: setup
 	PYTHONPATH=tests $(BIN)/python -m mutation.run --json $(or $(JSON),mutation.json) --sample $(or $(SAMPLE),300)
+
+# The certificate must catch every seeded fault.
+faults: setup
+	PYTHONPATH=tests $(BIN)/python -m faults.run $(if $(JSON),--json $(JSON))
+
+# A small training that is killed, damaged, starved and preempted must lose nothing.
+chaos: setup
+	PYTHONPATH=tests $(BIN)/python -m chaos.run \
+	  $(if $(KILLS),--kills $(KILLS)) $(if $(LAYOUTS),--layouts $(LAYOUTS)) $(if $(CORRUPT),--corrupt $(CORRUPT)) \
+	  $(if $(RESUME),--resume $(RESUME)) $(if $(DISKFULL),--diskfull $(DISKFULL)) \
+	  $(if $(PREEMPT),--preempt $(PREEMPT)) $(if $(FREEZE),--freeze $(FREEZE)) $(if $(POISON),--poison $(POISON)) \
+	  $(if $(ORPHANS),--orphans $(ORPHANS)) $(if $(SEED),--seed $(SEED)) $(if $(JSON),--json $(JSON))
+
+# Writes docs/reproduction.md.
+reproduce: setup
+	$(BIN)/python benchmarks/reproduce.py $(if $(JSON),--json $(JSON))
 
 check: setup
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)

@@ -3,13 +3,14 @@
     python benchmarks/certificates.py [--max-ranks 8] [--random 150] [--seed 61] [--report FOLDER]
                                       [--parts faults --others FILE]
 
-Runs `trivium certify` three times, or for the parts that are named, the others being those of an earlier report's
-JSON (of the same seed), and writes certificates-DATE.json and .md into the folder. About eight minutes on
-two cores. Exit code 1 when anything failed.
+Runs `trivium certify --sweep`, `trivium certify --random` and the seeded faults (`make faults`), or only the named
+parts: the others are taken from an earlier report's JSON of the same seed. Writes certificates-DATE.json and .md into
+the folder. Takes about eight minutes on two cores. The exit code is 1 if anything failed.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from trivium.certify.ways import EVERY_WAY
 from trivium.provenance import write_json
 
 Found = Mapping[str, Any]
+CERTIFY = ("trivium.cli.main", "certify")
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
@@ -39,9 +42,9 @@ def main() -> int:
     asked.report.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     ranks = f"--max-ranks={asked.max_ranks}"
     given = {
-        "sweep": ["--sweep", ranks],
-        "random": [f"--random={asked.random}", ranks, "--set", f"seed={asked.seed}"],
-        "faults": ["--mutants"],
+        "sweep": [*CERTIFY, "--sweep", ranks],
+        "random": [*CERTIFY, f"--random={asked.random}", ranks, "--set", f"seed={asked.seed}"],
+        "faults": ["faults.run"],
     }
     wanted, others = asked.parts.split(","), json.loads(asked.others.read_text()) if asked.others else {}
     if left := [name for name in given if name not in wanted and name not in others]:
@@ -50,7 +53,7 @@ def main() -> int:
         )
     if others and others["seed"] != asked.seed:
         parser.error(f"--others is of seed {others['seed']}, not {asked.seed}")
-    found = {name: _certified(words) if name in wanted else others[name] for name, words in given.items()}
+    found = {name: _certified(*words) if name in wanted else others[name] for name, words in given.items()}
     record = {**circumstances("benchmarks/certificates.py", sys.argv[1:]), "seed": asked.seed, **found}
     stem = asked.report / f"certificates-{record['date'][:10]}"
     write_json(stem.with_suffix(".json"), record)
@@ -59,12 +62,13 @@ def main() -> int:
     return int(found["sweep"]["failed"] + found["random"]["failed"] + _missed(found["faults"]) > 0)
 
 
-def _certified(arguments: Sequence[str]) -> Found:
-    """What `trivium certify` writes; exit code 1 is a verdict, another an error."""
+def _certified(module: str, *arguments: str) -> Found:
+    """Return the JSON that a module writes. Exit code 1 is a verdict; any other is an error."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "trivium.cli.main", "certify", *arguments, "--json", str(path)]
-        done = subprocess.run(command)
+        command = [sys.executable, "-m", module, *arguments, "--json", str(path)]
+        paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
         if done.returncode not in (0, 1):
             raise SystemExit(done.returncode)
         found: Found = json.loads(path.read_text())

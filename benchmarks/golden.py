@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # for chaos.scene
 
 from trivium import mkl
 
 mkl.prefer_fast_kernels()  # before torch
 import torch
 
-from trivium.chaos.scene import SEED, VOCABULARY, write_tokens
+from chaos.scene import SEED, VOCABULARY, write_tokens
 from trivium.checkpoint.load import Checkpoint
 from trivium.config import merge
 from trivium.plan.parameters import Box

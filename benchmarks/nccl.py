@@ -26,11 +26,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # for chaos.scene
 import torch
 import torch._dynamo  # before ranks are forked, which would each take seconds for it
 from circumstances import circumstances
 from gpu_page import where_it_goes, write
 
+from chaos import scene
 from trivium.certify.certificate import (
     IN_FP64,
     TOLERANCE,
@@ -44,7 +46,6 @@ from trivium.certify.certificate import (
 from trivium.certify.courses import Course
 from trivium.certify.reference import compute_reference, read_reference, reference_key, write_reference
 from trivium.certify.ways import Replaced, Way
-from trivium.chaos import scene
 from trivium.comms.collectives import all_reduce_
 from trivium.comms.launch import Place, Ranks, connected, run_ranks
 from trivium.comms.mesh import Mesh

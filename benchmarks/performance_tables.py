@@ -1,9 +1,6 @@
-"""The tables of README and docs/performance.md, from each processor's newest reports of step.py and engine.py, and from
-each accelerator's newest of gpu.py.
+"""Write the tables of docs/performance.md from the newest reports of each processor and each accelerator.
 
-Never typed:
-
-    python benchmarks/performance_tables.py [--reports benchmarks/reports] [--write]
+python benchmarks/performance_tables.py [--reports benchmarks/reports] [--write]
 """
 
 import argparse
@@ -15,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_page import CAVEATS, percent, ratio_without_replay, share_of_data_sheet
-from pieces import commits, processor_slug
-from step_page import OURS, summary_table
+from pieces import processor_slug
+from step_page import OURS
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
@@ -26,10 +23,6 @@ STEP_AIM = 1.0  # of the fastest peer's speed
 # AMD processors with AVX-512, on which MKL runs its slow kernels unless told otherwise (docs/decisions/0011). Reports
 # of them whose peers had the slow ones show no ratios in fp32.
 SLOW_MKL = ("AMD EPYC, family 25 model 17", "AMD EPYC, family 26 model 2")
-WITHDRAWN = (
-    "The ratios in fp32 are withdrawn: peers ran MKL's slow kernels, which a preloaded library replaces, as "
-    "[0011](decisions/0011-large-products-by-onednn.md) says."
-)
 
 Record = Mapping[str, Any]
 
@@ -49,30 +42,22 @@ def main(arguments: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--reports", type=Path, default=HERE / "reports")
-    parser.add_argument("--root", type=Path, default=HERE.parent, help="where README.md and docs are")
-    parser.add_argument("--write", action="store_true", help="into README.md and docs/performance.md")
+    parser.add_argument("--root", type=Path, default=HERE.parent, help="where docs/ is")
+    parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     asked = parser.parse_args(arguments)
     steps, engines = (_newest_of_each(asked.reports, name) for name in ("step", "engine"))
     accelerators = _newest_of_each(asked.reports, "gpu", lambda record: record["device"])
     if not steps and not engines:
         print(f"no step-DATE.json or engine-DATE.json in {asked.reports}", file=sys.stderr)
         return 1
-    pages = {
-        asked.root / "README.md": overview(steps, engines),
-        asked.root / "docs" / "performance.md": all_rows(steps.values(), engines.values()),
-    }
-    for page, lines in pages.items():
+    page = asked.root / "docs" / "performance.md"
+    tables = {BEGIN: (overview(steps, engines), END), GPU_BEGIN: (gpu_tables(accelerators.values()), GPU_END)}
+    for begins, (lines, ends) in tables.items():
         if not asked.write:
             print("\n".join(lines))
-        elif not _write_between_marks(page, lines):
-            print(f"{page}: the marks {BEGIN} and {END} are missing", file=sys.stderr)
+        elif lines and not _write_between_marks(page, lines, begins, ends):
+            print(f"{page}: the marks {begins} and {ends} are missing", file=sys.stderr)
             return 1
-    lines = gpu_tables(accelerators.values())
-    if not asked.write:
-        print("\n".join(lines))
-    elif lines and not _write_between_marks(asked.root / "README.md", lines, GPU_BEGIN, GPU_END):
-        print(f"README.md: the marks {GPU_BEGIN} and {GPU_END} are missing", file=sys.stderr)
-        return 1
     return 0
 
 
@@ -150,49 +135,12 @@ def _told(figure: str, *, reached: bool) -> str:
     return figure if reached else f"*{figure}*"
 
 
-def all_rows(steps: Iterable[Record], engines: Iterable[Record]) -> list[str]:
-    """Every row of every report."""
-    parts = [step_table(r) for r in steps] + [engine_table(r) for r in engines]
-    return [line for part in parts for line in ("", *part)][1:]
-
-
-def step_table(record: Record) -> list[str]:
-    """One training step beside its peers, and the rows without peers."""
-    others = [f"- {r['name']}: {_without_peer(r['summary'])}" for r in record["rows"] if "summary" in r]
-    return [*_head("One step", record), *summary_table(_kept(record)), *(["", *others] if others else [])]
-
-
-def engine_table(record: Record) -> list[str]:
-    """Layouts beside their peers."""
-    lines = ["| row | Trivium | peer | ratio | aim | reached |", "|---|---|---|---:|---:|---|"]
-    for row in _kept(record)["rows"]:
-        for c in row["comparisons"]:
-            measured = c["status"] == "measured"
-            ratio = _digits(c["ratio"], c["target"]) if measured else f"{c['status']}: {c['reason']}"
-            aim = "" if c["target"] is None else f"{c['target']:.2f}"
-            reached = {None: "", True: "yes", False: "no"}[c.get("reached")]
-            lines.append(f"| {row['name']} | {_variant(c)} | {c['peer']} | {ratio} | {aim} | {reached} |")
-    return [*_head("Layouts", record), *lines]
-
-
-def _head(what: str, record: Record) -> list[str]:
-    machine = record["machine"]
-    said = f"{machine['cores']} cores, torch {record['torch']}, commits {commits(record)}, {record['date'][:10]}:"
-    note = [] if _kept(record) is record else [WITHDRAWN, ""]
-    return [f"## {what}: {machine['processor']}", "", said, "", *note]
-
-
 def _kept(record: Record) -> Record:
     """The record without rows in fp32 whose peers multiplied by MKL's slow kernels."""
     if record["machine"]["processor"] not in SLOW_MKL or record.get("fast_mkl"):
         return record
     kept = [r for r in record["rows"] if "comparisons" not in r or "bf16" in r["name"]]
     return {**record, "rows": kept}
-
-
-def _without_peer(summary: str) -> str:
-    """Older reports compare batches per second with a re-implementation that does other work."""
-    return re.sub(r", [\d.]+ x a plain indexed dataset \(target [\d.]+\)", "", summary)
 
 
 def _step_figures(record: Record | None) -> Iterator[Figure]:

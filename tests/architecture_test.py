@@ -45,19 +45,6 @@ MAY_IMPORT = {
     "certify": {"training", "model", "parallel", "kernels", "comms", "cost", "plan"},
     "probe": {"planner.measured", "training", "parallel", "kernels", "comms", "plan"},
     "interchange": {"model", "checkpoint", "tokens", "plan"},
-    "chaos": {
-        "training",
-        "model",
-        "checkpoint",
-        "interchange",
-        "parallel",
-        "kernels",
-        "comms",
-        "tokens",
-        "corpus.document",
-        "corpus.store",
-        "plan",
-    },
     # corpus: contamination is found with the n-grams that curation cuts out
     "evaluation": {
         "model",
@@ -70,18 +57,10 @@ MAY_IMPORT = {
         "corpus",
     },
     "bias": {"evaluation"},
-    "reproduction": {
-        "planner",
-        "cost",
-        "plan",
-        "corpus.config",
-        "tokens.recipe",
-        "evaluation.tasks",
-    },
     "serving": {"evaluation", "model", "tokens", "comms", "plan"},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = {"plan", "cost", "planner", "corpus", "tokens", "report", "reproduction"} | BASE
+WITHOUT_TORCH = {"plan", "cost", "planner", "corpus", "tokens", "report"} | BASE
 DOOR = (
     "__init__.py"  # `import trivium`: it names what other files hold, and looks each up when it is asked for
 )
@@ -91,7 +70,6 @@ READS_ENVIRONMENT = ("cli/", "comms/launch.py")
 READS_OWN_FILES = (
     "untrusted.py",
     "corpus/",
-    "chaos/",
     "certify/",
     "cost/",
     "comms/",

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,33 @@ def test_a_file_larger_than_its_limit_is_refused(tmp_path):
     assert read_bytes(path, 10) == b"x" * 10
     with pytest.raises(UnfitFile, match=r"it has more than 9 B, the limit"):
         read_bytes(path, 9)
+
+
+def test_memory_is_asked_for_by_the_size_of_a_file_and_not_by_its_limit(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 10)
+    tracemalloc.start()
+    try:
+        assert read_bytes(path, 1 << 30) == b"x" * 10
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_states_no_size_or_grows_is_read_to_its_end_and_refused_above_the_limit(
+    tmp_path, monkeypatch
+):
+    stated = Path("/proc/self/status")
+    assert stated.stat().st_size == 0
+    assert read_bytes(stated).startswith(b"Name:")
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * (3 << 20))
+    whole = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result([*whole(file)[:6], 1, *whole(file)[7:]]))
+    assert len(read_bytes(path)) == len(read_bytes(path, 3 << 20)) == 3 << 20
+    for limit in (0, 1, 2 << 20, (3 << 20) - 1):
+        with pytest.raises(UnfitFile):
+            read_bytes(path, limit)
 
 
 def test_a_byte_order_mark_is_not_text(tmp_path):

@@ -21,6 +21,7 @@ from trivium.units import format_bytes, plain
 MOST_LEVELS = 200  # of nesting: as many as from_json reads, far fewer than break a recursive function
 CONFIG_BYTES = 512 << 10  # of YAML: the library reads 50 to 300 KB per second
 DOCUMENT_BYTES = 256 << 20  # a manifest, an index of weights, a tokenizer, a list of prompts
+_BLOCK_BYTES = 1 << 20
 _BYTE_ORDER_MARK = "\ufeff"
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -77,9 +78,12 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 def read_bytes(path: str | os.PathLike[str], at_most: int = DOCUMENT_BYTES) -> bytes:
     """Return the content of a regular file. Raises UnfitFile where it has more than `at_most` bytes."""
     with open_regular(path) as file:
-        too_large = os.fstat(file.fileno()).st_size > at_most
-        content = b"" if too_large else file.read(at_most + 1)  # it may grow, and those of /proc have no size
-    if too_large or len(content) > at_most:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(min(size, at_most) + 1)  # read() allocates what it is asked for
+        # The file may have grown, and files of /proc have a size of 0.
+        while len(content) <= at_most and (more := file.read(min(_BLOCK_BYTES, at_most + 1 - len(content)))):
+            content += more
+    if len(content) > at_most:
         rule = f"it has more than {format_bytes(at_most)}, the limit for such a file"
         raise UnfitFile(errno.EFBIG, rule, path)
     return content

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.certify import layouts, mutants, sweep
+from trivium.certify import layouts, sweep
 from trivium.certify.certificate import Certificate, Deviation, certificate
 from trivium.certify.random_plans import random_plans
 from trivium.certify.reduce import reduced
@@ -86,8 +86,7 @@ def test_a_plan_that_deviates_exits_with_1_and_the_simplest_that_does_too_is_pri
         (["--sweep", "--set", "plan.zero=3"], "--set"),
         (["--sweep", "--set", "seed=3"], "--set"),
         (["--random", "1", "--set", "seed=3", "--set", "plan.zero=3"], "--set"),
-        (["--mutants", "--ranks", "4"], "--ranks"),
-        (["--mutants", "--max-ranks", "4"], "--max-ranks 4"),
+        (["--sweep", "--ranks", "4"], "--ranks"),
         (["--max-ranks", "4"], "--max-ranks 4"),
     ],
 )
@@ -207,23 +206,9 @@ def test_every_plan_can_be_given_as_options(plan: Plan) -> None:
     assert reduced(resolve(Given("demo", tuple(sets))).plan) == plan
 
 
-def test_mutants_are_counted_and_one_that_escapes_fails(call, monkeypatch, tmp_path: Path) -> None:
-    caught = [v for v in mutants.CATALOGUE if v.name == "accumulated-in-bf16"]
-    escaped = caught[0]._replace(name="harmless", make=lambda original, mesh: original)
-    out = tmp_path / "m.json"
-    monkeypatch.setattr(mutants, "CATALOGUE", [*caught, escaped])
-    assert call("--mutants", "--json", str(out)) == 1
-    found = json.loads(out.read_text())
-    assert (found["caught"], found["total"]) == (1, 2)
-    first = found["mutants"][0]
-    assert first["name"] == "accumulated-in-bf16" and first["caught"] is True
-    assert first["by"][0]["quantities"] == ["gradient", "gradient norm"] and first["by"][0]["plan"]
-
-
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["--sweep", "--mutants"], 2),
         (["--sweep", "--random", "3"], 2),
         (["--random", "0"], 2),
         (["--json", "nowhere/x.json"], 4),

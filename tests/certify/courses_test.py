@@ -6,11 +6,12 @@ from typing import Any, get_args
 
 import pytest
 
+from faults import steps
+from faults.run import CATALOGUE
 from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import Certificate, certificate, examine
 from trivium.certify.courses import LARGEST_SCALE, LONG, LONG_STEPS, OVERFLOWS, PlainScale, rate, schedules
-from trivium.certify.faults import steps
 from trivium.certify.random_plans import random_plans
 from trivium.certify.reduce import DEEP_LAYERS, LONG_RANKS, MANY_MICRO_BATCHES, reduced
 from trivium.certify.reference import compute_reference, recipe_of, sizes_until, tokens_after
@@ -72,7 +73,7 @@ def test_they_agree_on_two_ranks(degrees: dict[str, Any], way: Way) -> None:
         m
         if m.name in ("correction-stops-growing", "masks-repeat-every-fourth-step")
         else pytest.param(m, marks=pytest.mark.broad)
-        for m in steps.FAULTS
+        for m in CATALOGUE[steps]
     ],
     ids=lambda m: m.name,
 )

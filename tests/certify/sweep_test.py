@@ -57,5 +57,4 @@ def test_ranks_certify_on_processors_also_where_there_are_accelerators(monkeypat
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     sweep._certify_rank(ALONE, {}, AS_IT_IS, tmp_path)
-    sweep.certify_with_faults(ALONE, [], AS_IT_IS, tmp_path)
     assert not chosen

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trivium.chaos import poison
-from trivium.chaos.poison import KINDS, poison_often
-from trivium.chaos.scene import LAYOUTS
+from chaos import poison
+from chaos.poison import KINDS, poison_often
+from chaos.scene import LAYOUTS
 from trivium.errors import Preempted
 from trivium.training import culprit, spikes
 from trivium.training.preemption import EndedAtOnce
@@ -14,8 +14,8 @@ from trivium.training.preemption import EndedAtOnce
 
 @pytest.mark.broad
 def test_every_poison_is_noticed_and_its_culprit_named(tmp_path: Path) -> None:
-    found = poison_often(tmp_path, poisons=len(KINDS))
-    assert found["passed"] and found["undetected"] == 0, found["losses"]
+    found = poison_often(tmp_path, len(KINDS))
+    assert found["losses"] == [] and found["undetected"] == 0
     assert found["poisons"] == found["rightly_named"] == len(KINDS)
 
 
@@ -26,8 +26,8 @@ def test_every_kind_of_poison_meets_every_layout() -> None:
 
 def test_a_watch_that_accepts_everything_is_found(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(spikes.SpikeWatch, "_cause", lambda self, totals: "")
-    found = poison_often(tmp_path, poisons=1)
-    assert not found["passed"] and found["undetected"] == 1
+    found = poison_often(tmp_path, 1)
+    assert found["undetected"] == 1
 
 
 @pytest.mark.broad
@@ -46,8 +46,8 @@ def test_a_search_that_names_another_culprit_is_found(tmp_path: Path, monkeypatc
         return found
 
     monkeypatch.setattr(poison, "find_culprit", other)
-    found = poison_often(tmp_path, poisons=1)
-    assert not found["passed"] and found["undetected"] == 0 and found["rightly_named"] == 0
+    found = poison_often(tmp_path, 1)
+    assert found["losses"] and found["undetected"] == 0 and found["rightly_named"] == 0
 
 
 @pytest.mark.parametrize("ended", [Preempted("asked by SIGTERM"), EndedAtOnce(15)])
@@ -57,4 +57,4 @@ def test_one_who_is_asked_to_end_has_missed_no_poison(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(poison, "start", start)
     with pytest.raises(type(ended)):
-        poison_often(tmp_path, poisons=1)
+        poison_often(tmp_path, 1)

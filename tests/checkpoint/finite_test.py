@@ -15,6 +15,7 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import is_finite
 from trivium.checkpoint.reshard import reshard
 from trivium.checkpoint.save import Fragment, save
+from trivium.checkpoint.summary import summary
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
@@ -54,6 +55,33 @@ def test_every_value_that_is_not_finite_is_found_and_no_large_one_is_taken_for_i
     assert not is_finite(both)
     assert is_finite(torch.full((64,), torch.finfo(dtype).max, dtype=dtype)), "only their sum overflows"
     assert is_finite(torch.empty(0, dtype=dtype)) and is_finite(torch.ones(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_checkpoint_is_finite_exactly_where_each_of_its_values_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(pieces, "is_finite", lambda values: True)
+    size = 300_001  # of more than one block in every dtype, and no multiple of one
+    values = torch.full((size,), torch.finfo(dtype).max, dtype=dtype)
+    values[::2] = -torch.finfo(dtype).tiny
+    for step, (place, value) in enumerate(
+        [(0, math.nan), (150_000, math.inf), (size - 1, -math.inf), (size - 2, -math.nan), (0, 0.0)]
+    ):
+        changed = values.clone()
+        changed[place] = value
+        held = [fragment("weights/a", 1.0), Fragment("weights/b", (size,), Box((0,), (size,)), changed)]
+        held.append(Fragment("count", (1,), Box((0,), (1,)), torch.tensor([-1])))  # all bits of an integer
+        checkpoint = Checkpoint.open(save(tmp_path, step, held, Mesh.single(), {}))
+        found = summary(checkpoint.directory, verified=True)
+        if math.isfinite(value):
+            checkpoint.refuse_not_finite()
+            assert found["state"] == "verified"
+            continue
+        assert found["state"] == "not finite" and "weights/b holds a NaN or an infinity" in found["problem"]
+        with pytest.raises(CheckpointError, match="weights/b holds"):
+            checkpoint.refuse_not_finite()
+        checkpoint.refuse_not_finite(share=1, shares=2)  # the only file is the first rank's
 
 
 @pytest.mark.parametrize("kind", ["weights", "master", "moment1", "moment2"])

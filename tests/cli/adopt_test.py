@@ -74,7 +74,10 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
 
 def test_a_share_that_validates_beside_pairs_that_do_is_refused(trivium) -> None:
     code, said = adopt(trivium, "web", "--validation", "code", "--set", SHARE)
-    assert code == 2 and "--set tokens.validation_fraction: with --validation" in said
+    assert (
+        code == 2
+        and "--set tokens.validation_fraction: `trivium data adopt` does not read this; --validation" in said
+    )
     assert not Path("run").exists()
 
 

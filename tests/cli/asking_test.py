@@ -189,7 +189,8 @@ def test_generate_names_what_it_cannot_do(root, run, tmp_path):
             trivium("generate", *words, sets=FEW)
     for named in (("--prompt", "a"), ("--file", "riddles"), ("--interactive",)):
         with pytest.raises(
-            ConfigError, match=rf"--set generation\.prompts: {named[0]} says what is continued"
+            ConfigError,
+            match=rf"--set generation\.prompts: `trivium generate` does not read this; {named[0]} gives",
         ):
             trivium("generate", run, *named, sets=(*FEW, "generation.prompts=[Item]"))
     with pytest.raises(ConfigError, match=r"generation\.sampling\.top_p"):
@@ -401,7 +402,7 @@ def test_settings_that_a_verb_which_reads_a_training_does_not_use_are_refused(ru
     of_its_own = "tokens.vocabulary=300" if verb == "prove" else "training.lr=0.5"
     for other in (of_its_own, "curate.dedup.threshold=0.5", "search.top=3"):
         with pytest.raises(
-            ConfigError, match=f"^--set {other.split('=')[0]}: `trivium {verb}` reads what is trained"
+            ConfigError, match=f"^--set {other.split('=')[0]}: `trivium {verb}` does not read"
         ):
             trivium(verb, *place, sets=("seed=3", other))
     if verb != "prove":

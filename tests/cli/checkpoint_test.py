@@ -14,6 +14,7 @@ import torch
 from cli.main_test import imported, trivium
 from plans import small
 from trivium.certify.certificate import RULE
+from trivium.checkpoint import pieces
 from trivium.checkpoint.format import step_name
 from trivium.checkpoint.lease import holding
 from trivium.checkpoint.load import Checkpoint
@@ -71,6 +72,23 @@ def test_ls_lists_what_is_there_and_tells_damage(call, run: Path) -> None:
     assert [c["step"] for c in json.loads((run / "ls.json").read_text())["checkpoints"]] == [10, 20]
     damage(folder(run, 20))
     assert "damaged" in call("ls", "--verify")[1]
+
+
+def test_verify_and_ls_name_the_tensor_that_is_not_finite_and_rm_keeps_another(
+    call, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = small()
+    trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
+    trainer.buckets[0].weights[3] = float("nan")
+    monkeypatch.setattr(pieces, "is_finite", lambda values: True)
+    save(run / "training" / "checkpoints", 30, fragments(trainer), Mesh.single(), {"plan": to_tree(plan)})
+    code, told = call("verify", "--all")
+    assert code == 5 and told.count(": verified; ") == 2
+    assert "not finite" in told and "weight holds a NaN or an infinity; use an older checkpoint" in told
+    assert call("verify", "20")[0] == 0
+    assert "not finite" in call("ls", "--verify")[1]
+    code, told = call("rm", "10", "20")
+    assert code == 2 and "none of the 1 checkpoints that would remain is good" in told
 
 
 def test_verify_names_the_damaged_file_and_exits_with_5(call, run: Path) -> None:

@@ -1,5 +1,7 @@
 """Trainings side by side: after as many tokens, the best first, with the settings that tell them apart."""
 
+import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from trivium.cli.compare import WINDOW, comparison
 from trivium.cli.run_config import Given, resolve
 from trivium.errors import DataError
 from trivium.training.metrics import METRICS, append
-from trivium.training.record import Record, write_record
+from trivium.training.record import Record, read_record, write_record
 
 
 def trained(run: Path, *sets: str, steps: int, loss: float) -> Path:
@@ -48,3 +50,23 @@ def test_many_differences_are_named_and_a_field_without_its_section_only_where_t
 def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere/training/metrics.jsonl is missing"):
         comparison([tmp_path / "nowhere"])
+
+
+def test_memory_does_not_grow_with_the_number_of_steps(tmp_path: Path) -> None:
+    """Neither that of a comparison, nor that of looking up a step of a record."""
+    runs = [trained(tmp_path / name, steps=1, loss=3.0) for name in ("short", "long")]
+    for run, steps in zip(runs, (2_900, 3_000), strict=True):
+        lines = (
+            json.dumps(
+                {"step": step, "sequences": 1, "tokens": 10 * step, "loss": 1 / step, "note": "x" * 300}
+            )
+            for step in range(1, steps + 1)
+        )
+        (run / "training" / METRICS).write_text("\n".join(lines) + "\n")
+    comparison(runs)  # imports
+    tracemalloc.start()
+    comparison(runs)
+    record = read_record(runs[1] / "training")
+    assert record.steps_done == 3_000 and record.logged_of(2_999)["tokens"] == 29_990
+    assert tracemalloc.get_traced_memory()[1] < 1_500_000
+    tracemalloc.stop()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trivium.chaos.scene import VOCABULARY, write_tokens
+from chaos.scene import VOCABULARY, write_tokens
 from trivium.cli import main as entry
 from trivium.cli import train
 from trivium.cli.failure import leave_exit_code

@@ -16,8 +16,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from chaos.scene import write_tokens
 from trivium import __version__
-from trivium.chaos.scene import write_tokens
 from trivium.checkpoint.durable import remedy_of
 from trivium.cli import main as entry
 from trivium.cli.main import VERBS

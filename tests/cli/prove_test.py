@@ -1,12 +1,14 @@
 """`trivium prove` is of the training that was done, or refused before anything is trained."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from trivium.chaos.scene import job, plan
+from chaos.scene import job, plan
 from trivium.checkpoint.format import step_name
+from trivium.checkpoint.lease import Holder, holder_of
 from trivium.cli import prove
 from trivium.cli.main import command_line
 from trivium.cli.options import given_for, open_run
@@ -28,6 +30,7 @@ def trained(tmp_path: Path) -> Path:
     for name in ("tokens", "training"):
         (out / name).mkdir(parents=True)
         write_json(out / name / STAMP, describe(verb=name, config=TRAIN.config(run), inputs={}))
+    (out / "training" / CHECKPOINTS / step_name(10)).mkdir(parents=True)
     write_json(out / "config.json", to_tree(run.config))
     return out
 
@@ -60,12 +63,48 @@ def test_the_same_training_is_done_again_under_any_layout(
     assert proved(trained, monkeypatch, "plan.layout.tensor=1", "training.supervision.hang_seconds=7")
 
 
-@pytest.mark.parametrize("name", prove.CHOSEN)
+def test_a_proof_that_cannot_be_begun_leaves_the_one_before_it(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert proved(trained, monkeypatch)
+    before = {p: p.read_bytes() for p in trained.rglob("*") if p.is_file()}
+    (trained / "training" / CHECKPOINTS / step_name(10)).rmdir()
+    with pytest.raises(CheckpointError, match="more than 2 steps before the last"):
+        proved(trained, monkeypatch, "plan.layout.tensor=1")
+    assert {p: p.read_bytes() for p in trained.rglob("*") if p.is_file()} == before
+
+
+def test_the_folder_of_a_proof_is_held_while_it_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = job(tmp_path, tmp_path / "resume", plan({}), steps=10)
+    reference = tmp_path / "reference"
+    (reference / CHECKPOINTS / step_name(4)).mkdir(parents=True)
+    (reference / METRICS).touch()
+    copy, held = proving.shutil.copytree, []
+
+    def copied(source: Path, to: Path) -> None:
+        held.append(holder_of(given.out))
+        copy(source, to)
+
+    def started(job: TrainingJob, *, lease: Holder, **_: object) -> None:
+        held.append(lease)
+
+    monkeypatch.setattr(proving.shutil, "copytree", copied)
+    monkeypatch.setattr(proving, "start", started)
+    with pytest.raises(TriviumError, match="before rank"):
+        prove_resume(given, reference=reference)
+    assert [each.pid for each in held] == [os.getpid()] * 2 and holder_of(given.out) is None
+
+
+@pytest.mark.parametrize("name", [path.split(".")[1] for path in prove.CHOSEN])
 def test_what_a_proof_chooses_itself_is_no_setting_of_it(
     name: str, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = "training.evaluation={every: 5, tasks: hans}" if name == "evaluation" else f"training.{name}=4"
-    with pytest.raises(ConfigError, match=rf"training\.{name}\S*.*: `trivium prove` chooses this itself"):
+    with pytest.raises(
+        ConfigError, match=rf"training\.{name}\S*.*: `trivium prove` does not read this; it is chosen"
+    ):
         proved(trained, monkeypatch, setting)
 
 
@@ -84,7 +123,9 @@ def test_a_proof_changes_nothing_else_of_the_training(
     changed = [
         line.split(":")[0] for line in differences(to_tree(given.training), to_tree(started[0].training))
     ]
-    assert {*changed, "evaluation"} == set(prove.CHOSEN) and given.examiner is None
+    assert {f"training.{name}" for name in (*changed, "evaluation")} == set(
+        prove.CHOSEN
+    ) and given.examiner is None
 
 
 @pytest.mark.parametrize(("saved", "steps"), [((8, 9, 10), 10), ((10,), 10)])

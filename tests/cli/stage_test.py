@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trivium.checkpoint.lease import holder_of, holding
+from trivium.checkpoint.lease import LEASE, holder_of
 from trivium.cli import stage as stages
 from trivium.cli.options import given_for, open_run
 from trivium.cli.run_config import Given, resolve
@@ -341,21 +341,41 @@ def test_who_is_refused_by_the_lease_changes_nothing_of_the_job_that_holds_it(
         assert files(bench.root) == before
         return {}
 
-    if writes == "in place":
-        perform(training(bench, meddle), bench.run("training.lr=0.1"))
-    else:
-        with holding(bench.root / "training", print):
-            meddle(None, None, None)
+    perform(training(bench, meddle, writes=writes), bench.run("training.lr=0.1"))
 
 
-def test_work_in_place_is_handed_the_lease_of_the_folder_that_it_writes(bench: Bench):
+def test_work_afresh_empties_what_it_wrote_before_and_sets_aside_what_it_did_not(bench: Bench, capsys):
+    folder, outside = bench.root / "training", bench.root / "outside"
+
+    def refuse_leftovers(run, out, progress):
+        assert {path.name for path in out.iterdir()} == {LEASE, STARTED, "result"}
+        (out / "deep").mkdir()
+        (out / "deep" / "part").write_text("half")
+        (out / "link").symlink_to(outside)
+        raise DataError("it breaks off")
+
+    outside.mkdir(parents=True)
+    (outside / "kept").write_text("dear")
+    folder.mkdir()
+    (folder / "letter").write_text("dear")
+    stage = training(bench, refuse_leftovers, writes="afresh")
+    for _ in range(3):  # after an interruption too
+        with pytest.raises(DataError, match="it breaks off"):
+            perform(stage, bench.run())
+    assert (bench.root / "training.previous" / "letter").read_text() == "dear"
+    assert f"is now in {bench.root / 'training.previous'}: no {STAMP} says" in capsys.readouterr().out
+    assert not (bench.root / "training.previous-2").exists() and (outside / "kept").is_file()
+
+
+@pytest.mark.parametrize("writes", ["in place", "afresh"])
+def test_work_is_handed_the_lease_of_the_folder_that_it_writes(bench: Bench, writes):
     def held(run, out, progress):
         assert run.lease is not None
         assert holder_of(bench.root / "training").pid == os.getpid()
         return {}
 
     for lr in ("0.1", "0.2"):
-        perform(training(bench, held), bench.run(f"training.lr={lr}"))
+        perform(training(bench, held, writes=writes), bench.run(f"training.lr={lr}"))
         assert holder_of(bench.root / "training") is None
 
 

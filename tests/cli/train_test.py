@@ -1,11 +1,12 @@
 """Which changes of a configuration a training goes on under, and which make it another training."""
 
+import json
 from functools import reduce
 from pathlib import Path
 
 import pytest
 
-from trivium.chaos.scene import VOCABULARY, write_tokens
+from chaos.scene import VOCABULARY, write_tokens
 from trivium.checkpoint.durable import remove
 from trivium.checkpoint.format import MANIFEST, read_manifest, step_name
 from trivium.cli import train
@@ -129,6 +130,28 @@ def test_ranks_that_do_not_fit_the_layout_are_refused_before_a_training_begins(
     with pytest.raises(ConfigError, match=says):
         perform(train.TRAIN, open_run(out, given_for(out, "demo", sets), tokens=tokens))
     assert not out.exists()
+
+
+def test_a_job_carries_a_hash_of_what_published_tasks_ask_wherever_their_data_lie(
+    tokens: Path, tmp_path: Path
+) -> None:
+    row = {
+        "premise": "The judge slept .",
+        "hypothesis": "The judge slept .",
+        "label": 0,
+        "gold_label": "entailment",
+    }
+    row |= {"heuristic": "constituent", "subcase": "s", "pairID": "1"}
+    asked = {}
+    for name, premise in (("a", "The judge slept ."), ("b", "The judge slept ."), ("c", "The judge sat .")):
+        (tmp_path / name / "hans").mkdir(parents=True)
+        (tmp_path / name / "hans" / "dev.jsonl").write_text(json.dumps({**row, "premise": premise}) + "\n")
+        about = f"training.evaluation={{every: 5, tasks: hans, data: {tmp_path / name}}}"
+        sets = [*(f"{field}={value}" for field, value in SMALL.items()), about]
+        run = open_run(tmp_path / "run", given_for(tmp_path / "run", "demo", sets), tokens=tokens)
+        job, _ = train.examined(train.job_for(run, tmp_path / "out"), run)
+        asked[name] = job.questions
+    assert list(asked["a"]) == ["questions of task hans"] and asked["a"] == asked["b"] != asked["c"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pkgutil
 import re
 import time
 import unicodedata
+from contextlib import contextmanager
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,7 @@ import tokenizers
 
 import trivium.corpus
 from corpus.hostile import KINDS, WORDS
+from corpus.hostile_parquet import HOSTILE
 from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.clean.tidy import MOST_MARKS, NotTidied, tidy
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, ExtractConfig, ReadConfig
@@ -27,12 +30,13 @@ from trivium.corpus.filters import FILTERS
 from trivium.corpus.harvest.heldout import passages
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
+from trivium.corpus.read.parquet_headers import declared, footer_problem
 from trivium.corpus.read.read import read_any
 from trivium.corpus.select.classifier import Classifier
 from trivium.corpus.select.decontaminate import Keys, cut
 from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps
-from trivium.errors import ConfigError, MachineError
-from trivium.tokens.tokenizer import given_tokenizer, train_tokenizer
+from trivium.errors import ConfigError, DataError, MachineError
+from trivium.tokens.tokenizer import given_tokenizer, load_tokenizer, train_tokenizer
 
 EXPONENT = 1.5
 UNMEASURABLE_SECONDS = 5e-3  # what the clock and a cold cache may add
@@ -230,6 +234,67 @@ def test_rows_that_refer_to_one_entry_of_a_dictionary_are_counted_as_they_are_re
     assert not any(isinstance(one, Damage) for one in read_any(path, source="s", limits=ReadConfig()))
 
 
+@contextmanager
+def arrow_memory():
+    """A pool that knows how much Arrow held at most inside."""
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    yield pool
+    pa.set_memory_pool(before)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_parquet_file_takes_more_memory_or_rows_than_its_bytes_allow(tmp_path, name):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(HOSTILE[name]())
+    limits = ReadConfig(longest_bytes=1 << 20)
+    with arrow_memory() as pool:
+        *_, last = items = list(islice(read_any(path, source="s", limits=limits), 50_000))
+    assert isinstance(last, Damage) and last.trouble in (Trouble.BOMB, Trouble.PARQUET)
+    assert len(items) < 20_000 and pool.max_memory() < 8 << 20
+    assert sum(one.records if isinstance(one, Damage) else 1 for one in items) < 2**31
+
+
+def test_page_headers_of_ordinary_parquet_files_declare_what_arrow_reads(tmp_path):
+    """With every packing, version of pages, dictionaries, nulls, lists, and many small pages."""
+    rows = [
+        {"text": f"text {n % 7} " * (n % 50), "tags": [str(n)] * (n % 3), "n": n if n % 5 else None}
+        for n in range(600)
+    ]
+    table = pa.Table.from_pylist(rows)
+    options = [{"compression": packing} for packing in ("none", "snappy", "gzip", "zstd", "lz4", "brotli")]
+    options += [{"data_page_version": "2.0"}, {"use_dictionary": False}, {"data_page_size": 256}]
+    options += [{"use_dictionary": False, "column_encoding": {"n": "DELTA_BINARY_PACKED"}}]
+    options += [{"use_dictionary": False, "column_encoding": {"text": "DELTA_LENGTH_BYTE_ARRAY"}}]
+    options += [{"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}]
+    for number, option in enumerate(options):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(table, path, row_group_size=200, **option)
+        with path.open("rb") as file:
+            assert footer_problem(file) == ""
+            opened = pq.ParquetFile(file)
+            for group in range(3):
+                told = declared(file, opened, group, {0, 1, 2})
+                chunks = [opened.metadata.row_group(group).column(n) for n in range(3)]
+                footer = sum(chunk.total_uncompressed_size for chunk in chunks)
+                assert told.rows == 200 and footer // 2 < told.unpacked <= footer
+                assert told.beside < 20 * footer
+        documents = list(read_any(path, source="s"))
+        assert [one.text for one in documents] == [row["text"] for row in rows]
+        assert documents[8].metadata == {"n": 8}
+
+
+def test_no_damaged_byte_of_a_parquet_file_ends_its_reader(tmp_path):
+    path = tmp_path / "a.parquet"
+    rows = pa.table({"text": ["a", "b"] * 50, "metadata": [{"tags": ["x", "y"]}] * 100})
+    pq.write_table(rows, path, store_schema=False, write_statistics=False)
+    data = path.read_bytes()
+    for place in range(0, len(data), 3):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
+        assert list(read_any(path, source="s")), place
+
+
 def test_a_long_run_of_one_letter_makes_no_long_token_and_comes_back_unchanged():
     text = WORDS * 50 + "a" * 50_000 + " " + WORDS
     tokenizer = train_tokenizer([text, "-" * 20_000, " " * 20_000, "é" * 20_000], 700)
@@ -255,6 +320,81 @@ def test_a_wordpiece_tokenizer_that_looks_up_words_of_any_length_is_refused_with
         given_tokenizer(str(path))
     path.write_text(path.read_text().replace("1000000", "4096"))
     assert given_tokenizer(str(path)).encode("aa") == [1, 2]
+
+
+def tokenizer_with(tmp_path, **parts):
+    """A tokenizer file of two letters, with other steps."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "<|endoftext|>": 2}, []))
+    library.add_special_tokens(["<|endoftext|>"])
+    for name, part in parts.items():
+        setattr(library, name, part)
+    library.save(str(tmp_path / "tokenizer.json"))
+    return str(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+b", "(a|aa)+b", r"(\w+)*z", r"(\s|[ ])+x", "(1*)*2", "(é|éé)+b", "(x+x+)+y"]
+)
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
+def test_a_tokenizer_whose_patterns_backtrack_is_refused_when_it_is_opened(tmp_path, part, pattern):
+    regex = tokenizers.Regex(pattern)
+    step = {
+        "normalizer": lambda: tokenizers.normalizers.Replace(regex, "a"),
+        "pre_tokenizer": lambda: tokenizers.pre_tokenizers.Split(regex, "isolated"),
+    }[part]()
+    path = tokenizer_with(tmp_path, **{part: step})
+    with pytest.raises(
+        ConfigError, match=r"tokens.tokenizer: .*tokenizer.json: \d+ times '.'.*as a\+\+ in place"
+    ):
+        given_tokenizer(path)
+    with pytest.raises(ConfigError, match=r"tokenizer.json: \d+ times '.'"):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [tokenizers.normalizers.Replace("a", "aa")] * 40,
+        [tokenizers.normalizers.Replace("a", "a" * 100_000)],
+        [tokenizers.normalizers.Replace(tokenizers.Regex(""), "a" * 40)] * 3,
+        [tokenizers.normalizers.Prepend("a" * 1000)],
+        [tokenizers.normalizers.ByteLevel()] * 40,
+        [tokenizers.normalizers.Sequence([tokenizers.normalizers.Replace("a", "aaaa")] * 2)] * 3,
+        [tokenizers.normalizers.NFC()] * 1000,
+    ],
+)
+def test_a_tokenizer_whose_steps_multiply_a_text_is_refused_before_it_encodes(tmp_path, steps):
+    path = tokenizer_with(tmp_path, normalizer=tokenizers.normalizers.Sequence(steps))
+    with pytest.raises(ConfigError, match="normalizer (may make|has 1000 steps).*; the limit is 64: remove"):
+        given_tokenizer(path)
+
+
+def test_steps_of_published_tokenizers_are_within_the_bounds(tmp_path):
+    n, p = tokenizers.normalizers, tokenizers.pre_tokenizers
+    normalizers = [
+        n.Sequence([n.Prepend("▁"), n.Replace(" ", "▁")]),
+        n.Sequence([n.Replace("``", '"'), n.Replace("''", '"'), n.NFKD(), n.StripAccents(), n.Lowercase()]),
+        n.Sequence([n.Nmt(), n.NFKC(), n.Replace(tokenizers.Regex(" {2,}"), " ")]),
+        n.BertNormalizer(),
+        n.ByteLevel(),
+    ]
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    words += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    splits = [p.Sequence([p.Split(tokenizers.Regex(words), "isolated"), p.ByteLevel(use_regex=False)])]
+    splits += [p.ByteLevel(), p.Metaspace(), p.BertPreTokenizer(), p.Sequence([p.Digits(), p.Punctuation()])]
+    for normalizer in normalizers:
+        for split in splits:
+            path = tokenizer_with(tmp_path, normalizer=normalizer, pre_tokenizer=split)
+            assert given_tokenizer(path).vocabulary == 3
+
+
+def test_a_panic_while_a_text_is_encoded_is_an_error_with_a_remedy(tmp_path):
+    regex = tokenizers.Regex(r"(?:ab|a|b)+(?:ab|ba)+c")  # no run of one letter is slow
+    path = tokenizer_with(tmp_path, pre_tokenizer=tokenizers.pre_tokenizers.Split(regex, "isolated"))
+    tokenizer = given_tokenizer(path)
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(DataError, match=r"cannot encode a text \(.*retry-limit.*; write the patterns"):
+            encode("ab" * 5000)
 
 
 def test_a_web_token_is_looked_for_once_in_a_run_of_its_characters(tmp_path):

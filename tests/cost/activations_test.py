@@ -19,6 +19,7 @@ from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 
 WIDE = {"model": {"layers": 3}, "layout": {"pipeline": 1, "data": 1}, "batch": {"sequences": 2, "micro": 2}}
+QK_NORMS = ("none", "each_head", "all_heads")
 SAMPLED = 25  # layouts of the sweep
 MIXED = [
     {"mode": "layer", "every": 2},
@@ -86,6 +87,54 @@ def in_pairs(*factors: Sequence[Any]) -> list[Any]:
     quick = (sum(places) % min(map(len, factors)) == 0 for places in indices)
     slow = (() if is_quick else pytest.mark.slow for is_quick in quick)
     return [pytest.param(*values, marks=marks) for values, marks in zip(product_of(*factors), slow)]
+
+
+def random_plans(number: int) -> list[Plan]:
+    """Random legal plans of three stages: the embedding, one layer, the head."""
+    draw, found = random.Random(1), []
+    while len(found) < number:
+        tensor, context, queries = draw.choice((1, 2, 3)), draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 3))
+        groups = tensor * draw.choice((1, 2, context))
+        apart, family = draw.choice((True, False)), draw.choice(("gpt", "llama", "llama"))
+        norms = {"qk_norm": draw.choice(QK_NORMS), "norm_position": draw.choice(("before", "after"))}
+        plan = Plan.model_validate({
+            "model": {
+                "family": family,
+                "layers": 1,
+                "hidden": groups * queries * draw.choice((4, 6, 10)),
+                "heads": groups * queries,
+                "kv_heads": groups if queries > 1 else None,
+                "head_width": draw.choice((None, 8)),
+                "qkv_bias": family == "llama" and draw.choice((True, False)),
+                **(norms if family == "llama" else {}),
+                "ffn": tensor * draw.randint(5, 60),
+                "vocabulary": draw.randint(5, 90),
+                "vocabulary_multiple": draw.choice((1, 3, 4)),
+                "window": draw.choice((None, 1, 3, 7)),
+                "sequence": 2 * tensor * context * draw.randint(1, 6),
+                "head": draw.choice(("tied", "untied")),
+                "documents": "apart" if apart else "joined",
+                "end_of_text": 3 if apart else 0,
+                "dropout": draw.choice((0.0, 0.1)),
+            },
+            "layout": {"tensor": tensor, "context": context, "pipeline": 3},
+            "batch": {"sequences": 12, "micro": draw.choice((1, 2, 3))},
+            "partition": {"layers": (0, 1, 0)},
+            "schedule": draw.choice(("1f1b", "zb-h1")),
+            "recompute": {"activation_function": draw.choice((True, False)), "mode": draw.choice(tuple(MODES))},
+            "precision": {"weights": draw.choice(("bf16", "fp64"))},
+            "sequence_parallel": draw.choice((True, False)),
+            "context_attention": draw.choice(("ring", "ulysses")),
+        })  # fmt: skip
+        found += [] if plan.check() else [plan]
+    return found
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_each_part_keeps_what_is_counted_in_random_plans(number: int) -> None:
+    for plan in random_plans(48)[number::4]:
+        for stage in range(3):
+            assert counted(plan, stage, "with memory").bytes == predicted(plan, stage), f"{stage} of {plan}"
 
 
 @pytest.mark.broad

@@ -7,6 +7,7 @@ from trivium.cost.case import case_of
 from trivium.cost.compute import flops_per_token, hardware_flops, layer_flops, model_flops, stage_flops
 from trivium.cost.stages import layers_by_stage
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.plan import Plan
 
 
 def paper_flops(
@@ -57,14 +58,20 @@ def test_a_window_counts_as_many_keys_for_every_query_in_the_layers_that_have_it
     assert hardware_flops(again).recompute == tokens * width * (32 + 8 * (layers - 1))
 
 
+def visible(plan: Plan) -> float:
+    """The share of the causal pairs of positions that windows leave, over all layers."""
+    case = case_of(plan)
+    return float(case.of_a_layer(lambda layer: layer.attention.scores(case).visible))
+
+
 @pytest.mark.parametrize("window", [1, 5, 31, 32, 40])
 def test_the_share_of_pairs_that_windows_leave_is_that_of_counting_them(window):
     plan = small(model={"window": window, "window_from": 2, "full_every": 3})
     layers, sequence = plan.model.layers, plan.model.sequence
     through = [plan.model.window_of(n) or sequence for n in range(layers)]
     pairs = [sum(min(query + 1, reach) for query in range(sequence)) for reach in through]
-    assert case_of(plan).seen == pytest.approx(sum(pairs) / (layers * sequence * (sequence + 1) / 2))
-    assert case_of(small()).seen == case_of(mt_nlg()).seen == 1
+    assert visible(plan) == pytest.approx(sum(pairs) / (layers * sequence * (sequence + 1) / 2))
+    assert visible(small()) == visible(mt_nlg()) == 1
 
 
 def test_model_flops_leave_out_recomputation_and_padding():
@@ -97,9 +104,10 @@ def test_heads_of_a_given_width_cost_the_products_of_their_columns():
     shape = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "vocabulary": 8, "sequence": 16, "ffn": 96}
     wide = ModelShape(family="llama", head_width=24, **shape)
     matrices = 64 * (4 * 24 + 2 * 2 * 24) + 4 * 24 * 64 + 3 * 64 * 96
-    assert layer_flops(wide, 16).forward == 2 * 16 * matrices + 2 * 2 * 16 * 16 * 4 * 24
+    assert layer_flops(wide.each_layer[0], 16, 16).forward == 2 * 16 * matrices + 2 * 2 * 16 * 16 * 4 * 24
     narrow = ModelShape(family="llama", **shape)
-    assert layer_flops(narrow, 16) == layer_flops(narrow.model_copy(update={"head_width": 16}), 16)
+    same = narrow.model_copy(update={"head_width": 16})
+    assert layer_flops(narrow.each_layer[0], 16, 16) == layer_flops(same.each_layer[0], 16, 16)
 
 
 def test_six_flops_per_parameter_and_token_is_the_leading_term():

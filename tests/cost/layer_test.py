@@ -1,6 +1,7 @@
 """Laws of one layer's time, and of the pieces around it: each is asked against arithmetic of its own."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,16 @@ from trivium.cost.rank_parameters import layer_parameters
 from trivium.cost.replicas import STEP_OPERATIONS, Fullest, data_seconds, optimizer_seconds
 from trivium.cost.setting import Setting, setting
 from trivium.cost.stack import Stack, stack_named, stacks
+from trivium.plan.layers.mlp_gated import MlpGated
 
 SELENE, OURS = machine_named("selene"), stack_named("trivium")
 CASE = case_of(mt_nlg())
+COLUMNS = 4 * 20480  # of the feed-forward half
+
+
+def shaped(**model: Any) -> Case:
+    """The case of MT-NLG with another model."""
+    return case_of(mt_nlg(model=model))
 
 
 def at(stack: Stack = OURS, case: Case = CASE, **over: float) -> Setting:
@@ -32,8 +40,10 @@ def priced(stack: Stack = OURS, **over: float) -> Prices:
 @pytest.mark.parametrize("stack", sorted(stacks()))
 def test_the_gate_of_a_feed_forward_is_a_third_product_forward_and_two_more_backward(stack: str) -> None:
     here = at(stack_named(stack))
-    without, gated = (layer_work(replace(CASE, gated=n), here.device, here.stack) for n in (0, 1))
-    product = 2 * CASE.positions * CASE.hidden * CASE.ffn / CASE.tensor / here.device.peak
+    ((layer, _),) = CASE.different_layers
+    with_gate = replace(CASE, different_layers=((replace(layer, mlp=MlpGated(20480, COLUMNS)), 1.0),))
+    without, gated = (layer_work(case, here.device, here.stack) for case in (CASE, with_gate))
+    product = 2 * CASE.positions * CASE.hidden * COLUMNS / CASE.tensor / here.device.peak
     assert product <= gated.forward - without.forward < 2 * product
     assert 2 * product <= gated.backward - without.backward < 4 * product
 
@@ -53,7 +63,8 @@ def test_tensor_ranks_share_the_activation_function_that_is_computed_again() -> 
 def test_a_layer_that_ends_with_a_norm_is_computed_again_to_its_end() -> None:
     stack = OURS.model_copy(update={"stops_early": True})
     before, after = (
-        layer_work(replace(CASE, norm_after=n, recompute=LAYER), at().device, stack) for n in (0, 1)
+        layer_work(replace(shaped(family="llama", norm_position=n), recompute=LAYER), at().device, stack)
+        for n in ("before", "after")
     )
     assert after.again == pytest.approx(stack.recomputed * after.forward)
     assert before.again < after.again
@@ -106,10 +117,10 @@ def test_gradients_travel_in_their_own_dtype_and_weights_in_theirs() -> None:
 
 
 def test_heads_go_for_positions_as_queries_keys_and_values_and_come_back_as_results() -> None:
-    here = at(ring=0, context=4, tensor=4, kv_heads=16, recompute=NONE)
+    here = at(case=shaped(kv_heads=16), ring=0, context=4, tensor=4, recompute=NONE)
     c = here.case
-    one_head = c.positions * c.head_width / c.tensor * c.weight_bytes
-    moved = ((c.heads + 2 * c.kv_heads) * one_head, c.heads * one_head)
+    one_head = c.positions * (20480 // 128) / c.tensor * c.weight_bytes
+    moved = ((128 + 2 * 16) * one_head, 128 * one_head)
     fabric = here.constants.fabric
     each = (exchange_seconds(SELENE, n, 4, here.strides.context, fabric) for n in moved)
     forward, backward = context_seconds(here)
@@ -131,8 +142,8 @@ def test_a_layer_that_is_computed_again_sends_its_messages_again(ring: int) -> N
 @pytest.mark.parametrize("recompute", [NONE, LAYER])
 def test_a_faster_device_makes_no_layer_slower_whose_messages_attention_hides(recompute: int) -> None:
     """Also where the host is slower than both, whose time does not depend on what it waits for."""
-    case = replace(CASE, ring=1, context=8, recompute=recompute, hidden=1024, heads=16, kv_heads=16, tensor=1)
-    case = replace(case, head_width=64, ffn=4096, micro=1, sequence=4096)
+    small = shaped(hidden=1024, heads=16, sequence=4096)
+    case = replace(small, ring=1, context=8, recompute=recompute, tensor=1, micro=1)
     seconds, shown = [], []
     for faster in (1, 2, 4, 8):
         peak = SELENE.peak.model_copy(update={"bf16": SELENE.peak.bf16 * faster})
@@ -148,7 +159,9 @@ def test_a_norm_over_all_heads_and_a_split_vocabulary_send_a_few_numbers_of_ever
     here = at(recompute=NONE)
     road = here.road(CASE.tensor, here.strides.tensor)
     numbers = float(all_reduce_seconds(8 * CASE.positions, CASE.tensor, road)) * here.slowness
-    over, plain = (priced(recompute=NONE, over_heads=n) for n in (1, 0))
+    over, plain = (
+        prices(at(case=shaped(family="llama", qk_norm=n), recompute=NONE)) for n in ("all_heads", "none")
+    )
     for one, other in (
         (over.layer_forward, plain.layer_forward),
         (over.layer_backward, plain.layer_backward),
@@ -160,9 +173,10 @@ def test_a_norm_over_all_heads_and_a_split_vocabulary_send_a_few_numbers_of_ever
 
 def test_attention_through_windows_takes_the_share_of_pairs_that_they_leave() -> None:
     device, launch = at().device, prior_constants().operation_seconds
-    whole, quarter = (attention_seconds(replace(CASE, seen=n), device) for n in (1.0, 0.25))
-    for one, other in zip(whole, quarter, strict=True):
-        assert float(one) - launch == pytest.approx(4 * (float(other) - launch))
+    whole, part = (attention_seconds(shaped(window=n), device) for n in (None, 512))
+    share = (512 * 513 / 2 + (2048 - 512) * 512) / (2048 * 2049 / 2)
+    for one, other in zip(whole, part, strict=True):
+        assert share * (float(one) - launch) == pytest.approx(float(other) - launch)
 
 
 def test_wider_elements_move_more_bytes_and_tensor_ranks_share_positions_between_regions() -> None:

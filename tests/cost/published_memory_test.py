@@ -1,13 +1,15 @@
 """Peak allocated memory of published runs. The figures are measured, and nothing is fitted to them."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
-from trivium.cost.case import LAYER, NONE, Case
+from trivium.cost.case import LAYER, NONE, Case, model_numbers
 from trivium.cost.published_memory import published_memory
 from trivium.cost.stack import stack_named
+from trivium.plan.model_shape import ModelShape
 
 LLAMA_70B = {"layers": 12, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672}
 LLAMA_405B = {"layers": 4, "hidden": 16384, "heads": 128, "kv_heads": 16, "ffn": 53248}
@@ -23,16 +25,21 @@ MEASURED = [
 
 
 def case(model: dict[str, int], **over: int) -> Case:
-    fixed = {"gated": 1, "vocabulary": 128256, "tied": 0, "dropout": 0, "pipeline": 1, "chunks": 1, "data": 1}
+    family = "gpt" if over.get("tied") else "llama"
+    shape = ModelShape(
+        **{"sequence": 4096, "vocabulary": 128256, **model},
+        family=family,
+        head="tied" if over.get("tied") else "untied",
+    )
+    fixed = {**model_numbers(shape), "vocabulary": 128256, "pipeline": 1, "chunks": 1, "data": 1}
     run = {
         "micro": 1,
         "micro_batches": 4,
         "recompute": NONE,
         "recompute_every": 1,
         "zero": 1,
-        "sequence": 4096,
     }
-    given = {**fixed, **run, **model, "head_width": model["hidden"] // model["heads"], **over}
+    given = {**fixed, **run, **over}
     return Case(**{"tensor": 1, "context": 1, "sequence_parallel": int(given.get("tensor", 1) > 1), **given})
 
 
@@ -46,9 +53,17 @@ def test_the_measured_peak_is_predicted_within_one_percent(model, layout, gib) -
     assert predicted(case(model, **layout)) / 2**30 == pytest.approx(gib, rel=0.01)
 
 
+def _together(values: list[Any]) -> Any:
+    """The numbers of several cases as an array; of their parts all, each with a share of 1 in its own case."""
+    if not isinstance(values[0], tuple):
+        return np.array(values)
+    own = np.eye(len(values))
+    return tuple((part, own[n] * share) for n, parts in enumerate(values) for part, share in parts)
+
+
 def test_runs_at_once_are_each_run_alone() -> None:
     cases = [case(model, **layout) for model, layout, _ in MEASURED]
-    together = Case(**{k: np.array([getattr(c, k) for c in cases]) for k in vars(cases[0])})
+    together = Case(**{k: _together([getattr(c, k) for c in cases]) for k in vars(cases[0])})
     found = published_memory(together, stack_named("megatron-core-plain"))
     assert found.tolist() == [predicted(c) for c in cases]
 
@@ -88,6 +103,7 @@ def test_a_recomputed_layer_keeps_its_input_and_no_more() -> None:
 
 
 def test_attention_that_keeps_its_scores_grows_with_the_square_of_the_sequence() -> None:
-    gpt = {**LLAMA_70B, "gated": 0, "kv_heads": 64, "scores_kept": 1, "tied": 1}
-    growth = [predicted(case(gpt, sequence=s), "megatron-2021") for s in (8192, 16384, 32768)]
+    gpt = {**LLAMA_70B, "kv_heads": 64}
+    kept = {"scores_kept": 1, "tied": 1}
+    growth = [predicted(case(gpt, sequence=s, **kept), "megatron-2021") for s in (8192, 16384, 32768)]
     assert growth[2] - growth[1] > 3.5 * (growth[1] - growth[0])

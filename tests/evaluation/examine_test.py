@@ -13,7 +13,7 @@ from trivium.errors import TriviumError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
 from trivium.evaluation.config import BenchmarkConfig
-from trivium.evaluation.examine import examiner_of
+from trivium.evaluation.examine import examiner_of, question_digests
 from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
 from trivium.tokens.tokenizer import load_tokenizer
@@ -63,6 +63,26 @@ def job(tokens: Path, out: Path, every: int, **degrees) -> TrainingJob:
 def benchmarks():
     of = definition("hans")
     return [prepare(of, Rows(HANS, None, "set", "set"), ASKED)]
+
+
+def digests(rows=HANS, shots=None, asked=ASKED) -> dict[str, str]:
+    return question_digests([prepare(definition("hans"), Rows(rows, shots, "set", "set"), asked)], asked)
+
+
+def test_digests_of_questions_differ_exactly_where_something_else_would_be_asked():
+    assert digests() == digests([dict(row) for row in HANS]) and list(digests()) == ["questions of task hans"]
+    asked = [e.context for e in benchmarks()[0].task.examples]
+    changed = {}
+    for number in range(len(HANS)):
+        rows = [{**row, "premise": row["premise"] + "!" * (n == number)} for n, row in enumerate(HANS)]
+        changed[number] = digests(rows, shots=HANS) != digests(HANS, shots=HANS)
+        shots_only = digests(HANS, shots=rows)
+        assert shots_only != digests(HANS, shots=HANS), "any solved example may become a shot"
+        alone = ASKED.model_copy(update={"shots": (0,)})
+        assert digests(HANS, rows, alone) == digests(HANS, HANS, alone), "without shots none is shown"
+    assert sum(changed.values()) == len(asked) == ASKED.limit
+    answers = [{**row, "gold_label": "entailment", "label": 0} for row in HANS]
+    assert digests(answers) != digests()
 
 
 def examined(tokens: Path, out: Path, **degrees) -> TrainingJob:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from trivium.errors import ConfigError, MachineError
 from trivium.interchange import tracking
@@ -97,6 +98,21 @@ def test_tensorboard_shows_each_number_at_its_step_and_what_was_done_again_once(
     assert shown(tmp_path / "b", "loss") == [(1, 4.0)]
     there = tmp_path / "my run" / "tensorboard"
     assert tracker("tensorboard", there.parent, {}).close() == f"tensorboard --logdir '{there}'"
+
+
+@pytest.mark.parametrize("files_before", [7, 9])
+def test_tensorboard_shows_the_newest_numbers_however_many_files_this_process_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_before: int
+) -> None:
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(files_before))
+    for shift in (0.0, 1.0):
+        keeper = tracker("tensorboard", tmp_path, {})
+        for repeat in range(12):  # a training that was resumed again and again
+            for n in range(repeat + 1, 14):
+                keeper.add(point_of(record(n, n + repeat + shift)))
+        keeper.close()
+    expected = [(n, n + min(n - 1, 11) + 1.0) for n in range(1, 14)]
+    assert shown(tmp_path / "tensorboard", "loss") == expected
 
 
 @pytest.mark.broad

@@ -38,6 +38,7 @@ TESTED_BY = (
     *PACKAGES,
     "laws",
     "certify",
+    "faults",
     "interchange",
     "serving",
 )  # folders of tests that are mapped

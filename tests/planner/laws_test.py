@@ -8,7 +8,7 @@ import pytest
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.precision import Precision
 from trivium.planner.grid import SCHEDULE_NAMES, Candidates, Grid, Subject
-from trivium.planner.laws import LAWS, inside_a_node, legal, told
+from trivium.planner.laws import LAWS, inside_a_node, laws_of, legal, told
 
 BASE = {"layers": 5, "hidden": 24, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 12}
 OTHERS = {
@@ -118,10 +118,10 @@ def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
     assert any(expected) and not all(expected)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
-def test_every_law_can_be_broken_and_names_the_numbers(law):
+@pytest.mark.parametrize("name", ["heads", "kv_heads", "ffn", *(law.name for law in LAWS)])
+def test_every_law_can_be_broken_and_names_the_numbers(name):
     broken = 0
-    for model in MODELS.values():
+    for model, law in [(m, law) for m in MODELS.values() for law in laws_of(m) if law.name == name]:
         subject = Subject(model, 12, Precision())
         grid = product({**CHOICES, "tensor": (1, 2, 5), "pipeline": (1, 2, 6), "shards": (0, 5)})
         for row in np.flatnonzero(~law.keeps(subject, grid))[:3]:

@@ -85,8 +85,11 @@ def test_a_search_passes_over_a_group_without_documents(tmp_path, monkeypatch, d
     assert len(list(Lineage(tmp_path / "long.parquet", shard))) == documents
 
 
-def test_spans_agree_with_counting_token_by_token():
-    names, starts = list("abcd"), np.asarray([0, 3, 3, 4, 6])
+def test_spans_agree_with_counting_token_by_token(tmp_path):
+    writer = ShardWriter(tmp_path / "s", dtype="uint16")
+    writer.append(np.zeros(6, np.uint16), np.asarray([3, 0, 1, 2]))
+    writer.close()
+    names, starts = list("abcd"), TokenShard.open(tmp_path / "s").document_starts
     owner = [("a", 0), ("a", 1), ("a", 2), ("c", 0), ("d", 0), ("d", 1)]
     for first in range(13):
         for last in range(first + 1, first + 14):

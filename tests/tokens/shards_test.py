@@ -75,7 +75,7 @@ def test_what_an_independent_writer_writes_we_read(tmp_path, dtype):
     assert [shard[i].tolist() for i in range(len(shard))] == DOCUMENTS
     assert shard.tokens.tolist() == sum(DOCUMENTS, [])
     assert shard.tokens.dtype == dtype
-    assert shard.document_starts.tolist() == [0, 3, 3, 4, 44]
+    assert shard.document_starts[:].tolist() == [0, 3, 3, 4, 44]
 
 
 def test_a_document_of_several_sequences_is_one_document(tmp_path):
@@ -108,6 +108,47 @@ def test_no_document_beyond_the_last_is_given(tmp_path):
         TokenShard.open(tmp_path / "s")[4]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 3), max_size=12),
+    st.lists(st.integers(0, 12), max_size=8),
+    st.integers(0, 9),
+    st.integers(0, 9),
+)
+def test_starts_are_found_as_numpy_finds_them_in_an_array(tmp_path_factory, lengths, marks, first, count):
+    """Documents of several sequences and of none, empty sequences, and parts of a shard."""
+    prefix = tmp_path_factory.mktemp("s") / "s"
+    marks = sorted(min(mark, len(lengths)) for mark in marks)
+    reference_write(prefix, [[1] * n for n in lengths], "uint16", marks=[0, *marks, len(lengths)])
+    part = TokenShard.open(prefix).part(first, count)
+    whole = np.cumsum([0, *lengths])[[0, *marks, len(lengths)]]
+    begin = min(first, len(marks) + 1)
+    expected = whole[begin : min(begin + count, len(marks) + 1) + 1]
+    expected = expected - expected[0]
+    starts = part.document_starts
+    assert len(starts) == len(expected) and starts[:].tolist() == expected.tolist()
+    assert [starts[n] for n in range(-len(starts), len(starts))] == [*expected, *expected]
+    for token in range(int(expected[-1]) + 2):
+        for side in ("left", "right"):
+            assert starts.search(token, side=side) == np.searchsorted(expected, token, side=side)
+
+
+def test_memory_for_the_starts_of_documents_does_not_grow_with_their_number(tmp_path):
+    documents = 1_000_000
+    writer = ShardWriter(tmp_path / "s", dtype="uint16")
+    writer.append(np.zeros(documents, np.uint16), np.ones(documents, np.int64))
+    writer.close()
+    shard = TokenShard.mapped(tmp_path / "s").part(7, documents)
+    tracemalloc.start()
+    starts = shard.document_starts
+    for token in range(0, len(starts), 99_991):
+        assert starts[token] == token and starts.search(token, side="right") == token + 1
+        assert starts[token : token + 3].tolist() == [token, token + 1, token + 2]
+        assert shard[token].tolist() == [0]
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+
+
 def test_a_shard_is_opened_without_its_index_in_memory_or_a_file_open_for_it(tmp_path):
     """Every rank opens every source; who asks for documents pays for them."""
     documents = 300_000
@@ -124,7 +165,7 @@ def test_a_shard_is_opened_without_its_index_in_memory_or_a_file_open_for_it(tmp
     assert held < size // 100 and peak < size // 2
     assert len([*Path("/proc/self/fd").iterdir()]) == files + 1, "that of the ids alone"
     assert (len(part), part.tokens[:3].tolist()) == (200_000, [6, 0, 1])
-    assert part.document_starts[[0, 1, -1]].tolist() == [0, 1, 200_000]
+    assert [part.document_starts[n] for n in (0, 1, -1)] == [0, 1, 200_000]
 
 
 def test_parts_are_the_documents_they_name_also_parts_of_parts(tmp_path):
@@ -137,7 +178,7 @@ def test_parts_are_the_documents_they_name_also_parts_of_parts(tmp_path):
             part = shard.part(first, count)
             assert [part[i].tolist() for i in range(len(part))] == whole[first : first + count]
             assert (
-                part.document_starts.tolist()
+                part.document_starts[:].tolist()
                 == np.cumsum([0, *map(len, whole[first : first + count])]).tolist()
             )
             again = part.part(1, 2)

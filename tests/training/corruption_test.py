@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from chaos.scene import job, plan, write_tokens
 from ranks import on_ranks
-from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint.format import published
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh

@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from chaos.scene import job, plan, write_tokens
 from plans import small
-from trivium.chaos.scene import job, plan, write_tokens
 from trivium.cli.train import TRAIN
 from trivium.errors import ConfigError, DataError
 from trivium.tokens.manifest import read_tokens_manifest

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from chaos.life import Life
+from chaos.scene import job, plan, write_tokens
 from fake_accelerator import accelerator
-from trivium.chaos.life import Life
-from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint import pieces, verify
 from trivium.checkpoint.agree import sums
 from trivium.checkpoint.format import published

@@ -3,13 +3,14 @@
 import os
 import shutil
 import socket
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from chaos.scene import job, plan, write_tokens
 from ranks import free_port, on_ranks
-from trivium.chaos.scene import job, plan, write_tokens
 from trivium.comms.launch import Place, run_ranks
 from trivium.comms.mesh import Mesh
 from trivium.comms.terms import Terms, disagreement
@@ -93,6 +94,17 @@ def test_another_list_of_tokens_is_refused(tokens: Path, tmp_path: Path) -> None
     refused_on_both(tmp_path, jobs, DataError, "manifest of the token shards: ", "on node-b (rank 1)")
 
 
+def test_other_questions_on_the_second_host_are_refused_by_task(tokens: Path, tmp_path: Path) -> None:
+    one = job(tokens, tmp_path / "run", plan({"data": 2}), steps=2)
+    jobs = [
+        replace(one, questions={"questions of task hans": "a", "questions of task wic": "b"}),
+        replace(one, questions={"questions of task hans": "c"}),
+    ]
+    hans = "questions of task hans: a on node-a (rank 0); c on node-b (rank 1)"
+    wic = "questions of task wic: b on node-a (rank 0); absent on node-b (rank 1)"
+    refused_on_both(tmp_path, jobs, DataError, hans, wic)
+
+
 @pytest.mark.parametrize(
     "name", ["train-even.bin", "train-odd.bin", "validation-even.bin", "validation-odd.bin"]
 )
@@ -151,7 +163,7 @@ def test_paths_and_places_may_differ_between_hosts(tokens: Path, tmp_path: Path)
         job(folder, tmp_path, plan({"data": 2}), steps=2, start_from=str(folder / "step-00000001"))
         for folder in (tokens, tmp_path / "other")
     ]
-    one, two = (terms_of(each.plan, each.training, each.seed, each.tokens) for each in given)
+    one, two = (terms_of(each.plan, each.training, each.seed, each.tokens, {}) for each in given)
     assert one == two and one.digest == two.digest
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.training.job_scripts import STEPS, TRAINING, job_script, losses
 
-from trivium.chaos.scene import job, plan, write_tokens
+from chaos.scene import job, plan, write_tokens
 from trivium.training.job import start
 from trivium.training.neighbours import KEPT_SECONDS
 

@@ -20,9 +20,10 @@ from trivium.tokens.config import TokensConfig
 from trivium.tokens.digest import digest
 from trivium.tokens.encode import tokenize
 from trivium.tokens.left_out import NOWHERE, LeftOut
+from trivium.tokens.lineage import Found
 from trivium.tokens.manifest import never_read, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
-from trivium.tokens.samples import TokenDataset
+from trivium.tokens.samples import Sighting, TokenDataset
 from trivium.training import batches, lineage
 from trivium.training.config import TrainingConfig
 from trivium.training.job import start
@@ -140,6 +141,33 @@ def test_every_token_of_every_step_is_traced_to_the_document_that_saw_it_and_bac
     assert found["agrees"] and found["steps"] == STEPS and found["sightings"] > 0
 
 
+def test_sightings_that_only_one_direction_finds_are_counted(record: Record, monkeypatch) -> None:
+    right = lineage.round_trip(record)
+    assert right["only_forward"] == right["only_backward"] == 0
+    sightings = TokenDataset.sightings
+    changed: list[Sighting] = []
+
+    def wrong(data: TokenDataset, found: Found, samples: int) -> list[Sighting]:
+        seen = sightings(data, found, samples)
+        if len(changed) < 3 and seen:
+            moved = {0: {"begin": seen[0].begin + 1}, 1: {"epoch": seen[0].epoch + 1}, 2: None}[len(changed)]
+            changed.append(seen[0])
+            return [*seen[1:], *([seen[0]._replace(**moved)] if moved else [])]
+        return seen
+
+    monkeypatch.setattr(TokenDataset, "sightings", wrong)
+    found = lineage.round_trip(record)
+    assert (found["only_forward"], found["only_backward"], found["agrees"]) == (3, 2, False)
+    assert found["sightings"] == right["sightings"] and found["documents"] == right["documents"]
+
+
+def test_a_step_that_is_logged_twice_does_not_pass_for_checked(record: Record, tmp_path: Path) -> None:
+    lines = [json.dumps(each) + "\n" for each in record.logged()]
+    (tmp_path / METRICS).write_text("".join([*lines[:2], *lines[1:]]))
+    with pytest.raises(DataError, match=f"{METRICS} has step 2 twice"):
+        lineage.round_trip(replace(record, folder=tmp_path))
+
+
 @pytest.mark.parametrize(
     "gone, ended, told",
     [
@@ -152,7 +180,7 @@ def test_every_token_of_every_step_is_traced_to_the_document_that_saw_it_and_bac
 def test_steps_that_are_not_logged_do_not_pass_for_checked(
     record: Record, tmp_path: Path, gone: set[int], ended: bool, told: str
 ) -> None:
-    kept = [line for number, line in record.steps.items() if number not in gone]
+    kept = [line for line in record.logged() if line["step"] not in gone]
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in kept))
     if ended:
         (tmp_path / STAMP).write_text("{}")
@@ -170,7 +198,7 @@ def test_a_damaged_line_does_not_pass_for_its_step(
     record: Record, tmp_path: Path, line: dict, ended: bool
 ) -> None:
     """And of a number far from all others it is told at once."""
-    lines = [each | (line if step == STEPS - 1 else {}) for step, each in record.steps.items()]
+    lines = [each | (line if step == STEPS - 1 else {}) for step, each in enumerate(record.logged(), 1)]
     (tmp_path / METRICS).write_text("".join(json.dumps(each) + "\n" for each in lines))
     if ended:
         (tmp_path / STAMP).write_text("{}")

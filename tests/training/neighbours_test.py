@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 from tests.training.job_scripts import job_script
 
+from chaos.scene import job, plan, write_tokens
 from ranks import free_port
-from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint.format import published
 from trivium.comms.launch import Place, RankFailed, connected, start_ranks
 from trivium.comms.meeting import wait_until_open

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from chaos.scene import SEED, VOCABULARY, write_tokens
 from plans import small
 from trivium.certify.reference import random_rows
-from trivium.chaos.scene import SEED, VOCABULARY, write_tokens
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan

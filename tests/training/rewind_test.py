@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from spikes_test import files, job, poison_at, poison_of_tokens, spikes_of, tokens
 
-from trivium.chaos.poison import poisoned
+from chaos.poison import poisoned
 from trivium.checkpoint.format import published, step_of
 from trivium.errors import CheckpointError, DataError
 from trivium.training import lineage

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.chaos.scene import job, plan, write_tokens
+from chaos.scene import job, plan, write_tokens
 from trivium.comms.mesh import Group
 from trivium.plan.layout import Layout
 from trivium.training.job import start

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trivium.chaos.scene import job, plan, write_tokens
+from chaos.scene import job, plan, write_tokens
 from trivium.comms.mesh import Mesh
 from trivium.model.layers.block import Block
 from trivium.parallel.pipeline.executor import Span

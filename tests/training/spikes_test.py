@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from chaos.poison import Poison, poisoned
 from killing import killing
 from plans import small
 from ranks import on_ranks
 from tokens.curated import curated, documents
 from trivium.certify.certificate import RULE
 from trivium.certify.reference import random_rows
-from trivium.chaos.poison import Poison, poisoned
 from trivium.checkpoint.format import published, read_manifest, step_of
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.launch import Place
@@ -309,7 +309,7 @@ def test_ranks_leave_out_what_the_first_one_read_also_where_a_host_still_sees_an
     monkeypatch.setattr(loop, "entries_of", stale)
     start(job(tokens, tmp_path / "out", "stop", steps=2, layout={"data": 2}))
     record = read_record(tmp_path / "out")
-    logged = [record.steps[step]["batch_hash"] for step in (1, 2)]
+    logged = [one["batch_hash"] for one in record.logged()]
     assert logged == [str(record.data.digest(*record.plan.batch.at(step))) for step in (0, 1)]
 
 

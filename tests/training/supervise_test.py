@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.chaos.scene import job, plan
+from chaos.scene import job, plan
 from trivium.comms.launch import RankFailed
 from trivium.errors import TriviumError
 from trivium.training import supervise

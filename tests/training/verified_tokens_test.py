@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chaos.scene import job, plan, write_tokens
 from ranks import on_ranks
-from trivium.chaos.scene import job, plan, write_tokens
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.errors import DataError

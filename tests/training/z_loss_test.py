@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from chaos.scene import SEED, VOCABULARY, write_tokens
 from plans import small
 from trivium.certify.reference import random_rows
-from trivium.chaos.scene import SEED, VOCABULARY, write_tokens
 from trivium.comms.mesh import Mesh
 from trivium.model.inputs import Inputs
 from trivium.parallel.sharding.zero import AdamRule

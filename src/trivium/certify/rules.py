@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from trivium.plan.layers.part import Parameter
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import Parameter
 from trivium.seeds import seed_for
 
 Tensor = torch.Tensor

@@ -4,11 +4,9 @@ import json
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch._dynamo  # by every rank that recomputes, otherwise: seconds each
@@ -44,7 +42,6 @@ from trivium.provenance import code_commit
 REFERENCE_PROCESSES = 2
 TOGETHER = 24  # plans that ranks run one after the other: where one breaks, each of them runs again in ranks of its own
 CPU = torch.device("cpu")  # the reference's, and with its random numbers for dropout
-Fault = Callable[[Mesh], AbstractContextManager[None]]
 
 
 def _keep_quiet(number: int, found: Certificate) -> None:
@@ -95,33 +92,6 @@ def write_references(plans: Sequence[tuple[Plan, Way]], folder: Path) -> None:
 def reference_of(plan: Plan, way: Way, folder: Path) -> Reference:
     """What `write_references` wrote for a plan and a way."""
     return read_reference(folder / f"{reference_key(plan, way.course)}.safetensors")
-
-
-class Trial(NamedTuple):
-    """A plan to certify while a fault is in the code, and the name of its findings. everywhere: the reference is
-    computed with the fault, too, as where it is in code that both sides share."""
-
-    name: str
-    plan: Plan
-    way: Way
-    fault: Fault
-    everywhere: bool = False
-
-
-def certify_with_faults(place: Place, trials: Sequence[Trial], way: Way, folder: Path) -> None:
-    """Plans of one world size on this rank, all by one way, each with its fault; the findings go to `folder`."""
-    with way.taken(), connected(place, timeout_seconds=30, device=CPU):
-        for trial in trials:
-            mesh = _connect(trial.plan, place, way)
-            with trial.fault(mesh):
-                reference = (
-                    compute_reference(trial.plan, way.course)
-                    if trial.everywhere
-                    else reference_of(trial.plan, way, folder)
-                )
-                found = examine(trial.plan, mesh, reference, way)
-            mesh.disconnect()
-            _write(folder, trial.name, place.rank, found)
 
 
 def collect(plan: Plan, folder: Path, name: str, way: Way = AS_IT_IS) -> Certificate:
@@ -251,13 +221,14 @@ def _certify_rank(place: Place, plans: dict[int, Plan], way: Way, folder: Path) 
                 plan.compiled
             ):  # after some variants of one function, those of other plans too, it would be left as it is
                 torch.compiler.reset()
-            mesh = _connect(plan, place, way)
+            mesh = connect_mesh(plan, place, way)
             found = examine(plan, mesh, references[key], way)
             mesh.disconnect()
-            _write(folder, str(number), place.rank, found)
+            write_findings(folder, str(number), place.rank, found)
 
 
-def _connect(plan: Plan, place: Place, way: Way) -> Mesh:
+def connect_mesh(plan: Plan, place: Place, way: Way) -> Mesh:
+    """Return this rank's mesh, connected for a plan and a way of the engine."""
     ranks = place.rank, place.world_size
     return Mesh.connect(plan.layout, *ranks, CPU, ends=plan.ends, by_memory=way.by_memory)
 
@@ -267,11 +238,12 @@ def _noted(progress: Progress, before: int, total: int, plans: Sequence[Plan]) -
     return lambda known: progress(before + known, total, describe(plans[min(known, len(plans) - 1)]))
 
 
-def _write(folder: Path, name: str, rank: int, found: Findings) -> None:
+def write_findings(folder: Path, name: str, rank: int, found: Findings) -> None:
+    """Write a rank's findings under `name`, from where `collect` reads those of all ranks."""
     path = folder / f"{name}-{rank}.json"
     unfinished = path.with_suffix(".json.part")
     unfinished.write_text(json.dumps(found))
-    unfinished.rename(path)  # so that who looks meanwhile finds all of it or nothing
+    unfinished.rename(path)  # so that a reader sees the complete file or none
 
 
 def _read(path: Path) -> Findings:

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.format import MANIFEST, published, read_manifest
-from trivium.checkpoint.pieces import NOT_FINITE, TORCH_DTYPES, is_finite
-from trivium.checkpoint.verify import verify
+from trivium.checkpoint.pieces import TORCH_DTYPES
+from trivium.checkpoint.verify import refuse_not_finite, verify
 from trivium.comms.mesh import Mesh
 from trivium.config import build
 from trivium.errors import CheckpointError, ConfigError
@@ -77,13 +77,8 @@ class Checkpoint:
         verify(self.directory, self.manifest, share, shares, alive)
 
     def refuse_not_finite(self, share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard) -> None:
-        """CheckpointError naming the first of every `shares`-th tensor that holds a NaN or an infinity: whatever goes
-        on from it would be lost, though its bytes are those that were written."""
-        for name in self.names[share::shares]:
-            for piece in self.manifest["tensors"][name]["pieces"]:
-                if not is_finite(self._slice(piece, tuple(slice(0, n) for n in piece["shape"]))):
-                    raise CheckpointError(f"{self.directory}: {name} {NOT_FINITE}; use an older checkpoint")
-                alive()
+        """Raise CheckpointError naming the first tensor in every `shares`-th file that holds a NaN or an infinity."""
+        refuse_not_finite(self.directory, self.manifest, share, shares, alive)
 
     @classmethod
     def open_together(

@@ -9,12 +9,12 @@ import torch
 
 from trivium.checkpoint.durable import Written, never, read_back, write_blocks
 from trivium.checkpoint.format import DTYPE_NAMES
+from trivium.checkpoint.verify import NOT_FINITE
 from trivium.errors import CheckpointError
 from trivium.provenance import unheard
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
 DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-NOT_FINITE = "holds a NaN or an infinity"
 
 
 class Entry(NamedTuple):

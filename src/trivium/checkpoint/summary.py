@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.format import read_manifest, step_of
-from trivium.checkpoint.verify import verify
+from trivium.checkpoint.verify import refuse_not_finite, verify
 from trivium.errors import CheckpointError
 from trivium.provenance import fingerprint
 
@@ -14,17 +14,20 @@ LONGEST = 8  # figures that are shown one by one
 
 
 def summary(path: Path, *, verified: bool = False) -> dict[str, Any]:
-    """Step, size, layout, dtype and state of a checkpoint; a damaged one is described, not refused.
+    """Step, size, layout, dtype and state of a checkpoint. One that is damaged or not finite is described, not refused.
 
-    verified: its files are read and hashed too.
+    verified: read and hash its files too, and look for values that are not finite.
     """
     row: dict[str, Any] = {"step": step_of(path.name), "path": str(path)}
+    state = "damaged"
     try:
         manifest = read_manifest(path)
         if verified:
             verify(path, manifest)
+            state = "not finite"
+            refuse_not_finite(path, manifest)
     except CheckpointError as error:
-        return {**row, "state": "damaged", "problem": str(error)}
+        return {**row, "state": state, "problem": str(error)}
     plan = manifest.get("plan") or {}
     return {
         **row,

@@ -1,9 +1,10 @@
-"""Whether a checkpoint is what its manifest says: every byte of its files, every element of its tensors. No torch."""
+"""Whether a checkpoint is what its manifest says, and whether its tensors are finite. No torch."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.format import MANIFEST, covers, read_manifest
@@ -11,6 +12,17 @@ from trivium.errors import CheckpointError
 from trivium.plan.parameters import Box
 from trivium.provenance import file_sha256, unheard
 from trivium.units import shown
+from trivium.untrusted import open_regular, parse_json
+
+NOT_FINITE = "holds a NaN or an infinity"
+# Integers as wide as each float, and the bits of infinity: of the magnitudes, only those of NaN and infinity reach it.
+_INFINITY = {
+    "F64": ("<i8", 0x7FF0000000000000),
+    "F32": ("<i4", 0x7F800000),
+    "BF16": ("<i2", 0x7F80),
+    "F16": ("<i2", 0x7C00),
+}
+_BLOCK_BYTES = 1 << 18  # stays in the processor's cache while it is looked through
 
 
 def verify(
@@ -44,6 +56,49 @@ def verify(
         _verify_file(directory / name, known["bytes"], known["sha256"], alive)
         if pieces:
             _verify_pieces(directory / name, pieces)
+
+
+def refuse_not_finite(
+    directory: Path,
+    manifest: Mapping[str, Any],
+    share: int = 0,
+    shares: int = 1,
+    alive: Callable[[], None] = unheard,
+) -> None:
+    """Raise CheckpointError naming the first tensor with a piece in every `shares`-th file that holds a NaN or an
+    infinity. Whatever continues from it would be lost, though its bytes are those that were written: call it after
+    `verify`, which shows that the files have these pieces."""
+    own_files = sorted(manifest["files"])[share::shares]
+    names: dict[str, dict[str, str]] = {file: {} for file in own_files}  # of each file: piece and tensor
+    for name, tensor in sorted(manifest["tensors"].items()):
+        for piece in tensor["pieces"]:
+            if piece["file"] in names and tensor["dtype"] in _INFINITY:
+                names[piece["file"]][piece["key"]] = name
+    for file, pieces in names.items():
+        if bad := _first_not_finite(directory / file, pieces, alive):
+            raise CheckpointError(f"{directory}: {pieces[bad]} {NOT_FINITE}; use an older checkpoint")
+
+
+def _first_not_finite(path: Path, keys: Iterable[str], alive: Callable[[], None]) -> str:
+    """The first piece of a safetensors file that holds a NaN or an infinity, or nothing."""
+    try:
+        with open_regular(path) as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(size))
+            for key in keys:
+                begin, end = header[key]["data_offsets"]
+                file.seek(8 + size + begin)
+                kind, infinity = _INFINITY[header[key]["dtype"]]
+                for first in range(begin, end, _BLOCK_BYTES):
+                    bits = np.frombuffer(file.read(min(_BLOCK_BYTES, end - first)), kind)
+                    if (bits & np.iinfo(kind).max).max() >= infinity:
+                        return key
+                    alive()
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}; fix the disk or the permissions, or use an older checkpoint"
+        ) from None
+    return ""
 
 
 def refuse_incomplete(directory: Path) -> None:

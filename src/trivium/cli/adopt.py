@@ -10,15 +10,16 @@ import typer
 
 from trivium.cli.local_path import local_path
 from trivium.cli.options import (
+    CORPUS_MADE,
     DEFAULT_OUT,
+    EVERY_SECTION,
     Out,
     Preset,
+    Reads,
     Redo,
     Sets,
     given_for,
     open_run,
-    refuse_done,
-    refuse_fields,
 )
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say
@@ -66,7 +67,10 @@ def adopt(
     """
     from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
 
-    _refuse_idle(sets, validation)
+    never = {**CORPUS_MADE, "tokens.dtype": "pairs keep the dtype that they have; leave it out"}
+    if validation:
+        never["tokens.validation_fraction"] = "--validation names what validates; leave one of the two out"
+    Reads(ADOPT, EVERY_SECTION, never).check(sets)
     given = given_for(out, preset, sets)
     words = _tokenizer(given)
     known = [f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")]
@@ -95,15 +99,6 @@ def adopt(
     moved = folder.is_dir() and any(p.is_symlink() and p.resolve() not in named for p in folder.iterdir())
     perform(stage, run, redo=redo or moved)
     say(f"train on them: trivium train --out {shlex.quote(str(out))}")
-
-
-def _refuse_idle(sets: list[str] | None, validation: list[Path] | None) -> None:
-    """ConfigError for a setting that pairs, as they are, do not follow."""
-    refuse_done(ADOPT, sets, "harvest", "curate")
-    refuse_fields(["tokens.dtype"], sets, "pairs keep the dtype they have; leave it out")
-    if validation:
-        law = "with --validation pairs of their own validate, and nothing of the others; leave out one of the two"
-        refuse_fields(["tokens.validation_fraction"], sets, law)
 
 
 def _tokenizer(given: Given) -> "Tokenizer":

@@ -11,13 +11,13 @@ from trivium.cli.options import (
     DEFAULT_OUT,
     Out,
     Preset,
+    Reads,
     Redo,
     SameAsOut,
     Sets,
     directory_of,
     given_for,
     open_run,
-    refuse_unused,
 )
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
@@ -48,7 +48,7 @@ def bias(
         raise ConfigError(
             "--redo: --every measures every checkpoint anew each time it is asked; leave --redo out"
         )
-    refuse_unused("bias", sets, *BIAS.sections)
+    Reads("bias", BIAS.sections).check(sets)
     out = directory_of(place, out)
     run = open_run(out, given_for(out, preset, sets))
     if every:

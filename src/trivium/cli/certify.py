@@ -58,9 +58,6 @@ def certify(
             help=f"The largest layouts of --sweep and --random. Default: {SWEEP_RANKS}.",
         ),
     ] = None,
-    mutants: Annotated[
-        bool, typer.Option("--mutants", help="Put known faults into the code; each must be caught.")
-    ] = False,
     json: Annotated[
         Path | None,
         typer.Option("--json", parser=local_path, metavar="FILE", help="Write the verdict as JSON too."),
@@ -71,7 +68,7 @@ def certify(
     Exit code 1 when it deviates, which is printed at once; the simplest plan that deviates too is then looked for, and
     Ctrl-C ends that search with the simplest known so far. --set seed=S: other random plans.
     """
-    asked = {"--sweep": sweep, "--random": random is not None, "--mutants": mutants}
+    asked = {"--sweep": sweep, "--random": random is not None}
     together = [name for name, here in asked.items() if here]
     if len(together) > 1:
         raise ConfigError(f"{' and '.join(together)} were given together; give one of them")
@@ -83,8 +80,6 @@ def certify(
         verdict, passed = _sweep(max_ranks or SWEEP_RANKS)
     elif random is not None:
         verdict, passed = _random(random, resolve(given).seed, max_ranks or SWEEP_RANKS)
-    elif mutants:
-        verdict, passed = _mutants()
     else:
         verdict, passed = _one(given)
     if json is not None:
@@ -110,7 +105,7 @@ def _refuse_what_would_not_count(
             f"{many[0]} certifies plans of its own, for which {' and '.join(given)} would not count{left}; leave "
             f"{' and '.join(given)} out, or {many[0]} to certify the plan given"
         )
-    if max_ranks is not None and many not in (["--sweep"], ["--random"]):
+    if max_ranks is not None and not many:
         raise ConfigError(
             f"--max-ranks {max_ranks} bounds the plans of --sweep and --random alone; leave it out, or give one of them"
         )
@@ -250,34 +245,3 @@ def _command(plan: Plan) -> str:
         if path not in before or before[path] != value
     ]
     return "trivium certify " + " ".join(f"--set {shlex.quote(w)}" for w in words)
-
-
-def _mutants() -> Verdict:
-    from trivium.certify.mutants import CATALOGUE, try_mutants
-    from trivium.certify.sweep import versions
-
-    with progress_of("mutants") as progress:
-        found = try_mutants(CATALOGUE, progress=progress)
-    for line in table(
-        [_row(v.as_tree()) for v in found], header=("fault", "caught by", "in step", "parameter")
-    ):
-        say(line)
-    for verdict in found:
-        if verdict.ended and not verdict.caught:
-            say(f"  {verdict.name} ended its ranks instead, and named no place: {verdict.ended[0]}")
-    caught = sum(v.caught for v in found)
-    say(f"{caught} of {len(found)} faults caught")
-    return {
-        "caught": caught,
-        "total": len(found),
-        "versions": versions(),
-        "mutants": [v.as_tree() for v in found],
-    }, caught == len(found)
-
-
-def _row(verdict: Mapping[str, Any]) -> Sequence[Any]:
-    if not verdict["caught"]:
-        return (verdict["name"], "NOT CAUGHT", "", "")
-    by = verdict["by"][0]
-    step = str(by["step"] + 1) if by["step"] >= 0 else "before 1"
-    return (verdict["name"], ", ".join(by["quantities"]), step, by["parameter"])

@@ -43,7 +43,7 @@ Json = Annotated[
 def list_(
     run: SameAsOut = None,
     out: Out = DEFAULT_OUT,
-    verify: Annotated[bool, typer.Option("--verify", help="Read and hash every file too.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read and check every file too.")] = False,
     json: Json = None,
 ) -> None:
     """List the checkpoints of a run."""
@@ -85,7 +85,7 @@ def verify(
         bool, typer.Option("--all", help="Every checkpoint of --out, or of the run that DIR is.")
     ] = False,
 ) -> None:
-    """Compare every file with its sha256. Exit code 5 when one is damaged."""
+    """Compare every file with its sha256, and look for NaNs and infinities. Exit code 5 when one is bad."""
     from trivium.checkpoint.summary import summary
 
     paths = _all(which, out) if every else [_one(which, out)]
@@ -93,9 +93,11 @@ def verify(
     for row in found:
         told = row.get("problem") or f"{counted(row['files'], 'file')}, {format_bytes(row['bytes'])}"
         say(f"  {row['path']}: {row['state']}; {told}")
-    damaged = [row["path"] for row in found if row["state"] == "damaged"]
-    if damaged:
-        raise CheckpointError(f"{len(damaged)} of {len(found)} checkpoints are damaged: {', '.join(damaged)}")
+    bad = [row["path"] for row in found if row["state"] != "verified"]
+    if bad:
+        raise CheckpointError(
+            f"{len(bad)} of {len(found)} checkpoints are damaged or not finite: {', '.join(bad)}; use another one"
+        )
 
 
 @app.command()

@@ -16,17 +16,17 @@ from trivium.cli.corpus_tools import against, blend, classify, dedup, extract_ch
 from trivium.cli.corpus_views import diff, inspect, rejects, stats
 from trivium.cli.machine import version_of
 from trivium.cli.options import (
+    CURATES,
     DEFAULT_OUT,
     Corpus,
     Out,
     Preset,
     Redo,
     Sets,
+    check_filters,
     given_for,
+    harvesting,
     open_run,
-    refuse_done,
-    refuse_idle_curation,
-    refuse_idle_harvest,
 )
 from trivium.cli.show import say, table
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
@@ -81,7 +81,7 @@ def harvest(
 ) -> None:
     """Collect raw text: Python's own documentation with junk planted in it, or your files."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
-    refuse_idle_harvest(sets, opened.corpus)
+    harvesting("corpus harvest", opened.corpus).check(sets)
     if dry_run:
         for line in _listed(opened):
             say(line)
@@ -104,9 +104,9 @@ def curate(
     ] = False,
 ) -> None:
     """Extract, filter, deduplicate, decontaminate and blend what was harvested."""
-    refuse_done("corpus curate", sets, "harvest")
+    CURATES.check(sets)
     opened = open_run(out, given_for(out, preset, sets))
-    refuse_idle_curation(sets, opened.config.curate)
+    check_filters(sets, opened.config.curate)
     if dry_run:
         for line in _foretold(opened, keep_work, redo=redo):
             say(line)
@@ -126,8 +126,8 @@ def run(
 ) -> None:
     """From raw text to token shards; killed at any moment, the same command goes on."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
-    refuse_idle_harvest(sets, opened.corpus)
-    refuse_idle_curation(sets, opened.config.curate)
+    harvesting("corpus run", opened.corpus).check(sets)
+    check_filters(sets, opened.config.curate)
     tokenize = tokenizing(workers)  # which has threads under every engine
     runner = chosen_engine(engine, None if engine == "here" else workers)
     tokenize.check(opened, "anew")  # before what is done for it

@@ -89,14 +89,15 @@ def where(
 def counts(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson = False) -> None:
     """Print how many samples of each source were taken up to a step (0: none yet)."""
     record = _record(run, tokens)
-    samples, done = lineage.counts(record, step), max(record.steps, default=0)
+    samples, done = lineage.counts(record, step), record.steps_done
     last, sequence = min(step, done), record.plan.model.sequence
+    logged = record.last_logged if last == done else record.logged_of(last)
     manifest = read_tokens_manifest(record.tokens)
     found = {
         "step": step,
         "steps_done": done,
         "samples": samples,
-        "agrees": lineage.agrees(record, last) if last else None,
+        "agrees": lineage.agrees(record, logged),
         "never_read": never_read(manifest, sequence),
     }
     lines = [*_counts_lines(found, sequence), *never_read_lines(manifest, sequence)]

@@ -20,10 +20,10 @@ from trivium.cli.options import (
     Preset,
     Ranks,
     Sets,
+    check_filters,
     given_for,
+    harvesting,
     open_run,
-    refuse_idle_curation,
-    refuse_idle_harvest,
 )
 from trivium.cli.plan import PLAN
 from trivium.cli.price import dry_run_lines
@@ -73,7 +73,7 @@ def demo(
     if start is not None and start not in NAMES:
         raise ConfigError(f"--from {start}: there is no such stage; {nearest(start, NAMES)}")
     given = given_for(out, preset, sets, ranks)
-    refuse_idle_curation(sets, resolve(given).curate)
+    check_filters(sets, resolve(given).curate)
     if dry_run:
         lines, problems = dry_run_lines(given)
         for line in lines:
@@ -81,7 +81,7 @@ def demo(
         if problems:
             raise ConfigError("\n".join(problems))
     run = open_run(out, given, corpus=corpus)
-    refuse_idle_harvest(sets, run.corpus)
+    harvesting("demo", run.corpus).check(sets)
     TOKENIZE.check(run, "anew")  # before what is done for it
     run = replace(run, tokens=None)  # it makes its own, whatever was trained here before
     trains_anew = start is not None and NAMES.index(start) <= NAMES.index(TRAIN.name)

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -10,7 +10,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def ended_in_order(signals: Sequence[signal.Signals] = ENDING) -> Iterator[None]:
+def ended_in_order() -> Iterator[None]:
     """Inside, a signal that ends this process raises SystemExit(128 + signal): a copy of a model, or a training, goes
     first. What is forked from here ends by the signal itself, without clearing up what is this process's."""
     own = os.getpid()
@@ -20,11 +20,11 @@ def ended_in_order(signals: Sequence[signal.Signals] = ENDING) -> Iterator[None]
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        for other in signals:  # one request may come several times
+        for other in ENDING:  # one request may come several times
             signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    heard = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
+    heard = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
     for number in heard:
         signal.signal(number, end)
     try:

@@ -19,7 +19,7 @@ from trivium.cli.benchmarks import (
     tell,
 )
 from trivium.cli.local_path import local_path
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run, refuse_unused
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Reads, Redo, Sets, given_for, open_run
 from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError
@@ -105,7 +105,7 @@ _station = typer.Typer(rich_markup_mode=None, add_completion=False)
 def _evaluate_run(
     out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False
 ) -> None:
-    refuse_unused("evaluate", sets, *EVALUATE.sections)
+    Reads("evaluate", EVALUATE.sections).check(sets)
     perform(EVALUATE, open_run(out, given_for(out, preset, sets)), redo=redo)
 
 

@@ -14,11 +14,10 @@ from trivium.cli.options import (
     AskedModel,
     Out,
     Preset,
+    Reads,
     Redo,
     Sets,
     open_asked,
-    refuse_fields,
-    refuse_unused,
 )
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import say, say_aside, tell
@@ -64,8 +63,16 @@ def generate(
         raise ConfigError(
             "--redo: for the samples that a run keeps; what is only printed is always written anew"
         )
-    refuse_unused("generate", sets, *GENERATE.sections)
-    _refuse_other_prompts([option for option, is_given in named.items() if is_given], sets)
+    given_prompts = [option for option, is_given in named.items() if is_given]
+    if len(given_prompts) > 1:
+        raise ConfigError(f"{' and '.join(given_prompts)} were given together; give one of them")
+    Reads(
+        "generate",
+        GENERATE.sections,
+        {"generation.prompts": f"{given_prompts[0]} gives the prompts; leave one out"}
+        if given_prompts
+        else {},
+    ).check(sets)
     run = open_asked(target, out, preset, sets)
     if kept and joins_torchrun(os.environ):
         _join(run, redo=redo)
@@ -84,15 +91,6 @@ def generate(
         else:
             given = parse_assignments(sets or (), RunConfig).get("generation", {}).get("sampling", {})
             _print_all(run, place, file, given)
-
-
-def _refuse_other_prompts(named: Sequence[str], sets: list[str] | None) -> None:
-    """ConfigError where the prompts come from several places. named: the options that name some."""
-    if len(named) > 1:
-        raise ConfigError(f"{' and '.join(named)} were given together; give one of them")
-    for option in named:
-        law = f"{option} says what is continued, and these would not be; leave out one of the two"
-        refuse_fields(["generation.prompts"], sets, law)
 
 
 def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:

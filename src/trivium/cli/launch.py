@@ -16,13 +16,13 @@ import typer
 
 from trivium.cli.options import (
     DEFAULT_OUT,
+    TRAINS_ON,
     Out,
     Preset,
     Ranks,
     Sets,
     Tokens,
     given_for,
-    refuse_done_for_training,
 )
 from trivium.cli.price import dry_run_lines, machine_of
 from trivium.cli.run_config import HERE, Given, RunConfig, is_machine_file, resolve
@@ -120,7 +120,7 @@ def launch(
         for field, value in leaves(parse_assignments(sets or (), RunConfig)):
             if isinstance(value, str) and (field in PATHS or (field == "machine" and is_machine_file(value))):
                 _refuse_relative(f"--set {field}", value, out, between="=")
-    refuse_done_for_training(sets)
+    TRAINS_ON.check(sets)
     given = given_for(out, preset, sets, ranks)
     config = resolve(given).checked()
     if config.machine == HERE:

@@ -40,7 +40,6 @@ VERBS = (
     Verb("corpus", "trivium.cli.corpus", "Harvest raw text; curate it into a clean corpus."),
     Verb("tokenize", "trivium.cli.tokenize", "Train a tokenizer and write token shards."),
     Verb("plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
-    Verb("reproduce", "trivium.cli.reproduce", "Put the paper's figures beside ours."),
     Verb("certify", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
     Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
     Verb("metrics", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
@@ -51,7 +50,6 @@ VERBS = (
     ),
     Verb("launch", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
     Verb("checkpoint", "trivium.cli.checkpoint", "List, verify, compare, exchange and remove checkpoints."),
-    Verb("chaos", "trivium.cli.chaos", "Kill, corrupt and fill the disk; nothing may be lost."),
     Verb("prove", "trivium.cli.prove", "Kill a rank, resume in another layout, compare the losses."),
     Verb("evaluate", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
     Verb(

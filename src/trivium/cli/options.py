@@ -1,8 +1,8 @@
 """The options that several verbs share, and how they become a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -27,7 +27,6 @@ OF_DEFAULT_CORPUS = ("max_bytes", "packages", "shortest", "html_fraction", "plan
 FILTERS_OF: Mapping[str, tuple[str, ...]] = {
     name: (name,) for name in ("language", "repetition", "c4", "fineweb", "privacy", "classifier")
 } | {"quality": ("quality", "gopher")}
-ROWS_FOLLOW = ("vocabulary", "tokenizer")  # of tokens: what a model's rows are compared with
 
 Out = Annotated[Path, typer.Option("--out", parser=local_path, metavar="DIR", help="The run directory.")]
 AskedModel = Annotated[
@@ -109,61 +108,89 @@ def directory_of(place: Path | None, out: Path) -> Path:
     return place or out
 
 
-def refuse_unused(verb: str, sets: list[str] | None, *uses: str) -> None:
-    """ConfigError for a setting of a section that the verb does not use, besides the seed: who gives it takes the
-    answers for those of a model that was trained with it."""
-    takes = ", ".join(f"{name}.…" for name in uses)
-    refuse_fields(
-        [name for name in RunConfig.model_fields if name not in (*uses, "seed")],
-        sets,
-        f"`trivium {verb}` reads what is trained already, and takes no setting but {takes} and seed; leave it out, or "
-        f"give it to the verb that uses it",
-    )
+class Reads(NamedTuple):
+    """What a command reads of a run's config, besides the seed.
+
+    verb: as it is typed. sections: those that it reads. never: places in them that it does not read, with what is said
+    of one.
+    """
+
+    verb: str
+    sections: tuple[str, ...]
+    never: Mapping[str, str] = {}
+
+    def check(self, sets: list[str] | None) -> None:
+        """Raise ConfigError for a --set that the command does not read: the user would take the result for one of a
+        run with that setting."""
+        unread: dict[str, list[str]] = {}
+        for path, _ in leaves(parse_assignments(sets or (), RunConfig)):
+            why = next((why for place, why in self.never.items() if _is_in(path, place)), "")
+            section = path.split(".")[0]  # an unknown one is named when the config is built
+            if not why and section in _READER and not any(_is_in(path, name) for name in self.sections):
+                why = f"give it to `trivium {_READER[section]}`"
+            if why:
+                unread.setdefault(why, []).append(path)
+        if unread:
+            law = f"`trivium {self.verb}` does not read this"
+            raise ConfigError(
+                "\n".join(f"--set {', '.join(paths)}: {law}; {why}" for why, paths in unread.items())
+            )
 
 
-def refuse_done(verb: str, sets: list[str] | None, *done: str) -> None:
-    """ConfigError for a setting of a section whose work the verb finds done: it would be noted of a corpus that was
-    made without it."""
-    law = f"`trivium {verb}` takes the corpus as it is; give it to the verb that makes it, `trivium corpus"
-    for section in done:
-        refuse_fields([section], sets, f"{law} {section}`")
+def _is_in(path: str, place: str) -> bool:
+    return f"{path}.".startswith(f"{place}.")
 
 
-def refuse_done_for_training(sets: list[str] | None) -> None:
-    """ConfigError for a setting whose work a training finds done: of its corpus, or of its tokens."""
-    refuse_done("train", sets, "harvest", "curate")
-    refuse_fields(
-        [f"tokens.{name}" for name in TokensConfig.model_fields if name not in ROWS_FOLLOW],
-        sets,
-        "`trivium train` takes the tokens as they are; give it to the verb that makes them, `trivium tokenize`",
-    )
+_READER = {  # the command that reads a section first
+    "harvest": "corpus harvest",
+    "curate": "corpus curate",
+    "tokens": "tokenize",
+    "plan": "train",
+    "training": "train",
+    "machine": "plan estimate",
+    "search": "plan search",
+    "evaluation": "evaluate",
+    "bias": "bias",
+    "generation": "generate",
+    "serve": "serve",
+}
+EVERY_SECTION = tuple(name for name in RunConfig.model_fields if name != "seed")
+CORPUS_MADE = {
+    name: f"the corpus is made already; give it to `trivium corpus {name}`" for name in ("harvest", "curate")
+}
+OF_OTHER_VERBS = {
+    "curate.selection": "give it to `trivium corpus select`",
+    "curate.dedup.shortest": "give it to `trivium corpus dedup`",
+}
+CURATES = Reads("corpus curate", EVERY_SECTION, {"harvest": CORPUS_MADE["harvest"], **OF_OTHER_VERBS})
+# A model's rows are compared with the tokenizer, so `train` takes these two of its fields.
+_TOKENS_MADE = {
+    f"tokens.{name}": "the tokens are made already; give it to `trivium tokenize`"
+    for name in TokensConfig.model_fields
+    if name not in ("vocabulary", "tokenizer")
+}
+TRAINS_ON = Reads("train", EVERY_SECTION, {**CORPUS_MADE, **_TOKENS_MADE})
 
 
-def refuse_idle_harvest(sets: list[str] | None, corpus: Path | str | None) -> None:
-    """ConfigError for a setting of the default corpus, where files are read instead."""
-    if corpus is not None:
-        law = f"this is of the default corpus alone, and {corpus} is read instead; leave it out"
-        refuse_fields([f"harvest.{name}" for name in OF_DEFAULT_CORPUS], sets, law)
+def harvesting(verb: str, corpus: Path | str | None) -> Reads:
+    """Return what a command that begins with the harvest reads. Where files are given, no default corpus is made."""
+    why = f"it belongs to the default corpus, and {corpus} is read instead; leave it out"
+    default = {f"harvest.{name}": why for name in OF_DEFAULT_CORPUS} if corpus is not None else {}
+    return Reads(verb, EVERY_SECTION, {**default, **OF_OTHER_VERBS})
 
 
-def refuse_idle_curation(sets: list[str] | None, config: CurateConfig) -> None:
-    """ConfigError for a setting of a filter that the curation does not ask, or of what other verbs do."""
+def check_filters(sets: list[str] | None, config: CurateConfig) -> None:
+    """Raise ConfigError for a threshold of a filter that the curation does not apply: privacy, for one, would leave
+    every address in the corpus."""
     for section, filters in FILTERS_OF.items():
-        if not any(name in config.filters for name in filters):
-            law = f"curate.filters is {list(config.filters)}, without {filters[0]}, and this would change nothing"
-            refuse_fields([f"curate.{section}"], sets, f"{law}; add it there, or leave this out")
-    for field, verb in (("selection", "corpus select"), ("dedup.shortest", "corpus dedup")):
-        refuse_fields(
-            [f"curate.{field}"], sets, f"this would change nothing here; give it to `trivium {verb}`"
-        )
-
-
-def refuse_fields(places: Sequence[str], sets: list[str] | None, law: str) -> None:
-    """ConfigError for a setting of one of the places, which are sections, or fields of one."""
-    given = [path for path, _ in leaves(parse_assignments(sets or (), RunConfig))]
-    refused = [path for path in given if any(f"{path}.".startswith(f"{place}.") for place in places)]
-    if refused:
-        raise ConfigError(f"--set {', '.join(refused)}: {law}")
+        given = [
+            p for p, _ in leaves(parse_assignments(sets or (), RunConfig)) if _is_in(p, f"curate.{section}")
+        ]
+        if given and not any(name in config.filters for name in filters):
+            raise ConfigError(
+                f"--set {', '.join(given)}: curate.filters is {list(config.filters)}, without {filters[0]}; add it "
+                f"there, or leave this out"
+            )
 
 
 def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, tokens: Path | None = None) -> Run:

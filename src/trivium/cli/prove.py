@@ -9,12 +9,11 @@ from trivium.cli.options import (
     DEFAULT_OUT,
     Out,
     Preset,
+    Reads,
     Redo,
     Sets,
     given_for,
     open_run,
-    refuse_fields,
-    refuse_unused,
 )
 from trivium.cli.show import layout_text
 from trivium.cli.stage import TRAINS, Result, Run, Stage, State, perform
@@ -26,21 +25,22 @@ from trivium.provenance import read_stamp
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-# Of the training that it does again: chosen so that a rank dies between two checkpoints, and no task is asked.
-CHOSEN = ("checkpoint_every", "keep_every", "restarts", "validate_every", "evaluation")
+_CHOSEN = ("checkpoint_every", "keep_every", "restarts", "validate_every", "evaluation")
+CHOSEN = {
+    f"training.{n}": "it is chosen so that a rank dies between two checkpoints; leave it out" for n in _CHOSEN
+}
 
 
 @app.command()
 def prove(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
     """Train again, kill a rank half-way, resume in another layout; the losses must be those of `train`."""
-    refuse_unused("prove", sets, *PROVE.sections)
-    law = "`trivium prove` chooses this itself, so that a rank dies between two checkpoints; leave it out"
-    refuse_fields([f"training.{name}" for name in CHOSEN], sets, law)
+    Reads("prove", PROVE.sections, CHOSEN).check(sets)
     perform(PROVE, open_run(out, given_for(out, preset, sets)), redo=redo)
 
 
 def check(run: Run, state: State) -> None:
-    """ConfigError where this is another training than the one whose losses it would be compared with."""
+    """Refuse another training than the one whose losses it would be compared with, and one that cannot be resumed under
+    another layout, while an earlier proof is still there."""
     folder = run.folder("training")
     trained = (read_stamp(folder) or {}).get("config", {})
     found = differences(_whole(trained), _whole(PROVE.config(run))) if trained else []
@@ -49,6 +49,10 @@ def check(run: Run, state: State) -> None:
             f"`trivium prove` does the training in {folder} again, and this would be another one (there -> here):\n"
             f"{first_lines(found)}\nleave these settings out, or train with them first"
         )
+    from trivium.training.prove import another_layout, starting_checkpoint
+
+    another_layout(run.config.plan)
+    starting_checkpoint(folder, run.config.training.steps)
 
 
 def _whole(config: Tree) -> Tree:
@@ -61,7 +65,7 @@ def _prove(run: Run, out: Path, progress: Progress) -> Result:
     from trivium.training.prove import prove_resume
 
     found: dict[str, Any] = prove_resume(
-        job_for(run, out), reference=run.folder("training"), progress=progress
+        job_for(run, out), reference=run.folder("training"), progress=progress, lease=run.lease
     )
     return found
 

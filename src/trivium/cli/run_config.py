@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from trivium.bias.config import BiasConfig, CooccurrenceConfig
+from trivium.bias.config import BiasConfig
 from trivium.cli.synonyms import fields_meant
 from trivium.config import (
     Config,
@@ -20,7 +20,6 @@ from trivium.config import (
     preset_names,
     read_preset,
     to_tree,
-    written,
 )
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.cost.hardware import machine_problem
@@ -51,28 +50,6 @@ LAYOUTS: Mapping[int, Tree] = {
     1: _ready("1f1b", tensor=1, pipeline=1, data=1, chunks=1),
     4: _ready("interleaved", tensor=2, pipeline=2, data=1, chunks=2),
     8: _ready("interleaved", tensor=2, pipeline=2, data=2, chunks=2),
-}
-
-_WINOGRAD = ("winogender", "winobias")
-# Settings that count only where one of these is asked, by the field that says what is.
-READ_BY: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "bias.analyses": {
-        **dict.fromkeys(("bias.data", "bias.shots"), _WINOGRAD),
-        **dict.fromkeys(("bias.variants", "bias.occupations", "bias.occupation_list"), ("association",)),
-        **dict.fromkeys(
-            (f"bias.cooccurrence.{name}" for name in CooccurrenceConfig.model_fields),
-            ("adjectives", "sentiment"),
-        ),
-        **dict.fromkeys(
-            (f"bias.cooccurrence.{name}" for name in ("listed", "least", "prior")), ("adjectives",)
-        ),
-    },
-    "evaluation.tasks": {
-        "evaluation.last_word_examples": ("last_word",),
-        **dict.fromkeys(
-            ("evaluation.continuation_examples", "evaluation.ending_characters"), ("continuation",)
-        ),
-    },
 }
 
 
@@ -172,53 +149,7 @@ def resolve(given: Given) -> RunConfig:
         raise ConfigError(
             f"{error}\n(values not given with --set come from {given.preset}{afresh})"
         ) from None
-    if idle := _idle(given, config):
-        raise ConfigError("\n".join(idle))
     return config
-
-
-def _idle(given: Given, config: RunConfig) -> list[str]:
-    """What --set says of something that is not done. A preset, or an earlier call, may say it: so one setting is enough
-    to leave the thing out."""
-    evaluation, sampling = config.training.evaluation, config.generation.sampling
-    stated = dict(leaves(parse_assignments(given.assignments, RunConfig)))
-    because: dict[str, str] = {}
-    if evaluation.every == 0:
-        why = "training.evaluation.every is 0, and no task is asked; set it to so many steps"
-        because |= {
-            f"training.evaluation.{name}": why for name in type(evaluation).model_fields if name != "every"
-        }
-    # a file of prompts may say another temperature, but not against --set
-    if sampling.temperature == 0 and "generation.sampling.temperature" in stated:
-        why = "generation.sampling.temperature is 0, and the likeliest token is taken; set it above 0"
-        narrows = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1}
-        because |= {f"generation.sampling.{name}": why for name, does in narrows.items() if does}
-    if config.plan.recompute.mode == "none" and config.plan.recompute.every > 1:
-        because["plan.recompute.every"] = "plan.recompute.mode is none; set it to layer or attention"
-    if not config.training.profile.steps:
-        because["training.profile.on_ranks"] = (
-            "training.profile.steps names no step that has a trace; name some"
-        )
-    if config.tokens.tokenizer is not None:
-        because["tokens.tokenizer_bytes"] = "tokens.tokenizer is given, and none is trained; set that to null"
-    if config.curate.extract.extractor != "justext":
-        because["curate.extract.stoplist"] = "curate.extract.extractor is not justext; set it to that"
-    if config.curate.classifier.threshold is not None:
-        because["curate.classifier.alpha"] = (
-            f"curate.classifier.threshold is {config.curate.classifier.threshold}, and decides alone; set that to null"
-        )
-    for field, asked in (
-        ("bias.analyses", config.bias.analyses),
-        ("evaluation.tasks", config.evaluation.tasks),
-    ):
-        for path, readers in READ_BY[field].items():
-            if not {*readers}.intersection(asked):
-                because[path] = f"{field} is {written(asked)}, without {' or '.join(readers)}; add that"
-    return [
-        f"{path} ({value}) would change nothing: {because[path]}, or leave this out"
-        for path, value in stated.items()
-        if path in because
-    ]
 
 
 def origins(given: Given) -> dict[str, str]:

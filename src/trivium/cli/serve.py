@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Sets, open_asked, refuse_unused
+from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Sets, open_asked
 from trivium.cli.show import say
 from trivium.errors import ConfigError, MachineError
 from trivium.serving.config import ServeConfig
@@ -28,7 +28,7 @@ def serve(
 
     --set serve.port=8000, and so host, keys, hosts, max_tokens, texts, queue, deadline_seconds, together.
     """
-    refuse_unused("serve", sets, "serve")
+    Reads("serve", ("serve",)).check(sets)
     run = open_asked(target, out, preset, sets)
     config = run.config.serve
     if config.host not in LOOPBACK and config.keys is None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -10,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from trivium.checkpoint.lease import LEASE, Holder, holding, refuse_if_held
+from trivium.checkpoint.lease import LEASE, Holder, holding
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import progress_of, say, seconds_line
 from trivium.cli.workspace import Workspace, read_result
@@ -94,10 +95,12 @@ class Stage:
     it was interrupted, as long as `lasting` (of `what` it was begun with, all that must not change) is the same; once
     finished, it goes on only to a larger `extent` (steps), and one of the same extent is current, unless something is
     `gone` that it had when it was finished with its extent: it goes on from what is left. "afresh": it is written
-    directly, and the work empties it first. check: raises what would make the work fail, before anything is written or
-    moved. apart: what more to say of an output that was set aside, in the folder it is in now, because of what changed.
-    ask: raises ConfigError where an output is not to be set aside because of what changed, and --redo was not given.
-    needed: why an output is set aside that another one takes the place of, and not deleted; nothing where it may be.
+    directly, and emptied first; what Trivium did not make there is set aside.
+
+    check: raises what would make the work fail, before anything is written or moved. apart: what more to say of an
+    output that was set aside, in the folder it is in now, because of what changed. ask: raises ConfigError where an
+    output is not to be set aside because of what changed, and --redo was not given. needed: why an output is set aside
+    that another one takes the place of, and not deleted; nothing where it may be.
     """
 
     name: str
@@ -258,13 +261,6 @@ def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]
         if keep is not None:
             say(f"  what was in {directory} is now in {keep}: {reason}")
         return
-    if stage.writes == "afresh":
-        refuse_if_held(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / STAMP).unlink(missing_ok=True)
-        yield run, directory
-        write_json(directory / STAMP, describe(**what))
-        return
     with _held(stage, run, redo=redo) as lease:
         (directory / STAMP).unlink(missing_ok=True)
         _write_if_other(directory / STARTED, {**what, "extent": stage.extent(run)})
@@ -323,14 +319,31 @@ def _held(stage: Stage, run: Run, *, redo: bool) -> Iterator[Holder]:
         if not filled or not (redo or state_of(stage, run) == "anew"):
             yield lease
             return
+        if stage.writes == "afresh" and any((directory / name).is_file() for name in (STAMP, STARTED)):
+            _empty(directory)
+            yield lease
+            return
         changed, aside = _changed(stage, run, _begun_with(directory)), _aside(directory)
         directory.rename(aside)
-        say(f"  what was in {directory} is now in {aside}{': it had other settings' if changed else ''}")
+        reason = "it had other settings" if changed else ""
+        if stage.writes == "afresh":
+            changed, reason = [], f"no {STAMP} says that trivium made it"
+        say(f"  what was in {directory} is now in {aside}{f': {reason}' if reason else ''}")
         for line in [*changed, *stage.apart(run, aside, changed)]:
             say(f"    {line}")
     # The lease went with the folder. Whoever takes the new one first has it, so look again.
     with _held(stage, run, redo=False) as lease:
         yield lease
+
+
+def _empty(directory: Path) -> None:
+    """Delete what a folder holds but for its lease. STAMP goes first, so that what is interrupted is not taken for
+    finished, and STARTED last, so that it is still known as ours."""
+    for path in sorted(directory.iterdir(), key=lambda path: (path.name == STARTED) - (path.name == STAMP)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LEASE:
+            path.unlink()
 
 
 def _aside(directory: Path) -> Path:

@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.machine import cores
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run, refuse_done
+from trivium.cli.options import (
+    CORPUS_MADE,
+    DEFAULT_OUT,
+    EVERY_SECTION,
+    Out,
+    Preset,
+    Reads,
+    Redo,
+    Sets,
+    given_for,
+    open_run,
+)
 from trivium.cli.stage import STARTED, Result, Run, Stage, State, perform
 from trivium.errors import ConfigError
 from trivium.progress import Progress
@@ -37,7 +48,7 @@ def tokenize(
     workers: Workers = None,
 ) -> None:
     """Train a byte-level BPE tokenizer, or take the one of tokens.tokenizer, and write Megatron-compatible shards."""
-    refuse_done("tokenize", sets, "harvest", "curate")
+    Reads("tokenize", EVERY_SECTION, CORPUS_MADE).check(sets)
     perform(tokenizing(workers), open_run(out, given_for(out, preset, sets)), redo=redo)
 
 

@@ -13,6 +13,7 @@ import typer
 from trivium.cli.machine import check_compiler
 from trivium.cli.options import (
     DEFAULT_OUT,
+    TRAINS_ON,
     DryRun,
     Out,
     Preset,
@@ -22,7 +23,6 @@ from trivium.cli.options import (
     Tokens,
     given_for,
     open_run,
-    refuse_done_for_training,
 )
 from trivium.cli.price import dry_run_lines
 from trivium.cli.run_config import Given, resolve
@@ -69,7 +69,7 @@ def train(
     any_machine: AnyMachine = False,
 ) -> None:
     """Train from the tokens; an interrupted run goes on from its last checkpoint, in any layout."""
-    refuse_done_for_training(sets)
+    TRAINS_ON.check(sets)
     given = given_for(out, preset, sets, ranks)
     if dry_run:
         lines, problems = dry_run_lines(given)
@@ -186,7 +186,7 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
         return job, {}
     from trivium.cli.benchmarks import Asked, rows_of
     from trivium.evaluation.config import BenchmarkConfig
-    from trivium.evaluation.examine import examiner_of
+    from trivium.evaluation.examine import examiner_of, question_digests
     from trivium.tokens.tokenizer import load_tokenizer
 
     config = BenchmarkConfig(shots=about.shots, limit=about.limit, seed=run.config.seed)
@@ -195,7 +195,8 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
         ready, missing = rows_of(Asked(about.tasks, data, config, field="tasks"))
     except (ConfigError, DataError) as error:
         raise type(error)(f"training.evaluation: {error}") from None
-    return replace(job, examiner=examiner_of(ready, load_tokenizer(run.tokenizer), config)), missing
+    examiner = examiner_of(ready, load_tokenizer(run.tokenizer), config)
+    return replace(job, examiner=examiner, questions=question_digests(ready, config)), missing
 
 
 def lasting(what: Mapping[str, Any]) -> Tree:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import Case, Number
+from trivium.cost.case import Case
 from trivium.cost.stages import layers_by_stage
 from trivium.plan.buckets import (
     BUCKET_ELEMENTS,
@@ -22,6 +22,7 @@ from trivium.plan.buckets import (
     in_buckets,
     padded,
 )
+from trivium.plan.layers.part import Number
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters

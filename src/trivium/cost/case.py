@@ -3,90 +3,80 @@
 Every field is a number, or a NumPy array with one entry per plan; all broadcast together, and so do the results.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trivium.plan.layers.ends import Embedding, Head
+from trivium.plan.layers.layer import Layer
+from trivium.plan.layers.part import Number, Place, entries
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
 from trivium.plan.schedule import SPLIT_SCHEDULES, is_split
 
-Number = float | NDArray[Any]
-
 # Recompute modes as numbers: "every" of them keeps its input only.
 NONE, ATTENTION, LAYER = 0, 1, 2
 MODES = {"none": NONE, "attention": ATTENTION, "layer": LAYER}
+PartT = TypeVar("PartT")
+Shares = Sequence[tuple[PartT, Number]]  # different parts, and the share of each; together they are 1
 
 
-@dataclass(frozen=True)
-class Case:
+@dataclass(frozen=True, kw_only=True)
+class Case(Place):
     """What costs depend on. Counts are of the whole model or run unless they say otherwise.
 
-    gated: SwiGLU and RMSNorm (Llama) instead of GELU and LayerNorm. qkv_bias, qk_norm: of queries, keys and values
-    alone, where others have none; on each head of queries and keys. over_heads: on all of them together. norm_after:
-    half blocks end with their norm. vocabulary: rows with padding.
+    different_layers: the model's different layers, with the share of each among `layers`. embeddings, heads: usually
+    one, of share 1. vocabulary: rows with padding.
     micro: sequences of a micro-batch. micro_batches: of one replica in a step.
     scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
-    ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. puts_off: weight
-    gradients are actions of their own. row_chunks: of a row-split product, each reduced beside the next.
-    ends_together: the first and the last stage are on one rank of the pipeline. turns: every rank of it has the head,
-    for some of the micro-batches. fp16: weights are, not bf16.
+    puts_off: weight gradients are actions of their own. row_chunks: of a row-split product, each reduced beside the
+    next. ends_together: the first and the last stage are on one rank of the pipeline. turns: every rank of it has the
+    head, for some of the micro-batches. fp16: weights are, not bf16.
     function_again: the backward computes again what the activation function of the feed-forward half gives.
-    *_bytes: of one element. seen: of the pairs of positions that see each other without windows, the share that does,
-    over the layers on average.
+    *_bytes: of one element.
     compiled: blocks, loss and an accelerator's update are. one_graph: and nothing in a layer is left out of it.
     recorded: steps are replayed, where a device can.
     ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
     """
 
+    different_layers: Shares[Layer]
+    embeddings: Shares[Embedding]
+    heads: Shares[Head]
     layers: Number
     hidden: Number
-    heads: Number
-    kv_heads: Number
-    head_width: Number
-    ffn: Number
-    gated: Number  # 0 or 1
-    sequence: Number
-    vocabulary: Number
     tied: Number  # 0 or 1
-    dropout: Number  # 0 or 1
-    tensor: Number
     pipeline: Number
     chunks: Number
     data: Number
-    context: Number
-    micro: Number
     micro_batches: Number
     recompute: Number  # NONE, ATTENTION, LAYER
     recompute_every: Number
-    sequence_parallel: Number  # 0 or 1
     zero: Number
     scores_kept: Number = 0
-    weight_bytes: Number = 2
     gradient_bytes: Number = 4
     reduction_bytes: Number = 4
-    master_bytes: Number = 4
     ends_lighter: Number = 0
-    ring: Number = 1  # 0 or 1
-    apart: Number = 0  # 0 or 1
     puts_off: Number = 0  # 0 or 1
     row_chunks: Number = 1
-    function_again: Number = 0  # 0 or 1
     ends_together: Number = 0  # 0 or 1
     turns: Number = 0  # 0 or 1
     fp16: Number = 0  # 0 or 1
-    qkv_bias: Number = 0  # 0 or 1
-    qk_norm: Number = 0  # 0 or 1
     shards: Number = 0  # of a copy of what ZeRO shards; 0: as many as replicas
-    over_heads: Number = 0  # 0 or 1
-    norm_after: Number = 0  # 0 or 1
-    seen: Number = 1.0
     compiled: Number = 0  # 0 or 1
     recorded: Number = 0  # 0 or 1
     one_graph: Number = 0  # 0 or 1
+
+    def of_a_layer(self, value: Callable[[Layer], Number]) -> Number:
+        """Return the mean of `value` over the model's layers."""
+        return mean(self.different_layers, value)
+
+    @property
+    def numbers(self) -> list[Number]:
+        """Its fields but the parts."""
+        return [value for value in vars(self).values() if not isinstance(value, tuple)]
 
     @property
     def replicas(self) -> Number:
@@ -108,30 +98,12 @@ class Case:
         """Ranks of the run."""
         return self.tensor * self.pipeline * self.replicas
 
-    @property
-    def local_sequence(self) -> Number:
-        """Positions of a sequence on one context rank."""
-        return self.sequence / self.context
 
-    @property
-    def positions(self) -> Number:
-        """Positions of a micro-batch on one context rank."""
-        return self.micro * self.local_sequence
-
-    @property
-    def along(self) -> Number:
-        """Tensor ranks that share the positions between regions."""
-        return np.where(np.asarray(self.sequence_parallel) > 0, self.tensor, 1)
-
-    @property
-    def queries(self) -> Number:
-        """Columns of all queries."""
-        return self.heads * self.head_width
-
-    @property
-    def keys(self) -> Number:
-        """Columns of all keys, and of all values."""
-        return self.kv_heads * self.head_width
+def mean(parts: Shares[PartT], value: Callable[[PartT], Number]) -> Number:
+    """Return the mean of `value` over parts, weighted by their shares."""
+    if len(parts) == 1:
+        return value(parts[0][0])
+    return sum((share * value(part) for part, share in parts), 0.0)
 
 
 def case_of(plan: Plan) -> Case:
@@ -180,42 +152,20 @@ def puts_off(plan: Plan) -> int:
     return int(is_split(plan.schedule_table()) if given else plan.schedule in SPLIT_SCHEDULES)
 
 
-def model_numbers(model: ModelShape) -> dict[str, float]:
+def model_numbers(model: ModelShape) -> dict[str, Any]:
     """The fields of a case that a model alone decides."""
     return {
+        "different_layers": tuple((layer, count / model.layers) for layer, count in model.counted_layers),
+        "embeddings": ((model.embedding_part, 1.0),),
+        "heads": ((model.head_part, 1.0),),
         "layers": model.layers,
         "hidden": model.hidden,
-        "heads": model.heads,
-        "kv_heads": model.kv,
-        "head_width": model.head_columns,
-        "ffn": model.ffn_width,
-        "gated": int(model.family == "llama"),
-        "qkv_bias": int(model.qkv_bias),
-        "qk_norm": int(model.qk_norm == "each_head"),
-        "over_heads": int(model.qk_norm == "all_heads"),
-        "norm_after": int(model.norm_position == "after"),
         "sequence": model.sequence,
         "tied": int(model.head == "tied"),
-        "dropout": int(model.dropout > 0),
         "apart": int(model.documents == "apart"),
-        "seen": _seen(model),
     }
-
-
-def _seen(model: ModelShape) -> float:
-    """What windows leave of the pairs of positions that see each other, over the layers on average."""
-    sequence, total = model.sequence, 0.0
-    for window, layers in model.layers_by_window.items():
-        reach = window or sequence  # the first positions have fewer before them
-        total += layers * reach * (2 * sequence - reach + 1) / (sequence * (sequence + 1))
-    return total / model.layers
 
 
 def take(case: Case, which: Any) -> Case:
     """The entries `which` (a mask or indices) of a case whose fields may be arrays."""
     return Case(**{name: entries(value, which) for name, value in vars(case).items()})
-
-
-def entries(value: Number, which: Any) -> Number:
-    """The entries `which` of an array; what is one number for all plans as it is."""
-    return value[which] if isinstance(value, np.ndarray) and value.ndim else value

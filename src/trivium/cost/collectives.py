@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import Case, Number
+from trivium.cost.case import Case
 from trivium.cost.hardware import Link, Machine
+from trivium.plan.layers.part import Number
 
 WHOLE = 1e-9  # what rounding may take from a whole number of ranks
 

@@ -10,6 +10,8 @@ are what the plan executes: with recomputation, and with the rows that pad the v
 from typing import Literal, NamedTuple
 
 from trivium.cost.stages import layers_by_stage
+from trivium.plan.layers.layer import Layer
+from trivium.plan.layers.part import Place
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 
@@ -39,21 +41,16 @@ class Flops(NamedTuple):
 NOTHING = Flops(0.0, 0.0, 0.0)
 
 
-def attention_core_flops(model: ModelShape, tokens: int, window: int | None = None) -> float:
-    """Forward of scores and weighted values: two products of keys x head width per token and head."""
-    return 2 * 2.0 * tokens * (window or model.sequence) * model.heads * model.head_columns
-
-
-def layer_flops(model: ModelShape, tokens: int, mode: Mode = "none", *, window: int | None = None) -> Flops:
-    """One layer on so many tokens, over all tensor ranks; the backward is two products per product.
-
-    window: what `ModelShape.window_of` says of the layer."""
-    width, kv_width = model.heads * model.head_columns, 2 * model.kv * model.head_columns
-    matrices = 3 if model.family == "llama" else 2  # SwiGLU has a gate besides up and down
-    per_token = 2 * model.hidden * (width + kv_width + width + matrices * model.ffn_width)
-    core = attention_core_flops(model, tokens, window)
-    forward = float(tokens * per_token) + core
-    again = {"none": 0.0, "attention": core, "layer": forward}[mode]
+def layer_flops(layer: Layer, sequence: int, tokens: int, mode: Mode = "none") -> Flops:
+    """One layer on so many tokens of sequences of this length, over all tensor ranks; the backward is two products
+    per product."""
+    at = Place(sequence=sequence)
+    products = tokens * sum(2.0 * p.columns * p.inner for p in layer.products(at))
+    scores = (half.scores(at) for half in layer.halves.values())
+    # Scores and weighted values: two products of keys x head width for each token and head.
+    core = sum(2 * 2.0 * tokens * s.reach * s.heads * s.width for s in scores if s is not None)
+    forward = float(products + core)
+    again = {"none": 0.0, "attention": float(core), "layer": forward}[mode]
     return Flops(forward, 2 * forward, again)
 
 
@@ -68,8 +65,8 @@ def stage_flops(plan: Plan, stage: int, *, sequences: int) -> Flops:
     tokens = plan.tokens(sequences)
     total = NOTHING
     for layer in layers_by_stage(plan)[stage]:
-        mode, window = plan.recompute.mode_of(layer), plan.model.window_of(layer)
-        total = total.plus(layer_flops(plan.model, tokens, mode, window=window))
+        mode = plan.recompute.mode_of(layer)
+        total = total.plus(layer_flops(plan.model.each_layer[layer], plan.model.sequence, tokens, mode))
     if stage == plan.last_stage:
         rows = plan.model.padded_vocabulary(plan.layout.tensor)
         total = total.plus(head_flops(plan.model, tokens, rows=rows))
@@ -80,8 +77,8 @@ def model_flops(model: ModelShape, sequences: int) -> Flops:
     """What the mathematics needs for so many sequences: no recomputation, no padding."""
     tokens = sequences * model.sequence
     total = head_flops(model, tokens, rows=model.vocabulary)
-    for window, layers in model.layers_by_window.items():
-        total = total.plus(layer_flops(model, tokens, window=window).times(layers))
+    for layer, count in model.counted_layers:
+        total = total.plus(layer_flops(layer, model.sequence, tokens).times(count))
     return total
 
 

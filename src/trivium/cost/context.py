@@ -2,10 +2,12 @@
 
 import numpy as np
 
-from trivium.cost.case import Number
+from trivium.cost.case import Case
 from trivium.cost.collectives import exchange_seconds, send_seconds
 from trivium.cost.layer import attention_seconds
 from trivium.cost.setting import Setting
+from trivium.plan.layers.layer import Layer
+from trivium.plan.layers.part import Exchanged, Number
 
 
 def context_seconds(at: Setting) -> tuple[Number, Number]:
@@ -14,16 +16,22 @@ def context_seconds(at: Setting) -> tuple[Number, Number]:
     case, ranks = at.case, np.asarray(at.case.context)
     if (ranks == 1).all():
         return 0.0, 0.0
-    one_head = case.positions * case.head_width / case.tensor
-    heads = (2 * case.heads + 2 * case.kv_heads) * one_head * case.weight_bytes
+    sent = case.of_a_layer(lambda layer: sum(e.into + e.out for e in _exchanged(layer, case)))
+    ring_sent = case.of_a_layer(lambda layer: sum(e.ring for e in _exchanged(layer, case)))
+    heads = case.positions * sent * case.weight_bytes
     exchange = 2 * exchange_seconds(
         at.machine, heads / 2, case.context, at.strides.context, at.constants.fabric
     )
-    ring_forward, ring_backward = _ring_seconds(at, 2 * case.kv_heads * one_head)
+    ring_forward, ring_backward = _ring_seconds(at, case.positions * ring_sent)
     ring = np.asarray(case.ring) > 0
     forward = np.where(ring, ring_forward, exchange) * (ranks > 1)
     backward = np.where(ring, ring_backward, exchange) * (ranks > 1)
     return forward, backward
+
+
+def _exchanged(layer: Layer, case: Case) -> list[Exchanged]:
+    found = (half.exchanged(case) for half in layer.halves.values())
+    return [each for each in found if each is not None]
 
 
 def _ring_seconds(at: Setting, elements: Number) -> tuple[Number, Number]:

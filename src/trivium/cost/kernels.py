@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
-from trivium.cost.case import Number
 from trivium.cost.constants import Constants
 from trivium.cost.hardware import Machine
+from trivium.plan.layers.part import Number
 
 # Rows and columns of a tile, and the speed of a kernel with such tiles over the best one's.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))

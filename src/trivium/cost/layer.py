@@ -4,13 +4,16 @@ Bytes of element-wise work are of 16-bit tensors, read and written once per kern
 two sums with dropout and bias, and the activation function. Wider elements move more.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import ATTENTION, LAYER, NONE, Case, Number
+from trivium.cost.case import ATTENTION, LAYER, NONE, Case
 from trivium.cost.kernels import Device
 from trivium.cost.stack import Stack
+from trivium.plan.layers.layer import Layer
+from trivium.plan.layers.part import Number, Scores
 
 FORWARD_OPERATIONS, TENSOR_OPERATIONS = 26, 6  # launched for a layer; more of them where it is split
 BACKWARD_OVER_FORWARD = 1.4  # operations of a backward
@@ -39,11 +42,11 @@ class Ends(NamedTuple):
 
 def layer_work(case: Case, device: Device, stack: Stack) -> Work:
     """What the device computes for a layer."""
-    forwards, backward_products = _products(case, device)
+    products, last, backward_products = _products(case, device)
     core_forward, core_backward = attention_seconds(case, device)
     other_forward, other_backward = _elementwise(case, device, stack)
-    forward = sum(forwards) + core_forward + other_forward
-    spared = forwards[-1] * (1 - case.norm_after) if stack.stops_early else 0.0
+    forward = products + core_forward + other_forward
+    spared = last if stack.stops_early else 0.0
     whole = stack.recomputed * (forward - spared)
     return Work(
         forward,
@@ -80,27 +83,39 @@ def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
     )
 
 
-def attention_seconds(case: Case, device: Device) -> tuple[Number, Number]:
+def attention_seconds(case: Case, device: Device) -> tuple[Number, ...]:
     """Of its core, forward and backward. Fused: the arithmetic under the mask, and in the window. Unfused: batched
     products, softmax and dropout over whole squares."""
-    c = case
-    batch, rows, columns = np.maximum(1, c.micro * c.heads / c.tensor), c.local_sequence, c.sequence
-    flops = 4.0 * batch * rows * columns * c.head_width * MASKED * c.seen
-    fused = device.attention(flops, batch, rows, c.head_width)
-    kept = np.asarray(c.scores_kept) > 0
+    return _of_a_layer(case, lambda layer: _attention_of(layer, case, device))
+
+
+def _attention_of(layer: Layer, case: Case, device: Device) -> tuple[Number, Number]:
+    found = (half.scores(case) for half in layer.halves.values())
+    seconds = [_scores_seconds(scores, case, device) for scores in found if scores is not None]
+    return sum(forward for forward, _ in seconds), sum(backward for _, backward in seconds)
+
+
+def _scores_seconds(scores: Scores, case: Case, device: Device) -> tuple[Number, Number]:
+    batch, rows, columns, width = scores.heads, scores.rows, scores.columns, scores.width
+    flops = 4.0 * batch * rows * columns * width * MASKED * scores.visible
+    fused = device.attention(flops, batch, rows, width)
+    fused_backward = device.attention(BACKWARD_ATTENTION * flops, batch, rows, width)
+    kept = np.asarray(case.scores_kept) > 0
     if not kept.any():
-        return fused, device.attention(BACKWARD_ATTENTION * flops, batch, rows, c.head_width)
-    products = device.product(rows, columns, c.head_width, batch) + device.product(
-        rows, c.head_width, columns, batch
-    )
+        return fused, fused_backward
+    products = device.product(rows, columns, width, batch) + device.product(rows, width, columns, batch)
     squares = batch * rows * columns
     forward = np.where(kept, products + device.moved(9.0 * squares, 3), fused)
-    backward = np.where(
-        kept,
-        2 * products + device.moved(11.0 * squares, 3),
-        device.attention(BACKWARD_ATTENTION * flops, batch, rows, c.head_width),
-    )
-    return forward, backward
+    return forward, np.where(kept, 2 * products + device.moved(11.0 * squares, 3), fused_backward)
+
+
+def _of_a_layer(case: Case, seconds: Callable[[Layer], tuple[Number, ...]]) -> tuple[Number, ...]:
+    """Each of several figures as its mean over the model's layers."""
+    (first, share), *others = [(seconds(layer), share) for layer, share in case.different_layers]
+    if not others:
+        return first
+    every = [(first, share), *others]
+    return tuple(sum(part * values[n] for values, part in every) for n in range(len(first)))
 
 
 def recomputed_share(case: Case) -> Number:
@@ -110,8 +125,8 @@ def recomputed_share(case: Case) -> Number:
 
 def _function_again(case: Case, device: Device, stack: Stack) -> Number:
     """The activation function's forward a second time, where its value is not kept."""
-    bytes_moved = (4.0 + 2.0 * case.gated) * case.positions * case.ffn / case.tensor
-    again: Number = case.function_again * device.moved(_traffic(case, device, stack) * bytes_moved, 1)
+    moved = case.of_a_layer(lambda layer: layer.mlp.moved(case).forward)
+    again: Number = case.function_again * device.moved(_traffic(case, device, stack) * moved, 1)
     return again
 
 
@@ -122,33 +137,35 @@ def _by_mode(case: Case, *, attention: Number, layer: Number) -> Number:
     )
 
 
-def _products(case: Case, device: Device) -> tuple[list[Number], Number]:
-    """The four products of a layer forward, and the sum of their eight backward: of inputs and of weights."""
-    c, positions = case, case.positions
-    shapes = (
-        ((c.queries + 2 * c.keys) / c.tensor, c.hidden),
-        (c.hidden, c.queries / c.tensor),
-        (c.ffn * (1 + c.gated) / c.tensor, c.hidden),
-        (c.hidden, c.ffn / c.tensor),
-    )
-    forward = [device.product(positions, n, k) for n, k in shapes]
-    backward = sum(
-        device.product(positions, k, n) + device.weight_gradient(positions, n, k) for n, k in shapes
-    )
-    return forward, backward
+def _products(case: Case, device: Device) -> tuple[Number, ...]:
+    """The products of a layer: forward; the last one of them, unless a norm reads what it gives; and backward, of
+    inputs and of weights."""
+    positions = case.positions
+
+    def seconds(layer: Layer) -> tuple[Number, Number, Number]:
+        products = layer.products(case)
+        forward = [device.product(positions, p.columns, p.inner) for p in products]
+        backward = sum(
+            device.product(positions, p.inner, p.columns)
+            + device.weight_gradient(positions, p.columns, p.inner)
+            for p in products
+        )
+        return sum(forward), 0.0 if layer.wiring.norm_reads_last_product else forward[-1], backward
+
+    return _of_a_layer(case, seconds)
 
 
 def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Number]:
-    c, traffic = case, _traffic(case, device, stack)
-    rows, split = c.positions * c.hidden / c.along, c.positions * c.queries / c.tensor
-    inner = c.positions * c.ffn / c.tensor
-    forward = 22.0 * rows + (4.0 + 2.0 * c.gated) * inner + 6.0 * split
-    backward = 28.0 * rows + (6.0 + 4.0 * c.gated) * inner + 6.0 * split
-    if stack.compiled:
-        # Passes that Megatron's kernels make on their way: gradients of queries, keys and values are joined, and where
-        # there are biases the gradients of each product's outputs are summed.
-        joined = c.positions * (c.queries + 2 * c.keys) / c.tensor
-        backward = backward + 4.0 * joined + 2.0 * (1 - c.gated) * (joined + inner + 2 * rows)
+    """Norms, sums, biases, dropout and activation functions, forward and backward."""
+
+    def moved(layer: Layer) -> tuple[Number, Number]:
+        every = [part.moved(case) for part in (layer.wiring, *layer.halves.values())]
+        # Separate passes over what Megatron's kernels compute on their way.
+        unfused = sum(each.unfused for each in every) if stack.compiled else 0.0
+        return sum(each.forward for each in every), sum(each.backward for each in every) + unfused
+
+    traffic = _traffic(case, device, stack)
+    forward, backward = _of_a_layer(case, moved)
     return device.moved(traffic * forward, 9), device.moved(traffic * backward, 14)
 
 

@@ -6,6 +6,7 @@ buffers of transfers and collectives, and workspaces. Allocator and libraries
 are left out.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Generic, NamedTuple
@@ -24,7 +25,7 @@ from trivium.cost.activations import (
     put_off_bytes,
 )
 from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes, slice_elements
-from trivium.cost.case import NONE, Case, Number, case_of, entries, take
+from trivium.cost.case import NONE, Case, case_of, take
 from trivium.cost.moments import Moment, moments_of_cases, moments_of_rank
 from trivium.cost.rank_parameters import (
     embedding_parameters,
@@ -33,8 +34,9 @@ from trivium.cost.rank_parameters import (
     rank_parameters,
     table_parameters,
 )
-from trivium.cost.saved_bytes import as_bytes
 from trivium.plan.buckets import UPDATED_AT_ONCE
+from trivium.plan.layers.layer import Layer
+from trivium.plan.layers.part import Number, entries
 from trivium.plan.layout import Coordinate
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import ScheduleName
@@ -303,8 +305,14 @@ def _workspace(case: Case, at: Moment) -> Number:
     latter itself where it is computed again; the first of these and the gradient of the half's inputs, those
     themselves where they are gathered again. In one graph the compiler lets them take the place of what was read."""
     c = case
-    inside, inputs = c.ffn / c.tensor, (1 + np.asarray(c.sequence_parallel)) * c.hidden
-    widths = np.maximum((2 + c.gated + c.function_again) * inside, (1 + c.gated) * inside + inputs)
+    inputs = (1 + np.asarray(c.sequence_parallel)) * c.hidden
+
+    def widest(layer: Layer) -> Number:
+        reads, writes = (sum(n) for n in zip(*(h.activation(c) for h in layer.halves.values()), strict=True))
+        width: Number = np.maximum(reads + (1 + c.function_again) * writes, reads + inputs)
+        return width
+
+    widths = c.of_a_layer(widest)
     gradients = widths * c.positions + c.positions * c.hidden / c.along + largest_parameter(c, 0, 0)
     apart = (np.asarray(at.layers) > 0) & (np.asarray(c.one_graph) == 0)
     found: Number = apart * gradients * c.weight_bytes
@@ -327,3 +335,8 @@ def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Numbe
     widened = np.where(widens, at_once, 0)
     copied = np.where(recasts, summed, 0)
     return c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * widened
+
+
+def as_bytes(number: Number) -> int:
+    """A single figure as a whole number; a mean over different layers is rounded up."""
+    return math.ceil(float(number))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import NONE, Case, Number, puts_off
+from trivium.cost.case import NONE, Case, puts_off
 from trivium.cost.in_flight import (
     Counts,
     interleaved_sums,
@@ -21,6 +21,7 @@ from trivium.cost.in_flight import (
 )
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES
+from trivium.plan.layers.part import Number
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, ScheduleName, stages_of_named
 
@@ -109,7 +110,7 @@ def moments_of_cases(
         np.minimum(case.micro_batches, 3 * np.asarray(case.pipeline)),
     )
     wanted = (codes, case.pipeline, capped, case.chunks, case.layers, every)
-    shape = np.broadcast_shapes((1,), *(np.shape(v) for v in (codes, *vars(case).values())))
+    shape = np.broadcast_shapes((1,), *(np.shape(v) for v in (codes, *case.numbers)))
     keys = np.stack([np.broadcast_to(v, shape) for v in wanted]).astype(np.int64)
     distinct, index = _distinct(keys)
     tables = [moments(SCHEDULE_NAMES[code], *sizes) for code, *sizes in distinct.T.tolist()]

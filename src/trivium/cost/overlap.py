@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import Number
+from trivium.plan.layers.part import Number
 
 TILE = 128  # rows and columns of a product's tile
 

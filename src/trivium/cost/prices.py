@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import LAYER, NONE, Number
+from trivium.cost.case import LAYER, NONE, Case
 from trivium.cost.collectives import Road, all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.context import context_seconds
 from trivium.cost.kernels import Device
@@ -18,9 +18,11 @@ from trivium.cost.overlap import (
 )
 from trivium.cost.rank_parameters import layer_parameters, table_parameters
 from trivium.cost.setting import Setting
+from trivium.plan.layers.layer import HALVES
+from trivium.plan.layers.part import Number
 
 LOSS_BYTES, LOSS_REDUCTIONS = 8, 3  # per position: largest score, sum of exponentials, the target's score
-NORM_BYTES = 8  # per position: the squares of queries and of keys, where a norm is over all heads
+SUM_BYTES = 4  # of each number of a position that a layer sums over tensor ranks besides its products
 
 
 class Piece(NamedTuple):
@@ -118,7 +120,9 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     work, floor = layer_work(case, device, stack), launch_work(case, device, stack)
     again = stack.recomputed * recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
     shorter_forward, shorter_backward = hidden_seconds(at)
-    norms = case.over_heads * all_reduce_seconds(NORM_BYTES * case.positions, case.tensor, _tensor_road(at))
+    sums = case.of_a_layer(lambda layer: layer.sums)
+    summed = all_reduce_seconds(SUM_BYTES * sums * case.positions, case.tensor, _tensor_road(at))
+    norms = (np.asarray(sums) > 0) * summed
     beside = at.constants.tensor_overlap if stack.overlaps_tensor_forward and at.hides else 0.0
     tensor_forward = (1 - beside) * (2 * tensor - shorter_forward) + norms
     sent, shown = _backward_messages(at, tensor)
@@ -196,12 +200,7 @@ def sublayers(at: Setting) -> list[Sublayer]:
     c, device = at.case, at.device
     result = c.positions * c.hidden * c.weight_bytes
     reduction = all_gather_seconds(result, c.tensor, _tensor_road(at))
-    inner = (
-        ("attention output", False, c.queries / c.tensor),
-        ("feed-forward output", False, c.ffn / c.tensor),
-        ("gradient of attention's input", True, (c.queries + 2 * c.keys) / c.tensor),
-        ("gradient of feed-forward's input", True, c.ffn * (1 + c.gated) / c.tensor),
-    )
+    inner = _summed_products(c)
     return [
         Sublayer(
             name,
@@ -213,6 +212,17 @@ def sublayers(at: Setting) -> list[Sublayer]:
             result,
         )
         for name, back, length in inner
+    ]
+
+
+def _summed_products(case: Case) -> list[tuple[str, bool, Number]]:
+    """The products whose results tensor ranks sum: name, whether in the backward, and inner length. Of a model with
+    different layers those of the first stand for all."""
+    layer = case.different_layers[0][0]
+    products = [(HALVES[name], p) for name, half in layer.halves.items() for p in half.products(case)]
+    return [
+        *((f"{name} output", False, p.inner) for name, p in products if not p.enters),
+        *((f"gradient of {name}'s input", True, p.columns) for name, p in products if p.enters),
     ]
 
 

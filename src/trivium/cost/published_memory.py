@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from trivium.cost.activations import layer_bytes
-from trivium.cost.case import LAYER, NONE, Case, Number, take
+from trivium.cost.case import ATTENTION, LAYER, NONE, Case, mean, take
 from trivium.cost.moments import Moment, moments_of_cases
 from trivium.cost.rank_parameters import layer_parameters, rank_parameters, table_parameters
 from trivium.cost.stack import Stack
 from trivium.cost.step_time import SCHEDULES
+from trivium.plan.layers.part import Number
 
 ADAM = 12  # bytes per parameter: an fp32 copy of the weights and two moments
 FP32_GRADIENT = 4  # of gradients that accumulate in 16 bits, a copy for the update
@@ -76,22 +77,15 @@ def _activations(case: Case, at: Moment) -> Number:
     c = case
     whole, kept = _layer(c, NONE), _layer(c, c.recompute)
     again = np.where(np.asarray(c.recompute) == LAYER, whole - kept, 0)
-    mask = at.embedded * c.dropout * c.positions * c.hidden / c.along
+    dropout = mean(c.embeddings, lambda embedding: embedding.dropout)
+    mask = at.embedded * dropout * c.positions * c.hidden / c.along
     return at.kept * whole + at.recomputed * kept + (np.asarray(at.layers) > 0) * again + mask
 
 
 def _layer(case: Case, mode: Number) -> Number:
-    """Korthikanti et al.'s count for GPT. Llama's blocks (RMSNorm, SwiGLU, fused attention): the inputs and outputs
-    of two norms; split, queries, keys, values and what attention returns, and three feed-forward widths."""
-    c = case
-    norms = 4 * c.hidden / c.along
-    attention = 2 * (c.queries + c.keys)
-    llama = c.positions * c.weight_bytes * (norms + (attention + 3 * c.ffn) / c.tensor)
-    fused = np.asarray(c.scores_kept) == 0
-    gpt_mode = np.where(fused & (np.asarray(mode) == NONE), 1, mode)  # as if the scores were computed again
-    gpt = layer_bytes(c, gpt_mode, counting="paper")
-    recomputed = c.positions * c.hidden * c.weight_bytes / c.along
-    return np.where(np.asarray(mode) == LAYER, recomputed, np.where(np.asarray(c.gated) == 1, llama, gpt))
+    """Korthikanti et al.'s count. Fused attention computes its scores again."""
+    fused = np.asarray(case.scores_kept) == 0
+    return layer_bytes(case, np.where(fused & (np.asarray(mode) == NONE), ATTENTION, mode), counting="paper")
 
 
 def _head(case: Case, rules: Rules) -> Number:

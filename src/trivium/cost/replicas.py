@@ -6,12 +6,13 @@ from typing import NamedTuple
 import numpy as np
 
 from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes
-from trivium.cost.case import Case, Number
+from trivium.cost.case import Case
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.prices import Prices
 from trivium.cost.rank_parameters import rank_parameters, table_parameters
 from trivium.cost.setting import Setting
 from trivium.cost.stages import layers_by_stage, layers_of_ranks
+from trivium.plan.layers.part import Number
 from trivium.plan.plan import Plan
 
 SHARDED_BYTES, WHOLE_BYTES = 38.0, 10.0  # an optimizer moves per element it owns, and per element it holds

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trivium.cost.case import Case, Number
+from trivium.cost.case import Case
 from trivium.cost.collectives import (
     Road,
     Strides,
@@ -17,6 +17,7 @@ from trivium.cost.hardware import Machine
 from trivium.cost.kernels import Device
 from trivium.cost.overlap import added_seconds
 from trivium.cost.stack import Stack
+from trivium.plan.layers.part import Number
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import Case, Number
+from trivium.cost.case import Case
 from trivium.cost.hardware import Machine
 from trivium.cost.prices import Piece
+from trivium.plan.layers.part import Number
 
 TINY = 1e-30  # seconds; only keeps a division by nothing away
 

@@ -5,7 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from trivium.cost.case import Case, Number
+from trivium.cost.case import Case
+from trivium.plan.layers.part import Number
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.partition import Partition

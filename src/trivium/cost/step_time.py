@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import Case, Number
+from trivium.cost.case import Case
 from trivium.cost.collectives import Strides
 from trivium.cost.constants import Constants, shipped_constants
 from trivium.cost.hardware import Machine
@@ -19,6 +19,7 @@ from trivium.cost.setting import setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
 from trivium.cost.stages import layers_of_ranks
+from trivium.plan.layers.part import Number
 from trivium.plan.schedule import SCHEDULE_NAMES
 
 # Schedules as numbers, for arrays of plans; a given one is priced as 1F1B, and as ZB-V the one whose heads are taken in

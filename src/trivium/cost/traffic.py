@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from trivium.plan.buckets import BucketRow, bucket_table
+from trivium.plan.layers.part import Exchanged, Place
 from trivium.plan.layout import Coordinate
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
@@ -70,19 +71,19 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
     total: Counter[str] = Counter()
     enters = leaves = 0  # passes through a region's border, forward; each has one pass backward
     again_enters = again_leaves = 0  # in a recomputed forward
-    for layer in plan.layers_of(stage):
-        enters, leaves = enters + 2, leaves + 2
-        if plan.recompute.mode_of(layer) == "layer":
-            again_enters += 2
-            # Recomputing stops at the last kept tensor: the sum that ends the block is not needed again,
-            # unless dropout or a norm after it keeps what it read, or the product is cut and ends with its sums.
-            needed = plan.model.dropout > 0 or plan.row_chunks > 1 or plan.model.norm_position == "after"
-            again_leaves += 2 if needed else 1
-        if (
-            plan.model.qk_norm == "all_heads"
-        ):  # squares of queries and of keys, and what goes back through them
-            passes = 2 + (plan.recompute.mode_of(layer) != "none")
-            total["all_reduce"] += passes * 2 * sizes.per_token
+    for number in plan.layers_of(stage):
+        layer = plan.model.each_layer[number]
+        regions = layer.wiring.regions
+        enters, leaves = enters + regions, leaves + regions
+        if plan.recompute.mode_of(number) == "layer":
+            again_enters += regions
+            # Recomputing stops at the last tensor that is needed: the sum that ends the layer is not, unless the
+            # backward reads it, or the product is computed in chunks that end with their sums.
+            needed = layer.wiring.reads_last_product or plan.row_chunks > 1
+            again_leaves += regions if needed else regions - 1
+        passes = 2 + (plan.recompute.mode_of(number) != "none")
+        if layer.sums:
+            total["all_reduce"] += passes * layer.sums * sizes.per_token
     if stage == plan.last_stage:
         enters += 1
         total["all_reduce"] += (
@@ -100,18 +101,25 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
 
 def _context(plan: Plan, layer: int) -> Counter[str]:
     """Of one micro-batch through one layer's attention, forward and backward."""
-    model, ranks, tensor = plan.model, plan.layout.context, plan.layout.tensor
-    one_head = plan.local_sequence * plan.batch.micro * model.head_columns
-    heads, kv = model.heads // tensor, model.kv // tensor
+    ranks, positions = plan.layout.context, plan.local_sequence * plan.batch.micro
+    at, total = Place(tensor=plan.layout.tensor), Counter[str]()
+    for half in plan.model.each_layer[layer].halves.values():
+        exchanged = half.exchanged(at)
+        if exchanged is not None:
+            total += _exchange(plan, layer, exchanged, positions, ranks)
+    return total
+
+
+def _exchange(plan: Plan, layer: int, exchanged: Exchanged, positions: int, ranks: int) -> Counter[str]:
     narrow, wide = BYTES[plan.precision.weights], max(4, BYTES[plan.precision.weights])
     mode = plan.recompute.mode_of(layer)
     if plan.context_attention == "ring":
-        keys_and_values = 2 * kv * one_head
+        keys_and_values = int(exchanged.ring) * positions
         forwards = 1 + (mode != "none")
         return Counter(
             send=(forwards + 1) * (ranks - 1) * keys_and_values * narrow + ranks * keys_and_values * wide
         )
-    into, out = (heads + 2 * kv) * one_head * narrow, heads * one_head * narrow
+    into, out = int(exchanged.into) * positions * narrow, int(exchanged.out) * positions * narrow
     # Recomputing the core alone stops at its last kept tensor, before the exchange of its result.
     again = {"none": 0, "attention": into, "layer": into + out}[mode]
     return Counter(all_to_all=2 * (into + out) + again)

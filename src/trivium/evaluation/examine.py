@@ -1,5 +1,6 @@
 """Published tasks asked of a model while it trains, by the ranks that train it."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,3 +29,25 @@ def examiner_of(benchmarks: Sequence[Benchmark], tokenizer: Tokenizer, config: B
         return evaluate_benchmarks(benchmarks, scorer, config)
 
     return examine
+
+
+def question_digests(benchmarks: Sequence[Benchmark], config: BenchmarkConfig) -> dict[str, str]:
+    """Return a hash of every task's questions, answers, and solved examples where shots are drawn from them: hosts with
+    equal hashes ask the same. Names are those that a user reads where hosts differ."""
+    digests = {}
+    for benchmark in benchmarks:
+        task, digest = benchmark.task, hashlib.sha256()
+        draws = any(benchmark.definition.shots(shots) for shots in config.shots)
+        for one in (*task.examples, *(task.pool if draws else ())):
+            told = (
+                one.id,
+                one.document,
+                one.context,
+                one.contexts,
+                one.choices,
+                one.answer,
+                dict(one.groups),
+            )
+            digest.update(repr(told).encode("utf-8", "surrogatepass"))
+        digests[f"questions of task {benchmark.name}"] = digest.hexdigest()[:16]
+    return digests

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+from trivium.plan.layers.part import Parameter
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import Parameter, parameters
+from trivium.plan.parameters import parameters
 
 Tensors = tuple[torch.Tensor, ...]
 HEAD = "lm_head.weight"

@@ -10,7 +10,8 @@ from trivium.errors import ConfigError, DataError
 from trivium.interchange.hf_config import refuse_other_kinds
 from trivium.interchange.rope import Rope, rope_apart, rope_config, rope_of
 from trivium.interchange.windows import Windows, can_say, windows_config, windows_of
-from trivium.plan.model_shape import Family, ModelShape, NormPosition, QkNormName
+from trivium.plan.layers.form import Family, NormPosition, QkNormName
+from trivium.plan.model_shape import ModelShape
 
 
 class Architecture(NamedTuple):

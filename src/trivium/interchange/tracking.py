@@ -5,7 +5,9 @@ Beside the training, not in it: it reads what was written, so it can begin at an
 
 import importlib
 import os
+import re
 import shlex
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +20,7 @@ from trivium.untrusted import open_regular
 KINDS = ("tensorboard", "wandb")
 STEP, TIME = "step", "time"
 NEVER = -1  # before the first step
+_EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 
 
 class Point(NamedTuple):
@@ -38,9 +41,9 @@ class Tracker(Protocol):
 
 def point_of(record: Mapping[str, Any]) -> Point:
     """The numbers of a record of metrics or of tasks; of nested ones the path: `tasks/hans/0/accuracy`."""
-    time = record.get(TIME)
+    seconds = record.get(TIME)
     rest = {k: v for k, v in record.items() if k not in (STEP, TIME)}
-    return Point(int(record[STEP]), time, dict(_numbers(rest, "")))
+    return Point(int(record[STEP]), seconds, dict(_numbers(rest, "")))
 
 
 def tracker(kind: str, run: Path, config: Mapping[str, Any], *, online: bool = False) -> Tracker:
@@ -99,21 +102,26 @@ class NewLines:
 
 
 class TensorBoard:
-    """Event files in a folder; points of a step that is done again hide those of before."""
+    """Writes one event file into a folder. Points of a step that is done again hide the earlier ones."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._write = _library("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._events = _library("tensorboard.compat.proto.event_pb2", "tensorboard")
         self._writer: Any = None
         self._last = NEVER
 
     def add(self, point: Point) -> None:
         """Keep the numbers of a step."""
-        if self._writer is None or point.step < self._last:
-            if self._writer is not None:
-                self._writer.close()
-            # From this step on whatever is in the folder, of this time or an earlier one, is shown no more.
+        if self._writer is None:
+            _wait_for_a_later_name(self.folder)
+            # From this step on, TensorBoard no longer shows what earlier files of the folder contain.
             self._writer = self._write(str(self.folder), purge_step=point.step)
+        elif point.step < self._last:
+            # The same for what this file contains. A second file would not do: names of files that were made in the
+            # same second sort by a counter without leading zeros, so that the tenth is read before the ninth.
+            restart = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._writer.file_writer.add_event(self._events.Event(session_log=restart), step=point.step)
         self._last = point.step
         for name, value in point.values.items():
             self._writer.add_scalar(name, value, global_step=point.step, walltime=point.time)
@@ -124,6 +132,14 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
         return f"tensorboard --logdir {shlex.quote(str(self.folder))}"
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Return once an event file that is made now sorts after those of a folder: TensorBoard reads files in the order of
+    their names, which begin with the second in which each was made."""
+    made = {name[1] for path in folder.glob("*") if (name := _EVENT_FILE.match(path.name))}
+    while f"{int(time.time()):010d}" in made:
+        time.sleep(0.02)
 
 
 class WeightsAndBiases:

@@ -4,8 +4,9 @@ import math
 
 import torch
 
+from trivium.plan.layers.part import Parameter
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import Box, Parameter
+from trivium.plan.parameters import Box
 from trivium.seeds import seed_for
 
 

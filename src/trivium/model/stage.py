@@ -17,7 +17,8 @@ from trivium.model.layers.head import Head
 from trivium.model.likelihood import Likelihoods, likelihoods
 from trivium.parallel.context.attention import Context
 from trivium.parallel.tensor.regions import Region
-from trivium.plan.parameters import TOKENS, Owner, Parameter, shard_box, stage_parameters
+from trivium.plan.layers.part import Owner, Parameter
+from trivium.plan.parameters import TOKENS, shard_box, stage_parameters
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import is_split
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import Literal, NamedTuple, TypeVar
 
-from trivium.plan.parameters import TOKENS, Owner, Parameter, local_shape, stage_parameters
+from trivium.plan.layers.part import Owner, Parameter
+from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
 from trivium.plan.plan import Plan
 
 # A bucket is closed once it has this many elements: large enough for bandwidth, small enough to overlap. Among many

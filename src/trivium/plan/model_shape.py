@@ -1,83 +1,75 @@
-"""The transformer's shape, and what follows from it."""
+"""The shape of a transformer, and what follows from it."""
 
 import math
 from collections import Counter
+from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from trivium.config import MOST, Config, NotNegative, Tree
+from trivium.config import MOST, NotNegative, Tree
+from trivium.plan.layers.ends import Embedding, Head
+from trivium.plan.layers.form import LayerForm
+from trivium.plan.layers.layer import Layer, embedding_of, head_of
+from trivium.plan.layers.part import Division
 from trivium.plan.layout import degrees_dividing
-from trivium.plan.rope_scaling import RopeScaling
-from trivium.plan.sizes import Columns, Ids, Layers, Positions, Wide
+from trivium.plan.sizes import Ids, Layers
 
-Family = Literal["gpt", "llama"]
-QkNormName = Literal["none", "each_head", "all_heads"]
-NormPosition = Literal["before", "after"]
-_WAS_BOOLEAN = {False: "none", True: "each_head"}
 # What weights do not depend on: a training that begins with given ones may choose it.
 _FREE = {"vocabulary_multiple", "dropout", "z_loss", "init_std", "documents", "end_of_text"}
-QkNorm = Annotated[
-    QkNormName,
-    BeforeValidator(lambda v: _WAS_BOOLEAN[v] if isinstance(v, bool) else v),
-]
 
 
-class ModelShape(Config):
+class ModelShape(LayerForm):
     """A decoder-only transformer.
 
     family "gpt": learned positions, LayerNorm before each half block, GELU, biases (MT-NLG, section 3.2).
     family "llama": rotary positions, RMSNorm, SwiGLU, no biases but those of `qkv_bias`.
     """
 
-    family: Family = "gpt"  # gpt: GPT-2's and MT-NLG's blocks; llama: rotary positions, RMSNorm, SwiGLU
     layers: Layers
-    hidden: Columns  # width of the residual stream
-    heads: Columns  # of attention; hidden / heads columns each
-    kv_heads: Columns | None = None  # None: as many as heads; fewer is grouped-query attention
-    head_width: Columns | None = None  # columns of a head; None: hidden / heads
-    qkv_bias: bool = False  # llama: biases of queries, keys and values (Qwen2); gpt has every bias
-    # llama: RMSNorm of queries and keys before they are turned, on each head (Qwen3) or over all of them (OLMo-2);
-    # true and false, as older versions wrote it, are each_head and none
-    qk_norm: QkNorm = "none"
-    # llama: half blocks norm what they read, or what they add (OLMo-2); the final norm is there in both
-    norm_position: NormPosition = "before"
-    ffn: Wide | None = None  # None: 4 x hidden (gpt), 8/3 x hidden rounded up to 64 (llama)
     vocabulary: Ids  # token ids in use; the table is padded, and padding is never predicted
     vocabulary_multiple: Ids = 128  # each tensor rank holds a multiple of this many rows
-    sequence: Positions  # positions per sample
-    window: Positions | None = None  # positions that a query sees, itself included; None: all before it
     window_from: NotNegative = 0  # the first layer with the window; those before it see all
     # of the layers from there on, every so many-th sees all (2: every other); None: none does
     full_every: Annotated[int, Field(ge=2, le=MOST)] | None = None
     head: Literal["tied", "untied"] = "tied"  # does the output matrix share the embedding
     documents: Literal["joined", "apart"] = "joined"  # do packed documents see each other
     end_of_text: NotNegative = 0  # the id that ends a document
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half block
     # times the square of the logarithm of its sum of exponentials: added in training to the loss of each token that
     # counts, told apart from it, and no part of a validation (PaLM, OLMo-2: 1e-5 to 1e-4); 0: nothing
     z_loss: Annotated[float, Field(ge=0)] = 0.0
     init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
-    rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
-    rope_scaling: RopeScaling | None = None  # llama: angles slowed for longer sequences; None: as they are
-    norm_epsilon: Annotated[float, Field(ge=1e-30)] = 1e-5  # what fp32 takes for 0 would divide 0 by 0
 
     @property
-    def head_columns(self) -> int:
-        """Columns per attention head."""
-        return self.head_width or self.hidden // self.heads
+    def each_layer(self) -> tuple[Layer, ...]:
+        """The layers in order."""
+        return _layers_of(self)
 
     @property
-    def kv(self) -> int:
-        """Key-value heads; query heads come in this many groups."""
-        return self.kv_heads or self.heads
+    def counted_layers(self) -> tuple[tuple[Layer, int], ...]:
+        """Each different layer, with how often it occurs."""
+        return _counted_layers_of(self)
+
+    @property
+    def embedding_part(self) -> Embedding:
+        """The embedding."""
+        return embedding_of(self, self.vocabulary)
+
+    @property
+    def head_part(self) -> Head:
+        """The last norm and the product with the table of outputs."""
+        return head_of(self, self.vocabulary, tied=self.head == "tied")
+
+    @property
+    def divisions(self) -> tuple[Division, ...]:
+        """The sizes that tensor ranks must divide."""
+        every = (division for layer, _ in self.counted_layers for division in layer.divisions())
+        return tuple(dict.fromkeys(every))
 
     @property
     def ffn_width(self) -> int:
         """Columns of the feed-forward layer."""
-        if self.ffn is not None:
-            return self.ffn
-        return 4 * self.hidden if self.family == "gpt" else math.ceil(8 * self.hidden / 3 / 64) * 64
+        return next(d.size for d in self.divisions if d.field == "ffn")
 
     @property
     def std(self) -> float:
@@ -184,3 +176,16 @@ class ModelShape(Config):
             f"counted from 0: no layer would have plan.model.window ({self.window}); for that set "
             f"plan.model.window=null and plan.model.window_from=0"
         ]
+
+
+@lru_cache(maxsize=1024)
+def _layers_of(model: ModelShape) -> tuple[Layer, ...]:
+    """The layers of a model; equal ones are one object."""
+    windows = [model.window_of(n) for n in range(model.layers)]
+    different = {w: Layer.of(model.model_copy(update={"window": w})) for w in dict.fromkeys(windows)}
+    return tuple(different[w] for w in windows)
+
+
+@lru_cache(maxsize=1024)
+def _counted_layers_of(model: ModelShape) -> tuple[tuple[Layer, int], ...]:
+    return tuple(Counter(_layers_of(model)).items())

@@ -189,7 +189,7 @@ class Plan(Config):
     def tensor_unit(self) -> int:
         """What a tensor degree divides exactly where this model may be split so."""
         sequence = self.local_sequence if self.sequence_parallel else 0
-        return gcd(self.model.heads, self.model.kv, self.model.ffn_width, sequence)
+        return gcd(*(division.size for division in self.model.divisions), sequence)
 
     @property
     def _zigzag(self) -> bool:
@@ -205,18 +205,13 @@ class Plan(Config):
         return sequences * self.model.sequence
 
     def _splits(self) -> list[str]:
-        tensor, found = self.layout.tensor, []
-        for name, size in (
-            ("heads", self.model.heads),
-            ("kv_heads", self.model.kv),
-            ("ffn", self.model.ffn_width),
-        ):
-            if size % tensor and not (name == "kv_heads" and self.model.kv_heads is None):
-                found.append(
-                    f"plan.model.{name} ({size}) must be a multiple of plan.layout.tensor ({tensor}): a tensor "
-                    f"rank holds whole {'columns' if name == 'ffn' else 'heads'}; nearest legal tensor: "
-                    f"{' or '.join(map(str, degrees_dividing(size, tensor)))}"
-                )
+        tensor = self.layout.tensor
+        found = [
+            f"plan.model.{field} ({size}) must be a multiple of plan.layout.tensor ({tensor}): a tensor rank holds "
+            f"whole {unit}; nearest legal tensor: {' or '.join(map(str, degrees_dividing(size, tensor)))}"
+            for field, size, unit, _ in self.model.divisions
+            if size % tensor
+        ]
         if self.sequence_parallel and self.local_sequence % tensor:
             found.append(
                 f"plan.model.sequence ({self.model.sequence}) over plan.layout.context ({self.layout.context}) must be "
@@ -236,13 +231,14 @@ class Plan(Config):
                 f"{context} and plan.context_attention '{self.context_attention}'; nearest: "
                 f"{nearest_multiples(self.model.sequence, unit)}"
             )
-        heads = self.model.kv // tensor if self.model.kv % tensor == 0 else self.model.kv
-        if self.context_attention == "ulysses" and heads % context:
-            found.append(
-                f"plan.context_attention 'ulysses' splits the key-value heads of a tensor rank ({self.model.kv} / "
-                f"{tensor}) over plan.layout.context ({context}), which must divide them; use 'ring', or context "
-                f"{' or '.join(map(str, degrees_dividing(heads, context)))}"
-            )
+        for each in self.model.divisions if self.context_attention == "ulysses" else ():
+            heads = each.size // tensor if each.size % tensor == 0 else each.size
+            if each.unit == "heads" and heads % context:
+                found.append(
+                    f"plan.context_attention 'ulysses' splits the {each.name} of a tensor rank ({each.size} / "
+                    f"{tensor}) over plan.layout.context ({context}), which must divide them; use 'ring', or context "
+                    f"{' or '.join(map(str, degrees_dividing(heads, context)))}"
+                )
         return found
 
     def _shards_problems(self) -> list[str]:

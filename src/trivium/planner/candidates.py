@@ -11,7 +11,7 @@ from trivium.plan.layout import divisors
 from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Candidates, Column, Grid, Mask, Subject
-from trivium.planner.laws import INTERLEAVED, LAWS, ZB_V, Law, told
+from trivium.planner.laws import INTERLEAVED, ZB_V, Law, laws_of, told
 
 SHOWN = 6  # values of a family that are named
 IN_A_NODE = -1  # shards: as many as there are replicas in a node, until it is known how many these are
@@ -55,7 +55,7 @@ def enumerate_plans(
     what it shards need several nodes of them, a pipeline schedule needs a pipeline. search_laws: judged beside the laws
     of a plan. waived: names of laws that are not judged.
     """
-    laws = {law.name: law for law in (*search_laws, *LAWS) if law.name not in waived}
+    laws = {law.name: law for law in (*search_laws, *laws_of(subject.model)) if law.name not in waived}
     steps = _steps(subject, space)
     grid = _allowed(Grid(degrees(ranks, space.context)), space).cross(sequences=[subject.sequences])
     rejected: list[Rejected] = []

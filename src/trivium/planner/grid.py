@@ -189,9 +189,10 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         grid["schedule"], [n for n, name in enumerate(SCHEDULE_NAMES) if name in SPLIT_SCHEDULES]
     )
     whole = (grid["tensor"] == 1) & (grid["context"] == 1)
+    columns: dict[str, Any] = {name: grid[name] for name in same}
     return Case(
         **model_numbers(model),
-        **{name: grid[name] for name in same},
+        **columns,
         vocabulary=-(-model.vocabulary // multiple) * multiple,
         micro_batches=micro_batches_of(grid),
         puts_off=puts_off.astype(np.int64),

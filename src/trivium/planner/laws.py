@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trivium.plan.layers.part import Division
+from trivium.plan.model_shape import ModelShape
 from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.planner.grid import Column, Grid, Mask, Subject, micro_batches_of
 
@@ -26,18 +28,6 @@ class Law(NamedTuple):
     columns: tuple[str, ...]
     keeps: Callable[[Subject, Grid], Mask]
     told: str
-
-
-def _heads(subject: Subject, grid: Grid) -> Mask:
-    return subject.model.heads % grid["tensor"] == 0
-
-
-def _kv_heads(subject: Subject, grid: Grid) -> Mask:
-    return (subject.model.kv % grid["tensor"] == 0) | (subject.model.kv_heads is None)
-
-
-def _ffn(subject: Subject, grid: Grid) -> Mask:
-    return subject.model.ffn_width % grid["tensor"] == 0
 
 
 def _context(subject: Subject, grid: Grid) -> Mask:
@@ -81,9 +71,6 @@ def _shards(subject: Subject, grid: Grid) -> Mask:
 
 
 LAWS = (
-    Law("heads", ("tensor",), _heads, "tensor {tensor} does not divide the {m.heads} heads"),
-    Law("kv_heads", ("tensor",), _kv_heads, "tensor {tensor} does not divide the {m.kv} key-value heads"),
-    Law("ffn", ("tensor",), _ffn, "tensor {tensor} does not divide the feed-forward width {m.ffn_width}"),
     Law(
         "context",
         ("context",),
@@ -140,9 +127,23 @@ def inside_a_node(limit: int, ranks: int) -> Law:
     return Law("node", ("tensor",), keeps, f"tensor {{tensor}} spans nodes of {limit}")
 
 
+def laws_of(model: ModelShape) -> tuple[Law, ...]:
+    """The constraints on plans of a model: those of its parts, which tensor ranks must divide, and LAWS."""
+    return (*(_divided(division) for division in model.divisions), *LAWS)
+
+
+def _divided(division: Division) -> Law:
+    return Law(
+        division.field,
+        ("tensor",),
+        lambda subject, grid: division.size % grid["tensor"] == 0,
+        f"tensor {{tensor}} does not divide the {division.size} {division.name}",
+    )
+
+
 def legal(subject: Subject, grid: Grid) -> Mask:
     """Which rows are legal plans on as many ranks as their degrees multiply to, if the model is legal."""
-    return np.logical_and.reduce([law.keeps(subject, grid) for law in LAWS])
+    return np.logical_and.reduce([law.keeps(subject, grid) for law in laws_of(subject.model)])
 
 
 def batch_unit(grid: Grid) -> Column:

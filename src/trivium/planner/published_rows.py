@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -20,6 +20,8 @@ from trivium.cost.case import ATTENTION, LAYER, NONE, Case
 from trivium.cost.hardware import Machine, machine_named
 from trivium.cost.stack import Stack, stack_named
 from trivium.errors import DataError, nearest
+from trivium.plan.layers.form import LayerForm
+from trivium.plan.layers.layer import Layer, embedding_of, head_of
 from trivium.untrusted import open_regular
 
 COUNTS = ("L", "h", "a", "kv", "ffn", "s", "V", "tp", "pp", "v", "dp", "cp", "mbs", "gbs")  # at least 1
@@ -152,17 +154,12 @@ def case_of_rows(rows: Sequence[Row]) -> Case:
 
     micro_batches = np.maximum(1.0, np.ceil(column("gbs") / (column("dp") * column("mbs"))))
     return Case(
+        **_parts({name: column(name) for name in rows[0].numbers}),
         layers=column("L"),
         hidden=column("h"),
-        heads=column("a"),
-        kv_heads=column("kv"),
-        head_width=column("h") / column("a"),
-        ffn=column("ffn"),
-        gated=column("gated"),
         sequence=column("s"),
         vocabulary=column("V"),
         tied=1 - column("gated"),
-        dropout=column("attn"),
         tensor=column("tp"),
         pipeline=column("pp"),
         chunks=column("v"),
@@ -181,6 +178,31 @@ def case_of_rows(rows: Sequence[Row]) -> Case:
         ends_lighter=column("tie_balance"),
         ring=0.0,
     )
+
+
+def _parts(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The layers and ends of the rows, where each row is of one of two families."""
+    gated, found = columns["gated"], []
+    sizes: dict[str, Any] = {
+        "hidden": columns["h"],
+        "heads": columns["a"],
+        "kv_heads": columns["kv"],
+        "head_width": columns["h"] / columns["a"],
+        "ffn": columns["ffn"],
+        "sequence": columns["s"],
+        "dropout": columns["attn"],
+    }
+    vocabulary: Any = columns["V"]
+    for family, share in (("gpt", 1 - gated), ("llama", gated)):
+        chosen: dict[str, Any] = {"family": family}
+        form = LayerForm.model_construct(**chosen, **sizes)
+        head = head_of(form, vocabulary, tied=family == "gpt")
+        found.append((Layer.of(form), embedding_of(form, vocabulary), head, share))
+    return {
+        "different_layers": tuple((layer, share) for layer, _, _, share in found),
+        "embeddings": tuple((embedding, share) for _, embedding, _, share in found),
+        "heads": tuple((head, share) for _, _, head, share in found),
+    }
 
 
 @lru_cache(maxsize=1)

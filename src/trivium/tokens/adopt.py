@@ -1,6 +1,7 @@
 """Megatron-LM's own `.bin/.idx` pairs become a token directory: linked where they lie, read once, never changed."""
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
@@ -54,7 +55,7 @@ class Adopted(NamedTuple):
                 "prefix": self.stem,
                 "first": first,
                 "documents": stop - first,
-                "tokens": int(starts[stop] - starts[first]),
+                "tokens": starts[stop] - starts[first],
             }
             for split, (first, stop) in parts
             if first < stop
@@ -121,8 +122,8 @@ def _cut(shard: TokenShard, pairs: Pairs, *, validates: bool) -> int:
         raise DataError(f"{shard.prefix}.bin holds 0 tokens; leave this pair out")
     if pairs.validation:
         return 0 if validates else len(shard)
-    held_out = int(np.searchsorted(starts, total * (1 - pairs.fraction), side="right")) - 1
-    cut = max(held_out, int(np.searchsorted(starts, 0, side="right")))  # something of every pair trains
+    held_out = starts.search(math.floor(total * (1 - pairs.fraction)), side="right") - 1
+    cut = max(held_out, starts.search(0, side="right"))  # something of every pair trains
     return cut if starts[cut] < total else len(shard)
 
 
@@ -156,7 +157,7 @@ class _Ids(NamedTuple):
             block = np.ascontiguousarray(tokens[at : at + _AT_ONCE])
             digest.update(block.data)
             self._check(pair.shard, at, block)
-            cut = min(max(int(starts[pair.cut]) - at, 0), len(block))
+            cut = min(max(starts[pair.cut] - at, 0), len(block))
             for split, part in ((TRAIN, block[:cut]), (VALIDATION, block[cut:])):
                 counts = self.counts[split]
                 counts += np.bincount(part, minlength=len(counts))
@@ -171,9 +172,9 @@ class _Ids(NamedTuple):
                 f"{shard.prefix}.bin holds id {block[place]} at token {at + place}, but the tokenizer has ids 0 to "
                 f"{size - 1}; name the one that these tokens were made with in tokens.tokenizer"
             )
-        begin = np.searchsorted(starts, [at, at + len(block)])
-        self.begun.append(int((block[starts[slice(*begin)] - at] == (*self.tokenizer.opening, -1)[0]).sum()))
-        first, behind = np.searchsorted(starts, [at, at + len(block)], side="right")
+        begin, end = (starts.search(token, side="left") for token in (at, at + len(block)))
+        self.begun.append(int((block[starts[begin:end] - at] == (*self.tokenizer.opening, -1)[0]).sum()))
+        first, behind = (starts.search(token, side="right") for token in (at, at + len(block)))
         wrong = block[starts[first:behind] - 1 - at] != self.tokenizer.end_of_text
         if self.ended and wrong.any():
             place = int(first + np.argmax(wrong))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from trivium.corpus.document import PIECE, whole_of
 from trivium.errors import DataError
-from trivium.tokens.shards import TokenShard
+from trivium.tokens.shards import Starts, TokenShard
 
 SCHEMA = pa.schema([("document", pa.string()), ("of", pa.string()), ("tokens", pa.int64())])
 _GROUP = 1 << 16  # documents that are written together
@@ -207,17 +207,17 @@ def _are_pieces_of(document: str, table: pa.Table) -> pa.ChunkedArray:
     return pa.chunked_array([are])
 
 
-def spans(documents: Sequence[str], starts: NDArray[np.int64], window: tuple[int, int]) -> list[Span]:
+def spans(documents: Sequence[str], starts: Starts, window: tuple[int, int]) -> list[Span]:
     """The documents under tokens [window[0], window[1]) of a shard; past its end it begins again."""
     found: list[Span] = []
     at, end = window
-    total = int(starts[-1])
+    total = starts[-1]
     while at < end:
         place = at % total
         until = min(place + end - at, total)
         # The last document that starts at or before `place`: empty ones before it hold no token.
-        first = int(np.searchsorted(starts, place, side="right")) - 1
-        behind = int(np.searchsorted(starts, until, side="left"))
+        first = starts.search(place, side="right") - 1
+        behind = starts.search(until, side="left")
         begins = starts[first:behind].tolist()
         edges = [place, *begins[1:], until]
         found += [

@@ -6,6 +6,7 @@ repeating one batch of a million, needs only the number of the sample.
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -162,11 +163,11 @@ class TokenDataset:
     def documents(self) -> Iterator[Found]:
         """Every document that has tokens in this split."""
         for number, (source, shard) in enumerate(zip(self._sources, self._shards, strict=True)):
-            starts = shard.document_starts
-            for index, name in enumerate(self._names(number)):
-                start, stop = int(starts[index]), int(starts[index + 1])
-                if start < stop:
-                    yield Found(name, source, start, stop)
+            for first, table in self._names(number).tables(["document"]):
+                starts = shard.document_starts[first : first + table.num_rows + 1].tolist()
+                for name, (start, stop) in zip(table["document"].to_pylist(), pairwise(starts), strict=True):
+                    if start < stop:
+                        yield Found(str(name), source, start, stop)
 
     def find(self, document: str) -> list[Found]:
         """The places of a document, or of every piece of it, among the tokens of this split; none: not in it."""

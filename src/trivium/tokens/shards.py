@@ -9,10 +9,10 @@ Format: Megatron-LM, megatron/core/datasets/indexed_dataset.py. We write one seq
 """
 
 import struct
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,25 +38,61 @@ class Index(NamedTuple):
     documents: int
     tokens: int
 
-    def starts(self, first: int, stop: int) -> NDArray[np.int64]:
+    def starts(self, first: int, stop: int) -> "Starts":
         """Where documents [first, stop) start, in tokens, and where the last of them ends: [stop - first + 1]."""
         _, pointers, marks = _arrays(self.path, self.sequences, self.documents + 1)
-        sequences = marks[first : stop + 1].astype(np.int64)
-        if sequences.size and not 0 <= sequences.min() <= sequences.max() <= self.sequences:
-            raise DataError(
-                f"{self.path}: document marks from {sequences.min()} to {sequences.max()}, and it has "
-                f"{self.sequences} sequences; {_REDO}"
-            )
-        found = np.full(len(sequences), self.tokens, dtype=np.int64)
-        begun = sequences < self.sequences  # a document may start where the last sequence ends
-        found[begun] = pointers[sequences[begun]] // self.dtype.itemsize
-        return found
+        return Starts(self, pointers, marks[first : stop + 1])
 
     def check(self) -> None:
         """Read all of it; DataError when sequences do not follow one another, or documents do not."""
         lengths, pointers, marks = _arrays(self.path, self.sequences, self.documents + 1)
         _check_sequences(self.path, lengths, pointers, self.dtype.itemsize)
         _check_documents(self.path, marks, self.sequences)
+
+
+class Starts:
+    """Where documents start in a shard, and where the last ends, read from its index when they are asked for: an array
+    of all of them has 800 MB for a hundred million documents. Starts are counted from that of the first document."""
+
+    def __init__(self, index: Index, pointers: NDArray[np.int64], marks: NDArray[np.int64]) -> None:
+        """pointers: the byte offsets of all sequences. marks: the first sequences of the documents that are meant, and
+        of the one behind them. Raises DataError where the first mark is none of a sequence."""
+        self._index, self._pointers, self._marks = index, pointers, marks
+        self._origin = 0
+        self._origin = int(self[0])
+
+    def __len__(self) -> int:
+        """Number of documents, and one for the end."""
+        return len(self._marks)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> NDArray[np.int64]: ...
+    def __getitem__(self, place: int | slice) -> int | NDArray[np.int64]:
+        """Raises DataError where a mark is none of a sequence."""
+        sequences = np.atleast_1d(self._marks[place])
+        index, tokens = self._index, self._index.tokens
+        if sequences.size and not 0 <= sequences.min() <= sequences.max() <= index.sequences:
+            raise DataError(
+                f"{index.path}: document marks from {sequences.min()} to {sequences.max()}, and it has "
+                f"{index.sequences} sequences; {_REDO}"
+            )
+        found = np.full(len(sequences), tokens, dtype=np.int64)
+        begun = sequences < index.sequences  # a document may start where the last sequence ends
+        found[begun] = self._pointers[sequences[begun]] // index.dtype.itemsize
+        found -= self._origin
+        return found if isinstance(place, slice) else int(found[0])
+
+    def search(self, token: int, *, side: Literal["left", "right"]) -> int:
+        """How many of the starts are before a token ("left"), or before or at it ("right"), as numpy's searchsorted."""
+        token += self._origin
+        if token > self._index.tokens or (token == self._index.tokens and side == "right"):
+            return len(self)
+        # numpy's own would copy the arrays: the header's 34 bytes leave them unaligned.
+        bisected = bisect_left if side == "left" else bisect_right
+        begun = bisected(self._pointers, token * self._index.dtype.itemsize)  # sequences
+        return bisect_left(self._marks, begun)
 
 
 @dataclass(frozen=True)
@@ -96,20 +132,18 @@ class TokenShard:
         tokens = np.memmap(bin_, dtype=index.dtype, mode="r") if expected else np.empty(0, dtype=index.dtype)
         return TokenShard(prefix, tokens, index, 0, index.documents)
 
-    @cached_property
-    def document_starts(self) -> NDArray[np.int64]:
-        """Where each document starts in `tokens`, and where the last ends: [documents + 1]."""
-        starts = self.index.starts(self.begin, self.begin + self.documents)
-        found: NDArray[np.int64] = starts - starts[0]
-        return found
+    @property
+    def document_starts(self) -> Starts:
+        """Where each document starts in `tokens`, and where the last ends: [documents + 1]. Their file is open as long
+        as they are held: a corpus may have more sources than a process may have files."""
+        return self.index.starts(self.begin, self.begin + self.documents)
 
     def part(self, first: int, documents: int) -> "TokenShard":
         """So many documents from the first on, known by their numbers; fewer where there are not so many."""
         begin = min(first, len(self))
         stop = min(first + documents, len(self))
-        places = (self.begin, self.begin + begin, self.begin + stop)
-        origin, start, end = (int(self.index.starts(place, place)[0]) for place in places)
-        tokens = self.tokens[start - origin : end - origin]
+        starts = self.document_starts
+        tokens = self.tokens[starts[begin] : starts[stop]]
         return TokenShard(self.prefix, tokens, self.index, self.begin + begin, stop - begin, first)
 
     def __len__(self) -> int:
@@ -120,7 +154,8 @@ class TokenShard:
         """The ids of one document."""
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {self.prefix}: it has {len(self)} documents")
-        return self.tokens[self.document_starts[index] : self.document_starts[index + 1]]
+        begin, end = self.document_starts[index : index + 2].tolist()
+        return self.tokens[begin:end]
 
 
 def check_index(path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, takewhile
 from operator import itemgetter
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from trivium.config import as_value, written
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import fingerprint, write_json
+from trivium.tokens.bounded import SIMPLER, problem_of, slow_text
 from trivium.tokens.bulk import equal_encoding
 from trivium.tokens.for_text import for_text, unknown_of, without_randomness
 from trivium.tokens.marks import CONFIG, END_OF_TEXT, GENERATION, MAP, Beside, Marks, beside
@@ -39,8 +41,6 @@ _NEUTRAL = ("x", "z", "e", "0", ".", "\n", "中", "\x01")
 # before it sees them. A token of more bytes would stand for a run of one letter, or for a text that is repeated.
 _LONGEST_TOKEN_BYTES, _LONGEST_WORD = 128, 1024
 _LONG_RUN = re.compile(rf"(?<!\S)\S{{{_LONGEST_WORD + 1},}}+|(?<!\s)\s{{{_LONGEST_WORD + 1},}}+")
-# The library takes cubic time in the length of a word that a WordPiece model looks up. Published ones allow 100.
-_LONGEST_WORDPIECE = 4096
 
 
 class Tokenizer:
@@ -172,7 +172,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of one text, without an end mark; starts no threads."""
-        return list(self._encoder.encode(_checked(text), add_special_tokens=False).ids)
+        with _named_panics():
+            return list(self._encoder.encode(_checked(text), add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text; equal to `encode` of each, on all cores.
@@ -182,7 +183,8 @@ class Tokenizer:
         if isinstance(texts, str):
             raise DataError(f"{texts[:40]!r} is one text, and a list of texts is asked for; give [text]")
         checked = [_checked(t) for t in texts]
-        return [e.ids for e in self._encoder.encode_batch_fast(checked, add_special_tokens=False)]
+        with _named_panics():
+            return [e.ids for e in self._encoder.encode_batch_fast(checked, add_special_tokens=False)]
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of texts to be continued: as `encode_batch`, with the beginning before them where that is the custom."""
@@ -344,18 +346,12 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
             f"tokens.tokenizer: {path} does not exist; give a tokenizer.json of Hugging Face tokenizers, or a "
             "folder that holds one"
         )
-    found = _opened(path)
+    found = _opened(path, "tokens.tokenizer: ")
     said = beside(path, found.spelled())
     marks = Marks(_one_end(found, said, end, path), said.begin, said.opens)
     if said.begin is not None and said.begin not in found.words():
         raise DataError(
             f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; fix that"
-        )
-    longest = json.loads(found.description)["model"].get("max_input_chars_per_word") or 0
-    if longest > _LONGEST_WORDPIECE:
-        raise ConfigError(
-            f"tokens.tokenizer: {path} has model.max_input_chars_per_word = {longest}, but a word takes time cubic "
-            f"in its length; set it to {_LONGEST_WORDPIECE} or less (published tokenizers have 100)"
         )
     tokenizer = found.with_marks(marks)
     if tokenizer.end_of_text in tokenizer.encode(_WRITTEN.format(marks.end)):
@@ -401,8 +397,11 @@ def _read(description: str) -> tokenizers.Tokenizer:
     return library
 
 
-def _opened(path: Path) -> Tokenizer:
-    """A file that the library can read, with no marks of its own."""
+def _opened(path: Path, field: str = "") -> Tokenizer:
+    """A file that the library can read, with no marks of its own. field: that names it, for errors.
+
+    Raises DataError where it is no tokenizer, ConfigError where it may encode without end or multiply a text.
+    """
     try:
         description = read_bytes(path).decode("utf-8")
     except OSError as error:
@@ -410,15 +409,30 @@ def _opened(path: Path) -> Tokenizer:
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text: it was damaged; run `trivium tokenize` again") from None
     try:
-        library = _read(description)
-        library.encode("a")  # some damage shows only when a text is encoded
+        library, tree = _read(description), json.loads(description)
+        problem = problem_of(tree)
+        if not problem:
+            library.encode("a")  # some damage shows only when a text is encoded
     except (KeyboardInterrupt, SystemExit):
         raise
     except (
         BaseException
     ) as error:  # the library raises bare Exception for most damage, and its panics are not even one
         raise DataError(f"{path} is not a tokenizer ({error}); run `trivium tokenize` again") from None
+    if problem := problem or slow_text(library, tree):
+        raise ConfigError(f"{field}{path}: {problem}")
     return Tokenizer(description, library=library)
+
+
+@contextmanager
+def _named_panics() -> Iterator[None]:
+    """A panic of the library is no Exception: it would end a command with a traceback."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise DataError(f"the tokenizer cannot encode a text ({error}); {SIMPLER}") from None
 
 
 def tokenizer_file(place: str) -> Path:

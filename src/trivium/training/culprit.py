@@ -203,7 +203,7 @@ def _end(span: Span, sequence: int) -> int:
 
 def _logged(replay: Replay, step: int) -> dict[str, Any]:
     """The totals that the run logged."""
-    logged = replay.event or replay.record.steps.get(step, {})
+    logged = replay.event or replay.record.logged_of(step)
     return {name: logged.get(name) for name in ("loss", "gradient_norm")}
 
 

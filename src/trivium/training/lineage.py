@@ -4,13 +4,15 @@ Steps are numbered as in metrics.jsonl, from 1; rows of a batch and positions of
 """
 
 import shlex
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from trivium.errors import DataError
 from trivium.provenance import STAMP
-from trivium.tokens.samples import Sighting
+from trivium.tokens.lineage import Span
+from trivium.tokens.samples import Sighting, TokenDataset
 from trivium.training.metrics import METRICS
 from trivium.training.record import Record
 
@@ -36,7 +38,7 @@ def batch(record: Record, step: int, row: int | None = None) -> dict[str, Any]:
     first, count = wanted.first_sample, wanted.sequences
     if row is not None:
         _within("--row", row, count)
-    logged = record.steps.get(step, {}).get("batch_hash")
+    logged = record.logged_of(step).get("batch_hash")
     found = str(data.digest(first, count))
     return {
         "step": step,
@@ -71,7 +73,7 @@ def trace(record: Record, step: int, row: int, position: int) -> dict[str, Any]:
         "offset": span.begin + position - span.offset,
         "source": where.source,
         "epoch": where.epoch,
-        "agrees": agrees(record, step),
+        "agrees": agrees(record, record.logged_of(step)),
         "in_row": [span.offset, span.offset + span.length],
         "tokens_in_row": tokens[span.offset : span.offset + span.length].tolist(),
     }
@@ -83,7 +85,7 @@ def where(record: Record, document: str) -> dict[str, Any]:
     agrees: whether the last step's hash is the one that was logged; None: none was. DataError when no training token
     is the document's.
     """
-    data, done = record.data, max(record.steps, default=0)
+    data, done = record.data, record.steps_done
     pieces = data.find(document)
     if not pieces:
         raise DataError(
@@ -95,7 +97,7 @@ def where(record: Record, document: str) -> dict[str, Any]:
     return {
         "document": document,
         "steps_done": done,
-        "agrees": agrees(record, done),
+        "agrees": agrees(record, record.last_logged),
         "pieces": [
             {
                 "document": piece.document,
@@ -111,52 +113,61 @@ def where(record: Record, document: str) -> dict[str, Any]:
 def round_trip(record: Record) -> dict[str, Any]:
     """Both ways for everything: each step's hash, and each document's rows found forward and backward.
 
-    forward: from every row its documents. backward: from every document its rows. The two must be the same set.
+    forward: from every row its documents. backward: from every document its rows. The two must be the same set. No set
+    is held, as a long training has more rows than fit in memory: every sighting that is found backward is looked for in
+    its row, and the numbers of both must be equal.
     """
-    data, logged = record.data, record.steps
-    _refuse_gaps(record)
-    forward: set[tuple[str, Saw]] = set()
-    wrong_hashes = []
-    for step in sorted(logged):
-        first, count = record.plan.batch.at(step - 1)
-        if logged[step].get("batch_hash") not in (None, str(data.digest(first, count))):
-            wrong_hashes.append(step)
-        for row in range(count):
-            epoch = data.where(first + row).epoch
-            for span in data.documents_of(first + row):
-                forward.add((span.document, Saw(step, row, span.offset, span.length, span.begin, epoch)))
-    documents = list(data.documents())
-    samples = record.plan.batch.at(max(logged, default=0)).first_sample
-    backward = {
-        (found.document, _saw(record, seen)) for found in documents for seen in data.sightings(found, samples)
-    }
-    if record.training.start_with == "state":  # the steps before were another run's
-        backward = {sighting for sighting in backward if sighting[1].step >= min(logged, default=0)}
+    data, wrong_hashes = record.data, list[int]()
+    begun, done, forward = 0, 0, 0
+    for logged in _every_step(record):
+        done = logged["step"]
+        begun = begun or done
+        first, count = record.plan.batch.at(done - 1)
+        if logged.get("batch_hash") not in (None, str(data.digest(first, count))):
+            wrong_hashes.append(done)
+        forward += sum(len(data.documents_of(sample)) for sample in range(first, first + count))
+    samples, before = record.plan.batch.at(done).first_sample, record.plan.batch.at(begun - 1).first_sample
+    documents = documents_seen = both = only_backward = 0
+    for found in data.documents():
+        # Of a training that began with another one's state, the samples before are the other's.
+        seen = [one for one in data.sightings(found, samples) if one.sample >= before]
+        confirmed = sum(_is_in_its_row(data, found.document, one) for one in seen)
+        documents, documents_seen = documents + 1, documents_seen + (confirmed > 0)
+        both, only_backward = both + confirmed, only_backward + len(seen) - confirmed
     return {
-        "steps": len(logged),
+        "steps": done - begun + 1,
         "wrong_hashes": wrong_hashes,
-        "documents": len(documents),
-        "documents_seen": len({name for name, _ in forward}),
-        "sightings": len(forward),
-        "only_forward": len(forward - backward),
-        "only_backward": len(backward - forward),
-        "agrees": not wrong_hashes and forward == backward,
+        "documents": documents,
+        "documents_seen": documents_seen,
+        "sightings": forward,
+        "only_forward": forward - both,
+        "only_backward": only_backward,
+        "agrees": not wrong_hashes and forward == both and only_backward == 0,
     }
 
 
-def _refuse_gaps(record: Record) -> None:
-    """DataError where steps that were done are not among those logged: what is not there would agree."""
-    logged = record.steps
-    last = max(logged, default=0)
-    first = (
-        min(logged, default=1) if record.training.start_with == "state" else 1
-    )  # those before: another run's
+def _is_in_its_row(data: TokenDataset, document: str, seen: Sighting) -> bool:
+    span = Span(document, seen.offset, seen.length, seen.begin)
+    return span in data.documents_of(seen.sample) and data.where(seen.sample).epoch == seen.epoch
+
+
+def _every_step(record: Record) -> Iterator[dict[str, Any]]:
+    """Yield what was logged of every step that was done. Raises DataError where one is missing, as what is not there
+    would agree, or is there twice."""
+    path, expected = record.folder / METRICS, 1
+    for number, logged in enumerate(record.logged()):
+        step = logged["step"]
+        if number == 0 and record.training.start_with == "state":  # those before: another run's
+            expected = step
+        if step != expected:
+            what = f"does not have step {expected}" if step > expected else f"has step {step} twice"
+            raise DataError(f"{path} {what}, so it cannot be checked; restore the file")
+        yield logged
+        expected = step + 1
     ended = (record.folder / STAMP).is_file()
-    done = range(first, record.training.steps + 1 if ended else last + 1)
-    lacking = next((step for step in done if step not in logged), None)
-    if lacking is not None or not logged:
-        told = "has no step" if lacking is None else f"does not have step {lacking}"
-        raise DataError(f"{record.folder / METRICS} {told}, so it cannot be checked; restore the file")
+    if expected == 1 or (ended and expected <= record.training.steps):
+        what = "has no step" if expected == 1 else f"does not have step {expected}"
+        raise DataError(f"{path} {what}, so it cannot be checked; restore the file")
 
 
 def counts(record: Record, step: int) -> dict[str, int]:
@@ -165,10 +176,12 @@ def counts(record: Record, step: int) -> dict[str, int]:
     return record.data.counts_after(samples)
 
 
-def agrees(record: Record, step: int) -> bool | None:
-    """Whether a step's hash is the one that was logged; None: none was."""
-    logged = record.steps.get(step, {}).get("batch_hash")
-    return None if logged is None else logged == str(record.data.digest(*record.plan.batch.at(step - 1)))
+def agrees(record: Record, logged: Mapping[str, Any]) -> bool | None:
+    """Whether the hash in what was logged of a step is that of its batch; None: none was logged."""
+    found = logged.get("batch_hash")
+    return (
+        None if found is None else found == str(record.data.digest(*record.plan.batch.at(logged["step"] - 1)))
+    )
 
 
 def _who_knows(record: Record, document: str) -> str:

@@ -13,7 +13,6 @@ from trivium.errors import Interrupted, Preempted, TriviumError
 
 BY_SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1)
 SIGNALS = (*BY_SCHEDULERS, signal.SIGINT)
-ENDING = (*SIGNALS, signal.SIGHUP)  # what ends a process that does not listen
 # Schedulers signal every process of a job, and launchers pass on what they get: one request may come more than once.
 ONE_REQUEST_SECONDS = 1.0
 

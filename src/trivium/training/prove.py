@@ -5,11 +5,13 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.format import published, step_of
+from trivium.checkpoint.lease import Holder, holding
 from trivium.comms.launch import Ranks
 from trivium.errors import CheckpointError, ConfigError, TriviumError
 from trivium.plan.layout import Layout
@@ -18,7 +20,7 @@ from trivium.progress import Progress, silent
 from trivium.provenance import write_json
 from trivium.training.describe import DEGREES
 from trivium.training.job import start
-from trivium.training.metrics import EVENTS, METRICS, read
+from trivium.training.metrics import EVENTS, METRICS, read, warn
 from trivium.training.run import CHECKPOINTS, TrainingJob
 
 # Both runs do the same arithmetic on the same samples; only the order of sums differs, by about 1e-7 relative in
@@ -34,24 +36,24 @@ WHY = (
 STEPS_BEFORE_KILL = 2  # at least, so that a checkpoint is saved among them
 
 
-def prove_resume(job: TrainingJob, *, reference: Path, progress: Progress = silent) -> dict[str, Any]:
+def prove_resume(
+    job: TrainingJob, *, reference: Path, progress: Progress = silent, lease: Holder | None = None
+) -> dict[str, Any]:
     """Continue from a checkpoint of the finished run `reference`, kill a rank midway, and let it finish.
 
-    The killed run starts under the reference's layout and restarts under another. Writes proof.json into
-    job.out and returns it; raises TriviumError if the losses differ by more than the tolerance.
+    The killed run starts under the reference's layout and restarts under another. Writes proof.json into job.out, which
+    holds nothing yet, and returns it. lease: of job.out, where the caller holds it. Raises TriviumError if the losses
+    differ by more than the tolerance.
     """
     other = another_layout(job.plan)
-    begin = _starting_checkpoint(reference, job.training.steps)
+    begin = starting_checkpoint(reference, job.training.steps)
     steps = job.training.steps
     kill_at = begin + max(STEPS_BEFORE_KILL, (steps - begin) // 3)
     every = max(1, (kill_at - begin) // 2)
     config = job.training.model_copy(
         update={"checkpoint_every": every, "keep_every": 0, "restarts": 1, "validate_every": steps}
     )
-    shutil.rmtree(job.out, ignore_errors=True)
     source = next(p for p in published(reference / CHECKPOINTS) if step_of(p.name) == begin)
-    shutil.copytree(source, job.out / CHECKPOINTS / source.name)
-    shutil.copy(reference / METRICS, job.out / METRICS)
     victim = job.plan.layout.world_size - 1
     killed: dict[str, Any] = {}
 
@@ -60,13 +62,18 @@ def prove_resume(job: TrainingJob, *, reference: Path, progress: Progress = sile
             killed.update(rank=victim, step=step, signal="SIGKILL", pid=ranks.pids[victim])
             os.kill(ranks.pids[victim], signal.SIGKILL)
 
-    start(replace(job, training=config), progress=progress, after_failure=[other], watch=watch)
-    if not killed:
-        raise TriviumError(
-            f"the run ended at step {steps} before rank {victim} was killed at {kill_at}; train longer"
+    with nullcontext(lease) if lease is not None else holding(job.out, warn) as held:
+        shutil.copytree(source, job.out / CHECKPOINTS / source.name)
+        shutil.copy(reference / METRICS, job.out / METRICS)
+        start(
+            replace(job, training=config), progress=progress, after_failure=[other], watch=watch, lease=held
         )
-    proof = _compare(job, reference, begin, killed, [job.plan.layout, other.layout])
-    write_json(job.out / "proof.json", proof)
+        if not killed:
+            raise TriviumError(
+                f"the run ended at step {steps} before rank {victim} was killed at {kill_at}; train longer"
+            )
+        proof = _compare(job, reference, begin, killed, [job.plan.layout, other.layout])
+        write_json(job.out / "proof.json", proof)
     if proof["max_loss_difference"] > proof["tolerance"]:
         raise TriviumError(
             f"the resumed run's losses differ from the unbroken run's by up to {proof['max_loss_difference']:.3g}, "
@@ -108,7 +115,9 @@ def _layouts(ranks: int, now: Layout) -> Iterator[Layout]:
         yield from (x for x in sorted(found, key=lambda x: (-unlike[x], -x.pipeline)) if unlike[x])
 
 
-def _starting_checkpoint(reference: Path, steps: int) -> int:
+def starting_checkpoint(reference: Path, steps: int) -> int:
+    """Return the step of the last checkpoint from which a rank can still be killed before the last step. Raises
+    CheckpointError where there is none."""
     saved = [
         s
         for p in published(reference / CHECKPOINTS)

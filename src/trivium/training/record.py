@@ -4,7 +4,7 @@ run.json       plan, training config, seed, and where its tokens lie
 left_out.json  every rewind: its step, its cause, and the places in the order of samples that are left out
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from trivium.provenance import write_json
 from trivium.tokens.left_out import LeftOut
 from trivium.tokens.samples import TokenDataset
 from trivium.training.config import TrainingConfig
-from trivium.training.metrics import METRICS, read
+from trivium.training.metrics import METRICS, records
 from trivium.untrusted import read_json
 
 RUN, LEFT_OUT = "run.json", "left_out.json"
@@ -49,10 +49,23 @@ class Record:
         beside = (self.tokens.absolute().parent / CURATED, self.folder.parent / CURATED)
         return next((folder for folder in beside if folder.is_dir()), None)
 
+    def logged(self) -> Iterator[dict[str, Any]]:
+        """Yield what was logged of each step, in the order of the file. Steps are numbered from 1."""
+        return (m for m in records(self.folder / METRICS) if "step" in m and "sequences" in m)
+
+    def logged_of(self, step: int) -> dict[str, Any]:
+        """Return what was logged of one step, or nothing."""
+        return next((m for m in self.logged() if m["step"] == step), {})
+
     @cached_property
-    def steps(self) -> dict[int, dict[str, Any]]:
-        """What was logged of each step, by its number from 1."""
-        return {m["step"]: m for m in read(self.folder / METRICS) if "step" in m and "sequences" in m}
+    def last_logged(self) -> dict[str, Any]:
+        """What was logged of the last step, or nothing."""
+        return max(self.logged(), key=lambda m: m["step"], default={})
+
+    @property
+    def steps_done(self) -> int:
+        """The last step that was logged, or 0."""
+        return int(self.last_logged.get("step", 0))
 
 
 def write_record(record: Record) -> None:

@@ -63,9 +63,9 @@ def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
     never came to the step.
     """
     events = [e for e in read(record.folder / EVENTS) if e.get("event") == "spike" and e.get("step") == step]
-    if step not in record.steps and not events:
+    if not events and not record.logged_of(step):
         raise DataError(
-            f"--step {step}: {record.folder} did steps 1 to {max(record.steps, default=0)}, and noted no spike of it"
+            f"--step {step}: {record.folder} did steps 1 to {record.steps_done}, and noted no spike of it"
         )
     event = events[-1] if events else {}
     entries = record.entries[: event.get("entries", len(record.entries))]

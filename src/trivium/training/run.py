@@ -3,8 +3,8 @@
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,8 @@ SLOW_RANKS_TOLD = 8  # of thousands, at a time
 class TrainingJob:
     """What to train: a plan, a recipe, a seed, the tokens' directory, and the directory of the run.
 
-    examiner: what asks the model while it trains, as often as `training.evaluation` says.
+    examiner: what asks the model while it trains, as often as `training.evaluation` says. questions: hashes of what it
+    asks, by the names that a user knows, which must be equal on all hosts.
     """
 
     plan: Plan
@@ -80,6 +81,7 @@ class TrainingJob:
     tokens: Path
     out: Path
     examiner: Examiner | None = None
+    questions: Mapping[str, str] = field(default_factory=dict)
 
 
 def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None:
@@ -96,7 +98,9 @@ def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None
             timeout_seconds=wait,
             meeting_seconds=watch.stall_seconds,
             asked=requests.came,
-            terms=terms_of(job.plan, job.training, job.seed, job.tokens) if place.by_others else NO_TERMS,
+            terms=terms_of(job.plan, job.training, job.seed, job.tokens, job.questions)
+            if place.by_others
+            else NO_TERMS,
         ),
     ):
         mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, wait, job.plan.ends)

@@ -11,8 +11,9 @@ import torch
 from trivium.checkpoint.agree import problem_of_any, sums, told_by_first
 from trivium.checkpoint.format import boxes_of_range
 from trivium.checkpoint.load import Checkpoint, widest_kind
-from trivium.checkpoint.pieces import NOT_FINITE, is_finite
+from trivium.checkpoint.pieces import is_finite
 from trivium.checkpoint.save import Fragment, save
+from trivium.checkpoint.verify import NOT_FINITE
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
 from trivium.parallel.sharding.buckets import Bucket, Slot

@@ -1,7 +1,9 @@
-"""What the ranks of one training must have alike: settings, versions of the code, and the list of the tokens."""
+"""What the ranks of one training must have alike: settings, versions of the code, the list of the tokens, and the
+questions of published tasks."""
 
 import hashlib
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +25,18 @@ _OF_TOKENS = ("tokenizer_sha256", "files", "sources", "vocabulary", "end_of_text
 _CODE = (".py", ".yaml")
 
 
-def terms_of(plan: Plan, training: TrainingConfig, seed: int, tokens: Path) -> Terms:
-    """Return what must be equal on every rank of a job before its first step. tokens: their folder on this host."""
+def terms_of(
+    plan: Plan, training: TrainingConfig, seed: int, tokens: Path, questions: Mapping[str, str]
+) -> Terms:
+    """Return what must be equal on every rank of a job before its first step. tokens: their folder on this host.
+    questions: hashes of what published tasks ask on this host."""
     tree = {"plan": to_tree(plan), "training": to_tree(training), "seed": seed}
     settings = {name: str(value) for name, value in leaves(tree)}
     settings |= {name: "given" for name in PATHS if settings.get(name, "None") != "None"}
     settings["TRIVIUM_MESSAGES"] = "memory" if lends_memory() else "network"
     manifest = read_tokens_manifest(tokens)
     listing = fingerprint({name: manifest.get(name) for name in _OF_TOKENS})
-    return Terms(settings, versions(), {"manifest of the token shards": listing})
+    return Terms(settings, versions(), {"manifest of the token shards": listing, **questions})
 
 
 def versions() -> dict[str, str]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
+from io import SEEK_END
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,11 +17,13 @@ from trivium.corpus.files import LINES, PAGES, PARQUET, kind_name, name_of, show
 from trivium.corpus.read.cutting import CUT_FROM, paragraphs_of, pieces_of
 from trivium.corpus.read.encoding import Decoder, decode
 from trivium.corpus.read.lines import parsed, rows_of, text_of
+from trivium.corpus.read.parquet_headers import declared, footer_problem
 from trivium.corpus.read.streams import Lost, chunks, open_binary
 from trivium.corpus.read.warc import Page, read_warc
 
 _OWN_FIELDS = ("id", "source", RAW)  # of a row, beside its text; what else it says becomes metadata
 _ROWS = 8  # of a Parquet file read at once: one stored text of the largest size can stand in all of them
+_ROW_BYTES = 64  # that a row counts at least: pages of nulls take a bit for a row, or none
 _MOST_SETTINGS = 1000  # rows without a text that a file of settings may have
 _BLOCK = 4 << 20  # bytes of a text file decoded at once
 
@@ -117,72 +120,107 @@ def _unless_settings(
     yield PassedOver(path, f"JSON without {' or '.join(limits.text)} (harvest.read.text)")
 
 
+class _Table(NamedTuple):
+    """An open Parquet file. columns, numbers: what is read of it, fields by their names and leaves by their numbers.
+    rows: of each row group, by the footer."""
+
+    file: BinaryIO
+    parquet: pq.ParquetFile
+    columns: list[str]
+    numbers: set[int]
+    rows: list[int]
+
+
 def _read_parquet(
     file: BinaryIO, path: Path | str, source: str, limits: ReadConfig
 ) -> Iterator[Document | Damage]:
     """Rows of a Parquet file; a row group that cannot be read is lost alone."""
+    texts = {part for name in limits.text for part in (name, name.partition(".")[0])}
     try:
-        table = pq.ParquetFile(file, page_checksum_verification=True)
-        texts = {part for name in limits.text for part in (name, name.partition(".")[0])}
-        columns = [
-            field.name
-            for field in table.schema_arrow
-            if field.name in {*texts, *_OWN_FIELDS, "metadata"} or _is_plain(field.type)
-        ]
-        groups = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        if problem := footer_problem(file):
+            yield Damage(path, Trouble.BOMB, problem)
+            return
+        table = _opened_parquet(file, texts)
+    except (pa.ArrowException, OSError, ValueError, IndexError, MemoryError) as error:
         yield Damage(path, Trouble.PARQUET, f"its footer cannot be read: {error}")
         return
-    if not texts & set(columns):
+    if not texts & set(table.columns):
         what = f"no column is called any of: {', '.join(limits.text)} (harvest.read.text)"
         yield Damage(path, Trouble.NO_TEXT, what)
         return
-    row = 0
-    for number, rows in enumerate(groups):
-        read = held = 0
-        packed, unpacked = _sizes(table.metadata.row_group(number), columns)
+    first = 0
+    for number, rows in enumerate(table.rows):
+        yield from _read_group(table, number, first, path, source, limits)
+        first += rows
+
+
+def _opened_parquet(file: BinaryIO, texts: Collection[str]) -> _Table:
+    """Raises ValueError where row groups share bytes, so that a small file has any number of rows."""
+    table = pq.ParquetFile(file, page_checksum_verification=True)
+    known = table.metadata
+    leaves = [table.schema.column(number) for number in range(len(table.schema))]
+    # Lists keep their dictionaries: one stored text may stand in all of their values.
+    lists = [one.path for one in leaves if one.max_repetition_level and one.physical_type == "BYTE_ARRAY"]
+    if lists:
+        table = pq.ParquetFile(file, metadata=known, read_dictionary=lists, page_checksum_verification=True)
+    wanted = {*texts, *_OWN_FIELDS, "metadata"}
+    columns = [field.name for field in table.schema_arrow if field.name in wanted or _is_plain(field.type)]
+    numbers = {number for number, one in enumerate(leaves) if one.path.partition(".")[0] in columns}
+    groups = [known.row_group(number) for number in range(known.num_row_groups)]
+    stored = sum(group.column(number).total_compressed_size for group in groups for number in numbers)
+    if stored > (size := file.seek(0, SEEK_END)):
+        raise ValueError(f"its row groups have {stored} bytes, and the file has {size}")
+    return _Table(file, table, columns, numbers, [group.num_rows for group in groups])
+
+
+def _read_group(
+    table: _Table, number: int, first: int, path: Path | str, source: str, limits: ReadConfig
+) -> Iterator[Document | Damage]:
+    """The rows of a row group, of which the first has this number in the file."""
+    read, rows = 0, table.rows[number]
+
+    def lost(trouble: Trouble, what: str) -> Damage:
+        return Damage(path, trouble, f"row group {number}: {what}", first + read, max(rows - read, 1))
+
+    try:
+        known, held = table.parquet.metadata.row_group(number), 0
+        chunks = [known.column(leaf) for leaf in table.numbers]
+        packed = sum(chunk.total_compressed_size for chunk in chunks)
+        unpacked = sum(chunk.total_uncompressed_size for chunk in chunks)
         most = max(limits.longest_bytes, limits.unpacked_ratio * packed)
-        if unpacked > most:
-            what = f"row group {number}: {packed} bytes unpack to {unpacked}"
-            yield Damage(path, Trouble.BOMB, what, row, max(rows, 1))
-            row += rows
-            continue
-        try:
-            for batch in table.iter_batches(batch_size=_ROWS, row_groups=[number], columns=columns):
-                held += sum(map(_bytes_of, batch.columns))
-                if held > most:
-                    what = f"row group {number}: {packed} bytes unpack to {held} and more by row {row + read}"
-                    yield Damage(path, Trouble.BOMB, what, row + read, rows - read)
-                    break
-                names = batch.schema.names
-                for values in zip(*map(_of_json, batch.columns), strict=True):
-                    scalars = dict(zip(names, values, strict=True))
-                    found = _parquet_document(scalars, path, source, limits, row + read)
-                    if isinstance(found, Document) and found.text_bytes > limits.longest_bytes:
-                        what = (
-                            f"row {row + read} has {found.text_bytes} bytes; the limit is {limits.longest_bytes} "
-                            "(harvest.read.longest_bytes)"
-                        )
-                        found = Damage(path, Trouble.TOO_LONG, what, row + read)
-                    yield found
-                    read += 1
-        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-            yield Damage(
-                path, Trouble.PARQUET, f"row group {number}: {error}", row + read, max(rows - read, 1)
-            )
-        row += rows
-
-
-def _sizes(group: pq.RowGroupMetaData, columns: Collection[str]) -> tuple[int, int]:
-    """Bytes of the columns of a row group as they are stored, and as its footer says they are unpacked."""
-    told = [group.column(number) for number in range(group.num_columns)]
-    read = [one for one in told if one.path_in_schema.partition(".")[0] in columns]
-    return sum(one.total_compressed_size for one in read), sum(one.total_uncompressed_size for one in read)
+        told = declared(table.file, table.parquet, number, table.numbers)
+        rows = min(rows, told.rows)
+        if (unpacked := max(unpacked, told.unpacked) + told.beside) > most:
+            yield lost(Trouble.BOMB, f"{packed} bytes unpack to {unpacked}")
+            return
+        for batch in table.parquet.iter_batches(_ROWS, row_groups=[number], columns=table.columns):
+            held += sum(map(_bytes_of, batch.columns)) + _ROW_BYTES * batch.num_rows
+            if held > most:
+                what = f"{packed} bytes unpack to {held} and more by row {first + read}"
+                yield lost(Trouble.BOMB, what)
+                return
+            names = batch.schema.names
+            for values in zip(*map(_of_json, batch.columns), strict=True):
+                scalars = dict(zip(names, values, strict=True))
+                yield _parquet_document(scalars, path, source, limits, first + read)
+                read += 1
+        if read < table.rows[number]:
+            rows = read + 1
+            yield lost(Trouble.PARQUET, f"it has {read} rows, and its footer says {table.rows[number]}")
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        yield lost(Trouble.PARQUET, str(error))
 
 
 def _bytes_of(column: pa.Array) -> int:
     """Bytes of the values of a column's rows. A footer counts an entry of a dictionary once, whatever refers to it."""
-    if not pa.types.is_dictionary(column.type):
+    if pa.types.is_struct(column.type):
+        return sum(map(_bytes_of, column.flatten()))
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return int(column.nbytes) + _bytes_of(column.flatten())
+    if pa.types.is_map(column.type):
+        first, stop = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        return sum(_bytes_of(part[first:stop]) for part in (column.keys, column.items))
+    if not pa.types.is_dictionary(column.type) or not _is_binary(column.type.value_type):
         return int(column.nbytes)
     return pc.sum(pc.take(pc.binary_length(column.dictionary), column.indices)).as_py() or 0
 
@@ -205,7 +243,11 @@ def _parquet_document(
             values["metadata"] = {"metadata": values["metadata"]}
     else:
         values["metadata"] = _in_json(values.get("metadata"))
-    return _row_document({k: v for k, v in values.items() if v is not None}, source, limits)
+    found = _row_document({k: v for k, v in values.items() if v is not None}, source, limits)
+    if found.text_bytes > limits.longest_bytes:
+        limit = f"the limit is {limits.longest_bytes} (harvest.read.longest_bytes)"
+        return Damage(path, Trouble.TOO_LONG, f"row {row} has {found.text_bytes} bytes; {limit}", row)
+    return found
 
 
 def _as_text(value: Any) -> Any:
@@ -292,6 +334,10 @@ def _is_plain(kind: pa.DataType) -> bool:
         or kinds.is_date(kind)
         or (kinds.is_timestamp(kind) and kind.tz is None)  # a zone takes a database of zones
     )
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return _is_string(kind) or bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _is_string(kind: pa.DataType) -> bool:

@@ -25,7 +25,7 @@ from trivium.comms.collectives import (
 from trivium.comms.mesh import Group, Mesh, Waitable
 from trivium.parallel.sharding.gradient_sum import GradientSum
 from trivium.plan.buckets import BucketRow, Item
-from trivium.plan.parameters import Parameter
+from trivium.plan.layers.part import Parameter
 
 Tensor = torch.Tensor
 ZeroStage = Literal[0, 1, 2, 3]

@@ -1,0 +1,1 @@
+"""The parts of a layer, described without torch."""

@@ -1,0 +1,64 @@
+"""The two ends of a model: the embedding, and the head with its loss."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trivium.plan.layers.part import Kept, Number, Part, Place, Product, Row, under
+from trivium.plan.layers.positions import Learned
+
+
+@dataclass(frozen=True)
+class Embedding(Part):
+    """Token vectors, and learned positions where the model has them."""
+
+    vocabulary: int
+    hidden: int
+    positions: Learned | None
+    dropout: Number  # 0 or 1
+
+    def tokens(self) -> Row:
+        """The table of token vectors."""
+        return Row("tokens.weight", (self.vocabulary, self.hidden), split=0, padded=True)
+
+    def rows(self) -> Iterator[Row]:
+        yield self.tokens()
+        if self.positions is not None:
+            yield from self.positions.rows()
+
+    def kept(self, at: Place) -> Iterator[Kept]:
+        yield Kept(at.positions, "index")
+        yield Kept(at.split * at.positions, "flag")  # tokens of other tensor ranks
+        yield Kept(self.dropout * at.positions * self.hidden / at.along)
+        if self.positions is not None:
+            yield from self.positions.kept(at)
+
+
+@dataclass(frozen=True)
+class Head(Part):
+    """The last norm, the product with the table of outputs, and the cross-entropy."""
+
+    norm: Part
+    vocabulary: int
+    hidden: int
+    tied: bool
+
+    def rows(self) -> Iterator[Row]:
+        yield from under("norm", self.norm.rows())
+        if not self.tied:
+            yield Row("weight", (self.vocabulary, self.hidden), split=0, padded=True)
+
+    def products(self, at: Place) -> list[Product]:
+        return [Product(at.vocabulary / at.tensor, self.hidden, enters=True)]
+
+    def kept(self, at: Place) -> Iterator[Kept]:
+        yield Kept(2 * at.positions * self.hidden / at.along)  # what the norm reads, and the product
+        yield from self.norm.kept(at)
+        yield Kept(at.split * at.positions, "index")
+        yield Kept(at.split * at.positions, "flag")
+        yield Kept(at.apart * at.positions, "fp32")  # weights of the targets
+
+    def kept_by_loss(self, at: Place) -> Iterator[Kept]:
+        """Yield what the cross-entropy keeps: the gradient of the logits where a rank has the whole vocabulary, else
+        their exponentials, with two sums for each position."""
+        yield Kept(at.positions * at.vocabulary / at.tensor)
+        yield Kept(2 * at.split * at.positions, "wide")

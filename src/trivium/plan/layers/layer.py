@@ -1,0 +1,83 @@
+"""A layer: its wiring, norm, attention and feed-forward half. The tables of kinds are here and nowhere else."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from trivium.plan.layers.attention_softmax import AttentionSoftmax
+from trivium.plan.layers.ends import Embedding, Head
+from trivium.plan.layers.form import LayerForm
+from trivium.plan.layers.mlp_gated import MlpGated
+from trivium.plan.layers.mlp_plain import MlpPlain
+from trivium.plan.layers.norms import LayerNorm, RmsNorm
+from trivium.plan.layers.part import Division, Kept, Part, Place, Product, Row
+from trivium.plan.layers.positions import Learned
+from trivium.plan.layers.wiring import Sequential, with_norms
+
+HALVES = {"attention": "attention", "mlp": "feed-forward"}  # their names in parameters, and for people
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a transformer."""
+
+    wiring: Sequential
+    norm: Part
+    attention: Part
+    mlp: Part
+
+    @classmethod
+    def of(cls, form: LayerForm) -> "Layer":
+        """The layer that the settings describe."""
+        gpt = form.family == "gpt"
+        return cls(
+            wiring=Sequential.of(form),
+            norm=LayerNorm.of(form) if gpt else RmsNorm.of(form),
+            attention=AttentionSoftmax.of(form),
+            mlp=MlpPlain.of(form) if gpt else MlpGated.of(form),
+        )
+
+    @cached_property
+    def halves(self) -> Mapping[str, Part]:
+        """Attention and the feed-forward half, by their names in parameters."""
+        return {name: getattr(self, name) for name in HALVES}
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Its parameters in order."""
+        both = (with_norms(self.wiring, self.norm, name, half) for name, half in self.halves.items())
+        return tuple(row for rows in both for row in rows)
+
+    def divisions(self) -> Iterator[Division]:
+        """Yield the sizes that tensor ranks must divide."""
+        for half in self.halves.values():
+            yield from half.divisions()
+
+    def products(self, at: Place) -> list[Product]:
+        """Return its matrix products with weights, in order."""
+        return [product for half in self.halves.values() for product in half.products(at)]
+
+    def kept(self, at: Place) -> Iterator[Kept]:
+        """Yield what its backward needs."""
+        yield from self.wiring.kept(at)
+        for name, half in self.halves.items():
+            for _ in self.wiring.norms_of(name):
+                yield from self.norm.kept(at)
+            yield from half.kept(at)
+
+    @property
+    def sums(self) -> int:
+        """How many numbers of each position it sums over tensor ranks, besides its products."""
+        return sum(half.sums for half in self.halves.values())
+
+
+def embedding_of(form: LayerForm, vocabulary: int) -> Embedding:
+    """The embedding that the settings describe."""
+    positions = Learned(form.sequence, form.hidden) if form.family == "gpt" else None
+    return Embedding(vocabulary, form.hidden, positions, form.dropout > 0)
+
+
+def head_of(form: LayerForm, vocabulary: int, *, tied: bool) -> Head:
+    """The head that the settings describe."""
+    norm = LayerNorm.of(form) if form.family == "gpt" else RmsNorm.of(form)
+    return Head(norm, vocabulary, form.hidden, tied)

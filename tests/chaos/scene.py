@@ -1,0 +1,137 @@
+"""The small training into which faults are injected: its tokens, its plans, and an oracle for its checkpoints."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trivium.checkpoint.load import Checkpoint
+from trivium.comms.mesh import Mesh
+from trivium.corpus.document import Document
+from trivium.corpus.store import write_documents
+from trivium.errors import CheckpointError
+from trivium.plan.plan import Plan
+from trivium.seeds import generator_for
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
+from trivium.tokens.samples import TokenDataset
+from trivium.training.batches import reader_of
+from trivium.training.config import TrainingConfig
+from trivium.training.metrics import EVENTS, read
+from trivium.training.rates import learning_rate
+from trivium.training.run import TrainingJob
+from trivium.training.state import fragments, restore
+from trivium.training.trainer import Samples, Trainer, adam_rule
+
+VOCABULARY = 300
+SEED = 11
+LAYOUTS: tuple[Mapping[str, Any], ...] = (
+    {"data": 2, "zero": 1},
+    {"tensor": 2},
+    {"pipeline": 2},
+    {"data": 2, "zero": 3},
+    {"data": 2, "zero": 2},
+    {"pipeline": 2, "chunks": 2, "schedule": "interleaved"},
+    {},
+    {"tensor": 2, "sequence_parallel": True},
+)
+
+
+def write_tokens(folder: Path) -> Path:
+    """Tokenize a corpus of seeded words from two sources; return the directory of the tokens."""
+    words = [f"{first}{last}" for first in ("pa", "lo", "mi", "tre") for last in ("rser", "op", "st", "ken")]
+    draw = generator_for(SEED, "chaos", "corpus")
+    texts = [" ".join(draw.choice(words, size=60).tolist()) for _ in range(60)]
+    documents = [Document(f"d{n}", text, "even" if n % 2 else "odd") for n, text in enumerate(texts)]
+    write_documents(folder / "curated" / "documents", documents)
+    # A blend of a short period, so that training starts at once.
+    weights = {"even": {"weight": 0.75}, "odd": {"weight": 0.25}}
+    (folder / "curated" / "blend.json").write_text(json.dumps(weights), encoding="utf-8")
+    (folder / "tokens").mkdir()
+    config = TokensConfig(vocabulary=VOCABULARY, validation_fraction=0.2)
+    tokenize(config, folder / "curated", folder / "tokens", seed=SEED)
+    return folder / "tokens"
+
+
+def plan(layout: Mapping[str, Any], *, weights: str = "fp64", dropout: float = 0.0) -> Plan:
+    """Return the training's plan under one of LAYOUTS."""
+    degrees = {k: v for k, v in layout.items() if k in ("tensor", "pipeline", "data", "chunks")}
+    model = {"layers": 4, "hidden": 24, "heads": 4, "vocabulary": VOCABULARY, "vocabulary_multiple": 2}
+    tree = {
+        "model": {**model, "sequence": 8, "dropout": dropout},
+        "batch": {"sequences": 8, "micro": 2},
+        "layout": degrees,
+        "precision": {"weights": weights},
+    }
+    rest = {k: v for k, v in layout.items() if k not in degrees}
+    return Plan.model_validate({**tree, **rest}).checked()
+
+
+def job(tokens: Path, out: Path, of: Plan, **training: Any) -> TrainingJob:
+    """Return a training of 100,000 steps that saves every other step."""
+    given = {
+        "steps": 100_000,
+        "checkpoint_every": 2,
+        "validate_every": 100_000,
+        "validation_samples": 8,
+        "decay_tokens": 1_000_000,
+        "restarts": 0,
+        "keep_last": 2,
+        **training,
+    }
+    return TrainingJob(of, TrainingConfig(**given), SEED, tokens, out)
+
+
+def event_steps(out: Path, *kinds: str, after: int = 0) -> list[int]:
+    """Return the steps of the events of these kinds, in order, without the first `after` events of the training."""
+    return [e["step"] for e in read(out / EVENTS)[after:] if e["event"] in kinds]
+
+
+def verifies(path: Path) -> bool:
+    """Whether a checkpoint is good. One that retention removed while it was read counts as good."""
+    try:
+        Checkpoint.open(path).verify()
+    except CheckpointError:
+        return not path.exists()
+    return True
+
+
+class Oracle:
+    """The same training on one process, undisturbed."""
+
+    def __init__(self, of: TrainingJob) -> None:
+        self.job = of
+        self.plan = plan({})
+        self.data = TokenDataset.open(of.tokens, "train", sequence=self.plan.model.sequence, seed=of.seed)
+        self.trainer = Trainer(self.plan, Mesh.single(), seed=of.seed, rule=adam_rule(of.training))
+        self.step = 0
+
+    def begin_at(self, checkpoint: Checkpoint) -> None:
+        """Continue from a verified checkpoint, so that differences in the last bits do not add up."""
+        restore(self.trainer, checkpoint)
+        self.step = checkpoint.step
+
+    def advance_to(self, step: int) -> None:
+        """Train until `step` steps are done."""
+        batch, model = self.plan.batch, self.plan
+        last = model.tokens(batch.at(self.job.training.steps).first_sample)
+        while self.step < step:
+            samples = batch.at(self.step)
+            after = model.tokens(batch.at(self.step + 1).first_sample)
+            lr = learning_rate(self.job.training, after, last)
+            read = Samples(samples.first_sample, samples.sequences, reader_of(self.data))
+            self.trainer.train_step(self.step, read, lr)
+            self.step += 1
+
+    def wrong_tensors(self, checkpoint: Checkpoint) -> list[str]:
+        """Return the names of tensors in a checkpoint of this step that differ by more than fp64 rounding explains."""
+        wrong = []
+        for f in fragments(self.trainer):
+            found = checkpoint.read(f.name, f.box, torch.float64)
+            right = f.values.view(found.shape)
+            # A moment near zero is compared with the largest of its tensor.
+            if not float((found - right).abs().max() / right.abs().max().clamp(min=1e-30)) <= 1e-9:
+                wrong.append(f.name)
+        return wrong

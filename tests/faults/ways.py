@@ -1,0 +1,150 @@
+"""Faults that a small fp64 model on one host does not show: blocks and pieces, loss scale, clipping, network."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from faults.context import APART, PACKED
+from faults.mutant import fault, plan
+from trivium.certify.ways import FAR, LARGE, NARROW
+from trivium.comms import collectives
+from trivium.kernels import gelu
+from trivium.kernels.cpu import block_attention
+from trivium.kernels.cpu.block_attention import Block
+from trivium.kernels.sight import Sight, Tile
+from trivium.parallel.context import ring as ring_attention
+from trivium.parallel.sharding.zero import ShardedAdamW
+from trivium.parallel.tensor import regions as tensor
+
+Tensor = torch.Tensor
+
+PACKED_RING = plan(context=2, model={**APART, "sequence": 12})  # a half has three positions, a block two
+
+
+@fault(gelu, "_by_pieces", plan(), way=LARGE)
+def last_piece_left_out(original, mesh):
+    """What is computed in pieces ends with the last whole one."""
+
+    def by_pieces(x: Tensor, y: Tensor, slope: Tensor | None) -> None:
+        original(x, y, slope)
+        y.view(-1)[y.numel() // gelu.PIECE * gelu.PIECE :] = 0
+
+    return by_pieces
+
+
+@fault(block_attention, "_later", plan(), way=LARGE)
+def block_sees_a_later_key(original, mesh):
+    """The causal mask of a block of queries lets each see the key after its own."""
+
+    def later(blocks: Sequence[Block], window: int | None, q: Tensor) -> Tensor | None:
+        found: Tensor | None = original(blocks, window, q)
+        return None if found is None else found.roll(1, dims=1)
+
+    return later
+
+
+@fault(block_attention, "_blocks", plan(model={"window": 3}), PACKED, way=LARGE)
+def reach_of_the_last_query(original, mesh):
+    """A block of queries is given the keys that its last query sees, of which the first saw earlier ones."""
+
+    def blocks(S: int, sight: Sight) -> list[Block]:
+        first = sight.first_seen(np.arange(S)).min(1)
+        found: list[Block] = original(S, sight)
+        return [
+            each._replace(keys=slice(max(0, int(first[each.queries].max())), each.keys.stop))
+            for each in found
+        ]
+
+    return blocks
+
+
+@fault(block_attention, "_blocks", PACKED, way=LARGE)
+def block_of_one_document(original, mesh):
+    """A block of queries in which a document starts is given no mask, and sees what its first query sees."""
+
+    def blocks(S: int, sight: Sight) -> list[Block]:
+        return [each._replace(masked=False) for each in original(S, sight)]
+
+    return blocks
+
+
+@fault(tensor, "_some_rows", plan(tensor=2), way=LARGE)
+def first_rows_only(original, mesh):
+    """Of rows that are taken some at a time, a loop ends after the first of them."""
+    return lambda *tensors: list(original(*tensors))[:1]
+
+
+@fault(ring_attention, "_tiles", PACKED_RING, way=NARROW)
+def block_reaches_into_the_next_half(original, mesh):
+    """A ring's last block of queries is as long as the others where fewer are left: those of the next half are
+    attended from twice."""
+
+    def tiles(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Tile]:
+        for tile in original(sight, here, there, q):
+            start = tile.here.start
+            yield tile._replace(here=slice(start, start + ring_attention.QUERIES))
+
+    return tiles
+
+
+@fault(ring_attention, "_gradients", plan(context=2), PACKED_RING, way=NARROW)
+def row_sums_left_out(original, mesh):
+    """Where a ring writes its scores down, the softmax's gradient forgets what the rest of a row takes away."""
+
+    def gradients(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *others, out, log_sum, mask = given
+        return original(*others, torch.zeros_like(out), log_sum, mask)
+
+    return gradients
+
+
+@fault(ShardedAdamW, "_factor", plan(), plan(data=2))
+def small_gradients_raised_to_the_clip(original, mesh):
+    """Gradients are divided by their norm also where that is below the clip; Adam hides it where all steps are."""
+
+    def factor(self: ShardedAdamW, square: Tensor, loss_scale: float) -> float:
+        clip = self.rule.clip
+        return original(self, square, loss_scale) if clip == 0 else clip / (float(square.sqrt()) + 1e-6)
+
+    return factor
+
+
+@fault(ShardedAdamW, "_factor", plan(), way=NARROW)
+def clipped_in_scaled_units(original, mesh):
+    """The norm of the scaled gradients is held against the clip."""
+    return lambda self, square, loss_scale: original(self, square * loss_scale**2, loss_scale)
+
+
+@fault(ShardedAdamW, "_clear", plan(), plan(data=2), way=NARROW)
+def refused_gradients_stay(original, mesh):
+    """A step whose gradients overflowed is skipped, and they are not cleared: the next adds to them."""
+    updates: dict[int, int] = {}
+
+    def clear(self: ShardedAdamW) -> None:
+        refused = updates.get(id(self), 0) == self.steps_done
+        updates[id(self)] = self.steps_done
+        if not refused:
+            original(self)
+
+    return clear
+
+
+@fault(ShardedAdamW, "_clear", plan(), plan(data=2), way=NARROW)
+def refused_steps_counted(original, mesh):
+    """A skipped step counts for the correction of Adam's moments, which it did not change."""
+    updates: dict[int, int] = {}
+
+    def clear(self: ShardedAdamW) -> None:
+        self.steps_done += updates.get(id(self), 0) == self.steps_done
+        updates[id(self)] = self.steps_done
+        original(self)
+
+    return clear
+
+
+@fault(collectives, "combine", plan(data=2, zero=1), way=FAR)
+def own_slice_at_the_first_place(original, mesh):
+    """What is received directly is added up as if every rank were the first of its group."""
+    return lambda parts, own, index, out, **more: original(parts, own, 0, out, **more)
