@@ -1,44 +1,7 @@
-"""Where the frames of a zstd file begin and end, by the sizes that stand in them; nothing is unpacked (RFC 8878)."""
+"""Where the frames of a zstd file begin and end, by the sizes stated in them; nothing is unpacked (RFC 8878)."""
 
 import re
 from typing import BinaryIO
-
-import zstandard
-
-_ARROWS_WINDOW = 1 << 27  # the largest that Arrow reads
-_LARGEST_WINDOW = 1 << 31  # that zstd reads at all (--long=31)
-
-
-def is_wide(file: BinaryIO, start: int) -> bool:
-    """Whether a frame begins at this byte whose window is too wide for Arrow."""
-    return window_bytes(file, start) > _ARROWS_WINDOW
-
-
-class WideFrame:
-    """Reads one frame. Memory holds as much of its contents as its window is wide, if there is so much."""
-
-    def __init__(self, frame: BinaryIO, *, whole: bool) -> None:
-        """frame: its bytes and no more; whole: all of them are there."""
-        self._whole = whole
-        unpacker = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
-        self._stream = unpacker.stream_reader(frame, closefd=False)
-
-    def __enter__(self) -> "WideFrame":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """What it reads from stays open."""
-
-    def read(self, size: int) -> bytes:
-        """As Arrow's streams do, up to the frame's end; OSError where it is damaged, or ends too early."""
-        try:
-            data = self._stream.read(size)
-        except zstandard.ZstdError as error:
-            raise OSError(str(error)) from None
-        if not data and not self._whole:
-            raise OSError("Truncated zstd frame")
-        return data
-
 
 MAGIC = b"\x28\xb5\x2f\xfd"
 SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # begins a frame that is passed over; pzstd writes some
@@ -52,19 +15,6 @@ def begins_frame(file: BinaryIO, at: int) -> bool:
     file.seek(at)
     head = file.read(len(MAGIC))
     return head == MAGIC or SKIPPED.match(head) is not None
-
-
-def window_bytes(file: BinaryIO, start: int) -> int:
-    """How far back the frame at `start` refers to its own contents, which is what reading it holds; 0: it is none."""
-    file.seek(start)
-    head = file.read(_HEADER)
-    if not head.startswith(MAGIC) or len(head) < 6:
-        return 0
-    about, window = head[4], head[5]
-    if not about >> 5 & 1:
-        return (1 << 10 + (window >> 3)) // 8 * (8 + (window & 7))
-    at, size = 5 + (0, 1, 2, 4)[about & 3], (1, 2, 4, 8)[about >> 6]  # one stretch: as large as its contents
-    return int.from_bytes(head[at : at + size], "little") + (256 if size == 2 else 0)
 
 
 def frame_end(file: BinaryIO, start: int) -> int | None:
