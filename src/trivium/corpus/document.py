@@ -30,13 +30,13 @@ class Document:
 
 
 def whole_of(identity: str) -> str:
-    """The id of the document that a piece is of; an id that does not end as a piece's is its own."""
+    """Return the id of the document that an id names a piece of, or the id itself if it does not end as a piece's."""
     whole, mark, number = identity.rpartition(PIECE)
     return whole if mark and number.isdecimal() else identity
 
 
 def origin_of(identity: str, metadata: Mapping[str, Any]) -> str:
-    """The id of the document that this one is a piece of, or its own: any id may end as a piece's."""
+    """Return the id of the document that this one is a piece of, or its own, by its metadata."""
     cuts = metadata.get("decontamination")
     return str(cuts["of"]) if isinstance(cuts, Mapping) and "of" in cuts else identity
 
@@ -83,7 +83,7 @@ class Damage:
 
     @property
     def text_bytes(self) -> int:
-        """It has no text."""
+        """Damage and other records have no text."""
         return 0
 
     @property
@@ -104,5 +104,5 @@ class PassedOver:
 
     @property
     def text_bytes(self) -> int:
-        """It has no text."""
+        """Damage and other records have no text."""
         return 0

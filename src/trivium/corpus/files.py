@@ -47,7 +47,7 @@ class Listing(NamedTuple):
 
 
 def list_files(path: Path | str) -> Listing:
-    """The files at or under `path`, also behind links to folders: paths of a path, URLs of a URL for fsspec.
+    """List the files at or under `path`, also behind links to folders: paths for a path, URLs for a URL.
 
     Links that lead nowhere are among them, so that reading reports them; hidden files and folders are not. DataError
     when none is readable, or a folder cannot be looked into.
@@ -93,12 +93,12 @@ def input_files(path: Path | str) -> list[Path | str]: ...
 
 
 def input_files(path: Path | str) -> list[Path] | list[Path | str]:
-    """The readable files of `list_files`."""
+    """Return the readable files of `list_files`."""
     return list(list_files(path).files)
 
 
 def states_of(corpus: Path | str) -> list[tuple[Any, ...]]:
-    """What the readable files of a corpus are told by without reading them: name, size, time of change or tag."""
+    """Return name, size and time of change or tag of the readable files, which identify them without reading."""
     files = list_files(corpus).files
     if isinstance(corpus, str):
         told = _remote_files(corpus)
@@ -108,7 +108,7 @@ def states_of(corpus: Path | str) -> list[tuple[Any, ...]]:
 
 
 def told_endings(others: Mapping[str, int]) -> str:
-    """How many files have which ending, the most first, for a terminal."""
+    """Return a text for a terminal: how many files have which ending, the most frequent first."""
     ranked = sorted(others.items(), key=lambda pair: (-pair[1], pair[0]))
     more = sum(count for _, count in ranked[_SHOWN:])
     told = [f"{count:,} {ending}" for ending, count in ranked[:_SHOWN]]
@@ -116,7 +116,7 @@ def told_endings(others: Mapping[str, int]) -> str:
 
 
 def relative_name(path: Path | str, corpus: Path | str) -> str:
-    """How a file is called inside the corpus it was found in."""
+    """Return the name of a file inside the corpus that it was found in."""
     if path == corpus:
         return shown(name_of(path))
     if isinstance(path, Path):
@@ -125,10 +125,10 @@ def relative_name(path: Path | str, corpus: Path | str) -> str:
 
 
 def source_of(path: Path | str, corpus: Path | str) -> str:
-    """The source a file belongs to: the folder it stands in directly under `corpus`, else what it is called itself.
+    """Return the source of a file: the name of its folder directly under `corpus`, else the file's own name.
 
-    That is its name without suffixes and the number of a shard. Files that are called by a number only, and texts,
-    which are often thousands, are of one source that is called like `corpus`.
+    From its own name, suffixes and the number of a shard are removed. Files whose name is only a number, and texts,
+    which are often thousands, belong to one source that is named after `corpus`.
     """
     first, *rest = relative_name(path, corpus).split("/")
     stem = first.split(".")[0] or first
@@ -141,22 +141,22 @@ def source_of(path: Path | str, corpus: Path | str) -> str:
 
 
 def shown(name: str) -> str:
-    """A name of a file as text that can be written anywhere: what is not UTF-8 in it is replaced."""
+    """Return a name of a file as text that can be written anywhere: what is not UTF-8 in it is replaced."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def name_of(path: Path | str) -> str:
-    """The last part of a path or URL."""
+    """Return the last part of a path or URL."""
     return path.name if isinstance(path, Path) else path.rstrip("/").rpartition("/")[2]
 
 
 def kind_name(path: Path | str) -> str:
-    """The name in lower case, without the ending of a packing: it ends as its kind."""
+    """Return the name in lower case, without the ending of a packing: it ends as its kind."""
     return name_of(path).lower().removesuffix(".gz").removesuffix(".zst")
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file, by its name inside a corpus, is hidden or stands in a hidden folder."""
+    """Return whether a file, by its name inside a corpus, is hidden or stands in a hidden folder."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
@@ -182,7 +182,7 @@ def _below(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[tuple[Pa
 
 
 def _remote_files(url: str) -> dict[str, Mapping[str, Any]]:
-    """The URL of each file at a URL, and what its store says of it."""
+    """Return the URL of each file at a URL, and what its store says of it."""
     try:
         system, path = fsspec.core.url_to_fs(url)
         found = {path: system.info(path)} if system.isfile(path) else system.find(path, detail=True)
@@ -196,7 +196,7 @@ def _remote_files(url: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _ending(name: str) -> str:
-    """The suffix of a name, with that of a packing behind it."""
+    """Return the suffix of a name, including that of a packing."""
     path = PurePath(name.lower())
     before = path.with_suffix("").suffix if path.suffix in _OTHER_PACKINGS else ""
     return before + path.suffix or "without an ending"

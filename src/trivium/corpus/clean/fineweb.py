@@ -24,7 +24,7 @@ class Figures(NamedTuple):
 
 
 def fineweb_step(config: FineWebConfig) -> Step:
-    """The step that drops a document at the first rule it breaks; metadata gains `fineweb`, the figures."""
+    """Return the step that drops a document at the first rule it breaks; metadata gains `fineweb`, the figures."""
 
     def verdict(document: Document, figures: Figures) -> Verdict:
         broken = broken_rule(figures, config)
@@ -35,12 +35,12 @@ def fineweb_step(config: FineWebConfig) -> Step:
 
 
 def measure(text: str, config: FineWebConfig) -> Figures:
-    """Every figure of a text; lines without anything in them are no lines."""
+    """Return every figure of a text; lines without anything in them are no lines."""
     return measure_all([text], short_line=config.short_line)[0]
 
 
 def measure_all(strings: Sequence[str], *, short_line: int) -> list[Figures]:
-    """Every figure of each text. short_line: characters in a short line at most."""
+    """Return every figure of each text. short_line: characters in a short line at most."""
     texts = joined(strings)
     counts, _ = measures(texts, short=short_line + 1, stops=WEB_STOP)
     parts, _ = repeats(texts, tops=0, repeated=0)
@@ -68,7 +68,7 @@ _REMEDIES = MappingProxyType(
 
 
 def broken_rule(figures: Figures, config: FineWebConfig) -> str:
-    """The name of the first rule a document breaks, or nothing."""
+    """Return the name of the first rule a document breaks, or nothing."""
     rules = {
         "too few lines end in punctuation": figures.punctuated_lines <= config.punctuated_lines,
         "too many short lines": figures.short_lines >= config.short_lines,

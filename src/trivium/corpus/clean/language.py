@@ -20,7 +20,7 @@ _UNKNOWN = "un"
 
 
 def language_step(config: LanguageConfig) -> Step:
-    """The step that keeps the languages of `config.keep`; metadata gains `language` and `language_percent`."""
+    """Return the step that keeps the languages of `config.keep`; metadata gains `language` and `language_percent`."""
 
     def verdict(document: Document, found: tuple[str, int]) -> Verdict:
         code, percent = found
@@ -38,7 +38,7 @@ def language_step(config: LanguageConfig) -> Step:
 
 
 def detect(text: str, *, sample: int = 0, sure: int = 100) -> tuple[str, int]:
-    """The main language's code ('un' when unsure) and the percent of the text in it.
+    """Return the main language's code ('un' when unsure) and the percent of the text in it.
 
     sample: characters asked first, 0 for none; their answer stands when it is reliable and at least `sure` percent
     are of one language.

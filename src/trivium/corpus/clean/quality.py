@@ -72,7 +72,7 @@ class Figures(NamedTuple):
 
 
 def quality_step(config: QualityConfig) -> Step:
-    """The step that drops a document at the first rule it breaks; metadata gains `quality`, the figures."""
+    """Return the step that drops a document at the first rule it breaks; metadata gains `quality`, the figures."""
 
     def verdict(document: Document, figures: Figures) -> Verdict:
         broken = _broken(figures, config)
@@ -85,7 +85,7 @@ def quality_step(config: QualityConfig) -> Step:
 
 
 def gopher_step(config: QualityConfig) -> Step:
-    """The step with the rules of Gopher alone (Rae et al., arXiv 2112.11446, A1.1); metadata gains `gopher`."""
+    """Return the step with the rules of Gopher alone (Rae et al., arXiv 2112.11446, A1.1); metadata gains `gopher`."""
 
     def verdict(document: Document, figures: Figures) -> Verdict:
         broken = _broken(figures, config, only=_GOPHER)
@@ -96,12 +96,12 @@ def gopher_step(config: QualityConfig) -> Step:
 
 
 def measure(text: str) -> Figures:
-    """Every figure of a text."""
+    """Return every figure of a text."""
     return measure_all([text])[0]
 
 
 def measure_all(strings: Sequence[str]) -> list[Figures]:
-    """Every figure of each text."""
+    """Return every figure of each text."""
     texts = joined(strings)
     counts, suspects = measures(texts, short=_SHORT_LINE)
     boilerplate = [0] * texts.num_texts
@@ -129,7 +129,7 @@ def _figures(counts: list[int], boilerplate: int) -> Figures:
 
 
 def is_boilerplate(line: str) -> bool:
-    """Whether a line is navigation, a counter, a call to act, or a cookie or policy notice."""
+    """Return whether a line is navigation, a counter, a call to act, or a cookie or policy notice."""
     words = len(line.split())
     if words <= CALL_WORDS and (_COUNTER.match(line) or _MENU.match(line) or _CALL.search(line)):
         return True
@@ -137,7 +137,7 @@ def is_boilerplate(line: str) -> bool:
 
 
 def broken_rule(figures: Figures, config: QualityConfig) -> str:
-    """The name of the first rule a document breaks, or nothing."""
+    """Return the name of the first rule a document breaks, or nothing."""
     broken = _broken(figures, config)
     return broken.reason if broken else ""
 

@@ -19,7 +19,7 @@ Rule = tuple[str, float, float]  # its name, the share in a text, the largest sh
 
 
 def repetition_step(config: RepetitionConfig) -> Step:
-    """The step that drops a document at the first repetition rule it breaks; metadata gains `repetition`."""
+    """Return the step that drops a document at the first repetition rule it breaks; metadata gains `repetition`."""
 
     def verdict(document: Document, rules: list[Rule]) -> Verdict:
         for name, share, limit in rules:
@@ -32,12 +32,12 @@ def repetition_step(config: RepetitionConfig) -> Step:
 
 
 def measure(text: str, config: RepetitionConfig) -> list[Rule]:
-    """Every rule, with its share in this text."""
+    """Return every rule, with its share in this text."""
     return measure_all([text], config)[0]
 
 
 def measure_all(texts: Sequence[str], config: RepetitionConfig) -> list[list[Rule]]:
-    """Every rule, with its share in each text."""
+    """Return every rule, with its share in each text."""
     counts = repeats(joined(texts), tops=len(config.top_ngram), repeated=len(config.repeated_ngram))
     return [
         _rules(parts, runs, config) for parts, runs in zip(*(one.tolist() for one in counts), strict=True)
@@ -45,7 +45,7 @@ def measure_all(texts: Sequence[str], config: RepetitionConfig) -> list[list[Rul
 
 
 def _remedy(name: str, config: RepetitionConfig) -> str:
-    """The setting under which no document breaks the rule of this name."""
+    """Return the setting under which no document breaks the rule of this name."""
     if "gram" in name:
         setting = "repeated_ngram" if name.endswith("s") else "top_ngram"
         return f"{setting}=[{','.join('1' for _ in getattr(config, setting))}]"

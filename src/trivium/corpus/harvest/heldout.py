@@ -48,7 +48,7 @@ def _sentences(paragraph: str) -> list[str]:
 
 
 def _is_plain(sentence: str) -> bool:
-    """Whether a sentence is ended and nearly all its words are words, not code, numbers or formulas."""
+    """Return whether a sentence is ended and nearly all its words are words, not code, numbers or formulas."""
     words = sentence.split()
     plain = sum(bool(_PLAIN_WORD.match(word)) for word in words)
     return len(words) >= 3 and sentence[0].isupper() and sentence[-1] in ".!?" and plain >= 0.9 * len(words)

@@ -1,5 +1,5 @@
 # A table of data: phrases from which junk pages are composed.
-"""Phrases from which junk pages are composed; ours, written for this purpose."""
+"""Phrases from which junk pages are composed; they were written for this purpose."""
 
 
 def _phrases(text: str) -> tuple[str, ...]:

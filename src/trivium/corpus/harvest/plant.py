@@ -43,7 +43,7 @@ _STYLE = "body{font:16px/1.5 sans-serif;margin:0}nav ul{display:flex;list-style:
 
 
 def html_page(paragraphs: list[str], *, title: str, generator: Generator) -> str:
-    """A whole page around `paragraphs`, different in detail from page to page."""
+    """Return a whole page around `paragraphs`, different in detail from page to page."""
     menu = "".join(f'<li><a href="/{w.lower()}">{w}</a></li>' for w in _some_words(_MENU, generator))
     foot = "".join(f'<a href="/legal/{i}">{w}</a> ' for i, w in enumerate(_some_words(_FOOTER, generator)))
     body = "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
@@ -97,17 +97,16 @@ class Planted:
     details: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Its entry in planted.json."""
+        """Return the entry of planted.json."""
         return {"id": self.document.id, **self.details}
 
 
 def plant(
     honest: Sequence[Document], items: Sequence[Item], config: PlantConfig, *, seed: int
 ) -> list[Planted]:
-    """Junk of every kind. A `leaked_item` bears the id of the honest document it replaces.
+    """Return junk of every kind. A `leaked_item` bears the id of the honest document it replaces.
 
-    Ids, sources and titles are drawn as those of honest documents are, so that nothing but a document's
-    text tells what it is.
+    Ids, sources and titles are drawn as those of honest documents, so that only its text shows what a document is.
     """
     scale = min(1.0, len(honest) / _FULL_SIZE)
     generator = generator_for(seed, "plant", "choice")
@@ -139,12 +138,12 @@ def plant(
 
 
 def new_id(seed: int, *names: str | int) -> str:
-    """A document id that says nothing about the document."""
+    """Return a document id that says nothing about the document."""
     return f"{seed_for(seed, 'document', *names):016x}"
 
 
 def edited_copy(text: str, *, similarity: float, low: float, generator: Generator) -> tuple[str, float]:
-    """`text` with words exchanged, dropped and added until its Jaccard similarity is just below `similarity`."""
+    """Exchange, drop and add words until the Jaccard similarity to `text` is just below `similarity`."""
     original = shingles(text, size=SHINGLE)
     paragraphs = [paragraph.split() for paragraph in text.split("\n\n")]
     vocabulary = sorted({word for words in paragraphs for word in words if word.isalpha()}) or ["the"]
@@ -164,7 +163,7 @@ def edited_copy(text: str, *, similarity: float, low: float, generator: Generato
 
 
 def boilerplate_text(generator: Generator) -> str:
-    """A page of menus, notices and calls to act."""
+    """Return a page of menus, notices and calls to act."""
     count = int(generator.integers(24, 60))
     return (
         "\n".join(BOILERPLATE[i] for i in generator.integers(len(BOILERPLATE), size=count))
@@ -174,7 +173,7 @@ def boilerplate_text(generator: Generator) -> str:
 
 
 def foreign_text(generator: Generator) -> str:
-    """A page of sentences in one of the languages of the phrase banks."""
+    """Return a page of sentences in one of the languages of the phrase banks."""
     code = sorted(LANGUAGES)[int(generator.integers(len(LANGUAGES)))]
     parts = LANGUAGES[code]
     gap, stop = ("", "。") if code == "zh" else (" ", ".")

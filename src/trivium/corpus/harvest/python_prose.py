@@ -81,7 +81,7 @@ _TEXT_DIRECTIVES = frozenset(
 
 
 def prose_paragraphs(docstring: str) -> Iterator[str]:
-    """The paragraphs of a docstring that read as English sentences, each on one line, markup removed."""
+    """Yield the paragraphs of a docstring that read as English sentences, each on one line, markup removed."""
     for lines in _blocks(inspect.cleandoc(docstring).split("\n")):
         for part in _items(lines):
             text = plain(" ".join(part))
@@ -90,14 +90,14 @@ def prose_paragraphs(docstring: str) -> Iterator[str]:
 
 
 def comment_paragraphs(comment: str) -> Iterator[str]:
-    """The same for a block of comment lines; legal notices are left out."""
+    """Yield the English paragraphs of a block of comment lines; legal notices are left out."""
     text = "\n".join(line.strip().lstrip("#").removeprefix(" ") for line in comment.split("\n"))
     if not _LEGAL.search(text):
         yield from prose_paragraphs(text)
 
 
 def plain(text: str) -> str:
-    """A line without reStructuredText roles, links, ticks and stars."""
+    """Return a line without reStructuredText roles, links, ticks and stars."""
     text = _ROLE.sub(r"\1", _spaced(text))
     text = _TICKS.sub(r"\1", _LINK.sub(r"\1", text))
     text = _STRONG.sub(lambda m: m.group(1) or m.group(2), text)
@@ -106,7 +106,7 @@ def plain(text: str) -> str:
 
 
 def is_prose(text: str) -> bool:
-    """Whether a paragraph is made of English sentences: enough words, common ones among them, little code."""
+    """Return whether a paragraph is made of English sentences: enough words, common ones among them, little code."""
     words = _WORD.findall(text)
     if len(words) < 6 or not text[0].isalpha() or text[-1] in ",;-(=" or text.startswith(_FOR_PROGRAMMERS):
         return False
@@ -120,7 +120,7 @@ def is_prose(text: str) -> bool:
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
-    """Runs of text lines; doctests, literal blocks and the bodies of unknown directives skipped."""
+    """Yield runs of text lines without doctests, literal blocks and the bodies of unknown directives."""
     block: list[str] = []
     skip_deeper_than: int | None = None
     in_doctest = False
@@ -152,7 +152,7 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _items(lines: list[str]) -> Iterator[list[str]]:
-    """A block's list items and labelled parameters as parts of their own."""
+    """Yield a block's list items and labelled parameters as parts of their own."""
     part: list[str] = []
     for number, line in enumerate(lines):
         stripped = line.strip()
@@ -172,7 +172,7 @@ def _items(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _spaced(text: str) -> str:
-    """With one space wherever there are several: patterns would try each of a million in turn."""
+    """Collapse runs of spaces: patterns would try each of a million in turn."""
     return " ".join(text.split())
 
 
@@ -223,7 +223,7 @@ class SourceFile:
 
 
 def default_sources(packages: tuple[str, ...]) -> Iterator[Iterator[SourceFile]]:
-    """The files with prose of the standard library, of pydoc_data.topics, and of each package installed."""
+    """Yield the files with prose of the standard library, of pydoc_data.topics, and of each package installed."""
     stdlib = Path(sysconfig.get_path("stdlib"))
     yield _read_tree(stdlib, source="stdlib", licence="PSF-2.0", skip=SKIPPED | {"pydoc_data", "config"})
     topics = stdlib / "pydoc_data" / "topics.py"
@@ -236,7 +236,7 @@ def default_sources(packages: tuple[str, ...]) -> Iterator[Iterator[SourceFile]]
 
 
 def package_folder(package: str) -> Path | None:
-    """Where a package is installed, without importing it; None when it is not."""
+    """Return where a package is installed, without importing it; None when it is not."""
     spec = importlib.util.find_spec(package) if "." not in package else None
     places = list(spec.submodule_search_locations or []) if spec else []
     return Path(places[0]) if places else None
@@ -266,7 +266,7 @@ def _read_tree(root: Path, *, source: str, licence: str, skip: frozenset[str]) -
 
 
 def _python_files(root: Path, skip: frozenset[str]) -> Iterator[Path]:
-    """Without going into what is skipped: site-packages holds many times the files of the standard library."""
+    """Yield Python files without entering skipped folders: site-packages has many times the files of the library."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in skip]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
@@ -294,7 +294,7 @@ def _read_python(path: Path, name: str, source: str, licence: str) -> SourceFile
 
 
 def _docstring_sections(tree: ast.Module) -> Iterator[list[str]]:
-    """The prose of each docstring, and of long texts handed to add_docstr-like functions, in file order."""
+    """Yield the prose of each docstring, and of long texts handed to add_docstr-like functions, in file order."""
     pending: list[ast.stmt | ast.Module] = [tree]
     while pending:
         node = pending.pop()
@@ -364,7 +364,7 @@ _REPEATED = 0.20  # share of a paragraph's phrases that may stand in its documen
 def compose_documents(
     config: HarvestConfig, *, seed: int, progress: Progress = silent
 ) -> tuple[list[Document], list[dict[str, Any]]]:
-    """Documents of `config.shortest` to about `config.longest` characters, and one entry per file read."""
+    """Return documents of `config.shortest` to about `config.longest` characters, and one entry per file read."""
     documents: list[Document] = []
     entries: list[dict[str, Any]] = []
     seen: set[bytes] = set()
@@ -393,7 +393,7 @@ def compose_documents(
 def _file_documents(
     file: SourceFile, config: HarvestConfig, seen: set[bytes], draft: "_Draft", *, seed: int
 ) -> tuple[list[Document], "_Draft"]:
-    """The documents that end in this file; what is too short waits for the next file of its source."""
+    """Return the documents that end in this file; what is too short waits for the next file of its source."""
     made: list[Document] = []
     for section in file.sections:
         for place, (paragraph, key) in enumerate(zip(section, keys_of_texts(section), strict=True)):
@@ -413,7 +413,7 @@ def _file_documents(
 
 
 class _Draft:
-    """A document in the making; a paragraph that mostly repeats phrases already in it is left out.
+    """A document that is being composed. A paragraph that mostly repeats its phrases is left out.
 
     Programmers document twenty like functions in like words; twenty copies of a phrase are not unique prose.
     """

@@ -56,7 +56,7 @@ def read_any(
 
 
 def page_document(page: Page, *, source: str) -> Document:
-    """A fetched page as a document, its HTML not yet extracted."""
+    """Return a fetched page as a document, its HTML not yet extracted."""
     metadata = {"url": page.url, "date": page.date}
     if page.content_type != "text/plain":
         metadata[RAW] = "html"
@@ -176,7 +176,7 @@ def _opened_parquet(file: BinaryIO, texts: Collection[str]) -> _Table:
 def _read_group(
     table: _Table, number: int, first: int, path: Path | str, source: str, limits: ReadConfig
 ) -> Iterator[Document | Damage]:
-    """The rows of a row group, of which the first has this number in the file."""
+    """Yield the rows of a row group, of which the first has this number in the file."""
     read, rows = 0, table.rows[number]
 
     def lost(trouble: Trouble, what: str) -> Damage:
@@ -322,7 +322,7 @@ def _row_document(row: dict[str, Any], source: str, limits: ReadConfig) -> Docum
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether values of this type can stand in JSON, as they are or as text."""
+    """Return whether values of this type can stand in JSON, as they are or as text."""
     kinds = pa.types
     return bool(
         _is_string(kind)
@@ -351,7 +351,7 @@ def _of_json(column: pa.Array) -> pa.Array:
 
 
 def _in_json(value: Any) -> Any:
-    """A value of nested columns as plain data: what JSON has no word for, such as times, as text."""
+    """Return a value of nested columns as plain data: what JSON has no word for, such as times, as text."""
     if isinstance(value, dict):
         return {str(name): _in_json(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

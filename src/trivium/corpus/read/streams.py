@@ -24,14 +24,14 @@ from trivium.untrusted import open_regular
 
 GZIP, ZSTD = b"\x1f\x8b", MAGIC
 _MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only method there is
-_LOOKED_AT = 256  # bytes that tell text from packed bytes
+_LOOKED_AT = 256  # bytes by which text is told from packed bytes
 _BLOCK_IN, _BLOCK_OUT = 1 << 16, 1 << 18
 _LEAST_BYTES_COUNTED = 64  # for a call that reads fewer bytes: it takes as long as copying so many
 _LARGEST_ZSTD_WINDOW = 1 << 31  # that zstd reads at all (--long=31)
 
 
 class Chunk(NamedTuple):
-    """Sound bytes; `offset`: where in the stored file they begin or, when packed, the member they come from."""
+    """Sound bytes. offset: where in the stored file they begin or, if packed, where their member begins."""
 
     data: bytes
     offset: int
@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Bytes that cannot be had; what comes after them is elsewhere in the data."""
+    """Bytes that cannot be read. What comes after them is elsewhere in the data."""
 
     trouble: Trouble
     detail: str
@@ -47,7 +47,7 @@ class Lost(NamedTuple):
 
 
 def open_binary(path: Path | str) -> BinaryIO:
-    """A local regular file, or any URL that fsspec knows, opened for reading. Raises OSError where it cannot be."""
+    """Open a local regular file, or a URL for fsspec, for reading. Raises OSError if that fails."""
     if isinstance(path, Path):
         return open_regular(path)
     try:
@@ -57,11 +57,10 @@ def open_binary(path: Path | str) -> BinaryIO:
 
 
 def chunks(file: BinaryIO, limits: ReadConfig, name: str = "") -> Iterator[Chunk | Lost]:
-    """All bytes of `file` in order, gzip and zstd unpacked, with a Lost for each part that cannot be had.
+    """Yield all bytes of `file` in order, gzip and zstd unpacked, with a Lost for each part that cannot be read.
 
-    Every chunk of a gzip member but its last is given out before the member's checksum is known; the last only
-    after it held. What a reader has not completed when a Lost comes must be thrown away. `name` tells gzip where
-    the first bytes are damaged.
+    All chunks of a member but the last are yielded before its checksum is known. What a reader has not completed when a
+    Lost comes must be thrown away. name: tells that a file is gzip if its first bytes are damaged.
     """
     try:
         magic = file.read(_LOOKED_AT)
@@ -77,20 +76,20 @@ def chunks(file: BinaryIO, limits: ReadConfig, name: str = "") -> Iterator[Chunk
 
 
 def unpacked(body: bytes, codec: str, *, longest: int) -> bytes | None:
-    """`body` unpacked by gzip, deflate, br or zstd; None when that gives more than `longest` bytes.
+    """Unpack `body` by gzip, deflate, br or zstd. Return None if that gives more than `longest` bytes.
 
-    OSError, EOFError or zlib.error when it is damaged or cut.
+    Raises OSError, EOFError or zlib.error if it is damaged or cut.
     """
     if codec in ("br", "zstd"):
         name = "brotli" if codec == "br" else codec
         with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
             data = bytes(stream.read(longest + 1))
         return data if len(data) <= longest else None
-    if codec == "gzip":  # a row of members, and nothing but zeros after the last
+    if codec == "gzip":  # several members, and nothing but zeros after the last
         with gzip.GzipFile(fileobj=io.BytesIO(body)) as members:
             data = members.read(longest + 1)
         return data if len(data) <= longest else None
-    # deflate is zlib by the standard and bare by habit; zlib's first byte says which
+    # By the standard, deflate is in zlib's format, but servers also send it bare. The first byte says which.
     bare = body[:1] and body[0] & 0x0F != 8
     inflate = zlib.decompressobj(wbits=-15 if bare else 15)
     data = inflate.decompress(body, longest + 1)
@@ -299,7 +298,7 @@ def _after_padding(file: BinaryIO, end: int) -> int | None:
 
 
 def _find(file: BinaryIO, start: int, mark: bytes) -> int | None:
-    """Where these bytes stand at or after `start`."""
+    """Return the first place of `mark` at or after `start`, or None."""
     file.seek(start)
     before = b""
     while block := file.read(_BLOCK_IN):

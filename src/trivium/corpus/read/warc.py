@@ -118,7 +118,7 @@ class _Unsound(Exception):
 
 
 def _page(frame: Frame, path: Path | str, limits: ReadConfig) -> Page | Damage | PassedOver:
-    """The page in a record, what is wrong with it, or the kind of record it is instead."""
+    """Return the page in a record, what is wrong with it, or the kind of record it is instead."""
     kind = frame.head.get("WARC-Type").lower()
     if kind not in _WANTED:
         named = kind if kind in _OTHERS else "unknown" if kind else "not stated"
@@ -213,7 +213,7 @@ def _stated_type(header: str) -> tuple[str, str | None]:
 
 
 def _sniffed(body: bytes) -> str:
-    """The media type of a body that nothing is stated of: HTML, plain text, or neither (empty)."""
+    """Return the media type of a body that nothing is stated of: HTML, plain text, or neither (empty)."""
     begin = body[:_SNIFFED_BYTES]
     if _TAG.search(begin):
         return _HTML
@@ -221,7 +221,7 @@ def _sniffed(body: bytes) -> str:
 
 
 def _codings(header: str) -> list[str]:
-    """What a body was packed by, in order. Each can give the most that is allowed, so there must be few."""
+    """Return what a body was packed by, in order. Each can give the most that is allowed, so there must be few."""
     names = [name.strip() for name in header.lower().split(",")]
     names = [name for name in names if name not in _PLAIN]
     if len(names) > _MOST_CODINGS:
@@ -251,7 +251,7 @@ def _unpacked(body: bytes, name: str, limits: ReadConfig) -> bytes:
 
 
 def _unchunked(body: bytes) -> bytes:
-    """The data of HTTP chunks (RFC 9112, section 7.1); a body that was joined already is given back as it is."""
+    """Return the data of HTTP chunks (RFC 9112, section 7.1); a body that was joined already is given back as it is."""
     if _CHUNK.match(body) is None:
         return body
     parts: list[bytes] = []

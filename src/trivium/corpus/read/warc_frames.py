@@ -1,4 +1,4 @@
-"""Where the records of a WARC file begin and end, found again after damage.
+"""Finds where the records of a WARC file begin and end, also behind damage.
 
 ISO 28500: a record is a line `WARC/1.x`, header fields, an empty line, Content-Length bytes, two line ends. Lines may
 end in CRLF or in a bare LF. Any part of a record may be damaged; then the next line that begins a record is searched,
@@ -26,22 +26,22 @@ class Head(NamedTuple):
     fields: Mapping[str, tuple[str, ...]]
 
     def get(self, name: str) -> str:
-        """The first value of a field; empty if the head has none of this name."""
+        """Return the first value of a field; empty if the head has none of this name."""
         return next(iter(self.fields.get(name.lower(), ())), "")
 
     def joined(self, name: str) -> str:
-        """All values of a field as the list that they make together."""
+        """Return all values of a field as the list that they make together."""
         return ", ".join(self.fields.get(name.lower(), ()))
 
 
 def head_end(data: bytes | bytearray, start: int = 0, stop: int | None = None) -> int | None:
-    """Where the body begins behind the head at `start`; None if no empty line stands before `stop`."""
+    """Return where the body begins behind the head at `start`; None if no empty line stands before `stop`."""
     found = _EMPTY_LINE.search(data, start, len(data) if stop is None else stop)
     return found.end() if found else None
 
 
 def parse_head(data: bytes) -> Head | None:
-    """The head in `data`, which ends with its empty line; None if that line belongs to something else.
+    """Return the head in `data`, which ends with its empty line; None if that line belongs to something else.
 
     A line that is no field is passed over, as browsers do. But where such a line comes last, or begins like a tag, or
     where a CR stands within a line, the head has no end of its own: the body began before the empty line.
@@ -104,7 +104,7 @@ class _Taken(NamedTuple):
 
 
 def frames(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Frame | Lost]:
-    """Every whole record in order, and a Lost for each stretch that is none."""
+    """Yield every whole record in order, and a Lost for each stretch that is none."""
     framer = _Framer(limits)
     member = -1
     for part in parts:
@@ -139,7 +139,7 @@ class _Framer:
         self._buffer += chunk.data
 
     def take(self, *, at_end: bool) -> Iterator[Frame | Lost]:
-        """The records that are complete; `at_end`: nothing more will come."""
+        """Yield the records that are complete; `at_end`: nothing more will come."""
         while self._buffer:
             if self._searching and not self._found(at_end):
                 return
@@ -152,7 +152,7 @@ class _Framer:
                 yield taken.item
 
     def _found(self, at_end: bool) -> bool:
-        """Whether a beginning stands in the buffer; everything before it is thrown away."""
+        """Return whether a beginning stands in the buffer; everything before it is thrown away."""
         found = _BEGIN.search(self._buffer)
         size = found.end() if found else max(0, len(self._buffer) - (0 if at_end else _LONGEST_BEGIN))
         self._drop(size)
@@ -163,7 +163,7 @@ class _Framer:
         self._at += 0 if self._packed else size
 
     def _front(self, at_end: bool) -> _Taken | None:
-        """The record at the front, or what is wrong with it; None when more bytes are needed to tell."""
+        """Return the record at the front, or what is wrong with it; None when more bytes are needed to tell."""
         buffer = self._buffer
         if blank := _BLANK.match(buffer):
             return _Taken(None, blank.end())
@@ -195,7 +195,7 @@ class _Framer:
         return self._whole(head, body, body + length, at_end)
 
     def _whole(self, head: Head, body: int, end: int, at_end: bool) -> _Taken | None:
-        """The record of `end` bytes, if line ends and another record or nothing stand behind it."""
+        """Return the record of `end` bytes, if line ends and another record or nothing stand behind it."""
         buffer = self._buffer
         if len(buffer) < end:
             if not at_end:

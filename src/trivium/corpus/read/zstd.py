@@ -11,7 +11,7 @@ _REPEATED, _RESERVED = 1, 3  # kinds of blocks
 
 
 def begins_frame(file: BinaryIO, at: int) -> bool:
-    """Whether a frame begins at a byte of the file."""
+    """Return whether a frame begins at a byte of the file."""
     file.seek(at)
     head = file.read(len(MAGIC))
     return head == MAGIC or SKIPPED.match(head) is not None
