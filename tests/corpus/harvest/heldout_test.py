@@ -1,8 +1,13 @@
-"""Laws of holding documents out."""
+"""Held-out documents and the evaluation passages made from them."""
+
+import re
+
+import pytest
 
 from trivium.corpus.config import HarvestConfig
 from trivium.corpus.document import Document
-from trivium.corpus.harvest.heldout import HeldOut
+from trivium.corpus.harvest.heldout import _ABBREVIATION, _SENTENCE, HeldOut, _sentences, passages
+from trivium.seeds import generator_for
 
 SENTENCE = (
     "Document {} says in sentence {} that its reader will come to the end of all of it sooner or later. "
@@ -49,3 +54,55 @@ def test_beyond_the_fraction_only_documents_with_passages_are_held_out():
     chosen, items = held(some(100) + bare, evaluation_items=40)
     assert len(items) == 40
     assert sum(document.id.startswith("bare") for document in chosen) <= 9
+
+
+PROSE = " ".join(
+    f"Sentence number {word} of this paragraph says that the reader will come to the end of it sooner or later."
+    for word in ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+)
+
+
+def test_passages_are_whole_sentences_of_the_wanted_length_that_share_none():
+    found = passages(PROSE, shortest=40, longest=80)
+    assert len(found) >= 3
+    assert all(40 <= len(passage.split()) <= 80 and passage in PROSE for passage in found)
+    assert all(re.search(r"\b[a-z]{3,}\.$", passage) for passage in found)
+    sentences = [s for passage in found for s in passage.split(". ")]
+    assert len(sentences) == len(set(sentences))
+
+
+def test_code_and_short_endings_give_no_passage():
+    code = " ".join(f"Call f_{n}(x[{n}]) == {n} if a.b_{n} != None." for n in range(30))
+    assert passages(code, shortest=40, longest=80) == []
+    assert passages(PROSE.replace("later.", "at 7."), shortest=40, longest=80) == []
+
+
+def test_a_passage_never_crosses_a_paragraph():
+    text = "\n\n".join(["This is a paragraph of one sentence that is far too short."] * 20)
+    assert passages(text, shortest=40, longest=80) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_word_of_a_million_quotes_is_read_once():
+    assert passages(PROSE + " Word" + "'" * 1_000_000 + "~ ends it.", shortest=40, longest=80)
+
+
+def test_a_sentence_goes_on_behind_an_abbreviation():
+    """As the rule is written, on the whole of what a sentence has so far."""
+    generator = generator_for(1, "sentences")
+    words = ["Dr.", "No.", "e.g.", "(etc.", "B-etc.", "X vs.", "A", "x.", "Foo", "bar!"]
+    for _ in range(300):
+        paragraph = " ".join(generator.choice(words, size=generator.integers(1, 13)))
+        expected = []
+        for part in _SENTENCE.split(paragraph):
+            if expected and _ABBREVIATION.search(expected[-1]):
+                expected[-1] += f" {part}"
+            else:
+                expected.append(part)
+        assert _sentences(paragraph) == expected
+
+
+@pytest.mark.timeout(60)
+def test_a_page_of_abbreviations_is_read_once():
+    page = "\n".join(["Dr. Anna Meyer"] * 50_000)
+    assert passages(f"{page}\n\n{PROSE}", shortest=40, longest=80) == passages(PROSE, shortest=40, longest=80)

@@ -26,6 +26,7 @@ GZIP, ZSTD = b"\x1f\x8b", MAGIC
 _MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only method there is
 _LOOKED_AT = 256  # bytes by which text is told from packed bytes
 _BLOCK_IN, _BLOCK_OUT = 1 << 16, 1 << 18
+_PADDING_BYTES = 1 << 10  # read at once: behind most members stands the next one
 _LEAST_BYTES_COUNTED = 64  # for a call that reads fewer bytes: it takes as long as copying so many
 _LARGEST_ZSTD_WINDOW = 1 << 31  # that zstd reads at all (--long=31)
 
@@ -289,7 +290,7 @@ def _member(file: BinaryIO, codec: _Codec, start: int, limits: ReadConfig) -> It
 def _after_padding(file: BinaryIO, end: int) -> int | None:
     """Return the place of the first byte at or after `end` that is not 0, or None if there is none."""
     file.seek(end)
-    while block := file.read(_BLOCK_IN):
+    while block := file.read(_PADDING_BYTES):
         rest = block.lstrip(b"\x00")
         if rest:
             return end + len(block) - len(rest)
