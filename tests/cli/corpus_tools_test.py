@@ -8,13 +8,14 @@ from typer.testing import CliRunner
 
 from tokens.curated import curated, documents
 from trivium.cli.corpus import app
+from trivium.corpus import deduplicate
 from trivium.corpus.config import ClassifierConfig, CurateConfig
-from trivium.corpus.dedup import deduplicate
-from trivium.corpus.dedup.deduplicate import WAYS
+from trivium.corpus.deduplicate import WAYS
 from trivium.corpus.document import Document
-from trivium.corpus.job import files_beside
-from trivium.corpus.publish.compare import differences_between
-from trivium.corpus.read.inputs import Input, documents_at
+from trivium.corpus.files import Input
+from trivium.corpus.kept import files_beside
+from trivium.corpus.publish.views import differences_between
+from trivium.corpus.read.inputs import documents_at
 from trivium.corpus.select.classifier import train
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError

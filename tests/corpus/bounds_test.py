@@ -23,7 +23,7 @@ import tokenizers
 import trivium.corpus
 from corpus.hostile import KINDS, WORDS
 from corpus.hostile_parquet import HOSTILE
-from trivium.corpus.clean.extract import RAW, extract_step
+from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.clean.tidy import MOST_MARKS, NotTidied, tidy
 from trivium.corpus.config import (
     CurateConfig,
@@ -32,13 +32,10 @@ from trivium.corpus.config import (
     ReadConfig,
     SelectionConfig,
 )
+from trivium.corpus.dedup.minhash import MinHash
 from trivium.corpus.dedup.repeats import without_equal_texts, without_repeated
-from trivium.corpus.document import Document
-from trivium.corpus.filters import FILTERS
-from trivium.corpus.first_pass import measures_of
-from trivium.corpus.kernels.texts import texts_of
-from trivium.corpus.read.cutting import pieces_of
-from trivium.corpus.read.listing import (
+from trivium.corpus.document import RAW, Damage, Document, Trouble
+from trivium.corpus.files import (
     is_hidden,
     kind_name,
     list_files,
@@ -47,9 +44,12 @@ from trivium.corpus.read.listing import (
     source_of,
     told_endings,
 )
+from trivium.corpus.filters import FILTERS
+from trivium.corpus.harvest.heldout import passages
+from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.kernels.words import text_keys
+from trivium.corpus.read.cutting import pieces_of
 from trivium.corpus.read.parquet_headers import declared, footer_problem
-from trivium.corpus.read.passages import passages
-from trivium.corpus.read.quarantine import Damage, Trouble
 from trivium.corpus.read.read import read_any
 from trivium.corpus.read.warc import Page, write_warc
 from trivium.corpus.select.classifier import Classifier
@@ -111,8 +111,9 @@ def extraction_by(name):
 
 def comparison():
     """What every text is compared by with all others."""
-    measure = measures_of(CurateConfig(), seed=1)[-1]
-    return lambda text: measure([text])
+    config = CurateConfig().dedup
+    minhash = MinHash(bands=config.bands, rows=config.rows, shingle=config.shingle, seed=1)
+    return lambda text: (minhash.band_keys(texts_of([text])), text_keys(texts_of([text])))
 
 
 def decontamination():
