@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from faults.mutant import fault, plan
+from trivium.certify.layouts import ROTARY
 from trivium.kernels.adamw import Amount
 from trivium.optim.rule import Rule
 from trivium.parallel.sharding import whole_matrices
@@ -16,7 +17,7 @@ from trivium.plan.optimizer import Optimizer
 
 Tensor = torch.Tensor
 
-LLAMA = {"family": "llama", "kv_heads": 2, "head": "untied"}
+LLAMA = {**ROTARY, "kv_heads": 2, "head": "untied"}
 NORMS = {"match": "*norm*", "lr_scale": 0.5}
 GROUPS = {"groups": [NORMS, {"match": "layers.*.weight", "weight_decay": 0.3}]}
 MUON = {"groups": [NORMS, {"match": "layers.*.weight", "rule": "muon"}]}

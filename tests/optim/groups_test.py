@@ -11,6 +11,7 @@ import torch
 from plans import small
 from ranks import on_ranks
 from training_steps import losses
+from trivium.certify.layouts import ROTARY
 from trivium.certify.reference import random_rows
 from trivium.certify.sweep import certify
 from trivium.checkpoint.load import Checkpoint
@@ -50,7 +51,7 @@ def frozen(**more) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "plan", [{}, {"model": {"head": "untied", "family": "llama", "qkv_bias": True}}, *LAYOUTS], ids=str
+    "plan", [{}, {"model": {"head": "untied", **ROTARY, "bias": "qkv"}}, *LAYOUTS], ids=str
 )
 def test_a_plan_with_frozen_parameters_and_groups_computes_what_one_process_does(plan: dict) -> None:
     (found,) = certify([frozen(**plan)])

@@ -9,6 +9,7 @@ import torch
 from torch.optim import _muon
 
 from plans import small
+from trivium.certify.layouts import ROTARY
 from trivium.certify.oracle.optimizer import PlainOptimizer, Recipe
 from trivium.optim.rules.muon import Muon
 from trivium.parallel.sharding.whole_matrices import transformed
@@ -18,7 +19,7 @@ from trivium.plan.optimizer import Group
 from trivium.plan.parameters import parameters
 
 Tensor = torch.Tensor
-MODEL = small(model={"family": "llama", "kv_heads": 2, "hidden": 16, "ffn": 24}).model
+MODEL = small(model={**ROTARY, "kv_heads": 2, "hidden": 16, "ffn": 24}).model
 
 
 def in_fp64() -> Callable[..., Tensor]:
@@ -101,7 +102,7 @@ def test_every_matrix_of_a_parameter_is_transformed_by_itself(row) -> None:
 def test_each_matrix_has_one_rank_and_all_ranks_about_as_much_work(layout: dict) -> None:
     groups = {"groups": [{"match": "*norm*"}, {"match": "layers.*.weight", "rule": "muon"}]}
     batch = {"sequences": 12, "micro": 1}
-    plan = small(model={"family": "llama", "layers": 12}, optimizer=groups, batch=batch, **layout)
+    plan = small(model={**ROTARY, "layers": 12}, optimizer=groups, batch=batch, **layout)
     rounds = rounds_of_work(plan, bucket_table(plan, 0))
     names = [work.parameter.name for works in rounds for work in works]
     assert sorted(names) == sorted(

@@ -10,6 +10,7 @@ import torch
 from plans import small
 from ranks import on_ranks
 from training_steps import losses
+from trivium.certify.layouts import ROTARY
 from trivium.certify.sweep import certify
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.launch import Place
@@ -35,7 +36,7 @@ LAYOUTS = [
     {"data": 4, "zero": 1, "shards": 2},
     {"data": 2, "zero": 1, "pipeline": 2, "schedule": "zb-h1"},
 ]
-LLAMA = {"family": "llama", "kv_heads": 2, "qk_norm": "each_head", "head": "untied"}
+LLAMA = {**ROTARY, "kv_heads": 2, "qk_norm": "each_head", "head": "untied"}
 
 
 def updated_by(rule: str, **more) -> Plan:
