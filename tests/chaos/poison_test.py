@@ -9,7 +9,7 @@ from chaos.poison import KINDS, poison_often
 from chaos.scene import LAYOUTS
 from trivium.errors import Preempted
 from trivium.training import spikes
-from trivium.training.lineage.trace import culprit
+from trivium.training.lineage import culprit
 from trivium.training.supervision.preemption import EndedAtOnce
 
 

@@ -12,6 +12,7 @@ import torch
 from plans import small
 from tokens.curated import curated, documents
 from trivium.certify.certificate import RULE
+from trivium.certify.layouts import ROTARY
 from trivium.checkpoint.format import published
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli import main as entry
@@ -295,7 +296,7 @@ TEXTS = (
 def test_a_trained_model_runs_in_transformers_with_its_tokenizer_and_generation_config(
     tokens: Path, tmp_path: Path
 ) -> None:
-    model = {"vocabulary": VOCABULARY, "vocabulary_multiple": 64, "sequence": 24, "family": "llama"}
+    model = {"vocabulary": VOCABULARY, "vocabulary_multiple": 64, "sequence": 24, **ROTARY}
     words = load_tokenizer(tokens / "tokenizer.json")
     plan = small(
         model={**model, "end_of_text": words.end_of_text}, batch={"sequences": 8, "micro": 2}, tensor=2

@@ -14,6 +14,7 @@ import pytest
 from killing import killing
 from plans import small
 from tokens.curated import curated, documents
+from trivium.certify.layouts import ROTARY
 from trivium.checkpoint.format import manifest_hash, manifest_text, published, step_of
 from trivium.checkpoint.lease import holding
 from trivium.checkpoint.load import Checkpoint
@@ -486,7 +487,11 @@ def test_a_run_begins_with_weights_of_another_length_only_where_none_are_of_posi
     for family in ("llama", "gpt"):
         long, short = (
             plan().model_copy(
-                update={"model": plan().model.model_copy(update={"family": family, "sequence": n})}
+                update={
+                    "model": plan().model.model_copy(
+                        update={**{"gpt": {}, "llama": ROTARY}[family], "sequence": n}
+                    )
+                }
             )
             for n in (plan().model.sequence, plan().model.sequence // 2)
         )

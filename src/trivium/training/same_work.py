@@ -12,7 +12,7 @@ from trivium.training.config import TrainingConfig
 from trivium.training.rates import decay_of, ends_with_training, last_tokens_of
 
 # These sections must be equal. The layout, schedule, ZeRO stage and size of a micro-batch may change.
-SECTIONS = ("plan.model", "plan.batch", "plan.precision", "data")
+SECTIONS = ("plan.model", "plan.batch", "plan.precision", "plan.optimizer", "data")
 # Fields of `training` that may change when a training is resumed.
 CHANGEABLE_TRAINING = (
     "checkpoint_every",
@@ -100,13 +100,18 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
 def refuse_other_state(directory: Path, there: Plan, here: Plan) -> None:
     """Raise CheckpointError if the state of a checkpoint's plan does not fit another plan."""
     was, now = (
-        {"model": plan.model.of_weights(), "precision": {"weights": plan.precision.weights}}
+        {
+            "model": plan.model.of_weights(),
+            "precision": {"weights": plan.precision.weights},
+            "optimizer": to_tree(plan.optimizer),
+        }
         for plan in (there, here)
     )
     found = differences(was, now, "plan.")
     if found:
         raise CheckpointError(
-            f"{directory} holds the state of another model or precision (there -> here):\n{first_lines(found)}\n"
+            f"{directory} holds the state of another model, precision or optimizer (there -> here):\n"
+            f"{first_lines(found)}\n"
             f"restore it into a trainer of its own plan, or take its weights alone (training.state.begin_with)"
         )
 
@@ -130,8 +135,8 @@ def refuse_no_steps_left(directory: Path, done: int, training: TrainingConfig) -
 
 
 def refuse_weights_alone(directory: Path, about: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a checkpoint has no moments, so that no training can continue from its state."""
-    if not any(name.startswith("moment1/") for name in about["tensors"]):
+    """Raise CheckpointError if a checkpoint has no optimizer state, so that no training can continue from it."""
+    if all(name.startswith(("weights/", "master/")) for name in about["tensors"]):
         raise CheckpointError(
             f"{directory} holds weights alone, and training.start_with=state takes moments too; set "
             f"training.start_with=weights"

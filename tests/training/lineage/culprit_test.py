@@ -16,7 +16,7 @@ from tokens.curated import tokenized
 from trivium.cli import main as entry
 from trivium.errors import DataError
 from trivium.model.inputs import Inputs
-from trivium.model.layers.mlp import Mlp
+from trivium.model.layers.mlp_plain import MlpPlain
 from trivium.model.whole import WholeModel
 from trivium.tokens.lineage import Span
 from trivium.training.config import SpikesConfig, TrainingConfig
@@ -212,14 +212,14 @@ def test_a_bad_weight_shows_in_the_module_that_uses_it(weight: str, module: str)
 
 def test_a_gradient_is_blamed_on_the_module_whose_backward_made_it(monkeypatch) -> None:
     stage, inputs = stage_and_inputs()
-    right = Mlp.forward
+    right = MlpPlain.forward
 
-    def forward(self: Mlp, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    def forward(self: MlpPlain, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         if self.layer == 2:  # the derivative of a root at 0
             x = x + (x - x.detach()).abs().sqrt() * 0
         return right(self, x, inputs)
 
-    monkeypatch.setattr(Mlp, "forward", forward)
+    monkeypatch.setattr(MlpPlain, "forward", forward)
     trail = Trail()
     with trail.watching(stage):
         loss = stage(None, inputs)

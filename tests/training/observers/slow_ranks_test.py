@@ -9,7 +9,7 @@ import pytest
 
 from chaos.scene import job, plan, write_tokens
 from trivium.comms.mesh import Mesh
-from trivium.model.layers.block import Block
+from trivium.model.layers.wiring import Wiring
 from trivium.parallel.pipeline.executor import Span
 from trivium.plan.layout import Layout
 from trivium.plan.schedule import Action, Op
@@ -34,8 +34,8 @@ def slow_down(monkeypatch, phase: str) -> None:
             reader = loop.reader_of
             loop.reader_of = lambda data: lambda *which: (time.sleep(0.1), reader(data)(*which))[1]
         else:
-            forward = Block.forward
-            Block.forward = lambda *given, **named: (time.sleep(0.02), forward(*given, **named))[1]
+            forward = Wiring.forward
+            Wiring.forward = lambda *given, **named: (time.sleep(0.02), forward(*given, **named))[1]
 
     monkeypatch.setattr(loop.Loop, "__init__", with_delay)
 

@@ -133,8 +133,8 @@ def refuse(place: Place, plan: Any) -> None:
 
     def state() -> list[torch.Tensor]:
         shards = trainer.optimizer.shards
-        held = [t for s in shards for t in (*trainer.optimizer.states(s).values(), s.bucket.shard)]
-        return [t.clone() for t in held]
+        states = [t for s in shards for part in s.parts for t in part.states.values()]
+        return [t.clone() for t in (*states, *(t for s in shards for t in (s.master, s.bucket.shard)))]
 
     before = state()
     with poisoned(Poison("sample forward", 2, 3, 3, 1, "attention", math.inf)):

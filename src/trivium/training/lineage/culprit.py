@@ -156,7 +156,7 @@ class _Search:
 
     def strength(self, inputs: Inputs, trail: Trail | None = None) -> Strength:
         """Loss and gradient of a part alone, with the weights of the step."""
-        parameters = dict(self.stage.named_parameters())
+        parameters = {name: p for name, p in self.stage.named_parameters() if p.requires_grad}
         with torch.enable_grad():
             loss = self.stage(None, inputs) * self.scale
             grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)

@@ -16,6 +16,7 @@ from trivium.comms.collectives import all_gather
 from trivium.comms.mesh import Group, Mesh
 from trivium.errors import TriviumError
 from trivium.parallel.sharding.buckets import Bucket
+from trivium.parallel.sharding.zero import Shard
 from trivium.training.config import is_nth
 from trivium.training.loop import Loop, Observer
 from trivium.training.trainer import StepResult, Trainer
@@ -86,20 +87,18 @@ def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
     plan, mesh = trainer.plan, trainer.mesh
     over_replicas, over_holders = list[Held](), list[Held]()
     over_tensor, over_ends = list[Held](), list[Held]()
-    for shard in trainer.optimizer.shards:
-        bucket, states = shard.bucket, trainer.optimizer.states(shard)
-        if shard.master.data_ptr() == bucket.shard.data_ptr():
-            del states["master"]
-        name = bucket.slots[0].row.name
+    shards = {id(shard.bucket): shard for shard in trainer.optimizer.shards}
+    for bucket in trainer.buckets:
+        name, owned = bucket.slots[0].row.name, bucket.owned.start
+        states = _states(shards[id(bucket)]) if bucket.trains else []
         if plan.zero < 3:
             over_replicas.append(Held(f"weights from {name} on", bucket.weights))
         else:
             over_holders.append(Held(f"weights from {name} on", bucket.shard))
-        over_holders += [Held(f"{kind} from {name} on", values) for kind, values in states.items()]
-        whole, first = (bucket.weights, 0) if plan.zero < 3 else (bucket.shard, bucket.owned.start)
+        over_holders += [Held(f"{kind} from {name} on", values) for kind, values, _ in states]
+        alike = [("weights", *((bucket.weights, 0) if plan.zero < 3 else (bucket.shard, owned)))]
+        alike += [(kind, values, owned + start) for kind, values, start in states]
         for part in _runs(bucket):
-            alike = [("weights", whole, first)]
-            alike += [(kind, values, bucket.owned.start) for kind, values in states.items()]
             cut = [
                 Held(f"{kind} of {part.name}", values[max(0, part.start - start) : max(0, part.stop - start)])
                 for kind, values, start in alike
@@ -112,6 +111,13 @@ def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
     yield mesh.replicas if plan.zero == 0 else mesh.holders, over_holders
     yield mesh.tensor, over_tensor
     yield mesh.ends, over_ends
+
+
+def _states(shard: Shard) -> list[tuple[str, Tensor, int]]:
+    """The master weights, where they are apart, and every state, each with where it begins in the shard."""
+    apart = shard.master.data_ptr() != shard.bucket.shard.data_ptr()
+    masters = [("master", shard.master, 0)] if apart else []
+    return masters + [(k, v, part.where.start) for part in shard.parts for k, v in part.states.items()]
 
 
 def sums_in_one_order(mesh: Mesh) -> bool:

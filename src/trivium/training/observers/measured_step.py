@@ -31,7 +31,7 @@ def describe_rank(out: Path, trainer: Trainer, result: StepResult, seconds: floa
     """Write ranks/rank-NNNNN.json, of the step of so many seconds that was measured."""
     run, mesh, plan = result.run, trainer.mesh, trainer.plan
     buckets, shards = trainer.buckets, trainer.optimizer.shards
-    state = sum(_bytes(v) for s in shards for k, v in trainer.optimizer.states(s).items() if k != "master")
+    state = sum(_bytes(v) for s in shards for part in s.parts for v in part.states.values())
     masters = sum(_bytes(s.master) for s in shards) if plan.precision.has_master else 0
     folder = out / "ranks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def describe_rank(out: Path, trainer: Trainer, result: StepResult, seconds: floa
         "coordinate": mesh.at._asdict(),
         "categories": {
             "weights": sum(_bytes(b.shard if plan.zero >= 3 else b.weights) for b in buckets),
-            "gradients": sum(_bytes(b.gradients) for b in buckets),
+            "gradients": sum(_bytes(b.gradients) for b in trainer.trained),
             "optimizer": state + masters,
             "activations": run.peak_saved_bytes,
         },
