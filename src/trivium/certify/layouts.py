@@ -50,6 +50,7 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {**ROTARY, "rope_scaling": YARN}, "queries": 2},
         {"model": {"norm": "rms_norm", "positions": "rotary", "rope_columns": 2}, "queries": 2},
     ),
+    "activation": ({}, {"model": {"activation": "gelu"}}),
     "head width": ({}, {"model": {"head_width": HEAD_WIDTH + 2}}),
     "head": ({"model": {"head": "tied"}}, {"model": {"head": "untied"}}),
     "vocabulary": (

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from trivium.kernels.gelu import Gelu, gelu
+from trivium.kernels.gelu_exact import GeluExact, gelu_exact
 from trivium.parallel.tensor.row_product import ActivationFunction
 
 
@@ -17,4 +18,6 @@ class Activation(NamedTuple):
     again: ActivationFunction
 
 
-ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"gelu_tanh": Activation(gelu, Gelu())})
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {"gelu_tanh": Activation(gelu, Gelu()), "gelu": Activation(gelu_exact, GeluExact())}
+)
