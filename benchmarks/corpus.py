@@ -35,7 +35,7 @@ from corpus_kills import killed_runs
 from extraction import measure
 from peers.environment import Environment
 
-from trivium.corpus.publish.compare import differences_between
+from trivium.corpus.publish.views import differences_between
 from trivium.corpus.store import read_documents
 
 HERE = Path(__file__).resolve().parent

@@ -23,14 +23,13 @@ import pyarrow.parquet as pq
 from corpora.text import as_json_lines, build_text
 
 from trivium.config import build
-from trivium.corpus.clean.extract import RAW
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.curate import curate
-from trivium.corpus.document import Document
-from trivium.corpus.publish.compare import differences_between
-from trivium.corpus.read.html_page import html_page
-from trivium.corpus.read.raw_files import RawFiles
-from trivium.corpus.reuse import kept_bytes
+from trivium.corpus.document import RAW, Document
+from trivium.corpus.harvest.plant import html_page
+from trivium.corpus.harvest.raw_files import RawFiles
+from trivium.corpus.kept import kept_bytes
+from trivium.corpus.publish.views import differences_between
 from trivium.corpus.warm_up import warm_up
 from trivium.seeds import generator_for
 

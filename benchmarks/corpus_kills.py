@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from trivium.corpus.publish.compare import differences_between
+from trivium.corpus.publish.views import differences_between
 from trivium.provenance import code_commit
 
 HARVEST, STATIONS = "harvest", ("curated", "tokens")

@@ -33,8 +33,8 @@ from trivium.config import merge
 from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
-from trivium.training.run import TrainingJob
+from trivium.training.loop import TrainingJob
+from trivium.training.supervision.job import start
 
 STEPS = 5
 GPT = {

@@ -22,12 +22,12 @@ from corpora.tokenizing import tokenize_as_megatron, tokenize_ours
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, DedupConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.daft_engine import Daft
-from trivium.corpus.dedup.cluster import components, survivors
-from trivium.corpus.dedup.deduplicate import deduplicate as station
-from trivium.corpus.dedup.similar import similar_pairs
+from trivium.corpus.dedup.groups import components, survivors
+from trivium.corpus.dedup.minhash import similar_pairs
+from trivium.corpus.deduplicate import deduplicate as station
 from trivium.corpus.engine import Engine, Here
+from trivium.corpus.files import Input
 from trivium.corpus.kernels.texts import texts_of
-from trivium.corpus.read.inputs import Input
 from trivium.corpus.select.decontaminate import Keys, cut, keys_of
 from trivium.corpus.warm_up import warm_up
 

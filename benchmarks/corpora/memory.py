@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from corpora.survival import ending_of, start_two_workers
-from trivium.corpus.curate import FUNNEL
+from trivium.corpus.publish.output import FUNNEL
 from trivium.seeds import generator_for
 
 LARGE_FILE_BYTES = 250_000_000

@@ -15,14 +15,12 @@ import numpy as np
 import pyarrow.parquet as pq
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
-from trivium.corpus.clean.extract import RAW
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.daft_engine import Daft
-from trivium.corpus.document import Document
+from trivium.corpus.document import RAW, Damage, Document
 from trivium.corpus.engine import Engine
-from trivium.corpus.read.quarantine import Damage, Intake
-from trivium.corpus.read.raw_files import RawFiles
+from trivium.corpus.harvest.raw_files import RawFiles
 from trivium.corpus.read.read import read_any
 from trivium.seeds import generator_for
 
@@ -47,16 +45,15 @@ def damaged_pages(corpus: Path, folder: Path) -> dict[str, Any]:
         whole[place] ^= 0xFF
     path.write_bytes(whole)
     hurt = len(set(np.searchsorted(ends, places, side="right").tolist()))
-    intake = Intake()
-    found = [item for item in read_any(path, source="pages", intake=intake) if not isinstance(item, Damage)]
+    every = list(read_any(path, source="pages"))
+    found = [item for item in every if not isinstance(item, Damage)]
     return {
         "records": len(batch),
         "flipped_places": FLIPS,
         "records_hurt": hurt,
         "undamaged_records": len(batch) - hurt,
         "read": len(found),
-        "quarantined": intake.quarantined.total(),
-        "balances": intake.balances,
+        "quarantined": sum(item.records for item in every if isinstance(item, Damage)),
         "read_by_fastwarc_alone": _plain_reader(path),
     }
 

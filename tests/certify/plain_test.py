@@ -7,7 +7,8 @@ import torch
 
 from plans import small
 from trivium.certify.layouts import ROTARY
-from trivium.certify.plain import PlainAdamW, dropping, first_weights, keep_all, losses_of, order_of
+from trivium.certify.oracle.optimizer import PlainOptimizer
+from trivium.certify.plain import dropping, first_weights, keep_all, losses_of, order_of
 from trivium.certify.reference import (
     RECIPE,
     compute_reference,
@@ -35,7 +36,7 @@ def test_the_update_is_torchs_adamw_with_its_clip() -> None:
         {"params": [theirs["a.bias"]], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, 0.0, (RECIPE.beta1, RECIPE.beta2), RECIPE.epsilon)
-    ours = PlainAdamW(weights, RECIPE)
+    ours = PlainOptimizer(weights, RECIPE, GPT)
     for step in range(4):
         for group in adamw.param_groups:
             group["lr"] = RECIPE.lr(step)

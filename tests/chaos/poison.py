@@ -29,11 +29,11 @@ from trivium.progress import Progress, silent
 from trivium.provenance import file_sha256
 from trivium.seeds import generator_for
 from trivium.tokens.samples import TokenDataset
-from trivium.training.culprit import find_culprit
-from trivium.training.job import start
-from trivium.training.preemption import EndedAtOnce
+from trivium.training.lineage.culprit import find_culprit
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.record import read_record
-from trivium.training.run import CHECKPOINTS, TrainingJob
+from trivium.training.supervision.job import start
+from trivium.training.supervision.preemption import EndedAtOnce
 
 Tensor = torch.Tensor
 PARTS: dict[str, type[Half]] = {"attention": AttentionSoftmax, "mlp": MlpPlain}

@@ -8,7 +8,7 @@ from trivium.cli.corpus import CURATE, HARVEST, _curate_lines
 from trivium.cli.options import open_run
 from trivium.cli.run_config import Given
 from trivium.cli.stage import is_current
-from trivium.corpus.publish.blend import blend
+from trivium.corpus.publish.output import blend
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import publishing
 

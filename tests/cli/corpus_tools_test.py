@@ -8,13 +8,14 @@ from typer.testing import CliRunner
 
 from tokens.curated import curated, documents
 from trivium.cli.corpus import app
+from trivium.corpus import deduplicate
 from trivium.corpus.config import ClassifierConfig, CurateConfig
-from trivium.corpus.dedup import deduplicate
-from trivium.corpus.dedup.deduplicate import WAYS
+from trivium.corpus.deduplicate import KINDS
 from trivium.corpus.document import Document
-from trivium.corpus.job import files_beside
-from trivium.corpus.publish.compare import differences_between
-from trivium.corpus.read.inputs import Input, documents_at
+from trivium.corpus.files import Input
+from trivium.corpus.kept import files_beside
+from trivium.corpus.publish.views import differences_between
+from trivium.corpus.read.inputs import documents_at
 from trivium.corpus.select.classifier import train
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError
@@ -68,7 +69,7 @@ def test_a_step_that_is_refused_says_its_name_and_leaves_nothing(stores):
     assert sorted(stores.iterdir()) == before
 
 
-@pytest.mark.parametrize("by", WAYS)
+@pytest.mark.parametrize("by", KINDS)
 def test_deduplication_of_damaged_input_names_it_and_leaves_nothing(stores, by):
     rows = [json.dumps({"id": f"r{n}", "text": text}) for n, text in enumerate(GOOD)]
     (stores / "in.jsonl").write_text("\n".join([*rows, '{"id": "half', *rows]))

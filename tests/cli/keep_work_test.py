@@ -48,11 +48,11 @@ def test_kept_work_is_foretold_used_told_and_deleted(out):
     assert "--keep-work keeps it" in said("curate", "--out", out, "--dry-run")
     assert not (out / "curated").exists()
     assert "kept for the next curation: " in said("curate", "--out", out, "--keep-work")
-    again = "used again: texts, language, quality, repetition, keys for comparison\n"
+    again = "used again: the extracted texts of 1 of 1 raw files, and the filtered documents of 0;"
     foretold = said("curate", "--out", out, *stricter, "--dry-run")
     assert "curate.quality.words_low: 50 -> 60\n" in foretold and again in foretold
     assert again in said("curate", "--out", out, *stricter)
     assert "up to date" in said("curate", "--out", out, "--dry-run")
     said("curate", "--out", out, "--no-keep-work")
     assert not (out / corpus.KEPT).exists()
-    assert "everything is done anew" in said("curate", "--out", out, "--redo", "--dry-run")
+    assert "nothing is kept" in said("curate", "--out", out, "--redo", "--dry-run")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trivium.corpus.read.quarantine import Trouble
+from trivium.corpus.document import Trouble
 
 LIMIT = 1 << 18  # longest_bytes in these tests
 GOOD = b'{"text": "a good line"}\n'

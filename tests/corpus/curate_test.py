@@ -11,11 +11,11 @@ import pytest
 from corpus.funnels import balances
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate, funnel_lines
-from trivium.corpus.dedup.exact import SAME_TEXT
+from trivium.corpus.dedup.groups import SAME_TEXT
 from trivium.corpus.dedup.minhash import jaccard, shingles
 from trivium.corpus.document import Document
-from trivium.corpus.publish.history import history, history_lines
-from trivium.corpus.read.harvest import harvest
+from trivium.corpus.harvest.harvest import harvest
+from trivium.corpus.publish.views import history, history_lines
 from trivium.corpus.read.warc import Page, write_warc
 from trivium.corpus.select.decontaminate import keys_of
 from trivium.corpus.store import read_documents, write_documents

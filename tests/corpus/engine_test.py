@@ -16,7 +16,7 @@ from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.daft_engine import Daft
 from trivium.corpus.engine import Here
-from trivium.corpus.read.harvest import harvest
+from trivium.corpus.harvest.harvest import harvest
 from trivium.errors import ConfigError
 
 SMALL = HarvestConfig(max_bytes=600_000, packages=("networkx",), evaluation_items=30, shard_bytes=150_000)

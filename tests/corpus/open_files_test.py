@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from trivium.corpus import parts
+from trivium.corpus import work
 from trivium.corpus.config import CurateConfig, DedupConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.dedup.index import find_duplicates, listed, write_part
 from trivium.corpus.document import Document
-from trivium.corpus.read import harvest_files
-from trivium.corpus.read.harvest import harvest
+from trivium.corpus.harvest import harvest_files
+from trivium.corpus.harvest.harvest import harvest
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 
@@ -50,7 +50,7 @@ def corpus(folder: Path, sources: int) -> Path:
 
 @pytest.mark.broad
 def test_a_corpus_of_many_parts_and_sources_is_made_with_few_open_files(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 1)
+    monkeypatch.setattr(work, "PART_BYTES", 1)
     monkeypatch.setattr(harvest_files, "PART_BYTES", 1)
     harvesting, mine = HarvestConfig(shard_bytes=1), corpus(tmp_path / "mine", MANY)
     warm, few = tmp_path / "warm", corpus(tmp_path / "few", 2)

@@ -16,12 +16,14 @@ import pytest
 
 from corpus.kills import Killed, ends
 from trivium.config import build
-from trivium.corpus import first_pass, parts
+from trivium.corpus import first_pass
+from trivium.corpus import parts as part_list
+from trivium.corpus import work as unfinished
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
-from trivium.corpus.job import begin_job, lay_down, mapped, read_job, write_array
-from trivium.corpus.parts import finished_parts
-from trivium.corpus.read.harvest import harvest
+from trivium.corpus.first_pass import begin_curation
+from trivium.corpus.harvest.harvest import harvest
+from trivium.corpus.work import lay_down, mapped, parts_in, read_job, write_array
 from trivium.errors import DataError, MachineError
 from trivium.seeds import generator_for
 
@@ -32,7 +34,7 @@ CONFIG = CurateConfig(shard_bytes=150_000)
 @pytest.fixture(scope="module", autouse=True)
 def small_parts():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "PART_BYTES", 100_000)
+        patch.setattr(unfinished, "PART_BYTES", 100_000)
         yield
 
 
@@ -106,12 +108,12 @@ def test_rejects_are_given_their_survivors_names_by_reading_each_part_once(raw, 
     """Not each part for each part: a corpus of a terabyte has 60,000."""
     reads = Counter()
 
-    class Watched(first_pass.Part):
+    class Watched(part_list.Part):
         def table(self, columns=None):
-            reads[self.folder.name] += columns == ["id"]
+            reads[self.folder] += columns == ["id"]
             return super().table(columns)
 
-    monkeypatch.setattr(first_pass, "Part", Watched)
+    monkeypatch.setattr(part_list, "Part", Watched)
     (tmp_path / "out").mkdir()
     curate(CONFIG, raw, tmp_path / "out", seed=1, work=tmp_path / "work")
     assert digests(tmp_path / "out") == whole
@@ -206,12 +208,12 @@ def test_pieces_judged_by_another_model_are_not_gone_on_with(tmp_path):
     (source / "jsonl" / "part-00000.jsonl").write_text("{}")
     model.write_bytes(b"one")
     config = build(CurateConfig, {"filters": ["classifier"], "classifier": {"model": str(model)}})
-    piece = begin_job(work, source, config, seed=1).path("piece")
+    piece = begin_curation(work, source, config, seed=1).path("piece")
     piece.mkdir()
-    begin_job(work, source, config, seed=1)
+    begin_curation(work, source, config, seed=1)
     assert piece.is_dir()
     model.write_bytes(b"another")
-    begin_job(work, source, config, seed=1)
+    begin_curation(work, source, config, seed=1)
     assert not piece.exists()
 
 
@@ -219,25 +221,25 @@ def test_a_folder_that_somebody_else_filled_is_not_taken_for_pieces_nor_deleted(
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "letter").write_text("dear")
     with pytest.raises(MachineError, match="work is where .* did not leave; move it elsewhere"):
-        begin_job(tmp_path / "work", raw, CONFIG, seed=1)
+        begin_curation(tmp_path / "work", raw, CONFIG, seed=1)
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["letter"]
 
 
 def test_a_worker_reads_what_a_job_is_once_and_again_when_it_is_another(raw, tmp_path):
     """A job of a million files names them all; its million tasks cannot each read that."""
-    job = begin_job(tmp_path / "work", raw, CONFIG, seed=1)
-    assert read_job(str(job.work)) is job
-    other = begin_job(tmp_path / "work", raw, CONFIG, seed=2)
-    assert read_job(str(other.work)) is other and other.seed == 2
+    job = begin_curation(tmp_path / "work", raw, CONFIG, seed=1)
+    assert read_job(str(job.work), CurateConfig) is job
+    other = begin_curation(tmp_path / "work", raw, CONFIG, seed=2)
+    assert read_job(str(other.work), CurateConfig) is other and other.seed == 2
 
 
 def test_what_a_worker_of_another_job_still_writes_is_not_gone_on_with(raw, tmp_path):
     """A worker may outlive its process, which was killed, and its job, as the user has changed the config."""
-    killed = begin_job(tmp_path / "work", raw, CONFIG, seed=1)
-    job = begin_job(tmp_path / "work", raw, CONFIG, seed=2)
-    killed.path("parts", "00000-00000").mkdir(parents=True)
-    assert finished_parts(job.path("parts"), 0) == []
-    assert begin_job(tmp_path / "work", raw, CONFIG, seed=2) == job and job.work.is_dir()
+    killed = begin_curation(tmp_path / "work", raw, CONFIG, seed=1)
+    job = begin_curation(tmp_path / "work", raw, CONFIG, seed=2)
+    killed.path("parts", "00000", "00000").mkdir(parents=True)
+    assert parts_in(job.path("parts", "00000")) == []
+    assert begin_curation(tmp_path / "work", raw, CONFIG, seed=2) == job and job.work.is_dir()
 
 
 def test_two_workers_may_lay_down_the_same_piece(tmp_path, monkeypatch):

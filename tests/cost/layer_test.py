@@ -86,6 +86,31 @@ def test_at_stage_3_both_uses_of_a_tied_table_on_one_rank_are_one_gradient() -> 
     assert tied.head_backward.gathers == pytest.approx(untied.head_backward.gathers)
 
 
+@pytest.mark.parametrize(("recompute", "again"), [(NONE, 0), (LAYER, 1)])
+def test_a_stack_that_gathers_by_parameter_copies_each_part_and_hides_nothing(
+    recompute: int, again: int
+) -> None:
+    stack, sharers, matrices = stack_named("deepspeed-zero3-2021"), 384, 4
+    whole = {
+        "tensor": 1,
+        "pipeline": 1,
+        "data": sharers,
+        "zero": 3,
+        "recompute": recompute,
+        "reduction_bytes": 2,
+    }
+    here, found = at(stack, **whole), priced(stack, **whole)
+    weights, operation = 2 * layer_parameters(here.case), prior_constants().operation_seconds
+    road = here.road(sharers, 1)
+    sent = weights * (sharers - 1) / sharers / road.bandwidth
+    sent += matrices * (road.start / 2 + (sharers - 1) * road.hop)
+    copied = 2 * weights / here.device.memory + matrices * sharers * operation
+    gather = sent + copied + weights / here.device.memory + matrices * operation
+    assert found.layer_forward.gathers / here.slowness == pytest.approx(gather)
+    backward = (1 + again) * gather + sent + copied
+    assert found.layer_backward.gathers / here.slowness == pytest.approx(backward)
+
+
 def test_activations_that_are_sent_in_slices_take_the_cards_of_all_tensor_ranks() -> None:
     sliced, whole = (OURS.model_copy(update={"split_transfers": split}) for split in (True, False))
     across = {"tensor": 8, "pipeline": 8, "sequence_parallel": 0}

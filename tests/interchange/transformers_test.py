@@ -34,10 +34,10 @@ from trivium.tokens.encode import tokenize
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import METRICS, read
-from trivium.training.run import CHECKPOINTS, TrainingJob
 from trivium.training.state import begin_with
+from trivium.training.supervision.job import start
 from trivium.training.trainer import Samples, Trainer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

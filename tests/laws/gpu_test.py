@@ -21,7 +21,7 @@ from trivium.kernels.product import LARGE, gradient_of_bias, widens
 from trivium.kernels.sight import Sight
 from trivium.model import compiled as compiled_blocks
 from trivium.parallel.sharding.gradient_sum import GradientSum
-from trivium.parallel.sharding.zero import AdamRule, ShardedAdamW
+from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer
 from trivium.parallel.tensor.regions import FEW_IDS, look_up
 from trivium.plan.plan import Plan
 from trivium.training.batches import Read, Rows
@@ -115,7 +115,7 @@ def test_an_update_in_one_pass_is_that_of_the_passes_one_by_one(weights: str, de
     plan, masters = small(precision={"weights": weights}), []
     for compiled in (False, True):
         trainer = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule())
-        trainer.optimizer = ShardedAdamW(
+        trainer.optimizer = ShardedOptimizer(
             trainer.buckets, trainer.mesh, AdamRule(clip=0.05), torch.float32, compiled=compiled
         )
         trainer.train_step(0, Samples(0, plan.batch.sequences, random_rows(plan)), 1e-2)

@@ -68,11 +68,11 @@ def counted(trainer: Trainer) -> dict[str, int]:
     run = trainer.train_step(0, step, 1e-3, measure=True).run
     buckets, shards = trainer.buckets, trainer.optimizer.shards
     # Where weights are in the masters' dtype they are their own masters.
-    own = ["moment1", "moment2"] + ["master"] * trainer.plan.precision.has_master
-    states = [trainer.optimizer.states(s)[kind] for s in shards for kind in own]
+    states = [s.master for s in shards] if trainer.plan.precision.has_master else []
+    states += [x for s in shards for part in s.parts for x in part.states.values()]
     return {
         "weights": sum((b.shard if trainer.plan.zero == 3 else b.weights).nbytes for b in buckets),
-        "gradients": sum(b.gradients.nbytes for b in buckets),
+        "gradients": sum(b.gradients.nbytes for b in trainer.trained),
         "optimizer": sum(x.nbytes for x in states),
         "activations": run.peak_saved_bytes,
     }

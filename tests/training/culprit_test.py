@@ -20,12 +20,12 @@ from trivium.model.layers.mlp_plain import MlpPlain
 from trivium.model.whole import WholeModel
 from trivium.tokens.lineage import Span
 from trivium.training.config import SpikesConfig, TrainingConfig
-from trivium.training.culprit import _Search, find_culprit
-from trivium.training.first_bad import LOSS, Place, Trail, bad_weights
-from trivium.training.job import start
+from trivium.training.lineage.culprit import _Search, find_culprit
+from trivium.training.lineage.first_bad import LOSS, Place, Trail, bad_weights
+from trivium.training.lineage.replay import replay_to
+from trivium.training.loop import TrainingJob
 from trivium.training.record import Record, read_record
-from trivium.training.replay import replay_to
-from trivium.training.run import TrainingJob
+from trivium.training.supervision.job import start
 
 STEP = 6
 

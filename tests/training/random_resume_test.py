@@ -14,9 +14,9 @@ from trivium.config import merge
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, read
-from trivium.training.run import TrainingJob
+from trivium.training.supervision.job import start
 
 # Sizes that many degrees divide.
 MODEL = {"vocabulary": 300, "layers": 6, "hidden": 48, "heads": 12, "ffn": 48, "sequence": 24}

@@ -23,17 +23,17 @@ from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.training import batches as reading
-from trivium.training import run as loop
-from trivium.training import saves as saves_module
+from trivium.training import loop
 from trivium.training.config import TrainingConfig
-from trivium.training.job import check, check_start, start
-from trivium.training.lineage import round_trip
+from trivium.training.lineage.replay import replay_to
+from trivium.training.lineage.trace import round_trip
+from trivium.training.loop import CHECKPOINTS, TrainingJob, dataset_of
 from trivium.training.metrics import EVENTS, METRICS, read
+from trivium.training.observers import saves as saves_module
 from trivium.training.prove import another_layout
 from trivium.training.record import read_record
-from trivium.training.replay import replay_to
-from trivium.training.rewind import refuse_other_order
-from trivium.training.run import CHECKPOINTS, TrainingJob, dataset_of
+from trivium.training.resume import refuse_other_order
+from trivium.training.supervision.job import check, check_start, start
 
 BATCH = {"sequences": 8, "micro": 2}
 MODEL = {"vocabulary": 300, "layers": 2, "dropout": 0.1}

@@ -1,4 +1,4 @@
-"""The model and its optimizer once more, in plain torch: one process, nothing split, nothing clever.
+"""The model once more, in plain torch: one process, nothing split, nothing clever.
 
 The oracle of the certificate. It shares the shape of the model and the function that makes a seed of a name with the
 engine, and no code of `model`, `parallel` or `training`: a fault there cannot hide by being in both. Which parameters
@@ -7,9 +7,7 @@ there are and how they begin is in `rules`.
 Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head width, V vocabulary.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,27 +20,6 @@ from trivium.plan.model_shape import ModelShape
 from trivium.seeds import seed_for
 
 Drop = Callable[[Tensor, str], Tensor]  # (x [B, S, H], site) -> x with elements zeroed
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """AdamW's constants, and of each step, again and again from the first, the largest norm (0: any) and the learning
-    rate."""
-
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    clips: tuple[float, ...]
-    lrs: tuple[float, ...]
-
-    def clip(self, step: int) -> float:
-        """Of a step, counted from 0."""
-        return self.clips[step % len(self.clips)]
-
-    def lr(self, step: int) -> float:
-        """Of a step, counted from 0."""
-        return self.lrs[step % len(self.lrs)]
 
 
 def first_weights(model: ModelShape, seed: int) -> dict[str, Tensor]:
@@ -118,28 +95,3 @@ def keep_all(x: Tensor, site: str) -> Tensor:
     return x
 
 
-class PlainAdamW:
-    """AdamW (arXiv 1711.05101) with one global clip, written out; no decay on biases and norms."""
-
-    def __init__(self, weights: dict[str, Tensor], recipe: Recipe) -> None:
-        self.weights, self.recipe, self.steps = weights, recipe, 0
-        self.moment1 = {k: torch.zeros_like(w) for k, w in weights.items()}
-        self.moment2 = {k: torch.zeros_like(w) for k, w in weights.items()}
-
-    @torch.no_grad()
-    def step(self, gradients: Weights) -> float:
-        """Update the weights in place; returns the norm of the gradients before clipping."""
-        r = self.recipe
-        clip, lr = r.clip(self.steps), r.lr(self.steps)
-        self.steps += 1
-        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
-        scale = clip / (norm + 1e-6) if 0 < clip < norm else 1.0
-        for name, weight in self.weights.items():
-            g, m, v = gradients[name] * scale, self.moment1[name], self.moment2[name]
-            decays = not name.endswith((".bias", "norm.weight"))
-            weight.mul_(1 - lr * (r.weight_decay if decays else 0.0))
-            m.mul_(r.beta1).add_(g, alpha=1 - r.beta1)
-            v.mul_(r.beta2).addcmul_(g, g, value=1 - r.beta2)
-            corrected = (v / (1 - r.beta2**self.steps)).sqrt() + r.epsilon
-            weight.sub_(lr * m / (1 - r.beta1**self.steps) / corrected)
-        return norm

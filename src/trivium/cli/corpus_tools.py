@@ -27,7 +27,7 @@ from trivium.provenance import discard, fingerprint, publishing, read_stamp, wor
 from trivium.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
-    from trivium.corpus.read.inputs import Input
+    from trivium.corpus.files import Input
     from trivium.tokens.recipe import Recipe
 
 # verbs whose output the same or another of them may replace: nothing but theirs, for a training has a stamp too
@@ -69,7 +69,7 @@ def step(
 ) -> None:
     """One station alone, documents in and documents out; killed at any moment, the same command goes on."""
     from trivium.corpus.filters import FILTERS
-    from trivium.corpus.station import run_steps
+    from trivium.corpus.run_steps import run_steps
 
     if name not in (READ, *FILTERS):
         raise ConfigError(f"NAME '{name}': no such station; {nearest(name, (READ, *FILTERS))}")
@@ -112,11 +112,11 @@ def dedup(
     sets: Sets = None,
 ) -> None:
     """Drop documents that repeat an earlier one, or their lines or paragraphs that do."""
-    from trivium.corpus.dedup.deduplicate import WAYS, deduplicate
+    from trivium.corpus.deduplicate import KINDS, deduplicate
 
-    way = next((one for one in WAYS if one == by), None)
+    way = next((one for one in KINDS if one == by), None)
     if way is None:
-        raise ConfigError(f"--by {by}: documents are not compared so; {nearest(by, WAYS)}")
+        raise ConfigError(f"--by {by}: unknown kind of deduplication; {nearest(by, KINDS)}")
     if index is not None and way != "near":
         raise ConfigError(
             f"--index {index} goes with --by near, not with --by {by}; leave one of the two out"
@@ -158,7 +158,7 @@ def select(
     sets: Sets = None,
 ) -> None:
     """Keep the documents that bring training closest to a target set, best first (curate.selection)."""
-    from trivium.corpus.select.choose import choose_documents
+    from trivium.corpus.choose import choose_documents
 
     config = _config(preset, sets)
 
@@ -182,7 +182,7 @@ def train(
     sets: Sets = None,
 ) -> None:
     """Train the classifier of high-quality text against crawl; its accuracy is that on documents held out."""
-    from trivium.corpus.select.choose import texts_drawn
+    from trivium.corpus.choose import texts_drawn
     from trivium.corpus.select.classifier import FILE
     from trivium.corpus.select.classifier import train as train_classifier
 
@@ -219,7 +219,7 @@ def score(
     sets: Sets = None,
 ) -> None:
     """Write every document with its score as `classifier_score`; none is dropped."""
-    from trivium.corpus.select.choose import score_documents
+    from trivium.corpus.choose import score_documents
 
     config = _config(preset, sets)
 
@@ -353,7 +353,7 @@ def _config(preset: str, sets: list[str] | None) -> RunConfig:
 
 def _read(path: Path, config: RunConfig) -> "Input":
     """What is read there, by the settings of a harvest."""
-    from trivium.corpus.read.inputs import Input
+    from trivium.corpus.files import Input
 
     return Input(path, config.harvest.read)
 
@@ -417,7 +417,7 @@ def _verb_of(out: Path) -> str:
 
 
 def _say_funnel(found: Mapping[str, Any]) -> None:
-    from trivium.corpus.publish.losses import loss_lines
+    from trivium.corpus.publish.views import loss_lines
 
     for tally in found["funnel"]:
         reasons = "; ".join(f"{number:,} {reason}" for reason, number in tally["dropped"].items())

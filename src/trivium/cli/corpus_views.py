@@ -22,7 +22,7 @@ RunDirectory = Annotated[Path, typer.Argument(parser=local_path, metavar="DIR", 
 
 def diff(a: RunDirectory, b: RunDirectory) -> None:
     """Compare the corpora of two run directories byte for byte; exit code 1 when they differ."""
-    from trivium.corpus.publish.compare import differences_between
+    from trivium.corpus.publish.views import differences_between
 
     lines, compared = [], []
     for station in STATIONS:
@@ -43,7 +43,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show a document's whole history: every figure, every decision, and the copies dropped in its favour."""
-    from trivium.corpus.publish.history import history, history_lines
+    from trivium.corpus.publish.views import history, history_lines
 
     found = history(out / "curated", document)
     for line in [dumps(found, ensure_ascii=False)] if as_json else history_lines(found):
@@ -68,7 +68,7 @@ def rejects(
     as_json: AsJson = False,
 ) -> None:
     """Show some of the documents that were dropped, and why."""
-    from trivium.corpus.publish.history import reject_lines, some_rejects
+    from trivium.corpus.publish.views import reject_lines, some_rejects
 
     if as_json and characters is not None:
         raise ConfigError(f"--characters {characters}: --json has each text whole; leave one of the two out")
@@ -85,7 +85,7 @@ def rejects(
 
 def stats(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
     """Show distributions: lengths, scores, reasons for rejection, similarities of near duplicates."""
-    from trivium.corpus.publish.statistics import corpus_statistics, statistics_lines
+    from trivium.corpus.publish.views import corpus_statistics, statistics_lines
 
     found = keep_statistics(Workspace(out)) or corpus_statistics(out / "curated")
     for line in [dumps(found, ensure_ascii=False)] if as_json else statistics_lines(found):
@@ -94,7 +94,7 @@ def stats(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
 
 def keep_statistics(at: Workspace) -> dict[str, Any]:
     """The statistics of a run's finished corpus, kept beside it for the report; nothing where there is none."""
-    from trivium.corpus.publish.statistics import corpus_statistics
+    from trivium.corpus.publish.views import corpus_statistics
 
     curated, kept = at.folder("curated"), at.folder("statistics.json")
     key = stamp_hash(curated)

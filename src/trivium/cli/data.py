@@ -13,7 +13,7 @@ from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
 from trivium.finite import dumps
 from trivium.tokens.manifest import never_read, read_tokens_manifest
-from trivium.training import lineage
+from trivium.training.lineage import trace as lineage
 from trivium.training.record import Record, read_record
 
 app = typer.Typer(
@@ -128,7 +128,7 @@ def culprit(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJso
 
     It starts from the nearest checkpoint before, on one process, whatever the layout was; the model must fit there.
     """
-    from trivium.training.culprit import find_culprit
+    from trivium.training.lineage.culprit import find_culprit
 
     with progress_of("culprit") as progress:
         found = find_culprit(_record(run, tokens), step, progress)
@@ -185,7 +185,7 @@ def _texts(record: Record, step: int, row: int, position: int) -> dict[str, Any]
 
 def _curation(record: Record, document: str) -> tuple[dict[str, Any] | None, str | None]:
     """What curation kept of the document, or why that is not known: the corpus is gone, or another one by now."""
-    from trivium.corpus.publish.history import history
+    from trivium.corpus.publish.views import history
 
     if record.curated is None:
         return None, f"its curation is neither beside {record.tokens} nor in {record.folder.parent}"
@@ -247,7 +247,7 @@ def _blame_line(one: dict[str, Any]) -> str:
 
 
 def _trace_lines(found: dict[str, Any]) -> list[str]:
-    from trivium.corpus.publish.history import history_lines
+    from trivium.corpus.publish.views import history_lines
 
     lines = [
         f"step {found['step']}, row {found['row']}, position {found['position']}: token {found['token']} "

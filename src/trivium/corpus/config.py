@@ -1,4 +1,4 @@
-"""What harvest and curate may be asked to do; thresholds are those of the field where the field has one."""
+"""The settings of harvests and curations. Thresholds are those of the literature if it has any."""
 
 from typing import Annotated, Literal
 
@@ -48,7 +48,7 @@ class PlantConfig(Config):
 
 
 class HarvestConfig(Config):
-    """What is collected, how much of it, and what is kept away from training."""
+    """The settings of a harvest: what is collected, how much of it, and what is held out of training."""
 
     # bytes of honest prose taken from the default corpus; None: all of it
     max_bytes: Positive | None = None
@@ -252,7 +252,7 @@ class DecontaminationConfig(Config):
 
 
 class CurateConfig(Config):
-    """The curation station: every threshold of every step."""
+    """The settings of a curation: every threshold of every step."""
 
     extract: ExtractConfig = ExtractConfig()
     language: LanguageConfig = LanguageConfig()
@@ -263,7 +263,7 @@ class CurateConfig(Config):
     privacy: PrivacyConfig = PrivacyConfig()
     classifier: ClassifierConfig = ClassifierConfig()
     selection: SelectionConfig = SelectionConfig()
-    # filters of single documents by name, in the order they judge: also those of corpus/filters.py
+    # filters of single documents by name, in the order in which they judge; corpus/filters.py has all names
     filters: tuple[str, ...] = ("language", "quality", "repetition")
     dedup: DedupConfig = DedupConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()

@@ -1,14 +1,14 @@
-"""The curation station: a harvest's raw files → documents fit to train on, with every loss accounted for.
+"""Curation: a harvest's raw files become documents fit to train on, and every loss is accounted for.
 
 Writes documents/, rejects.jsonl.gz, funnel.json, blend.json, decontamination.json; planted.json and honest.json
-when the harvest says what it planted. The pipeline is two passes over the texts with a comparison of all
-documents between them; each is a list of tasks that an engine does wherever it likes:
+when the harvest says what it planted. There are two passes over the texts, with a comparison of all documents between
+them. Each is a list of tasks, which an engine runs wherever it likes:
 
-    filter_file, one a raw file → parts      decide: all parts → fates      clean_shard, one a shard → shards
+    filter_file: a raw file → parts      decide: all parts → fates      clean_shard: some parts → a shard
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,22 @@ from typing import Any
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.dedup.comparison import decide
 from trivium.corpus.engine import Engine, Here
-from trivium.corpus.first_pass import Part, evaluation_keys, filter_file, index_heldout, list_parts
-from trivium.corpus.job import HELDOUT, Job, begin_job, evaluation_items, evaluation_texts
-from trivium.corpus.judged import REJECTS as PART_REJECTS
-from trivium.corpus.parts import counts_of
-from trivium.corpus.publish.blend import blend
+from trivium.corpus.first_pass import begin_curation, evaluation_keys, filter_file, index_heldout
+from trivium.corpus.kept import forget_unused
+from trivium.corpus.parts import CurationJob, Part, list_parts
+from trivium.corpus.publish.output import REJECTS, blend, publish, summed
 from trivium.corpus.publish.score import score
-from trivium.corpus.publish.shards import join_packed, publish_shards, summed
-from trivium.corpus.read.inputs import DOCUMENTS
-from trivium.corpus.reuse import forget_unused
 from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, find_marked, shard_groups
+from trivium.corpus.select.evaluation_texts import evaluation_items, evaluation_texts
+from trivium.corpus.store import DOCUMENTS
 from trivium.corpus.warm_up import warm_up
+from trivium.corpus.work import run_streams
 from trivium.errors import DataError
 from trivium.progress import Progress, silent
 from trivium.provenance import discard, write_json
 from trivium.untrusted import read_json
 
-REJECTS, FUNNEL, BLEND = "rejects.jsonl.gz", "funnel.json", "blend.json"
-DECONTAMINATION, PLANTED, HONEST = "decontamination.json", "planted.json", "honest.json"
+BLEND, DECONTAMINATION, PLANTED, HONEST = "blend.json", "decontamination.json", "planted.json", "honest.json"
 
 
 def curate(
@@ -47,23 +45,28 @@ def curate(
     work: Path | None = None,
     kept: Path | None = None,
 ) -> dict[str, Any]:
-    """Curate the harvest at `source` into the existing folder `out`; returns what it wrote about itself.
+    """Curate the harvest at `source` into the existing folder `out`. Return what was written about it.
 
-    `engine`: where the work runs; the result does not depend on it. `work`: the folder of finished pieces,
-    from which an interrupted curation goes on; who names it deletes it. `kept`: a folder where what was found out of
-    each text is kept for the next curation, and what an earlier one kept is used again; the result does not depend on
-    it.
+    engine: where the work runs; the result does not depend on it. work: the folder of finished pieces, from which an
+    interrupted curation continues; whoever names it deletes it. kept: a folder for extracted and filtered texts, which
+    later curations use again; the result does not depend on it.
     """
-    here = engine or Here()
+    runner = engine or Here()
     warm_up(progress)
-    job = begin_job(work or out / ".work", source, config, seed=seed)
-    parts = _filter(job, here, progress, kept)
+    job = begin_curation(work or out / ".work", source, config, seed=seed, kept=kept)
+    index_heldout(job)
+    run_streams(runner, filter_file, job, progress, "extracting and filtering")
+    parts = list_parts(job)
     _require_documents(job, parts)
-    decide(job, parts, here, _told(progress, None, "finding near duplicates"))
+    decide(job, parts, runner, lambda done: progress(done, None, "finding near duplicates"))
     common = find_common(job, parts)
     find_marked(job, parts)
-    numbers = [str(number) for number in range(len(shard_groups(job, parts)))]
-    here.map(partial(clean_shard, str(job.work)), numbers, _told(progress, len(numbers), "decontaminating"))
+    shards = [str(number) for number in range(len(shard_groups(job, parts)))]
+    runner.map(
+        partial(clean_shard, str(job.work)),
+        shards,
+        lambda done: progress(done, len(shards), "decontaminating"),
+    )
     result = _publish(job, parts, out, common, config)
     if work is None:
         discard(job.work.parent)
@@ -73,7 +76,7 @@ def curate(
 
 
 def funnel_lines(result: dict[str, Any]) -> list[str]:
-    """The funnel and what became of the planted junk, as plain lines for a terminal."""
+    """Return lines for a terminal: the funnel, and what became of the planted junk."""
     lines = [f"{'step':<18}{'documents':>10}{'MB':>9}   dropped"]
     for entry in result["funnel"]:
         reasons = sorted(entry["dropped"].items(), key=lambda pair: (-pair[1], pair[0]))
@@ -104,20 +107,8 @@ def funnel_lines(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _filter(job: Job, engine: Engine, progress: Progress, kept: Path | None) -> list[Part]:
-    index_heldout(str(job.work), HELDOUT)
-    numbers = [str(number) for number in range(len(job.files))]
-    told = _told(progress, len(numbers), "extracting and filtering")
-    engine.map(partial(filter_file, str(job.work), str(kept.absolute()) if kept else ""), numbers, told)
-    return list_parts(job)
-
-
-def _told(progress: Progress, total: int | None, note: str) -> Callable[[int], None]:
-    return lambda done: progress(done, total, note)
-
-
-def _require_documents(job: Job, parts: Sequence[Part]) -> None:
-    """DataError when filtering left no document."""
+def _require_documents(job: CurationJob, parts: Sequence[Part]) -> None:
+    """Raise DataError if filtering left no document."""
     if any(part.documents for part in parts[1:]):
         return
     counts = [part.counts() for part in parts[1:]]
@@ -129,8 +120,8 @@ def _require_documents(job: Job, parts: Sequence[Part]) -> None:
     raise _nothing_left(job, funnel)
 
 
-def _nothing_left(job: Job, funnel: Sequence[dict[str, Any]]) -> DataError:
-    """What to say when no document is left: where they went."""
+def _nothing_left(job: CurationJob, funnel: Sequence[dict[str, Any]]) -> DataError:
+    """Return the error that says where all documents went."""
     read, *steps = funnel
     worst = max(steps, key=lambda tally: sum(tally["dropped"].values()))
     remedies = [
@@ -146,41 +137,31 @@ def _nothing_left(job: Job, funnel: Sequence[dict[str, Any]]) -> DataError:
 
 
 def _publish(
-    job: Job, parts: Sequence[Part], out: Path, common: Counter[str], config: CurateConfig
+    job: CurationJob, parts: Sequence[Part], out: Path, common: Counter[str], config: CurateConfig
 ) -> dict[str, Any]:
-    """Put the pieces together as the station's output."""
-    folders = [job.path(SHARDS, f"{number:05d}") for number in range(len(shard_groups(job, parts)))]
-    counts = list(map(counts_of, folders))
-    entries = [one["entry"] for one in counts]
-    manifest = publish_shards(zip(folders, entries, strict=True), out / DOCUMENTS)
-    join_packed(
-        [*(part.folder / PART_REJECTS for part in parts[1:]), *(f / PART_REJECTS for f in folders)],
-        out / REJECTS,
-    )
-    first, second = (
-        summed(one["tallies"] for one in many) for many in ([p.counts() for p in parts[1:]], counts)
-    )
+    """Join the pieces to the output of the curation."""
+    shards = [job.path(SHARDS, f"{number:05d}") for number in range(len(shard_groups(job, parts)))]
+    manifest, funnel, counts = publish(shards, out, rejected_before=[part.folder for part in parts[1:]])
     if manifest["documents"] == 0:
-        raise _nothing_left(job, first + second)
-    result: dict[str, Any] = {
-        "funnel": first + second,
-        "blend": blend(manifest["sources"], config.blend),
-        "decontamination": _decontamination(job, counts, common),
-    }
-    for name, key in ((FUNNEL, "funnel"), (BLEND, "blend"), (DECONTAMINATION, "decontamination")):
-        write_json(out / name, result[key])
+        raise _nothing_left(job, funnel)
+    weights = blend(manifest["sources"], config.blend)
+    cut = _decontamination(job, counts, common)
+    write_json(out / BLEND, weights)
+    write_json(out / DECONTAMINATION, cut)
     absent = [source for source in config.dedup.priority if source not in manifest["sources"]]
-    return {**result, "priority_absent": absent}
+    return {"funnel": funnel, "blend": weights, "decontamination": cut, "priority_absent": absent}
 
 
-def _decontamination(job: Job, counts: Sequence[dict[str, Any]], common: Counter[str]) -> dict[str, Any]:
+def _decontamination(
+    job: CurationJob, counts: Sequence[dict[str, Any]], common: Counter[str]
+) -> dict[str, Any]:
     figures: Counter[str] = Counter()
     for one in counts:
         figures.update(one["decontamination"])
     keys = evaluation_keys(job)
     return {
         **figures,
-        "items": len(evaluation_texts(job)),
+        "items": len(evaluation_texts(Path(job.source), job.config)),
         "items_seen": sorted(keys.items_with({key for one in counts for key in one["keys"]})),
         "keys": len(keys),
         "common_keys_spared": dict(sorted(common.items())),
@@ -188,7 +169,7 @@ def _decontamination(job: Job, counts: Sequence[dict[str, Any]], common: Counter
 
 
 def _scored(source: Path, out: Path) -> dict[str, Any]:
-    path = source / "planted.json"
+    path = source / PLANTED
     if not path.is_file():
         return {}
     try:

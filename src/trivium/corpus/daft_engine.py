@@ -1,4 +1,4 @@
-"""The pipeline on Daft: on this machine (native runner) or on a Ray cluster, one process per worker."""
+"""An engine that runs on Daft: on this machine (native runner) or on a Ray cluster, one process per worker."""
 
 import logging
 import os
@@ -19,14 +19,14 @@ from trivium.units import plain
 
 NATIVE, RAY = "native", "ray"
 RUNNERS = (NATIVE, RAY)
-STALL_SECONDS = 60.0  # without a result, after which a user is told
-LOST_SECONDS = 180.0  # the same since a node was lost, after which nothing more is expected
-_LOOKING_SECONDS = 2.0  # between two looks at the nodes
+STALL_SECONDS = 60.0  # without a result, after which there is a warning
+LOST_SECONDS = 180.0  # without a result since a node was lost, after which the run ends
+_NODES_POLL_SECONDS = 2.0
 Perform = Callable[[daft.Expression], daft.Expression]
 
 
 class Daft:
-    """The engine of many processes: a table of items, and the task as Daft's user function on each row."""
+    """Runs a task as a Daft user function on each row of a table of items."""
 
     def __init__(
         self, runner: str, *, workers: int, scratch: Path | None = None, address: str | None = None
@@ -100,7 +100,7 @@ def _in_threads(task: Task) -> Perform:
 
 
 class _Performer:
-    """Lives in a worker process and does the task on the items it is given."""
+    """Runs the task in a worker process on the items it is given."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -130,7 +130,7 @@ def watched(
     number, known = 0, list[str]()
     while True:
         try:
-            outcome = found.get(timeout=min(_LOOKING_SECONDS, stall_seconds))
+            outcome = found.get(timeout=min(_NODES_POLL_SECONDS, stall_seconds))
         except Empty:
             now, lost = time.monotonic(), list(lost_nodes())
             for node in lost[len(known) :]:
@@ -157,7 +157,7 @@ def watched(
 
 
 def _pump(outcomes: Iterable[tuple[int, str]], found: Queue[tuple[int, str] | BaseException | None]) -> None:
-    """Daft's iterator waits for ever where Ray does; its thread is left behind then."""
+    """Copy outcomes to a queue. Daft's iterator waits forever if Ray does; then this thread is left behind."""
     try:
         for outcome in outcomes:
             found.put(outcome)
@@ -172,7 +172,7 @@ def _say(text: str) -> None:
 
 
 def _lost_nodes() -> list[str]:
-    """The nodes that Ray had and has no more, by name and address, in the order in which it knows them."""
+    """Return the nodes that Ray has lost, by name and address, in its order."""
     import ray
 
     nodes: Any = ray.nodes  # untyped

@@ -1,9 +1,12 @@
-"""A document: one page's text, where it came from, and what was decided about it."""
+"""Documents, and what reading finds instead of them: damage, and sound records of other kinds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
+RAW = "raw"  # metadata key: the form the text still has, "html" until it is extracted
 PIECE = "#"  # between a document's id and the number of a piece it was cut into
 
 
@@ -27,12 +30,79 @@ class Document:
 
 
 def whole_of(identity: str) -> str:
-    """The id of the document that a piece is of; an id that does not end as a piece's is its own."""
+    """Return the id of the document that an id names a piece of, or the id itself if it does not end as a piece's."""
     whole, mark, number = identity.rpartition(PIECE)
     return whole if mark and number.isdecimal() else identity
 
 
 def origin_of(identity: str, metadata: Mapping[str, Any]) -> str:
-    """The id of the document that this one is a piece of, or its own: any id may end as a piece's."""
+    """Return the id of the document that this one is a piece of, or its own, by its metadata."""
     cuts = metadata.get("decontamination")
     return str(cuts["of"]) if isinstance(cuts, Mapping) and "of" in cuts else identity
+
+
+class Trouble(StrEnum):
+    """Every reason for which raw input is set aside."""
+
+    EMPTY = "empty file"
+    UNREADABLE = "cannot be read"
+    BLANK = "nothing but blanks"
+    NOT_TEXT = "not text"
+    TOO_LONG = "too long"
+    BOMB = "compression bomb"
+    PACKED = "damaged compression"
+    CUT = "ends early"
+    NO_LINE = "no line"
+    NOT_JSON = "not JSON"
+    NOT_UTF8 = "not UTF-8"
+    SURROGATE = "lone surrogate"
+    NO_TEXT = "no text"
+    PARQUET = "damaged Parquet"
+    NO_RECORD = "no WARC record"
+    NOT_A_RECORD = "not a WARC record"
+    LENGTH = "wrong length"
+    HEAD = "no HTTP head"
+    DIGEST = "digest differs"
+    ENCODING = "wrong encoding"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Part of a file that could not be read.
+
+    path: a local path, or a URL. detail: what exactly is wrong. offset: the byte of the stored file where it
+    begins (in compressed files, where its gzip member begins; in Parquet, the row). records: how many are lost
+    if they can be counted, else 1.
+    """
+
+    path: Path | str
+    trouble: Trouble
+    detail: str
+    offset: int = 0
+    records: int = 1
+
+    @property
+    def text_bytes(self) -> int:
+        """Damage and other records have no text."""
+        return 0
+
+    @property
+    def reason(self) -> str:
+        """One line for a person."""
+        return f"{self.trouble} at {self.offset}: {' '.join(self.detail.split())}"
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A sound record that is no document, such as a request or an image.
+
+    path: a local path, or a URL. kind: the name it is counted by.
+    """
+
+    path: Path | str
+    kind: str
+
+    @property
+    def text_bytes(self) -> int:
+        """Damage and other records have no text."""
+        return 0

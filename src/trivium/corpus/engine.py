@@ -1,4 +1,4 @@
-"""What an engine is, and the one that needs nothing: one item after the other, in this process."""
+"""The interface of engines, and the simplest one: one item after the other in this process."""
 
 import json
 import os
@@ -14,16 +14,16 @@ Done = Callable[[int], None]
 
 
 class Engine(Protocol):
-    """Does a task on every item, somewhere.
+    """Runs a task on every item.
 
-    A task is a pure function of its item and of files that nobody changes meanwhile, so neither the order
-    nor the place can show in what it returns or writes.
+    A task is a pure function of its item and of files that do not change meanwhile. So what it returns and writes
+    depends on neither the order nor the place.
     """
 
     def map(self, task: Task, items: Sequence[str], done: Done, *, light: bool = False) -> list[Result]:
-        """The result of every item, in the items' order; `done` hears how many are finished.
+        """Return the result of every item, in the items' order. `done` is called with the number of finished items.
 
-        `light`: the task's time goes into kernels, which let other threads run; it needs no process of its own.
+        light: the task spends its time in kernels, which let other threads run, so it needs no process of its own.
         """
 
 
@@ -40,14 +40,14 @@ class Here:
 
 
 def end_with(parent: int) -> None:
-    """End this process soon after the one that started it, which may be killed: nobody would hear of its work."""
+    """End this process soon after its parent has ended, which may be killed."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
 def packed_outcome(task: Task, item: str) -> str:
-    """What a task returned or the error it met, as text that crosses processes."""
+    """Return the result of a task, or its error, as text for another process."""
     try:
         return json.dumps({"result": task(item)})
     except TriviumError as error:

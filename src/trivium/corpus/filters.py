@@ -1,4 +1,4 @@
-"""Every filter of single documents under its name, so that a config can list them in the order they judge."""
+"""All filters of single documents by name, so that a config can list them in the order in which they judge."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ from trivium.errors import ConfigError, nearest
 
 
 def clean_step(config: ExtractConfig = ExtractConfig()) -> Step:
-    """The step that makes text plain (`clean.tidy`), and drops what is empty then or cannot be tidied."""
+    """Return the step that makes text plain (`clean.tidy`), and drops what is empty then or cannot be tidied."""
 
     def judge(document: Document) -> Verdict:
         try:
@@ -49,7 +49,7 @@ FILTERS: Mapping[str, Callable[[CurateConfig, int], Step]] = MappingProxyType(
 
 
 def named_steps(config: CurateConfig, *, seed: int) -> list[Step]:
-    """The steps that `config.filters` names, in its order; ConfigError for a name that is none."""
+    """Return the steps that `config.filters` names, in its order; ConfigError for a name that is none."""
     for name in config.filters:
         if name not in FILTERS:
             raise ConfigError(f"curate.filters = '{name}': no such filter; {nearest(name, FILTERS)}")

@@ -1,209 +1,155 @@
-"""The first pass: each raw file → parts, with everything that one document alone decides.
+"""The first pass of a curation: each raw file becomes parts, by everything that one document alone decides.
 
-A part is a run of a file's records: the documents that passed every filter, the keys by which they are later
-compared with all others, the places of evaluation text in them, the rejects, and the counts.
+A part holds the documents of a run of records that passed every filter, the keys by which they are compared with all
+others, the evaluation text in them, the rejects, and the counts. With a folder for kept work, the parts of a file stay
+there for later curations, and so do its extracted texts.
 """
 
 import json
-from collections.abc import Sequence
-from functools import lru_cache
+import shutil
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trivium.corpus.clean.extract import extract_step
-from trivium.corpus.config import CurateConfig, DedupConfig
+from trivium.corpus.config import CurateConfig
+from trivium.corpus.dedup.groups import url_key
 from trivium.corpus.dedup.minhash import MinHash
-from trivium.corpus.dedup.urls import url_key
-from trivium.corpus.document import Document, whole_of
+from trivium.corpus.document import Damage, Document, PassedOver, whole_of
 from trivium.corpus.engine import Result
+from trivium.corpus.files import Input, name_of
 from trivium.corpus.filters import named_steps
-from trivium.corpus.job import (
-    HELDOUT,
-    Job,
-    evaluation_texts,
-    lay_down,
-    read_job,
-    state_of,
-    write_array,
-)
-from trivium.corpus.judged import REJECTS, Judged, as_read
-from trivium.corpus.kept import KeptFile, folder_of_file
+from trivium.corpus.harvest.raw_files import AS_WRITTEN
+from trivium.corpus.kept import files_beside, kept_folders, raw_files
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
-from trivium.corpus.measure import Ask, Found, Measure, measured
-from trivium.corpus.parts import (
-    COUNTS,
-    Piece,
-    Stretch,
-    Take,
-    counts_of,
-    do_parts,
-    part_names,
-    place_of,
-    stretches,
-)
-from trivium.corpus.read.raw_files import AS_WRITTEN
+from trivium.corpus.parts import ADDRESS, BANDS, HELDOUT, KEY, PARTS, TABLE, CurationJob
 from trivium.corpus.read.read import read_any
 from trivium.corpus.select.decontaminate import Keys
-from trivium.corpus.steps import Steps, asking
-from trivium.corpus.store import MANIFEST, PASSING_PACKING, documents_table, read_documents
+from trivium.corpus.select.evaluation_texts import EVALUATION_ITEMS, evaluation_texts
+from trivium.corpus.steps import PART_REJECTS, Judged, Steps, as_read
+from trivium.corpus.store import MANIFEST, PACKING, PASSING_PACKING, documents_table, read_documents
+from trivium.corpus.work import (
+    COUNTS,
+    NewPart,
+    begin_job,
+    counts_of,
+    is_sound,
+    lay_down,
+    parts_in,
+    put,
+    read_job,
+    stream_folder,
+    write_array,
+    write_parts,
+)
 from trivium.provenance import write_json
 
-PARTS, TABLE, BANDS = "parts", "documents.parquet", "bands.npy"
-PART_LIST = "parts.json"
-# columns of 16 bytes that are equal for texts with the same words, and for documents of the same address
-KEY, ADDRESS = "key", "address"
+TEXTS = "texts.parquet"  # of a part of kept texts
+Records = list[Document | Damage | PassedOver]
 
 
-def filter_file(work: str, kept: str, item: str) -> Result:
-    """The task of one raw file, by its number: write the parts of it that are not there yet.
+def begin_curation(
+    work: Path, source: Path, config: CurateConfig, *, seed: int, kept: Path | None = None
+) -> CurationJob:
+    """Return the job of curating the harvest at `source`.
 
-    kept: the folder of kept work, or nothing.
+    No piece depends on the blend, so the job does not either: a typo in it, which shows at the end, costs nothing.
     """
-    job = read_job(work)
+    heldout = source / HELDOUT
+    beside = [*(sorted(heldout.iterdir()) if heldout.is_dir() else ()), source / EVALUATION_ITEMS]
+    beside = [*filter(Path.is_file, beside), *files_beside(config)]
+    config = config.model_copy(update={"blend": {}})
+    read = Input(source, AS_WRITTEN)
+    return begin_job(work, config, read, raw_files(source), seed=seed, beside=beside, kept=kept)
+
+
+def filter_file(work: str, item: str) -> Result:
+    """Write the missing parts of the raw file of this number: the task of the first pass."""
+    job = read_job(work, CurateConfig)
     number = int(item)
-    path = job.files[number]
-    folder = folder_of_file(Path(kept), path, job.source, job.config.extract) if kept else None
-    return do_parts(
-        job.path(PARTS),
-        number,
-        _extracted(job, path, KeptFile(folder)),
-        lambda piece: _write_part(job, piece, KeptFile(folder)),
-    )
 
+    def read() -> Iterator[Document | Damage | PassedOver]:
+        path = job.files[number]
+        yield from read_any(path, source=name_of(path).split(".")[0], limits=job.limits)
 
-def index_heldout(work: str, item: str) -> Result:
-    """The task of the held-out documents: one part of their own, with nothing but what finds copies of them."""
-    job = read_job(work)
-    folder = job.path(PARTS, HELDOUT)
-    if not folder.is_dir():
-        source = job.source / HELDOUT
-        documents = list(read_documents(source)) if (source / MANIFEST).is_file() else []
-        nothing = Keys({}, job.config.decontamination)
-        lay_down(
-            folder, lambda into: write_json(into / COUNTS, _features(job, into, documents, nothing, measured))
-        )
+    if job.kept is None:
+        write_parts(stream_folder(job.path(PARTS), number), read, partial(_filter, job))
+        return {}
+    texts, parts = kept_folders(job.kept, Path(job.source), job.config, seed=job.seed)[number]
+    for folder in (texts, parts):
+        if not all(map(is_sound, parts_in(folder))):
+            shutil.rmtree(folder)
+    write_parts(texts, read, partial(_keep_texts, job), summed=True)
+    for part in parts_in(texts):
+        mine = stream_folder(job.path(PARTS), number) / part.name
+        if not mine.is_dir():
+            if not (parts / part.name).is_dir():
+                lay_down(parts / part.name, partial(_filter_kept, job, part), summed=True)
+            lay_down(mine, partial(_link_all, parts / part.name))
     return {}
 
 
-class Part(NamedTuple):
-    """A finished part: its folder, the number of its first document among all, and how many it has."""
-
-    folder: Path
-    first: int
-    documents: int
-    text_bytes: int
-
-    @property
-    def end(self) -> int:
-        """The number after its last document's."""
-        return self.first + self.documents
-
-    def table(self, columns: list[str] | None = None) -> pa.Table:
-        """Its documents."""
-        return pq.read_table(self.folder / TABLE, columns=columns)
-
-    def counts(self) -> dict[str, Any]:
-        """What happened to its records, and where evaluation text stands in its documents."""
-        return counts_of(self.folder)
+def _link_all(part: Path, into: Path) -> None:
+    for path in part.iterdir():
+        put(path, into / path.name)
 
 
-def list_parts(job: Job) -> list[Part]:
-    """Every part in order, the held-out documents first; written down for the tasks that follow."""
-    if job.path(PART_LIST).is_file():
-        return all_parts(job)
-    names = [HELDOUT, *part_names(job.path(PARTS), len(job.files))]
-    rows, first = [], 0
-    for name in names:
-        counts = counts_of(job.path(PARTS, name))
-        rows.append([name, first, counts["documents"], counts["text_bytes"]])
-        first += counts["documents"]
-    write_json(job.path(PART_LIST), rows)
-    return all_parts(job)
-
-
-def all_parts(job: Job) -> list[Part]:
-    """The parts that `list_parts` found."""
-    return list(_listed_parts(job, state_of(job.path(PART_LIST))))
+def index_heldout(job: CurationJob) -> None:
+    """Write the part of the held-out documents, which only holds what finds copies of them."""
+    if not job.path(HELDOUT).is_dir():
+        source = Path(job.source) / HELDOUT
+        documents = list(read_documents(source)) if (source / MANIFEST).is_file() else []
+        nothing = Keys({}, job.config.decontamination)
+        lay_down(
+            job.path(HELDOUT),
+            lambda into: write_json(into / COUNTS, _features(job, into, documents, nothing)),
+        )
 
 
 @lru_cache(maxsize=2)
-def _listed_parts(job: Job, _: tuple[str, int, int]) -> tuple[Part, ...]:
-    # Read once a process, not once a task, as the job is.
-    rows = json.loads(job.path(PART_LIST).read_text(encoding="utf-8"))
-    return tuple(Part(job.path(PARTS, name), *numbers) for name, *numbers in rows)
+def evaluation_keys(job: CurationJob) -> Keys:
+    """Return the n-grams of the evaluation texts, with common phrases; made once in a process."""
+    return Keys(evaluation_texts(Path(job.source), job.config), job.config.decontamination)
 
 
-@lru_cache(maxsize=2)
-def evaluation_keys(job: Job) -> Keys:
-    """The n-grams of the evaluation texts, none spared; made once in a process."""
-    return Keys(evaluation_texts(job), job.config.decontamination)
+def _extracted(job: CurationJob, records: Records) -> tuple[Judged, int]:
+    """Return the extracted texts of records, and how many documents took too long."""
+    steps = Steps([extract_step(job.config.extract)], document_seconds=job.config.document_seconds)
+    return as_read(records, job.source).by(steps), steps.timed_out
 
 
-def _extracted(job: Job, path: Path, kept: KeptFile) -> Take[Judged]:
-    """Takes stretches of a raw file, extracted: those that are kept, and the others by reading it."""
-    raw = stretches(lambda: read_any(path, source=path.name.split(".")[0], limits=AS_WRITTEN))
-
-    def take(place: int, before: int) -> Stretch[Judged]:
-        found = kept.texts(place)
-        if found is None:
-            records, count, last = raw(place, before)
-            steps = Steps([extract_step(job.config.extract)], document_seconds=job.config.document_seconds)
-            found = Stretch(as_read(records, job.source).by(steps), count, last)
-            if not steps.timed_out:  # which depends on the machine, not on the text alone
-                kept.keep_texts(place, found)
-        return found
-
-    return take
+def _filter(job: CurationJob, part: NewPart, records: Records) -> dict[str, Any]:
+    return _write_part(job, part.into, _extracted(job, records)[0])
 
 
-def _write_part(job: Job, piece: Piece[Judged], kept: KeptFile) -> dict[str, Any]:
-    figures = kept.figures(place_of(piece.name))
-    steps = [asking(step, figures) for step in named_steps(job.config, seed=job.seed)]
-    found = piece.records.by(Steps(steps, document_seconds=job.config.document_seconds))
-    (piece.into / REJECTS).write_bytes(found.rejects)
-    told = {"tallies": found.tallies, "damage": found.damage}
-    features = _features(job, piece.into, found.kept, evaluation_keys(job), figures)
-    figures.save()
-    return {**features, **told}
-
-
-def measures_of(config: CurateConfig, *, seed: int) -> list[Measure]:
-    """What a curation measures of single texts."""
-    steps = named_steps(config, seed=seed)
-    return [*(step.measure for step in steps if step.measure), _compared_by(config.dedup, seed=seed)]
-
-
-def _compared_by(config: DedupConfig, *, seed: int) -> Measure:
-    settings = {"bands": config.bands, "rows": config.rows, "shingle": config.shingle, "seed": seed}
-    return Measure("comparison", _keys_of_all, settings)
-
-
-def _keys_of_all(strings: Sequence[str], *, bands: int, rows: int, shingle: int, seed: int) -> list[Found]:
-    """What texts are compared by: of each its key, and its key in every band, as bytes."""
-    texts = texts_of(strings)
-    in_bands = MinHash(bands=bands, rows=rows, shingle=shingle, seed=seed).band_keys(texts)
-    keys = text_keys(texts)
-    return [(key.tobytes(), column.tobytes()) for key, column in zip(keys, in_bands.T, strict=True)]
+def _write_part(job: CurationJob, into: Path, extracted: Judged) -> dict[str, Any]:
+    """Filter extracted documents and write what is left, with its features, and the rejects. Return the counts."""
+    steps = Steps(named_steps(job.config, seed=job.seed), document_seconds=job.config.document_seconds)
+    found = extracted.by(steps)
+    (into / PART_REJECTS).write_bytes(found.rejects)
+    features = _features(job, into, found.kept, evaluation_keys(job))
+    return {**features, "tallies": found.tallies, "damage": found.damage, "timed_out": steps.timed_out}
 
 
 def _features(
-    job: Job, into: Path, documents: Sequence[Document], evaluation: Keys, ask: Ask
+    job: CurationJob, into: Path, documents: Sequence[Document], evaluation: Keys
 ) -> dict[str, Any]:
-    """Write the documents, and what they are compared by; returns their counts, the ids that look like those of
-    pieces, and which hold evaluation text."""
+    """Write documents and what they are compared by.
+
+    Return their counts, the ids that look like those of pieces, and the rows that hold evaluation text.
+    """
     table, dedup = documents_table(documents), job.config.dedup
     texts = texts_of(table["text"])
-    keys = ask(_compared_by(dedup, seed=job.seed), [document.text for document in documents])
-    in_bands = np.frombuffer(b"".join(columns for _, columns in keys), np.uint64)
-    write_array(into / BANDS, in_bands.reshape(-1, dedup.bands).T)
-    of_texts = pa.array([key for key, _ in keys], pa.binary(16))
+    minhash = MinHash(bands=dedup.bands, rows=dedup.rows, shingle=dedup.shingle, seed=job.seed)
+    write_array(into / BANDS, minhash.band_keys(texts))
+    keys = pa.array([key.tobytes() for key in text_keys(texts)], pa.binary(16))
     addresses = list(map(url_key, documents)) if dedup.urls else [b""] * len(documents)
-    compared = table.append_column(KEY, of_texts).append_column(ADDRESS, pa.array(addresses, pa.binary()))
+    compared = table.append_column(KEY, keys).append_column(ADDRESS, pa.array(addresses, pa.binary()))
     pq.write_table(compared, into / TABLE, **PASSING_PACKING)
     found = evaluation.hits(texts)
     return {
@@ -212,3 +158,37 @@ def _features(
         "marked": [document.id for document in documents if whole_of(document.id) != document.id],
         "hits": {str(row): [evaluation.text_of(hit.key) for hit in hits] for row, hits in found.items()},
     }
+
+
+def _keep_texts(job: CurationJob, part: NewPart, records: Records) -> dict[str, Any]:
+    found, timed_out = _extracted(job, records)
+    lines = [item if isinstance(item, bytes) else None for item in found.items]
+    columns: dict[str, list[Any]] = {"line": lines}
+    for name in ("id", "text", "source"):
+        columns[name] = [None if isinstance(item, bytes) else getattr(item, name) for item in found.items]
+    # Unlike a store's, metadata keeps the order of its keys, which the lines of rejects show.
+    columns["metadata"] = [
+        None if isinstance(item, bytes) else json.dumps(item.metadata) for item in found.items
+    ]
+    encoded = {
+        name: pa.array(
+            [one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in column],
+            pa.large_binary(),
+        )
+        for name, column in columns.items()
+    }
+    pq.write_table(pa.table(encoded), part.into / TEXTS, **{**PACKING, "write_statistics": False})
+    return {"tallies": found.tallies, "damage": found.damage, "timed_out": timed_out}
+
+
+def _filter_kept(job: CurationJob, part: Path, into: Path) -> None:
+    counts = counts_of(part)
+    rows = pq.read_table(part / TEXTS).to_pylist()
+    items = [row["line"] if row["line"] is not None else _document_of(row) for row in rows]
+    found = _write_part(job, into, Judged(items, counts["tallies"], counts["damage"]))
+    write_json(into / COUNTS, {**found, "raw": counts["raw"], "last": counts["last"]})
+
+
+def _document_of(row: dict[str, bytes]) -> Document:
+    identity, text, source = (row[name].decode("utf-8", "surrogatepass") for name in ("id", "text", "source"))
+    return Document(identity, text, source, json.loads(row["metadata"]))

@@ -1,17 +1,22 @@
-"""A step judges one document: keep it (perhaps changed) or drop it with a reason; a funnel counts them all."""
+"""Steps that keep, change or drop single documents, and the funnel that counts what each step did."""
 
+import gzip
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from trivium.corpus.config import CurateConfig
-from trivium.corpus.document import Document
-from trivium.corpus.measure import Ask, Found, Measure, measured
+from pydantic_core import PydanticSerializationError, to_json
 
-_BATCH_CHARACTERS = 1 << 20  # judged at once: enough for kernels, little enough for the processor's cache
-_DOCUMENT_SECONDS = CurateConfig().document_seconds
+from trivium.corpus.config import CurateConfig
+from trivium.corpus.document import Damage, Document, PassedOver
+from trivium.corpus.files import relative_name
+
+PART_REJECTS = "rejects.gz"  # of a part
+_BATCH_CHARACTERS = 1 << 20  # judged at once: enough for kernels, and small enough for the processor's cache
 
 
 class Keep(NamedTuple):
@@ -24,7 +29,7 @@ class Keep(NamedTuple):
 class Drop:
     """The document ends here.
 
-    remedy: the setting of `curate`, and a value, under which no document is dropped for this reason; empty if there is
+    remedy: a setting of `curate` and a value under which no document is dropped for this reason; empty if there is
     none.
     """
 
@@ -37,43 +42,31 @@ Other = TypeVar("Other")
 
 
 class Step(NamedTuple):
-    """A named judgement of single documents; `judge_all` says the same of many at once, where that is faster.
-
-    measure, by_figures: where the verdict follows from figures of the text, what these are, and the verdict by them.
-    """
+    """A named judgement of single documents. `judge_all` gives the same verdicts on many at once, if that is faster."""
 
     name: str
     judge: Callable[[Document], Verdict]
     judge_all: Callable[[Sequence[Document]], list[Verdict]] | None = None
-    measure: Measure | None = None
-    by_figures: Callable[[Document, Found], Verdict] | None = None
 
     def verdicts(self, documents: Sequence[Document]) -> list[Verdict]:
-        """The verdict on each document."""
+        """Return the verdict on each document."""
         return self.judge_all(documents) if self.judge_all else list(map(self.judge, documents))
 
 
 def batched_step(name: str, judge_all: Callable[[Sequence[Document]], list[Verdict]]) -> Step:
-    """A step that is known by what it says of many documents."""
+    """Return the step that judges many documents at once."""
     return Step(name, lambda document: judge_all([document])[0], judge_all)
 
 
 def measured_step(
-    name: str, measure: Measure, by_figures: Callable[[Document, Found], Verdict], ask: Ask = measured
+    name: str, measure: Callable[[Sequence[str]], Sequence[Any]], judge: Callable[[Document, Any], Verdict]
 ) -> Step:
-    """A step that judges by the figures of a text, which it asks of `ask`."""
+    """Return the step that measures many texts at once, and judges each document by the figures of its text."""
 
     def judge_all(documents: Sequence[Document]) -> list[Verdict]:
-        return list(map(by_figures, documents, ask(measure, [document.text for document in documents])))
+        return list(map(judge, documents, measure([document.text for document in documents])))
 
-    return Step(name, lambda document: judge_all([document])[0], judge_all, measure, by_figures)
-
-
-def asking(step: Step, ask: Ask) -> Step:
-    """The same step, if it judges by figures with these asked of `ask`."""
-    if step.measure is None or step.by_figures is None:
-        return step
-    return measured_step(step.name, step.measure, step.by_figures, ask)
+    return batched_step(name, judge_all)
 
 
 class Reject(NamedTuple):
@@ -86,10 +79,10 @@ class Reject(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What one step did. Law: documents that came in + added = documents + dropped + quarantined.
+    """What one step did: documents that came in + added = documents + dropped + quarantined.
 
-    Of reading: records that were read = documents + passed_over + quarantined. dropped_bytes: the text of what was
-    dropped, by reason. remedies: for each reason the setting that changes it, if there is one.
+    For reading: records = documents + passed_over + quarantined. dropped_bytes: text that was dropped, by reason.
+    remedies: for each reason the setting that changes it, if there is one.
     """
 
     step: str
@@ -115,34 +108,27 @@ class Tally:
         self.bytes += document.text_bytes
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data, as it stands in funnel.json."""
-        return {
-            "step": self.step,
-            "documents": self.documents,
-            "bytes": self.bytes,
-            "added": self.added,
-            "quarantined": self.quarantined,
-            "dropped": dict(sorted(self.dropped.items())),
-            "dropped_bytes": dict(sorted(self.dropped_bytes.items())),
-            "passed_over": dict(sorted(self.passed_over.items())),
-            "remedies": dict(sorted(self.remedies.items())),
-        }
+        """Return the entry of funnel.json."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {k: dict(sorted(v.items())) if isinstance(v, dict) else v for k, v in values.items()}
 
 
 class Steps:
-    """A list of steps run document by document, with a tally each."""
+    """A list of steps that documents go through, with a tally for each."""
 
-    def __init__(self, steps: Iterable[Step], *, document_seconds: int = _DOCUMENT_SECONDS) -> None:
-        """`steps` in the order they judge. document_seconds: of processor time that each may take for one document."""
+    def __init__(
+        self, steps: Iterable[Step], *, document_seconds: int = CurateConfig().document_seconds
+    ) -> None:
+        """document_seconds: processor time that each step may take for one document."""
         self.steps = tuple(steps)
         self.document_seconds = document_seconds
-        self.timed_out = 0  # documents dropped because of it
+        self.timed_out = 0  # documents that took longer
         self.tallies = tuple(Tally(step.name) for step in self.steps)
 
     def run(self, items: Iterable[Document | Other]) -> Iterator[Document | Reject | Other]:
-        """Each document once, as kept by every step or as the reject of the first step that drops it, in order.
+        """Yield, in order, each document as every step kept it, or as the reject of the first step that dropped it.
 
-        What is no document stays where it is among them.
+        Items that are no documents are yielded unchanged in their places.
         """
         held: list[Document | Other] = []
         size = 0
@@ -156,31 +142,30 @@ class Steps:
 
     def _judge(self, items: Sequence[Document | Other]) -> list[Document | Reject | Other]:
         results: list[Document | Reject | Other] = list(items)
-        numbered = [(place, item) for place, item in enumerate(items) if isinstance(item, Document)]
-        places, current = [place for place, _ in numbered], [document for _, document in numbered]
+        left = [(place, item) for place, item in enumerate(items) if isinstance(item, Document)]
         for step, tally in zip(self.steps, self.tallies, strict=True):
-            left: list[tuple[int, Document]] = []
-            verdicts = self._timed(step, current)
-            for place, document, verdict in zip(places, current, verdicts, strict=True):
+            verdicts = self._timed(step, [document for _, document in left])
+            judged, left = left, []
+            for (place, document), verdict in zip(judged, verdicts, strict=True):
                 if isinstance(verdict, Drop):
                     tally.drop(document, verdict)
                     results[place] = Reject(document, step.name, verdict.reason)
                 else:
                     tally.keep(verdict.document)
                     left.append((place, verdict.document))
-            places, current = [place for place, _ in left], [document for _, document in left]
-        for place, document in zip(places, current, strict=True):
+        for place, document in left:
             results[place] = document
         return results
 
     def _timed(self, step: Step, documents: Sequence[Document]) -> list[Verdict]:
-        """The verdicts of a step, where a document that takes it too long is dropped.
+        """Return the verdicts of a step, and drop a document that takes it too long.
 
-        Steps are linear, so this is a second line of defence. The time of one document is measured only after a whole
-        batch exceeded the bound. It is processor time of this thread: other load on the machine does not count.
+        Steps take linear time, so this is a second line of defence. The time of one document is measured only after a
+        whole batch has exceeded the limit. It is processor time of this thread, which other load does not change.
         """
-        verdicts, seconds = _with_seconds(step, documents)
-        if seconds <= self.document_seconds:
+        begin = time.thread_time()
+        verdicts = step.verdicts(documents)
+        if time.thread_time() - begin <= self.document_seconds:
             return verdicts
         if len(documents) > 1:
             return [verdict for document in documents for verdict in self._timed(step, [document])]
@@ -188,18 +173,73 @@ class Steps:
         return [Drop(f"over {self.document_seconds} s of processor time", "document_seconds=1000000")]
 
 
-def _with_seconds(step: Step, documents: Sequence[Document]) -> tuple[list[Verdict], float]:
-    begin = time.thread_time()
-    return step.verdicts(documents), time.thread_time() - begin
+class Judged(NamedTuple):
+    """What became of some records, in their order: documents, and lines of rejects.jsonl.
+
+    tallies: of reading and of each step so far. damage: the first reason why something could not be read.
+    """
+
+    items: list[Document | bytes]
+    tallies: list[dict[str, Any]]
+    damage: list[str]
+
+    @property
+    def kept(self) -> list[Document]:
+        """The documents that no step dropped."""
+        return [item for item in self.items if isinstance(item, Document)]
+
+    @property
+    def rejects(self) -> bytes:
+        """The lines of the rejects, compressed."""
+        return packed_lines([item for item in self.items if isinstance(item, bytes)])
+
+    def by(self, steps: Steps) -> "Judged":
+        """Let further steps judge the documents."""
+        items = [reject_line(*item) if isinstance(item, Reject) else item for item in steps.run(self.items)]
+        return Judged(items, [*self.tallies, *(tally.as_json() for tally in steps.tallies)], self.damage)
+
+
+def as_read(records: Sequence[Document | Damage | PassedOver], root: Path | str) -> Judged:
+    """Count records before any step. What could not be read becomes a reject, with its path relative to `root`."""
+    read = Tally("read")
+    items: list[Document | bytes] = []
+    damage: list[str] = []
+    for record in records:
+        if isinstance(record, Damage):
+            where = relative_name(record.path, root)
+            damage.append(f"{where}: {record.reason}")
+            read.quarantined += record.records
+            items.append(reject_line(Document(where, "", ""), read.step, record.reason))
+        elif isinstance(record, PassedOver):
+            read.passed_over[record.kind] += 1
+        else:
+            read.keep(record)
+            items.append(record)
+    return Judged(items, [read.as_json()], damage[:1])
+
+
+def reject_line(document: Document, step: str, reason: str, **detail: Any) -> bytes:
+    """Return the line of rejects.jsonl for a dropped document."""
+    row = {"id": document.id, "source": document.source, "step": step, "reason": reason, **detail}
+    row |= {"metadata": document.metadata, "text": document.text}
+    try:
+        return to_json(row) + b"\n"
+    except PydanticSerializationError:  # lone surrogates, which only the standard library writes
+        return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def packed_lines(lines: list[bytes]) -> bytes:
+    """Compress lines to one gzip member, so that concatenated members are a file; no line gives no byte."""
+    return gzip.compress(b"".join(lines), compresslevel=1, mtime=0) if lines else b""
 
 
 def noted(document: Document, **figures: Any) -> Document:
-    """The document with figures added to its metadata."""
+    """Return the document with figures added to its metadata."""
     return Document(document.id, document.text, document.source, {**document.metadata, **figures})
 
 
 def figure_of(metadata: Mapping[str, Any], path: str) -> float:
-    """The number at a path of names with dots between them; the lowest of all numbers when there is none."""
+    """Return the number at a path such as `quality.words`, or minus infinity if there is none."""
     found: Any = metadata
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -207,7 +247,7 @@ def figure_of(metadata: Mapping[str, Any], path: str) -> float:
 
 
 def float_of(number: int | float) -> float:
-    """A number as a float; infinity for a whole one beyond the largest."""
+    """Convert a number to a float; integers beyond the largest float become infinity."""
     try:
         return float(number)
     except OverflowError:

@@ -17,21 +17,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trivium.corpus.document import Document
+from trivium.corpus.read.parquet_headers import footer_problem
 from trivium.errors import DataError
 from trivium.provenance import file_sha256, read_described, write_json
-from trivium.untrusted import read_json
+from trivium.untrusted import open_regular, read_json
 
 FORMAT = "trivium-documents-1"
 MANIFEST = "manifest.json"
+DOCUMENTS = "documents"  # the store in the output of a verb
 SCHEMA = pa.schema(
     [("id", pa.string()), ("source", pa.string()), ("text", pa.large_string()), ("metadata", pa.string())]
 )
 
-# texts hardly ever repeat and have no order, so neither a dictionary nor a range of them is worth its time
+# Texts hardly ever repeat and have no order, so neither a dictionary nor statistics of them are worth their time.
 PACKING: Mapping[str, Any] = MappingProxyType(
     {"compression": "zstd", "use_dictionary": ["source"], "write_statistics": ["id", "source"]}
 )
-# of what is read once and deleted
+# For tables that are read once and then deleted.
 PASSING_PACKING: Mapping[str, Any] = MappingProxyType({**PACKING, "compression": "lz4"})
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
@@ -55,12 +57,12 @@ def write_documents(
 
 
 def shard_name(number: int) -> str:
-    """The file name of a shard."""
+    """Return the file name of a shard."""
     return f"documents-{number:05d}.parquet"
 
 
 def documents_table(documents: Sequence[Document]) -> pa.Table:
-    """Documents as a table of the store's columns."""
+    """Return documents as a table of the store's columns."""
     columns = {
         "id": [d.id for d in documents],
         "source": [d.source for d in documents],
@@ -71,7 +73,7 @@ def documents_table(documents: Sequence[Document]) -> pa.Table:
 
 
 def documents_in(table: pa.Table) -> Iterator[Document]:
-    """The documents of a table of the store's columns."""
+    """Yield the documents of a table of the store's columns."""
     for batch in table.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
             yield Document(row["id"], row["text"], row["source"], json.loads(row["metadata"]))
@@ -112,7 +114,7 @@ def write_manifest(directory: Path, shards: Sequence[dict[str, Any]]) -> dict[st
 
 
 def is_store(directory: Path) -> bool:
-    """Whether a folder has a manifest of ours, be it damaged: manifests of others stand beside files to be read."""
+    """Return whether a folder has a manifest of ours, even a damaged one: other tools write manifests, too."""
     if not (directory / MANIFEST).is_file():
         return False
     try:
@@ -123,13 +125,13 @@ def is_store(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a document store, checked to be one."""
+    """Read and check the manifest of a document store."""
     missing = f"{directory} holds no documents ({MANIFEST} is missing); run `trivium corpus curate`"
     return read_described(directory / MANIFEST, FORMAT, missing=missing, remedy="curate the corpus again")
 
 
 def read_documents(directory: Path, *, verify: bool = True) -> Iterator[Document]:
-    """Every document in the order written; a shard whose bytes changed is refused before any of it is used."""
+    """Yield every document in the order written; a shard whose bytes changed is refused before any of it is used."""
     for table in read_tables(directory, verify=verify):
         yield from documents_in(table)
 
@@ -137,13 +139,13 @@ def read_documents(directory: Path, *, verify: bool = True) -> Iterator[Document
 def read_tables(
     directory: Path, columns: Sequence[str] | None = None, *, verify: bool = True
 ) -> Iterator[pa.Table]:
-    """Tables of a few dozen documents in the order written, with these columns; otherwise as `read_documents`."""
+    """Yield tables of a few dozen documents in the order written, with these columns; otherwise as `read_documents`."""
     for shard in read_manifest(directory)["shards"]:
         yield from _tables_of(directory, shard, columns, verify=verify)
 
 
 def read_shard(path: Path) -> Iterator[Document]:
-    """The documents of one shard of the store it lies in, otherwise as `read_documents`."""
+    """Yield the documents of one shard of the store it lies in, otherwise as `read_documents`."""
     shards = {shard["file"]: shard for shard in read_manifest(path.parent)["shards"]}
     if path.name not in shards:
         raise DataError(
@@ -161,6 +163,13 @@ def _tables_of(
         raise DataError(f"{path} is missing, but the manifest lists it; curate the corpus again")
     if verify and file_sha256(path) != shard["sha256"]:
         raise DataError(f"{path} does not have the sha256 in the manifest ({shard['sha256'][:12]}…): damaged")
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=64, columns=columns):
-            yield pa.Table.from_batches([batch])
+    # The manifest's hash says only that the file was written so, by whomever.
+    try:
+        with open_regular(path) as stored:
+            if problem := footer_problem(stored):
+                raise ValueError(problem)
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=64, columns=columns):
+                yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+        raise DataError(f"{path} is not readable Parquet: {error}; curate the corpus again") from None

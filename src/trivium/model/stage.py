@@ -67,6 +67,8 @@ class Stage(nn.Module):
         if self.is_first:
             assert self.embedding is not None, "the first stage embeds"
             x = self.embedding(inputs)
+            if torch.is_grad_enabled() and not x.requires_grad:
+                x.requires_grad_()  # a frozen embedding has no graph, in which the blocks have a backward
         assert x is not None, f"stage {self.number} needs the output of stage {self.number - 1}"
         for block in self.layers.values():
             x = block(x, inputs)

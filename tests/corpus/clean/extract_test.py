@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trivium.corpus.clean.extract import RAW, extract_step, extractor
+from trivium.corpus.clean.extract import extract_step, extractor
 from trivium.corpus.clean.tidy import tidy
 from trivium.corpus.config import ExtractConfig
-from trivium.corpus.document import Document
+from trivium.corpus.document import RAW, Document
+from trivium.corpus.harvest.plant import html_page
 from trivium.corpus.read.encoding import decode
-from trivium.corpus.read.html_page import html_page
 from trivium.corpus.steps import Drop, Keep
 from trivium.seeds import generator_for
 

@@ -9,7 +9,7 @@ from trivium.corpus.clean.quality import broken_rule, is_boilerplate, measure, q
 from trivium.corpus.clean.repetition import repetition_step
 from trivium.corpus.config import LanguageConfig, QualityConfig, RepetitionConfig
 from trivium.corpus.document import Document
-from trivium.corpus.read.plant import boilerplate_text, foreign_text, low_quality_text
+from trivium.corpus.harvest.plant import boilerplate_text, foreign_text, low_quality_text
 from trivium.corpus.steps import Drop, Keep
 from trivium.seeds import generator_for
 

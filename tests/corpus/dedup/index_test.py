@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from trivium.corpus.config import CurateConfig, DedupConfig
-from trivium.corpus.dedup.deduplicate import NEAR_NEW, NEAR_OLD, deduplicate
 from trivium.corpus.dedup.index import INDEX, _similarities, read_index
+from trivium.corpus.deduplicate import NEAR_NEW, NEAR_OLD, deduplicate
 from trivium.corpus.document import Document
+from trivium.corpus.files import Input
 from trivium.corpus.kernels.shingles import ShingleSets, jaccard_of_pairs
-from trivium.corpus.publish.history import rejects_of
-from trivium.corpus.read.inputs import Input
+from trivium.corpus.publish.views import rejects_of
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import DataError
 from trivium.seeds import generator_for
@@ -168,7 +168,7 @@ def test_an_index_of_other_keys_and_a_damaged_one_are_refused(bench):
 
 
 def test_keys_made_before_a_kill_are_not_made_again(bench, monkeypatch):
-    from trivium.corpus.dedup import deduplicate as station
+    from trivium.corpus import deduplicate as station
 
     source, made, real = bench.store("s", corpus(4)), [], station.write_part
     monkeypatch.setattr(station, "_TOGETHER", 20)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trivium.corpus.config import DedupConfig
-from trivium.corpus.dedup.cluster import components
+from trivium.corpus.dedup.groups import components
 from trivium.corpus.dedup.minhash import (
     MinHash,
     candidate_pairs,
@@ -15,9 +15,9 @@ from trivium.corpus.dedup.minhash import (
     merged_pairs,
     shingles,
 )
+from trivium.corpus.harvest.plant import edited_copy
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
-from trivium.corpus.read.plant import edited_copy
 from trivium.seeds import generator_for
 
 

@@ -126,8 +126,8 @@ from numba.core.dispatcher import Dispatcher
 from trivium.config import build
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.curate import curate
-from trivium.corpus.dedup.deduplicate import deduplicate
-from trivium.corpus.read.inputs import Input
+from trivium.corpus.deduplicate import deduplicate
+from trivium.corpus.files import Input
 from trivium.corpus.warm_up import compile_once
 
 root = Path(sys.argv[1])
@@ -144,7 +144,7 @@ for by in ("near", "text", "lines"):
 (root / "out").mkdir()
 loose = {"quality": {"words_low": 5}, "repetition": {"top_ngram": [1, 1, 1], "repeated_ngram": [1] * 6}}
 curate(build(CurateConfig, loose), root / "raw", root / "out", seed=1)
-from trivium.corpus.clean.extract import extractor
+from trivium.corpus.clean.extract import (extractor)
 from trivium.corpus.config import ExtractConfig
 extractor(ExtractConfig())(page)
 missed = {d.py_func.__name__: sum(d.stats.cache_misses.values()) for d in gc.get_objects() if isinstance(d, Dispatcher)}

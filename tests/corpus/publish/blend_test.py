@@ -4,7 +4,7 @@ import pytest
 
 from trivium.config import build
 from trivium.corpus.config import CurateConfig
-from trivium.corpus.publish.blend import blend
+from trivium.corpus.publish.output import blend
 from trivium.errors import ConfigError, DataError
 
 SOURCES = {"a": {"documents": 3, "text_bytes": 300}, "b": {"documents": 1, "text_bytes": 100}}

@@ -8,12 +8,18 @@ import pytest
 
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
-from trivium.corpus.dedup.similar import similar_pairs
+from trivium.corpus.dedup.minhash import similar_pairs
 from trivium.corpus.document import Document
-from trivium.corpus.publish.compare import differences_between
-from trivium.corpus.publish.history import history, history_lines, rejects_of
-from trivium.corpus.publish.statistics import corpus_statistics, numbers_in, statistics_lines
-from trivium.corpus.read.harvest import harvest
+from trivium.corpus.harvest.harvest import harvest
+from trivium.corpus.publish.views import (
+    corpus_statistics,
+    differences_between,
+    history,
+    history_lines,
+    numbers_in,
+    rejects_of,
+    statistics_lines,
+)
 from trivium.corpus.store import documents_table, read_documents, write_documents
 from trivium.errors import DataError
 

@@ -9,10 +9,10 @@ import struct
 import pytest
 
 from trivium.corpus.config import ReadConfig
-from trivium.corpus.read.quarantine import Trouble
+from trivium.corpus.document import Trouble
 from trivium.corpus.read.streams import Lost, chunks
 from trivium.corpus.read.warc_frames import Frame, frames
-from trivium.corpus.read.zstd_frames import MAGIC
+from trivium.corpus.read.zstd import MAGIC
 
 pytestmark = pytest.mark.timeout(100)
 LIMITS = ReadConfig()

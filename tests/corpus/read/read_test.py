@@ -13,17 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from trivium.corpus.clean.extract import RAW
 from trivium.corpus.config import CurateConfig, ReadConfig
-from trivium.corpus.document import Document
+from trivium.corpus.document import RAW, Damage, Document, Trouble
+from trivium.corpus.files import Input, input_files, relative_name
 from trivium.corpus.read.cutting import paragraphs_of
-from trivium.corpus.read.inputs import Input
 from trivium.corpus.read.lines import Line, row_of
-from trivium.corpus.read.listing import input_files, relative_name
-from trivium.corpus.read.quarantine import Damage, Intake, Trouble
 from trivium.corpus.read.read import read_any
 from trivium.corpus.read.warc import Page, write_warc
-from trivium.corpus.station import run_steps
+from trivium.corpus.run_steps import run_steps
 from trivium.errors import DataError
 
 
@@ -597,10 +594,8 @@ def test_a_binary_text_that_is_not_utf_8_is_refused_by_its_row(tmp_path):
 
 def test_settings_beside_a_corpus_are_counted_and_rows_without_text_among_others_are_named(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"features": {"a": [1]}, "splits": []}, indent=2))
-    intake = Intake()
-    (found,) = read_any(tmp_path / "a.json", source="s", intake=intake)
+    (found,) = read_any(tmp_path / "a.json", source="s")
     assert found.kind == "JSON without text or content or body (harvest.read.text)"
-    assert intake.balances and intake.passed_over == {found.kind: 1}
     (tmp_path / "b.json").write_text('{"title": "b"}\n{"text": "one"}\n{"title": "c"}\n')
     damage, document, other = read_any(tmp_path / "b.json", source="s")
     assert document.text == "one" and {damage.trouble, other.trouble} == {Trouble.NO_TEXT}

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.corpus.dedup.deduplicate import deduplicate
-from trivium.corpus.read.harvest import harvest
-from trivium.corpus.read.inputs import Input
-from trivium.corpus.read.quarantine import Damage, Intake, PassedOver, Trouble
+from trivium.corpus.deduplicate import deduplicate
+from trivium.corpus.document import Damage, PassedOver, Trouble
+from trivium.corpus.files import Input
+from trivium.corpus.harvest.harvest import harvest
 from trivium.corpus.read.warc import Page, read_warc
-from trivium.corpus.station import run_steps
+from trivium.corpus.run_steps import run_steps
 
 WORDS = "<p>" + "The river was long and the stones were green. " * 30 + "</p>"
 BODY = f"<!DOCTYPE html><html><body>{WORDS}\n\n{WORDS}</body></html>".encode()
@@ -276,14 +276,13 @@ def test_every_record_is_a_document_a_named_rejection_or_of_a_counted_kind(tmp_p
     stored = b"".join(gzip.compress(block) for _, block in KINDS) if packed else data
     path = folder / ("a.warc.gz" if packed else "a.warc")
     path.write_bytes(stored)
-    intake = Intake()
-    found = list(read_warc(path, intake=intake))
+    found = list(read_warc(path))
     names = [
         "document" if isinstance(one, Page) else one.kind if isinstance(one, PassedOver) else one.trouble
         for one in found
     ]
     assert names == [kind for kind, _ in KINDS]
-    assert intake.balances and intake.seen == counted(data) == len(KINDS)
+    assert len(found) == counted(data) == len(KINDS)
 
     (tmp_path / "out").mkdir()
     funnel = run_steps(

@@ -11,9 +11,8 @@ import pytest
 
 from trivium.corpus.clean.extract import extractor
 from trivium.corpus.config import ExtractConfig
-from trivium.corpus.document import Document
+from trivium.corpus.document import Damage, Document
 from trivium.corpus.read.encoding import decode
-from trivium.corpus.read.quarantine import Damage, Intake
 from trivium.corpus.read.read import read_any
 from trivium.corpus.read.streams import unpacked
 from trivium.corpus.read.warc import Page, read_warc, write_warc
@@ -210,12 +209,10 @@ def test_a_hole_in_a_large_file_costs_only_the_records_in_it(tmp_path):
         middle = len(data) // 2
         hole = data[:middle] + bytes(2000) + data[middle + 2000 :]
         (tmp_path / name).write_bytes(hole)
-        intake = Intake()
-        read = list(read_warc(tmp_path / name, intake=intake))
+        read = list(read_warc(tmp_path / name))
         whole = [page for page in read if isinstance(page, Page)]
         assert all(page in pages for page in whole)
-        assert intake.balances and intake.documents == len(whole)
-        assert 1 <= intake.quarantined.total() <= 2
+        assert 1 <= sum(isinstance(one, Damage) for one in read) <= 2
         if not name.startswith("one"):  # one member for all records: what follows the damage is gone
             assert len(whole) >= len(pages) - 2 - 2000 // (len(data) // len(pages))
 

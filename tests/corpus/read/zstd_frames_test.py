@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from trivium.corpus.read.zstd_frames import MAGIC, begins_frame, frame_end
+from trivium.corpus.read.zstd import MAGIC, begins_frame, frame_end
 
 NOISE = np.random.default_rng(1).bytes(300_000)  # of several blocks that do not get smaller
 TEXT = b"".join(b"line %d\n" % n**3 for n in range(30_000))

@@ -8,9 +8,9 @@ import pytest
 from trivium.corpus.config import ClassifierConfig, CurateConfig
 from trivium.corpus.document import Document
 from trivium.corpus.filters import named_steps
+from trivium.corpus.harvest.plant import boilerplate_text, low_quality_text
 from trivium.corpus.kernels.hashed import hashed_ngrams, logistic_epoch
 from trivium.corpus.kernels.texts import texts_of, words_of
-from trivium.corpus.read.plant import boilerplate_text, low_quality_text
 from trivium.corpus.select.classifier import Classifier, auc, is_kept, train, trained_step
 from trivium.corpus.steps import Drop, Keep
 from trivium.errors import DataError

@@ -9,7 +9,7 @@ from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import Document
 from trivium.corpus.kernels.ngrams import are_there, find_ngrams, ngram_index, ngrams_of
 from trivium.corpus.kernels.texts import joined, texts_of
-from trivium.corpus.select.decontaminate import Counters, Keys, at_least, cut, decontaminate, keys_of
+from trivium.corpus.select.decontaminate import Counters, Keys, cut, decontaminate, keys_of
 from trivium.seeds import generator_for
 
 CONFIG = DecontaminationConfig()
@@ -95,7 +95,7 @@ def test_common_phrases_are_spared_and_rarer_ones_are_not():
     keys = Keys({"a": phrase, "b": rare}, CONFIG)
     texts = [f"{phrase}. And more." for _ in range(10)] + [f"{rare}."] * 9
     counts = Counter(keys.text_of(hit.key) for hits in keys.hits(texts_of(texts)).values() for hit in hits)
-    common = at_least(counts, 10)
+    common = {key for key, count in counts.items() if count >= 10}
     assert set(common) == set(keys_of(phrase, CONFIG))
     keys.spare(common)
     assert set(keys.owners) == set(keys_of(rare, CONFIG))

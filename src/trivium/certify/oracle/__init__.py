@@ -1,1 +1,1 @@
-"""The parts of a layer once more, in plain torch. They share no code with plan/layers/ and model/layers/."""
+"""The model, its parts and its optimizers a second time, in plain torch. No code of the engine is used."""

@@ -23,7 +23,7 @@ _SENTENCE = re.compile(r"(?<![.!?])[.!?]++[\"'”’)]*+(?=\s|$)")
 
 
 def c4_step(config: C4Config) -> Step:
-    """The step that removes lines and drops pages as C4 did; metadata gains `c4`: lines kept and removed."""
+    """Return the step that removes lines and drops pages as C4 did; metadata gains `c4`: lines kept and removed."""
     bad = _words_pattern(config.bad_words)
 
     def judge(document: Document) -> Verdict:
@@ -47,7 +47,7 @@ def c4_step(config: C4Config) -> Step:
 
 
 def line_fault(line: str, config: C4Config) -> str:
-    """Why C4 removes a line, or nothing."""
+    """Return why C4 removes a line, or nothing."""
     words = line.split()
     lowered = line.lower()
     if len(line) > config.word_letters and any(len(word) > config.word_letters for word in words):
@@ -62,7 +62,7 @@ def line_fault(line: str, config: C4Config) -> str:
 
 
 def num_sentences(line: str) -> int:
-    """Sentences of a line that ends as one: its ends of sentences followed by a blank or nothing, at least one."""
+    """Return the number of sentences of a line that ends as one: ends of sentences before a blank, at least 1."""
     return max(1, len(_SENTENCE.findall(line)))
 
 

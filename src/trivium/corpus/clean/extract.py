@@ -1,4 +1,4 @@
-"""HTML → text: the main content kept, the frame around it dropped, by one of four extractors."""
+"""Extraction: the main text of HTML pages, by one of four extractors."""
 
 import importlib
 import re
@@ -12,17 +12,15 @@ from resiliparse.extract.html2text import extract_plain_text
 from trivium.corpus.clean.main_text import main_text
 from trivium.corpus.clean.tidy import NotTidied, tidy
 from trivium.corpus.config import ExtractConfig
-from trivium.corpus.document import Document
+from trivium.corpus.document import RAW, Document
 from trivium.corpus.steps import Drop, Keep, Step, Verdict
 from trivium.errors import MachineError
-
-RAW = "raw"  # metadata key: the form the text still has, "html" until it is extracted
 
 Extractor = Callable[[str], str]
 
 
 class TooComplex(ValueError):
-    """A page that a parser would need more than linear time for. The message is the reason for which it is dropped."""
+    """A page for which a parser would need more than linear time. The message is the reason for dropping it."""
 
 
 _SENTENCE_END = re.compile(r"[.!?…:][\"”’')\]»]*$")
@@ -42,7 +40,7 @@ _FEW_WORDS, _MANY_WORDS = 4, 15  # a sentence has so many words; so many are pro
 
 
 def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
-    """The step that turns what was fetched into plain text; a page without main content is dropped.
+    """Return the step that turns what was fetched into plain text; a page without main content is dropped.
 
     Metadata of a page gains `extraction`: the extractor and the figures of `extraction_figures`.
     """
@@ -69,7 +67,7 @@ def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
 
 
 def extractor(config: ExtractConfig) -> Extractor:
-    """The function from a page's HTML to its main text, untidied; MachineError when its package is missing."""
+    """Return the function from a page's HTML to its main text, untidied; MachineError when its package is missing."""
     if config.extractor == "blocks":
         return main_text
     if config.extractor == "justext":
@@ -80,7 +78,7 @@ def extractor(config: ExtractConfig) -> Extractor:
 
 
 def _require_shallow(html: str) -> str:
-    """The page itself. Raises TooComplex if its elements nest deeper than parsers handle in linear time.
+    """Return the page itself. Raises TooComplex if its elements nest deeper than parsers handle in linear time.
 
     Elements that may be left open, such as `p` and `li`, are not counted: each ends the one before.
     """
@@ -94,7 +92,7 @@ def _require_shallow(html: str) -> str:
 
 
 def extraction_figures(html: str, text: str) -> dict[str, Any]:
-    """How much of a page its text is, and of what kind: what a bad extraction shows in."""
+    """Return figures that show a bad extraction: how much of a page its text is, and of what kind."""
     paragraphs = [paragraph for paragraph in text.split("\n\n") if paragraph]
     return {
         "html_characters": len(html),
@@ -106,7 +104,7 @@ def extraction_figures(html: str, text: str) -> dict[str, Any]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Whether any line of it is a sentence, or as long as several."""
+    """Return whether any line of a paragraph is a sentence, or as long as several."""
     return any(
         words >= _MANY_WORDS or (words >= _FEW_WORDS and _SENTENCE_END.search(line) is not None)
         for line in paragraph.split("\n")

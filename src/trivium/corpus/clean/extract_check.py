@@ -85,7 +85,7 @@ def scores(found: str, gold: str) -> tuple[float, float]:
 
 
 def mean_scores(each: Mapping[str, tuple[float, float]], names: Sequence[str]) -> dict[str, float]:
-    """The means over some pages."""
+    """Return the means over some pages."""
     words, runs = zip(*(each[name] for name in names), strict=True)
     return {
         "pages": len(names),
@@ -101,7 +101,7 @@ def f1(found: Counter[Any], wanted: Counter[Any]) -> float:
 
 
 def extraction_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     lines = [f"{'extractor':<28}{'word F1':>9}{'run F1':>8}{'MB/s':>8}"]
     for name, row in rows.items():
         if "missing" in row:

@@ -1,6 +1,7 @@
 """The filters FineWeb added (Penedo et al., arXiv 2406.17557, section 3.6, and its published code)."""
 
 from collections.abc import Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -10,7 +11,6 @@ from trivium.corpus.kernels.characters import WEB_STOP
 from trivium.corpus.kernels.measures import LINES, SHORT_LINES, STOPPED_LINES, WORDS, measures
 from trivium.corpus.kernels.repeats import AGAIN_CHARACTERS, PART_CHARACTERS, repeats
 from trivium.corpus.kernels.texts import joined
-from trivium.corpus.measure import Found, Measure
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
 
@@ -24,25 +24,23 @@ class Figures(NamedTuple):
 
 
 def fineweb_step(config: FineWebConfig) -> Step:
-    """The step that drops a document at the first rule it breaks; metadata gains `fineweb`, the figures."""
+    """Return the step that drops a document at the first rule it breaks; metadata gains `fineweb`, the figures."""
 
-    def verdict(document: Document, found: Found) -> Verdict:
-        figures = Figures(*found)
+    def verdict(document: Document, figures: Figures) -> Verdict:
         broken = broken_rule(figures, config)
         shown = {name: round(value, 4) for name, value in figures._asdict().items()}
         return Drop(broken, _REMEDIES[broken]) if broken else Keep(noted(document, fineweb=shown))
 
-    measure = Measure("fineweb", measure_all, {"short_line": config.short_line})
-    return measured_step("fineweb", measure, verdict)
+    return measured_step("fineweb", partial(measure_all, short_line=config.short_line), verdict)
 
 
 def measure(text: str, config: FineWebConfig) -> Figures:
-    """Every figure of a text; lines without anything in them are no lines."""
+    """Return every figure of a text; lines without anything in them are no lines."""
     return measure_all([text], short_line=config.short_line)[0]
 
 
 def measure_all(strings: Sequence[str], *, short_line: int) -> list[Figures]:
-    """Every figure of each text. short_line: characters in a short line at most."""
+    """Return every figure of each text. short_line: characters in a short line at most."""
     texts = joined(strings)
     counts, _ = measures(texts, short=short_line + 1, stops=WEB_STOP)
     parts, _ = repeats(texts, tops=0, repeated=0)
@@ -70,7 +68,7 @@ _REMEDIES = MappingProxyType(
 
 
 def broken_rule(figures: Figures, config: FineWebConfig) -> str:
-    """The name of the first rule a document breaks, or nothing."""
+    """Return the name of the first rule a document breaks, or nothing."""
     rules = {
         "too few lines end in punctuation": figures.punctuated_lines <= config.punctuated_lines,
         "too many short lines": figures.short_lines >= config.short_lines,

@@ -11,7 +11,6 @@ import pycld2
 
 from trivium.corpus.config import LanguageConfig
 from trivium.corpus.document import Document
-from trivium.corpus.measure import Found, Measure
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
 # pycld2 refuses control characters and lone surrogates
@@ -21,9 +20,9 @@ _UNKNOWN = "un"
 
 
 def language_step(config: LanguageConfig) -> Step:
-    """The step that keeps the languages of `config.keep`; metadata gains `language` and `language_percent`."""
+    """Return the step that keeps the languages of `config.keep`; metadata gains `language` and `language_percent`."""
 
-    def verdict(document: Document, found: Found) -> Verdict:
+    def verdict(document: Document, found: tuple[str, int]) -> Verdict:
         code, percent = found
         if code not in config.keep:
             reason = "undetermined" if code == _UNKNOWN else f"language {code}"
@@ -32,16 +31,14 @@ def language_step(config: LanguageConfig) -> Step:
             return Drop(f"mixed: less than {config.percent} % {code}", "language.percent=0")
         return Keep(noted(document, language=code, language_percent=percent))
 
-    measure = Measure("language", _detect_all, {"sample": config.sample, "sure": config.sure})
+    def measure(texts: Sequence[str]) -> list[tuple[str, int]]:
+        return [detect(text, sample=config.sample, sure=config.sure) for text in texts]
+
     return measured_step("language", measure, verdict)
 
 
-def _detect_all(texts: Sequence[str], *, sample: int, sure: int) -> list[Found]:
-    return [detect(text, sample=sample, sure=sure) for text in texts]
-
-
 def detect(text: str, *, sample: int = 0, sure: int = 100) -> tuple[str, int]:
-    """The main language's code ('un' when unsure) and the percent of the text in it.
+    """Return the main language's code ('un' when unsure) and the percent of the text in it.
 
     sample: characters asked first, 0 for none; their answer stands when it is reliable and at least `sure` percent
     are of one language.

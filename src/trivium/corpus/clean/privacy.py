@@ -51,7 +51,7 @@ KINDS = ("key", "email", "ip", "phone")  # in this order: what is masked is not 
 
 
 def privacy_step(config: PrivacyConfig) -> Step:
-    """The step that masks or drops by kind; metadata gains `privacy`: how many of each kind were found."""
+    """Return the step that masks or drops by kind; metadata gains `privacy`: how many of each kind were found."""
 
     def verdict(document: Document, bits: int) -> Verdict:
         text, found = _masked(document.text, config, bits)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 from trivium.corpus.config import QualityConfig
@@ -25,7 +24,6 @@ from trivium.corpus.kernels.measures import (
     measures,
 )
 from trivium.corpus.kernels.texts import joined
-from trivium.corpus.measure import Found, Measure
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
 _SHORT_LINE = 30  # characters
@@ -74,38 +72,36 @@ class Figures(NamedTuple):
 
 
 def quality_step(config: QualityConfig) -> Step:
-    """The step that drops a document at the first rule it breaks; metadata gains `quality`, the figures."""
+    """Return the step that drops a document at the first rule it breaks; metadata gains `quality`, the figures."""
 
-    def verdict(document: Document, found: Found) -> Verdict:
-        figures = Figures(*found)
+    def verdict(document: Document, figures: Figures) -> Verdict:
         broken = _broken(figures, config)
         if broken is not None:
             return broken
         shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in figures._asdict().items()}
         return Keep(noted(document, quality=shown))
 
-    return measured_step("quality", _MEASURE, verdict)
+    return measured_step("quality", measure_all, verdict)
 
 
 def gopher_step(config: QualityConfig) -> Step:
-    """The step with the rules of Gopher alone (Rae et al., arXiv 2112.11446, A1.1); metadata gains `gopher`."""
+    """Return the step with the rules of Gopher alone (Rae et al., arXiv 2112.11446, A1.1); metadata gains `gopher`."""
 
-    def verdict(document: Document, found: Found) -> Verdict:
-        figures = Figures(*found)
+    def verdict(document: Document, figures: Figures) -> Verdict:
         broken = _broken(figures, config, only=_GOPHER)
         shown = {name: round(getattr(figures, name), 4) for name in _GOPHER_FIGURES}
         return broken or Keep(noted(document, gopher=shown))
 
-    return measured_step("gopher", _MEASURE, verdict)
+    return measured_step("gopher", measure_all, verdict)
 
 
 def measure(text: str) -> Figures:
-    """Every figure of a text."""
+    """Return every figure of a text."""
     return measure_all([text])[0]
 
 
 def measure_all(strings: Sequence[str]) -> list[Figures]:
-    """Every figure of each text."""
+    """Return every figure of each text."""
     texts = joined(strings)
     counts, suspects = measures(texts, short=_SHORT_LINE)
     boilerplate = [0] * texts.num_texts
@@ -132,11 +128,8 @@ def _figures(counts: list[int], boilerplate: int) -> Figures:
     )
 
 
-_MEASURE = Measure("quality", measure_all, MappingProxyType({}))
-
-
 def is_boilerplate(line: str) -> bool:
-    """Whether a line is navigation, a counter, a call to act, or a cookie or policy notice."""
+    """Return whether a line is navigation, a counter, a call to act, or a cookie or policy notice."""
     words = len(line.split())
     if words <= CALL_WORDS and (_COUNTER.match(line) or _MENU.match(line) or _CALL.search(line)):
         return True
@@ -144,74 +137,34 @@ def is_boilerplate(line: str) -> bool:
 
 
 def broken_rule(figures: Figures, config: QualityConfig) -> str:
-    """The name of the first rule a document breaks, or nothing."""
+    """Return the name of the first rule a document breaks, or nothing."""
     broken = _broken(figures, config)
     return broken.reason if broken else ""
 
 
 def _broken(figures: Figures, config: QualityConfig, *, only: frozenset[str] | None = None) -> Drop | None:
-    """The first rule that a document breaks, with the setting that lifts it; `only`: of the rules on these figures."""
-    found, limits = figures, config
-    rules = (
-        (
-            "characters",
-            f"under {limits.characters} characters",
-            "characters=0",
-            found.characters < limits.characters,
-        ),
-        ("words", f"under {limits.words_low} words", "words_low=0", found.words < limits.words_low),
-        (
-            "words",
-            f"over {limits.words_high} words",
-            "words_high=1000000000",
-            found.words > limits.words_high,
-        ),
-        (
-            "word_letters",
-            "words too short",
-            "word_letters_low=0",
-            found.word_letters < limits.word_letters_low,
-        ),
-        (
-            "word_letters",
-            "words too long",
-            "word_letters_high=1e9",
-            found.word_letters > limits.word_letters_high,
-        ),
-        ("symbols", "too many symbols", "symbols=1", found.symbols > limits.symbols),
-        (
-            "alphabetic_words",
-            "too many words without letters",
-            "alphabetic_words=0",
-            found.alphabetic_words < limits.alphabetic_words,
-        ),
-        ("common_words", "too few common words", "common_words=0", found.common_words < limits.common_words),
-        ("bullet_lines", "too many bullet lines", "bullet_lines=1", found.bullet_lines > limits.bullet_lines),
-        (
-            "ellipsis_lines",
-            "too many lines end in an ellipsis",
-            "ellipsis_lines=1",
-            found.ellipsis_lines > limits.ellipsis_lines,
-        ),
-        (
-            "punctuated_lines",
-            "too few lines end in punctuation",
-            "punctuated_lines=0",
-            found.punctuated_lines < limits.punctuated_lines,
-        ),
-        ("short_lines", "too many short lines", "short_lines=1", found.short_lines > limits.short_lines),
-        (
-            "boilerplate_words",
-            "boilerplate",
-            "boilerplate_words=1",
-            found.boilerplate_words > limits.boilerplate_words,
-        ),
-    )
-    return next(
-        (
-            Drop(rule, f"quality.{remedy}")
-            for figure, rule, remedy, broken in rules
-            if broken and (only is None or figure in only)
-        ),
-        None,
-    )
+    """Return the first rule that a document breaks, with the setting that lifts it. only: rules on these figures."""
+    for figure, setting, is_minimum, remedy, rule in _RULES:
+        value, limit = getattr(figures, figure), getattr(config, setting)
+        if (value < limit if is_minimum else value > limit) and (only is None or figure in only):
+            return Drop(rule.format(limit), f"quality.{setting}={remedy}")
+    return None
+
+
+# In the order in which the rules are applied: the figure, the setting that limits it, whether that is a minimum, the
+# value under which no document breaks the rule, and the rule's name with the limit in it.
+_RULES = (
+    ("characters", "characters", True, "0", "under {} characters"),
+    ("words", "words_low", True, "0", "under {} words"),
+    ("words", "words_high", False, "1000000000", "over {} words"),
+    ("word_letters", "word_letters_low", True, "0", "words too short"),
+    ("word_letters", "word_letters_high", False, "1e9", "words too long"),
+    ("symbols", "symbols", False, "1", "too many symbols"),
+    ("alphabetic_words", "alphabetic_words", True, "0", "too many words without letters"),
+    ("common_words", "common_words", True, "0", "too few common words"),
+    ("bullet_lines", "bullet_lines", False, "1", "too many bullet lines"),
+    ("ellipsis_lines", "ellipsis_lines", False, "1", "too many lines end in an ellipsis"),
+    ("punctuated_lines", "punctuated_lines", True, "0", "too few lines end in punctuation"),
+    ("short_lines", "short_lines", False, "1", "too many short lines"),
+    ("boilerplate_words", "boilerplate_words", False, "1", "boilerplate"),
+)

@@ -13,53 +13,39 @@ from trivium.corpus.kernels.repeats import (
     repeats,
 )
 from trivium.corpus.kernels.texts import joined
-from trivium.corpus.measure import Found, Measure
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
 Rule = tuple[str, float, float]  # its name, the share in a text, the largest share allowed
 
 
 def repetition_step(config: RepetitionConfig) -> Step:
-    """The step that drops a document at the first repetition rule it breaks; metadata gains `repetition`."""
+    """Return the step that drops a document at the first repetition rule it breaks; metadata gains `repetition`."""
 
-    def verdict(document: Document, counts: Found) -> Verdict:
-        parts, runs = counts
-        return _verdict(document, _rules(parts, runs, config), config)
+    def verdict(document: Document, rules: list[Rule]) -> Verdict:
+        for name, share, limit in rules:
+            if share > limit:
+                return Drop(f"repeated {name}", f"repetition.{_remedy(name, config)}")
+        worst = max(rules, key=lambda rule: rule[1] / max(rule[2], 1e-9))
+        return Keep(noted(document, repetition={worst[0]: round(worst[1], 4)}))
 
-    return measured_step("repetition", Measure("repetition", _count_all, _lengths(config)), verdict)
+    return measured_step("repetition", lambda texts: measure_all(texts, config), verdict)
 
 
 def measure(text: str, config: RepetitionConfig) -> list[Rule]:
-    """Every rule, with its share in this text."""
+    """Return every rule, with its share in this text."""
     return measure_all([text], config)[0]
 
 
 def measure_all(texts: Sequence[str], config: RepetitionConfig) -> list[list[Rule]]:
-    """Every rule, with its share in each text."""
-    counts = _count_all(texts, **_lengths(config))
-    return [_rules(parts, runs, config) for parts, runs in counts]
-
-
-def _lengths(config: RepetitionConfig) -> dict[str, int]:
-    """How many lengths of runs are counted, which is all that the counts depend on."""
-    return {"tops": len(config.top_ngram), "repeated": len(config.repeated_ngram)}
-
-
-def _count_all(texts: Sequence[str], *, tops: int, repeated: int) -> list[Found]:
-    parts, runs = repeats(joined(texts), tops=tops, repeated=repeated)
-    return list(zip(parts.tolist(), runs.tolist(), strict=True))
-
-
-def _verdict(document: Document, rules: list[Rule], config: RepetitionConfig) -> Verdict:
-    for name, share, limit in rules:
-        if share > limit:
-            return Drop(f"repeated {name}", f"repetition.{_remedy(name, config)}")
-    worst = max(rules, key=lambda rule: rule[1] / max(rule[2], 1e-9))
-    return Keep(noted(document, repetition={worst[0]: round(worst[1], 4)}))
+    """Return every rule, with its share in each text."""
+    counts = repeats(joined(texts), tops=len(config.top_ngram), repeated=len(config.repeated_ngram))
+    return [
+        _rules(parts, runs, config) for parts, runs in zip(*(one.tolist() for one in counts), strict=True)
+    ]
 
 
 def _remedy(name: str, config: RepetitionConfig) -> str:
-    """The setting under which no document breaks the rule of this name."""
+    """Return the setting under which no document breaks the rule of this name."""
     if "gram" in name:
         setting = "repeated_ngram" if name.endswith("s") else "top_ngram"
         return f"{setting}=[{','.join('1' for _ in getattr(config, setting))}]"

@@ -1,4 +1,4 @@
-"""Text made plain: encoding damage repaired, control characters gone, blanks and empty lines collapsed."""
+"""Text normalisation: repair mojibake, remove control characters, collapse blanks and empty lines."""
 
 import re
 import unicodedata
@@ -82,7 +82,7 @@ def _require_short_runs(text: str, longest_run: int | None = None) -> None:
 
 
 def _repaired(text: str) -> str:
-    """ftfy's repair of the lines that look damaged; it too looks at lines one by one.
+    """Let ftfy repair the lines that look damaged; it looks at single lines, too.
 
     Entities stay: extraction has read those of the page, and what is left of them is meant. So do vertical tabs and
     form feeds, as ends of lines: ftfy would drop them, and glue what they part. ftfy would also normalise; here it is
@@ -107,7 +107,7 @@ def _repaired(text: str) -> str:
 
 
 def looks_damaged(text: str) -> bool:
-    """Whether ftfy may repair something: an odd character, or what its `is_bad` calls mis-decoded.
+    """Return whether ftfy may repair something: an odd character, or what its `is_bad` calls mis-decoded.
 
     Its pattern looks at every character of each line; here it is asked only where a sign of damage can be.
     """
@@ -135,7 +135,7 @@ def _kinds() -> Kinds:
 
 @lru_cache(maxsize=1)
 def _marks() -> Kinds:
-    """Which code points have a canonical combining class other than 0."""
+    """Return which code points have a canonical combining class other than 0."""
     kinds = np.fromiter(
         map(bool, map(unicodedata.combining, map(chr, range(CODE_POINTS)))), np.uint8, CODE_POINTS
     )

@@ -1,4 +1,4 @@
-"""Between the passes: which of all documents repeat another, and which one of each group survives.
+"""The comparison of all documents, between the passes: which repeat another, and which of each group survives.
 
 First equal texts and equal ids, in the order of the documents; then near duplicates among what is left, band
 by band and part by part, so that memory holds keys and pairs but never the texts.
@@ -16,13 +16,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from trivium.corpus.config import DedupConfig
-from trivium.corpus.dedup.cluster import components, ranks_of, survivors
-from trivium.corpus.dedup.exact import SAME_ADDRESS, SAME_ID, SAME_TEXT, FirstOnly
+from trivium.corpus.config import CurateConfig, DedupConfig
+from trivium.corpus.dedup.groups import (
+    SAME_ADDRESS,
+    SAME_ID,
+    SAME_TEXT,
+    FirstOnly,
+    components,
+    ranks_of,
+    survivors,
+)
 from trivium.corpus.dedup.minhash import CHAIN, merged_pairs
 from trivium.corpus.engine import Done, Engine, Result
-from trivium.corpus.first_pass import ADDRESS, BANDS, KEY, Part, all_parts
-from trivium.corpus.job import Job, lay_down, mapped, read_array, read_job, save_array, write_array
 from trivium.corpus.kernels.shingles import (
     NO_SHINGLES,
     Pairs,
@@ -33,7 +38,9 @@ from trivium.corpus.kernels.shingles import (
 )
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import Hashes, text_keys
+from trivium.corpus.parts import ADDRESS, BANDS, KEY, CurationJob, Part, all_parts
 from trivium.corpus.steps import figure_of
+from trivium.corpus.work import lay_down, mapped, read_array, read_job, save_array, write_array
 
 
 class Fate(IntEnum):
@@ -63,23 +70,23 @@ _EXACT = (KEY, "id", ADDRESS)  # what documents may have in common exactly
 
 
 class Standing(NamedTuple):
-    """Which documents survive others: the rank of the source of each, and its figure, where one counts."""
+    """What decides which documents survive: the rank of each one's source, and its quality figure, if one is set."""
 
     ranks: NDArray[np.int64]
     quality: NDArray[np.float64] | None
 
     def of(self, rows: NDArray[np.int64]) -> "Standing":
-        """That of these documents."""
+        """Select these documents."""
         return Standing(self.ranks[rows], None if self.quality is None else self.quality[rows])
 
     def order(self) -> NDArray[np.int64]:
-        """The documents' numbers, those that survive others first; those that stand alike as they come."""
+        """Return the documents' numbers, best first; equals stay in their order."""
         figures = np.zeros(len(self.ranks)) if self.quality is None else self.quality
         return np.lexsort((-figures, self.ranks))
 
 
 class Decisions(NamedTuple):
-    """For each document, by its number: its fate, the one that survives for it or itself, and its largest verified
+    """For each document: its fate, the number of the document that survives for it or its own, and its largest verified
     similarity."""
 
     fates: NDArray[np.uint8]
@@ -87,8 +94,8 @@ class Decisions(NamedTuple):
     similarities: NDArray[np.float64]
 
 
-def decide(job: Job, parts: list[Part], engine: Engine, done: Done) -> None:
-    """Compare all documents and lay down the decisions; what was laid down before is not done again."""
+def decide(job: CurationJob, parts: list[Part], engine: Engine, done: Done) -> None:
+    """Compare all documents and write the decisions. Work that is already on disk is not repeated."""
     if job.path(_DECIDED).is_dir():
         return
     standing = _standing(parts, job.config.dedup)
@@ -114,18 +121,18 @@ def decide(job: Job, parts: list[Part], engine: Engine, done: Done) -> None:
         shutil.rmtree(job.path(name))
 
 
-def decisions_of(job: Job, part: Part) -> Decisions:
-    """What was decided about the documents of one part."""
+def decisions_of(job: CurationJob, part: Part) -> Decisions:
+    """Return what was decided about the documents of one part."""
     files = (job.path(_DECIDED, f"{name}.npy") for name in Decisions._fields)
     return Decisions(*(mapped(file)[part.first : part.end] for file in files))
 
 
 def pairs_of_band(work: str, item: str) -> Result:
-    """The task of one band: pairs of documents that agree in it."""
-    job = read_job(work)
+    """Find the pairs of documents that agree in a band: the task of one band."""
+    job = read_job(work, CurateConfig)
     path = job.path(_PAIRS, f"{item}.npy")
     if not path.is_file():
-        # copied, as each file that is mapped is one that is open, and a process may have a thousand
+        # Copied, because a mapped file stays open, and a process may only have about a thousand open files.
         keys = np.concatenate([mapped(part.folder / BANDS)[int(item)].copy() for part in all_parts(job)])
         keys[mapped(job.path(_FATES)) != Fate.KEPT] = NO_SHINGLES
         save_array(path, pairs_in_band(keys, chain=CHAIN))
@@ -133,8 +140,8 @@ def pairs_of_band(work: str, item: str) -> Result:
 
 
 def shingles_of_part(work: str, item: str) -> Result:
-    """The task of one part: the shingle sets of its documents that stand in a pair."""
-    job = read_job(work)
+    """Write the shingle sets of those documents of a part that are in a pair: a task of one part."""
+    job = read_job(work, CurateConfig)
     part = all_parts(job)[int(item)]
     folder = job.path(_SHINGLES, item)
     if not folder.is_dir():
@@ -147,8 +154,8 @@ def shingles_of_part(work: str, item: str) -> Result:
 
 
 def similar_to_part(work: str, item: str) -> Result:
-    """The task of one part: the similar pairs whose later document is in it, with their similarity."""
-    job = read_job(work)
+    """Write the similar pairs whose later document is in a part, with their similarity: a task of one part."""
+    job = read_job(work, CurateConfig)
     path = job.path(_SIMILAR, f"{item}.npy")
     if path.is_file():
         return {}
@@ -179,7 +186,7 @@ def similar_to_part(work: str, item: str) -> Result:
 
 
 def _standing(parts: list[Part], config: DedupConfig) -> Standing:
-    # a held-out text wins over any other, so that training never sees it
+    # A held-out text wins over any other, so that training never sees it.
     priority = (_HELDOUT, *config.priority)
     sources = (part.table(["source"])["source"].to_pylist() for part in parts[1:])
     heldout = ranks_of([_HELDOUT] * parts[0].documents, priority=priority)
@@ -188,8 +195,8 @@ def _standing(parts: list[Part], config: DedupConfig) -> Standing:
 
 
 def _exact(parts: list[Part], standing: Standing) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Fates after exact deduplication, and of each document the one that stays for it, or itself: the first in their
-    standing. Held-out documents are all kept.
+    """Return the fates after exact deduplication and, for each document, the number of the best one that it repeats, or
+    its own. Held-out documents are all kept.
 
     Only documents that may repeat something are looked at one by one; of the others memory holds three numbers each.
     """
@@ -208,7 +215,7 @@ def _exact(parts: list[Part], standing: Standing) -> tuple[NDArray[np.uint8], ND
 
 
 def _numbers(part: Part) -> Hashes:
-    """A number for text, id and address of each document, [3, documents]: equal for what is equal; 0 is nothing."""
+    """Hash text, id and address of each document, [3, documents]. 0 stands for no address."""
     table = part.table(list(_EXACT))
     texts = np.frombuffer(b"".join(table[KEY].to_pylist()), np.uint64)[::2]
     addresses = b"".join(one[:8] or bytes(8) for one in table[ADDRESS].to_pylist())
@@ -216,7 +223,7 @@ def _numbers(part: Part) -> Hashes:
 
 
 def _stand_twice(numbers: Hashes) -> NDArray[np.bool_]:
-    """Which of these stand there more than once, nothing aside."""
+    """Return which of these numbers occur more than once, except 0."""
     order = np.argsort(numbers)
     same = numbers[order[1:]] == numbers[order[:-1]]
     found = np.zeros(len(numbers), dtype=bool)
@@ -228,7 +235,8 @@ def _stand_twice(numbers: Hashes) -> NDArray[np.bool_]:
 def _near(
     standing: Standing, heldout: int, exact: NDArray[np.uint8], similar: NDArray[np.float64]
 ) -> Decisions:
-    """heldout: how many documents are; they come first. similar: [pairs, 3], two documents and their similarity."""
+    """Decide about near duplicates. similar: [pairs, 3], two documents and their similarity. heldout: the number of
+    held-out documents, which come first."""
     pairs: Pairs = similar[:, :2].astype(np.int64)
     best = survivors(components(pairs, documents=len(exact)), *standing)
     closest = np.zeros(len(exact))
@@ -241,7 +249,7 @@ def _near(
 
 
 def qualities(parts: list[Part], figure: str) -> NDArray[np.float64]:
-    """This figure of each document's metadata, by the path of `statistics`; the lowest of all where it is missing."""
+    """Return a figure of each document's metadata, by its path; minus infinity if it is missing."""
     found = [
         figure_of(json.loads(text), figure)
         for part in parts
@@ -250,7 +258,7 @@ def qualities(parts: list[Part], figure: str) -> NDArray[np.float64]:
     return np.array(found, np.float64)
 
 
-def _sets(job: Job, number: str) -> tuple[ShingleSets, NDArray[np.int64]]:
+def _sets(job: CurationJob, number: str) -> tuple[ShingleSets, NDArray[np.int64]]:
     folder = job.path(_SHINGLES, number)
     sets = ShingleSets(mapped(folder / "hashes.npy"), mapped(folder / "offsets.npy"))
     return sets, mapped(folder / "rows.npy")
@@ -271,8 +279,8 @@ def _save_all(arrays: Mapping[str, NDArray[Any]], into: Path) -> None:
         write_array(into / name, array)
 
 
-def survivor_ids(job: Job, numbers: NDArray[np.int64]) -> list[str]:
-    """The ids of documents that survived for others, by their numbers."""
+def survivor_ids(job: CurationJob, numbers: NDArray[np.int64]) -> list[str]:
+    """Return the ids of documents that survived for others, by their numbers."""
     named = mapped(job.path(_DECIDED, _NAMED))
     with pa.memory_map(str(job.path(_DECIDED, _NAMES))) as file:
         names = pa.ipc.open_file(file).read_all()["id"]
@@ -281,7 +289,7 @@ def survivor_ids(job: Job, numbers: NDArray[np.int64]) -> list[str]:
 
 
 def _save_decisions(decisions: Decisions, parts: list[Part], into: Path) -> None:
-    """The decisions, and the ids that rejects will name: looked up here, where each part is read once."""
+    """Write the decisions, and the ids that rejects will name: here each part is read only once."""
     named = np.unique(decisions.survivors[decisions.fates != Fate.KEPT])
     _save_all({f"{name}.npy": array for name, array in decisions._asdict().items()} | {_NAMED: named}, into)
     schema = pa.schema([("id", pa.large_string())])

@@ -1,10 +1,10 @@
-"""An index of documents seen: what a new snapshot of a crawl is compared with, without the old texts.
+"""An index of earlier documents, with which a new snapshot of a crawl is compared without the old texts.
 
 index.json            format, what the keys depend on, and the snapshots in order: key, parts, documents
 parts/NNNNN-NNNNN/    of some documents: ids.parquet, bands.npy [bands, documents], hashes.npy and offsets.npy (the
                       shingle set of each)
 
-A snapshot is in the index from the moment index.json names it; parts it does not name are of no account.
+A snapshot belongs to the index from the moment that index.json names it. Parts that it does not name are ignored.
 """
 
 import shutil
@@ -18,55 +18,53 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trivium.corpus.config import DedupConfig
-from trivium.corpus.dedup.cluster import components, ranks_of, survivors
+from trivium.corpus.dedup.groups import components, ranks_of, survivors
 from trivium.corpus.dedup.minhash import CHAIN, MinHash, merged_pairs
 from trivium.corpus.document import Document
-from trivium.corpus.job import lay_down, mapped, write_array
 from trivium.corpus.kernels.shingles import Pairs, ShingleSets, jaccard_of_pairs, pairs_in_band, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.steps import figure_of
+from trivium.corpus.work import lay_down, mapped, write_array
 from trivium.errors import DataError
 from trivium.provenance import write_json
 from trivium.untrusted import read_json
 
 FORMAT = "trivium-dedup-index-1"
-WORDS_VERSION = (
-    2  # of what a word is (kernels/texts.py): 2 since scripts without blanks have words of one letter
-)
+WORDS_VERSION = 2  # of the definition of a word in kernels/texts.py
 INDEX, PARTS = "index.json", "parts"
 _OLD = "\x00"  # stands for the source of what was seen before; no real source has this name
 
 
 class IndexPart(NamedTuple):
-    """Some documents of the index: their folder, the number of the first among all, and how many."""
+    """Some documents of the index: their folder, the number of the first one, and how many they are."""
 
     folder: Path
     first: int
     documents: int
 
     def bands(self) -> NDArray[np.uint64]:
-        """Band keys, [bands, documents]."""
+        """Return the band keys, [bands, documents]."""
         return mapped(self.folder / "bands.npy")
 
     def sets(self) -> ShingleSets:
-        """The shingle set of each document."""
+        """Return the shingle set of each document."""
         return ShingleSets(mapped(self.folder / "hashes.npy"), mapped(self.folder / "offsets.npy"))
 
     def column(self, name: str) -> list[Any]:
-        """`id`, `source` or `quality` of each document."""
+        """Return `id`, `source` or `quality` of each document."""
         found: list[Any] = pq.read_table(self.folder / "ids.parquet", columns=[name])[name].to_pylist()
         return found
 
 
 class Found(NamedTuple):
-    """Of each new document: the number of its group's survivor, and its largest verified similarity to any other."""
+    """For each new document: the number of its group's survivor, and its largest verified similarity to any other."""
 
     survivors: NDArray[np.int64]
     similarities: NDArray[np.float64]
 
 
 def write_part(folder: Path, documents: Sequence[Document], config: DedupConfig, *, seed: int) -> None:
-    """Lay down what documents are compared by."""
+    """Write what documents are compared by."""
     texts = texts_of([document.text for document in documents])
     minhash = MinHash(bands=config.bands, rows=config.rows, shingle=config.shingle, seed=seed)
     sets = shingle_sets(texts, size=config.shingle)
@@ -86,7 +84,7 @@ def write_part(folder: Path, documents: Sequence[Document], config: DedupConfig,
 
 
 def read_index(folder: Path, config: DedupConfig, *, seed: int) -> list[dict[str, Any]]:
-    """The snapshots of an index, none where there is no index; DataError when its keys are of another kind."""
+    """Return the snapshots of an index; none if there is no index. DataError if its keys are of another kind."""
     path = folder / INDEX
     if not path.is_file():
         return []
@@ -106,7 +104,7 @@ def read_index(folder: Path, config: DedupConfig, *, seed: int) -> list[dict[str
 
 
 def add_snapshot(folder: Path, config: DedupConfig, key: str, parts: Sequence[Path], *, seed: int) -> None:
-    """Put the parts of a snapshot into an index; it is in it once they all are."""
+    """Copy the parts of a snapshot into an index, and then name it there."""
     snapshots = read_index(folder, config, seed=seed)
     (folder / PARTS).mkdir(parents=True, exist_ok=True)
     names = []
@@ -119,13 +117,13 @@ def add_snapshot(folder: Path, config: DedupConfig, key: str, parts: Sequence[Pa
 
 
 def keys_of(config: DedupConfig, *, seed: int) -> dict[str, Any]:
-    """What band keys and shingle sets depend on."""
+    """Return the settings that band keys and shingle sets depend on."""
     own = {"bands": config.bands, "rows": config.rows, "shingle": config.shingle, "seed": seed}
     return {**own, "words": WORDS_VERSION}
 
 
 def listed(folders: Sequence[Path], *, first: int = 0) -> list[IndexPart]:
-    """Parts in these folders, numbered through from `first`."""
+    """Return the parts in these folders, with documents numbered from `first`."""
     parts = []
     for folder in folders:
         documents = pq.ParquetFile(folder / "ids.parquet").metadata.num_rows
@@ -135,10 +133,10 @@ def listed(folders: Sequence[Path], *, first: int = 0) -> list[IndexPart]:
 
 
 def find_duplicates(old: Sequence[IndexPart], new: Sequence[IndexPart], config: DedupConfig) -> Found:
-    """Which document stands for the group of each new one: an old one if there is any, so that old ones all stay.
+    """Return which document survives for the group of each new one: an old one if there is any, so all old ones stay.
 
-    A new document goes exactly if one run over the old and the new documents, the old ones first and preferred,
-    drops it: groups are joined by pairs, and pairs among old documents join no group that new ones part.
+    A new document is dropped exactly if one run over the old and the new documents, with the old ones first and
+    preferred, would drop it. Pairs among old documents do not join groups.
     """
     parts = [*old, *new]
     first_new = new[0].first if new else 0
@@ -158,7 +156,7 @@ def find_duplicates(old: Sequence[IndexPart], new: Sequence[IndexPart], config: 
 
 
 def ids_of(parts: Sequence[IndexPart], numbers: NDArray[np.int64]) -> dict[int, str]:
-    """The ids of documents by their numbers, which are sorted."""
+    """Return the ids of documents by their numbers, which are sorted."""
     found: dict[int, str] = {}
     for part in parts:
         low, high = np.searchsorted(numbers, (part.first, part.first + part.documents))
@@ -169,10 +167,10 @@ def ids_of(parts: Sequence[IndexPart], numbers: NDArray[np.int64]) -> dict[int, 
 
 
 def _candidates(parts: Sequence[IndexPart], first_new: int, *, bands: int) -> Pairs:
-    """Pairs that agree in a band and whose later document is new; one band in memory at a time."""
+    """Return the pairs that agree in a band and whose later document is new. One band is in memory at a time."""
 
     def of_band(band: int) -> Pairs:
-        # copied, as each file that is mapped is one that is open, and a process may have a thousand
+        # Copied, because a mapped file stays open, and a process may only have about a thousand open files.
         keys = np.concatenate([np.empty(0, np.uint64), *(part.bands()[band].copy() for part in parts)])
         found = pairs_in_band(keys, chain=CHAIN)
         return found[found[:, 1] >= first_new]
@@ -181,10 +179,10 @@ def _candidates(parts: Sequence[IndexPart], first_new: int, *, bands: int) -> Pa
 
 
 def _similarities(parts: Sequence[IndexPart], pairs: Pairs) -> NDArray[np.float64]:
-    """The true Jaccard similarity of each pair, two parts at a time."""
+    """Return the true Jaccard similarity of each pair, computed for two parts at a time."""
     ends = np.array([part.first + part.documents for part in parts])
     owners = np.searchsorted(ends, pairs, side="right")
-    # Sorted once: an index of a million documents has more pairs of parts than can each look through all pairs.
+    # Sorted once: a large index has too many pairs of parts to search all pairs for each.
     order = np.lexsort((owners[:, 1], owners[:, 0]))
     both, begin = np.unique(owners[order], axis=0, return_index=True)
     found = np.zeros(len(pairs))

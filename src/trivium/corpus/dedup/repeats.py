@@ -1,8 +1,7 @@
-"""Exact repetition across documents: whole texts, or single lines or paragraphs that stood in an earlier document.
+"""Exact repetition across documents: whole texts, or single lines or paragraphs of earlier documents.
 
-What counts as equal is equal words: case, punctuation and blanks are set aside (kernels.words). Memory
-holds a hash for each different text, line or paragraph, of each document with its text compared the id and what it
-survives by, and never the texts.
+Texts are equal if their words are; case, punctuation and blanks do not count (kernels.words). Memory holds a hash for
+each different text, line or paragraph, and, if whole texts are compared, id, source and quality of each document.
 """
 
 from array import array
@@ -11,8 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from trivium.corpus.config import DedupConfig
-from trivium.corpus.dedup.cluster import ranks_of, survivors
-from trivium.corpus.dedup.exact import SAME_TEXT, text_key
+from trivium.corpus.dedup.groups import SAME_TEXT, ranks_of, survivors, text_key
 from trivium.corpus.document import Document
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import keys_and_words
@@ -26,9 +24,9 @@ NOTHING_NEW = "nothing in it that did not stand in an earlier document"
 def without_equal_texts(
     read: Callable[[], Iterable[Document]], config: DedupConfig, tally: Tally
 ) -> Iterator[Document | Reject]:
-    """Of each text the document that survives (`cluster.survivors`); on every other is noted which one (`same`).
+    """Keep the document that survives for each text (`groups.survivors`). Rejects name it in their metadata (`same`).
 
-    read: gives the documents, which are read twice, as the best may be the last.
+    read: gives the documents. It is called twice, because the best may be the last.
     """
     numbers: dict[bytes, int] = {}  # of each text
     ids, sources, texts, figures = list[str](), list[str](), array("q"), array("d")
@@ -48,8 +46,8 @@ def without_equal_texts(
 def without_repeated(
     documents: Iterable[Document], unit: Unit, tally: Tally, *, words: int
 ) -> Iterator[Document | Reject]:
-    """Every document without the lines or paragraphs that stood before, in it or another; those under `words` stay,
-    separators among them, which have none.
+    """Remove lines or paragraphs that occurred before, in the same or another document. Those with fewer than `words`
+    words stay, such as separators.
 
     Metadata of a document that lost some gains `repeated`: how many of the unit went.
     """

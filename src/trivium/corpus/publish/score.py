@@ -1,4 +1,4 @@
-"""What curation caught of the planted junk, and what honest documents it lost: counted after the fact."""
+"""What a curation caught of the planted junk, and which honest documents it lost."""
 
 import gzip
 import json
@@ -20,10 +20,10 @@ def score(
     documents: Path,
     rejects: Path,
 ) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
-    """(kind → planted, caught; honest documents, lost, lost by step).
+    """Return ({kind: planted and caught}, honest documents and those lost, also by step).
 
-    Junk is caught when its document is gone; a leak when no 13-gram of the passage is left in its host. An
-    honest document is lost when nothing of it is left; being cut is not being lost.
+    Junk is caught if its document was dropped; a leak, if no 13-gram of the passage is left in its host. An honest
+    document is lost if nothing of it is left. A cut document is not lost.
     """
     hosts = {str(one["id"]) for one in planted.get(LEAKED, ())}
     junk = {str(one["id"]) for kind, ones in planted.items() if kind != LEAKED for one in ones}

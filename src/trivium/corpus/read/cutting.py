@@ -30,7 +30,7 @@ def paragraphs_of(text: str, *, longest: int) -> Iterator[str]:
 
 
 def pieces_of(document: Document, *, longest: int) -> Iterator[Document]:
-    """The document itself, or its pieces if it is longer, each under an id of its own: `7-0`, `7-1`, …"""
+    """Yield the document itself, or its pieces if it is longer, each under an id of its own: `7-0`, `7-1`, …"""
     texts = [document.text]
     if len(document.text) > longest:
         texts = list(filter(str.strip, paragraphs_of(document.text, longest=longest)))
@@ -43,13 +43,13 @@ def pieces_of(document: Document, *, longest: int) -> Iterator[Document]:
 
 
 def is_later_piece(document: Document) -> bool:
-    """Whether a document is a piece of a text, and not the first one."""
+    """Return whether a document is a piece of a text, and not the first one."""
     told = document.metadata.get(CUT_FROM)
     return isinstance(told, dict) and isinstance(told.get("piece"), int) and told["piece"] > 0
 
 
 def _end_of_piece(text: str, start: int, longest: int) -> tuple[int, int]:
-    """Where the piece at `start` ends, and where the next one begins."""
+    """Return where the piece at `start` ends, and where the next one begins."""
     stop = start + longest
     end = text.rfind("\n\n", start, stop + 2)
     if end >= 0:

@@ -35,7 +35,7 @@ _LEAST_UTF_8 = 4  # characters beyond ASCII that are no accident when they are v
 
 
 def decode(body: bytes, charset: str | None) -> str:
-    """Bytes as text: by byte order mark, the stated charset, the page's own statement, or detection."""
+    """Return bytes as text: by byte order mark, the stated charset, the page's own statement, or detection."""
     return without_surrogates(body.decode(encoding_of(body, charset), "replace"))
 
 
@@ -47,7 +47,7 @@ class Decoder:
         self._codec: codecs.IncrementalDecoder | None = None
 
     def decode(self, block: bytes, *, last: bool) -> str:
-        """The text of a block; a character that the block cuts comes with the next one."""
+        """Return the text of a block; a character that the block cuts comes with the next one."""
         if self._codec is None:
             if block.isascii() and not _SHIFT.search(block):
                 return block.decode("ascii")
@@ -56,7 +56,7 @@ class Decoder:
 
 
 def encoding_of(body: bytes, charset: str | None, *, whole: bool = True) -> str:
-    """The name of a codec for `body`: the first that fits of those that speak for it.
+    """Return the name of a codec for `body`: the first that fits of those that speak for it.
 
     charset: what the server stated. whole: False where `body` may end within a character.
     The order is that of the HTML standard: a byte order mark, the server, the page itself, detection. There are two
@@ -112,7 +112,7 @@ def _own_statements(body: bytes) -> Iterator[str]:
 
 
 def _label_of(meta: bytes) -> bytes:
-    """The encoding that a meta element with these attributes states; empty if it states none."""
+    """Return the encoding that a meta element with these attributes states; empty if it states none."""
     attributes = {name.lower(): b"".join(values) for name, *values in _ATTRIBUTE.findall(meta)}
     if b"charset" in attributes:
         return attributes[b"charset"].strip()
@@ -121,7 +121,7 @@ def _label_of(meta: bytes) -> bytes:
 
 
 def _is_surely_utf_8(body: bytes, whole: bool) -> bool:
-    """Whether it is valid UTF-8 with several characters beyond ASCII."""
+    """Return whether it is valid UTF-8 with several characters beyond ASCII."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(body, whole)
     except UnicodeDecodeError:
@@ -138,7 +138,7 @@ def _fits(body: bytes, name: str, whole: bool) -> bool:
 
 
 def _known(charset: str | None) -> str | None:
-    """A codec of Python's for a charset as the web names it, or None."""
+    """Return a codec of Python's for a charset as the web names it, or None."""
     if not charset:
         return None
     try:

@@ -4,55 +4,45 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from trivium.corpus.config import ReadConfig
-from trivium.corpus.document import Document
-from trivium.corpus.read.listing import input_files, source_of
-from trivium.corpus.read.own_ids import OwnIds, keys_of
-from trivium.corpus.read.quarantine import Damage, PassedOver
+from trivium.corpus.document import Damage, Document, PassedOver
+from trivium.corpus.files import Input, input_files, source_of
+from trivium.corpus.read.ids import OwnIds, keys_of
 from trivium.corpus.read.read import read_any
-from trivium.corpus.store import documents_in, is_store, read_manifest, read_shard, read_tables
+from trivium.corpus.store import DOCUMENTS, documents_in, is_store, read_manifest, read_shard, read_tables
 from trivium.errors import DataError
 
-DOCUMENTS = "documents"  # the store in the output of a verb
 
-
-class Input(NamedTuple):
-    """What a verb is given to read, and where its rows' texts stand and how large a thing in it may be."""
-
-    path: Path
-    limits: ReadConfig = ReadConfig()
-
-
-def store_at(path: Path) -> Path | None:
-    """The document store that this path is, or holds as the output of a verb; None when it is neither."""
+def store_at(path: Path | str) -> Path | None:
+    """Return the document store that this path is, or holds as the output of a verb; None if it is neither."""
+    if isinstance(path, str):
+        return None
     return next((folder for folder in (path, path / DOCUMENTS) if is_store(folder)), None)
 
 
 def files_at(path: Path) -> list[Path]:
-    """The files to read, in order: a store's shards, or whatever can be read; DataError when there are none."""
+    """Return the files to read, in order: a store's shards, or all readable files. DataError if there are none."""
     store = store_at(path)
     if store is None:
         return input_files(path)
     return [store / shard["file"] for shard in read_manifest(store)["shards"]]
 
 
-def documents_of(file: Path, source: Input) -> Iterator[Document | Damage | PassedOver]:
-    """The documents of one of the files there, and what is none: damage, and records of other kinds."""
-    if store_at(source.path) is None:
+def documents_of(file: Path | str, source: Input) -> Iterator[Document | Damage | PassedOver]:
+    """Yield the documents of one of these files, and what is none: damage, and records of other kinds."""
+    if isinstance(file, Path) and store_at(source.path) is not None:
+        yield from read_shard(file)
+    else:
         yield from read_any(file, source=source_of(file, source.path), limits=source.limits)
-        return
-    yield from read_shard(file)
 
 
 def documents_at(source: Input, passed_over: Counter[str] | None = None) -> Iterator[Document]:
-    """Every document there, under an id of its own; DataError when a part cannot be read.
+    """Yield every document under a unique id. DataError if a part cannot be read.
 
-    Files are read twice, as ids depend on all others; a store's documents have their own. passed_over: filled with the
-    records that are no documents, by their kind; counts of an earlier reading are cleared.
+    Files are read twice, because ids depend on all other files; a store's ids are unique already. passed_over: filled
+    with the number of records that are no documents, by kind; counts of an earlier reading are cleared.
     """
     if store_at(source.path) is not None:
         yield from as_read_at(source)
@@ -64,8 +54,10 @@ def documents_at(source: Input, passed_over: Counter[str] | None = None) -> Iter
 
 
 def as_read_at(source: Input, passed_over: Counter[str] | None = None) -> Iterator[Document]:
-    """Every document there, under the id that its file gives it, which others may have, too; DataError at the first
-    part that cannot be read. passed_over: as for `documents_at`."""
+    """Yield every document under the id that its file gives it. DataError at the first part that cannot be read.
+
+    passed_over: as for `documents_at`.
+    """
     counts = Counter[str]() if passed_over is None else passed_over
     counts.clear()
     store = store_at(source.path)
@@ -74,7 +66,7 @@ def as_read_at(source: Input, passed_over: Counter[str] | None = None) -> Iterat
             yield from documents_in(table)
         return
     for file in input_files(source.path):
-        for item in read_any(file, source=source_of(file, source.path), limits=source.limits):
+        for item in documents_of(file, source):
             if isinstance(item, Damage):
                 raise DataError(
                     f"{item.path}: {item.reason}; fix it, or set it aside with `trivium corpus step read`"

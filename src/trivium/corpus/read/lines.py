@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from trivium.corpus.config import ReadConfig
-from trivium.corpus.read.quarantine import Trouble
+from trivium.corpus.document import Trouble
 from trivium.corpus.read.streams import Chunk, Lost
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 def rows_of(parts: Iterator[Chunk | Lost], limits: ReadConfig) -> Iterator[dict[str, Any] | Lost]:
-    """Every row of a JSON file, which has a text under one of `limits.text`, and a Lost for what is none.
+    """Yield every row of a JSON file, which has a text under one of `limits.text`, and a Lost for what is none.
 
     A row is a line, or an object of the one array that the file is, or the one object that it is. A line ends in a line
     feed and in nothing else, as texts may hold U+2028 and the like. An array has the size of a record at most, as it is
@@ -59,7 +59,7 @@ def rows_of(parts: Iterator[Chunk | Lost], limits: ReadConfig) -> Iterator[dict[
 
 
 def _may_be_whole(begin: bytes) -> bool:
-    """Whether a file that begins so may be one array or object: its first line is no row."""
+    """Return whether a file that begins so may be one array or object: its first line is no row."""
     first, end, _ = begin.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
     if first[:1] == b"[":
         return True
@@ -73,7 +73,7 @@ def _begins_array(begin: bytes) -> bool:
 
 
 def _whole(data: bytes) -> list[Any] | None:
-    """The rows of a file that is one array or one object; None if it is something else."""
+    """Return the rows of a file that is one array or one object; None if it is something else."""
     try:
         found = parsed(data)
     except (ValueError, RecursionError):
@@ -92,7 +92,7 @@ def _not_lines(too_large: bool, limits: ReadConfig) -> str:
 
 
 def lines(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Line | Lost]:
-    """Every line in order, blank ones too; one that is too long, or that bytes were lost from, as a Lost."""
+    """Yield every line in order, blank ones too; one that is too long, or that bytes were lost from, as a Lost."""
     held = bytearray()
     number, offset = 1, 0  # of the line held
     too_long = False
@@ -126,7 +126,7 @@ def lines(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Line | 
 
 
 def row_of(line: Line, fields: Sequence[str]) -> dict[str, Any] | Lost:
-    """The JSON object on a line, which has a text under one of these fields; or what is wrong with it."""
+    """Return the JSON object on a line, which has a text under one of these fields; or what is wrong with it."""
     try:
         row = parsed(line.data)
     except UnicodeDecodeError as error:
@@ -140,7 +140,7 @@ def row_of(line: Line, fields: Sequence[str]) -> dict[str, Any] | Lost:
 def _checked(
     row: Any, where: str, offset: int, fields: Sequence[str], *, halves: bool = True
 ) -> dict[str, Any] | Lost:
-    """The row, if it has a text and no half of a character. halves: whether it may have some."""
+    """Return the row, if it has a text and no half of a character. halves: whether it may have some."""
     if not isinstance(row, dict) or text_of(row, fields) is None:
         what = f"{where} has no text under any of: {', '.join(fields)} (harvest.read.text)"
         return Lost(Trouble.NO_TEXT, what, offset)
@@ -164,7 +164,7 @@ def parsed(data: bytes) -> Any:
 
 
 def text_of(row: dict[str, Any], fields: Sequence[str]) -> str | None:
-    """The first text among these fields; a point parts the name of a field from that of a field in it."""
+    """Return the first text among these fields; a point parts the name of a field from that of a field in it."""
     found = (_at(row, name) for name in fields)
     return next((text for text in found if isinstance(text, str)), None)
 

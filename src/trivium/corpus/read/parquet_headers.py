@@ -39,7 +39,7 @@ class Declared(NamedTuple):
 
 
 def footer_problem(file: BinaryIO) -> str:
-    """Why a file must not be given to Arrow, or nothing.
+    """Return why a file must not be given to Arrow, or nothing.
 
     A file that has no footer at all gives nothing: Arrow says what is wrong with it. Raises ValueError where the footer
     is no Thrift struct.
@@ -108,7 +108,7 @@ class _Page(NamedTuple):
 
 
 def _pages(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> Iterator[_Page]:
-    """The headers of a chunk's pages, up to the one with which Arrow stops."""
+    """Yield the headers of a chunk's pages, up to the one with which Arrow stops."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < at:
         at = chunk.dictionary_page_offset
@@ -140,7 +140,7 @@ def _page_of(header: dict[int, Any]) -> _Page:
 
 
 def _page_header(file: BinaryIO, at: int) -> tuple[dict[int, Any] | None, int]:
-    """The fields of the page header at a byte, and its length; None at the end of the file."""
+    """Return the fields of the page header at a byte, and its length; None at the end of the file."""
     window = _WINDOW_BYTES
     while True:
         file.seek(at)

@@ -11,15 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trivium.corpus.clean.extract import RAW
 from trivium.corpus.config import ReadConfig
-from trivium.corpus.document import Document
+from trivium.corpus.document import RAW, Damage, Document, PassedOver, Trouble
+from trivium.corpus.files import LINES, PAGES, PARQUET, kind_name, name_of, shown
 from trivium.corpus.read.cutting import CUT_FROM, paragraphs_of, pieces_of
 from trivium.corpus.read.encoding import Decoder, decode
 from trivium.corpus.read.lines import parsed, rows_of, text_of
-from trivium.corpus.read.listing import LINES, PAGES, PARQUET, kind_name, name_of, shown
 from trivium.corpus.read.parquet_headers import declared, footer_problem
-from trivium.corpus.read.quarantine import Damage, Intake, PassedOver, Trouble
 from trivium.corpus.read.streams import Lost, chunks, open_binary
 from trivium.corpus.read.warc import Page, read_warc
 
@@ -36,40 +34,29 @@ def read_any(
     source: str,
     longest: int | None = None,
     limits: ReadConfig = ReadConfig(),
-    intake: Intake | None = None,
 ) -> Iterator[Document | Damage | PassedOver]:
-    """The documents of one file, HTML not yet extracted (metadata `raw`), a Damage for each unreadable part, and a
-    PassedOver for each sound record that is no document.
+    """Yield the documents of one file, a Damage for each unreadable part, and a PassedOver for each sound record that
+    is no document.
 
-    A text longer than `longest` characters is cut into several documents, whatever kind of file it stands in; a page of
-    HTML is not, as its text is not known yet. `intake` counts what was seen. Memory stays within a few times
-    `limits.longest_bytes`, whatever the file's size.
+    HTML is not extracted yet (metadata `raw`). A text longer than `longest` characters is cut into several documents,
+    whatever kind of file it stands in; a page of HTML is not, because its text is not known yet. Memory stays within a
+    few times `limits.longest_bytes`, whatever the file's size.
     """
-    counts = intake if intake is not None else Intake()
     name = kind_name(path)
     try:
         if name.endswith(PAGES) and not _is_empty(path):
-            for page in read_warc(path, limits, counts):
+            for page in read_warc(path, limits):
                 found = page_document(page, source=source) if isinstance(page, Page) else page
                 yield from _in_pieces(found, longest)
             return
         for item in _items(path, name, source, longest, limits):
-            counts.seen += item.records if isinstance(item, Damage) else 1
-            if isinstance(item, Damage):
-                counts.quarantined[item.trouble] += item.records
-            elif isinstance(item, PassedOver):
-                counts.passed_over[item.kind] += 1
-            else:
-                counts.documents += 1
             yield from _in_pieces(item, longest)
     except OSError as error:
-        counts.seen += 1
-        counts.quarantined[Trouble.UNREADABLE] += 1
         yield Damage(path, Trouble.UNREADABLE, f"it cannot be read: {error.strerror or error}")
 
 
 def page_document(page: Page, *, source: str) -> Document:
-    """A fetched page as a document, its HTML not yet extracted."""
+    """Return a fetched page as a document, its HTML not yet extracted."""
     metadata = {"url": page.url, "date": page.date}
     if page.content_type != "text/plain":
         metadata[RAW] = "html"
@@ -189,7 +176,7 @@ def _opened_parquet(file: BinaryIO, texts: Collection[str]) -> _Table:
 def _read_group(
     table: _Table, number: int, first: int, path: Path | str, source: str, limits: ReadConfig
 ) -> Iterator[Document | Damage]:
-    """The rows of a row group, of which the first has this number in the file."""
+    """Yield the rows of a row group, of which the first has this number in the file."""
     read, rows = 0, table.rows[number]
 
     def lost(trouble: Trouble, what: str) -> Damage:
@@ -335,7 +322,7 @@ def _row_document(row: dict[str, Any], source: str, limits: ReadConfig) -> Docum
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether values of this type can stand in JSON, as they are or as text."""
+    """Return whether values of this type can stand in JSON, as they are or as text."""
     kinds = pa.types
     return bool(
         _is_string(kind)
@@ -364,7 +351,7 @@ def _of_json(column: pa.Array) -> pa.Array:
 
 
 def _in_json(value: Any) -> Any:
-    """A value of nested columns as plain data: what JSON has no word for, such as times, as text."""
+    """Return a value of nested columns as plain data: what JSON has no word for, such as times, as text."""
     if isinstance(value, dict):
         return {str(name): _in_json(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -14,10 +14,9 @@ from pathlib import Path
 from fastwarc.warc import WarcRecord, WarcRecordType
 
 from trivium.corpus.config import ReadConfig
-from trivium.corpus.read.heads import Head, head_end, parse_head
-from trivium.corpus.read.quarantine import Damage, Intake, PassedOver, Trouble
+from trivium.corpus.document import Damage, PassedOver, Trouble
 from trivium.corpus.read.streams import Lost, chunks, open_binary, unpacked
-from trivium.corpus.read.warc_frames import Frame, frames
+from trivium.corpus.read.warc_frames import Frame, Head, frames, head_end, parse_head
 from trivium.seeds import seed_for
 
 _DOCUMENT, _SOURCE = "Trivium-Document", "Trivium-Source"
@@ -73,33 +72,21 @@ def write_warc(path: Path, pages: Iterable[Page]) -> int:
     return count
 
 
-def read_warc(
-    path: Path | str, limits: ReadConfig = ReadConfig(), intake: Intake | None = None
-) -> Iterator[Page | Damage | PassedOver]:
-    """The records of a WARC file, in order: a Page for each 2xx HTML or plain text, a PassedOver for each other sound
-    record, and a Damage for each part that is no sound record.
+def read_warc(path: Path | str, limits: ReadConfig = ReadConfig()) -> Iterator[Page | Damage | PassedOver]:
+    """Yield the records of a WARC file, in order: a Page for each 2xx HTML or plain text, a PassedOver for each other
+    sound record, and a Damage for each part that is no sound record.
 
-    Reading goes on after damage: what is lost is the damaged record or gzip member alone. `intake` counts the records.
+    Reading continues after damage: only the damaged record or gzip member is lost.
     """
-    counts = intake if intake is not None else Intake()
-    before = counts.seen
+    is_empty = True
     with open_binary(path) as file:
         for item in frames(chunks(file, limits, str(path)), limits):
-            counts.seen += 1
+            is_empty = False
             if isinstance(item, Lost):
-                found: Page | Damage | PassedOver = Damage(path, item.trouble, item.detail, item.offset)
+                yield Damage(path, item.trouble, item.detail, item.offset)
             else:
-                found = _page(item, path, limits)
-            if isinstance(found, PassedOver):
-                counts.passed_over[found.kind] += 1
-            elif isinstance(found, Damage):
-                counts.quarantined[found.trouble] += 1
-            else:
-                counts.documents += 1
-            yield found
-    if counts.seen == before:
-        counts.seen += 1
-        counts.quarantined[Trouble.NO_RECORD] += 1
+                yield _page(item, path, limits)
+    if is_empty:
         yield Damage(path, Trouble.NO_RECORD, "the file holds no record")
 
 
@@ -131,7 +118,7 @@ class _Unsound(Exception):
 
 
 def _page(frame: Frame, path: Path | str, limits: ReadConfig) -> Page | Damage | PassedOver:
-    """The page in a record, what is wrong with it, or the kind of record it is instead."""
+    """Return the page in a record, what is wrong with it, or the kind of record it is instead."""
     kind = frame.head.get("WARC-Type").lower()
     if kind not in _WANTED:
         named = kind if kind in _OTHERS else "unknown" if kind else "not stated"
@@ -226,7 +213,7 @@ def _stated_type(header: str) -> tuple[str, str | None]:
 
 
 def _sniffed(body: bytes) -> str:
-    """The media type of a body that nothing is stated of: HTML, plain text, or neither (empty)."""
+    """Return the media type of a body that nothing is stated of: HTML, plain text, or neither (empty)."""
     begin = body[:_SNIFFED_BYTES]
     if _TAG.search(begin):
         return _HTML
@@ -234,7 +221,7 @@ def _sniffed(body: bytes) -> str:
 
 
 def _codings(header: str) -> list[str]:
-    """What a body was packed by, in order. Each can give the most that is allowed, so there must be few."""
+    """Return what a body was packed by, in order. Each can give the most that is allowed, so there must be few."""
     names = [name.strip() for name in header.lower().split(",")]
     names = [name for name in names if name not in _PLAIN]
     if len(names) > _MOST_CODINGS:
@@ -264,7 +251,7 @@ def _unpacked(body: bytes, name: str, limits: ReadConfig) -> bytes:
 
 
 def _unchunked(body: bytes) -> bytes:
-    """The data of HTTP chunks (RFC 9112, section 7.1); a body that was joined already is given back as it is."""
+    """Return the data of HTTP chunks (RFC 9112, section 7.1); a body that was joined already is given back as it is."""
     if _CHUNK.match(body) is None:
         return body
     parts: list[bytes] = []

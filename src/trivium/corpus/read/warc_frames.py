@@ -1,4 +1,4 @@
-"""Where the records of a WARC file begin and end, found again after damage.
+"""Finds where the records of a WARC file begin and end, also behind damage.
 
 ISO 28500: a record is a line `WARC/1.x`, header fields, an empty line, Content-Length bytes, two line ends. Lines may
 end in CRLF or in a bare LF. Any part of a record may be damaged; then the next line that begins a record is searched,
@@ -6,13 +6,75 @@ also inside what a wrong length would swallow.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from trivium.corpus.config import ReadConfig
-from trivium.corpus.read.heads import Head, head_end, parse_head
-from trivium.corpus.read.quarantine import Trouble
+from trivium.corpus.document import Trouble
 from trivium.corpus.read.streams import Chunk, Lost
+
+_EMPTY_LINE = re.compile(rb"\n[ \t\r]*\n")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,256})[ \t]*:(.*)", re.S)
+_BLANKS = b" \t\r"
+
+
+class Head(NamedTuple):
+    """The first line of a head, and the values of each field by its name in lower case, in order."""
+
+    first: str
+    fields: Mapping[str, tuple[str, ...]]
+
+    def get(self, name: str) -> str:
+        """Return the first value of a field; empty if the head has none of this name."""
+        return next(iter(self.fields.get(name.lower(), ())), "")
+
+    def joined(self, name: str) -> str:
+        """Return all values of a field as the list that they make together."""
+        return ", ".join(self.fields.get(name.lower(), ()))
+
+
+def head_end(data: bytes | bytearray, start: int = 0, stop: int | None = None) -> int | None:
+    """Return where the body begins behind the head at `start`; None if no empty line stands before `stop`."""
+    found = _EMPTY_LINE.search(data, start, len(data) if stop is None else stop)
+    return found.end() if found else None
+
+
+def parse_head(data: bytes) -> Head | None:
+    """Return the head in `data`, which ends with its empty line; None if that line belongs to something else.
+
+    A line that is no field is passed over, as browsers do. But where such a line comes last, or begins like a tag, or
+    where a CR stands within a line, the head has no end of its own: the body began before the empty line.
+    """
+    first, *lines = data.split(b"\n")
+    fields: dict[str, list[str]] = {}
+    values: list[str] = []  # of the field that the last line belongs to
+    whole = True
+    for line in lines:
+        if not line.strip(_BLANKS):
+            break
+        if line.startswith(b"<") or b"\r" in line.strip(_BLANKS):
+            return None
+        if line[:1] in (b" ", b"\t") and values:
+            values[-1] = f"{values[-1]} {_text(line)}".strip()
+            continue
+        found = _FIELD.match(line)
+        whole = found is not None
+        if found:
+            values = fields.setdefault(found[1].decode("ascii").lower(), [])
+            values.append(_text(found[2]))
+    if not whole:
+        return None
+    return Head(_text(first), MappingProxyType({name: tuple(value) for name, value in fields.items()}))
+
+
+def _text(value: bytes) -> str:
+    value = value.strip(_BLANKS)
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
 
 _LENGTH = re.compile(r"\d{1,15}", re.A)
 _VERSION = rb"WARC/\d\.\d{1,2}[ \t\r]{0,4}\n"
@@ -42,7 +104,7 @@ class _Taken(NamedTuple):
 
 
 def frames(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Frame | Lost]:
-    """Every whole record in order, and a Lost for each stretch that is none."""
+    """Yield every whole record in order, and a Lost for each stretch that is none."""
     framer = _Framer(limits)
     member = -1
     for part in parts:
@@ -77,7 +139,7 @@ class _Framer:
         self._buffer += chunk.data
 
     def take(self, *, at_end: bool) -> Iterator[Frame | Lost]:
-        """The records that are complete; `at_end`: nothing more will come."""
+        """Yield the records that are complete; `at_end`: nothing more will come."""
         while self._buffer:
             if self._searching and not self._found(at_end):
                 return
@@ -90,7 +152,7 @@ class _Framer:
                 yield taken.item
 
     def _found(self, at_end: bool) -> bool:
-        """Whether a beginning stands in the buffer; everything before it is thrown away."""
+        """Return whether a beginning stands in the buffer; everything before it is thrown away."""
         found = _BEGIN.search(self._buffer)
         size = found.end() if found else max(0, len(self._buffer) - (0 if at_end else _LONGEST_BEGIN))
         self._drop(size)
@@ -101,7 +163,7 @@ class _Framer:
         self._at += 0 if self._packed else size
 
     def _front(self, at_end: bool) -> _Taken | None:
-        """The record at the front, or what is wrong with it; None when more bytes are needed to tell."""
+        """Return the record at the front, or what is wrong with it; None when more bytes are needed to tell."""
         buffer = self._buffer
         if blank := _BLANK.match(buffer):
             return _Taken(None, blank.end())
@@ -133,7 +195,7 @@ class _Framer:
         return self._whole(head, body, body + length, at_end)
 
     def _whole(self, head: Head, body: int, end: int, at_end: bool) -> _Taken | None:
-        """The record of `end` bytes, if line ends and another record or nothing stand behind it."""
+        """Return the record of `end` bytes, if line ends and another record or nothing stand behind it."""
         buffer = self._buffer
         if len(buffer) < end:
             if not at_end:

@@ -26,7 +26,6 @@ from trivium.corpus.kernels.hashed import (
     logistic_scores,
 )
 from trivium.corpus.kernels.texts import Offsets, texts_of
-from trivium.corpus.measure import Found, Measure
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import file_sha256
@@ -52,7 +51,7 @@ class Classifier:
         return (len(self.weights) - 1).bit_length() - 1
 
     def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """The probability, for each text, that it is of the high-quality kind."""
+        """Return the probability, for each text, that it is of the high-quality kind."""
         offsets, buckets = _features(texts, self.longest, self.bits, self.most_words)
         found = np.empty(len(texts))
         logistic_scores(offsets, buckets, self.weights, found)
@@ -66,7 +65,7 @@ class Classifier:
 
     @staticmethod
     def load(path: Path) -> "Classifier":
-        """A model as `save` wrote it, of its file or its folder; DataError when it is none."""
+        """Read a model that `save` wrote, by its file or its folder. DataError if it is none."""
         try:
             check_regular(model_file(path))
             with np.load(model_file(path), allow_pickle=False) as file:
@@ -82,13 +81,13 @@ class Classifier:
 
 
 def model_file(path: Path) -> Path:
-    """The file of a model, which is named itself or by the folder that training wrote."""
+    """Return the file of a model, given that file or the folder that training wrote."""
     return path / FILE if path.is_dir() else path
 
 
 @dataclass(frozen=True)
 class Report:
-    """How well a classifier does on documents it was not trained on."""
+    """The quality of a classifier on documents that it was not trained on."""
 
     trained_on: int
     held_out: int
@@ -96,7 +95,7 @@ class Report:
     auc: float
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the report as JSON data."""
         return {
             "trained_on": self.trained_on,
             "held_out": self.held_out,
@@ -108,7 +107,7 @@ class Report:
 def train(
     positives: Sequence[str], negatives: Sequence[str], config: ClassifierConfig, *, seed: int
 ) -> tuple[Classifier, Report]:
-    """A classifier of `positives` against `negatives`, as many of each, and its figures on those held out."""
+    """Train a classifier on equally many `positives` and `negatives`. Return it with its report on held-out ones."""
     most = min(len(positives), len(negatives), config.documents)
     if most < 2:
         raise DataError(
@@ -149,7 +148,7 @@ def auc(scores: NDArray[np.float64], labels: NDArray[np.float32]) -> float:
 
 
 def is_kept(identity: str, score: float, config: ClassifierConfig, *, seed: int) -> bool:
-    """Whether a document of this id and score stays: by threshold if there is one, else by the Pareto draw."""
+    """Return whether a document of this id and score stays: by threshold if there is one, else by the Pareto draw."""
     if config.threshold is not None:
         return score >= config.threshold
     uniform = (seed_for(seed, "classifier", "keep", identity) >> 10) / 2**53
@@ -160,8 +159,10 @@ def is_kept(identity: str, score: float, config: ClassifierConfig, *, seed: int)
 
 
 def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
-    """The step that keeps by the score of the model that the config names, which metadata gains as `classifier_score`;
-    ConfigError when it names none."""
+    """Return the step that keeps documents by the score of the config's model; ConfigError if it names none.
+
+    Metadata gains `classifier_score`.
+    """
     if config.model is None:
         raise ConfigError(
             "curate.classifier.model is not set, but curate.filters names 'classifier': train one with "
@@ -169,20 +170,18 @@ def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
         )
     path = model_file(Path(config.model))
     known = file_sha256(path) if path.is_file() else ""
-    _model(config.model, known)  # one that is none is an error before anything is judged
+    model = _model(config.model, known)
 
-    def verdict(document: Document, found: Found) -> Verdict:
-        (score,) = found
+    def verdict(document: Document, score: float) -> Verdict:
         if not is_kept(document.id, score, config, seed=seed):
             return Drop("classified as crawl", "classifier.threshold=0")
         return Keep(noted(document, classifier_score=round(score, 4)))
 
-    measure = Measure("classifier", _scores, {"model": config.model, "sha256": known})
-    return measured_step("classifier", measure, verdict)
+    def scores(texts: Sequence[str]) -> list[float]:
+        found: list[float] = model.scores(texts).tolist() if texts else []
+        return found
 
-
-def _scores(texts: Sequence[str], *, model: str, sha256: str) -> list[Found]:
-    return [(score,) for score in _model(model, sha256).scores(texts).tolist()] if texts else []
+    return measured_step("classifier", scores, verdict)
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""Evaluation text is cut out of the corpus: MT-NLG's n-gram rule, as in Megatron-LM's filter_ngrams.
+"""Cuts evaluation text out of the corpus by MT-NLG's n-gram rule, as in Megatron-LM's filter_ngrams.
 
 Words are `\\w+` in lower case, or single letters in scripts without blanks between words. An evaluation text of 13 or
 more words gives all its 13-grams as keys, one of 8 to 12 words is one key as a whole, a shorter one none. Keys found
@@ -7,7 +7,6 @@ each side go, on to the ends of the sentences; pieces under 200 characters are d
 into more than 10 pieces.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -31,7 +30,7 @@ _SENTENCE_ENDS = ".!?。！？｡။។"
 
 
 class Hit(NamedTuple):
-    """A key found: the characters [start, end) of the text, and the key's number among `Keys`."""
+    """An occurrence of a key: the characters [start, end) of the text, and the key's number in `Keys`."""
 
     start: int
     end: int
@@ -47,7 +46,7 @@ class Cut(NamedTuple):
 
 @dataclass(slots=True)
 class Counters:
-    """The paper's four figures (split, removed, too many pieces, trimmed at one end) and what they are out of."""
+    """The paper's four figures (split, removed, too many pieces, trimmed at one end), and the number of documents."""
 
     documents: int = 0
     split: int = 0
@@ -57,16 +56,16 @@ class Counters:
     keys: set[int] = field(default_factory=set)  # found in the corpus
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data, as in decontamination.json."""
+        """Return the figures of decontamination.json."""
         names = ("documents", "split", "trimmed", "removed", "too_many_pieces")
         return {name: getattr(self, name) for name in names}
 
 
 class Keys:
-    """The n-grams of evaluation texts, made to be found fast."""
+    """The n-grams of evaluation texts, indexed for fast search."""
 
     def __init__(self, items: Mapping[str, str], config: DecontaminationConfig) -> None:
-        """`items`: evaluation text by its id."""
+        """items: evaluation texts by their ids."""
         self._items, self._texts = list(items), joined(list(items.values()))
         self._words: dict[int, list[str]] = {}  # of the texts whose keys were asked for
         self._use(ngrams_of(self._texts, longest=config.ngram, shortest=config.shortest))
@@ -76,22 +75,22 @@ class Keys:
 
     @property
     def owners(self) -> dict[str, str]:
-        """Every key, and the first item that has it."""
+        """The first item of every key."""
         texts = self._ngrams.texts.tolist()
         return {self.text_of(which): self._items[text] for which, text in enumerate(texts)}
 
     def items_with(self, keys: Collection[str]) -> set[str]:
-        """The first item of each of these keys."""
+        """Return the first item of each of these keys."""
         found = np.isin(self._ngrams.hashes, ngrams_of(texts_of(list(keys))).hashes)
         return {self._items[text] for text in self._ngrams.texts[found].tolist()}
 
     def spare(self, common: Collection[str]) -> None:
-        """Forget keys that turned out to be common phrases."""
+        """Remove keys that are common phrases."""
         spared = np.isin(self._ngrams.hashes, ngrams_of(texts_of(list(common))).hashes)
         self._use(self._ngrams.only(~spared))
 
     def text_of(self, which: int) -> str:
-        """The words of the key of this number."""
+        """Return the words of the key of this number."""
         text, first, size = (int(column[which]) for column in self._ngrams[2:5])
         if text not in self._words:
             data, offsets = self._texts
@@ -100,7 +99,7 @@ class Keys:
         return " ".join(self._words[text][first : first + size])
 
     def hits(self, texts: Texts) -> dict[int, list[Hit]]:
-        """Text number → every place of a key in it, by position; where several keys begin, the longest."""
+        """Return the occurrences of keys in each text that has some, by position; where several begin, the longest."""
         found = find_ngrams(texts, self._index)
         found = found.only(are_there(texts, found, self._texts, self._ngrams)).longest()
         numbers, first = np.unique(found.texts, return_index=True)
@@ -116,7 +115,7 @@ class Keys:
 
 
 def keys_of(text: str, config: DecontaminationConfig) -> list[str]:
-    """The keys of one evaluation text."""
+    """Return the keys of one evaluation text."""
     words = words_of(text)
     if len(words) < config.shortest:
         return []
@@ -124,13 +123,8 @@ def keys_of(text: str, config: DecontaminationConfig) -> list[str]:
     return [" ".join(words[i : i + size]) for i in range(len(words) - size + 1)]
 
 
-def at_least(counts: Counter[str], common: int) -> Counter[str]:
-    """The keys with a count that makes them common phrases."""
-    return Counter({key: count for key, count in counts.items() if count >= common})
-
-
 def cut(text: str, hits: Sequence[Hit], config: DecontaminationConfig) -> Cut:
-    """What the rule leaves of one text, given every place of a key in it."""
+    """Return what the rule leaves of one text, given every place of a key in it."""
     pieces: list[tuple[int, int]] = []
     start = splits = 0
     open_end = True
@@ -159,7 +153,7 @@ def decontaminate(
     counters: Counters,
     is_taken: Callable[[str], bool] = lambda _: False,
 ) -> list[Document]:
-    """The documents that are left of one: itself, its pieces under ids of their own, or none.
+    """Return what is left of a document: itself, its pieces under new ids, or nothing.
 
     is_taken: whether another document has an id that a piece would get.
     """
@@ -194,12 +188,12 @@ def _piece(document: Document, number: int, identity: str, result: Cut) -> Docum
 
 
 def _sentence_end_before(text: str, position: int, *, floor: int) -> int:
-    """End of the last sentence that ends at or before `position`; `floor` when there is none after it."""
+    """Return the end of the last sentence that ends at or before `position` and after `floor`, else `floor`."""
     ends = [text.rfind(mark, floor, max(position + 1, floor)) for mark in _SENTENCE_ENDS]
     return max(ends) + 1 if max(ends) > floor else floor
 
 
 def _sentence_end_after(text: str, position: int) -> int:
-    """Just after the first sentence end at or after `position`; the length of the text when there is none."""
+    """Return the place behind the first end of a sentence at or after `position`, else the length of the text."""
     ends = [end for mark in _SENTENCE_ENDS if (end := text.find(mark, position)) >= 0]
     return min(ends) + 1 if ends else len(text)

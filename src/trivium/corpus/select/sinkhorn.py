@@ -31,7 +31,7 @@ class Transport:
 def sinkhorn(
     blocks: Blocks, a: Vector, b: Vector, *, epsilon: float, tolerance: float = 1e-6, iterations: int = 10_000
 ) -> Transport:
-    """The potentials for row weights `a` [N] and column weights `b` [M], both above 0 with sum 1.
+    """Return the potentials for row weights `a` [N] and column weights `b` [M], both above 0 with sum 1.
 
     epsilon: in the unit of the costs. Ends when the row marginals are off by `tolerance` in total or after so many
     `iterations`. Epsilon is halved from the largest cost down, each step beginning from the one before.

@@ -1,0 +1,123 @@
+"""Harvesting: a raw corpus on disk, the documents held out of it, and the evaluation passages.
+
+Writes warc/*.warc.gz, jsonl/*.jsonl.gz, sources.json, heldout/, evaluation_items.jsonl and, for the default
+corpus, planted.json.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from trivium.corpus.config import HarvestConfig
+from trivium.corpus.document import RAW, Document
+from trivium.corpus.engine import Engine
+from trivium.corpus.harvest.harvest_files import HELDOUT, ITEMS, SOURCES, harvest_files, summary
+from trivium.corpus.harvest.heldout import HeldOut, Item
+from trivium.corpus.harvest.plant import Planted, html_page, plant
+from trivium.corpus.harvest.python_prose import compose_documents
+from trivium.corpus.harvest.raw_files import RawFiles
+from trivium.corpus.store import write_documents
+from trivium.progress import Progress, silent
+from trivium.provenance import discard, write_json
+from trivium.seeds import generator_for
+
+PLANTED = "planted.json"
+
+
+def harvest(
+    config: HarvestConfig,
+    out: Path,
+    *,
+    seed: int,
+    corpus: Path | str | None = None,
+    progress: Progress = silent,
+    engine: Engine | None = None,
+    work: Path | None = None,
+) -> dict[str, Any]:
+    """Collect the default corpus, or the files at `corpus` (a path, or a URL for fsspec), into `out`. Return a summary.
+
+    out: an existing folder. For files only: engine: where the work runs; the result does not depend on it. work: the
+    folder of finished pieces, from which an interrupted harvest continues; whoever names it deletes it.
+    """
+    if corpus is None:
+        return _harvest_default(config, out, seed=seed, progress=progress)
+    place = work or out / ".work"
+    found = harvest_files(config, out, corpus, seed=seed, work=place, progress=progress, engine=engine)
+    if work is None:
+        discard(place)
+    return found
+
+
+def _harvest_default(config: HarvestConfig, out: Path, *, seed: int, progress: Progress) -> dict[str, Any]:
+    documents, entries = compose_documents(config, seed=seed, progress=progress)
+    line = HeldOut(config, seed=seed)
+    for document in documents:
+        line.offer(document)
+    heldout, items = line.choose()
+    kept_away = {document.id for document in heldout}
+    honest = [document for document in documents if document.id not in kept_away]
+    planted = plant(honest, items, config.planted, seed=seed)
+    files = RawFiles(out, shard_bytes=config.shard_bytes)
+    everything = _in_order(honest, planted, seed=seed)
+    for document in _dressed(everything, config, seed=seed):
+        files.add(document)
+    files.close()
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for one in planted:
+        by_kind.setdefault(one.kind, []).append(one.as_json())
+    write_json(out / PLANTED, by_kind)
+    _write_aside(out, entries, heldout, items)
+    return {
+        "honest": len(honest),
+        "planted": {kind: len(entries) for kind, entries in by_kind.items()},
+        **summary(
+            entries,
+            documents=files.documents,
+            text_bytes=sum(one.document.text_bytes for one in everything),
+            heldout=len(heldout),
+            items=len(items),
+        ),
+    }
+
+
+def _in_order(honest: Sequence[Document], planted: Sequence[Planted], *, seed: int) -> list[Planted]:
+    """Return everything in the order of a crawl: shuffled, with each copy somewhere after its original."""
+    leaked = {one.document.id: one for one in planted if one.kind == "leaked_item"}
+    everything = [leaked.get(d.id, Planted("", d)) for d in honest]
+    everything += [one for one in planted if one.kind != "leaked_item"]
+    places = generator_for(seed, "harvest", "order").random(len(everything)).tolist()
+    place_of = {one.document.id: place for one, place in zip(everything, places, strict=True)}
+    for one, place in zip(everything, places, strict=True):
+        if one.follows:
+            start = place_of[one.follows]
+            place_of[one.document.id] = start + (1 - start) * place
+    return sorted(everything, key=lambda one: place_of[one.document.id])
+
+
+def _dressed(everything: Iterable[Planted], config: HarvestConfig, *, seed: int) -> Iterator[Document]:
+    """Yield each document as it is found in a crawl: an HTML page, or text."""
+    # Curation reads WARC files before JSON lines. So the copy of a text that is no page must not be a page.
+    no_pages: set[str] = set()
+    for one in everything:
+        document = one.document
+        generator = generator_for(seed, "harvest", "dress", document.id)
+        url = f"https://docs.example/{document.source}/{document.id}.html"
+        title = str(document.metadata.get("title", document.source))
+        if generator.random() >= config.html_fraction or one.follows in no_pages:
+            no_pages.add(document.id)
+            yield replace(document, metadata={"url": url, "title": title})
+        else:
+            paragraphs = [p for part in document.text.split("\n\n") for p in part.split("\n")]
+            page = html_page(paragraphs, title=title, generator=generator)
+            yield replace(document, text=page, metadata={"url": url, RAW: "html"})
+
+
+def _write_aside(
+    out: Path, entries: Sequence[dict[str, Any]], heldout: Sequence[Document], items: Sequence[Item]
+) -> None:
+    write_json(out / SOURCES, entries)
+    write_documents(out / HELDOUT, heldout)
+    lines = [json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items]
+    (out / ITEMS).write_text("".join(lines), encoding="utf-8")
