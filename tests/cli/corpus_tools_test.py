@@ -10,7 +10,7 @@ from tokens.curated import curated, documents
 from trivium.cli.corpus import app
 from trivium.corpus import deduplicate
 from trivium.corpus.config import ClassifierConfig, CurateConfig
-from trivium.corpus.deduplicate import WAYS
+from trivium.corpus.deduplicate import KINDS
 from trivium.corpus.document import Document
 from trivium.corpus.files import Input
 from trivium.corpus.kept import files_beside
@@ -69,7 +69,7 @@ def test_a_step_that_is_refused_says_its_name_and_leaves_nothing(stores):
     assert sorted(stores.iterdir()) == before
 
 
-@pytest.mark.parametrize("by", WAYS)
+@pytest.mark.parametrize("by", KINDS)
 def test_deduplication_of_damaged_input_names_it_and_leaves_nothing(stores, by):
     rows = [json.dumps({"id": f"r{n}", "text": text}) for n, text in enumerate(GOOD)]
     (stores / "in.jsonl").write_text("\n".join([*rows, '{"id": "half', *rows]))
