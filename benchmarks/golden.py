@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # for chaos.scene
 
 from trivium import mkl
+from trivium.certify.layouts import ROTARY
 
 mkl.prefer_fast_kernels()  # before torch
 import torch
@@ -32,8 +33,8 @@ from trivium.config import merge
 from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
-from trivium.training.run import TrainingJob
+from trivium.training.loop import TrainingJob
+from trivium.training.supervision.job import start
 
 STEPS = 5
 GPT = {
@@ -44,16 +45,22 @@ GPT = {
     "vocabulary_multiple": 2,
     "sequence": 16,
 }
-LLAMA = GPT | {"family": "llama", "kv_heads": 2}
+LLAMA = GPT | {**ROTARY, "kv_heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": GPT,
     "gpt-untied-dropout": GPT | {"head": "untied", "dropout": 0.1},
     "llama": LLAMA,
     "mistral": LLAMA | {"window": 5, "head": "untied"},
-    "qwen2": LLAMA | {"qkv_bias": True, "window": 6, "window_from": 2},
+    "qwen2": LLAMA | {"bias": "qkv", "window": 6, "first": [{"times": 2, "window": None}]},
     "qwen3": LLAMA | {"qk_norm": "each_head", "head_width": 8},
     "olmo2": LLAMA | {"kv_heads": 4, "qk_norm": "all_heads", "norm_position": "after", "z_loss": 1e-3},
-    "olmo3": LLAMA | {"qk_norm": "all_heads", "norm_position": "after", "window": 5, "full_every": 2},
+    "olmo3": LLAMA
+    | {
+        "qk_norm": "all_heads",
+        "norm_position": "after",
+        "window": 5,
+        "pattern": [{"times": 1}, {"window": None}],
+    },
     "llama3": LLAMA
     | {
         "rope_base": 5e5,

@@ -53,9 +53,9 @@ from trivium.config import Tree, merge
 from trivium.errors import TriviumError
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
-from trivium.training.job import start
 from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.recorded_step import RecordedStep
+from trivium.training.supervision.job import start
 
 WHOLE_SECONDS = 450.0  # the script is to end within 8 minutes
 COLLECTIVE_SECONDS = 60.0

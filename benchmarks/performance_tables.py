@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_page import CAVEATS, percent, ratio_without_replay, share_of_data_sheet
+from marks import write_between_marks
 from pieces import processor_slug
 from step_page import OURS
 
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> int:
     for begins, (lines, ends) in tables.items():
         if not asked.write:
             print("\n".join(lines))
-        elif lines and not _write_between_marks(page, lines, begins, ends):
+        elif lines and not write_between_marks(page, lines, begins, ends):
             print(f"{page}: the marks {begins} and {ends} are missing", file=sys.stderr)
             return 1
     return 0
@@ -206,16 +207,6 @@ def _without_size(row: Mapping[str, Any]) -> str:
 def _variant(comparison: Mapping[str, Any]) -> str:
     """Which of Trivium's ways, where a row has several."""
     return comparison["trivium"].removeprefix("trivium").strip()
-
-
-def _write_between_marks(page: Path, lines: Sequence[str], begins: str = BEGIN, ends: str = END) -> bool:
-    before, begin, rest = page.read_text(encoding="utf-8").partition(begins)
-    _, end, after = rest.partition(ends)
-    if not (begin and end):
-        return False
-    text = "\n".join(lines)
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
-    return True
 
 
 def _of_processor(record: Record) -> str:

@@ -3,19 +3,22 @@
     python benchmarks/planner_accuracy.py FILE.csv [--splits 10] [--write] [--ship]
 
 For each publication, learns the constants from all other publications and predicts the rows of this one: these
-errors are the planner's accuracy. --splits N adds N seeded splits into random halves, each way; both halves hold rows
-of every source, so their errors are smaller. --write keeps the tables in benchmarks/reports. --ship learns from every
-row that may be fitted and writes cost/constants.yaml.
+errors are the planner's accuracy. For each term that was added after residuals had been seen, does the same without
+the term. --splits N adds N seeded splits into random halves, each way; both halves hold rows of every source, so their
+errors are smaller. --write keeps the tables in benchmarks/reports and in docs/planner.md. --ship learns from every row
+that may be fitted and writes cost/constants.yaml.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import yaml
+from marks import write_between_marks
 
 from trivium.cost.constants import Constants, prior_constants, priors
 from trivium.planner.backtest import Errors, errors_of, predicted_memory, predicted_seconds, regret, workloads
@@ -23,7 +26,10 @@ from trivium.planner.fit import fit
 from trivium.planner.published_rows import Row, over_batches, read_rows
 
 REPORTS = Path(__file__).parent / "reports"
-CONSTANTS = Path(__file__).parent.parent / "src/trivium/cost/constants.yaml"
+ROOT = Path(__file__).parent.parent
+CONSTANTS = ROOT / "src/trivium/cost/constants.yaml"
+DOCS = ROOT / "docs/planner.md"
+BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 MEGATRON = ("sc21_t1", "sc21_t2", "korth_t5")
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "Megatron on A100": MEGATRON,
@@ -46,6 +52,39 @@ PUBLICATIONS: Mapping[str, tuple[str, ...]] = {
     "Megatron Core": ("mcore_h100",),
     "Llama 3": ("llama3",),
 }
+FSDP = ("mpt_h100", "mpt_a100-80", "mpt_a100-40")
+
+
+class Term(NamedTuple):
+    """A term that was added after residuals had been seen: the rows it was added for, and what removes it.
+
+    held: constants with the values that switch it off. flags: of stacks.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    held: Mapping[str, float] = {}
+    flags: Mapping[str, object] = {}
+
+
+NO_DEEPSPEED = {"deepspeed_tensor": 1.0, "deepspeed_gradient_bytes": 0.0, "deepspeed_step_seconds": 0.0}
+NO_MECHANISM = {"attention": None, "reduces_by_chunk": False, "overlaps_tensor_forward": False}
+NEVER_SLOWER = 1e3  # as a share of the plain fp32 peak: above the peak of tensor cores
+TERMS = (
+    Term("DeepSpeed's three terms", ("mtnlg", "bloom"), held=NO_DEEPSPEED),
+    Term(
+        "Megatron's dated flags",
+        ("vtrain_multi",),
+        flags={"overlaps_tensor": False, "fused_accumulation": False},
+    ),
+    Term("Megatron Core's three mechanisms", ("mcore_h100",), flags=NO_MECHANISM),
+    Term("gathers by parameter of ZeRO-3 in 2021", ("sc21_t2_zero3",), flags={"gathers_by_parameter": False}),
+    Term("early stop of recomputing", FSDP, flags={"stops_early": False}),
+    Term("slower products of eager stacks", (*FSDP, "torchtitan"), held={"eager_products": 1.0}),
+    Term("ramp of fused attention", (*FSDP, "simumax_b200", "torchtitan"), held={"flash_ramp": 0.0}),
+    Term("misaligned products", ("bloom",), held={"misaligned": NEVER_SLOWER}),
+    Term("remote memory", ("bloom",), flags={"remote_memory": False}),
+)
 TARGET = "mtnlg"  # predicted with what each half taught; never fitted
 ENOUGH = 6  # layouts of a workload whose ranking is graded
 DIGITS = 4  # of a shipped constant
@@ -76,20 +115,27 @@ def main() -> None:
     learned = fit(used)
     if asked.ship:
         ship(learned.constants)
+    others = {name: [row for row in used if row.src not in src] for name, src in PUBLICATIONS.items()}
+    from_others = {name: fit(rows_of_others).constants for name, rows_of_others in others.items()}
     found = {
-        "left_out": left_out(rows, used),
+        "left_out": left_out(rows, from_others),
+        "terms": terms(rows, others, from_others),
+        "fitted": learned.rows,
+        "splits": asked.splits,
         "held_out": held_out(rows, used, asked.splits) if asked.splits else {},
         "shipped": {name: errors(chosen(rows, src), learned.constants) for name, src in FAMILIES.items()},
         "priors": {name: errors(chosen(rows, src), prior_constants()) for name, src in FAMILIES.items()},
         "ranking": ranking(used),
         "memory": memory(chosen(rows, FAMILIES["B200"])),
     }
-    text = markdown(found, asked.splits, learned.rows, learned.constants)
+    text = markdown(found, learned.constants)
     print(text)
     if asked.write:
         REPORTS.mkdir(exist_ok=True)
         (REPORTS / "planner_accuracy.md").write_text(text, encoding="utf-8")
         (REPORTS / "planner_accuracy.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if not write_between_marks(DOCS, tables(found), BEGIN, END):
+            sys.exit(f"{DOCS}: the marks {BEGIN} and {END} are missing")
 
 
 def chosen(rows: Sequence[Row], sources: Sequence[str]) -> list[Row]:
@@ -104,18 +150,41 @@ def errors(rows: Sequence[Row], constants: Constants) -> dict[str, float]:
     return errors_of(predicted(rows, constants), [row.seconds for row in rows])._asdict()
 
 
-def left_out(rows: Sequence[Row], used: Sequence[Row]) -> list[dict[str, float | str]]:
+def left_out(rows: Sequence[Row], from_others: Mapping[str, Constants]) -> list[dict[str, float | str]]:
     """Return the errors of each source, with constants learned from all other publications."""
     found: list[dict[str, float | str]] = []
     for publication, sources in PUBLICATIONS.items():
-        constants = fit([row for row in used if row.src not in sources]).constants
         for src in sources:
             if of := chosen(rows, [src]):
                 fitted = sum(row.fitted for row in of)
-                found.append(
-                    {"publication": publication, "src": src, "fitted": fitted, **errors(of, constants)}
-                )
+                graded = errors(of, from_others[publication])
+                found.append({"publication": publication, "src": src, "fitted": fitted, **graded})
     return found
+
+
+def terms(
+    rows: Sequence[Row], others: Mapping[str, Sequence[Row]], from_others: Mapping[str, Constants]
+) -> list[dict[str, float | str]]:
+    """Return each term's error with and without it, of the rows it was added for, with constants learned from all
+    other publications."""
+    found: list[dict[str, float | str]] = []
+    for term in TERMS:
+        for publication, sources in PUBLICATIONS.items():
+            graded = [src for src in term.sources if src in sources]
+            if not graded:
+                continue
+            bare = fit(without(term, others[publication]), term.held).constants
+            for src in graded:
+                of = chosen(rows, [src])
+                kept = errors(of, from_others[publication])["mape"]
+                removed = errors(without(term, of), bare)["mape"]
+                found.append({"term": term.name, "src": src, "with": kept, "without": removed})
+    return found
+
+
+def without(term: Term, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with stacks that lack what the term prices."""
+    return [row._replace(stack=row.stack.model_copy(update=dict(term.flags))) for row in rows]
 
 
 def halves(rows: Sequence[Row], splits: int) -> Iterator[tuple[list[Row], list[Row]]]:
@@ -185,60 +254,88 @@ def ship(constants: Constants) -> None:
 def left_out_lines(found: Sequence[Mapping[str, float | str]]) -> list[str]:
     """Return the table of whole publications left out. Sources without fitted rows are never learned from."""
     lines = [
-        "Left out: each publication is predicted with constants learned from all others. Percent of measured seconds.",
+        "Each publication predicted with constants that were learned from all others, in percent of the measured "
+        "seconds:",
         "",
-        "| publication | rows of | n | its rows are fitted | bias | MAPE | median | p95 | max |",
+        "| publication | rows | n | fitted for others | bias | mean | median | 95th percentile | largest |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for e in found:
         learned = "yes" if e["fitted"] else "never"
         lines.append(
-            f"| {e['publication']} | {e['src']} | {e['n']} | {learned} | {e['bias']:+.1f} | {e['mape']:.2f} | "
-            f"{e['median']:.2f} | {e['p95']:.1f} | {e['max']:.1f} |"
+            f"| {e['publication']} | {e['src']} | {e['n']} | {learned} | {e['bias']:+.1f} | {e['mape']:.1f} | "
+            f"{e['median']:.1f} | {e['p95']:.1f} | {e['max']:.1f} |"
         )
     return lines
 
 
-def halves_lines(found: Mapping[str, object], splits: int, fitted: int) -> list[str]:
-    """Return the table of random halves, beside the errors of constants learned from all rows and of the priors."""
-    held, shipped, prior = found["held_out"], found["shipped"], found["priors"]
-    lines = [
-        f"Held out: {2 * splits} halves ({splits} seeded splits, each way); learned from all {fitted} rows that may be "
-        "fitted; priors alone. Percent of measured seconds.",
+def terms_lines(found: Sequence[Mapping[str, float | str]]) -> list[str]:
+    """Return the table of terms, with and without."""
+    return [
+        "Terms that were added after residuals had been seen: the mean error of the left-out rows with the term, and "
+        "learned and predicted without it:",
         "",
-        "| rows | held-out n | bias | MAPE (worst half) | median | p95 | max (worst half) | learned: MAPE | "
-        "priors: MAPE |",
+        "| term | rows | with | without |",
+        "| --- | --- | --- | --- |",
+        *(f"| {t['term']} | {t['src']} | {t['with']:.1f} | {t['without']:.1f} |" for t in found),
+    ]
+
+
+def halves_lines(found: Mapping[str, object]) -> list[str]:
+    """Return the table of random halves, beside the errors of constants learned from all rows and of the priors."""
+    held, shipped, prior, splits = (found[name] for name in ("held_out", "shipped", "priors", "splits"))
+    lines = [
+        f"Random halves ({splits} seeded splits, each way), constants learned from all {found['fitted']} rows that may "
+        "be fitted, and priors alone. Both halves hold every source, so this is an easier test:",
+        "",
+        "| rows | graded | bias | mean (worst half) | median | 95th percentile | largest (worst half) | learned from "
+        "all: mean | priors: mean |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, h in held.items():
         end = " | ".join(f"{t[name]['mape']:.2f}" if name in t else "" for t in (shipped, prior))
         lines.append(
-            f"| {name} | {h['n']:.0f} | {h['bias']:+.2f} | {h['mape']:.2f} ({h['worst_mape']:.2f}) | {h['median']:.2f} "
+            f"| {name} | {h['n']:.1f} | {h['bias']:+.2f} | {h['mape']:.2f} ({h['worst_mape']:.2f}) | {h['median']:.2f} "
             f"| {h['p95']:.1f} | {h['max']:.1f} ({h['worst_max']:.1f}) | {end} |"
         )
     return lines
 
 
-def markdown(found: Mapping[str, object], splits: int, fitted: int, constants: Constants) -> str:
-    lines = left_out_lines(found["left_out"])
-    if splits:
-        lines += ["", *halves_lines(found, splits, fitted)]
-    lines += [
+def ranking_lines(found: Sequence[Mapping[str, float | str]]) -> list[str]:
+    """Return the table of choices among layouts."""
+    lines = [
+        "The planner's choice in each group of at least six runs that differ only in layout, with constants learned "
+        "without the group:",
         "",
-        "| layouts of one workload | constants learned without it: regret | worst layout |",
-        "| --- | --- | --- |",
+        "| workload | layouts | its choice over the best measured | worst layout |",
+        "| --- | --- | --- | --- |",
     ]
-    for g in found["ranking"]:
-        shape = f"{g['layers']:.0f} layers x {g['hidden']:.0f}, {g['ranks']:.0f} ranks"
-        what = f"{g['src']}: {g['layouts']} layouts of {shape}"
-        lines.append(f"| {what} | {g['regret_percent']:.1f} % | +{g['worst_percent']:.0f} % |")
+    for g in found:
+        shape = f"{g['src']}: {g['layers']:.0f} layers of {g['hidden']:,.0f}, {g['ranks']:.0f} ranks"
+        lines.append(
+            f"| {shape} | {g['layouts']} | +{g['regret_percent']:.1f} % | +{g['worst_percent']:.0f} % |"
+        )
+    return lines
+
+
+def tables(found: Mapping[str, object]) -> list[str]:
+    """Return what the report and docs/planner.md show alike."""
     m = found["memory"]
-    lines += [
+    return [
+        *left_out_lines(found["left_out"]),
         "",
-        f"Memory on B200, {m['n']} rows, nothing fitted: MAPE {m['mape']:.2f} %, maximum {m['max']:.2f} %.",
+        *terms_lines(found["terms"]),
         "",
+        *([*halves_lines(found), ""] if found["held_out"] else []),
+        *ranking_lines(found["ranking"]),
+        "",
+        f"Memory on B200, {m['n']} rows, nothing fitted: mean error {m['mape']:.2f} %, largest {m['max']:.2f} %.",
     ]
-    lines += ["| constant | prior | learned |", "| --- | --- | --- |"]
+
+
+def markdown(found: Mapping[str, object], constants: Constants) -> str:
+    """Return the report: the tables, and what each constant was learned to be."""
+    lines = [*tables(found), "", "| constant | prior | learned |", "| --- | --- | --- |"]
     for name, p in priors().items():
         lines.append(f"| {name} | {p.prior:.4g} ± {p.spread:.2g} | {getattr(constants, name):.4g} |")
     return "\n".join(lines) + "\n"

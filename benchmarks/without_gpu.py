@@ -36,7 +36,13 @@ RANKS: dict[str, dict[str, Any]] = {
     },
     "the same, Llama blocks": {
         "layout": {"tensor": 2, "pipeline": 2, "data": 2},
-        "model": {"family": "llama", "kv_heads": 4},
+        "model": {
+            "norm": "rms_norm",
+            "feed_forward": "gated",
+            "positions": "rotary",
+            "bias": "none",
+            "kv_heads": 4,
+        },
     },
     "tensor 2, pipeline 2, data 2, replayed": {
         "layout": {"tensor": 2, "pipeline": 2, "data": 2},
@@ -140,7 +146,13 @@ def _cases(device: Any) -> dict[str, dict[str, tuple[Callable[[], Any], Any]]]:
     """By shape, each side's builder, and the plan whose memory is predicted, or None."""
     from gpu_sides import SHAPES, TriviumStep, plain_step, transformers_step
 
-    llama = {"family": "llama", "kv_heads": 4}
+    llama = {
+        "norm": "rms_norm",
+        "feed_forward": "gated",
+        "positions": "rotary",
+        "bias": "none",
+        "kv_heads": 4,
+    }
     variants: dict[str, dict[str, Any]] = {
         "trivium": {},
         "trivium, blocks compiled": {"compiled": True},

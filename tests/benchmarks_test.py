@@ -271,3 +271,38 @@ def test_the_stall_of_a_save_and_the_memory_of_a_read_are_measured(scripts, tmp_
     found = json.loads((tmp_path / "out.json").read_text())
     assert set(found["stall_seconds"]) == {"waiting", "background", "background until durable"}
     assert found["reading"]["read_bytes"] == found["checkpoint_bytes"]
+
+
+def test_the_docs_show_the_planners_accuracy_as_it_was_measured(scripts):
+    """One file of figures, written by benchmarks/planner_accuracy.py --write."""
+    from planner_accuracy import BEGIN, DOCS, END, REPORTS, tables
+
+    found = json.loads((REPORTS / "planner_accuracy.json").read_text())
+    shown = DOCS.read_text().partition(BEGIN)[2].partition(END)[0]
+    assert shown.strip().splitlines() == tables(found)
+    assert "\n".join(tables(found)) in (REPORTS / "planner_accuracy.md").read_text()
+
+
+def test_a_term_is_taken_from_the_stack_of_each_row_and_nothing_else_changes(scripts, tmp_path):
+    from planner_accuracy import Term, without
+
+    from planner.published_tables import ZERO3, written
+    from trivium.planner.published_rows import read_rows
+
+    rows = read_rows(written(tmp_path, *ZERO3)).rows
+    bare = without(Term("gathers", ("sc21_t2_zero3",), flags={"gathers_by_parameter": False}), rows)
+    assert [row.stack.gathers_by_parameter for row in rows] == [True] * 3
+    assert [row.stack.gathers_by_parameter for row in bare] == [False] * 3
+    assert [row.seconds for row in bare] == [row.seconds for row in rows]
+
+
+def test_every_term_names_constants_flags_and_sources_that_exist(scripts):
+    from planner_accuracy import PUBLICATIONS, TERMS
+
+    from trivium.cost.constants import priors
+    from trivium.cost.stack import Stack
+
+    known = {src for sources in PUBLICATIONS.values() for src in sources}
+    for term in TERMS:
+        assert set(term.sources) <= known and set(term.held) <= set(priors()), term.name
+        assert set(term.flags) <= set(Stack.model_fields) and (term.held or term.flags), term.name

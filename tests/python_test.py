@@ -51,7 +51,7 @@ def test_planning_imports_no_torch():
 
 def test_training_and_reading_import_no_compiler():
     """It takes 60 MiB of every rank, and is imported where a plan asks for it."""
-    found = modules_after("import trivium.training.run, trivium.model.generate")
+    found = modules_after("import trivium.training.loop, trivium.model.generate")
     assert "torch" in found and "torch._dynamo" not in found
 
 

@@ -45,10 +45,10 @@ if TYPE_CHECKING:  # for editors and type checkers; _HOMES says the same at run 
     from trivium.tokens.shards import TokenShard as TokenShard
     from trivium.tokens.tokenizer import load_tokenizer as load_tokenizer
     from trivium.training.config import TrainingConfig as TrainingConfig
-    from trivium.training.job import start as start
-    from trivium.training.run import TrainingJob as TrainingJob
+    from trivium.training.loop import TrainingJob as TrainingJob
     from trivium.training.state import restore as restore
     from trivium.training.state import save_state as save_state
+    from trivium.training.supervision.job import start as start
     from trivium.training.trainer import Samples as Samples
     from trivium.training.trainer import Trainer as Trainer
 
@@ -83,8 +83,8 @@ _HOMES = {
     "connected": "comms.launch",
     "run_ranks": "comms.launch",
     "TrainingConfig": "training.config",
-    "TrainingJob": "training.run",
-    "start": "training.job",
+    "TrainingJob": "training.loop",
+    "start": "training.supervision.job",
     # use: checkpoints that answer, write and travel
     "Checkpoint": "checkpoint.load",
     "published": "checkpoint.format",

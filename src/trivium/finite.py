@@ -22,3 +22,8 @@ def dumps(value: Any, **options: Any) -> str:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:
         return json.dumps(finite(value), allow_nan=False, **options)
+
+
+def finite_or_text(value: float) -> float | str:
+    """Return a number as JSON takes it: one that is not finite becomes the text "nan", "inf" or "-inf"."""
+    return value if math.isfinite(value) else str(value)

@@ -310,13 +310,15 @@ def _alone_in(partial: Path, directory: Path) -> Iterator[None]:
             "directory is to be trusted at all"
         )
     _refuse_others(partial, LOCK, directory)
-    partial.mkdir(parents=True, exist_ok=True)
     held = MachineError(
         f"{directory} is being written by another process; wait until it ends, or write to another place"
     )
     try:
+        partial.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(partial / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except FileNotFoundError:  # the other has just published the folder, or given it up
+    except (FileNotFoundError, FileExistsError):
+        # The other has just published the folder, or given it up. Where that happens inside mkdir(), the folder exists
+        # when it is to be made, and is gone when it is looked at.
         raise held from None
     try:
         if not _locks(descriptor) or not _is_at(descriptor, partial / LOCK):

@@ -21,6 +21,7 @@ from trivium.certify.certificate import (
     in_fp64,
     train_alone,
 )
+from trivium.certify.layouts import ROTARY
 from trivium.certify.reference import compute_reference
 from trivium.comms.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
@@ -89,9 +90,7 @@ def test_a_gradient_that_is_zero_by_theory_deviates_from_nothing() -> None:
     sequences. Of the noise that is left, 1e-17, another order of sums would be another."""
     few = {"documents": "apart", "end_of_text": 3, "vocabulary": 5, "vocabulary_multiple": 1, "sequence": 10}
     sizes = {"layers": 2, "hidden": 8, "heads": 2, "head": "untied", "ffn": 7}
-    plan = small(
-        model={"family": "llama", "qk_norm": True, **few, **sizes}, batch={"sequences": 2, "micro": 1}
-    )
+    plan = small(model={**ROTARY, "qk_norm": "each_head", **few, **sizes}, batch={"sequences": 2, "micro": 1})
     reference = compute_reference(plan)
     norms = [
         g

@@ -16,7 +16,7 @@ from trivium.certify.ways import EVERY_WAY
 from trivium.cli import certify as cli
 from trivium.cli import main as entry
 from trivium.cli.run_config import Given, resolve
-from trivium.model.layers.norm import Norm
+from trivium.model.layers.norms import LayerNorm
 from trivium.plan.plan import Plan
 
 SMALL = [
@@ -65,8 +65,8 @@ def test_a_plan_to_be_compiled_where_there_is_no_compiler_says_what_to_install(
 def test_a_plan_that_deviates_exits_with_1_and_the_simplest_that_does_too_is_printed_as_a_command(
     call, monkeypatch, capsys, tmp_path: Path
 ) -> None:
-    right = Norm.forward
-    monkeypatch.setattr(Norm, "forward", lambda self, x: right(self, x) * (1 + 1e-6))
+    right = LayerNorm.forward
+    monkeypatch.setattr(LayerNorm, "forward", lambda self, x: right(self, x) * (1 + 1e-6))
     layout = [f"--set=plan.layout.{a}=1" for a in ("tensor", "pipeline", "data", "chunks")]
     out = tmp_path / "one.json"
     words = ["--set=plan.schedule=1f1b", "--set=plan.zero=1", "--set=plan.model.dropout=0.1"]

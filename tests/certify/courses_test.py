@@ -12,6 +12,7 @@ from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import Certificate, certificate, examine
 from trivium.certify.courses import LARGEST_SCALE, LONG, LONG_STEPS, OVERFLOWS, PlainScale, rate, schedules
+from trivium.certify.layouts import ROTARY
 from trivium.certify.random_plans import random_plans
 from trivium.certify.reduce import DEEP_LAYERS, LONG_RANKS, MANY_MICRO_BATCHES, reduced
 from trivium.certify.reference import compute_reference, recipe_of, sizes_until, tokens_after
@@ -25,7 +26,7 @@ from trivium.training.config import DecayName, FinalDecayShape, TrainingConfig
 from trivium.training.loss_scale import LossScale
 
 LONGER = (LONG_WAY, DEEP, MANY)
-LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied", "ffn": 24}
+LLAMA = {**ROTARY, "kv_heads": 2, "hidden": 32, "head": "untied", "ffn": 24}
 DROPOUT = {"dropout": 0.2}
 RAMP = {"ramp": {"start": 2, "increment": 2, "samples": 6}, "sequences": 6, "micro": 1}
 PLANS = [reduced(plan) for plan in (small(), small(model=LLAMA), small(model=DROPOUT, batch=RAMP))]

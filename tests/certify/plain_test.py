@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from plans import small
-from trivium.certify.plain import PlainAdamW, dropping, first_weights, keep_all, losses_of, order_of
+from trivium.certify.layouts import ROTARY
+from trivium.certify.oracle.optimizer import PlainOptimizer
+from trivium.certify.plain import dropping, first_weights, keep_all, losses_of, order_of
 from trivium.certify.reference import (
     RECIPE,
     compute_reference,
@@ -17,7 +19,7 @@ from trivium.certify.reference import (
 from trivium.plan.batch import Batch, Ramp
 
 GPT = small().model
-LLAMA = small(model={"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}).model
+LLAMA = small(model={**ROTARY, "kv_heads": 2, "hidden": 32, "head": "untied"}).model
 
 
 def rows(model, count: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,7 +36,7 @@ def test_the_update_is_torchs_adamw_with_its_clip() -> None:
         {"params": [theirs["a.bias"]], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, 0.0, (RECIPE.beta1, RECIPE.beta2), RECIPE.epsilon)
-    ours = PlainAdamW(weights, RECIPE)
+    ours = PlainOptimizer(weights, RECIPE, GPT)
     for step in range(4):
         for group in adamw.param_groups:
             group["lr"] = RECIPE.lr(step)
@@ -63,7 +65,7 @@ def test_no_position_sees_the_future(model) -> None:
 
 def test_rotary_scores_depend_on_distance_alone() -> None:
     """A llama model without learned positions gives the same loss to a sequence that starts anywhere."""
-    from trivium.certify.plain import _rotate
+    from trivium.certify.oracle.positions import rotate
 
     q = torch.randn(1, 6, 1, 1, 8).double()
     k = torch.randn(1, 6, 1, 1, 8).double()
@@ -71,7 +73,7 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
 
     def scores(shift: int) -> torch.Tensor:
         return torch.einsum(
-            "bsgnd,btgnd->bst", _rotate(q, numbers + shift, speeds), _rotate(k, numbers + shift, speeds)
+            "bsgnd,btgnd->bst", rotate(q, numbers + shift, speeds), rotate(k, numbers + shift, speeds)
         )
 
     assert torch.allclose(scores(0), scores(11), atol=1e-12)

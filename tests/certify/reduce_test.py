@@ -3,7 +3,7 @@
 import pytest
 
 from plans import small
-from trivium.certify.layouts import generated_plans
+from trivium.certify.layouts import ROTARY, generated_plans
 from trivium.certify.reduce import reduced
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
@@ -28,11 +28,19 @@ def kind(plan: Plan) -> dict[str, object]:
     return {
         **{name: getattr(plan, name) for name in KEPT if name != "recompute"},
         "recompute": (plan.recompute.mode, plan.recompute.every > 1),
-        "family": (model.family, model.head, model.dropout, model.documents),
+        "parts": (
+            model.norm,
+            model.feed_forward,
+            model.positions,
+            model.bias,
+            model.head,
+            model.dropout,
+            model.documents,
+        ),
         "windows": (
             model.window is None or model.window >= model.sequence,
-            {model.has_window(n) for n in range(model.layers)},
-            model.has_window(0),
+            {model.form_of(n).window is not None for n in range(model.layers)},
+            model.form_of(0).window is not None,
         ),
         "queries of a group": model.heads // model.kv,
         "padding": (missing // rows, missing % rows > 0),
@@ -58,12 +66,18 @@ def kind(plan: Plan) -> dict[str, object]:
         small(pipeline=3, model=BIG, partition={"layers": [12, 13, 5]}),
         small(pipeline=4, model=BIG, partition={"layers": [0, 10, 15, 5]}),
         small(model={**BIG, "window": 512}),
-        small(pipeline=2, model={**BIG, "window": 4096, "window_from": 28}),
-        small(context=4, model={**BIG, "window": 1024, "full_every": 6}),
-        small(pipeline=3, model={**BIG, "window": 100, "window_from": 1, "full_every": 4}),
+        small(pipeline=2, model={**BIG, "window": 4096, "first": [{"times": 28, "window": None}]}),
+        small(context=4, model={**BIG, "window": 1024, "pattern": [{"times": 5}, {"window": None}]}),
         small(
-            tensor=2, model={**BIG, "family": "llama", "kv_heads": 4, "hidden": 768}, sequence_parallel=True
+            pipeline=3,
+            model={
+                **BIG,
+                "window": 100,
+                "first": [{"times": 1, "window": None}],
+                "pattern": [{"times": 3}, {"window": None}],
+            },
         ),
+        small(tensor=2, model={**BIG, **ROTARY, "kv_heads": 4, "hidden": 768}, sequence_parallel=True),
         small(context=4, model={**BIG, "documents": "apart", "end_of_text": 50256}),
         small(context=2, tensor=2, model={**BIG, "heads": 8}, context_attention="ulysses"),
         small(

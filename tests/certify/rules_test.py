@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from plans import small, swept
+from trivium.certify.layouts import ROTARY
+from trivium.certify.oracle.layers import rules_of
+from trivium.certify.oracle.terms import Rule
 from trivium.certify.plain import first_weights
-from trivium.certify.rules import Rule, departures, drawn, repetitions, rules_of, table_problems
+from trivium.certify.rules import departures, drawn, repetitions, table_problems
 from trivium.model.initialise import initial_values
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, parameters
 
 GPT = {"layers": 8, "hidden": 48, "heads": 4, "vocabulary": 100, "sequence": 16}
-LLAMA = {**GPT, "family": "llama", "kv_heads": 2, "head": "untied", "ffn": 72}
+LLAMA = {**GPT, **ROTARY, "kv_heads": 2, "head": "untied", "ffn": 72}
 
 
 def test_the_rules_of_gpt_are_the_papers() -> None:
@@ -51,7 +54,7 @@ def test_the_rules_of_llama_have_grouped_keys_and_no_biases() -> None:
     assert rules["layers.0.mlp.up.weight"].shape == (2, 72, 48)
     assert rules["head.weight"].shape == (100, 48) and rules["head.weight"].decays
     assert not [name for name in rules if name.endswith("bias") or "positions" in name]
-    with_norms = rules_of(ModelShape(**LLAMA, qk_norm="all_heads", qkv_bias=True))
+    with_norms = rules_of(ModelShape(**{**LLAMA, "qk_norm": "all_heads", "bias": "qkv"}))
     assert with_norms["layers.0.attention.query_norm.weight"] == Rule((48,), mean=1.0)
     assert with_norms["layers.0.attention.key_norm.weight"] == Rule((24,), mean=1.0)
     assert with_norms["layers.0.attention.qkv.bias"] == Rule((96,))
@@ -59,7 +62,7 @@ def test_the_rules_of_llama_have_grouped_keys_and_no_biases() -> None:
 
 @pytest.mark.parametrize(("hidden", "width"), [(24, 64), (48, 128), (72, 192), (96, 256), (4096, 10944)])
 def test_the_width_of_a_llama_without_a_given_one_is_that_of_the_engine(hidden: int, width: int) -> None:
-    model = ModelShape(**{**GPT, "family": "llama", "hidden": hidden})
+    model = ModelShape(**{**GPT, **ROTARY, "hidden": hidden})
     assert rules_of(model)["layers.0.mlp.up.weight"].shape[1] == width == model.ffn_width
 
 
@@ -78,7 +81,7 @@ def _engine(model: ModelShape) -> dict[str, torch.Tensor]:
 
 DEEP: tuple[dict[str, Any], ...] = (
     {"layers": 40, "hidden": 8, "heads": 2},
-    {"layers": 40, "hidden": 8, "heads": 2, "family": "llama", "kv_heads": 1, "ffn": 12},
+    {"layers": 40, "hidden": 8, "heads": 2, **ROTARY, "kv_heads": 1, "ffn": 12},
     {"layers": 13, "init_std": 0.3},
 )
 

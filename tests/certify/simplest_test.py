@@ -51,7 +51,9 @@ def test_what_is_left_is_what_the_fault_needs(name: str) -> None:
         layout = found.layout
         assert fails(found)
         assert (layout.tensor, layout.pipeline, layout.data, layout.context) == degrees
-        assert found.model.family == "gpt" and found.model.dropout == 0 and found.recompute.mode == "none"
+        assert (
+            found.model.positions == "learned" and found.model.dropout == 0 and found.recompute.mode == "none"
+        )
         assert found.layout.order == AXES or name == "replicas in another order"
         assert found.zero == (3 if name == "weights sharded under tensor" else 0)
         assert len(set(tried)) == len(tried) and plan not in tried

@@ -14,7 +14,7 @@ from trivium.comms.mesh import Mesh
 from trivium.kernels import gelu, product
 from trivium.kernels.cpu import fused_attention as processor_kernel
 from trivium.parallel.sharding.buckets import Bucket
-from trivium.parallel.sharding.zero import ShardedAdamW
+from trivium.parallel.sharding.zero import ShardedOptimizer
 from trivium.parallel.tensor import vocabulary
 
 EVERY = [each for way in WAYS for each in way.replaced]
@@ -74,7 +74,7 @@ def test_an_update_is_refused_and_the_next_is_made(monkeypatch: pytest.MonkeyPat
     plan, calls = small(), Counter[str]()
     with monkeypatch.context() as patch, NARROW.taken():
         for name in ("step", "_update"):
-            counted(patch, ShardedAdamW, name, calls)
+            counted(patch, ShardedOptimizer, name, calls)
         found = examine(plan, Mesh.single(), compute_reference(plan), NARROW)
     assert certificate(plan, found.deviations).passed
     assert calls == {"step": STEPS + 1, "_update": STEPS}

@@ -20,9 +20,9 @@ from chaos.scene import job, plan, write_tokens
 from trivium.checkpoint import load
 from trivium.comms import launch
 from trivium.errors import CheckpointError, DataError
-from trivium.training import rewind, saves
-from trivium.training import run as training
-from trivium.training.job import start
+from trivium.training import resume as starting
+from trivium.training.observers import saves
+from trivium.training.supervision.job import start
 
 
 def test_kills_lose_nothing(tmp_path: Path) -> None:
@@ -59,13 +59,13 @@ def test_stale_moments_are_found_by_kills(tmp_path: Path, monkeypatch) -> None:
 
 def test_a_training_that_cannot_go_on_after_a_kill_is_found(tmp_path: Path, monkeypatch) -> None:
     """It loses nothing that was on the disk, and is of no use."""
-    right = rewind.newest_good
+    right = starting.newest_good
 
     def refuse(*given):
         if right(*given) is not None:
             raise CheckpointError("it is not gone on from")
 
-    monkeypatch.setattr(rewind, "newest_good", refuse)
+    monkeypatch.setattr(starting, "newest_good", refuse)
     found = kills.kill_often(tmp_path, 6, layouts=1)
     assert found["ended_by_themselves"] > 0
     assert "with exit code 5; its last line: error: rank" in " ".join(found["losses"])
@@ -250,7 +250,7 @@ def test_resumed_runs_are_bitwise_equal(tmp_path: Path) -> None:
 @pytest.mark.broad
 def test_a_training_that_begins_anew_proves_no_resume(tmp_path: Path, monkeypatch) -> None:
     """It ends in the same bits, and no checkpoint had any part in that."""
-    monkeypatch.setattr(rewind, "newest_good", lambda *given: None)
+    monkeypatch.setattr(starting, "newest_good", lambda *given: None)
     found = resume.resume_often(tmp_path, 1)
     assert found["bitwise_equal"] == 0
     (loss,) = found["losses"]
@@ -295,7 +295,7 @@ def test_a_training_that_is_preempted_saves_once_and_goes_on(tmp_path: Path) -> 
 @pytest.mark.broad
 def test_a_training_that_begins_anew_is_found_by_preemption(tmp_path: Path, monkeypatch) -> None:
     """Also where it gets further than the last life did."""
-    monkeypatch.setattr(rewind, "newest_good", lambda *given: None)
+    monkeypatch.setattr(starting, "newest_good", lambda *given: None)
     monkeypatch.setattr(preempt, "TARGETS", ("launcher",))
     monkeypatch.setattr(preempt, "_saved_once", lambda out, events, every: [])
     found = preempt.preempt_often(tmp_path, 5)
@@ -303,7 +303,7 @@ def test_a_training_that_begins_anew_is_found_by_preemption(tmp_path: Path, monk
 
 
 def test_a_save_that_is_forgotten_is_found_by_preemption(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(training._Loop, "_save", lambda self, step: None)
+    monkeypatch.setattr(saves.Saves, "at_checkpoint", lambda self, loop: None)
     assert preempt.preempt_often(tmp_path, 1)["saved_and_ended"] == 0
 
 

@@ -10,8 +10,8 @@ from chaos.scene import SEED, job, plan, verifies, write_tokens
 from trivium.checkpoint.format import published
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
-from trivium.training.job import start
-from trivium.training.run import CHECKPOINTS
+from trivium.training.loop import CHECKPOINTS
+from trivium.training.supervision.job import start
 
 
 def flip_bit(content: bytes, draw: np.random.Generator) -> bytes:

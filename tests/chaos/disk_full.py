@@ -13,8 +13,8 @@ from chaos.scene import LAYOUTS, SEED, event_steps, job, plan, verifies, write_t
 from trivium.checkpoint.format import published
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
+from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.run import CHECKPOINTS
 
 GOOD_SAVES = 3  # before the disk is full
 FAILED_SAVES = 2  # before it has room again

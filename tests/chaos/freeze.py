@@ -12,7 +12,7 @@ from chaos.scene import LAYOUTS, SEED, event_steps, job, plan, write_tokens
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.preemption import SIGNALS
+from trivium.training.supervision.preemption import SIGNALS
 
 HANG_SECONDS = 2.0  # the trainings' minimum (default 30), so that many freezes take minutes
 SLACK_SECONDS = 3.0  # for collecting the stacks, and for a busy machine

@@ -22,8 +22,8 @@ from trivium.interchange.bring import import_hf
 from trivium.interchange.export import export_hf
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.run import CHECKPOINTS, TrainingJob
 
 PHASES = ("training", "saving", "publishing", "retention", "export")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from trivium.comms.launch import end_with
 from trivium.errors import TriviumError
-from trivium.training.job import start
-from trivium.training.preemption import SIGNALS
-from trivium.training.run import TrainingJob
-from trivium.training.watchdog import stat_of
+from trivium.training.loop import TrainingJob
+from trivium.training.supervision.job import start
+from trivium.training.supervision.preemption import SIGNALS
+from trivium.training.supervision.watchdog import stat_of
 
 POLL_SECONDS = 0.0005
 PATIENCE_SECONDS = 120.0

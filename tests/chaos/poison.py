@@ -22,20 +22,21 @@ from trivium.checkpoint.format import MANIFEST, manifest_hash, manifest_text, pu
 from trivium.checkpoint.verify import NOT_FINITE
 from trivium.errors import CheckpointError, DataError, Preempted, TriviumError
 from trivium.model.inputs import Inputs
-from trivium.model.layers.attention import Attention
-from trivium.model.layers.mlp import Mlp
+from trivium.model.layers.attention_softmax import AttentionSoftmax
+from trivium.model.layers.half import Half
+from trivium.model.layers.mlp_plain import MlpPlain
 from trivium.progress import Progress, silent
 from trivium.provenance import file_sha256
 from trivium.seeds import generator_for
 from trivium.tokens.samples import TokenDataset
-from trivium.training.culprit import find_culprit
-from trivium.training.job import start
-from trivium.training.preemption import EndedAtOnce
+from trivium.training.lineage.culprit import find_culprit
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.record import read_record
-from trivium.training.run import CHECKPOINTS, TrainingJob
+from trivium.training.supervision.job import start
+from trivium.training.supervision.preemption import EndedAtOnce
 
 Tensor = torch.Tensor
-PARTS: dict[str, type[Attention] | type[Mlp]] = {"attention": Attention, "mlp": Mlp}
+PARTS: dict[str, type[Half]] = {"attention": AttentionSoftmax, "mlp": MlpPlain}
 KINDS = (
     "document forward",
     "document backward",
@@ -97,7 +98,7 @@ def poisoned(poison: Poison) -> Iterator[None]:
     owner = PARTS[poison.part]
     right = owner.forward
 
-    def forward(self: Attention | Mlp, x: Tensor, inputs: Inputs) -> Tensor:
+    def forward(self: Half, x: Tensor, inputs: Inputs) -> Tensor:
         y = right(self, x, inputs)
         hit = _hit(poison, inputs)[self.region.positions(inputs.shape[0])]
         if self.layer != poison.layer or not bool(hit.any()):

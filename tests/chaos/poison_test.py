@@ -8,8 +8,9 @@ from chaos import poison
 from chaos.poison import KINDS, poison_often
 from chaos.scene import LAYOUTS
 from trivium.errors import Preempted
-from trivium.training import culprit, spikes
-from trivium.training.preemption import EndedAtOnce
+from trivium.training import spikes
+from trivium.training.lineage import culprit
+from trivium.training.supervision.preemption import EndedAtOnce
 
 
 @pytest.mark.broad

@@ -16,9 +16,9 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, Interrupted, Preempted
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
+from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.preemption import ONE_REQUEST_SECONDS, SIGNALS
-from trivium.training.run import CHECKPOINTS
+from trivium.training.supervision.preemption import ONE_REQUEST_SECONDS, SIGNALS
 
 TARGETS = ("launcher", "a rank", "every process", "twice")
 PATIENCE_SECONDS = 60.0  # enough for a step and a save on a busy machine

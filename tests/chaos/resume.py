@@ -13,9 +13,9 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.comms.launch import Ranks
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
-from trivium.training.job import start
+from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import METRICS, read
-from trivium.training.run import CHECKPOINTS
+from trivium.training.supervision.job import start
 
 STEPS, SAVE_EVERY = 14, 3
 

@@ -34,7 +34,7 @@ from trivium.cli.ended import ended_in_order
 from trivium.cli.show import progress_of, say
 from trivium.errors import Preempted
 from trivium.provenance import code_commit, write_json
-from trivium.training.preemption import EndedAtOnce
+from trivium.training.supervision.preemption import EndedAtOnce
 
 MAX_PRINTED_LOSSES = 20
 # Option -> the function of (folder, count) that injects the fault, and the option's help.

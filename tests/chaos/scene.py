@@ -19,9 +19,9 @@ from trivium.tokens.encode import tokenize
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import EVENTS, read
 from trivium.training.rates import learning_rate
-from trivium.training.run import TrainingJob
 from trivium.training.state import fragments, restore
 from trivium.training.trainer import Samples, Trainer, adam_rule
 

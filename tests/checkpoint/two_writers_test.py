@@ -1,9 +1,11 @@
 """Two writers of one name: one wins, the other is refused by name, and what is published is complete."""
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from trivium.checkpoint.format import step_name
@@ -58,6 +60,22 @@ def test_of_two_that_rewrite_checkpoints_to_one_name_one_wins(tmp_path: Path) ->
         assert found.read("weights/a", Box((0,), (512,)), torch.float32).unique().tolist() == [winner]
         assert [path.name for path in to.iterdir()] == [step_name(7)]
         assert not (to / step_name(7) / LOCK).exists()
+
+
+def test_a_folder_that_another_publishes_while_it_would_be_made_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, make = tmp_path / "out", os.mkdir
+
+    def made_by_another(path: Path, *rest: int) -> None:
+        if Path(path).name.endswith(".partial"):
+            raise FileExistsError(path)  # and it is gone when mkdir() looks whether it is a folder
+        make(path, *rest)
+
+    monkeypatch.setattr(os, "mkdir", made_by_another)
+    said = "out is being written by another process"
+    with pytest.raises(MachineError, match=said), publishing_new(folder, "name another"):
+        raise AssertionError("nobody may write it")
 
 
 def test_of_two_that_publish_one_folder_one_wins(tmp_path: Path) -> None:

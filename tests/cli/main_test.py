@@ -25,7 +25,7 @@ from trivium.cli.options import refuse_no_place_for
 from trivium.cli.train import joins_torchrun
 from trivium.errors import DataError, MachineError, Preempted
 from trivium.provenance import STAMP, describe, write_json
-from trivium.training.preemption import BY_SCHEDULERS, listening
+from trivium.training.supervision.preemption import BY_SCHEDULERS, listening
 
 # Runs the command line, then says on the last line of standard error what it had imported.
 PROBE = """

@@ -17,9 +17,9 @@ from trivium.config import differences, to_tree
 from trivium.errors import CheckpointError, ConfigError, TriviumError
 from trivium.provenance import STAMP, describe, write_json
 from trivium.training import prove as proving
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import METRICS
 from trivium.training.prove import prove_resume
-from trivium.training.run import CHECKPOINTS, TrainingJob
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ Times are processor seconds of this thread, the least of several repeats, and co
 """
 
 import importlib
+import json
 import pkgutil
 import re
 import time
 import unicodedata
+from collections import Counter
 from contextlib import contextmanager
 from itertools import islice
 
@@ -23,20 +25,41 @@ from corpus.hostile import KINDS, WORDS
 from corpus.hostile_parquet import HOSTILE
 from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.clean.tidy import MOST_MARKS, NotTidied, tidy
-from trivium.corpus.config import CurateConfig, DecontaminationConfig, ExtractConfig, ReadConfig
+from trivium.corpus.config import (
+    CurateConfig,
+    DecontaminationConfig,
+    ExtractConfig,
+    ReadConfig,
+    SelectionConfig,
+)
 from trivium.corpus.dedup.minhash import MinHash
+from trivium.corpus.dedup.repeats import without_equal_texts, without_repeated
 from trivium.corpus.document import RAW, Damage, Document, Trouble
+from trivium.corpus.files import (
+    is_hidden,
+    kind_name,
+    list_files,
+    name_of,
+    shown,
+    source_of,
+    told_endings,
+)
 from trivium.corpus.filters import FILTERS
 from trivium.corpus.harvest.heldout import passages
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
+from trivium.corpus.read.cutting import pieces_of
 from trivium.corpus.read.parquet_headers import declared, footer_problem
 from trivium.corpus.read.read import read_any
+from trivium.corpus.read.warc import Page, write_warc
 from trivium.corpus.select.classifier import Classifier
 from trivium.corpus.select.decontaminate import Keys, cut
-from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps
+from trivium.corpus.select.select import select
+from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps, Tally
+from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError, MachineError
-from trivium.tokens.tokenizer import given_tokenizer, load_tokenizer, train_tokenizer
+from trivium.provenance import file_sha256
+from trivium.tokens.tokenizer import _BLANKS, given_tokenizer, load_tokenizer, train_tokenizer
 
 EXPONENT = 1.5
 UNMEASURABLE_SECONDS = 5e-3  # what the clock and a cold cache may add
@@ -114,11 +137,97 @@ def library_encoding():
     return lambda text: tokenizer.encode(text)
 
 
+def reading(name, folder):
+    """What a file of this name with a text as its bytes is read as, whatever that is."""
+    path = folder / name
+
+    def work(text):
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        return list(read_any(path, source="s", longest=8000))
+
+    return work
+
+
+def reading_in(wrap, name, folder):
+    """What a sound file of this kind is read as, in which a text stands."""
+    path = folder / name
+
+    def work(text):
+        wrap(text, path)
+        (document,) = read_any(path, source="s")
+        return document
+
+    return work
+
+
+def as_row(text, path):
+    path.write_text(json.dumps({"text": text, "metadata": {"a": text}}), encoding="utf-8")
+
+
+def as_page(text, path):
+    write_warc(path, [Page("http://a.example/", "text/html", None, text.encode())])
+
+
+def as_table(text, path):
+    pq.write_table(pa.table({"text": [text], "metadata": [json.dumps({"a": text})]}), path)
+
+
+def listing():
+    """What names of files tell."""
+
+    def work(text):
+        url = f"memory://corpus/{text}"
+        told_endings(Counter(text.split("/")))
+        return is_hidden(text), kind_name(url), name_of(url), source_of(url, "memory://corpus"), shown(text)
+
+    return work
+
+
+def equal_texts():
+    tally, config = Tally("t"), CurateConfig().dedup
+    return lambda text: list(without_equal_texts(lambda: twice(text), config, tally))
+
+
+def equal_parts(unit):
+    return lambda text: list(without_repeated(twice(text), unit, Tally("t"), words=3))
+
+
+def twice(text):
+    return [Document(name, text, "s") for name in "ab"]
+
+
+def cut_up():
+    return lambda text: list(pieces_of(Document("a", text, "s"), longest=2000))
+
+
+def selection(method):
+    config = SelectionConfig(method=method)
+    return lambda text: select(["a", "b"], [text, WORDS], [WORDS], config, seed=1)
+
+
 STATIONS = {
+    **{f"read {name}": (reading, name) for name in ("a.txt", "a.jsonl", "a.json", "a.warc", "a.warc.gz")},
+    "read a row": (reading_in, as_row, "a.jsonl"),
+    "read a page": (reading_in, as_page, "a.warc.gz"),
+    "read a table": (reading_in, as_table, "a.parquet"),
+    "lines deduplication": (equal_parts, "lines"),
+    "paragraphs deduplication": (equal_parts, "paragraphs"),
+    "selection by transport": (selection, "transport"),
+    "selection by importance": (selection, "importance"),
     **{f"filter {name}": (filter_of, name) for name in FILTERS},
     **{f"extractor {name}": (extraction_by, name) for name in EXTRACTORS},
     **{
-        work.__name__: (work,) for work in (comparison, decontamination, training, encoding, library_encoding)
+        work.__name__: (work,)
+        for work in (
+            comparison,
+            decontamination,
+            training,
+            encoding,
+            library_encoding,
+            listing,
+            equal_texts,
+            cut_up,
+        )
     },
     "passages": (lambda: lambda text: passages(text, shortest=40, longest=80),),
 }
@@ -126,7 +235,7 @@ STATIONS = {
 
 def station(name, folder):
     make, *settings = STATIONS[name]
-    return make(*settings, folder) if make is filter_of else make(*settings)
+    return make(*settings, folder) if make in (filter_of, reading, reading_in) else make(*settings)
 
 
 @pytest.mark.parametrize("name", STATIONS)
@@ -285,6 +394,20 @@ def test_page_headers_of_ordinary_parquet_files_declare_what_arrow_reads(tmp_pat
         assert documents[8].metadata == {"n": 8}
 
 
+@pytest.mark.parametrize("content", [HOSTILE["columns in columns"], lambda: b"no Parquet", lambda: b""])
+def test_a_forged_parquet_shard_of_documents_is_refused_by_its_name(tmp_path, content):
+    write_documents(tmp_path, [Document("a", "text", "s")])
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (shard,) = manifest["shards"]
+    (tmp_path / shard["file"]).write_bytes(content())
+    shard["sha256"] = file_sha256(tmp_path / shard["file"])
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        DataError, match=f"{shard['file']} is not readable Parquet: .*; curate the corpus again"
+    ):
+        list(read_documents(tmp_path))
+
+
 def test_no_damaged_byte_of_a_parquet_file_ends_its_reader(tmp_path):
     path = tmp_path / "a.parquet"
     rows = pa.table({"text": ["a", "b"] * 50, "metadata": [{"tags": ["x", "y"]}] * 100})
@@ -320,6 +443,39 @@ def test_a_wordpiece_tokenizer_that_looks_up_words_of_any_length_is_refused_with
         given_tokenizer(str(path))
     path.write_text(path.read_text().replace("1000000", "4096"))
     assert given_tokenizer(str(path)).encode("aa") == [1, 2]
+
+
+def test_words_are_cut_at_the_blanks_at_which_the_library_ends_them():
+    """Else a text of others is one long word for the trainer, which takes quadratic time in it."""
+    library = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"\s"), "removed")
+    for code in (*range(0x3100), 0xFEFF):
+        text = "a" + chr(code) + "b"
+        ends = library.pre_tokenize_str(text)[0][0] == "a"
+        assert ends == bool(re.search(f"[{_BLANKS}]", text)), hex(code)
+
+
+def test_links_between_folders_cannot_make_a_listing_endless(tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number}").mkdir()
+        for name in "ab":
+            (tmp_path / f"{number}" / name).symlink_to(tmp_path / f"{number + 1}")
+    (tmp_path / "30").mkdir()
+    (tmp_path / "30" / "text.txt").write_text("a")
+    with pytest.raises(DataError, match="is reached in more than 100 ways, through links.*remove"):
+        list_files(tmp_path / "0")
+    assert len(list_files(tmp_path / "25").files) == 2**5, "some ways are allowed"
+
+
+def test_folders_within_folders_are_listed_to_a_depth_and_then_named(tmp_path):
+    deep = tmp_path
+    for _ in range(200):
+        deep = deep / "a"
+    deep.mkdir(parents=True)
+    (deep / "text.txt").write_text("a")
+    assert len(list_files(tmp_path).files) == 1
+    (deep / "a").mkdir()
+    with pytest.raises(DataError, match="lies more than 200 folders deep in the corpus; move it up"):
+        list_files(tmp_path)
 
 
 def tokenizer_with(tmp_path, **parts):

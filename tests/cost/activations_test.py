@@ -9,6 +9,7 @@ import pytest
 from cost.plans import mt_nlg, small
 from plans import swept
 from trivium.certify.counted_memory import counted
+from trivium.certify.layouts import ROTARY
 from trivium.config import merge
 from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
 from trivium.cost.case import ATTENTION, LAYER, MODES, NONE, case_of
@@ -27,7 +28,7 @@ MIXED = [
     {"mode": "layer", "activation_function": True},
 ]
 LLAMA_405B = {
-    "family": "llama",
+    **ROTARY,
     "hidden": 16384,
     "heads": 128,
     "kv_heads": 8,
@@ -35,7 +36,7 @@ LLAMA_405B = {
     "vocabulary": 128256,
     "head": "untied",
 }
-WINDOWS = {**LLAMA_405B, "window": 500, "window_from": 1}
+WINDOWS = {**LLAMA_405B, "window": 500, "first": [{"times": 1, "window": None}]}
 SPLITS = {
     "none": {"layout": {"tensor": 1}},
     "tensor": {"layout": {"tensor": 8}},
@@ -99,13 +100,13 @@ def random_plans(number: int) -> list[Plan]:
         norms = {"qk_norm": draw.choice(QK_NORMS), "norm_position": draw.choice(("before", "after"))}
         plan = Plan.model_validate({
             "model": {
-                "family": family,
+                **{"gpt": {}, "llama": ROTARY}[family],
                 "layers": 1,
                 "hidden": groups * queries * draw.choice((4, 6, 10)),
                 "heads": groups * queries,
                 "kv_heads": groups if queries > 1 else None,
                 "head_width": draw.choice((None, 8)),
-                "qkv_bias": family == "llama" and draw.choice((True, False)),
+                **({"bias": draw.choice(("qkv", "none"))} if family == "llama" else {}),
                 **(norms if family == "llama" else {}),
                 "ffn": tensor * draw.randint(5, 60),
                 "vocabulary": draw.randint(5, 90),
@@ -186,7 +187,7 @@ def test_in_the_papers_counting_tensor_ranks_split_24_of_the_34_and_sequence_par
 @pytest.mark.parametrize("mode", [NONE, ATTENTION, LAYER])
 def test_sequence_parallelism_divides_all_that_a_layer_keeps(family: str, mode: int) -> None:
     head = "untied" if family == "llama" else "tied"
-    model = {"family": family, "hidden": 512, "heads": 16, "head": head, "dropout": 0.1}
+    model = {**{"gpt": {}, "llama": ROTARY}[family], "hidden": 512, "heads": 16, "head": head, "dropout": 0.1}
     kept = [
         layer_bytes(case_of(small(model=model, layout={"tensor": t}, sequence_parallel=t > 1)), mode)
         for t in (1, 8)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from cost.plans import mt_nlg, small
+from trivium.certify.layouts import ROTARY
 from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes, slice_elements
 from trivium.cost.case import case_of
 from trivium.cost.rank_parameters import layer_parameters
@@ -19,10 +20,10 @@ LAYOUTS = [
     {"layout": {"tensor": 1, "pipeline": 1, "data": 4}, "zero": 3},
     {"layout": {"tensor": 1, "pipeline": 2, "data": 1, "chunks": 2}, "schedule": "interleaved"},
     {"layout": {"pipeline": 4, "chunks": 2}, "sequence_parallel": True, "schedule": "interleaved"},
-    {"model": {"family": "llama", "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},
-    {"model": {"family": "llama", "kv_heads": 2, "qkv_bias": True, "qk_norm": True}, "layout": {"tensor": 2}},
-    {"model": {"family": "llama", "head_width": 24, "qk_norm": True}, "sequence_parallel": True},
-    {"model": {"family": "llama", "kv_heads": 4, "qk_norm": "all_heads"}, "layout": {"tensor": 4}},
+    {"model": {**ROTARY, "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},
+    {"model": {**ROTARY, "kv_heads": 2, "bias": "qkv", "qk_norm": "each_head"}, "layout": {"tensor": 2}},
+    {"model": {**ROTARY, "head_width": 24, "qk_norm": "each_head"}, "sequence_parallel": True},
+    {"model": {**ROTARY, "kv_heads": 4, "qk_norm": "all_heads"}, "layout": {"tensor": 4}},
     {"layout": {"chunks": 2}, "schedule": "zb-v"},
     {"layout": {"chunks": 2}, "schedule": "zb-v", "model": {"head": "untied"}},
     {"layout": {"chunks": 2}, "schedule": "zb-turns"},

@@ -3,6 +3,7 @@ from typing import Literal
 import pytest
 
 from cost.plans import mt_nlg, small
+from trivium.certify.layouts import ROTARY
 from trivium.cost.case import case_of
 from trivium.cost.compute import flops_per_token, hardware_flops, layer_flops, model_flops, stage_flops
 from trivium.cost.stages import layers_by_stage
@@ -46,7 +47,7 @@ def test_mt_nlg_model_flops_give_the_utilisation_palm_computed_for_it():
 
 
 def test_a_window_counts_as_many_keys_for_every_query_in_the_layers_that_have_it():
-    plan = small(model={"window": 8, "window_from": 1})
+    plan = small(model={"window": 8, "first": [{"times": 1, "window": None}]})
     whole, wide = small(), small(model={"window": 32})
     tokens, width = 32 * 32, 4 * (plan.model.heads * plan.model.head_columns)
     layers = plan.model.layers
@@ -54,7 +55,9 @@ def test_a_window_counts_as_many_keys_for_every_query_in_the_layers_that_have_it
     assert model_flops(whole.model, 32).total - model_flops(plan.model, 32).total == spared
     assert hardware_flops(whole).total - hardware_flops(plan).total == spared
     assert model_flops(wide.model, 32) == model_flops(whole.model, 32)
-    again = small(model={"window": 8, "window_from": 1}, recompute={"mode": "attention"})
+    again = small(
+        model={"window": 8, "first": [{"times": 1, "window": None}]}, recompute={"mode": "attention"}
+    )
     assert hardware_flops(again).recompute == tokens * width * (32 + 8 * (layers - 1))
 
 
@@ -66,9 +69,15 @@ def visible(plan: Plan) -> float:
 
 @pytest.mark.parametrize("window", [1, 5, 31, 32, 40])
 def test_the_share_of_pairs_that_windows_leave_is_that_of_counting_them(window):
-    plan = small(model={"window": window, "window_from": 2, "full_every": 3})
+    plan = small(
+        model={
+            "window": window,
+            "first": [{"times": 2, "window": None}],
+            "pattern": [{"times": 2}, {"window": None}],
+        }
+    )
     layers, sequence = plan.model.layers, plan.model.sequence
-    through = [plan.model.window_of(n) or sequence for n in range(layers)]
+    through = [min(plan.model.form_of(n).window or sequence, sequence) for n in range(layers)]
     pairs = [sum(min(query + 1, reach) for query in range(sequence)) for reach in through]
     assert visible(plan) == pytest.approx(sum(pairs) / (layers * sequence * (sequence + 1) / 2))
     assert visible(small()) == visible(mt_nlg()) == 1
@@ -102,10 +111,10 @@ def test_stages_add_up_to_the_step():
 
 def test_heads_of_a_given_width_cost_the_products_of_their_columns():
     shape = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "vocabulary": 8, "sequence": 16, "ffn": 96}
-    wide = ModelShape(family="llama", head_width=24, **shape)
+    wide = ModelShape(**ROTARY, head_width=24, **shape)
     matrices = 64 * (4 * 24 + 2 * 2 * 24) + 4 * 24 * 64 + 3 * 64 * 96
     assert layer_flops(wide.each_layer[0], 16, 16).forward == 2 * 16 * matrices + 2 * 2 * 16 * 16 * 4 * 24
-    narrow = ModelShape(family="llama", **shape)
+    narrow = ModelShape(**ROTARY, **shape)
     same = narrow.model_copy(update={"head_width": 16})
     assert layer_flops(narrow.each_layer[0], 16, 16) == layer_flops(same.each_layer[0], 16, 16)
 
@@ -113,7 +122,7 @@ def test_heads_of_a_given_width_cost_the_products_of_their_columns():
 def test_six_flops_per_parameter_and_token_is_the_leading_term():
     """For short sequences and a small vocabulary; grouped queries and SwiGLU included."""
     model = ModelShape(
-        family="llama", layers=4, hidden=4096, heads=32, kv_heads=8, vocabulary=128, sequence=8, head="untied"
+        **ROTARY, layers=4, hidden=4096, heads=32, kv_heads=8, vocabulary=128, sequence=8, head="untied"
     )
     matrices = 4 * (4096 * (4096 * 2 + 2 * 8 * 128) + 3 * 4096 * model.ffn_width)
     assert flops_per_token(model) == pytest.approx(6 * matrices, rel=0.005)

@@ -1,6 +1,7 @@
 import pytest
 
 from cost.plans import mt_nlg, small
+from trivium.certify.layouts import ROTARY
 from trivium.cost.activations import layer_bytes
 from trivium.cost.case import NONE, case_of
 from trivium.cost.compute import hardware_flops, model_flops
@@ -86,7 +87,7 @@ def test_layers_that_are_not_recomputed_save_time_each_as_much():
 def test_an_activation_function_computed_again_takes_time_and_its_value_no_memory(family):
     plans = [
         mt_nlg(
-            model={"family": family, "head": "untied"},
+            model={**{"gpt": {}, "llama": ROTARY}[family], "head": "untied"},
             recompute={"activation_function": again},
             layout={
                 "tensor": 2,

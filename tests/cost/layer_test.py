@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cost.plans import mt_nlg
+from trivium.certify.layouts import ROTARY
 from trivium.cost.case import LAYER, NONE, Case, case_of
 from trivium.cost.collectives import all_reduce_seconds, exchange_seconds
 from trivium.cost.constants import prior_constants
@@ -63,7 +64,7 @@ def test_tensor_ranks_share_the_activation_function_that_is_computed_again() -> 
 def test_a_layer_that_ends_with_a_norm_is_computed_again_to_its_end() -> None:
     stack = OURS.model_copy(update={"stops_early": True})
     before, after = (
-        layer_work(replace(shaped(family="llama", norm_position=n), recompute=LAYER), at().device, stack)
+        layer_work(replace(shaped(**ROTARY, norm_position=n), recompute=LAYER), at().device, stack)
         for n in ("before", "after")
     )
     assert after.again == pytest.approx(stack.recomputed * after.forward)
@@ -83,6 +84,31 @@ def test_at_stage_3_both_uses_of_a_tied_table_on_one_rank_are_one_gradient() -> 
     tied, untied = (priced(tied=n, **whole) for n in (1, 0))
     assert tied.embedding_backward.gathers == 0 and untied.embedding_backward.gathers > 0
     assert tied.head_backward.gathers == pytest.approx(untied.head_backward.gathers)
+
+
+@pytest.mark.parametrize(("recompute", "again"), [(NONE, 0), (LAYER, 1)])
+def test_a_stack_that_gathers_by_parameter_copies_each_part_and_hides_nothing(
+    recompute: int, again: int
+) -> None:
+    stack, sharers, matrices = stack_named("deepspeed-zero3-2021"), 384, 4
+    whole = {
+        "tensor": 1,
+        "pipeline": 1,
+        "data": sharers,
+        "zero": 3,
+        "recompute": recompute,
+        "reduction_bytes": 2,
+    }
+    here, found = at(stack, **whole), priced(stack, **whole)
+    weights, operation = 2 * layer_parameters(here.case), prior_constants().operation_seconds
+    road = here.road(sharers, 1)
+    sent = weights * (sharers - 1) / sharers / road.bandwidth
+    sent += matrices * (road.start / 2 + (sharers - 1) * road.hop)
+    copied = 2 * weights / here.device.memory + matrices * sharers * operation
+    gather = sent + copied + weights / here.device.memory + matrices * operation
+    assert found.layer_forward.gathers / here.slowness == pytest.approx(gather)
+    backward = (1 + again) * gather + sent + copied
+    assert found.layer_backward.gathers / here.slowness == pytest.approx(backward)
 
 
 def test_activations_that_are_sent_in_slices_take_the_cards_of_all_tensor_ranks() -> None:
@@ -160,7 +186,7 @@ def test_a_norm_over_all_heads_and_a_split_vocabulary_send_a_few_numbers_of_ever
     road = here.road(CASE.tensor, here.strides.tensor)
     numbers = float(all_reduce_seconds(8 * CASE.positions, CASE.tensor, road)) * here.slowness
     over, plain = (
-        prices(at(case=shaped(family="llama", qk_norm=n), recompute=NONE)) for n in ("all_heads", "none")
+        prices(at(case=shaped(**ROTARY, qk_norm=n), recompute=NONE)) for n in ("all_heads", "none")
     )
     for one, other in (
         (over.layer_forward, plain.layer_forward),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cost.plans import mt_nlg, small
+from trivium.certify.layouts import ROTARY
 from trivium.comms.transfers import POSTED_AHEAD
 from trivium.cost.activations import input_bytes, layer_bytes, logits_bytes
 from trivium.cost.bucket_sizes import bucket_sizes
@@ -38,10 +39,10 @@ LAYOUTS = [
     {"layout": {"tensor": 4, "pipeline": 3, "data": 1}},
     {"layout": {"tensor": 1, "pipeline": 2, "data": 1, "chunks": 2}, "schedule": "interleaved"},
     {"layout": {"tensor": 2, "pipeline": 4, "data": 2, "chunks": 2}, "schedule": "interleaved"},
-    {"model": {"family": "llama", "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},
-    {"model": {"family": "llama", "kv_heads": 2, "qkv_bias": True, "qk_norm": True}, "layout": {"tensor": 2}},
-    {"model": {"family": "llama", "head_width": 24, "qk_norm": True}, "sequence_parallel": True},
-    {"model": {"family": "llama", "kv_heads": 2, "qk_norm": "all_heads"}, "layout": {"tensor": 2}},
+    {"model": {**ROTARY, "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},
+    {"model": {**ROTARY, "kv_heads": 2, "bias": "qkv", "qk_norm": "each_head"}, "layout": {"tensor": 2}},
+    {"model": {**ROTARY, "head_width": 24, "qk_norm": "each_head"}, "sequence_parallel": True},
+    {"model": {**ROTARY, "kv_heads": 2, "qk_norm": "all_heads"}, "layout": {"tensor": 2}},
 ]
 
 
@@ -147,7 +148,7 @@ def drawn(draws: random.Random) -> Plan:
     zero = draws.randrange(4)
     return Plan(
         model={
-            "family": draws.choice(("gpt", "llama")),
+            **draws.choice(({}, ROTARY)),
             "layers": 6,
             "hidden": draws.choice((64, 1000, 20480)),
             "heads": 2 * tensor * context,

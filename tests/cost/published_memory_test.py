@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trivium.certify.layouts import ROTARY
 from trivium.cost.case import LAYER, NONE, Case, model_numbers
 from trivium.cost.published_memory import published_memory
 from trivium.cost.stack import stack_named
@@ -25,10 +26,10 @@ MEASURED = [
 
 
 def case(model: dict[str, int], **over: int) -> Case:
-    family = "gpt" if over.get("tied") else "llama"
+    style = {} if over.get("tied") else ROTARY
     shape = ModelShape(
         **{"sequence": 4096, "vocabulary": 128256, **model},
-        family=family,
+        **style,
         head="tied" if over.get("tied") else "untied",
     )
     fixed = {**model_numbers(shape), "vocabulary": 128256, "pipeline": 1, "chunks": 1, "data": 1}

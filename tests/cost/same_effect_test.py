@@ -3,6 +3,7 @@
 import pytest
 
 from cost.plans import small
+from trivium.certify.layouts import ROTARY
 from trivium.cost.estimate import Method, estimate
 from trivium.cost.hardware import machine_named, this_machine
 from trivium.cost.memory import memory_of_rank
@@ -12,7 +13,7 @@ from trivium.plan.plan import Plan
 
 SELENE, HERE = machine_named("selene"), this_machine(2, 8 << 30)
 ALONE = {"tensor": 1, "pipeline": 1, "data": 1}
-LLAMA = {"family": "llama", "heads": 8, "hidden": 128}
+LLAMA = {**ROTARY, "heads": 8, "hidden": 128}
 
 
 def given(plan: Plan) -> Plan:

@@ -145,7 +145,7 @@ def test_a_rolling_text_predicts_each_token_once():
 @pytest.mark.parametrize("settings", [GREEDY, DRAWN])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_remembering_changes_no_text(family, settings):
-    layers = 3 if "full_every" in FAMILIES[family] else 2  # each kind of layer, and one after it
+    layers = 3 if "pattern" in FAMILIES[family] else 2  # each kind of layer, and one after it
     scorer = scorer_of(plan_of(family, sequence=32, model={"layers": layers}))
     together = scorer.generate(PROMPTS, settings=settings)
     for number, prompt in enumerate(PROMPTS):

@@ -18,9 +18,9 @@ from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
 from trivium.tokens.tokenizer import load_tokenizer
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, TASKS, read
-from trivium.training.run import CHECKPOINTS, TrainingJob
+from trivium.training.supervision.job import start
 
 ASKED = BenchmarkConfig(shots=(0, 1), limit=6, resamples=20, seed=5)
 # Whatever a training may do with its weights: split, interleaved, in slices, along the sequence.

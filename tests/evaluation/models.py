@@ -6,6 +6,7 @@ import torch
 
 from evaluation.scorers import passages
 from trivium.certify.certificate import RULE
+from trivium.certify.layouts import ROTARY
 from trivium.checkpoint.save import save
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
@@ -20,19 +21,19 @@ TEXTS = [p["text"] for p in passages(80)]
 TOKENIZER = train_tokenizer([*TEXTS, "yes no ½ é 文字 \U0001f600"], 300)
 YARN = {"kind": "yarn", "factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
 FAMILIES = {
-    "gpt": {"family": "gpt"},
-    "llama": {"family": "llama", "head": "untied", "kv_heads": 2, "ffn": 40, "rope_scaling": YARN},
-    "olmo2": {"family": "llama", "kv_heads": 2, "ffn": 40, "qk_norm": "all_heads", "norm_position": "after"},
-    "mistral": {"family": "llama", "kv_heads": 2, "ffn": 40, "window": 7},
+    "gpt": {},
+    "llama": {**ROTARY, "head": "untied", "kv_heads": 2, "ffn": 40, "rope_scaling": YARN},
+    "olmo2": {**ROTARY, "kv_heads": 2, "ffn": 40, "qk_norm": "all_heads", "norm_position": "after"},
+    "mistral": {**ROTARY, "kv_heads": 2, "ffn": 40, "window": 7},
     "ministral": {
-        "family": "llama",
+        **ROTARY,
         "kv_heads": 2,
         "ffn": 40,
         "window": 5,
-        "window_from": 1,
-        "full_every": 2,
+        "first": [{"times": 1, "window": None}],
+        "pattern": [{"times": 1}, {"window": None}],
     },
-    "qwen3": {"family": "llama", "kv_heads": 2, "ffn": 40, "qk_norm": True, "head_width": 6},
+    "qwen3": {**ROTARY, "kv_heads": 2, "ffn": 40, "qk_norm": "each_head", "head_width": 6},
 }
 
 

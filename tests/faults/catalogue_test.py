@@ -11,7 +11,7 @@ from faults import depth, pipeline, run, steps
 from faults.mutant import Mutant, fault, plan
 from faults.run import CATALOGUE, EVERY_MUTANT, try_mutants
 from trivium.comms.mesh import Mesh
-from trivium.model.layers.norm import Norm
+from trivium.model.layers.norms import LayerNorm
 
 QUICK = ("final-norm-not-reduced", "tied-table-counted-twice", "stale-after-the-update", "ramp-skips-samples")
 
@@ -58,12 +58,12 @@ def test_fault_is_caught_in_the_quantity_and_step_that_it_breaks() -> None:
 
 
 def test_only_deviations_and_crashes_that_name_their_place_are_caught() -> None:
-    @fault(Norm, "forward", plan())
+    @fault(LayerNorm, "forward", plan())
     def nothing_wrong(original, mesh):
         """Computes the same."""
         return lambda self, x: original(self, x)
 
-    @fault(Norm, "forward", plan())
+    @fault(LayerNorm, "forward", plan())
     def crashes(original, mesh):
         """Stops in a stage."""
         return lambda self, x: original(self, x[:, :, 1:])

@@ -16,6 +16,7 @@ from trivium.parallel.context import attention
 from trivium.parallel.context import ring as ring_attention
 from trivium.parallel.sharding import buckets
 from trivium.parallel.sharding.buckets import Bucket
+from trivium.plan.layers.layer import Layer
 from trivium.plan.model_shape import ModelShape
 from trivium.training import batches, trainer
 from trivium.training.batches import Packing
@@ -148,7 +149,12 @@ def tile_beyond_the_reach(original, mesh):
     return lambda queries, keys, first: original(queries, keys, np.zeros_like(first))
 
 
-@fault(ModelShape, "window_of", plan(pipeline=2, model={**WINDOW, "window_from": 2}))
+@fault(ModelShape, "each_layer", plan(pipeline=2, model={**WINDOW, "first": [{"times": 2, "window": None}]}))
 def window_by_layers_of_the_stage(original, mesh):
     """Which layers have the window is counted from the first layer of their stage."""
-    return lambda self, layer: original(self, layer % (self.layers // mesh.pipeline.size))
+
+    def each_layer(self: ModelShape) -> tuple[Layer, ...]:
+        layers = original(self)
+        return tuple(layers[n % (self.layers // mesh.pipeline.size)] for n in range(len(layers)))
+
+    return each_layer

@@ -13,6 +13,7 @@ from trivium.kernels.dropout import DropoutKey
 from trivium.parallel.sharding import buckets, zero
 from trivium.parallel.sharding.buckets import Bucket, GradientWatch
 from trivium.plan.batch import Batch, Step
+from trivium.plan.buckets import BucketRow
 from trivium.plan.precision import Precision
 from trivium.training import trainer
 from trivium.training.trainer import Samples, Trainer
@@ -55,11 +56,11 @@ def copies_not_summed(original, mesh):
     return lambda x, group: PendingResult(None, x)
 
 
-@fault(zero.ShardedAdamW, "_shares", IN_COPIES)
+@fault(zero.ShardedOptimizer, "_shares", IN_COPIES)
 def every_copy_counted(original, mesh):
     """The norm counts a slice once for each of the ranks that hold it."""
 
-    def shares(self: zero.ShardedAdamW, *arguments: Any) -> Tensor:
+    def shares(self: zero.ShardedOptimizer, *arguments: Any) -> Tensor:
         holders = [bucket.holders for bucket in self.buckets]
         for bucket in self.buckets:
             bucket.holders = replace(bucket.holders, index=0)
@@ -165,7 +166,11 @@ def clipped_by_the_local_norm(original, mesh):
 @fault(trainer, "bucket_table", plan())
 def norms_and_biases_decayed(original, mesh):
     """Flat buffers lose sight of what they hold: weight decay falls on norms and biases too."""
-    return lambda plan, pipeline: tuple(row._replace(decayed=row.padded) for row in original(plan, pipeline))
+
+    def decayed(row: BucketRow) -> BucketRow:
+        return row._replace(spans=tuple(s._replace(decayed=s.stop - s.start) for s in row.spans))
+
+    return lambda plan, pipeline: tuple(decayed(row) for row in original(plan, pipeline))
 
 
 @fault(Trainer, "_inputs", REPLICAS)

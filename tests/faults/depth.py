@@ -15,6 +15,7 @@ from trivium.certify.ways import DEEP, MANY
 from trivium.kernels.dropout import DropoutKey
 from trivium.model import initialise, inputs, stage
 from trivium.plan import parameters
+from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Parameter
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
@@ -70,15 +71,15 @@ def residual_scale_missing(original, mesh):
     return initial_values
 
 
-@fault(parameters, "_linear", THIN, plan(tensor=2), everywhere=True)
+@fault(parameters, "_layer", THIN, plan(tensor=2), everywhere=True)
 def residual_scale_missing_in_the_table(original, mesh):
     """The table of parameters gives every matrix the same deviation, where both sides can read it."""
 
-    def linear(*given: Any, **named: Any) -> Iterator[Parameter]:
-        for p in original(*given, **named):
+    def layer(model: ModelShape, number: int) -> Iterator[Parameter]:
+        for p in original(model, number):
             yield replace(p, initial="normal") if p.initial == "residual" else p
 
-    return linear
+    return layer
 
 
 @fault(initialise, "math", THIN)
@@ -120,10 +121,10 @@ def drawn_uniformly(original, mesh):
     return SimpleNamespace(randn=randn, ones=torch.ones, zeros=torch.zeros, Generator=torch.Generator)
 
 
-@fault(parameters, "_norm", THIN, everywhere=True)
+@fault(parameters, "_layer", THIN, everywhere=True)
 def norms_decayed_by_the_table(original, mesh):
     """The table of parameters gives norms weight decay, where both sides can read it."""
-    return lambda *given: (replace(p, decay=True) for p in original(*given))
+    return lambda *given: (replace(p, decay=p.decay or "norm." in p.name) for p in original(*given))
 
 
 @fault(parameters, "_embedding", THIN, everywhere=True)
@@ -132,16 +133,16 @@ def embedding_without_decay(original, mesh):
     return lambda *given: (replace(p, decay=False) for p in original(*given))
 
 
-@fault(parameters, "_block", THIN, way=DEEP, everywhere=True)
+@fault(parameters, "_layer", THIN, way=DEEP, everywhere=True)
 def deep_biases_missing(original, mesh):
     """From the sixteenth layer on the table of parameters has no bias of attention's output."""
 
-    def block(model: ModelShape, layer: int) -> Iterator[Parameter]:
-        for p in original(model, layer):
-            if layer < 16 or not p.name.endswith("attention.out.bias"):
+    def layer(model: ModelShape, number: int) -> Iterator[Parameter]:
+        for p in original(model, number):
+            if number < 16 or not p.name.endswith("attention.out.bias"):
                 yield p
 
-    return block
+    return layer
 
 
 @fault(inputs, "keyed_dropout", DROPOUT, plan(pipeline=2, model={"dropout": 0.2}), way=DEEP)
@@ -170,7 +171,12 @@ def inputs_of_eight_micro_batches(original, mesh):
     return forward
 
 
-@fault(ModelShape, "has_window", plan(model={"window": 3, "full_every": 2}), way=DEEP)
+@fault(ModelShape, "each_layer", plan(model={"window": 3, "pattern": [{}, {"window": None}]}), way=DEEP)
 def window_pattern_ends(original, mesh):
     """From the twentieth layer on the pattern of windows is not continued."""
-    return lambda self, layer: layer < 20 and original(self, layer)
+
+    def each_layer(self: ModelShape) -> tuple[Layer, ...]:
+        layers = original(self)
+        return (*layers[:20], *(layers[1] for _ in layers[20:]))  # the second one has none
+
+    return each_layer

@@ -11,7 +11,7 @@ from faults.mutant import fault, plan, with_own
 from trivium.kernels.gelu import Gelu
 from trivium.model import stage
 from trivium.model.inputs import Inputs
-from trivium.model.layers import block
+from trivium.model.layers import wiring
 from trivium.model.stage import Stage
 from trivium.parallel.pipeline.executor import Executor
 from trivium.parallel.sharding import zero
@@ -156,7 +156,7 @@ def weight_gradient_lost(original, mesh):
     return finish
 
 
-@fault(block, "recomputed", plan(**RECOMPUTED), plan(pipeline=2, **RECOMPUTED))
+@fault(wiring, "recomputed", plan(**RECOMPUTED), plan(pipeline=2, **RECOMPUTED))
 def recomputed_with_other_randomness(original, mesh):
     """The second forward of a recomputed block draws other dropout masks than the first."""
 

@@ -8,8 +8,9 @@ import torch
 from faults.mutant import fault, plan
 from trivium.certify.courses import LONG_STEPS
 from trivium.certify.ways import LONG_WAY
+from trivium.kernels.adamw import Amount
 from trivium.kernels.dropout import DropoutKey
-from trivium.parallel.sharding.zero import ShardedAdamW
+from trivium.parallel.sharding.zero import ShardedOptimizer
 from trivium.plan.batch import Batch, Step
 from trivium.training import rates, trainer
 from trivium.training.config import TrainingConfig
@@ -21,39 +22,36 @@ ONE = plan()
 RAMPED = plan(batch={"ramp": {"start": 2, "increment": 2, "samples": 6}, "sequences": 6})
 
 
-@fault(ShardedAdamW, "_adamw", ONE, plan(data=2, zero=1), way=LONG_WAY)
+@fault(ShardedOptimizer, "_amount", ONE, plan(data=2, zero=1), way=LONG_WAY)
 def correction_stops_growing(original, mesh):
     """The count of updates that corrects Adam's moments stops growing at the fifth."""
 
-    def adamw(self: ShardedAdamW, *given: Any, **named: Any) -> None:
-        before = self.steps_done
-        self.steps_done = min(before, 4)
-        original(self, *given, **named)
-        self.steps_done = before
+    def amount(self: ShardedOptimizer, group: int, lr: float) -> Amount:
+        found: Amount = original(self, group, lr)
+        return found._replace(step=min(found.step, 5))
 
-    return adamw
+    return amount
 
 
-@fault(ShardedAdamW, "_adamw", ONE, way=LONG_WAY)
+@fault(ShardedOptimizer, "_amount", ONE, way=LONG_WAY)
 def decay_ends_with_the_warm_up(original, mesh):
     """Weight decay is applied in the first ten updates only."""
 
-    def adamw(self: ShardedAdamW, *given: Any, **named: Any) -> None:
-        before = self.rule
-        self.rule = before if self.steps_done < 10 else replace(before, weight_decay=0.0)
-        original(self, *given, **named)
-        self.rule = before
+    def amount(self: ShardedOptimizer, group: int, lr: float) -> Amount:
+        found: Amount = original(self, group, lr)
+        return found if found.step <= 10 else found._replace(weight_decay=0.0)
 
-    return adamw
+    return amount
 
 
-@fault(ShardedAdamW, "_clear", ONE, way=LONG_WAY)
+@fault(ShardedOptimizer, "_clear", ONE, way=LONG_WAY)
 def moments_begin_again(original, mesh):
     """After 32 updates Adam's second moments begin at zero again."""
 
-    def clear(self: ShardedAdamW) -> None:
+    def clear(self: ShardedOptimizer) -> None:
         for shard in self.shards if self.steps_done == 32 else ():
-            shard.moment2.zero_()
+            for part in shard.parts:
+                part.states["moment2"].zero_()
         original(self)
 
     return clear

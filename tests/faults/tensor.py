@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from faults.mutant import fault, plan
+from trivium.certify.layouts import ROTARY
 from trivium.certify.ways import Replaced
 from trivium.comms import collectives
 from trivium.comms.collectives import PendingResult
@@ -28,7 +29,7 @@ Tensor = torch.Tensor
 SPLIT = plan(tensor=2)
 SEQUENCE = plan(tensor=2, sequence_parallel=True)
 Z_LOSS = plan(tensor=2, model={"z_loss": 0.05})
-LLAMA = {"family": "llama", "kv_heads": 2, "head": "untied", "ffn": 24}
+LLAMA = {**ROTARY, "kv_heads": 2, "head": "untied", "ffn": 24}
 OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
 
 

@@ -15,7 +15,7 @@ from trivium.kernels.cpu import block_attention
 from trivium.kernels.cpu.block_attention import Block
 from trivium.kernels.sight import Sight, Tile
 from trivium.parallel.context import ring as ring_attention
-from trivium.parallel.sharding.zero import ShardedAdamW
+from trivium.parallel.sharding.zero import ShardedOptimizer
 from trivium.parallel.tensor import regions as tensor
 
 Tensor = torch.Tensor
@@ -100,29 +100,29 @@ def row_sums_left_out(original, mesh):
     return gradients
 
 
-@fault(ShardedAdamW, "_factor", plan(), plan(data=2))
+@fault(ShardedOptimizer, "_factor", plan(), plan(data=2))
 def small_gradients_raised_to_the_clip(original, mesh):
     """Gradients are divided by their norm also where that is below the clip; Adam hides it where all steps are."""
 
-    def factor(self: ShardedAdamW, square: Tensor, loss_scale: float) -> float:
+    def factor(self: ShardedOptimizer, square: Tensor, loss_scale: float) -> float:
         clip = self.rule.clip
         return original(self, square, loss_scale) if clip == 0 else clip / (float(square.sqrt()) + 1e-6)
 
     return factor
 
 
-@fault(ShardedAdamW, "_factor", plan(), way=NARROW)
+@fault(ShardedOptimizer, "_factor", plan(), way=NARROW)
 def clipped_in_scaled_units(original, mesh):
     """The norm of the scaled gradients is held against the clip."""
     return lambda self, square, loss_scale: original(self, square * loss_scale**2, loss_scale)
 
 
-@fault(ShardedAdamW, "_clear", plan(), plan(data=2), way=NARROW)
+@fault(ShardedOptimizer, "_clear", plan(), plan(data=2), way=NARROW)
 def refused_gradients_stay(original, mesh):
     """A step whose gradients overflowed is skipped, and they are not cleared: the next adds to them."""
     updates: dict[int, int] = {}
 
-    def clear(self: ShardedAdamW) -> None:
+    def clear(self: ShardedOptimizer) -> None:
         refused = updates.get(id(self), 0) == self.steps_done
         updates[id(self)] = self.steps_done
         if not refused:
@@ -131,12 +131,12 @@ def refused_gradients_stay(original, mesh):
     return clear
 
 
-@fault(ShardedAdamW, "_clear", plan(), plan(data=2), way=NARROW)
+@fault(ShardedOptimizer, "_clear", plan(), plan(data=2), way=NARROW)
 def refused_steps_counted(original, mesh):
     """A skipped step counts for the correction of Adam's moments, which it did not change."""
     updates: dict[int, int] = {}
 
-    def clear(self: ShardedAdamW) -> None:
+    def clear(self: ShardedOptimizer) -> None:
         self.steps_done += updates.get(id(self), 0) == self.steps_done
         updates[id(self)] = self.steps_done
         original(self)

@@ -15,6 +15,7 @@ from plans import small
 from ranks import on_ranks
 from tokens.foreign import folder_of, llama_words
 from trivium.certify.certificate import RULE
+from trivium.certify.layouts import ROTARY
 from trivium.checkpoint import pieces
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
@@ -22,14 +23,15 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.config import build, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError
+from trivium.families.common.hf_config import HfConfig
 from trivium.interchange import export as exporter
 from trivium.interchange import names
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import TOLERANCE, compared_positions, export_hf
-from trivium.interchange.hf_config import HfConfig
 from trivium.interchange.plain import logits
 from trivium.interchange.settings import config_of, shape_of
 from trivium.model.whole import WholeModel
+from trivium.plan.layers.part import Fused
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
@@ -40,30 +42,40 @@ from trivium.training.trainer import Trainer
 
 SLOWED = {"factor": 4.0, "original": 4, "slow": 0.25, "fast": 2.0}  # every pair in part
 MODELS = {
-    "gpt": {"family": "gpt"},
-    "gpt untied": {"family": "gpt", "head": "untied", "ffn": 40},
-    "llama": {"family": "llama", "head": "untied"},
-    "llama grouped tied": {"family": "llama", "kv_heads": 2, "rope_base": 500.0, "ffn": 40},
-    "llama of wide heads": {"family": "llama", "head_width": 10, "head": "untied"},
-    "qwen2": {"family": "llama", "kv_heads": 2, "qkv_bias": True},
-    "llama 3.1": {"family": "llama", "rope_scaling": {"kind": "llama3", **SLOWED}},
-    "llama, linear": {"family": "llama", "rope_scaling": {"kind": "linear", "factor": 4.0}},
-    "qwen2, yarn": {"family": "llama", "qkv_bias": True, "rope_scaling": {"kind": "yarn", **SLOWED}},
-    "olmo2": {"family": "llama", "kv_heads": 2, "qk_norm": "all_heads", "norm_position": "after", "ffn": 40},
+    "gpt": {},
+    "gpt untied": {"head": "untied", "ffn": 40},
+    "llama": {**ROTARY, "head": "untied"},
+    "llama grouped tied": {**ROTARY, "kv_heads": 2, "rope_base": 500.0, "ffn": 40},
+    "llama of wide heads": {**ROTARY, "head_width": 10, "head": "untied"},
+    "qwen2": {**ROTARY, "kv_heads": 2, "bias": "qkv"},
+    "llama 3.1": {**ROTARY, "rope_scaling": {"kind": "llama3", **SLOWED}},
+    "llama, linear": {**ROTARY, "rope_scaling": {"kind": "linear", "factor": 4.0}},
+    "qwen2, yarn": {**ROTARY, "bias": "qkv", "rope_scaling": {"kind": "yarn", **SLOWED}},
+    "olmo2": {**ROTARY, "kv_heads": 2, "qk_norm": "all_heads", "norm_position": "after", "ffn": 40},
     "olmo3": {
-        "family": "llama",
+        **ROTARY,
         "qk_norm": "all_heads",
         "norm_position": "after",
         "window": 3,
-        "full_every": 4,
+        "pattern": [{"times": 3}, {"window": None}],
         "rope_base": 500.0,
     },
-    "qwen3": {"family": "llama", "kv_heads": 2, "qk_norm": True, "head_width": 8, "head": "untied"},
-    "mistral": {"family": "llama", "kv_heads": 2, "window": 3},
-    "mistral, all in sight": {"family": "llama", "window": 8},
-    "ministral": {"family": "llama", "window": 3, "window_from": 1, "full_every": 2},
-    "qwen2, later layers": {"family": "llama", "qkv_bias": True, "window": 3, "window_from": 2},
-    "qwen3, every other layer": {"family": "llama", "qk_norm": True, "window": 3, "full_every": 2},
+    "qwen3": {**ROTARY, "kv_heads": 2, "qk_norm": "each_head", "head_width": 8, "head": "untied"},
+    "mistral": {**ROTARY, "kv_heads": 2, "window": 3},
+    "mistral, all in sight": {**ROTARY, "window": 8},
+    "ministral": {
+        **ROTARY,
+        "window": 3,
+        "first": [{"times": 1, "window": None}],
+        "pattern": [{"times": 1}, {"window": None}],
+    },
+    "qwen2, later layers": {**ROTARY, "bias": "qkv", "window": 3, "first": [{"times": 2, "window": None}]},
+    "qwen3, every other layer": {
+        **ROTARY,
+        "qk_norm": "each_head",
+        "window": 3,
+        "pattern": [{"times": 1}, {"window": None}],
+    },
 }
 
 
@@ -131,10 +143,13 @@ def test_an_import_refuses_a_tensor_that_is_not_finite_by_its_name(tmp_path: Pat
     "wrong", ["order of heads", "not transposed", "gate and up swapped", "norm left out"]
 )
 def test_a_wrong_export_does_not_get_its_name(tmp_path: Path, monkeypatch, wrong: str) -> None:
-    family = "llama" if wrong == "gate and up swapped" else "gpt"
-    checkpoint = written(tmp_path / "ours", small(model={"family": family, "ffn": 24}))
+    style = ROTARY if wrong == "gate and up swapped" else {}
+    checkpoint = written(tmp_path / "ours", small(model={**style, "ffn": 24}))
     if wrong == "order of heads":
-        monkeypatch.setattr(names, "by_kind", lambda w, model: w.chunk(3))
+        right_pieces = Fused.pieces
+        monkeypatch.setattr(
+            Fused, "pieces", lambda self, w: w.chunk(3) if len(self.sizes) == 3 else right_pieces(self, w)
+        )
     elif wrong == "not transposed":
         # Square matrices alone: nothing but the logits can tell.
         right = names._turned
@@ -142,7 +157,13 @@ def test_a_wrong_export_does_not_get_its_name(tmp_path: Path, monkeypatch, wrong
             names, "_turned", lambda w, m: w if w.dim() == 2 and w.shape[0] == w.shape[1] else right(w, m)
         )
     elif wrong == "gate and up swapped":
-        monkeypatch.setitem(names._LLAMA_LAYER, "mlp.up", ("mlp.up_proj", "mlp.gate_proj"))
+        swapped = Fused((2, 24), along=0, sizes=(1, 1))
+        right_pieces = Fused.pieces
+        monkeypatch.setattr(
+            Fused,
+            "pieces",
+            lambda self, w: right_pieces(self, w)[::-1] if self == swapped else right_pieces(self, w),
+        )
     else:
         right_reading = exporter.logits
 
@@ -284,7 +305,7 @@ def test_bf16_weights_stay_bf16(tmp_path: Path) -> None:
 def test_imported_weights_are_of_the_dtype_that_holds_them_all_whatever_constants_are(
     tmp_path: Path, matrices: torch.dtype, others: torch.dtype, kept: torch.dtype
 ) -> None:
-    model = {"family": "llama"}
+    model = {**ROTARY}
     export_hf(written(tmp_path / "ours", small(model=model)), tmp_path / "hf", tokenizer=None)
     path = tmp_path / "hf" / "model.safetensors"
     tensors = {n: t.to(matrices if t.dim() > 1 else others) for n, t in load_file(path).items()}
@@ -499,15 +520,15 @@ def test_the_tokenizer_of_another_model_does_not_go_along(tmp_path: Path) -> Non
 
 
 def test_what_no_architecture_there_computes_is_refused() -> None:
-    both = {"family": "llama", "qkv_bias": True, "qk_norm": True}
+    both = {**ROTARY, "bias": "qkv", "qk_norm": "each_head"}
     for model, said in (
         ({"kv_heads": 2}, "plan.model.kv_heads .2. must be"),
         ({"head_width": 8}, "plan.model.head_width .8. must be hidden / heads .24 / 4."),
-        (both, "no architecture .* has .*plan.model.qkv_bias true, plan.model.qk_norm each_head"),
-        ({"window": 3}, "plan.model.window is 3, and in GPT2LMHeadModel .* sees all before"),
+        (both, "no architecture .* has .*plan.model.bias qkv.*plan.model.qk_norm each_head"),
+        ({"window": 3}, "plan.model.window is 3, and no config.json of GPT2LMHeadModel says which layers"),
         (
-            {"family": "llama", "norm_position": "after"},
-            "plan.model.norm_position after .*Olmo2ForCausalLM: llama",
+            {**ROTARY, "norm_position": "after"},
+            "plan.model.norm_position after.*Olmo2ForCausalLM: rms_norm",
         ),
         (
             {**MODELS["olmo3"], "rope_scaling": {"kind": "yarn", **SLOWED}},
@@ -553,8 +574,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ],
 )
 def test_what_this_engine_does_not_compute_is_refused(change, said: str) -> None:
-    config = config_of(small(model={"family": "llama"}).model, dtype="float32")
-    assert shape_of(config, "x").family == "llama"
+    config = config_of(small(model={**ROTARY}).model, dtype="float32")
+    assert shape_of(config, "x").positions == "rotary"
     with pytest.raises(DataError, match=said):
         shape_of({**config, **change}, "x")
 
@@ -653,20 +674,19 @@ WINDOWS = [  # of an architecture, what its config.json says, and which layers o
 def test_a_window_is_taken_as_transformers_takes_it_or_refused(
     name: str, said: dict[str, object], expected: list[int] | str
 ) -> None:
-    written = config_of(small(model={"family": "llama"}).model, dtype="float32")
+    written = config_of(small(model={**ROTARY}).model, dtype="float32")
     llama = {k: v for k, v in written.items() if not k.startswith("rope_")} | {"architectures": [name]}
     if isinstance(expected, str):
         with pytest.raises(DataError, match=expected):
             shape_of({**llama, **said}, "x")
         return
     model = shape_of({**llama, **said}, "x")
-    assert [n for n in range(4) if model.window_of(n) == 3] == expected
-    assert [n for n in range(4) if model.has_window(n)] == expected
+    assert [n for n in range(4) if model.form_of(n).window == 3] == expected
     assert small(model=model.model_dump()).check() == []
 
 
 def test_a_window_that_a_config_leaves_out_is_that_of_its_architecture() -> None:
-    config = config_of(small(model={"family": "llama", "sequence": 8192}).model, dtype="float32")
+    config = config_of(small(model={**ROTARY, "sequence": 8192}).model, dtype="float32")
     for name in ("MistralForCausalLM", "MinistralForCausalLM"):
         assert shape_of({**config, "architectures": [name]}, "x").window == 4096
     later = shape_of({**config, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "x")
@@ -674,7 +694,7 @@ def test_a_window_that_a_config_leaves_out_is_that_of_its_architecture() -> None
 
 
 def test_sizes_that_a_config_leaves_out_are_those_of_its_architecture() -> None:
-    config = config_of(small(model={"family": "llama", "heads": 12}).model, dtype="float32")
+    config = config_of(small(model={**ROTARY, "heads": 12}).model, dtype="float32")
     bare = {k: v for k, v in config.items() if k not in ("num_key_value_heads", "head_dim")}
     mistral = shape_of({**bare, "architectures": ["MistralForCausalLM"], "num_attention_heads": 16}, "x")
     qwen3 = shape_of({**bare, "architectures": ["Qwen3ForCausalLM"], "num_attention_heads": 64}, "x")
@@ -697,7 +717,7 @@ def test_a_config_without_a_size_is_refused(key: str, value: object) -> None:
 
 def kinds_of(family: str) -> list[tuple[str, Any, Any]]:
     """Every field of a model's config.json with its right value and values of another kind."""
-    config = config_of(small(model={"family": family}).model, dtype="float32")
+    config = config_of(small(model={"gpt": {}, "llama": ROTARY}[family]).model, dtype="float32")
     more = {"n_inner": 4, "head_dim": 4, "num_key_value_heads": 2, "eos_token_id": 3, "bos_token_id": [1, 2]}
     wrong: dict[type, tuple[Any, ...]] = {
         bool: (1, 0, "true", "false", []),
@@ -719,7 +739,7 @@ def kinds_of(family: str) -> list[tuple[str, Any, Any]]:
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_field_of_another_kind_is_refused_by_path_field_and_value(family: str) -> None:
-    config = config_of(small(model={"family": family}).model, dtype="float32")
+    config = config_of(small(model={"gpt": {}, "llama": ROTARY}[family]).model, dtype="float32")
     cases = kinds_of(family)
     assert len(cases) > 50
     for name, _, other in cases:
@@ -739,7 +759,7 @@ def test_a_field_of_another_kind_is_refused_by_path_field_and_value(family: str)
     ],
 )
 def test_a_number_of_rotary_positions_is_no_truth_value_and_no_text(rope: dict[str, Any], said: str) -> None:
-    config = config_of(small(model={"family": "llama"}).model, dtype="float32")
+    config = config_of(small(model={**ROTARY}).model, dtype="float32")
     with pytest.raises(DataError, match=said):
         shape_of({**config, "rope_parameters": rope}, "x")
 

@@ -12,6 +12,7 @@ import torch
 from plans import small
 from tokens.curated import curated, documents
 from trivium.certify.certificate import RULE
+from trivium.certify.layouts import ROTARY
 from trivium.checkpoint.format import published
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli import main as entry
@@ -33,10 +34,10 @@ from trivium.tokens.encode import tokenize
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import METRICS, read
-from trivium.training.run import CHECKPOINTS, TrainingJob
 from trivium.training.state import begin_with
+from trivium.training.supervision.job import start
 from trivium.training.trainer import Samples, Trainer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -295,7 +296,7 @@ TEXTS = (
 def test_a_trained_model_runs_in_transformers_with_its_tokenizer_and_generation_config(
     tokens: Path, tmp_path: Path
 ) -> None:
-    model = {"vocabulary": VOCABULARY, "vocabulary_multiple": 64, "sequence": 24, "family": "llama"}
+    model = {"vocabulary": VOCABULARY, "vocabulary_multiple": 64, "sequence": 24, **ROTARY}
     words = load_tokenizer(tokens / "tokenizer.json")
     plan = small(
         model={**model, "end_of_text": words.end_of_text}, batch={"sequences": 8, "micro": 2}, tensor=2

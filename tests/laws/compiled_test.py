@@ -13,6 +13,7 @@ import torch
 from plans import brief, small
 from trivium.certify import sweep
 from trivium.certify.certificate import Findings, certificate, examine
+from trivium.certify.layouts import ROTARY
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.certify.sweep import certify, describe
 from trivium.comms.mesh import Mesh
@@ -22,15 +23,16 @@ from trivium.kernels.product import LEAST, product
 from trivium.model import compiled, stage
 from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.inputs import Inputs
-from trivium.model.layers.block import Block
+from trivium.model.layers.half import Around
+from trivium.model.layers.layer import module_of
 from trivium.parallel.context.attention import Context
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.parallel.tensor.regions import Region
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 
-LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
-QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
+LLAMA = {**ROTARY, "kv_heads": 2, "hidden": 32, "head": "untied"}
+QWEN3 = {**LLAMA, "bias": "qkv", "qk_norm": "each_head", "head_width": 6}
 OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
 YARN = {"kind": "yarn", "factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
 MANY_LAYERS = 9  # more than torch.compile takes of one function's variants before it gives up
@@ -56,8 +58,8 @@ TOGETHER = [
     small(tensor=2, model=QWEN3, compiled=True, recompute={"mode": "layer"}),
     small(context=2, model=QWEN3, compiled=True),
     small(tensor=2, model=OLMO2, compiled=True),
-    small(tensor=2, model={**LLAMA, "window": 3, "full_every": 2}, compiled=True),
-    small(context=2, model={**LLAMA, "window": 3, "window_from": 1}, compiled=True),
+    small(tensor=2, model={**LLAMA, "window": 3, "pattern": [{"times": 1}, {"window": None}]}, compiled=True),
+    small(context=2, model={**LLAMA, "window": 3, "first": [{"times": 1, "window": None}]}, compiled=True),
     small(tensor=2, row_chunks=2, compiled=True, recompute={"activation_function": True}),
     small(pipeline=2, chunks=2, schedule="zb-v", compiled=True),
     small(context=2, zero=2, compiled=True),
@@ -98,7 +100,13 @@ def test_what_packed_documents_attend_to_is_no_part_of_a_graph(plan: Plan) -> No
 
 @pytest.mark.broad
 def test_layers_with_a_window_and_without_are_two_graphs_however_many_there_are() -> None:
-    model = {**LLAMA, "window": 3, "window_from": 1, "full_every": 3, "layers": 2 * MANY_LAYERS}
+    model = {
+        **LLAMA,
+        "window": 3,
+        "first": [{"times": 1, "window": None}],
+        "pattern": [{"times": 2}, {"window": None}],
+        "layers": 2 * MANY_LAYERS,
+    }
     assert graphs_of(small(model=model, compiled=True, recompute={"mode": "attention"})) == (3, False)
 
 
@@ -152,7 +160,7 @@ def test_what_is_between_two_products_that_are_not_traced_is_one_graph() -> None
     plan = small()
     with pretended(plan.layout) as mesh:
         region, context = opaque_region()(mesh.tensor, False), Context(mesh.context, "ring")
-        block = Block(plan.model, 0, region, context, plan.recompute)
+        block = module_of(plan.model.each_layer[0], Around(0, region, context, plan.recompute))
         block.compile_training(None)
         block(torch.randn(plan.activation_shape, requires_grad=True), Inputs(torch.zeros(8, 2).long()))
     of_a_block = ["norm", "attention per head", "bias, sum and norm", "GELU", "bias and sum"]

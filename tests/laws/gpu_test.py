@@ -9,6 +9,7 @@ import torch
 
 from plans import small
 from trivium.certify.certificate import certificate, examine
+from trivium.certify.layouts import ROTARY
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
@@ -20,7 +21,7 @@ from trivium.kernels.product import LARGE, gradient_of_bias, widens
 from trivium.kernels.sight import Sight
 from trivium.model import compiled as compiled_blocks
 from trivium.parallel.sharding.gradient_sum import GradientSum
-from trivium.parallel.sharding.zero import AdamRule, ShardedAdamW
+from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer
 from trivium.parallel.tensor.regions import FEW_IDS, look_up
 from trivium.plan.plan import Plan
 from trivium.training.batches import Read, Rows
@@ -28,8 +29,8 @@ from trivium.training.trainer import Samples, Trainer
 
 pytestmark = pytest.mark.gpu
 
-LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
-QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
+LLAMA = {**ROTARY, "kv_heads": 2, "hidden": 32, "head": "untied"}
+QWEN3 = {**LLAMA, "bias": "qkv", "qk_norm": "each_head", "head_width": 6}
 YARN = {"kind": "yarn", "factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
 PACKED = {"documents": "apart", "end_of_text": 3}
 OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1, "rope_scaling": YARN}
@@ -38,7 +39,7 @@ PLANS = [
     small(model=LLAMA),
     small(model=QWEN3),
     small(model=OLMO2),
-    small(model={**LLAMA, "window": 3, "full_every": 2}),
+    small(model={**LLAMA, "window": 3, "pattern": [{"times": 1}, {"window": None}]}),
     small(recompute={"mode": "layer"}),
     small(zero=3, schedule="zb-h1"),
     small(cuda_graphs=True),
@@ -114,7 +115,7 @@ def test_an_update_in_one_pass_is_that_of_the_passes_one_by_one(weights: str, de
     plan, masters = small(precision={"weights": weights}), []
     for compiled in (False, True):
         trainer = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule())
-        trainer.optimizer = ShardedAdamW(
+        trainer.optimizer = ShardedOptimizer(
             trainer.buckets, trainer.mesh, AdamRule(clip=0.05), torch.float32, compiled=compiled
         )
         trainer.train_step(0, Samples(0, plan.batch.sequences, random_rows(plan)), 1e-2)

@@ -5,22 +5,28 @@ import pytest
 from plans import brief, small
 from trivium.certify.certificate import Certificate, Deviation, certificate
 from trivium.certify.courses import STEPS
+from trivium.certify.layouts import ROTARY
 from trivium.certify.random_plans import random_plans
 from trivium.certify.reference import RECIPE, compute_reference
 from trivium.certify.sweep import certify, describe
 from trivium.certify.ways import FAR, WAYS
 from trivium.plan.plan import Plan
 
-llama = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
-qwen2 = {**llama, "qkv_bias": True}
+llama = {**ROTARY, "kv_heads": 2, "hidden": 32, "head": "untied"}
+qwen2 = {**llama, "bias": "qkv"}
 slowed = {"factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
 llama31, yarn = ({**llama, "rope_scaling": {"kind": kind, **slowed}} for kind in ("llama3", "yarn"))
 linear = {**llama, "rope_scaling": {"kind": "linear", "factor": 3.0}}
-qwen3 = {**llama, "qk_norm": True, "head_width": 10}
+qwen3 = {**llama, "qk_norm": "each_head", "head_width": 10}
 olmo2 = {**llama, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
 mistral = {**llama, "window": 3}
-ministral = {**llama, "window": 3, "window_from": 1, "full_every": 2}  # all, window, all, window
-qwen2_from = {**qwen2, "window": 5, "window_from": 2}
+ministral = {
+    **llama,
+    "window": 3,
+    "first": [{"times": 1, "window": None}],
+    "pattern": [{"times": 1}, {"window": None}],
+}  # all, window, all, window
+qwen2_from = {**qwen2, "window": 5, "first": [{"times": 2, "window": None}]}
 odd = {"hidden": 20, "ffn": 34}  # parameters that leave room before the next
 apart = {"documents": "apart", "end_of_text": 3}
 z_loss = {"z_loss": 0.05}
@@ -41,7 +47,9 @@ LAYOUTS = {
         small(recompute={"mode": "attention"}, model={**qwen3, **qwen2}),
         small(model=linear),
         small(model={**olmo2, "dropout": 0.1}, recompute={"mode": "layer"}),
-        small(model={"window": 3, "full_every": 2}, recompute={"mode": "attention"}),
+        small(
+            model={"window": 3, "pattern": [{"times": 1}, {"window": None}]}, recompute={"mode": "attention"}
+        ),
         small(model=mistral, recompute={"mode": "layer"}),
         small(model={**ministral, **apart}),
         small(model={**olmo2, **z_loss}),
@@ -79,7 +87,7 @@ LAYOUTS = {
         small(tensor=2, schedule="zb-h1", model=qwen3),
         small(context=2, model={**qwen3, **apart}, zero=3),
         small(tensor=2, model=mistral, sequence_parallel=True, recompute={"mode": "attention"}),
-        small(tensor=2, schedule="zb-h1", model={"window": 1, "full_every": 3}),
+        small(tensor=2, schedule="zb-h1", model={"window": 1, "pattern": [{"times": 2}, {"window": None}]}),
         small(pipeline=2, model=qwen2_from),
         small(pipeline=2, chunks=2, model=ministral, zero=2),
         small(context=2, model=ministral),

@@ -6,6 +6,7 @@ import pytest
 
 from plans import small, swept
 from ranks import on_ranks
+from trivium.certify.layouts import ROTARY
 from trivium.certify.random_plans import random_plans
 from trivium.certify.reference import random_rows
 from trivium.comms.launch import Place
@@ -20,18 +21,18 @@ DTYPES = ("fp32", "bf16", "fp64")
 LARGEST, LARGEST_IN_BUDGET = 8, 4  # ranks of a layout
 RANDOM = 30  # plans
 GIVEN = ["F0.0 F1.0 B1.0 B0.0", "F0.1 B0.1 F1.1 B1.1"]
-QWEN3 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": True}
-WINDOW = {"window": 3, "window_from": 1, "full_every": 2}
-OLMO2 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
+QWEN3 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "each_head"}
+WINDOW = {"window": 3, "first": [{"times": 1, "window": None}], "pattern": [{"times": 1}, {"window": None}]}
+OLMO2 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
 MORE = [
     small(pipeline=2, schedule="given", rows=GIVEN, batch={"sequences": 4}),
     small(precision={"weights": "bf16", "gradients": "bf16"}),
     small(data=2, precision={"weights": "bf16", "communication": "bf16"}),
-    small(tensor=2, model={"family": "llama", "heads": 2, "head": "untied"}, batch={"micro": 1}),
+    small(tensor=2, model={**ROTARY, "heads": 2, "head": "untied"}, batch={"micro": 1}),
     small(context=2, model={"heads": 1}, batch={"micro": 1}),
-    small(tensor=2, model={"family": "llama", "heads": 2}, row_chunks=2),
+    small(tensor=2, model={**ROTARY, "heads": 2}, row_chunks=2),
     small(model={**QWEN3, "kv_heads": None}, precision={"weights": "bf16"}),
-    small(tensor=2, model={**QWEN3, "qkv_bias": True}, recompute={"mode": "attention"}),
+    small(tensor=2, model={**QWEN3, "bias": "qkv"}, recompute={"mode": "attention"}),
     small(context=2, model=QWEN3, precision={"weights": "bf16"}),
     small(context=2, model=QWEN3, context_attention="ulysses"),
     small(tensor=2, model=OLMO2, precision={"weights": "bf16"}, recompute={"mode": "layer"}),
@@ -67,11 +68,11 @@ def counted(trainer: Trainer) -> dict[str, int]:
     run = trainer.train_step(0, step, 1e-3, measure=True).run
     buckets, shards = trainer.buckets, trainer.optimizer.shards
     # Where weights are in the masters' dtype they are their own masters.
-    own = ["moment1", "moment2"] + ["master"] * trainer.plan.precision.has_master
-    states = [trainer.optimizer.states(s)[kind] for s in shards for kind in own]
+    states = [s.master for s in shards] if trainer.plan.precision.has_master else []
+    states += [x for s in shards for part in s.parts for x in part.states.values()]
     return {
         "weights": sum((b.shard if trainer.plan.zero == 3 else b.weights).nbytes for b in buckets),
-        "gradients": sum(b.gradients.nbytes for b in buckets),
+        "gradients": sum(b.gradients.nbytes for b in trainer.trained),
         "optimizer": sum(x.nbytes for x in states),
         "activations": run.peak_saved_bytes,
     }

@@ -7,6 +7,7 @@ import torch
 
 from plans import small
 from ranks import on_ranks
+from trivium.certify.layouts import ROTARY
 from trivium.certify.reference import random_rows
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
@@ -21,8 +22,8 @@ from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op
 from trivium.training.trainer import Samples, Trainer
 
-LLAMA = {"family": "llama", "heads": 4, "kv_heads": 2, "head": "untied"}
-QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 8}
+LLAMA = {**ROTARY, "heads": 4, "kv_heads": 2, "head": "untied"}
+QWEN3 = {**LLAMA, "bias": "qkv", "qk_norm": "each_head", "head_width": 8}
 PLANS = {
     1: [small(schedule="zb-h1"), small(schedule="1f1b-split", model=LLAMA, precision={"weights": "bf16"})],
     2: [

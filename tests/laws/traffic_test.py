@@ -6,6 +6,7 @@ import torch
 from plans import brief, small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE, random_rows
+from trivium.certify.layouts import ROTARY
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.cost.traffic import step_traffic
@@ -13,8 +14,8 @@ from trivium.plan import buckets
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 
-QWEN3 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": True, "qkv_bias": True}
-OLMO2 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
+QWEN3 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "each_head", "bias": "qkv"}
+OLMO2 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
 PLANS = {
     2: [
         small(tensor=2),
@@ -40,7 +41,7 @@ PLANS = {
     ],
     4: [
         small(tensor=2, pipeline=2, sequence_parallel=True),
-        small(tensor=2, data=2, model={"family": "llama", "kv_heads": 2, "hidden": 32}),
+        small(tensor=2, data=2, model={**ROTARY, "kv_heads": 2, "hidden": 32}),
         small(pipeline=4, precision={"weights": "fp64"}),
         small(pipeline=4, schedule="1f1b-split"),
         small(data=2, pipeline=2, zero=2, schedule="zb-h1"),

@@ -32,7 +32,9 @@ def counted(trainer: Trainer) -> dict[str, int]:
     return {
         "weights": sum(size(b.shard if trainer.plan.zero == 3 else b.weights) for b in buckets),
         "gradients": sum(size(b.gradients) for b in buckets),
-        "optimizer": sum(size(v) for s in shards for v in trainer.optimizer.states(s).values()),
+        "optimizer": sum(
+            size(s.master) + sum(size(v) for p in s.parts for v in p.states.values()) for s in shards
+        ),
     }
 
 

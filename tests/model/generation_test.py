@@ -8,6 +8,7 @@ import torch
 
 from plans import small
 from ranks import on_ranks
+from trivium.certify.layouts import ROTARY
 from trivium.certify.plain import first_weights
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
@@ -19,12 +20,12 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, parameters, shard_box
 from trivium.seeds import generator_for
 
-LLAMA = {"family": "llama", "kv_heads": 2, "head": "untied", "ffn": 24, "hidden": 32}
+LLAMA = {**ROTARY, "kv_heads": 2, "head": "untied", "ffn": 24, "hidden": 32}
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": LLAMA,
-    "window": {**LLAMA, "window": 4, "full_every": 2},
-    "window in gpt": {"window": 3, "window_from": 1},
+    "window": {**LLAMA, "window": 4, "pattern": [{"times": 1}, {"window": None}]},
+    "window in gpt": {"window": 3, "first": [{"times": 1, "window": None}]},
 }
 GREEDY = Choice(0.0, 0, 1.0, 0)
 

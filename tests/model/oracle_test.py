@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from plans import small
 from trivium.certify.certificate import random_rows
+from trivium.certify.layouts import ROTARY
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.model_shape import ModelShape
@@ -78,12 +79,12 @@ def plain_llama(w: Weights, m: ModelShape, tokens: torch.Tensor) -> torch.Tensor
     return norm(x, "head.norm.weight") @ w["head.weight"].T
 
 
-LLAMA = {"family": "llama", "hidden": 32, "heads": 4, "kv_heads": 2, "head": "untied"}
+LLAMA = {**ROTARY, "hidden": 32, "heads": 4, "kv_heads": 2, "head": "untied"}
 CASES = [
     (plain_gpt, {"hidden": 24, "heads": 4}),
     (plain_llama, LLAMA),
-    (plain_llama, {**LLAMA, "qkv_bias": True}),
-    (plain_llama, {**LLAMA, "qk_norm": True, "head_width": 6}),
+    (plain_llama, {**LLAMA, "bias": "qkv"}),
+    (plain_llama, {**LLAMA, "qk_norm": "each_head", "head_width": 6}),
     (plain_llama, {**LLAMA, "qk_norm": "all_heads", "norm_position": "after"}),
 ]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from plans import small
+from trivium.certify.layouts import ROTARY
 from trivium.comms.mesh import Group, Mesh
 from trivium.model.stage import Stage
 from trivium.plan.parameters import TOKENS, local_shape, parameters
@@ -13,10 +14,8 @@ PLANS = [
     small(),
     small(tensor=2, pipeline=2, chunks=2),
     small(tensor=4, model={"head": "untied"}),
-    small(pipeline=4, model={"family": "llama", "kv_heads": 2, "hidden": 32}),
-    small(
-        tensor=2, pipeline=3, model={"layers": 7, "family": "llama", "hidden": 32}, batch={"sequences": 12}
-    ),
+    small(pipeline=4, model={**ROTARY, "kv_heads": 2, "hidden": 32}),
+    small(tensor=2, pipeline=3, model={"layers": 7, **ROTARY, "hidden": 32}, batch={"sequences": 12}),
 ]
 
 

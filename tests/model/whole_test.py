@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from plans import small
+from trivium.certify.layouts import ROTARY
 from trivium.model.whole import WholeModel
 
 
@@ -19,8 +20,6 @@ def test_an_answer_never_waits_for_a_plan_of_cudnns(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    model = WholeModel(
-        small(model={"family": "llama", "hidden": 32, "head": "untied"}).model, precision="fp32"
-    )
+    model = WholeModel(small(model={**ROTARY, "hidden": 32, "head": "untied"}).model, precision="fp32")
     model.hidden(torch.zeros((5, 2), dtype=torch.int64))
     assert allowed and not any(allowed) and torch.backends.cuda.cudnn_sdp_enabled() == before

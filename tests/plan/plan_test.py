@@ -1,9 +1,12 @@
 """A plan lists every contradiction at once, each with path, value, law and remedy."""
 
+import re
+
 import pytest
 
 from plans import small
-from trivium.config import build
+from trivium.certify.layouts import ROTARY
+from trivium.config import build, merge
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.layout import Axis, Coordinate, Layout
@@ -112,55 +115,60 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
         ({"partition__layers": (5,)}, "sums to 5"),
         ({"model__kv_heads": 3}, "multiple of plan.model.kv_heads (3)"),
         (
-            {"model__family": "llama", "model__heads": 8},
+            {"model__positions": "rotary", "model__heads": 8},
             "plan.model.hidden / heads (24 / 8 = 3) must be even",
         ),
         (
-            {"model__family": "llama", "model__head_width": 5},
+            {"model__positions": "rotary", "model__head_width": 5},
             "plan.model.head_width (5) must be even: rotary",
         ),
         ({"layout__data": 4, "layout__shards": 3}, "must divide the 4 replicas (data 4 x context 1)"),
         ({"layout__data": 4, "layout__shards": 3}, "set it to 2 or 4 or null"),
         ({"layout__data": 4, "layout__shards": 2, "zero": 0}, "set plan.zero to 1, 2 or 3"),
-        ({"model__qkv_bias": True}, "plan.model.qkv_bias is true, and plan.model.family 'gpt'"),
-        ({"model__qk_norm": True}, "set plan.model.family=llama or plan.model.qk_norm=none"),
+        ({"model__feed_forward": "gated"}, "plan.model.bias is 'all', and plan.model.feed_forward 'gated'"),
+        (
+            {"model__positions": "rotary", "model__rope_columns": 3},
+            "plan.model.rope_columns (3) must be even and at most the columns of a head (6)",
+        ),
+        ({"model__rope_columns": 2}, "set plan.model.positions=rotary or plan.model.rope_columns=null"),
+        (
+            {"model__first": [{"times": 5, "window": None}]},
+            "plan.model.first has 5 layers, more than plan.model.layers (4)",
+        ),
+        (
+            {"model__pattern": [{}, {"heads": 5}]},
+            "plan.model.hidden (24) must be a multiple of plan.model.heads (5)",
+        ),
         (
             {"model__rope_base": 500.0},
-            "plan.model.rope_base is 500, and plan.model.family 'gpt' learns its positions",
+            "plan.model.rope_base is 500.0, and plan.model.positions 'learned' has no rotation",
         ),
         (
             {"partition__layers": (4,), "partition__embedding_weight": 1.0},
             "plan.partition.embedding_weight is 1, and plan.partition.layers [4] says what each stage holds",
         ),
-        ({"model__norm_position": "after"}, "plan.model.norm_position is after, and plan.model.family 'gpt'"),
         (
             {"model__rope_scaling": {"kind": "linear", "factor": 2}},
-            "plan.model.rope_scaling is of kind 'linear', and plan.model.family 'gpt' learns its positions",
+            "plan.model.rope_scaling is of kind 'linear', and plan.model.positions 'learned' has no rotation",
         ),
         (
             {
-                "model__family": "llama",
+                "model__positions": "rotary",
                 "model__rope_scaling": {"kind": "llama3", "factor": 8, "attention": 1},
             },
             "plan.model.rope_scaling.attention is 1.0, and kind 'llama3' has none; leave it out",
         ),
         (
-            {"model__family": "llama", "model__rope_scaling": {"kind": "yarn", "factor": 8, "slow": 1}},
+            {"model__positions": "rotary", "model__rope_scaling": {"kind": "yarn", "factor": 8, "slow": 1}},
             "plan.model.rope_scaling.original and .fast must be given for kind 'yarn'",
         ),
         (
-            {"model__family": "llama", "model__rope_base": 1.0, "model__rope_scaling": SLOW_AND_FAST},
+            {"model__positions": "rotary", "model__rope_base": 1.0, "model__rope_scaling": SLOW_AND_FAST},
             "plan.model.rope_base (1) must be above 1 for plan.model.rope_scaling.kind 'yarn'",
         ),
         (
-            {"model__family": "llama", "model__rope_scaling": {**SLOW_AND_FAST, "slow": 4}},
+            {"model__positions": "rotary", "model__rope_scaling": {**SLOW_AND_FAST, "slow": 4}},
             "plan.model.rope_scaling.slow (4 turns) must be below plan.model.rope_scaling.fast (4 turns)",
-        ),
-        ({"model__window_from": 2}, "plan.model.window_from is 2, and plan.model.window is null"),
-        ({"model__full_every": 2}, "plan.model.full_every is 2, and plan.model.window is null"),
-        (
-            {"model__window": 3, "model__window_from": 4},
-            "plan.model.window_from (4) must be below plan.model.layers (4)",
         ),
         ({"model__end_of_text": 37}, "plan.model.end_of_text (37) must be one of the ids below"),
         ({"batch__ramp": {"start": 3, "increment": 5, "samples": 9}}, "never reaches"),
@@ -194,27 +202,57 @@ def test_degrees_that_do_not_multiply_to_the_processes_are_refused_with_what_wou
         small(tensor=2, pipeline=2).checked(8)
 
 
-def layers_with_a_window(**model: int) -> list[int]:
+def layers_with_a_window(**model: object) -> list[int]:
     shape = small(model={"layers": 8, **model}).model
-    seen = [shape.window_of(n) for n in range(8)]
-    assert set(seen) <= {None, shape.window}
-    return [n for n in range(8) if seen[n] is not None]
+    windows = [layer.attention.window for layer in shape.each_layer]
+    assert set(windows) <= {None, shape.window}
+    return [n for n in range(8) if windows[n] is not None]
 
 
 def test_the_layers_of_known_models_have_their_windows() -> None:
     """Mistral 7B v0.1; Qwen2; Gemma-2 and gpt-oss; Gemma-3 (here every third); Ministral, which begins with one that
     sees all; and a window as long as a sequence, which hides nothing."""
+    every_third: list[object] = [{"times": 2}, {"window": None}]
+    every_fourth: list[object] = [{"times": 3}, {"window": None}]
     assert layers_with_a_window(window=3) == list(range(8))
-    assert layers_with_a_window(window=3, window_from=6) == [6, 7]
-    assert layers_with_a_window(window=3, full_every=2) == [0, 2, 4, 6]
-    assert layers_with_a_window(window=3, full_every=3) == [0, 1, 3, 4, 6, 7]
-    assert layers_with_a_window(window=3, window_from=1, full_every=4) == [1, 2, 3, 5, 6, 7]
+    assert layers_with_a_window(window=3, first=[{"times": 6, "window": None}]) == [6, 7]
+    assert layers_with_a_window(window=3, pattern=[{}, {"window": None}]) == [0, 2, 4, 6]
+    assert layers_with_a_window(window=3, pattern=every_third) == [0, 1, 3, 4, 6, 7]
+    assert layers_with_a_window(window=3, first=[{"window": None}], pattern=every_fourth) == [
+        1,
+        2,
+        3,
+        5,
+        6,
+        7,
+    ]
     assert layers_with_a_window(window=8) == []
 
 
-def test_a_window_that_every_layer_would_be_full_beside_is_no_plan() -> None:
-    with pytest.raises(ConfigError, match="full_every"):
-        build(Plan, {**small().model_dump(), "model": {**small().model.model_dump(), "full_every": 1}})
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        ({"times": 0}, "times is 0"),
+        ({"windw": 3}, "'windw' is no setting in which layers may differ; did you mean 'window'"),
+        ({"heads": 2.5}, "heads is 2.5: Input should be a valid integer"),
+    ],
+)
+def test_a_wrong_run_of_layers_is_refused_with_its_field(run: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        build(Plan, merge(small().model_dump(), {"model": {"pattern": [run]}}))
+
+
+def test_layers_may_differ_in_heads_and_columns() -> None:
+    """The parameters of each layer are those of its own settings, and a plan survives being written and read."""
+    model = {"pattern": [{}, {"heads": 2, "head_width": 6, "ffn": 40}], "layers": 3}
+    plan = small(model=model)
+    rows = {p.name: p.shape for p in parameters(plan.model)}
+    assert rows["layers.0.attention.qkv.weight"] == rows["layers.2.attention.qkv.weight"] == (3 * 24, 24)
+    assert rows["layers.1.attention.qkv.weight"] == (3 * 12, 24) and rows["layers.1.mlp.up.weight"] == (
+        40,
+        24,
+    )
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
 def test_vocabulary_is_padded_not_refused() -> None:
@@ -339,7 +377,7 @@ def test_a_feed_forward_is_four_times_as_wide_or_with_a_gate_8_thirds_rounded_up
         (5120, 20480, 13696),
         (6144, 24576, 16384),
     ):
-        widths = [small(model={"family": f, "hidden": hidden}).model.ffn_width for f in ("gpt", "llama")]
+        widths = [small(model={**style, "hidden": hidden}).model.ffn_width for style in ({}, ROTARY)]
         assert widths == [gpt, llama]
 
 
@@ -360,20 +398,20 @@ QWEN3_8B = {"layers": 36, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 122
     ("model", "published"),
     [
         ({**MISTRAL_7B, "head": "untied"}, 7_241_732_096),
-        ({**QWEN25_05B, "qkv_bias": True}, 494_032_768),
-        ({**QWEN25_7B, "qkv_bias": True, "head": "untied"}, 7_615_616_512),
-        ({**QWEN3_06B, "qk_norm": True, "head_width": 128}, 596_049_920),
+        ({**QWEN25_05B, "bias": "qkv"}, 494_032_768),
+        ({**QWEN25_7B, "bias": "qkv", "head": "untied"}, 7_615_616_512),
+        ({**QWEN3_06B, "qk_norm": "each_head", "head_width": 128}, 596_049_920),
         ({**OLMO2_1B, "qk_norm": "all_heads", "head": "untied"}, 1_484_916_736),
-        ({**QWEN3_8B, "qk_norm": True, "head_width": 128, "head": "untied"}, 8_190_735_360),
+        ({**QWEN3_8B, "qk_norm": "each_head", "head_width": 128, "head": "untied"}, 8_190_735_360),
     ],
 )
 def test_published_models_have_the_parameters_that_their_folders_hold(
     model: dict[str, object], published: int
 ) -> None:
-    assert count(ModelShape(family="llama", sequence=4096, **model)) == published
+    assert count(ModelShape(**{**ROTARY, **model}, sequence=4096)) == published
 
 
-EVERY_LLAMA = {"qkv_bias": True, "qk_norm": True, "head_width": 12}
+EVERY_LLAMA = {"bias": "qkv", "qk_norm": "each_head", "head_width": 12}
 
 
 OLMO2 = {"qk_norm": "all_heads", "norm_position": "after"}
@@ -387,8 +425,7 @@ def test_shards_of_every_parameter_cover_it_exactly_once(
     family: str, settings: dict[str, object], tensor: int
 ) -> None:
     model = ModelShape(
-        **settings,
-        family=family,
+        **{**{"gpt": {}, "llama": ROTARY}[family], **settings},
         layers=2,
         hidden=32,
         heads=4,

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from cost.plans import small
+from trivium.certify.layouts import ROTARY
 from trivium.config import build, to_tree
 from trivium.cost.case import case_of
 from trivium.errors import ConfigError
@@ -36,7 +37,7 @@ def test_every_candidate_is_legal_and_none_is_given_twice():
 
 
 @pytest.mark.parametrize(
-    "over", [{}, {"model": {"heads": 8, "kv_heads": 2, "family": "llama"}}, {"batch": {"sequences": 24}}]
+    "over", [{}, {"model": {"heads": 8, "kv_heads": 2, **ROTARY}}, {"batch": {"sequences": 24}}]
 )
 def test_no_legal_plan_is_missed(over):
     """Beside every choice tried one by one. Left out are only choices without an effect."""

@@ -7,6 +7,7 @@ import pytest
 
 from cost.plans import small
 from planner.searches import subject_of
+from trivium.certify.layouts import ROTARY
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import machine_named, this_machine
 from trivium.cost.memory import worst_rank
@@ -30,7 +31,7 @@ SPACE = SearchSpace(
     shards=(None, "node"),
 )
 WIDE = {
-    "family": "llama",
+    **ROTARY,
     "hidden": 512,
     "layers": 6,
     "heads": 8,

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from trivium.certify.layouts import ROTARY
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.precision import Precision
 from trivium.planner.grid import SCHEDULE_NAMES, Candidates, Grid, Subject
@@ -13,17 +14,17 @@ from trivium.planner.laws import LAWS, inside_a_node, laws_of, legal, told
 BASE = {"layers": 5, "hidden": 24, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 12}
 OTHERS = {
     "gpt": {},
-    "llama with fewer key-value heads": {"family": "llama", "heads": 6, "kv_heads": 2, "ffn": 30},
+    "llama with fewer key-value heads": {**ROTARY, "heads": 6, "kv_heads": 2, "ffn": 30},
     "gpt with an odd vocabulary and width": {"vocabulary": 1013, "ffn": 50, "layers": 4, "heads": 8},
     "llama with heads of their own width": {
-        "family": "llama",
+        **ROTARY,
         "heads": 5,
         "head_width": 6,
-        "qk_norm": True,
-        "qkv_bias": True,
+        "qk_norm": "each_head",
+        "bias": "qkv",
         "ffn": 40,
     },
-    "llama with one key-value head": {"family": "llama", "kv_heads": 1, "head": "untied", "sequence": 16},
+    "llama with one key-value head": {**ROTARY, "kv_heads": 1, "head": "untied", "sequence": 16},
 }
 MODELS = {name: ModelShape(**{**BASE, **other}) for name, other in OTHERS.items()}
 CHOICES = {
@@ -77,10 +78,10 @@ def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
     draw = np.random.default_rng(seed)
     heads = int(draw.choice([4, 6, 8, 12]))
     llama = {
-        "family": "llama",
+        **ROTARY,
         "kv_heads": draw.choice([None, 1, 2, heads // 2, heads]),
         "head_width": draw.choice([None, 6, 10]),
-        "qkv_bias": bool(draw.integers(2)),
+        "bias": draw.choice(["qkv", "none"]),
         "qk_norm": draw.choice(["none", "each_head", "all_heads"]),
         "norm_position": draw.choice(["before", "after"]),
         "rope_scaling": draw.choice([None, {"kind": "linear", "factor": 2.0}]),

@@ -21,6 +21,16 @@ B200 = (
     "simumax_b200,b200-node,b200,8,8,12,8192,64,8,28672,1,4096,128256,8,1,1,1,1,1,4,none,1,1,flash,bf16,mcore-noov,0,"
     "0,0.2809,,28.29,A,"
 )
+# DeepSpeed's ZeRO-3 on Selene (SC'21, table 2), at three sizes.
+ZERO3 = tuple(
+    f"sc21_t2_zero3,selene,a100-80,{n},8,{layers},{hidden},{heads},{heads},{4 * hidden},0,2048,51200,1,1,1,{n},1,"
+    f"{micro},{batch},full,0,3,unfused,fp16,deepspeed,1,0,{seconds},,,B,"
+    for n, layers, hidden, heads, micro, batch, seconds in (
+        (384, 96, 12288, 96, 4, 1536, 81.58),
+        (1536, 96, 12288, 96, 1, 1536, 66.75),
+        (1120, 105, 20480, 128, 2, 2240, 179.9),
+    )
+)
 
 
 def changed(row: str, **values: object) -> str:

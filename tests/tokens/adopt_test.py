@@ -14,11 +14,11 @@ from trivium.tokens.adopt import Pairs, adopt_pairs
 from trivium.tokens.manifest import MANIFEST, open_shards, read_tokens_manifest, token_counts, verify_tokens
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.tokenizer import Tokenizer, train_tokenizer
-from trivium.training import lineage
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
+from trivium.training.lineage import trace as lineage
+from trivium.training.loop import TrainingJob
 from trivium.training.record import read_record
-from trivium.training.run import TrainingJob
+from trivium.training.supervision.job import start
 
 LETTERS = {8: "H", 4: "i", 5: "q", 1: "B"}
 

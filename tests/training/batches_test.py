@@ -8,6 +8,7 @@ import torch
 
 from fake_accelerator import accelerator
 from plans import small
+from trivium.certify.layouts import ROTARY
 from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
 from trivium.model.inputs import Inputs
@@ -58,7 +59,7 @@ def test_of_padded_rows_the_last_count_for_nothing_and_without_any_all_count() -
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_the_loss_of_packed_documents_is_the_loss_of_the_documents_apart(family: str) -> None:
-    model = {"documents": "apart", "sequence": 12, "family": family, "hidden": 32}
+    model = {"documents": "apart", "sequence": 12, **{"gpt": {}, "llama": ROTARY}[family], "hidden": 32}
     plan = small(model=model, batch={"sequences": 2, "micro": 2}, precision={"weights": "fp64"})
     stage = Trainer(plan, Mesh.single(), seed=2, rule=AdamRule()).stages[0]
     documents = [[5, 6, 7, END], [8, END], [9, 10, 11, 12, 13, END]]

@@ -13,9 +13,11 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
-from trivium.training import run as loop
+from trivium.training import loop
 from trivium.training.batches import Rows
-from trivium.training.corruption import (
+from trivium.training.loop import CHECKPOINTS
+from trivium.training.metrics import EVENTS, read
+from trivium.training.observers.corruption import (
     ReplicasDiffer,
     checksum,
     compare_replicas,
@@ -23,9 +25,7 @@ from trivium.training.corruption import (
     replicated,
     sums_in_one_order,
 )
-from trivium.training.job import start
-from trivium.training.metrics import EVENTS, read
-from trivium.training.run import CHECKPOINTS
+from trivium.training.supervision.job import start
 from trivium.training.trainer import Samples, Trainer
 
 LAYOUTS = (
@@ -135,17 +135,17 @@ def test_the_majority_is_right_and_without_one_nobody_is() -> None:
 def test_a_corrupted_replica_is_never_published_and_the_job_goes_on_from_before(
     tmp_path: Path, monkeypatch
 ) -> None:
-    right = loop._Loop._step
+    right = loop.Loop.train_step
 
-    def corrupting(self, number: int, *, measure: bool):
-        result = right(self, number, measure=measure)
+    def corrupting(self):
+        result = right(self)
         mark = self.job.out / "done"
-        if self.mesh.rank == 1 and number + 1 == 6 and not mark.exists():
+        if self.mesh.rank == 1 and self.step == 6 and not mark.exists():
             mark.touch()
             flip(self.trainer.buckets[0].weights, 3)
         return result
 
-    monkeypatch.setattr(loop._Loop, "_step", corrupting)
+    monkeypatch.setattr(loop.Loop, "train_step", corrupting)
     given = job(
         write_tokens(tmp_path), tmp_path / "run", plan({"data": 4}), steps=8, restarts=1, save="waiting"
     )

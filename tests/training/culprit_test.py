@@ -16,16 +16,16 @@ from tokens.curated import tokenized
 from trivium.cli import main as entry
 from trivium.errors import DataError
 from trivium.model.inputs import Inputs
-from trivium.model.layers.mlp import Mlp
+from trivium.model.layers.mlp_plain import MlpPlain
 from trivium.model.whole import WholeModel
 from trivium.tokens.lineage import Span
 from trivium.training.config import SpikesConfig, TrainingConfig
-from trivium.training.culprit import _Search, find_culprit
-from trivium.training.first_bad import LOSS, Place, Trail, bad_weights
-from trivium.training.job import start
+from trivium.training.lineage.culprit import _Search, find_culprit
+from trivium.training.lineage.first_bad import LOSS, Place, Trail, bad_weights
+from trivium.training.lineage.replay import replay_to
+from trivium.training.loop import TrainingJob
 from trivium.training.record import Record, read_record
-from trivium.training.replay import replay_to
-from trivium.training.run import TrainingJob
+from trivium.training.supervision.job import start
 
 STEP = 6
 
@@ -212,14 +212,14 @@ def test_a_bad_weight_shows_in_the_module_that_uses_it(weight: str, module: str)
 
 def test_a_gradient_is_blamed_on_the_module_whose_backward_made_it(monkeypatch) -> None:
     stage, inputs = stage_and_inputs()
-    right = Mlp.forward
+    right = MlpPlain.forward
 
-    def forward(self: Mlp, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    def forward(self: MlpPlain, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         if self.layer == 2:  # the derivative of a root at 0
             x = x + (x - x.detach()).abs().sqrt() * 0
         return right(self, x, inputs)
 
-    monkeypatch.setattr(Mlp, "forward", forward)
+    monkeypatch.setattr(MlpPlain, "forward", forward)
     trail = Trail()
     with trail.watching(stage):
         loss = stage(None, inputs)

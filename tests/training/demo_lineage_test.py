@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from trivium.training.lineage import round_trip
+from trivium.training.lineage.trace import round_trip
 from trivium.training.record import read_record
 
 TRIVIUM = (sys.executable, "-m", "trivium.cli.main")

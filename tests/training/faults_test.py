@@ -27,17 +27,18 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import Interrupted, Preempted, TriviumError
 from trivium.kernels.crossing import read_later
 from trivium.parallel.pipeline import clock as clocks
-from trivium.training import run as loop
-from trivium.training import watchdog as watching
+from trivium.training import loop
 from trivium.training.config import Supervision
-from trivium.training.job import start
+from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.neighbours import stack_of_main_thread
-from trivium.training.preemption import Requests, held_back, listening
-from trivium.training.pulse import Beat, Post, Pulse
-from trivium.training.run import CHECKPOINTS
-from trivium.training.supervise import note_failure
-from trivium.training.watchdog import Watchdog, asked, innermost, percentile_99, waits
+from trivium.training.rank import train_rank
+from trivium.training.supervision import watchdog as watching
+from trivium.training.supervision.job import start
+from trivium.training.supervision.neighbours import stack_of_main_thread
+from trivium.training.supervision.preemption import Requests, held_back, listening
+from trivium.training.supervision.pulse import Beat, Post, Pulse
+from trivium.training.supervision.supervise import note_failure
+from trivium.training.supervision.watchdog import Watchdog, asked, innermost, percentile_99, waits
 
 QUICK = {"hang_seconds": 3.0, "restart_seconds": 0.0}
 
@@ -49,18 +50,18 @@ def tokens(tmp_path_factory) -> Path:
 
 def at_step(step: int, what, monkeypatch, times: int = 1, rank: int = 1) -> None:
     """Let one rank do something in a step, in so many lives."""
-    right = loop._Loop._step
+    right = loop.Loop.train_step
     marks = [object() for _ in range(times)]
 
-    def wrong(self, number: int, *, measure: bool):
+    def wrong(self):
         done = self.job.out / "done"
         done.mkdir(exist_ok=True)
-        if self.mesh.rank == rank and number + 1 == step and len(list(done.iterdir())) < len(marks):
+        if self.mesh.rank == rank and self.step == step and len(list(done.iterdir())) < len(marks):
             (done / str(os.getpid())).touch()
             what()
-        return right(self, number, measure=measure)
+        return right(self)
 
-    monkeypatch.setattr(loop._Loop, "_step", wrong)
+    monkeypatch.setattr(loop.Loop, "train_step", wrong)
 
 
 def die() -> None:
@@ -292,7 +293,7 @@ class Clock:
 
 def watched(monkeypatch, config: Supervision) -> tuple[Clock, Pulse, Watchdog]:
     clock = Clock()
-    monkeypatch.setattr("trivium.training.pulse.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("trivium.training.supervision.pulse.time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(watching, "is_stopped", lambda pid: False)
     monkeypatch.setattr(Watchdog, "_stacks", lambda self, stopped: {0: "", 1: ""})
     pulse = Pulse(2)
@@ -364,10 +365,10 @@ def test_every_micro_batch_of_training_and_of_validation_gives_a_sign_of_life(
     signs, pulse = [], Pulse(1)
     monkeypatch.setattr(Pulse, "go_on", lambda self, rank: signs.append(self.of(rank)[:2]))
     begun = job(tokens, tmp_path, plan({}), steps=2, validation_samples=6)
-    loop.train_rank(ALONE, begun, Post(0, pulse))
+    train_rank(ALONE, begun, Post(0, pulse))
     micro_batches, validated = begun.plan.batch.micro_batches(begun.plan.layout), 6 // begun.plan.batch.micro
     counted = {(1, "step"): micro_batches, (2, "step"): micro_batches, (2, "validating"): validated}
-    assert Counter(sign for sign in signs if sign[1] != "saving") == counted
+    assert Counter(sign for sign in signs if sign[1] not in ("starting", "saving")) == counted
 
 
 def test_a_rank_that_starts_or_saves_has_longer(monkeypatch) -> None:
@@ -382,7 +383,7 @@ def test_a_rank_that_starts_or_saves_has_longer(monkeypatch) -> None:
 
 def test_who_waits_for_a_rank_that_saves_is_as_patient_as_that_one(monkeypatch) -> None:
     clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=1.0, stall_seconds=9.0))
-    waiting = '  File "/x/trivium/parallel/transport.py", line 40 in wait'
+    waiting = '  File "/x/trivium/comms/exchange.py", line 40 in wait'
     monkeypatch.setattr(
         Watchdog, "_stacks", lambda self, stopped: {0: '  File "/x/save.py", line 1', 1: waiting}
     )
@@ -417,8 +418,8 @@ def test_the_99th_percentile_leaves_out_the_hundredth_only() -> None:
 
 def test_who_waits_for_others_is_told_by_the_innermost_calls() -> None:
     deep = '  File "/x/torch/nn/functional.py", line 1 in f\n' * 4
-    assert waits('  File "/x/trivium/parallel/transport.py", line 40 in wait\n' + deep)
-    assert not waits(deep + '  File "/x/trivium/parallel/transport.py", line 40 in wait\n')
+    assert waits('  File "/x/trivium/comms/exchange.py", line 40 in wait\n' + deep)
+    assert not waits(deep + '  File "/x/trivium/comms/exchange.py", line 40 in wait\n')
 
 
 @pytest.mark.parametrize("depth", (3, 300))

@@ -6,6 +6,7 @@ import weakref
 import pytest
 
 from plans import small
+from trivium.certify.layouts import ROTARY
 from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
@@ -20,7 +21,7 @@ from trivium.training.trainer import Samples, Trainer
         small(model={"head": "untied"}, zero=0, recompute={"mode": "layer"}),
         small(zero=2, precision={"weights": "bf16"}),
         small(zero=3, schedule="zb-h1"),
-        small(model={"family": "llama", "kv_heads": 2, "hidden": 32, "documents": "apart"}),
+        small(model={**ROTARY, "kv_heads": 2, "hidden": 32, "documents": "apart"}),
     ],
 )
 def test_weights_and_sums_go_with_their_trainer(plan: Plan) -> None:

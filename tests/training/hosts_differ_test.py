@@ -18,11 +18,10 @@ from trivium.errors import ConfigError, DataError, MachineError, TriviumError
 from trivium.plan.layout import Layout
 from trivium.provenance import write_json
 from trivium.tokens import manifest
-from trivium.training import run as loop
-from trivium.training import terms
+from trivium.training import rank, terms
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS
-from trivium.training.one_folder import refuse_separate_folders
-from trivium.training.run import TrainingJob, train_rank
+from trivium.training.rank import refuse_separate_folders, train_rank
 from trivium.training.terms import code_digest, terms_of
 from trivium.training.verified_tokens import verify_together
 
@@ -38,7 +37,7 @@ def train_on_two_hosts(
     if place.rank == 1 and torch:
         right = terms.versions
         terms.versions = lambda: right() | {"torch": torch}
-    loop.refuse_separate_folders = partial(refuse_separate_folders, seconds=0.5)
+    rank.refuse_separate_folders = partial(refuse_separate_folders, seconds=0.5)
     kind, says = expected
     with pytest.raises(kind) as refused:
         train_rank(Place(place.rank, place.world_size, 0, "env://", 1), jobs[place.rank])

@@ -14,8 +14,8 @@ import pytest
 from tests.training.job_scripts import STEPS, TRAINING, job_script, losses
 
 from chaos.scene import job, plan, write_tokens
-from trivium.training.job import start
-from trivium.training.neighbours import KEPT_SECONDS
+from trivium.training.supervision.job import start
+from trivium.training.supervision.neighbours import KEPT_SECONDS
 
 pytestmark = pytest.mark.skipif(
     os.name != "posix" or os.geteuid() != 0 or shutil.which("ip") is None,

@@ -24,12 +24,13 @@ from trivium.tokens.lineage import Found
 from trivium.tokens.manifest import never_read, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
 from trivium.tokens.samples import Sighting, TokenDataset
-from trivium.training import batches, lineage
+from trivium.training import batches
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
+from trivium.training.lineage import trace as lineage
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, read
 from trivium.training.record import Record, read_record
-from trivium.training.run import TrainingJob
+from trivium.training.supervision.job import start
 
 STEPS = 12
 WEIGHTS = {"prose": 0.5, "pages": 0.375, "tiny": 0.125}

@@ -9,7 +9,7 @@ import pytest
 
 from trivium.cli.train import newest_loss
 from trivium.training import metrics
-from trivium.training.metrics import append, forget_after, judges, last_step, newest, read
+from trivium.training.metrics import append, forget_after, is_evaluated, last_step, newest, read
 
 DAMAGE = [
     b"\xff\xff\xfe\n",
@@ -38,7 +38,7 @@ def test_forgetting_steps_and_looking_for_one_hold_few_records(tmp_path: Path) -
     for steps in (2000, 8000):
         path.write_text("".join(f'{{"step": {n}, "batch_hash": "a"}}\n' for n in range(1, steps + 1)))
         tracemalloc.start()
-        assert not judges(path, steps)
+        assert not is_evaluated(path, steps)
         forget_after(path, steps - 1)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

@@ -20,12 +20,12 @@ from trivium.checkpoint.format import published
 from trivium.comms.launch import Place, RankFailed, connected, start_ranks
 from trivium.comms.meeting import wait_until_open
 from trivium.errors import DataError, Preempted
-from trivium.training import job as work
 from trivium.training.config import Supervision
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.neighbours import Failure, Neighbours, first_host_gone, parent_of
-from trivium.training.pulse import Beat, Post, Pulse
-from trivium.training.run import CHECKPOINTS, TrainingJob
+from trivium.training.supervision import job as work
+from trivium.training.supervision.neighbours import Failure, Neighbours, first_host_gone, parent_of
+from trivium.training.supervision.pulse import Beat, Post, Pulse
 
 RANKS = 3
 
@@ -55,7 +55,7 @@ class Street:
     def __init__(self, monkeypatch, **config: float) -> None:
         self.now, self.away, self.found = 1000.0, set[int](), dict[int, float]()
         clock = lambda: self.now  # noqa: E731
-        monkeypatch.setattr("trivium.training.pulse.time", SimpleNamespace(monotonic=clock))
+        monkeypatch.setattr("trivium.training.supervision.pulse.time", SimpleNamespace(monotonic=clock))
         wall, self.pulses = Wall(), [Pulse(1) for _ in range(RANKS)]
         self.ranks = [
             Neighbours(Place(n, RANKS, n, ""), self.pulses[n], Supervision(**config), print, wall, clock)

@@ -4,7 +4,7 @@ import torch
 from trivium.parallel.pipeline.executor import Run, Span
 from trivium.plan.schedule import backward, forward
 from trivium.plan.transfers import Transfer
-from trivium.training.describe import phases
+from trivium.training.observers.measured_step import phases
 
 
 def test_the_phases_of_a_step_add_up_to_it():

@@ -17,16 +17,15 @@ from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.transfers import with_transfers
-from trivium.training import profile as tracing_module
 from trivium.training.config import ProfileConfig, Supervision, TrainingConfig
-from trivium.training.job import start
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, last_step, read
-from trivium.training.profile import FOLDER, OF_BUCKETS, Traces, named
-from trivium.training.pulse import Phase
+from trivium.training.observers import profile as tracing_module
+from trivium.training.observers.profile import FOLDER, OF_BUCKETS, Profile, named
 from trivium.training.rates import recipe_problems
-from trivium.training.run import TrainingJob
+from trivium.training.supervision.job import start
+from trivium.training.supervision.watchdog import Patience
 from trivium.training.trainer import Samples, Trainer
-from trivium.training.watchdog import Patience
 
 EVENT = re.compile(r"[FBIW]\d+\.\d+(:\d+>\d+)?")
 STEPS = 4
@@ -41,7 +40,7 @@ def plan(**degrees: Any) -> Plan:
     return small(model={"vocabulary": VOCABULARY, "dropout": 0.1}, batch={"sequences": 16}, **degrees)
 
 
-def untold(step: int, phase: Phase) -> None:
+def untold() -> None:
     """Nobody looks for signs of life."""
 
 
@@ -136,11 +135,11 @@ def test_a_trace_ends_in_a_phase_of_its_own_for_which_a_rank_has_more_time_than_
 
     monkeypatch.setattr(tracing_module.profile, "export_chrome_trace", written)
     trainer = Trainer(small(), Mesh.single(), seed=1, rule=AdamRule())
-    traces = Traces(ProfileConfig(steps=(1,)), tmp_path, lambda step, phase: done.append((step, phase)))
-    with traces.of(trainer, 1):
+    traces = Profile(ProfileConfig(steps=(1,)), tmp_path)
+    with traces.of(trainer, 1, lambda: done.append("tracing")):
         trainer.train_step(0, Samples(0, 16, random_rows(trainer.plan)), 1e-3)
-    traces.finish()
-    assert done == [(1, "tracing"), "written"] and [*(tmp_path / FOLDER).iterdir()]
+    traces.wait()
+    assert done == ["tracing", "written"] and [*(tmp_path / FOLDER).iterdir()]
     assert Patience(Supervision(stall_seconds=99.0)).limit("tracing") == 99.0
 
 
@@ -149,12 +148,12 @@ def test_a_step_that_one_rank_traces_is_replayed_on_none(rank: int, tmp_path: Pa
     """NCCL has all ranks of a message replay it, or none."""
     trainer = Trainer(small(cuda_graphs=True), Mesh.single(), seed=1, rule=AdamRule())
     trainer.mesh, trainer._records = replace(trainer.mesh, rank=rank), True
-    traces = Traces(ProfileConfig(steps=[2], on_ranks=[0]), tmp_path, untold)
+    traces = Profile(ProfileConfig(steps=[2], on_ranks=[0]), tmp_path)
     for step in (1, 2, 3):
-        with traces.of(trainer, step):
+        with traces.of(trainer, step, untold):
             assert trainer._records is (step != 2)
     assert trainer._records
-    traces.finish()
+    traces.wait()
 
 
 def test_what_is_named_for_a_trace_is_as_it_was_afterwards_also_when_a_step_fails() -> None:
@@ -175,11 +174,11 @@ def test_where_nothing_is_traced_nothing_is_named(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(tracing_module, name, asked)
     trainer = Trainer(small(), Mesh.single(), seed=1, rule=AdamRule())
     samples = Samples(0, 16, random_rows(trainer.plan))
-    with Traces(ProfileConfig(steps=(1,), on_ranks=(3,)), tmp_path, untold).of(trainer, 1):
+    with Profile(ProfileConfig(steps=(1,), on_ranks=(3,)), tmp_path).of(trainer, 1, untold):
         trainer.train_step(0, samples, 1e-3)
     with (
         pytest.raises(AssertionError, match="asked of"),
-        Traces(ProfileConfig(steps=(1,)), tmp_path, untold).of(trainer, 1),
+        Profile(ProfileConfig(steps=(1,)), tmp_path).of(trainer, 1, untold),
     ):
         trainer.train_step(0, samples, 1e-3)
 

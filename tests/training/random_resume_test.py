@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from tokens.curated import tokenized
-from trivium.certify.layouts import CHOICES, Base, bases
+from trivium.certify.layouts import CHOICES, ROTARY, Base, bases
 from trivium.certify.random_plans import random_order, with_random_table
 from trivium.config import merge
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, read
-from trivium.training.run import TrainingJob
+from trivium.training.supervision.job import start
 
 # Sizes that many degrees divide.
 MODEL = {"vocabulary": 300, "layers": 6, "hidden": 48, "heads": 12, "ffn": 48, "sequence": 24}
@@ -37,8 +37,8 @@ def model(generator: np.random.Generator) -> dict[str, Any]:
     """What one training is."""
     family = generator.choice(["gpt", "llama"])
     head, dropout = generator.choice(["tied", "untied"]), float(generator.choice([0.0, 0.1]))
-    shape = {**MODEL, "family": str(family), "head": str(head), "dropout": dropout}
-    qwen = {"qkv_bias": True, "qk_norm": True, "head_width": 6}
+    shape = {**MODEL, **({"gpt": {}, "llama": ROTARY}[str(family)]), "head": str(head), "dropout": dropout}
+    qwen = {"bias": "qkv", "qk_norm": "each_head", "head_width": 6}
     return shape if family == "gpt" or generator.integers(2) else {**shape, **qwen}
 
 

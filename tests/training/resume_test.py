@@ -14,6 +14,7 @@ import pytest
 from killing import killing
 from plans import small
 from tokens.curated import curated, documents
+from trivium.certify.layouts import ROTARY
 from trivium.checkpoint.format import manifest_hash, manifest_text, published, step_of
 from trivium.checkpoint.lease import holding
 from trivium.checkpoint.load import Checkpoint
@@ -22,17 +23,17 @@ from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.training import batches as reading
-from trivium.training import run as loop
-from trivium.training import saves as saves_module
+from trivium.training import loop
 from trivium.training.config import TrainingConfig
-from trivium.training.job import check, check_start, start
-from trivium.training.lineage import round_trip
+from trivium.training.lineage.replay import replay_to
+from trivium.training.lineage.trace import round_trip
+from trivium.training.loop import CHECKPOINTS, TrainingJob, dataset_of
 from trivium.training.metrics import EVENTS, METRICS, read
+from trivium.training.observers import saves as saves_module
 from trivium.training.prove import another_layout
 from trivium.training.record import read_record
-from trivium.training.replay import replay_to
-from trivium.training.rewind import refuse_other_order
-from trivium.training.run import CHECKPOINTS, TrainingJob, dataset_of
+from trivium.training.resume import refuse_other_order
+from trivium.training.supervision.job import check, check_start, start
 
 BATCH = {"sequences": 8, "micro": 2}
 MODEL = {"vocabulary": 300, "layers": 2, "dropout": 0.1}
@@ -486,7 +487,11 @@ def test_a_run_begins_with_weights_of_another_length_only_where_none_are_of_posi
     for family in ("llama", "gpt"):
         long, short = (
             plan().model_copy(
-                update={"model": plan().model.model_copy(update={"family": family, "sequence": n})}
+                update={
+                    "model": plan().model.model_copy(
+                        update={**{"gpt": {}, "llama": ROTARY}[family], "sequence": n}
+                    )
+                }
             )
             for n in (plan().model.sequence, plan().model.sequence // 2)
         )

@@ -10,12 +10,12 @@ from spikes_test import files, job, poison_at, poison_of_tokens, spikes_of, toke
 from chaos.poison import poisoned
 from trivium.checkpoint.format import published, step_of
 from trivium.errors import CheckpointError, DataError
-from trivium.training import lineage
-from trivium.training import run as loop
-from trivium.training.job import start
+from trivium.training import loop
+from trivium.training.lineage import trace as lineage
+from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, read
 from trivium.training.record import LEFT_OUT, read_record, write_entries
-from trivium.training.run import CHECKPOINTS
+from trivium.training.supervision.job import start
 
 __all__ = ["tokens"]  # the fixture
 
@@ -44,7 +44,7 @@ def test_a_rewind_that_reaches_past_the_last_checkpoints_has_one_to_go_back_to(
     with poisoned(poison_of_tokens(tokens, clean, 14)):
         start(job(tokens, out, "rewind", steps=16, spikes={"batches": 8}, keep_last=2))
     assert len(spikes_of(out)) == 1 and resumed(out) == [6]
-    assert "step 14: back to step 6, and on without 8 batches" in capfd.readouterr().err
+    assert "step 14: rewound to step 6; batches that are skipped from now on: 8" in capfd.readouterr().err
     assert lineage.round_trip(read_record(out))["agrees"]
 
 
@@ -113,14 +113,14 @@ def test_a_rewind_to_the_beginning_is_refused_where_what_the_run_began_with_is_d
     clean, out = tmp_path / "clean", tmp_path / "out"
     start(job(tokens, clean, "stop", steps=3))
     begun = {"start_from": str(clean / CHECKPOINTS / "step-00000003"), "steps": 4}
-    right = loop._Loop._step
+    right = loop.Loop.train_step
 
-    def step(self, number: int, *, measure: bool):
-        if number == 1:
+    def step(self):
+        if self.step == 2:
             damage(clean, 3)
-        return right(self, number, measure=measure)
+        return right(self)
 
-    monkeypatch.setattr(loop._Loop, "_step", step)
+    monkeypatch.setattr(loop.Loop, "train_step", step)
     with poisoned(poison_at(2)), pytest.raises(CheckpointError, match=r"step-00000003/pieces.*: damaged"):
         start(job(tokens, out, "rewind", **begun))
     assert not (out / LEFT_OUT).exists()

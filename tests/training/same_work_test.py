@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from plans import small
+from trivium.certify.layouts import ROTARY
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
 from trivium.provenance import LOCK
@@ -105,7 +106,10 @@ def test_weights_are_of_another_model_where_their_shapes_or_meaning_are(
     family: str, field: str, value: object, told: str
 ) -> None:
     there, here = (
-        {"plan": to_tree(small(model={"family": family, "hidden": 24, **more})), "data": {}}
+        {
+            "plan": to_tree(small(model={**{"gpt": {}, "llama": ROTARY}[family], "hidden": 24, **more})),
+            "data": {},
+        }
         for more in ({}, {field: value})
     )
     if not told:

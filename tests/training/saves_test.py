@@ -16,7 +16,7 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import MachineError
 from trivium.plan.parameters import Box
 from trivium.training.config import TrainingConfig
-from trivium.training.saves import Saves
+from trivium.training.observers.saves import Saves
 
 WHOLE = Box((0,), (4,))
 
@@ -53,7 +53,7 @@ def test_what_is_written_beside_the_training_is_the_state_before_it_went_on(
     here.begin(1, fragments(values), {})
     values.zero_()
     gone_on.set()
-    here.finish()
+    here.end()
     found = Checkpoint.open(tmp_path / "step-00000001").read("weights/a", WHOLE, torch.float32)
     assert found.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert [e["event"] for e in events] == ["saved"]
@@ -118,6 +118,6 @@ def test_a_state_that_is_not_finite_takes_no_good_one_s_place(tmp_path: Path) ->
     here.begin(1, fragments(torch.ones(4)), {})
     here.begin(2, fragments(torch.tensor([1.0, float("nan"), 1.0, 1.0])), {})
     with pytest.raises(MachineError, match="last checkpoint .* was not saved"):
-        here.finish()
+        here.end()
     assert [step_of(path.name) for path in published(tmp_path)] == [1]
     assert "weights/a holds a NaN or an infinity" in events[-1]["cause"]

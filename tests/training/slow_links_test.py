@@ -8,9 +8,9 @@ import pytest
 from chaos.scene import job, plan, write_tokens
 from trivium.comms.mesh import Group
 from trivium.plan.layout import Layout
-from trivium.training.job import start
 from trivium.training.metrics import EVENTS, read
-from trivium.training.slow_links import COLUMNS, SlowLink, slow_in
+from trivium.training.observers.slow_links import COLUMNS, SlowLink, slow_in
+from trivium.training.supervision.job import start
 
 
 def table(ranks: int, **columns: list[float]) -> dict[str, list[float]]:

@@ -9,34 +9,35 @@ import pytest
 
 from chaos.scene import job, plan, write_tokens
 from trivium.comms.mesh import Mesh
-from trivium.model.layers.block import Block
+from trivium.model.layers.wiring import Wiring
 from trivium.parallel.pipeline.executor import Span
 from trivium.plan.layout import Layout
 from trivium.plan.schedule import Action, Op
 from trivium.seeds import generator_for
-from trivium.training import run as loop
-from trivium.training import slow_ranks
-from trivium.training.job import start
+from trivium.training import loop
+from trivium.training.config import is_nth
 from trivium.training.metrics import EVENTS, read
-from trivium.training.slow_ranks import LEAST_SHARE, PHASES, SlowRank, Worked, is_nth, slow_among
+from trivium.training.observers import slow_ranks
+from trivium.training.observers.slow_ranks import LEAST_SHARE, PHASES, SlowRank, Worked, slow_among
+from trivium.training.supervision.job import start
 
 
 def slow_down(monkeypatch, phase: str) -> None:
     """Rank 1 takes long to read, or in each layer's forward."""
-    right = loop._Loop.__init__
+    right = loop.Loop.__init__
 
-    def with_delay(self, given, mesh, *more) -> None:
-        right(self, given, mesh, *more)
+    def with_delay(self, given, mesh, *more, **named) -> None:
+        right(self, given, mesh, *more, **named)
         if mesh.rank != 1:
             return
         if phase == "reading":
             reader = loop.reader_of
             loop.reader_of = lambda data: lambda *which: (time.sleep(0.1), reader(data)(*which))[1]
         else:
-            forward = Block.forward
-            Block.forward = lambda *given, **named: (time.sleep(0.02), forward(*given, **named))[1]
+            forward = Wiring.forward
+            Wiring.forward = lambda *given, **named: (time.sleep(0.02), forward(*given, **named))[1]
 
-    monkeypatch.setattr(loop._Loop, "__init__", with_delay)
+    monkeypatch.setattr(loop.Loop, "__init__", with_delay)
 
 
 @pytest.mark.broad
@@ -128,7 +129,7 @@ def test_thousands_of_peers_are_compared_in_a_moment() -> None:
 
 def test_of_thousands_of_slow_ranks_those_that_lose_most_are_told(tmp_path: Path, monkeypatch, capfd) -> None:
     many = [SlowRank(rank, "stages", 2.0 + rank, 1.0) for rank in range(1000)]
-    monkeypatch.setattr(loop.Worked, "slow_ranks", lambda self, factor: many)
+    monkeypatch.setattr(slow_ranks.Worked, "slow_ranks", lambda self, factor: many)
     start(job(write_tokens(tmp_path), tmp_path / "run", plan({}), steps=2, supervision={"slow_every": 2}))
     told = [e["rank"] for e in read(tmp_path / "run" / EVENTS) if e["event"] == "slow rank"]
     assert told == list(range(999, 991, -1))

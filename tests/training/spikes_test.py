@@ -26,15 +26,17 @@ from trivium.parallel.sharding.zero import Totals
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.manifest import token_counts
-from trivium.training import lineage
-from trivium.training import run as loop
+from trivium.training import loop, resume
 from trivium.training.config import SpikesConfig, TrainingConfig
-from trivium.training.job import start
+from trivium.training.lineage import trace as lineage
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, append, read
-from trivium.training.pulse import Duty
+from trivium.training.observers.saves import Saves
 from trivium.training.record import LEFT_OUT, left_out_of, read_record, write_entries
-from trivium.training.run import CHECKPOINTS, TrainingJob
 from trivium.training.spikes import SIGMA, SpikeWatch, threshold
+from trivium.training.supervision import supervise
+from trivium.training.supervision.job import start
+from trivium.training.supervision.pulse import Post
 from trivium.training.trainer import Samples, Trainer
 
 
@@ -131,8 +133,8 @@ def refuse(place: Place, plan: Any) -> None:
 
     def state() -> list[torch.Tensor]:
         shards = trainer.optimizer.shards
-        held = [t for s in shards for t in (*trainer.optimizer.states(s).values(), s.bucket.shard)]
-        return [t.clone() for t in held]
+        states = [t for s in shards for part in s.parts for t in part.states.values()]
+        return [t.clone() for t in (*states, *(t for s in shards for t in (s.master, s.bucket.shard)))]
 
     before = state()
     with poisoned(Poison("sample forward", 2, 3, 3, 1, "attention", math.inf)):
@@ -234,23 +236,22 @@ def test_a_validation_loss_that_is_not_finite_is_an_error_and_deletes_no_older_c
 
 def test_a_rewind_may_take_as_long_as_a_start(tokens: Path, tmp_path: Path, monkeypatch) -> None:
     """Not only as long as a step: it verifies and reads a checkpoint."""
-    begin, wait, duties = loop._Loop._begin, loop.Saves.wait, list[Duty]()
+    restore, wait, posts = loop.Loop._restore, Saves.wait, list[Post]()
 
     def note(what: str) -> None:
-        post = duties[0].post
-        append(tmp_path / "done", {"what": what, "in": post.pulse.of(post.rank).phase})
+        append(tmp_path / "done", {"what": what, "in": posts[0].pulse.of(posts[0].rank).phase})
 
-    def begun(self: Any) -> None:
-        duties.append(self.duty)
+    def restored(self: Any, back: Any = None) -> None:
         note("begin")
-        begin(self)
+        restore(self, back)
 
     def waited(self: Any) -> None:
         note("settle")
         wait(self)
 
-    monkeypatch.setattr(loop._Loop, "_begin", begun)
-    monkeypatch.setattr(loop.Saves, "wait", waited)
+    monkeypatch.setattr(supervise, "Post", lambda *given: posts.append(Post(*given)) or posts[0])
+    monkeypatch.setattr(loop.Loop, "_restore", restored)
+    monkeypatch.setattr(Saves, "wait", waited)
     with poisoned(poison_at(4)), pytest.raises(DataError):
         start(job(tokens, tmp_path / "out", "rewind", steps=5, spikes={"limit": 1}))
     found = [(line["what"], line["in"]) for line in read(tmp_path / "done")]
@@ -304,9 +305,9 @@ def test_ranks_leave_out_what_the_first_one_read_also_where_a_host_still_sees_an
 ) -> None:
     (tmp_path / "out").mkdir()
     write_entries(tmp_path / "out", [{"step": 2, "cause": "nan", "gaps": [[3, 9]]}])
-    right = loop.entries_of
+    right = resume.entries_of
     stale = lambda folder: [] if current_process().name == "rank-1" else right(folder)  # noqa: E731
-    monkeypatch.setattr(loop, "entries_of", stale)
+    monkeypatch.setattr(resume, "entries_of", stale)
     start(job(tokens, tmp_path / "out", "stop", steps=2, layout={"data": 2}))
     record = read_record(tmp_path / "out")
     logged = [one["batch_hash"] for one in record.logged()]

@@ -135,11 +135,14 @@ def values_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Weights and moments by kind and name, of a process that has them all."""
     found = {}
     for shard in trainer.optimizer.shards:
-        tensors = {"weights": shard.bucket.shard, **trainer.optimizer.states(shard)}
         for place in places(shard.bucket, shard.bucket.owned, trainer.plan, 0):
-            first = place.first - shard.bucket.owned.start
+            first, count = place.first - shard.bucket.owned.start, place.box.elements
+            tensors = {
+                "weights": shard.bucket.shard[first : first + count],
+                **shard.tensors(first, count),
+            }
             for kind, values in tensors.items():
-                found[f"{kind}/{place.slot.row.name}"] = values[first : first + place.box.elements].clone()
+                found[f"{kind}/{place.slot.row.name}"] = values.clone()
     return found
 
 
@@ -197,17 +200,20 @@ def test_a_step_that_overflowed_is_none_of_the_updates_that_are_gone_on_with(tmp
         {"model": {"heads": 2}},
         {"model": {"sequence": 4}},
         {"precision": {"weights": "fp32"}},
+        {"optimizer": {"groups": [{"match": "head.*", "lr_scale": 2.0}]}},
     ],
     ids=str,
 )
-def test_the_state_of_another_model_or_precision_is_refused_and_nothing_is_filled(
+def test_the_state_of_another_model_precision_or_optimizer_is_refused_and_nothing_is_filled(
     tmp_path: Path, other: dict[str, Any]
 ) -> None:
     bf16 = {"precision": {"weights": "bf16"}}
     path = save_state(Trainer(small(**bf16), Mesh.single(), seed=1, rule=RULE), tmp_path, 3)
     trainer = Trainer(small(**{**bf16, **other}), Mesh.single(), seed=2, rule=RULE)
     before = [shard.master.clone() for shard in trainer.optimizer.shards]
-    with pytest.raises(CheckpointError, match=r"^\S+ holds the state of another model or precision"):
+    with pytest.raises(
+        CheckpointError, match=r"^\S+ holds the state of another model, precision or optimizer"
+    ):
         restore(trainer, Checkpoint.open(path))
     assert all(torch.equal(b, s.master) for b, s in zip(before, trainer.optimizer.shards, strict=True))
     assert trainer.optimizer.steps_done == 0

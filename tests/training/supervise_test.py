@@ -7,10 +7,10 @@ import pytest
 from chaos.scene import job, plan
 from trivium.comms.launch import RankFailed
 from trivium.errors import TriviumError
-from trivium.training import supervise
-from trivium.training.preemption import Requests
-from trivium.training.run import CHECKPOINTS
-from trivium.training.supervise import Supervisor
+from trivium.training.loop import CHECKPOINTS
+from trivium.training.supervision import supervise
+from trivium.training.supervision.preemption import Requests
+from trivium.training.supervision.supervise import Supervisor
 
 
 def attempts(folder: Path, monkeypatch, ends: list[tuple[int, int]], restarts: int = 2) -> tuple[int, str]:

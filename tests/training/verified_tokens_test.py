@@ -16,8 +16,8 @@ from trivium.plan.layout import Layout
 from trivium.provenance import file_sha256, write_json
 from trivium.tokens import manifest, shards
 from trivium.tokens.manifest import read_tokens_manifest
-from trivium.training.job import start
 from trivium.training.metrics import EVENTS, append, read
+from trivium.training.supervision.job import start
 from trivium.training.verified_tokens import verify_together
 
 SHARDS = 2 * 2 * 2  # sources, splits, files of a shard

@@ -16,9 +16,9 @@ from trivium.parallel.tensor import regions as tensor
 from trivium.parallel.tensor import vocabulary
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, read
-from trivium.training.run import TrainingJob
+from trivium.training.supervision.job import start
 from trivium.training.trainer import Samples, Trainer
 
 Z = 0.01

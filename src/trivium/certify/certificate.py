@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.certify.courses import SHORT, Course, PlainScale, rate, schedules
-from trivium.certify.plain import Recipe
+from trivium.certify.oracle.layers import rules_of
+from trivium.certify.oracle.optimizer import Recipe
 from trivium.certify.reference import (
     RECIPE,
     SEED,
@@ -26,17 +27,18 @@ from trivium.certify.reference import (
     tokens_after,
     validated,
 )
-from trivium.certify.rules import rules_of, table_problems
+from trivium.certify.rules import table_problems
 from trivium.certify.ways import AS_IT_IS, Way
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
+from trivium.finite import finite_or_text
+from trivium.parallel.sharding.buckets import Bucket
 from trivium.parallel.sharding.zero import AdamRule, Totals
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.training import rates
 from trivium.training.batches import Rows
-from trivium.training.spikes import finite_or_text
 from trivium.training.state import places
 from trivium.training.trainer import Samples, StepResult, Trainer
 
@@ -180,7 +182,8 @@ def train_alone(plan: Plan, device: torch.device, course: Course = SHORT) -> Ref
 
     For `compare`, which then finds what the layout and the messages between its ranks change, and no device's rounding.
     """
-    alone = Plan(model=plan.model, batch=plan.batch, precision=plan.precision).checked()
+    kept = {"model": plan.model, "batch": plan.batch, "precision": plan.precision}
+    alone = Plan(**kept, optimizer=plan.optimizer).checked()
     trainer = Trainer(alone, Mesh.single(device), seed=SEED, rule=RULE)
     recipe, initial = recipe_of(alone, course), _whole_weights(trainer)
     results: list[StepResult] = []
@@ -190,7 +193,7 @@ def train_alone(plan: Plan, device: torch.device, course: Course = SHORT) -> Ref
             validation = trainer.validate(_samples(alone, 0, validated(alone)))
         captured = _capture(trainer)
         results.append(_train(trainer, step, recipe))
-        gradients.append(_whole(trainer, captured.__getitem__))
+        gradients.append(_whole(trainer, trainer.trained, captured.__getitem__))
     return Reference(
         losses=tuple(result.loss for result in results),
         z_losses=tuple(result.z_loss or 0.0 for result in results),
@@ -350,19 +353,19 @@ def _share_of_largest(share: float, whole: Tensors) -> float:
     return max(share * max(float(x.abs().max()) for x in whole.values()), 1e-300)
 
 
-def _whole(trainer: Trainer, values_of: Callable[[int], torch.Tensor]) -> Tensors:
-    """By parameter, what a process that holds all of the model has in each bucket, by the bucket's number."""
+def _whole(trainer: Trainer, buckets: Sequence[Bucket], values_of: Callable[[int], torch.Tensor]) -> Tensors:
+    """By parameter, what a process that holds all of the model has in each of the buckets, by its number in these."""
     return {
         place.slot.row.name: values_of(number)[place.first : place.first + place.box.elements]
         .view(place.box.shape)
         .to("cpu", torch.float64, copy=True)
-        for number, shard in enumerate(trainer.optimizer.shards)
-        for place in places(shard.bucket, shard.bucket.owned, trainer.plan, trainer.mesh.tensor.index)
+        for number, bucket in enumerate(buckets)
+        for place in places(bucket, bucket.owned, trainer.plan, trainer.mesh.tensor.index)
     }
 
 
 def _whole_weights(trainer: Trainer) -> Tensors:
-    return _whole(trainer, lambda number: trainer.optimizer.shards[number].bucket.weights)
+    return _whole(trainer, trainer.buckets, lambda number: trainer.buckets[number].weights)
 
 
 def _answered_for(trainer: Trainer) -> dict[str, int]:

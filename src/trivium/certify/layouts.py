@@ -19,6 +19,7 @@ from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 
 HEAD_WIDTH = 4  # where none is given
+ROTARY: Tree = {"norm": "rms_norm", "feed_forward": "gated", "positions": "rotary", "bias": "none"}
 AFTER: Tree = {"norm_position": "after", "norm_epsilon": EPSILON_AFTER}
 # Rotary positions slowed so that both pairs of columns are in part, and sequences go beyond the original positions.
 _IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
@@ -35,18 +36,19 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"recompute": {"mode": "layer", "every": 2}},
         {"recompute": {"activation_function": True}},
     ),
-    "family": (
-        {"model": {"family": "gpt"}},
-        {"model": {"family": "gpt", "norm_epsilon": 0.1}, "queries": 2},
-        {"model": {"family": "llama"}},
-        {"model": {"family": "llama", "norm_epsilon": 0.1, "rope_base": 7.0}, "queries": 2},
-        {"model": {"family": "llama", "qkv_bias": True}, "queries": 2},
-        {"model": {"family": "llama", "qk_norm": "each_head", "norm_epsilon": 0.1}, "queries": 2},
-        {"model": {"family": "llama", "qkv_bias": True, "qk_norm": "each_head"}},
-        {"model": {"family": "llama", "qk_norm": "all_heads", **AFTER}, "queries": 2},
-        {"model": {"family": "llama", "qk_norm": "all_heads", "qkv_bias": True, "norm_epsilon": 0.1}},
-        {"model": {"family": "llama", "rope_scaling": LLAMA3, **AFTER}},
-        {"model": {"family": "llama", "rope_scaling": YARN}, "queries": 2},
+    "parts": (
+        {"model": {}},
+        {"model": {"norm_epsilon": 0.1}, "queries": 2},
+        {"model": ROTARY},
+        {"model": {**ROTARY, "norm_epsilon": 0.1, "rope_base": 7.0}, "queries": 2},
+        {"model": {**ROTARY, "bias": "qkv"}, "queries": 2},
+        {"model": {**ROTARY, "qk_norm": "each_head", "norm_epsilon": 0.1}, "queries": 2},
+        {"model": {**ROTARY, "bias": "qkv", "qk_norm": "each_head"}},
+        {"model": {**ROTARY, "qk_norm": "all_heads", **AFTER}, "queries": 2},
+        {"model": {**ROTARY, "qk_norm": "all_heads", "bias": "qkv", "norm_epsilon": 0.1}},
+        {"model": {**ROTARY, "rope_scaling": LLAMA3, **AFTER}},
+        {"model": {**ROTARY, "rope_scaling": YARN}, "queries": 2},
+        {"model": {"norm": "rms_norm", "positions": "rotary", "rope_columns": 2}, "queries": 2},
     ),
     "head width": ({}, {"model": {"head_width": HEAD_WIDTH + 2}}),
     "head": ({"model": {"head": "tied"}}, {"model": {"head": "untied"}}),
@@ -61,8 +63,8 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "window": (
         {},
         {"model": {"window": 3}},
-        {"model": {"window": 4, "window_from": 1}},
-        {"model": {"window": 5, "full_every": 2}},
+        {"model": {"window": 4, "first": [{"window": None}]}},
+        {"model": {"window": 5, "pattern": [{}, {"window": None}]}},
     ),
     "attention": ({"context_attention": "ring"}, {"context_attention": "ulysses"}),
     "batch": ({"ramp": False}, {"ramp": True}),

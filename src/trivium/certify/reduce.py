@@ -1,15 +1,17 @@
 """A plan made small enough to certify in seconds, with everything kept that decides which code runs.
 
 Kept: layout with its shards, chunks, schedule, ZeRO stage, recompute, sequence parallelism, how ranks attend over a
-split sequence, documents, family, head, query heads per key-value head, heads of a width of their own, biases and norms
-of queries and keys, norm position, rope scaling, windows (in some layers or all, whether they hide anything), dropout,
-z-loss, which stages hold more layers than others, whether sizes are odd, and how the vocabulary is padded.
+split sequence, documents, kinds of parts, head, query heads per key-value head, heads of a width of their own, biases
+and norms of queries and keys, norm position, rope scaling, windows (in some layers or all, whether they hide anything),
+dropout, z-loss, which stages hold more layers than others, whether sizes are odd, and how the vocabulary is padded.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 
 from trivium.config import Tree, merge
 from trivium.errors import ConfigError
+from trivium.plan.layers.form import Run
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 
@@ -102,7 +104,7 @@ def _batches_from(plan: Plan, fewest: int, *, ramp: bool = False) -> Iterator[Tr
 
 
 def _layers_by_stage(plan: Plan, counts: tuple[int, ...], **model: object) -> Tree:
-    layers = {"layers": sum(counts), **_window_layers(plan.model, sum(counts)), **model}
+    layers = {"layers": sum(counts), **_runs(plan.model, sum(counts)), **model}
     partition = {"layers": counts, "embedding_weight": 0.0, "head_weight": 0.0}
     return {"model": layers, "partition": partition}
 
@@ -111,6 +113,8 @@ def _first_legal(plan: Plan, candidates: Callable[[Plan], Iterator[Tree]]) -> Pl
     """The plan with the first change that is smaller and legal; itself if there is none."""
     for change in candidates(plan):
         candidate = Plan.model_validate(merge(plan.model_dump(), change))
+        kept = candidate.optimizer.of(candidate.model)
+        candidate = candidate.model_copy(update={"optimizer": kept})
         if not candidate.check():
             return candidate
     return plan
@@ -146,7 +150,7 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
         few = [min(c, 2) for c in counts]
     explicit = plan.partition.layers is not None
     partition: Tree = {"layers": tuple(few) if explicit else None}
-    model = {"layers": sum(few), **_window_layers(plan.model, sum(few))}
+    model = {"layers": sum(few), **_runs(plan.model, sum(few))}
     if not explicit:
         # The balanced split itself is certified too, where it gives the same kind of stages.
         balanced = {"model": model, "partition": partition, "recompute": every}
@@ -157,14 +161,21 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
     yield {"model": model, "partition": given, "recompute": every}
 
 
-def _window_layers(model: ModelShape, layers: int) -> Tree:
-    """Which of so few layers have the window: as before, those that see all come first, in between, or nowhere."""
-    if model.window is None:
-        return {}
-    between = model.full_every is not None and model.window_from + model.full_every <= model.layers
-    every = 2 if between and layers > 1 + (model.window_from > 0) else None
-    first = -(-model.window_from * layers // model.layers)
-    return {"window_from": min(first, max(0, layers - (every or 1))), "full_every": every}
+def _runs(model: ModelShape, layers: int) -> Tree:
+    """Runs of one layer each instead of several, with the kinds of layers of the model in their order."""
+    of_first = sum(run.times for run in model.first)
+    reached = itertools.takewhile(lambda n: n < model.layers - of_first, _starts(model.pattern))
+    first = model.first[: max(0, layers - 1)] if model.pattern or of_first < model.layers else model.first
+    pattern = [run for run, _ in zip(model.pattern, reached, strict=False)]
+    return {
+        name: [{**run.settings, "times": 1} for run in runs]
+        for name, runs in (("first", first), ("pattern", pattern))
+    }
+
+
+def _starts(runs: tuple[Run, ...]) -> Iterator[int]:
+    """The layer with which each run begins."""
+    return itertools.accumulate((run.times for run in runs), initial=0)
 
 
 def _narrower(plan: Plan) -> Iterator[Tree]:
@@ -188,6 +199,7 @@ def _narrower(plan: Plan) -> Iterator[Tree]:
             )
             shape["kv_heads"] = None if model.kv_heads is None else groups
             shape["head_width"] = None if model.head_width is None else width
+            shape["rope_columns"] = None if model.rope_columns is None else min(model.rope_columns, 2)
             columns = 7 if model.ffn_width // tensor % 2 else 8
             yield {"model": {**shape, "ffn": None if _plain_width(plan) else columns * tensor}}
             yield {"model": {**shape, "ffn": columns * tensor}}
@@ -195,7 +207,7 @@ def _narrower(plan: Plan) -> Iterator[Tree]:
 
 def _plain_width(plan: Plan) -> bool:
     """Whether the feed-forward width follows from the hidden size, and stays small when that is small."""
-    return plan.model.ffn is None and plan.model.family == "gpt"
+    return plan.model.ffn is None and plan.model.ffn_width % plan.model.hidden == 0
 
 
 def _fewer_words(plan: Plan) -> Iterator[Tree]:

@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trivium.certify.courses import SHORT, Course, rate, schedules
-from trivium.certify.plain import PlainAdamW, Recipe, dropping, first_weights, keep_all, losses_of
-from trivium.certify.rules import departures, repetitions, rules_of
+from trivium.certify.oracle.layers import rules_of
+from trivium.certify.oracle.optimizer import PlainOptimizer, Recipe
+from trivium.certify.plain import dropping, first_weights, keep_all, losses_of
+from trivium.certify.rules import departures, repetitions
 from trivium.config import to_tree
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
@@ -94,7 +96,7 @@ def validated(plan: Plan) -> int:
 
 def reference_key(plan: Plan, course: Course = SHORT) -> str:
     """Equal keys: the same reference."""
-    return fingerprint([to_tree(plan.model), _sizes(plan, course), course.scheduled])
+    return fingerprint([to_tree(plan.model), to_tree(plan.optimizer), _sizes(plan, course), course.scheduled])
 
 
 def random_rows(plan: Plan, seed: int = SEED) -> Reader:
@@ -119,17 +121,19 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
     """Train the plain model on the plan's batches, each as one whole."""
     read, recipe = random_rows(plan), recipe_of(plan, course)
     initial, rules = first_weights(plan.model, SEED), rules_of(plan.model)
-    optimizer = PlainAdamW({k: w.clone() for k, w in initial.items()}, recipe)
+    weights = {k: w.clone() for k, w in initial.items()}
+    optimizer = PlainOptimizer(weights, recipe, plan.model, plan.optimizer.groups)
     losses, z_losses, norms, gradients, first = [], [], [], [], 0
     streams: list[int] = []
     for step, size in enumerate(_sizes(plan, course)):
         samples = range(first, first + size)
-        weights = {k: w.clone().requires_grad_() for k, w in optimizer.weights.items()}
+        weights = {k: w.clone() for k, w in optimizer.weights.items()}
+        trained = {k: weights[k].requires_grad_() for k in optimizer.trained}
         tokens, targets = map(torch.from_numpy, read(first, size))
         drop = dropping(plan.model, SEED, step, samples, streams)
         loss, z_loss = losses_of(weights, plan.model, tokens, targets, drop)
-        gradient = torch.autograd.grad(loss + z_loss, list(weights.values()))
-        found = dict(zip(weights, gradient, strict=True))
+        gradient = torch.autograd.grad(loss + z_loss, list(trained.values()))
+        found = dict(zip(trained, gradient, strict=True))
         losses.append(float(loss.detach()))
         z_losses.append(float(z_loss.detach()))
         norms.append(optimizer.step(found))

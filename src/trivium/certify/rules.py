@@ -1,46 +1,27 @@
 """The parameters of a model by the rules of the papers: names, shapes, initial distributions, and weight decay.
 
-This is a second account of what `plan/parameters.py` and `model/initialise.py` say, and reads neither. The rules:
+The rules are in `oracle`, a second account of what `plan/layers/` and `model/initialise.py` say, which reads neither:
 every matrix and table is drawn from normal(0, std), with std = sqrt(1 / (3 hidden)) unless it is given (MT-NLG, section
 3.2). The matrices that write to the residual stream are divided by sqrt(2 layers) (GPT-2, section 2.3; Megatron-LM).
 Norms begin with 1 and biases with 0. Neither has weight decay.
 
-Legend: H hidden, N heads, G key-value heads, D head width, F feed-forward width, V vocabulary, S positions.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
+from trivium.certify.oracle.terms import Rule, Tensor
 from trivium.plan.layers.part import Parameter
-from trivium.plan.model_shape import ModelShape
 from trivium.seeds import seed_for
-
-Tensor = torch.Tensor
 
 # Standard errors that a sample's mean or deviation may be off: beyond six, one in 500 million is.
 STANDARD_ERRORS = 6.0
 # Draws that follow one another in a stream, and how finely they are compared. Two streams have three such draws in
 # common by chance once in 10^13 pairs.
 RUN, GRID = 3, 1e-5
-
-
-class Rule(NamedTuple):
-    """A parameter's shape, unsplit and unpadded, its initial distribution normal(mean, deviation), and whether weight
-    decay applies to it."""
-
-    shape: tuple[int, ...]
-    mean: float = 0.0
-    deviation: float = 0.0
-    decays: bool = False
-
-
-def rules_of(model: ModelShape) -> dict[str, Rule]:
-    """The rule of each parameter, by its name."""
-    return dict([*_ends(model), *(row for n in range(model.layers) for row in _layer(model, f"layers.{n}"))])
 
 
 def drawn(rule: Rule, name: str, seed: int) -> Tensor:
@@ -86,54 +67,6 @@ def repetitions(rules: Mapping[str, Rule], values: Mapping[str, Tensor]) -> dict
     ends = np.cumsum([len(each) for each in runs])
     repeated = np.split((counts > 1)[number.flatten()], ends[:-1])
     return {name: float(share.mean()) for name, share in zip(names, repeated, strict=True)}
-
-
-def _ends(model: ModelShape) -> Iterator[tuple[str, Rule]]:
-    H, V, S = model.hidden, model.vocabulary, model.sequence
-    yield "embedding.tokens.weight", _matrix(model, V, H)
-    if model.family == "gpt":
-        yield "embedding.positions.weight", _matrix(model, S, H)
-    yield from _norm(model, "head.norm")
-    if model.head == "untied":
-        yield "head.weight", _matrix(model, V, H)
-
-
-def _layer(model: ModelShape, at: str) -> Iterator[tuple[str, Rule]]:
-    H, N, G = model.hidden, model.heads, model.kv_heads or model.heads
-    D, F = model.head_width or H // N, _feed_forward_width(model)
-    gpt = model.family == "gpt"
-    yield from _norm(model, f"{at}.attention.norm")
-    yield from _norm(model, f"{at}.mlp.norm")
-    yield f"{at}.attention.qkv.weight", _matrix(model, (N + 2 * G) * D, H)
-    yield f"{at}.attention.out.weight", _matrix(model, H, N * D, residual=True)
-    yield f"{at}.mlp.up.weight", _matrix(model, F, H) if gpt else _matrix(model, 2, F, H)
-    yield f"{at}.mlp.down.weight", _matrix(model, H, F, residual=True)
-    biases = {"attention.qkv": (N + 2 * G) * D, "attention.out": H, "mlp.up": F, "mlp.down": H}
-    for name, columns in biases.items():
-        if gpt or (name == "attention.qkv" and model.qkv_bias):
-            yield f"{at}.{name}.bias", Rule((columns,))
-    if model.qk_norm != "none":
-        queries, keys = (D, D) if model.qk_norm == "each_head" else (N * D, G * D)
-        yield f"{at}.attention.query_norm.weight", Rule((queries,), mean=1.0)
-        yield f"{at}.attention.key_norm.weight", Rule((keys,), mean=1.0)
-
-
-def _norm(model: ModelShape, name: str) -> Iterator[tuple[str, Rule]]:
-    yield f"{name}.weight", Rule((model.hidden,), mean=1.0)
-    if model.family == "gpt":
-        yield f"{name}.bias", Rule((model.hidden,))
-
-
-def _matrix(model: ModelShape, *shape: int, residual: bool = False) -> Rule:
-    std = model.init_std if model.init_std is not None else math.sqrt(1 / (3 * model.hidden))
-    return Rule(shape, deviation=std / math.sqrt(2 * model.layers) if residual else std, decays=True)
-
-
-def _feed_forward_width(model: ModelShape) -> int:
-    """4 H in GPT; 8/3 H in Llama, so that three matrices have as many elements, rounded up to a multiple of 64."""
-    if model.ffn is not None:
-        return model.ffn
-    return 4 * model.hidden if model.family == "gpt" else (8 * model.hidden + 191) // 192 * 64
 
 
 def _departure(rule: Rule, x: Tensor) -> float:

@@ -18,12 +18,16 @@ FOR_TWO: Tree = {
     "init_std": None,
 }
 PLAIN: Tree = {
-    "qkv_bias": False,
+    "norm": "layer_norm",
+    "feed_forward": "plain",
+    "positions": "learned",
+    "bias": "all",
     "qk_norm": "none",
     "norm_position": "before",
     "rope_base": 10000.0,
+    "rope_columns": None,
     "rope_scaling": None,
-}  # as gpt has it
+}  # the default
 # Every choice as it is where nobody chose; those that take most away first.
 SIMPLER: tuple[Tree, ...] = (
     *({"layout": {axis: degree}} for degree in (1, 2) for axis in AXES),
@@ -43,17 +47,16 @@ SIMPLER: tuple[Tree, ...] = (
     {"context_attention": "ring"},
     {"model": {"dropout": 0.0}},
     {"model": {"documents": "joined"}},
-    {"model": {"window": None, "window_from": 0, "full_every": None}},
-    {"model": {"window_from": 0, "full_every": None}},
-    {"model": {"full_every": None}},
-    {"model": {"window_from": 0}},
+    {"model": {"window": None, "first": [], "pattern": []}},
+    {"model": {"first": [], "pattern": []}},
+    {"model": {"pattern": []}},
+    {"model": {"first": []}},
     {"model": {"kv_heads": None}},
     {"model": {"head_width": None}},
-    {"model": {"qkv_bias": False}},
     {"model": {"qk_norm": "none"}},
     {"model": {"norm_position": "before"}},
     {"model": {"rope_scaling": None}},
-    {"model": {"family": "gpt", "kv_heads": None, "ffn": None, **PLAIN}},
+    {"model": {"kv_heads": None, "ffn": None, **PLAIN}},
     {"model": {"head": "untied"}},
     {"model": {"vocabulary_multiple": 1}},
     {"partition": {"layers": None}},

@@ -116,12 +116,12 @@ def describe(plan: Plan) -> str:
     x = plan.layout
     words = [f"tensor {x.tensor} pipeline {x.pipeline} data {x.data}"]
     words += [f"context {x.context} {plan.context_attention}"] if x.context > 1 else []
-    words += [plan.schedule, plan.model.family]
+    words += [plan.schedule, plan.model.norm, plan.model.feed_forward, plan.model.positions]
     words += (
         [f"kv heads {plan.model.kv_heads} of {plan.model.heads}"] if plan.model.kv_heads is not None else []
     )
     words += [f"head width {plan.model.head_width}"] if plan.model.head_width is not None else []
-    words += ["qkv bias"] if plan.model.qkv_bias else []
+    words += [f"bias {plan.model.bias}"]
     words += [f"qk norm {plan.model.qk_norm}"] if plan.model.qk_norm != "none" else []
     words += ["norms after"] if plan.model.norm_position == "after" else []
     words += [_window_words(plan.model)] if plan.model.window is not None else []
@@ -142,8 +142,8 @@ def describe(plan: Plan) -> str:
 
 
 def _window_words(model: ModelShape) -> str:
-    every = f", every {model.full_every} all" if model.full_every is not None else ""
-    return f"window {model.window} from layer {model.window_from}{every}"
+    without = [str(n) for n in range(model.layers) if model.form_of(n).window is None]
+    return f"window {model.window}" + (f" but in layers {' '.join(without)}" if without else "")
 
 
 def _reference_rank(place: Place, plans: dict[str, tuple[Plan, Course]], folder: Path) -> None:

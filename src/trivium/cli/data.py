@@ -13,7 +13,7 @@ from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
 from trivium.finite import dumps
 from trivium.tokens.manifest import never_read, read_tokens_manifest
-from trivium.training import lineage
+from trivium.training.lineage import trace as lineage
 from trivium.training.record import Record, read_record
 
 app = typer.Typer(
@@ -128,7 +128,7 @@ def culprit(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJso
 
     It starts from the nearest checkpoint before, on one process, whatever the layout was; the model must fit there.
     """
-    from trivium.training.culprit import find_culprit
+    from trivium.training.lineage.culprit import find_culprit
 
     with progress_of("culprit") as progress:
         found = find_culprit(_record(run, tokens), step, progress)

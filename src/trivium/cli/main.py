@@ -17,7 +17,7 @@ from trivium.cli.failure import leave_exit_code, told
 from trivium.cli.usage import usage_errors_told
 from trivium.jsonlines import text_lines
 from trivium.mkl import prefer_fast_kernels
-from trivium.training.preemption import BY_SCHEDULERS, held_back
+from trivium.training.supervision.preemption import BY_SCHEDULERS, held_back
 from trivium.units import plain
 
 INTERRUPTED = 130

@@ -158,7 +158,7 @@ def joins_torchrun(environment: Mapping[str, str]) -> bool:
 def join(run: Run, *, redo: bool) -> None:
     """Take a place among the ranks, on the same decision as the first rank: whether there is anything to do."""
     if redo or state_of(TRAIN, run) != "current":
-        from trivium.training.job import start
+        from trivium.training.supervision.job import start
 
         job, _ = examined(job_for(run, run.at.folder(TRAIN.folder)), run)
         start(job)
@@ -167,7 +167,7 @@ def join(run: Run, *, redo: bool) -> None:
 def job_for(run: Run, out: Path) -> Any:
     """The trainer's job; imports torch."""
     check_compiler(wanted=run.config.plan.compiled)
-    from trivium.training.run import TrainingJob
+    from trivium.training.loop import TrainingJob
 
     return TrainingJob(
         plan=run.config.plan,
@@ -211,7 +211,7 @@ def lasting(what: Mapping[str, Any]) -> Tree:
 def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     """How the training that was set aside would have gone on, if only settings of the training differ."""
     from trivium.checkpoint.format import published
-    from trivium.training.run import CHECKPOINTS
+    from trivium.training.loop import CHECKPOINTS
 
     saved = published(before / CHECKPOINTS)
     if not changed or not saved or not all(line.startswith("training.") for line in changed):
@@ -298,7 +298,7 @@ def _wrong_with(checkpoint: Path) -> str:
 def check(run: Run, state: State) -> None:
     """Refuse a training that could not begin, while what is in its folder is still as it was."""
     from trivium.tokens.manifest import read_tokens_manifest
-    from trivium.training import job
+    from trivium.training.supervision import job
 
     check_vocabulary(run, int(read_tokens_manifest(run.folder("tokens"))["vocabulary"]))
     wanted, _ = examined(job_for(run, run.at.folder(TRAIN.folder)), run)
@@ -311,7 +311,7 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
     say(f"  {layout_text(run.config.plan.layout.model_dump())}, schedule {run.config.plan.schedule}")
 
     from trivium.cost.memory import predicted_memory
-    from trivium.training.job import start
+    from trivium.training.supervision.job import start
 
     job, missing = examined(job_for(run, out), run)
     for name, why in missing.items():

@@ -182,6 +182,20 @@ def all_to_all(parts: Tensor, group: Group) -> Tensor:
     return out
 
 
+def all_to_all_uneven(send: Sequence[Tensor], receive: Sequence[Tensor], group: Group) -> None:
+    """send[i] to rank i, and what it sends here into receive[i], outside autograd. All are contiguous, and both sides
+    of each message know its size, which may be 0."""
+    if group.handle is None:
+        return
+    for tensor in send:
+        group.count("all_to_all", tensor)
+    if group.is_gloo:
+        receive[group.index].copy_(send[group.index])
+        group.wait_for(Exchange(group, send=send, receive=receive))
+    else:
+        group.wait_for(dist.all_to_all(list(receive), list(send), group=group.handle, async_op=True))
+
+
 def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
     """Every rank's tensors to the next rank of the group; returns the previous one's."""
     return rotate_begin(tensors, group)()

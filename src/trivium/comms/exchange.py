@@ -56,7 +56,8 @@ def begin_receive(out: Tensor, of: int, group: Group, tag: int = 0) -> Waitable:
 
 
 class Exchange:
-    """Under way: send[i] to the i-th rank of the group, and what it sends into receive[i]; nothing to oneself.
+    """Under way: send[i] to the i-th rank of the group, and what it sends into receive[i]; nothing to oneself, and no
+    message where a tensor is empty.
 
     All tensors are contiguous and must not be touched until it was waited for. Every rank of the group begins its
     exchanges in the same order; a tag of its own keeps each apart from those that are under way beside it.
@@ -65,8 +66,9 @@ class Exchange:
     def __init__(self, group: Group, *, send: Sequence[Tensor], receive: Sequence[Tensor]) -> None:
         tag = next(group.tags)
         self._tensors = (send, receive)
-        self._works = [begin_receive(receive[i], i, group, tag) for i in reversed(list(_others(group)))]
-        self._works += [begin_send(send[i], i, group, tag) for i in _others(group)]
+        others = list(_others(group))
+        self._works = [begin_receive(receive[i], i, group, tag) for i in reversed(others) if len(receive[i])]
+        self._works += [begin_send(send[i], i, group, tag) for i in others if len(send[i])]
 
     def wait(self) -> None:
         """Return when everything was received and sent."""

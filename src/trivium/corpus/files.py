@@ -27,6 +27,7 @@ SUFFIXES = (
 _OTHER_PACKINGS = (*_PACKINGS, ".bz2", ".xz", ".lz4", ".zip")
 # of a file that is one of many with the same content: part-00000, train-00000-of-01024, CC-MAIN-<time>-<time>-00000
 _NUMBER = re.compile(r"[-_](?:of[-_])?(?:\d{5,7}|\d{14})(?=[-_]|$)")
+MOST_LEVELS, MOST_WAYS = 200, 100  # folders within one another; how often links may lead to one folder
 _SHOWN = 5  # endings named
 # what stores tell the contents of a file by
 _MARKS = ("mtime", "LastModified", "last_modified", "updated", "created", "ETag", "etag", "md5Hash", "oid")
@@ -56,7 +57,7 @@ def list_files(path: Path | str) -> Listing:
     if isinstance(path, str):
         found = [(url, True) for url in sorted(_remote_files(path))]
     elif path.is_dir():
-        found = sorted(_below(path, frozenset()))
+        found = sorted(_below(path, frozenset(), Counter()))
     elif path.exists():
         found = [(path, path.is_file())]
     else:
@@ -160,8 +161,14 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _below(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[tuple[Path, bool]]:
-    """All below a folder, and whether it is a file; a link that leads back to a folder it lies in is not followed."""
+def _below(
+    folder: Path, above: frozenset[tuple[int, int]], ways: Counter[tuple[int, int]]
+) -> Iterator[tuple[Path, bool]]:
+    """All below a folder, and whether it is a file; a link that leads back to a folder it lies in is not followed.
+
+    ways: how often each folder was reached. Thirty folders, each with two links to the next one, are reached in a
+    billion ways. Raises DataError above MOST_WAYS, and above MOST_LEVELS of folders within one another.
+    """
     try:
         state = folder.stat()
         here = (state.st_dev, state.st_ino)
@@ -171,12 +178,21 @@ def _below(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[tuple[Pa
         raise DataError(
             f"{folder} cannot be looked into ({error.strerror}); fix its permissions, or move it away"
         ) from None
+    ways[here] += 1
+    if ways[here] > MOST_WAYS:
+        raise DataError(
+            f"{folder} is reached in more than {MOST_WAYS} ways, through links to folders; remove some of the links"
+        )
+    if len(above) > MOST_LEVELS:
+        raise DataError(
+            f"{folder} lies more than {MOST_LEVELS} folders deep in the corpus; move it up, or read it by itself"
+        )
     for entry in inside:
         # a link is asked as a path, which answers where it leads in a circle, too
         path, linked = Path(entry), entry.is_symlink()
         if path.is_dir() if linked else entry.is_dir():
             if not entry.name.startswith("."):
-                yield from _below(path, above | {here})
+                yield from _below(path, above | {here}, ways)
         else:
             yield path, path.is_file() or not path.exists() if linked else entry.is_file()
 

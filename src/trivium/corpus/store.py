@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trivium.corpus.document import Document
+from trivium.corpus.read.parquet_headers import footer_problem
 from trivium.errors import DataError
 from trivium.provenance import file_sha256, read_described, write_json
-from trivium.untrusted import read_json
+from trivium.untrusted import open_regular, read_json
 
 FORMAT = "trivium-documents-1"
 MANIFEST = "manifest.json"
@@ -162,6 +163,13 @@ def _tables_of(
         raise DataError(f"{path} is missing, but the manifest lists it; curate the corpus again")
     if verify and file_sha256(path) != shard["sha256"]:
         raise DataError(f"{path} does not have the sha256 in the manifest ({shard['sha256'][:12]}…): damaged")
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=64, columns=columns):
-            yield pa.Table.from_batches([batch])
+    # The manifest's hash says only that the file was written so, by whomever.
+    try:
+        with open_regular(path) as stored:
+            if problem := footer_problem(stored):
+                raise ValueError(problem)
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=64, columns=columns):
+                yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+        raise DataError(f"{path} is not readable Parquet: {error}; curate the corpus again") from None

@@ -86,7 +86,7 @@ def _paper_layer_bytes(layer: Layer, case: Case, mode: Number) -> Number:
     """All of it on every tensor rank unless sequence parallel: the inputs of two norms and of two products, and two
     masks. Split: what the halves keep without attention's core; by heads: softmax, and with dropout its mask and
     output (computed again in mode "attention")."""
-    width, dropout = case.weight_bytes, layer.wiring.dropout
+    width, dropout = case.weight_bytes, layer.wiring.drops
     whole = case.positions * case.hidden * (4 * width + 2 * dropout) / case.along
     return whole + sum(_paper_half_bytes(half, case, mode, dropout) for half in layer.halves.values())
 

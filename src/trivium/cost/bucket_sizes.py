@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import Case
+from trivium.cost.case import Case, state_bytes
 from trivium.cost.stages import layers_by_stage
 from trivium.plan.buckets import (
     BUCKET_ELEMENTS,
@@ -27,6 +27,7 @@ from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
 from trivium.plan.plan import Plan
+from trivium.plan.precision import BYTES
 
 
 class Shard(NamedTuple):
@@ -46,9 +47,35 @@ class Held(NamedTuple):
     last: bool
 
 
+class Elements(NamedTuple):
+    """Of a rank: all elements of its buckets, those of trained ones, and the bytes of its optimizer's states."""
+
+    held: Number
+    trained: Number
+    state_bytes: Number
+
+
+def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
+    """Count a rank's elements as the runtime lays them out. sharer: its number among those that share what ZeRO
+    shards, whose slices may belong to other groups of parameters."""
+    masters, shares = BYTES[plan.precision.masters], plan.layout.sharers if plan.zero >= 1 else 1
+    if not plan.optimizer.groups:
+        held = sum(bucket_sizes(plan, pipeline))
+        return Elements(held, held, held // shares * state_bytes(0, plan.optimizer, masters))
+    rows = bucket_table(plan, pipeline)
+    kept = 0
+    for row in (row for row in rows if row.trains):
+        size = row.padded // shares
+        first = sharer % shares * size
+        for span in row.spans:
+            inside = min(span.stop, first + size) - max(span.start, first)
+            kept += max(0, inside) * state_bytes(span.group, plan.optimizer, masters)
+    return Elements(sum(row.padded for row in rows), sum(row.padded for row in rows if row.trains), kept)
+
+
 def bucket_sizes(plan: Plan, pipeline: int) -> tuple[int, ...]:
     """Elements of each bucket of a pipeline rank; the same on all its tensor and data ranks."""
-    if plan.zero >= 3 or plan.heads_in_turns:
+    if plan.zero >= 3 or plan.heads_in_turns or plan.optimizer.groups:
         return tuple(row.padded for row in bucket_table(plan, pipeline))
     ends, layers = plan.layout.stages - 1, layers_by_stage(plan)
     held = tuple(Held(len(layers[s]), s == 0, s == ends) for s in plan.stages_of(pipeline))

@@ -9,12 +9,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from trivium.optim.rule import rule_named
 from trivium.plan.layers.ends import Embedding, Head
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Number, Place, entries
+from trivium.plan.matrices import update_flops
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.optimizer import Optimizer
+from trivium.plan.parameters import count, parameters
 from trivium.plan.plan import Plan
-from trivium.plan.precision import BYTES
+from trivium.plan.precision import BYTES, Precision
 from trivium.plan.schedule import SPLIT_SCHEDULES, is_split
 
 # Recompute modes as numbers: "every" of them keeps its input only.
@@ -39,6 +43,9 @@ class Case(Place):
     *_bytes: of one element.
     compiled: blocks, loss and an accelerator's update are. one_graph: and nothing in a layer is left out of it.
     recorded: steps are replayed, where a device can.
+    trained: the share of the parameters that is not frozen. states: numbers that the optimizer keeps of each, in the
+    dtype of the masters. matrices: the share of the trained parameters whose rule updates matrices; matrix_flops: what
+    that takes for the whole model.
     ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
     """
 
@@ -68,6 +75,10 @@ class Case(Place):
     compiled: Number = 0  # 0 or 1
     recorded: Number = 0  # 0 or 1
     one_graph: Number = 0  # 0 or 1
+    trained: Number = 1.0
+    states: Number = 2.0
+    matrices: Number = 0.0
+    matrix_flops: Number = 0.0
 
     def of_a_layer(self, value: Callable[[Layer], Number]) -> Number:
         """Return the mean of `value` over the model's layers."""
@@ -137,6 +148,7 @@ def case_of(plan: Plan) -> Case:
         puts_off=puts_off(plan),
         compiled=int(plan.compiled),
         recorded=int(plan.cuda_graphs),
+        **optimizer_numbers(plan.model, plan.optimizer, plan.precision),
         one_graph=int(
             plan.compiled
             and layout.tensor == layout.context == 1
@@ -144,6 +156,29 @@ def case_of(plan: Plan) -> Case:
             and not puts_off(plan)
         ),
     )
+
+
+def optimizer_numbers(model: ModelShape, optimizer: Optimizer, precision: Precision) -> dict[str, Any]:
+    """The fields of a case that the groups of parameters decide, as means over the model."""
+    if not optimizer.groups:
+        return {}
+    groups = {row: optimizer.number_of(row.name) for row in parameters(model) if optimizer.trains(row)}
+    trained, masters = sum(row.elements for row in groups), BYTES[precision.masters]
+    kept = sum(row.elements * state_bytes(group, optimizer, masters) for row, group in groups.items())
+    rules = [group.made({}) for group in optimizer.every]
+    whole = {row: rules[group] for row, group in groups.items() if rules[group].unit == "matrix"}
+    return {
+        "trained": trained / count(model),
+        "states": kept / (trained * masters),
+        "matrices": sum(row.elements for row in whole) / trained,
+        "matrix_flops": sum(update_flops(rule, row) for row, rule in whole.items()),
+    }
+
+
+def state_bytes(group: int, optimizer: Optimizer, masters: int) -> int:
+    """Bytes of an element's states under the rule of a group. masters: of a number in the dtype of the masters."""
+    states = rule_named(optimizer.every[group].rule).states
+    return sum(BYTES[state.dtype] if state.dtype else masters for state in states)
 
 
 def puts_off(plan: Plan) -> int:

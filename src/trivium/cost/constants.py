@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import yaml
 from pydantic import model_validator
@@ -13,7 +14,7 @@ from trivium.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Constants:
-    """One vector for every run; units in constants.yaml."""
+    """One vector for every run; units in constants.yaml. A fit prices many vectors at once, as columns of numbers."""
 
     gemm_ampere: float
     gemm_hopper: float
@@ -43,7 +44,7 @@ class Constants:
     remote_memory: float
     core_share: float
 
-    def with_values(self, values: Mapping[str, float]) -> "Constants":
+    def with_values(self, values: Mapping[str, Any]) -> "Constants":
         """A copy with some constants changed; an unknown name is a ConfigError that names the nearest."""
         for name in values:
             if name not in vars(self):

@@ -40,21 +40,23 @@ class Device:
         return np.where(width <= 2, narrow, np.where(width <= 4, peak.fp32, peak.fp64))
 
     @cached_property
-    def gemm(self) -> float:
+    def gemm(self) -> Number:
         """Fraction of peak of the best product."""
-        return float(getattr(self.constants, f"gemm_{self.machine.generation}"))
+        share: Number = getattr(self.constants, f"gemm_{self.machine.generation}")
+        return share
 
     @cached_property
-    def flash(self) -> float:
+    def flash(self) -> Number:
         """Fraction of peak of fused attention."""
-        return float(getattr(self.constants, f"flash_{self.machine.generation}"))
+        share: Number = getattr(self.constants, f"flash_{self.machine.generation}")
+        return share
 
     @cached_property
     def memory(self) -> Number:
         """Bytes per second that element-wise work reaches."""
         return self.machine.memory_bandwidth * self.constants.memory
 
-    def moved(self, moved_bytes: Number, operations: float = 1.0) -> Number:
+    def moved(self, moved_bytes: Number, operations: Number = 1.0) -> Number:
         """Seconds of operations bound by memory."""
         return moved_bytes / self.memory + operations * self.constants.operation_seconds
 

@@ -24,7 +24,7 @@ from trivium.cost.activations import (
     logits_bytes,
     put_off_bytes,
 )
-from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes, slice_elements
+from trivium.cost.bucket_sizes import Elements, bucket_limit, elements_of_rank, slice_elements
 from trivium.cost.case import NONE, Case, case_of, take
 from trivium.cost.moments import Moment, moments_of_cases, moments_of_rank
 from trivium.cost.rank_parameters import (
@@ -43,6 +43,7 @@ from trivium.plan.schedule import ScheduleName
 
 RECEIVES_AHEAD = 4  # receives under way at once, as trivium.comms.transfers posts them
 LOSS_ROWS = 256  # whose scores exist at once, as trivium.parallel.tensor.vocabulary takes them
+WORKED_ON = 4  # copies of a matrix while its update is computed
 OPEN_BUCKETS = 2  # of gradients at ZeRO stages 2 and 3: one that fills, one under reduction
 
 
@@ -55,7 +56,8 @@ class MemoryEstimate(Generic[Bytes]):
     """Bytes of one rank at the worst moment of a step; each a number, or an array with one entry per plan.
 
     gradients: as they accumulate, from the first backward of a step to its update; `opened`, those that exist when the
-    activations are most. masters: of the weights, where these are narrower. moments: Adam's two.
+    activations are most. masters: of the weights, where these are narrower. moments: the states of
+    the optimizer, of AdamW two.
     activations: kept for the backward; `embedding` and `logits` are parts of them. recomputed: what the backward of
     one recomputed layer fills again. put_off: factors of weight gradients that wait for an action of their own, beyond
     the activations, which count as kept until then. transport: activations on the way.
@@ -142,7 +144,11 @@ def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstima
     for which, at in moments_of_cases(case, schedule):
         some = take(case, which)
         parts = _LeftBehind(*(entries(v, which) for v in left))
-        held = _held(some, parts, at, rank_parameters(some, at.layers, at.first, at.last))
+        of_rank = rank_parameters(some, at.layers, at.first, at.last)
+        trained = of_rank * some.trained
+        owned = np.where(np.asarray(some.zero) >= 1, slice_elements(some, trained), trained)
+        elements = Elements(of_rank, trained, some.states * some.master_bytes * owned)
+        held = _held(some, parts, at, elements)
         here = MemoryEstimate(**{k: np.broadcast_to(v, np.shape(which)).copy() for k, v in held.items()})
         worst = here if worst is None else _replaced(worst, which, here)
     assert worst is not None, "a plan has at least one moment"
@@ -165,33 +171,50 @@ def memory_of_rank(plan: Plan, at: Coordinate, *, counting: Counting = "runtime"
     counting: "runtime", what our trainer holds; "paper": MT-NLG section 2 counts a gradient in the dtype of the
     weights beside the fp32 one (20 bytes per parameter in bf16, where we hold 18), and activations as published.
     """
-    (found,) = _memory_of_ranks(plan, [at.pipeline], counting)
+    (found,) = _memory_of_ranks(plan, [at.pipeline], counting, plan.layout.sharer(at))
     return found
 
 
 def worst_rank(plan: Plan) -> tuple[Coordinate, MemoryEstimate]:
-    """The rank that holds most; ranks that differ only in tensor or data hold the same."""
-    ranks = range(plan.layout.pipeline)
-    estimates = zip(ranks, _memory_of_ranks(plan, ranks), strict=True)
-    worst, memory = max(estimates, key=lambda found: found[1].total)
-    return Coordinate(worst, 0, 0), memory
+    """The rank that holds most. Ranks that differ only in tensor or data hold the same, unless groups of parameters
+    have other states."""
+    layout = plan.layout
+    replicas = [layout.coordinate(layout.replica(n)) for n in range(layout.sharers if _differ(plan) else 1)]
+    ranks = range(layout.pipeline)
+    estimates = [
+        (at._replace(pipeline=rank), memory)
+        for at in replicas
+        for rank, memory in zip(ranks, _memory_of_ranks(plan, ranks, sharer=layout.sharer(at)), strict=True)
+    ]
+    return max(estimates, key=lambda found: found[1].total)
 
 
 def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
-    """Bytes of every rank by the categories the runtime counts, as `training.job.start` takes them."""
-    by_stage = [held.categories() for held in _memory_of_ranks(plan, range(plan.layout.pipeline))]
-    ranks = range(plan.layout.world_size)
-    return {rank: dict(by_stage[plan.layout.coordinate(rank).pipeline]) for rank in ranks}
+    """Bytes of every rank by the categories the runtime counts, as `training.supervision.job.start` takes them."""
+    layout, every = plan.layout, range(plan.layout.pipeline)
+    by_stage = {
+        sharer: [held.categories() for held in _memory_of_ranks(plan, every, sharer=sharer)]
+        for sharer in range(layout.sharers if _differ(plan) else 1)
+    }
+    places = {rank: layout.coordinate(rank) for rank in range(layout.world_size)}
+    return {
+        rank: dict(by_stage[layout.sharer(at) % len(by_stage)][at.pipeline]) for rank, at in places.items()
+    }
+
+
+def _differ(plan: Plan) -> bool:
+    """Whether sharers may hold different slices of the optimizer's states."""
+    return plan.zero >= 1 and bool(plan.optimizer.groups)
 
 
 def _memory_of_ranks(
-    plan: Plan, ranks: Iterable[int], counting: Counting = "runtime"
+    plan: Plan, ranks: Iterable[int], counting: Counting = "runtime", sharer: int = 0
 ) -> list[MemoryEstimate]:
-    """Of pipeline ranks; what a micro-batch leaves behind in a layer is the same on all."""
+    """Of pipeline ranks and one of the sharers; what a micro-batch leaves behind in a layer is the same on all."""
     case = case_of(plan)
     left, worst = _left_behind(case, counting), []
     for rank in ranks:
-        elements = sum(bucket_sizes(plan, rank))
+        elements = elements_of_rank(plan, rank, sharer)
         every = (_held(case, left, m, elements, counting) for m in moments_of_rank(plan, rank))
         found = [MemoryEstimate(**{k: as_bytes(v) for k, v in held.items()}) for held in every]
         worst.append(max(found, key=lambda held: (held.activations, held.total)))
@@ -222,25 +245,25 @@ def _left_behind(case: Case, counting: Counting = "runtime") -> _LeftBehind:
 
 
 def _held(
-    case: Case, left: _LeftBehind, at: Moment, elements: Number, counting: Counting = "runtime"
+    case: Case, left: _LeftBehind, at: Moment, elements: Elements, counting: Counting = "runtime"
 ) -> dict[str, Number]:
     """The fields of an estimate for a rank at a moment. elements: of its parameters."""
-    c, zero = case, np.asarray(case.zero)
-    owned = slice_elements(c, elements)
+    c, zero, trained = case, np.asarray(case.zero), elements.trained
+    owned = slice_elements(c, trained)
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
     gradient = c.gradient_bytes + (np.where(narrow, c.weight_bytes, 0) if counting == "paper" else 0)
     embedding, logits = at.embedded * left.embedding, at.headed * left.logits
-    gradients = gradient * np.where(zero >= 2, owned, elements)
+    gradients = gradient * np.where(zero >= 2, owned, trained)
     begun = np.asarray(at.begun) > 0
     opened = np.where(begun, gradients, np.minimum(gradients, c.gradient_bytes * _bucket(c, at)))
     # Of several stages the one that goes on may be another, and weight gradients that are put off keep their factors.
     frees = (np.asarray(c.chunks) == 1) & (np.asarray(c.puts_off) == 0) & (np.asarray(at.headed) > 0)
     return {
-        "weights": c.weight_bytes * np.where(zero >= 3, owned, elements),
+        "weights": c.weight_bytes * np.where(zero >= 3, slice_elements(c, elements.held), elements.held),
         "gradients": gradients,
         "opened": opened,
-        "masters": np.where(narrow, c.master_bytes, 0) * np.where(zero >= 1, owned, elements),
-        "moments": 2 * c.master_bytes * np.where(zero >= 1, owned, elements),
+        "masters": np.where(narrow, c.master_bytes, 0) * np.where(zero >= 1, owned, trained),
+        "moments": elements.state_bytes,
         "activations": at.kept * left.whole
         + at.recomputed * left.kept
         + embedding
@@ -252,11 +275,11 @@ def _held(
         "put_off": at.put_off * _beyond(c, left.whole) + at.put_off_again * _beyond(c, left.kept),
         "transport": np.where(np.asarray(c.pipeline) > 1, RECEIVES_AHEAD * left.border, 0),
         "gathered": np.where(zero >= 3, c.weight_bytes * _gathered(c, at), 0),
-        "unreduced": np.where(zero >= 2, c.gradient_bytes * _open(c, at, elements), 0),
+        "unreduced": np.where(zero >= 2, c.gradient_bytes * _open(c, at, trained), 0),
         "loss": at.last * _loss(c, begun, opened),
         "freed": np.where(frees, left.head + left.logits, 0),
         "workspace": _workspace(c, at),
-        "reduction": _reduction(c, at, elements, owned),
+        "reduction": _reduction(c, at, trained, owned),
     }
 
 
@@ -334,7 +357,11 @@ def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Numbe
     widens = (np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes)) & (np.asarray(c.compiled) == 0)
     widened = np.where(widens, at_once, 0)
     copied = np.where(recasts, summed, 0)
-    return c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * widened
+    # Of the matrix that a rank works on: what was exchanged, the matrix, and two of an iteration.
+    whole = np.where(np.asarray(c.matrices) > 0, WORKED_ON * largest_parameter(c, 0, 0), 0)
+    return (
+        c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * (widened + whole)
+    )
 
 
 def as_bytes(number: Number) -> int:

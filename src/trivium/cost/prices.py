@@ -273,7 +273,8 @@ def _transfer_seconds(at: Setting) -> Number:
 
 
 def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Number, Number]:
-    """What ZeRO stage 3 adds to a layer: weights gathered for each pass, gradients scattered after the second.
+    """Return what ZeRO stage 3 adds to a layer: weights gathered for each pass, and gradients scattered after the
+    second.
 
     Of work and gathers side by side the longer counts, and of the shorter the share that is not hidden.
     """
@@ -281,9 +282,11 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
     asked = np.asarray(case.zero) >= 3
     if not asked.any():
         return 0.0, 0.0
-    elements, road = layer_parameters(case), at.road(case.sharers, at.strides.sharers)
-    gather = all_gather_seconds(elements * case.weight_bytes, case.sharers, road)
-    scatter = all_gather_seconds(elements * case.reduction_bytes, case.sharers, road)
+    matrices = case.of_a_layer(lambda layer: float(sum(len(row.shape) > 1 for row in layer.rows)))
+    gather, scatter = _sharded_seconds(at, layer_parameters(case), matrices)
+    if at.stack.gathers_by_parameter:
+        again = recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
+        return np.where(asked, gather, 0.0), np.where(asked, (1 + again) * gather + scatter, 0.0)
 
     def added(work: Number, moving: Number) -> Number:
         return np.where(asked, at.added(work, moving), 0.0)
@@ -292,11 +295,29 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
 
 
 def _table_traffic(at: Setting, next_to_it: Number) -> tuple[Number, Number]:
-    """What ZeRO stage 3 adds for the table of tokens: one gather, beside nothing, and one reduction of its gradient,
-    beside the work that follows."""
-    case = at.case
-    elements, road = table_parameters(case), at.road(case.sharers, at.strides.sharers)
-    gather = all_gather_seconds(elements * case.weight_bytes, case.sharers, road)
-    scatter = all_gather_seconds(elements * case.reduction_bytes, case.sharers, road)
-    asked = np.asarray(case.zero) >= 3
-    return np.where(asked, gather, 0.0), np.where(asked, at.added(next_to_it, scatter), 0.0)
+    """Return what ZeRO stage 3 adds for the table of tokens: one gather, beside nothing, and one reduction of its
+    gradient, beside the work that follows."""
+    asked = np.asarray(at.case.zero) >= 3
+    if not asked.any():
+        return 0.0, 0.0
+    gather, scatter = _sharded_seconds(at, table_parameters(at.case), 1)
+    shown = scatter if at.stack.gathers_by_parameter else at.added(next_to_it, scatter)
+    return np.where(asked, gather, 0.0), np.where(asked, shown, 0.0)
+
+
+def _sharded_seconds(at: Setting, elements: Number, matrices: Number) -> tuple[Number, Number]:
+    """Return the seconds of one gather of so many weights over sharers, and of one reduction of their gradients.
+
+    A stack that gathers by parameter starts a collective for each matrix. DeepSpeed first writes zeros over what it
+    gathers into, and PyTorch copies the part of each rank out of the buffer of a gather, or into that of a reduction.
+    """
+    case, road = at.case, at.road(at.case.sharers, at.strides.sharers)
+    weights, gradients = elements * case.weight_bytes, elements * case.reduction_bytes
+    gather = all_gather_seconds(weights, case.sharers, road)
+    scatter = all_gather_seconds(gradients, case.sharers, road)
+    if not at.stack.gathers_by_parameter:
+        return gather, scatter
+    starts = (matrices - 1) * all_gather_seconds(0.0, case.sharers, road)
+    parts = matrices * case.sharers
+    copied = at.device.moved(weights, matrices) + at.device.moved(2 * weights, parts)
+    return gather + starts + copied, scatter + starts + at.device.moved(2 * gradients, parts)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes
+from trivium.cost.bucket_sizes import bucket_limit, elements_of_rank
 from trivium.cost.case import Case
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.prices import Prices
@@ -15,14 +15,16 @@ from trivium.cost.stages import layers_by_stage, layers_of_ranks
 from trivium.plan.layers.part import Number
 from trivium.plan.plan import Plan
 
-SHARDED_BYTES, WHOLE_BYTES = 38.0, 10.0  # an optimizer moves per element it owns, and per element it holds
-ONE_PASS_BYTES = 28.0  # the former where it is compiled: one pass over state and 16-bit gradients and weights
+# An optimizer moves per element that it owns, besides the states; per state of it, read and written; and per element
+# that it holds.
+SHARDED_BYTES, STATE_BYTES, WHOLE_BYTES = 22.0, 8.0, 10.0
+ONE_PASS_BYTES = 12.0  # the first where it is compiled: one pass over state and 16-bit gradients and weights
 AGREED_BYTES = 40  # loss, norm, and what is carried along
 STEP_OPERATIONS = 100  # launched once a step, beside the layers'
 
 
 class Fullest(NamedTuple):
-    """elements: parameters of the rank of a pipeline that has most. layers: of the first, whose backward is last."""
+    """elements: trained parameters of the rank that has most. layers: of the first, whose backward is last."""
 
     elements: Number
     layers: Number
@@ -44,12 +46,13 @@ def fullest_of(case: Case) -> Fullest:
         rank_parameters(case, middle, 0, 0),
         np.where(alone | folded, 0, rank_parameters(case, last, 0, 1)),
     )
-    return Fullest(np.maximum(np.maximum(ranks[0], np.where(alone, 0, ranks[1])), ranks[2]), first)
+    most = np.maximum(np.maximum(ranks[0], np.where(alone, 0, ranks[1])), ranks[2])
+    return Fullest(most * case.trained, first)
 
 
 def fullest_of_plan(plan: Plan) -> Fullest:
     """Of any plan, as its buckets are."""
-    elements = max(sum(bucket_sizes(plan, rank)) for rank in range(plan.layout.pipeline))
+    elements = max(elements_of_rank(plan, rank).trained for rank in range(plan.layout.pipeline))
     layers = layers_by_stage(plan)
     return Fullest(elements, sum(len(layers[stage]) for stage in plan.stages_of(0)))
 
@@ -67,13 +70,28 @@ def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
     case, device, elements = at.case, at.device, fullest.elements
     owned = elements / np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
     held = elements / np.where(np.asarray(case.zero) >= 3, case.sharers, 1)
-    sharded = ONE_PASS_BYTES if at.stack.compiled else SHARDED_BYTES
+    sharded = (ONE_PASS_BYTES if at.stack.compiled else SHARDED_BYTES) + STATE_BYTES * np.asarray(case.states)
     seconds = device.moved(sharded * owned + WHOLE_BYTES * held, 0.0)
+    if np.any(case.matrices):
+        seconds = seconds + _matrix_seconds(at, fullest)
     if at.stack.deepspeed:
         seconds = seconds + at.constants.deepspeed_step_seconds * elements
     # In a step that is replayed these wait for nobody, but are operations on the device.
     each = np.where(at.is_replayed, at.constants.operation_seconds, at.constants.launch_seconds)
     return seconds + STEP_OPERATIONS * each
+
+
+def _matrix_seconds(at: Setting, fullest: Fullest) -> Number:
+    """Updates of whole matrices, of which each rank computes its part, and their way there and back, among sharers and
+    among tensor ranks."""
+    case, device = at.case, at.device
+    sharers = np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
+    flops = case.matrix_flops / (case.pipeline * case.tensor * sharers)
+    own = case.matrices * fullest.elements / sharers * case.master_bytes
+    among_sharers = all_gather_seconds(own, sharers, at.road(sharers, at.strides.sharers))
+    among_tensor = all_gather_seconds(own, case.tensor, at.road(case.tensor, at.strides.tensor))
+    found: Number = flops / (device.peak * device.gemm) + 2 * (among_sharers + among_tensor)
+    return found
 
 
 def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:

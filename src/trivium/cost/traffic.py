@@ -1,11 +1,13 @@
 """Bytes that a rank hands to each collective in one optimizer step, by axis: what the runtime counts."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trivium.plan.buckets import BucketRow, bucket_table
 from trivium.plan.layers.part import Exchanged, Place
 from trivium.plan.layout import Coordinate
+from trivium.plan.matrices import rounds_of_work
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
 from trivium.plan.schedule import SCHEDULE_NAMES
@@ -43,8 +45,10 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
                 for name, count in _context(plan, layer).items():
                     traffic["context"][name] += micro_batches * count
     traffic["pipeline"]["send"] += _sent(plan, at.pipeline, micro_batches) * sizes.outside
-    for row in bucket_table(plan, at.pipeline):
+    rows = bucket_table(plan, at.pipeline)
+    for row in rows:
         _add_bucket(traffic, plan, row, at, micro_batches)
+    _add_matrices(traffic, plan, rows, at)
     _add_scalars(traffic, plan)
     return {axis: Counter({k: v for k, v in c.items() if v}) for axis, c in traffic.items()}
 
@@ -129,6 +133,12 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
     # Sums over other groups come after the data ranks', so each rank sums only its slice.
     mine = row.padded // (plan.layout.sharers if plan.zero >= 1 else 1)
     accumulated = mine * BYTES[plan.gradient_dtype]
+    if not row.trains:
+        if plan.zero >= 3 and plan.layout.replicas > 1:
+            sharers = traffic.get("sharers", traffic["replicas"])
+            gathered = _gathers(plan, row, at, micro_batches) * mine
+            sharers["all_gather"] += gathered * BYTES[plan.precision.weights]
+        return
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated
     if "ends" in row.partial_over and at.pipeline in plan.ends:
@@ -146,6 +156,23 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
         sharers["all_gather"] += times * mine * BYTES[plan.precision.weights]
         if "holders" in traffic:
             traffic["holders"]["all_reduce"] += mine * BYTES[plan.reduction_dtype]
+
+
+def _add_matrices(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at: Coordinate) -> None:
+    """Directions of matrices to the ranks that work on them, and updates back, with what stays on the rank."""
+    sharers, own = (plan.layout.sharers, plan.layout.sharer(at)) if plan.zero >= 1 else (1, 0)
+    trained, size = [row for row in rows if row.trains], BYTES[plan.precision.masters]
+    moved = Counter[str]()
+    for work in (work for works in rounds_of_work(plan, rows) for work in works):
+        start, stop = work.within(trained[work.bucket].padded // sharers, own)
+        whole = work.stop - work.start
+        moved["sharers"] += stop - start + whole * (work.sharer == own)
+        if work.sharer == own and work.parameter.split is not None:
+            moved["tensor"] += whole + plan.layout.tensor * whole * (work.tensor == at.tensor)
+    if sharers > 1:
+        traffic.get("sharers", traffic["replicas"])["all_to_all"] += moved["sharers"] * size
+    if plan.layout.tensor > 1:
+        traffic["tensor"]["all_to_all"] += moved["tensor"] * size
 
 
 def _contributions(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> int:

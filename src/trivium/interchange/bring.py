@@ -14,9 +14,9 @@ from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import Part, write_whole
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError
-from trivium.interchange.hf_config import read_settings
-from trivium.interchange.names import HEAD, INDEX, WEIGHTS, Twin, twins
-from trivium.interchange.settings import ids_of, marks_of, shape_of
+from trivium.families.common.hf_config import read_settings
+from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
+from trivium.interchange.settings import family_named, ids_of, marks_of, shape_of
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
@@ -65,16 +65,18 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
             f"{folder}: config.json says {model.layers} layers, and the files hold {len(held)} tensors; they do not "
             f"belong together: download the folder again"
         )
-    rows = list(twins(model))
+    family = family_named(config, str(folder / "config.json"))
+    rows, names = list(twins(model, family)), family.names(model)
     _refuse_unused(held, rows, folder)
     # Some folders leave out the prefix of the inner model.
-    where = {f"{prefix}{n}": p for n, p in held.items() for prefix in ("transformer.", "model.")} | held
+    where = {f"{prefix}{n}": p for n, p in held.items() for prefix in (names.prefix,)} | held
     _refuse_missing(where, rows, folder)
     dtype = _dtype(where, rows, folder)
     plan = Plan(model=model, batch=Batch(sequences=1), precision=Precision(weights=_OURS[dtype])).checked()
     parts = [_part(twin, where, folder, TORCH_DTYPES[dtype]) for twin in rows]
-    if model.head == "tied" and HEAD in where:
-        _refuse_another_head(where, parts, folder)
+    head = names.ends["head.weight"]
+    if model.head == "tied" and head in where:
+        _refuse_another_head(where, head, parts, folder)
     about: dict[str, Any] = {
         "samples": 0,
         "tokens_seen": 0,
@@ -193,13 +195,13 @@ def _refuse_unused(held: Iterable[str], rows: Iterable[Twin], folder: Path) -> N
         )
 
 
-def _refuse_another_head(where: Mapping[str, Held], parts: Iterable[Part], folder: Path) -> None:
+def _refuse_another_head(where: Mapping[str, Held], head: str, parts: Iterable[Part], folder: Path) -> None:
     """DataError when a tied model's files hold a head that is not its embedding: transformers then ties nothing."""
     table = next(part for part in parts if part.name == "weights/embedding.tokens.weight")
-    if not torch.equal(_read(where[HEAD].file, HEAD).to(table.dtype), table.values()):
+    if not torch.equal(_read(where[head].file, head).to(table.dtype), table.values()):
         raise DataError(
             f"{folder / 'config.json'}: tie_word_embeddings is true, by its default if it is not there, and the files "
-            f"hold another {HEAD} than the embedding; set tie_word_embeddings to false, or take that tensor out"
+            f"hold another {head} than the embedding; set tie_word_embeddings to false, or take that tensor out"
         )
 
 

@@ -11,9 +11,10 @@ from trivium.kernels.product import product
 from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
-from trivium.model.layers.block import Block
 from trivium.model.layers.embedding import Embedding
+from trivium.model.layers.half import Around
 from trivium.model.layers.head import Head
+from trivium.model.layers.layer import module_of
 from trivium.model.likelihood import Likelihoods, likelihoods
 from trivium.parallel.context.attention import Context
 from trivium.parallel.tensor.regions import Region
@@ -41,7 +42,9 @@ class Stage(nn.Module):
         }
         borrowed = TOKENS in self.table and not self.is_first
         self.embedding = Embedding(model, region, borrowed=borrowed) if TOKENS in self.table else None
-        blocks = {str(n): Block(model, n, region, context, plan.recompute) for n in layers}
+        blocks = {
+            str(n): module_of(model.each_layer[n], Around(n, region, context, plan.recompute)) for n in layers
+        }
         self.layers = nn.ModuleDict(blocks)
         self.head = Head(model, region) if self.is_last else None
         if plan.compiled:
@@ -64,6 +67,8 @@ class Stage(nn.Module):
         if self.is_first:
             assert self.embedding is not None, "the first stage embeds"
             x = self.embedding(inputs)
+            if torch.is_grad_enabled() and not x.requires_grad:
+                x.requires_grad_()  # a frozen embedding has no graph, in which the blocks have a backward
         assert x is not None, f"stage {self.number} needs the output of stage {self.number - 1}"
         for block in self.layers.values():
             x = block(x, inputs)

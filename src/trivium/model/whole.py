@@ -137,7 +137,9 @@ class WholeModel:
         tokens [S, B]; positions [S, B], None for 0, 1, …; cache: of what was read before.
         """
         inputs = Inputs(tokens=tokens, positions=positions, memory=cache)
-        if cache is not None and self.model.window is not None:
+        if cache is not None and any(
+            self.model.form_of(n).window is not None for n in range(self.model.layers)
+        ):
             cache.place(inputs.numbers.expand_as(tokens).T)
         x = None
         for number, stage in self.stages.items():

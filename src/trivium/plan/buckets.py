@@ -1,9 +1,10 @@
 """How a rank's parameters are gathered into flat buffers: the table that the runtime fills and the cost model prices.
 
-A bucket holds parameters whose gradients are summed over the same groups, those with weight decay first.
+A bucket holds parameters whose gradients are summed over the same groups; frozen ones have buckets of their own.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from math import prod
 from typing import Literal, NamedTuple, TypeVar
 
@@ -45,15 +46,28 @@ class Item(NamedTuple):
         return padded(self.elements)
 
 
-class BucketRow(NamedTuple):
-    """Items with weight decay, then those without, each in the order in which backward finishes them.
+class Span(NamedTuple):
+    """Elements [start, stop) of a bucket that one group of parameters updates, the first `decayed` of them with weight
+    decay."""
 
-    decayed: elements of the former, with their room. partial_over: groups over which their gradients are summed before
-    the data ranks': tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in
-    turns). tied: holds a table whose gradient has two parts, so it is whole only when the step's last backward is."""
+    group: int
+    start: int
+    decayed: int
+    stop: int
+
+
+class BucketRow(NamedTuple):
+    """Items by the group of the optimizer that updates them, in each those with weight decay first, in the order in
+    which backward finishes them.
+
+    spans: of each group; the padding belongs to the last. trains: its parameters have gradients. partial_over: groups
+    over which their gradients are summed before the data ranks': tensor ranks (sequence parallelism, norms of heads),
+    pipeline ends (a tied table, a head taken in turns). tied: holds a table whose gradient has two parts, so it is
+    whole only when the step's last backward is."""
 
     items: tuple[Item, ...]
-    decayed: int
+    spans: tuple[Span, ...]
+    trains: bool
     partial_over: tuple[PartialOver, ...]
     tied: bool
     padded: int  # elements
@@ -61,15 +75,16 @@ class BucketRow(NamedTuple):
 
 def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     """The buckets of a pipeline rank: last layers first."""
-    kinds: dict[tuple[tuple[PartialOver, ...], bool, Owner | None], list[Item]] = {}
+    kinds: dict[tuple[tuple[PartialOver, ...], bool, bool, Owner | None], list[Item]] = {}
     for item in reversed(list(held(plan, pipeline))):
         p = item.parameter
         # At ZeRO stage 3 the weights of one module are gathered and freed together, apart from the others'.
         owner = p.owner if plan.zero >= 3 else None
-        kinds.setdefault((partial_over(plan, p), is_tied(plan, p), owner), []).append(item)
+        key = partial_over(plan, p), is_tied(plan, p), plan.optimizer.trains(p), owner
+        kinds.setdefault(key, []).append(item)
     return tuple(
-        _row(items, over, tied, plan.layout.sharers)
-        for (over, tied, _), every in kinds.items()
+        _row(items, plan, over, tied=tied, trains=trains)
+        for (over, tied, trains, _), every in kinds.items()
         for items in in_buckets(every, lambda item: item.room, plan.layout.sharers)
     )
 
@@ -102,10 +117,19 @@ def in_buckets(
         yield filling
 
 
-def _row(items: list[Item], over: tuple[PartialOver, ...], tied: bool, sharers: int) -> BucketRow:
-    ordered = sorted(items, key=lambda i: not i.parameter.decay)
-    decayed = sum(i.room for i in items if i.parameter.decay)
-    return BucketRow(tuple(ordered), decayed, over, tied, padded=padded(sum(i.room for i in items), sharers))
+def _row(
+    items: list[Item], plan: Plan, over: tuple[PartialOver, ...], *, tied: bool, trains: bool
+) -> BucketRow:
+    group_of = {item: plan.optimizer.number_of(item.parameter.name) for item in items}
+    ordered = sorted(items, key=lambda item: (group_of[item], not item.parameter.decay))
+    size = padded(sum(item.room for item in items), plan.layout.sharers)
+    spans: list[Span] = []
+    for group, own in groupby(ordered, key=group_of.__getitem__):
+        several, start = list(own), spans[-1].stop if spans else 0
+        decayed = sum(item.room for item in several if item.parameter.decay)
+        spans.append(Span(group, start, decayed, start + sum(item.room for item in several)))
+    spans[-1] = spans[-1]._replace(stop=size)
+    return BucketRow(tuple(ordered), tuple(spans), trains, over, tied, padded=size)
 
 
 def padded(elements: int, sharers: int = 1) -> int:

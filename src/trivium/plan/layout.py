@@ -107,6 +107,13 @@ class Layout(Config):
             number, at[axis] = divmod(number, self.degree(axis))
         return self.rank(Coordinate(0, 0, 0)._replace(**at))
 
+    def sharer(self, at: Coordinate) -> int:
+        """The number of a rank among those that share its copy of what ZeRO shards."""
+        replica = 0
+        for axis in self.replica_axes:
+            replica = replica * self.degree(axis) + getattr(at, axis)
+        return replica % self.sharers
+
     def sharer_sets(self) -> list[tuple[int, ...]]:
         """The sets of ranks that share one copy of what ZeRO shards: neighbours among the replicas."""
         sets, size = self.peer_sets(*self.replica_axes), self.sharers

@@ -1,5 +1,6 @@
 """The shape of a transformer, and what follows from it."""
 
+import itertools
 import math
 from collections import Counter
 from functools import lru_cache
@@ -7,12 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import MOST, NotNegative, Tree
+from trivium.config import NotNegative, Tree
 from trivium.plan.layers.ends import Embedding, Head
-from trivium.plan.layers.form import LayerForm
+from trivium.plan.layers.form import LayerForm, Run
 from trivium.plan.layers.layer import Layer, embedding_of, head_of
 from trivium.plan.layers.part import Division
-from trivium.plan.layout import degrees_dividing
 from trivium.plan.sizes import Ids, Layers
 
 # What weights do not depend on: a training that begins with given ones may choose it.
@@ -20,18 +20,18 @@ _FREE = {"vocabulary_multiple", "dropout", "z_loss", "init_std", "documents", "e
 
 
 class ModelShape(LayerForm):
-    """A decoder-only transformer.
+    """A decoder-only transformer: embedding, layers, head.
 
-    family "gpt": learned positions, LayerNorm before each half block, GELU, biases (MT-NLG, section 3.2).
-    family "llama": rotary positions, RMSNorm, SwiGLU, no biases but those of `qkv_bias`.
+    All layers have the model's own settings, but for those of `first` and `pattern`: the runs of `first` come first,
+    and those of `pattern` are repeated until there are as many as `layers`. A window in five of six layers is
+    `window: 1024, pattern: [{times: 5}, {window: null}]`.
     """
 
     layers: Layers
     vocabulary: Ids  # token ids in use; the table is padded, and padding is never predicted
     vocabulary_multiple: Ids = 128  # each tensor rank holds a multiple of this many rows
-    window_from: NotNegative = 0  # the first layer with the window; those before it see all
-    # of the layers from there on, every so many-th sees all (2: every other); None: none does
-    full_every: Annotated[int, Field(ge=2, le=MOST)] | None = None
+    first: tuple[Run, ...] = ()  # the first layers, where they differ from the model's settings
+    pattern: tuple[Run, ...] = ()  # the other layers, repeated, where they differ from the model's settings
     head: Literal["tied", "untied"] = "tied"  # does the output matrix share the embedding
     documents: Literal["joined", "apart"] = "joined"  # do packed documents see each other
     end_of_text: NotNegative = 0  # the id that ends a document
@@ -76,24 +76,9 @@ class ModelShape(LayerForm):
         """Standard deviation of the initial weights."""
         return self.init_std or math.sqrt(1 / (3 * self.hidden))
 
-    def window_of(self, layer: int) -> int | None:
-        """Positions that a query of a layer sees, by the layer's number in the model; None: all before it."""
-        hides = self.window is not None and self.window < self.sequence
-        return self.window if hides and self.has_window(layer) else None
-
-    def has_window(self, layer: int) -> bool:
-        """Whether a layer is one of those with the window, by its number in the model."""
-        number = layer - self.window_from + 1  # of the layers that may be
-        return (
-            self.window is not None and number > 0 and (not self.full_every or number % self.full_every > 0)
-        )
-
-    @property
-    def layers_by_window(self) -> dict[int | None, int]:
-        """How many layers see so many positions (None: all before)."""
-        if self.window is None:
-            return {None: self.layers}
-        return dict(Counter(map(self.window_of, range(self.layers))))
+    def form_of(self, layer: int) -> LayerForm:
+        """The settings of a layer, by its number in the model."""
+        return _forms_of(self)[layer]
 
     def padded_vocabulary(self, tensor: int) -> int:
         """Rows of the embedding over `tensor` ranks: the vocabulary rounded up so that each has as many."""
@@ -103,87 +88,44 @@ class ModelShape(LayerForm):
     def of_weights(self) -> Tree:
         """What weights depend on, as plain data, defaults spelt out: models that share it may exchange theirs. Of
         learned positions there are as many as a sequence has."""
-        free = _FREE if self.family == "gpt" else {*_FREE, "sequence"}
+        free = _FREE if self.positions == "learned" else {*_FREE, "sequence"}
         spelt_out = {"kv_heads": self.kv, "head_width": self.head_columns, "ffn": self.ffn_width}
         return {**self.model_dump(exclude=free), **spelt_out}
 
     def problems(self) -> list[str]:
         """Contradictions inside the shape."""
-        found = []
-        if self.head_width is None and self.hidden % self.heads:
-            found.append(
-                f"plan.model.hidden ({self.hidden}) must be a multiple of plan.model.heads ({self.heads}), where "
-                f"plan.model.head_width is not given; "
-                f"nearest heads: {' or '.join(map(str, degrees_dividing(self.hidden, self.heads)))}"
-            )
-        elif self.family == "llama" and self.head_columns % 2:
-            name = "hidden / heads" if self.head_width is None else "head_width"
-            value = (
-                f"{self.hidden} / {self.heads} = {self.head_columns}"
-                if self.head_width is None
-                else self.head_width
-            )
-            found.append(
-                f"plan.model.{name} ({value}) must be even: rotary positions turn pairs of columns; nearest: "
-                f"{self.head_columns - 1 or 2} or {self.head_columns + 1} columns"
-            )
-        for name, of_gpt in (("qkv_bias", False), ("qk_norm", "none"), ("norm_position", "before")):
-            value = getattr(self, name)
-            if self.family == "gpt" and value != of_gpt:
-                found.append(
-                    f"plan.model.{name} is {str(value).lower()}, and plan.model.family 'gpt' has every bias and norms "
-                    f"of its own; set plan.model.family=llama or plan.model.{name}={str(of_gpt).lower()}"
-                )
-        turns = ModelShape.model_fields["rope_base"].default
-        if self.family == "gpt" and self.rope_base != turns:
-            found.append(
-                f"plan.model.rope_base is {self.rope_base:g}, and plan.model.family 'gpt' learns its positions; set "
-                f"plan.model.family=llama or plan.model.rope_base={turns:g}"
-            )
-        if self.rope_scaling is not None:
-            found += self.rope_scaling.problems(self.rope_base)
-            if self.family == "gpt":
-                found.append(
-                    f"plan.model.rope_scaling is of kind '{self.rope_scaling.kind}', and plan.model.family 'gpt' "
-                    f"learns its positions; set plan.model.family=llama or plan.model.rope_scaling=null"
-                )
-        found += self._window_problems()
+        first = sum(run.times for run in self.first)
+        if first > self.layers:
+            return [
+                f"plan.model.first has {first} layers, more than plan.model.layers ({self.layers}); lower the times of "
+                f"its runs, or raise plan.model.layers"
+            ]
+        found = [problem for form in dict.fromkeys(_forms_of(self)) for problem in Layer.problems(form)]
         if self.end_of_text >= self.vocabulary:
             found.append(
                 f"plan.model.end_of_text ({self.end_of_text}) must be one of the ids below plan.model.vocabulary "
                 f"({self.vocabulary})"
             )
-        if self.heads % self.kv:
-            found.append(
-                f"plan.model.heads ({self.heads}) must be a multiple of plan.model.kv_heads ({self.kv}): "
-                f"each key-value head serves as many query heads"
-            )
-        return found
+        return list(dict.fromkeys(found))
 
-    def _window_problems(self) -> list[str]:
-        if self.window is None:
-            given = {"window_from": self.window_from or None, "full_every": self.full_every}
-            return [
-                f"plan.model.{name} is {value}, and plan.model.window is null, so that every layer sees all; set "
-                f"plan.model.window to the positions that a query sees, or leave plan.model.{name} out"
-                for name, value in given.items()
-                if value is not None
-            ]
-        if self.window_from < self.layers:
-            return []
-        return [
-            f"plan.model.window_from ({self.window_from}) must be below plan.model.layers ({self.layers}), which are "
-            f"counted from 0: no layer would have plan.model.window ({self.window}); for that set "
-            f"plan.model.window=null and plan.model.window_from=0"
-        ]
+
+@lru_cache(maxsize=1024)
+def _forms_of(model: ModelShape) -> tuple[LayerForm, ...]:
+    """The settings of each layer; those of equal layers are one object."""
+    own = LayerForm.model_construct(**{name: getattr(model, name) for name in LayerForm.model_fields})
+    different = {id(run): own.model_copy(update=run.settings) for run in (*model.first, *model.pattern)}
+    first = [different[id(run)] for run in model.first for _ in range(run.times)]
+    pattern = [different[id(run)] for run in model.pattern for _ in range(run.times)] or [own]
+    rest = max(0, model.layers - len(first))
+    return (*first, *itertools.islice(itertools.cycle(pattern), rest))
 
 
 @lru_cache(maxsize=1024)
 def _layers_of(model: ModelShape) -> tuple[Layer, ...]:
     """The layers of a model; equal ones are one object."""
-    windows = [model.window_of(n) for n in range(model.layers)]
-    different = {w: Layer.of(model.model_copy(update={"window": w})) for w in dict.fromkeys(windows)}
-    return tuple(different[w] for w in windows)
+    forms = _forms_of(model)
+    different = {form: Layer.of(form) for form in dict.fromkeys(forms)}
+    return tuple(different[form] for form in forms)
 
 
 @lru_cache(maxsize=1024)

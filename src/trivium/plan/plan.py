@@ -13,6 +13,7 @@ from trivium.errors import ConfigError
 from trivium.plan.batch import Batch, nearest_multiples
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import parameters
 from trivium.plan.partition import Partition
 from trivium.plan.precision import Dtype, Precision
@@ -43,6 +44,7 @@ class Plan(Config):
     )
     precision: Precision = Precision()
     recompute: Recompute = Recompute()
+    optimizer: Optimizer = Optimizer()
     zero: Literal[0, 1, 2, 3] = (
         1  # what is sharded over replicas: 1 optimizer state, 2 + gradients, 3 + weights
     )
@@ -77,6 +79,7 @@ class Plan(Config):
             *compiler_problems(self.model, compiled=self.compiled),
             *recording_problems(self.model, self.precision, self.zero, recorded=self.cuda_graphs),
             *self._shards_problems(),
+            *self.optimizer.problems(self.model),
         ]
 
     def checked(self, world_size: int | None = None) -> "Plan":

@@ -113,7 +113,7 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
     context = f" x context {layout.context}" if layout.context > 1 else ""
     padded = model.padded_vocabulary(layout.tensor)
     lines = [
-        f"model         {format_count(count(model))} parameters: {model.family}, {model.layers} layers, hidden "
+        f"model         {format_count(count(model))} parameters: {model.layers} layers, hidden "
         f"{model.hidden}, {heads_text(model)}, "
         f"vocabulary {model.vocabulary:,}{f' (padded to {padded:,})' if padded != model.vocabulary else ''}, "
         f"{model.head} embeddings, sequence {model.sequence:,}",

@@ -1,6 +1,6 @@
 """The constants that explain measured runs best, and stay near what was believed before."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 # A logarithm of predicted over measured of this size costs as much as a constant one spread from its prior; larger
 # ones count ever less, so that runs which something held up do not bend the constants.
 SCALE = 0.03
-STEP = 1e-3  # of a spread, for derivatives
+STEP = 1e-3  # in spreads, of finite differences
 
 
 class Fit(NamedTuple):
@@ -27,34 +27,54 @@ class Fit(NamedTuple):
     moved: dict[str, float]
 
 
-def fit(rows: Sequence[Row]) -> Fit:
-    """Robust least squares on the logarithm of predicted over measured seconds, with priors; rows not to be fitted
-    (published_rows.yaml) take no part."""
+def fit(rows: Sequence[Row], held: Mapping[str, float] | None = None) -> Fit:
+    """Learn the constants by robust least squares on the logarithm of predicted over measured seconds, with priors.
+
+    Rows that are not to be fitted (published_rows.yaml) take no part. Constants in `held` keep the values given.
+    """
     used = [row for row in rows if row.fitted]
-    start = prior_constants()
+    start = prior_constants().with_values(held or {})
     if not used:
         return Fit(start, 0, {})
     grouped = [(batch, np.log([used[i].seconds for i in batch.where])) for batch in batches(used)]
-    free = [name for name in priors() if _matters(grouped, name, start)]
+    free = [name for name in priors() if name not in (held or {}) and _matters(grouped, name, start)]
     of = [priors()[name] for name in free]
     begin, spread = (np.array([getattr(p, field) for p in of]) for field in ("prior", "spread"))
     low, high = (np.array([getattr(p, field) for p in of]) for field in ("low", "high"))
 
-    def misses(z: Array) -> Array:
-        constants = start.with_values(dict(zip(free, (begin + z * spread).tolist(), strict=True)))
-        errors = [_logarithms(batch, constants) - measured for batch, measured in grouped]
-        return np.concatenate([np.concatenate(errors) / SCALE, z])
+    def misses(points: Array) -> Array:
+        """Return what the fit minimises the squares of: a row for each point."""
+        values = begin + points * spread
+        # A column for each constant, so that all points are priced at once.
+        constants = start.with_values({name: values[:, [i]] for i, name in enumerate(free)})
+        errors = [_logarithms(batch, constants, len(points)) - measured for batch, measured in grouped]
+        return np.concatenate([np.concatenate(errors, axis=1) / SCALE, points], axis=1)
 
-    bounds = (np.minimum((low - begin) / spread, -1e-9), np.maximum((high - begin) / spread, 1e-9))
-    found = least_squares(misses, np.zeros(len(free)), bounds=bounds, loss="cauchy", diff_step=STEP).x
+    lowest, highest = np.minimum((low - begin) / spread, -1e-9), np.maximum((high - begin) / spread, 1e-9)
+
+    def slopes(point: Array) -> Array:
+        """Return the derivatives of the misses at a point, by finite differences."""
+        steps = np.where(point + STEP <= highest, STEP, -STEP)
+        here, *moved = misses(np.vstack([point, point + np.diag(steps)]))
+        rises: Array = (np.array(moved) - here) / steps[:, np.newaxis]
+        return rises.T
+
+    found = least_squares(
+        lambda point: misses(point[np.newaxis])[0],
+        np.zeros(len(free)),
+        jac=slopes,
+        bounds=(lowest, highest),
+        loss="cauchy",
+    ).x
     values = np.clip(begin + found * spread, low, high)
     constants = start.with_values(dict(zip(free, values.tolist(), strict=True)))
     return Fit(constants, len(used), dict(zip(free, found.tolist(), strict=True)))
 
 
-def _logarithms(batch: Batch, constants: Constants) -> Array:
+def _logarithms(batch: Batch, constants: Constants, points: int = 1) -> Array:
+    """Return the logarithms of a batch's predicted seconds: a row for each of so many vectors of constants."""
     seconds = step_seconds(batch.case, batch.machine, batch.stack, constants).seconds
-    return np.asarray(np.log(np.broadcast_to(np.asarray(seconds, dtype=float), batch.where.shape)))
+    return np.asarray(np.log(np.broadcast_to(np.asarray(seconds, dtype=float), (points, batch.where.size))))
 
 
 def _matters(grouped: Sequence[tuple[Batch, Array]], name: str, start: Constants) -> bool:

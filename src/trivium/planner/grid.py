@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import MODES, Case, model_numbers
+from trivium.cost.case import MODES, Case, model_numbers, optimizer_numbers
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
 from trivium.plan.plan import Plan, compiler_problems, recording_problems
 from trivium.plan.precision import BYTES, Dtype, Precision
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
@@ -30,11 +31,13 @@ class Subject:
     precision: Precision
     compiled: bool = False
     recorded: bool = False  # where that may be
+    optimizer: Optimizer = ALL_BY_ADAMW
 
     @classmethod
     def of(cls, plan: Plan) -> "Subject":
         """What a search for a better plan than this one would not vary."""
-        return cls(plan.model, plan.batch.sequences, plan.precision, plan.compiled, plan.cuda_graphs)
+        same = plan.precision, plan.compiled, plan.cuda_graphs, plan.optimizer
+        return cls(plan.model, plan.batch.sequences, *same)
 
     def problems(self) -> list[str]:
         """Why no plan of it is legal."""
@@ -124,6 +127,7 @@ class Candidates:
                 "batch": {"sequences": at["sequences"], "micro": at["micro"]},
                 "schedule": SCHEDULE_NAMES[at["schedule"]],
                 "precision": self.subject.precision,
+                "optimizer": self.subject.optimizer,
                 "compiled": self.subject.compiled,
                 "cuda_graphs": bool(self.subject.records(at["zero"])),
                 "recompute": {
@@ -206,6 +210,7 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         master_bytes=BYTES[precision.masters],
         compiled=int(subject.compiled),
         recorded=subject.records(grid["zero"]),
+        **optimizer_numbers(model, subject.optimizer, precision),
         one_graph=(whole & ~puts_off & (model.documents == "joined") & subject.compiled).astype(np.int64),
     )
 

@@ -193,10 +193,11 @@ def _parts(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
         "dropout": columns["attn"],
     }
     vocabulary: Any = columns["V"]
-    for family, share in (("gpt", 1 - gated), ("llama", gated)):
-        chosen: dict[str, Any] = {"family": family}
+    plain: dict[str, Any] = {}
+    with_gate = {"feed_forward": "gated", "norm": "rms_norm", "positions": "rotary", "bias": "none"}
+    for chosen, share in ((plain, 1 - gated), (with_gate, gated)):
         form = LayerForm.model_construct(**chosen, **sizes)
-        head = head_of(form, vocabulary, tied=family == "gpt")
+        head = head_of(form, vocabulary, tied=not chosen)
         found.append((Layer.of(form), embedding_of(form, vocabulary), head, share))
     return {
         "different_layers": tuple((layer, share) for layer, _, _, share in found),

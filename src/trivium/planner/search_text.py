@@ -220,7 +220,7 @@ def _subject_lines(found: Found) -> list[str]:
     model, machine, ranking = found.subject.model, found.machine, found.ranking
     fit, legal = len(ranking.priced.fitting), len(ranking.priced.candidates)
     return [
-        f"model     {format_count(count(model))} parameters: {model.family}, {model.layers} layers, hidden "
+        f"model     {format_count(count(model))} parameters: {model.layers} layers, hidden "
         f"{model.hidden:,}, {heads_text(model)}, sequence {model.sequence:,}",
         f"machine   {machine.name}: {counted(found.ranks, 'rank')} on {machine.device}; "
         f"batch {found.subject.sequences:,} sequences, weights {found.subject.precision.weights}",

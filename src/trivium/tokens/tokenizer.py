@@ -40,7 +40,11 @@ _NEUTRAL = ("x", "z", "e", "0", ".", "\n", "中", "\x01")
 # Of a tokenizer that is trained here. The trainer takes quadratic time in the length of a word, so longer words are cut
 # before it sees them. A token of more bytes would stand for a run of one letter, or for a text that is repeated.
 _LONGEST_TOKEN_BYTES, _LONGEST_WORD = 128, 1024
-_LONG_RUN = re.compile(rf"(?<!\S)\S{{{_LONGEST_WORD + 1},}}+|(?<!\s)\s{{{_LONGEST_WORD + 1},}}+")
+# Unicode's White_Space, at which the library ends words. Python's \s also matches U+001C to U+001F.
+_BLANKS = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_LONG_RUN = re.compile(
+    rf"(?<![^{_BLANKS}])[^{_BLANKS}]{{{_LONGEST_WORD + 1},}}+|(?<![{_BLANKS}])[{_BLANKS}]{{{_LONGEST_WORD + 1},}}+"
+)
 
 
 class Tokenizer:

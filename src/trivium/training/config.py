@@ -14,6 +14,11 @@ DecayName = Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
 FinalDecayShape = Literal["1-sqrt", "linear"]
 
 
+def is_nth(step: int, every: int) -> bool:
+    """Whether a step is one of every so many; if `every` is 0, none is."""
+    return every > 0 and step % every == 0
+
+
 class Supervision(Config):
     """How faults are found and what follows; none of it changes what is computed."""
 

@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -65,6 +66,11 @@ def _itself(path: str, flags: int) -> int:
     return only_regular(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), path)
 
 
+def append_event(out: Path, event: dict[str, Any]) -> None:
+    """Append an event, with the time, to the events of the run in `out`."""
+    append(out / EVENTS, {**event, "time": time.time()})
+
+
 def warn(text: str) -> None:
     """Tell something on standard error, if that can still be written."""
     with suppress(OSError):
@@ -109,8 +115,8 @@ def forget_after(path: Path, step: int) -> None:
     partial.replace(path)
 
 
-def judges(path: Path, step: int) -> bool:
-    """Whether a line tells how good the model was after this step, and not only of the step itself."""
+def is_evaluated(path: Path, step: int) -> bool:
+    """Whether a line has an evaluation of the model after this step, and not only the totals of the step itself."""
     return any(_has_step(r) and r["step"] == step and "batch_hash" not in r for r in records(path))
 
 

@@ -18,10 +18,9 @@ from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.describe import DEGREES
-from trivium.training.job import start
+from trivium.training.loop import CHECKPOINTS, DEGREES, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, read, warn
-from trivium.training.run import CHECKPOINTS, TrainingJob
+from trivium.training.supervision.job import start
 
 # Both runs do the same arithmetic on the same samples; only the order of sums differs, by about 1e-7 relative in
 # fp32. Training amplifies it: a difference in the weights changes the next gradients. docs/numerics.md has the

@@ -8,6 +8,7 @@ from trivium.config import Config, Tree, build, completed, differences, first_li
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.optimizer import Optimizer
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.provenance import LOCK
@@ -19,6 +20,7 @@ SECTIONS: Mapping[str, type[Config] | None] = {
     "plan.model": ModelShape,
     "plan.batch": Batch,
     "plan.precision": Precision,
+    "plan.optimizer": Optimizer,
     "data": None,
 }
 # What of a recipe may change between two parts of one training: how often it is looked at, and what follows a fault.
@@ -114,13 +116,18 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
 def refuse_other_state(directory: Path, there: Plan, here: Plan) -> None:
     """CheckpointError when weights, masters and moments of a checkpoint's plan are not those of another plan."""
     was, now = (
-        {"model": plan.model.of_weights(), "precision": {"weights": plan.precision.weights}}
+        {
+            "model": plan.model.of_weights(),
+            "precision": {"weights": plan.precision.weights},
+            "optimizer": to_tree(plan.optimizer),
+        }
         for plan in (there, here)
     )
     found = differences(was, now, "plan.")
     if found:
         raise CheckpointError(
-            f"{directory} holds the state of another model or precision (there -> here):\n{first_lines(found)}\n"
+            f"{directory} holds the state of another model, precision or optimizer (there -> here):\n"
+            f"{first_lines(found)}\n"
             f"restore it into a trainer of its own plan, or take its weights alone (training.state.begin_with)"
         )
 
@@ -145,7 +152,7 @@ def refuse_no_steps_left(directory: Path, done: int, training: TrainingConfig) -
 
 def refuse_weights_alone(directory: Path, about: Mapping[str, Any]) -> None:
     """CheckpointError when a checkpoint has no moments, so that no training can go on with its state."""
-    if not any(name.startswith("moment1/") for name in about["tensors"]):
+    if all(name.startswith(("weights/", "master/")) for name in about["tensors"]):
         raise CheckpointError(
             f"{directory} holds weights alone, and training.start_with=state takes moments too; set "
             f"training.start_with=weights"

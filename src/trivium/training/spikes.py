@@ -1,6 +1,6 @@
-"""Steps that must not be done: a loss or gradient that is not finite, or far above those before it.
+"""Loss-spike detection: a step whose loss or gradient norm is not finite, or far above those of recent steps.
 
-Every rank keeps the same history of the same totals, so all say the same before any weight is touched.
+Every rank keeps the same history of the same totals, so all ranks decide alike before any weight changes.
 """
 
 import math
@@ -72,8 +72,3 @@ def threshold(before: Sequence[float], config: SpikesConfig) -> float:
     middle = statistics.median(before)
     spread = SIGMA * statistics.median(abs(x - middle) for x in before)
     return middle + config.deviations * spread
-
-
-def finite_or_text(value: float) -> float | str:
-    """A number as JSON takes it: what is not finite has no spelling there but words."""
-    return value if math.isfinite(value) else str(value)

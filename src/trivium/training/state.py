@@ -17,6 +17,7 @@ from trivium.checkpoint.verify import NOT_FINITE
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
 from trivium.parallel.sharding.buckets import Bucket, Slot
+from trivium.parallel.sharding.zero import Shard
 from trivium.plan.parameters import Box, local_shape, shard_box
 from trivium.plan.plan import Plan
 from trivium.training.loss_scale import LossScale
@@ -36,23 +37,34 @@ def fragments(trainer: Trainer) -> list[Fragment]:
     """Every tensor this rank must write: weights, masters and moments of what it owns, each element once over
     all ranks."""
     found = []
-    for number, shard in enumerate(trainer.optimizer.shards):
-        bucket = shard.bucket
+    for number, (bucket, shard) in enumerate(_kept(trainer)):
         owned = bucket.owned
         # Of the holders of a slice one writes it, in turn: all ranks that share copies write.
         if bucket.holders.index != (number % bucket.holders.size if bucket.zero >= 1 else 0):
             continue
-        tensors = {"weights": bucket.shard, **trainer.optimizer.states(shard)}
-        if not trainer.plan.precision.has_master:
-            del tensors["master"]
         for place in places(bucket, owned, trainer.plan, trainer.mesh.tensor.index):
             if not place.slot.counts:
                 continue
-            row, (first, count) = place.slot.row, (place.first - owned.start, place.box.elements)
+            row, first, count = place.slot.row, place.first - owned.start, place.box.elements
+            tensors = {"weights": bucket.shard[first : first + count], **_state(trainer, shard, first, count)}
             found += [
-                Fragment(f"{kind}/{row.name}", row.shape, place.box, values[first : first + count])
+                Fragment(f"{kind}/{row.name}", row.shape, place.box, values)
                 for kind, values in tensors.items()
             ]
+    return found
+
+
+def _kept(trainer: Trainer) -> Iterator[tuple[Bucket, Shard | None]]:
+    """Every bucket, with its shard of the optimizer where it is trained."""
+    shards = {id(shard.bucket): shard for shard in trainer.optimizer.shards}
+    return ((bucket, shards.get(id(bucket))) for bucket in trainer.buckets)
+
+
+def _state(trainer: Trainer, shard: Shard | None, first: int, count: int) -> dict[str, torch.Tensor]:
+    """The master weights, where they are apart, and the states of elements of a slice, all of one parameter."""
+    found = {} if shard is None else shard.tensors(first, count)
+    if not trainer.plan.precision.has_master:
+        found.pop("master", None)
     return found
 
 
@@ -120,12 +132,10 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     _fill_weights(trainer, checkpoint)
     for shard in trainer.optimizer.shards:
         bucket = shard.bucket
-        states = trainer.optimizer.states(shard)
-        if not plan.precision.has_master:
-            del states["master"]
-        for kind, values in states.items():
-            for place in places(bucket, bucket.owned, plan, index):
-                _fill(values, place.first - bucket.owned.start, checkpoint, kind, place)
+        for place in places(bucket, bucket.owned, plan, index):
+            first = place.first - bucket.owned.start
+            for kind, values in _state(trainer, shard, first, place.box.elements).items():
+                _fill(values, 0, checkpoint, kind, place)
                 trainer.goes_on()
     # An fp16 step that overflows updates nothing, so the optimizer may have done fewer.
     trainer.optimizer.steps_done = int(checkpoint.manifest.get("updates", checkpoint.step))
@@ -159,7 +169,7 @@ def progress_of(trainer: Trainer) -> dict[str, Any]:
 
 def _fill_weights(trainer: Trainer, checkpoint: Checkpoint, *, from_widest: bool = False) -> None:
     plan = trainer.plan
-    for bucket in (shard.bucket for shard in trainer.optimizer.shards):
+    for bucket in trainer.buckets:
         whole = slice(0, bucket.padded) if plan.zero < 3 else bucket.owned
         values = bucket.weights if plan.zero < 3 else bucket.shard
         for place in places(bucket, whole, plan, trainer.mesh.tensor.index):

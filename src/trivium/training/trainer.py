@@ -24,8 +24,9 @@ from trivium.parallel.pipeline.executor import Executor, Run, StageFunctions
 from trivium.parallel.pipeline.saved_bytes import SavedBytes
 from trivium.parallel.sharding.buckets import Bucket, Dtypes, GradientWatch, make_buckets
 from trivium.parallel.sharding.gathered import User, gather_around
-from trivium.parallel.sharding.zero import AdamRule, ShardedAdamW, Totals, loss_share
+from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, Totals, loss_share
 from trivium.plan.buckets import bucket_table
+from trivium.plan.matrices import rounds_of_work
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
@@ -100,8 +101,9 @@ class Trainer:
         mesh.refuse_other(plan.layout, plan.ends)
         self.plan, self.mesh, self.seed = plan, mesh, seed
         self.stages, birth = bare_stages(plan, mesh), seed if initial else None
+        rows = bucket_table(plan, mesh.at.pipeline)
         self.buckets: list[Bucket] = make_buckets(
-            bucket_table(plan, mesh.at.pipeline),
+            rows,
             # One bucket after the other: at ZeRO stage 3 no rank need have room for all of them.
             lambda item: placed(self.stages[item.stage], item.parameter.name, plan, mesh, seed=birth),
             mesh,
@@ -119,8 +121,17 @@ class Trainer:
         # On a processor torch's fused kernel moves no more than a compiled one.
         in_one_pass = plan.compiled and mesh.device.type != "cpu"
         masters = DTYPES[plan.precision.masters]
-        self.optimizer = ShardedAdamW(self.buckets, mesh, rule, masters, compiled=in_one_pass)
-        self._watch = GradientWatch(self.buckets)
+        self.trained = [bucket for bucket in self.buckets if bucket.trains]
+        self.optimizer = ShardedOptimizer(
+            self.trained,
+            mesh,
+            rule,
+            masters,
+            groups=plan.optimizer,
+            work=rounds_of_work(plan, rows),
+            compiled=in_one_pass,
+        )
+        self._watch = GradientWatch(self.trained)
         for stage in self.stages.values():
             stage.weight_gradients.sums = self._watch
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
@@ -219,7 +230,7 @@ class Trainer:
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
             self._recorded = RecordedStep(
-                sequences, inputs, self.buckets, self.mesh, partial(self._run, samples, reduces=False)
+                sequences, inputs, self.trained, self.mesh, partial(self._run, samples, reduces=False)
             )
         self.goes_on()
         return self._recorded.replay(inputs)

@@ -20,15 +20,16 @@ class Table(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens (vocabulary split) plus learned positions (gpt). A last stage that borrows the tied table has no
-    positions."""
+    """Tokens (vocabulary split), plus learned positions if the model has them. A last stage that borrows the tied table
+    has no positions."""
 
     def __init__(self, model: ModelShape, region: Region, *, borrowed: bool) -> None:
         super().__init__()
-        self.model, self.region = model, region
+        part = model.embedding_part
+        self.region, self.rate = region, part.rate
         self.tokens = Table(model.padded_vocabulary(region.group.size) // region.group.size, model.hidden)
-        positions = model.family == "gpt" and not borrowed
-        self.positions = Table(model.sequence, model.hidden) if positions else None
+        positions = None if borrowed else part.positions
+        self.positions = None if positions is None else Table(positions.length, positions.hidden)
 
     def forward(self, inputs: Inputs) -> torch.Tensor:
         """[S, B] tokens -> [S here, B, H]."""
@@ -39,4 +40,4 @@ class Embedding(nn.Module):
         if self.positions is not None:
             numbers = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
             x = x + look_up(numbers[here], self.positions.weight, sparse=False)
-        return inputs.drop(x, self.model.dropout, "embedding", self.region)
+        return inputs.drop(x, self.rate, "embedding", self.region)

@@ -9,7 +9,7 @@ from torch import nn
 from trivium.comms.collectives import all_gather
 from trivium.model.inputs import Inputs
 from trivium.model.layers.embedding import Table
-from trivium.model.layers.norm import Norm
+from trivium.model.layers.norms import norm_of
 from trivium.parallel.tensor.regions import Region, split_cross_entropy
 from trivium.parallel.tensor.vocabulary import LossInPlace, loss_and_gradient, vocabulary_loss
 from trivium.plan.model_shape import ModelShape
@@ -21,7 +21,7 @@ class Head(nn.Module):
     def __init__(self, model: ModelShape, region: Region) -> None:
         super().__init__()
         self.model, self.region = model, region
-        self.norm = Norm(model)
+        self.norm = norm_of(model.head_part.norm)
         self._compiled: LossInPlace | None = None
         self._z_losses: list[torch.Tensor] = []  # of micro-batches, until they are taken
         if model.head == "untied":

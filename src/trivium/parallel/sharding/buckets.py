@@ -64,7 +64,8 @@ class Bucket:
         self, row: BucketRow, slots: Sequence[Slot], mesh: Mesh, zero: ZeroStage, dtypes: Dtypes
     ) -> None:
         groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
-        self.slots, self.decayed, self.tied, self.padded = tuple(slots), row.decayed, row.tied, row.padded
+        self.slots, self.tied, self.padded = tuple(slots), row.tied, row.padded
+        self.spans, self.trains = row.spans, row.trains
         self.partial_over = tuple(groups[over] for over in row.partial_over)
         alone = Group("sharers", (mesh.rank,), 0, None)
         self.sharers, self.holders = (mesh.sharers, mesh.holders) if zero >= 1 else (alone, mesh.replicas)
@@ -74,6 +75,7 @@ class Bucket:
             view = self.weights[slot.start : slot.stop].view(slot.parameter.shape)
             view.copy_(slot.parameter.detach())
             slot.parameter.data = view
+            slot.parameter.requires_grad_(row.trains)
         self.shard = self.weights[self.owned]
         size = row.padded if zero < 2 else len(self.shard)
         self._sum = self._new_sum(size)

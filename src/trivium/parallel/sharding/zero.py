@@ -1,4 +1,4 @@
-"""AdamW whose state is sharded over data ranks (ZeRO stages 1 to 3), or held whole by each (stage 0).
+"""The optimizer, whose state is sharded over data ranks (ZeRO stages 1 to 3), or held whole by each (stage 0).
 
 A step: sum gradients to their owners, one norm for the whole model, update the owned slices in the
 accumulation dtype, gather the weights.
@@ -11,15 +11,29 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch.optim.adamw import adamw
 
 from trivium.comms.collectives import sum_over_ranks_begin
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
+from trivium.kernels.adamw import (
+    TOGETHER,
+    Amount,
+    OnePass,
+    Slice,
+    State,
+    compiled_update,
+    fused,
+    numbers_of,
+)
 from trivium.kernels.crossing import read_later, sent
-from trivium.kernels.one_pass import TOGETHER, Numbers, OnePass, State, compiled_update
+from trivium.kernels.dtypes import DTYPES
+from trivium.optim.rule import Rule
+from trivium.optim.rules.adamw import AdamW
 from trivium.parallel.sharding.buckets import Bucket
+from trivium.parallel.sharding.whole_matrices import WholeMatrices
 from trivium.plan.buckets import UPDATED_AT_ONCE
+from trivium.plan.matrices import Work
+from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
 
 Tensor = torch.Tensor
 Entry = TypeVar("Entry")
@@ -30,7 +44,7 @@ BROUGHT = (
 
 @dataclass(frozen=True)
 class AdamRule:
-    """AdamW's constants (MT-NLG section 3.2: 0.9, 0.95, 1e-8, decay 0.1)."""
+    """AdamW's constants (MT-NLG section 3.2: 0.9, 0.95, 1e-8, decay 0.1); weight decay and clip are every rule's."""
 
     beta1: float = 0.9
     beta2: float = 0.95
@@ -38,20 +52,35 @@ class AdamRule:
     weight_decay: float = 0.1
     clip: float = 1.0  # largest norm of the gradient; 0: never clipped
 
+    @property
+    def adamw(self) -> dict[str, float]:
+        """The settings of the rule AdamW."""
+        return {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+
+
+@dataclass(eq=False)
+class Part:
+    """Elements `where` of a shard, which one group of parameters updates, the first `decayed` of them with weight
+    decay."""
+
+    group: int
+    where: slice
+    decayed: int
+    states: dict[str, Tensor]
+
+    @property
+    def size(self) -> int:
+        return int(self.where.stop - self.where.start)
+
 
 @dataclass(eq=False)
 class Shard:
-    """What this rank keeps of one bucket: master weights, moments and, in a step, the gradient of its owned slice, in
-    the dtype in which it was summed.
-
-    decayed: so many elements from the first on have weight decay.
-    """
+    """What this rank keeps of one bucket: master weights, the states of the optimizer by part and, in a step, the
+    gradient of its owned slice, in the dtype in which it was summed."""
 
     bucket: Bucket
     master: Tensor
-    moment1: Tensor
-    moment2: Tensor
-    decayed: int
+    parts: tuple[Part, ...]
     counted: tuple[slice, ...]  # the elements that count in the norm
     grad: Tensor | None = None
 
@@ -66,13 +95,16 @@ class Shard:
         own = self.bucket.shard.data_ptr() != self.master.data_ptr()
         return self.bucket.shard if own else None
 
-    def part(self, *, decays: bool) -> slice:
-        """The elements that have weight decay, or those that have not."""
-        return slice(0, self.decayed) if decays else slice(self.decayed, len(self.master))
-
     def gradient(self) -> Tensor:
         """In the dtype of the masters: a copy where that is another."""
         return self.summed().to(self.master.dtype)
+
+    def tensors(self, first: int, count: int) -> dict[str, Tensor]:
+        """Elements [first, first + count), all of one part, of the master weights and of each state, by name."""
+        part = next(part for part in self.parts if part.where.start <= first < part.where.stop)
+        start = first - part.where.start
+        states = {name: values[start : start + count] for name, values in part.states.items()}
+        return {"master": self.master[first : first + count], **states}
 
 
 class Totals(NamedTuple):
@@ -89,8 +121,8 @@ class Totals(NamedTuple):
     z_loss: float | None = None
 
 
-class ShardedAdamW:
-    """One optimizer over all buckets of a rank; `state` tensors are named in `states()` for checkpoints."""
+class ShardedOptimizer:
+    """One optimizer over all trained buckets of a rank, by the rules of the groups of parameters."""
 
     def __init__(
         self,
@@ -99,20 +131,38 @@ class ShardedAdamW:
         rule: AdamRule,
         masters: torch.dtype,
         *,
+        groups: Optimizer = ALL_BY_ADAMW,
+        work: Sequence[Sequence[Work]] = (),
         compiled: bool = False,
     ) -> None:
-        """masters: the dtype of the state. compiled: the update in one pass over it, by torch.compile."""
+        """masters: the dtype of the state. work: on whole matrices, in rounds. compiled: the update of AdamW in one
+        pass over it, by torch.compile."""
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
-        self.shards, self._masters = [_shard(b, masters) for b in buckets], masters
+        self._groups, self._rules = groups.every, dict[AdamRule, tuple[Rule, ...]]()
+        self.shards, self._masters = [_shard(b, masters, self.rules) for b in buckets], masters
         self._together = together(self.shards, 0 if mesh.device.type == "cpu" else UPDATED_AT_ONCE)
-        # A launch for each shard. Where its weight decay ends is a number on the device, as all that changes is.
+        self._work = work
+        self._whole = WholeMatrices(self.buckets, mesh.tensor) if work else None
         self._one_pass = compiled_update() if compiled else None
-        ends = [torch.full((), shard.decayed, device=mesh.device) for shard in self.shards]
-        self._calls = in_calls(list(zip(self.shards, ends, strict=True)))
+        self._calls = self._planned_calls() if compiled else []
         self.steps_done = 0  # a checkpoint sets it, as it fills the states
         self.on_reduced: Callable[[int, Tensor], None] | None = (
             None  # sees each shard's gradient before clipping
         )
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rule of each group, with the settings of `rule` where it is AdamW."""
+        if self.rule not in self._rules:
+            given = {"adamw": self.rule.adamw}
+            self._rules[self.rule] = tuple(group.made(given) for group in self._groups)
+        return self._rules[self.rule]
+
+    def _amount(self, group: int, lr: float) -> Amount:
+        """What the next update multiplies by in a group."""
+        own = self._groups[group]
+        decay = self.rule.weight_decay if own.weight_decay is None else own.weight_decay
+        return Amount(lr * own.lr_scale, decay, self.steps_done + 1)
 
     @torch.no_grad()
     def step(
@@ -171,74 +221,120 @@ class ShardedAdamW:
         return float(factor) if factor.device.type == "cpu" else factor
 
     def _update(self, lr: float, factor: Tensor | float) -> None:
-        """AdamW with `factor` times the gradients. On a processor one bucket after the other: what is computed on the
-        way is then still in a cache when it is used. On an accelerator many at once, in a few launches. Weights travel
-        while the next are updated."""
+        """Update all weights with `factor` times the gradients. On a processor one bucket after the other: what is
+        computed on the way is then still in a cache when it is used. On an accelerator many at once, in a few launches.
+        Weights travel while the next are updated."""
         if self._one_pass is None:
             for shards in self._together:
                 self._update_together(shards, lr, factor)
         else:
             self._update_in_one_pass(self._one_pass, lr, factor)
+        if self._whole is not None:
+            self._update_matrices(self._whole, lr, factor)
         self.steps_done += 1
         self._clear()
         for shard in self.shards:
             shard.bucket.published()
 
+    def _planned_calls(self) -> list[Sequence[tuple[Shard, Part, Tensor]]]:
+        """The calls of the compiled update. Where the weight decay of a part ends is a number on the device, as all
+        that changes is."""
+        found: list[Sequence[tuple[Shard, Part, Tensor]]] = []
+        for group in range(len(self._groups)):
+            own = [
+                (shard, part, torch.full((), part.decayed, device=self.mesh.device))
+                for shard in self.shards
+                for part in shard.parts
+                if part.group == group and not self._has_matrices(group)
+            ]
+            found += in_calls(own)
+        return found
+
     def _update_in_one_pass(self, update: OnePass, lr: float, factor: Tensor | float) -> None:
         device, masters = self.mesh.device, self._masters
         if not isinstance(factor, Tensor):
             factor = torch.full((), factor, dtype=masters, device=device)
-        numbers = sent(np.array(adam_numbers(self.rule, self.steps_done + 1, lr)), device, masters)
+        numbers: dict[int, Tensor] = {}
         for several in self._calls:
-            shards, decayed = zip(*several, strict=True)
-            states = [State(s.master, s.moment1, s.moment2, s.copy) for s in shards]
-            update(states, [s.summed() for s in shards], factor, numbers, decayed)
-            for shard in shards:
+            shards, parts, decayed = zip(*several, strict=True)
+            group, every = parts[0].group, list(zip(shards, parts, strict=True))
+            rule = self.rules[group]
+            if isinstance(rule, AdamW):
+                if group not in numbers:
+                    found = numbers_of(rule, self._amount(group, lr))
+                    numbers[group] = sent(np.array(found), device, masters)
+                states = [_state(shard, part) for shard, part in every]
+                grads = [_cut(shard.summed(), part.where) for shard, part in every]
+                update(states, grads, factor, numbers[group], decayed)
+            else:
+                self._update_parts(every, lr, factor)
+                _narrow(every)
+            for shard in shards if len(self._groups) == 1 else ():
+                shard.bucket.publish()
+        # Of several groups the slices of ranks have different parts, and all ranks publish in the same order.
+        for shard in self.shards if len(self._groups) > 1 else ():
+            if not self._waits(shard):
                 shard.bucket.publish()
 
     def _update_together(self, shards: Sequence[Shard], lr: float, factor: Tensor | float) -> None:
-        """Of one group; what it took is free when this returns."""
-        grads, divisor = scaled(shards, factor)
-        for decays in (True, False):
-            self._adamw(shards, grads, divisor, lr, decays=decays)
-        copies = [(s.copy, s.master) for s in shards if s.copy is not None]
-        if copies:
-            torch._foreach_copy_([copy for copy, _ in copies], [master for _, master in copies])
+        """Update some shards at once; what this takes is free when it returns."""
+        for group in range(len(self._groups)):
+            every = [(shard, part) for shard in shards for part in shard.parts if part.group == group]
+            if every and not self._has_matrices(group):
+                self._update_parts(every, lr, factor)
+                _narrow(every)
         for shard in shards:
-            shard.bucket.publish()
+            if not self._waits(shard):
+                shard.bucket.publish()
 
-    def _adamw(
-        self,
-        shards: Sequence[Shard],
-        grads: Sequence[Tensor],
-        divisor: Tensor | None,
-        lr: float,
-        *,
-        decays: bool,
-    ) -> None:
-        """Of the parts with weight decay, or of those without."""
-        both = ((s, g, s.part(decays=decays)) for s, g in zip(shards, grads, strict=True))
-        parts = [(shard, grad, where) for shard, grad, where in both if where.stop > where.start]
-        if not parts:
-            return
-        counts = torch.full((len(parts),), float(self.steps_done), device=self.mesh.device)
-        adamw(
-            [shard.master[where] for shard, _, where in parts],
-            [grad[where] for _, grad, where in parts],
-            [shard.moment1[where] for shard, _, where in parts],
-            [shard.moment2[where] for shard, _, where in parts],
-            [],
-            list(counts.unbind()),  # which it counts up
-            fused=True,
-            grad_scale=divisor,
-            amsgrad=False,
-            beta1=self.rule.beta1,
-            beta2=self.rule.beta2,
-            lr=lr,
-            weight_decay=self.rule.weight_decay if decays else 0.0,
-            eps=self.rule.epsilon,
-            maximize=False,
-        )
+    def _has_matrices(self, group: int) -> bool:
+        return self.rules[group].unit == "matrix"
+
+    def _waits(self, shard: Shard) -> bool:
+        """Whether some of a bucket is updated only after the exchange of matrices; on whatever rank, as all ranks
+        publish in the same order."""
+        return any(self._has_matrices(span.group) for span in shard.bucket.spans)
+
+    def _update_matrices(self, whole: WholeMatrices, lr: float, factor: Tensor | float) -> None:
+        """Update what rules need whole matrices for: directions here, then the exchange, then weights here."""
+        for works in self._work:
+            directions = [self._direction(work, whole.own(work), factor) for work in works]
+            for work, update in zip(works, whole.updates(works, directions, self.rules), strict=True):
+                amount, master = (
+                    self._amount(work.group, lr),
+                    self.shards[work.bucket].master[whole.own(work)],
+                )
+                if work.parameter.decay and amount.weight_decay:
+                    master.mul_(1 - amount.lr * amount.weight_decay)
+                master.sub_(update, alpha=amount.lr)
+        for shard in self.shards:
+            if self._waits(shard):
+                _narrow([(shard, part) for part in shard.parts if self._has_matrices(part.group)])
+                shard.bucket.publish()
+
+    def _direction(self, work: Work, where: slice, factor: Tensor | float) -> Tensor:
+        """The direction of this rank's elements of a parameter, which may be none."""
+        shard = self.shards[work.bucket]
+        gradient = shard.summed()[where].to(self._masters)
+        if where.start == where.stop:
+            return gradient
+        states = shard.tensors(where.start, where.stop - where.start)
+        gradient = gradient * factor if isinstance(factor, Tensor) or factor != 1.0 else gradient
+        return self.rules[work.group].direction(gradient, states, self.steps_done + 1)
+
+    def _update_parts(self, every: Sequence[tuple[Shard, Part]], lr: float, factor: Tensor | float) -> None:
+        """Update master weights and states of parts of one group."""
+        grads, divisor = scaled([_cut(s.summed(), p.where) for s, p in every], factor, self._masters)
+        slices = [
+            Slice(_cut(shard.master, part.where), part.states, grad, part.decayed)
+            for (shard, part), grad in zip(every, grads, strict=True)
+        ]
+        group = every[0][1].group
+        rule, amount = self.rules[group], self._amount(group, lr)
+        if isinstance(rule, AdamW):
+            fused(rule, slices, amount, divisor)
+        else:
+            by_rule(rule, slices, amount, divisor)
 
     def _clear(self) -> None:
         for shard in self.shards:
@@ -259,28 +355,11 @@ class ShardedAdamW:
         loss, *z_loss = (loss_share(loss, self.mesh) / scale for loss in losses)
         return torch.cat([torch.stack([square / scale**2, loss]), along, *(z.view(1) for z in z_loss)])
 
-    def states(self, shard: Shard) -> dict[str, Tensor]:
-        """The tensors of a shard by kind, each as long as the bucket's owned slice."""
-        return {"master": shard.master, "moment1": shard.moment1, "moment2": shard.moment2}
-
     @torch.no_grad()
     def restart_masters(self) -> None:
         """Take the masters from the weights (when a checkpoint brought weights alone)."""
         for shard in self.shards:
             shard.master.copy_(shard.bucket.shard)
-
-
-def adam_numbers(rule: AdamRule, step: int, lr: float) -> Numbers:
-    """Of a step, counted from 1."""
-    return Numbers(
-        decay=lr * rule.weight_decay,
-        towards1=1 - rule.beta1,
-        stays2=rule.beta2,
-        towards2=1 - rule.beta2,
-        rate=lr / (1 - rule.beta1**step),
-        root=(1 - rule.beta2**step) ** -0.5,
-        epsilon=rule.epsilon,
-    )
 
 
 def in_calls(shards: Sequence[Entry]) -> list[Sequence[Entry]]:
@@ -303,23 +382,53 @@ def together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:
     return groups
 
 
-def scaled(shards: Sequence[Shard], factor: Tensor | float) -> tuple[list[Tensor], Tensor | None]:
-    """Their gradients in the dtype of the masters, times `factor`; with a divisor, by which the update is
-    to divide them on its way instead: it knows one only in fp32. Those of that dtype already are changed in place."""
+def scaled(
+    given: list[Tensor], factor: Tensor | float, masters: torch.dtype
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return gradients in the dtype of the masters, times `factor`; with a divisor, by which the update is to divide
+    them on its way instead, where they are fp32. Those of the dtype already are changed in place."""
     if not isinstance(factor, Tensor):
-        grads = [shard.gradient() for shard in shards]
+        grads = [grad.to(masters) for grad in given]
         if factor == 1.0:
             return grads, None
-        if grads[0].dtype == torch.float32:
+        if masters == torch.float32:
             return grads, torch.full((), factor, device=grads[0].device).reciprocal_()
         torch._foreach_mul_(grads, factor)
         return grads, None
-    given, factor = [shard.summed() for shard in shards], factor.to(shards[0].master.dtype)
-    if given[0].dtype != factor.dtype:
+    factor = factor.to(masters)
+    if given[0].dtype != masters:
         # A factor with a dimension of its own widens what it multiplies: one pass over memory instead of two.
         return [grad * factor.view(1) for grad in given], None
     torch._foreach_mul_(given, factor)
     return given, None
+
+
+def by_rule(rule: Rule, slices: Sequence[Slice], amount: Amount, divisor: Tensor | None) -> None:
+    """Update slices by the directions of a rule, whose unit is an element."""
+    for master, states, gradient, decayed in slices:
+        if divisor is not None:
+            gradient = gradient / divisor
+        direction = rule.direction(gradient, states, amount.step)
+        if amount.weight_decay:
+            master[:decayed].mul_(1 - amount.lr * amount.weight_decay)
+        master.sub_(direction, alpha=amount.lr)
+
+
+def _cut(values: Tensor, where: slice) -> Tensor:
+    return values if where.stop - where.start == len(values) else values[where]
+
+
+def _state(shard: Shard, part: Part) -> State:
+    moments = part.states["moment1"], part.states["moment2"]
+    copy = shard.copy
+    return State(_cut(shard.master, part.where), *moments, None if copy is None else _cut(copy, part.where))
+
+
+def _narrow(every: Sequence[tuple[Shard, Part]]) -> None:
+    """Round the masters of parts to the weights, where these are a copy."""
+    copies = [(c, s.master, p.where) for s, p in every if (c := s.copy) is not None]
+    if copies:
+        torch._foreach_copy_([_cut(c, w) for c, _, w in copies], [_cut(m, w) for _, m, w in copies])
 
 
 def squares(gradients: Sequence[Tensor], dtype: torch.dtype, *, at_once: bool) -> Tensor | float:
@@ -342,12 +451,22 @@ def _totals(sums: Sequence[float]) -> Totals:
     return Totals(math.sqrt(square), loss, round(asked), tuple(map(round, digest)), z_loss)
 
 
-def _shard(bucket: Bucket, masters: torch.dtype) -> Shard:
+def _shard(bucket: Bucket, masters: torch.dtype, rules: Sequence[Rule]) -> Shard:
     # Where weights are already in the masters' dtype they are their own masters.
     master = bucket.shard if bucket.shard.dtype == masters else bucket.shard.to(masters)
-    decayed = min(max(bucket.decayed - bucket.owned.start, 0), len(master))
-    moments = torch.zeros_like(master), torch.zeros_like(master)
-    return Shard(bucket, master, *moments, decayed, _counted(bucket))
+    parts, first = [], bucket.owned.start
+    for span in bucket.spans:
+        start, stop = max(span.start - first, 0), min(span.stop - first, len(master))
+        if start < stop:
+            decayed = min(max(span.start + span.decayed - first - start, 0), stop - start)
+            states = {
+                state.name: torch.zeros_like(
+                    master[start:stop], dtype=masters if state.dtype is None else DTYPES[state.dtype]
+                )
+                for state in rules[span.group].states
+            }
+            parts.append(Part(span.group, slice(start, stop), decayed, states))
+    return Shard(bucket, master, tuple(parts), _counted(bucket))
 
 
 def _counted(bucket: Bucket) -> tuple[slice, ...]:

@@ -55,7 +55,7 @@ class _ColumnProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how, ctx.has_bias = how, bias is not None
+        ctx.how = how
         group, split_sequence = how.entry
         return product(all_gather(x, group) if split_sequence else x, weight, bias)
 
@@ -65,14 +65,15 @@ class _ColumnProduct(torch.autograd.Function):
         (group, split_sequence), parameter, later = ctx.how
         # Weight gradients that are put off gather when they are computed.
         puts_off = later is not None and later.separate
-        again = split_sequence and not puts_off
+        of_weight, of_bias = ctx.needs_input_grad[1:3]
+        again = split_sequence and not puts_off and (of_weight or later is not None)
         whole = all_gather_begin(x, group) if again else PendingResult(None, x)
         d_x = gradient_of_inputs(grad, weight)
         summed = reduce_scatter_begin(d_x, group) if split_sequence else all_reduce_begin(d_x, group)
         rows, d_weight = grad.flatten(0, -2), None
-        d_bias = gradient_of_bias(rows) if ctx.has_bias else None
+        d_bias = gradient_of_bias(rows) if of_bias else None
         if later is None:
-            d_weight = gradient_of_weight(rows, whole.wait().flatten(0, -2))
+            d_weight = gradient_of_weight(rows, whole.wait().flatten(0, -2)) if of_weight else None
         else:
             later.take(parameter, rows, whole.wait(), group if split_sequence and puts_off else None)
         return summed.wait(), d_weight, d_bias, None

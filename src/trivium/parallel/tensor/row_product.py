@@ -92,7 +92,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how, ctx.has_bias = how, bias is not None
+        ctx.how = how
         value = x if how.function is None else how.function.value(x)
         return product(value, weight, bias) if how.cut is None else _in_chunks(value, weight, how.cut)
 
@@ -106,9 +106,9 @@ class _Product(torch.autograd.Function):
         d_x = gradient_of_inputs(grad, weight)
         d_x = d_x if pullback is None else pullback(d_x)
         rows, value = grad.flatten(0, -2), value.flatten(0, -2)
-        d_bias = gradient_of_bias(rows) if ctx.has_bias else None
+        d_bias = gradient_of_bias(rows) if ctx.needs_input_grad[2] else None
         if later is None:
-            return d_x, gradient_of_weight(rows, value), d_bias, None
+            return d_x, gradient_of_weight(rows, value) if ctx.needs_input_grad[1] else None, d_bias, None
         later.take(parameter, rows, value)
         return d_x, None, d_bias, None
 

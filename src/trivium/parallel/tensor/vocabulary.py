@@ -114,7 +114,8 @@ class _Loss(torch.autograd.Function):
         # It may stand on either side of the product: H numbers are fewer than V.
         scaled = torch.mul(x, scale, out=torch.empty_like(x))
         if ctx.taken is None:
-            return d_x, gradient_of_weight(d_scores, scaled), None, None, None
+            of_weight = ctx.needs_input_grad[1]
+            return d_x, gradient_of_weight(d_scores, scaled) if of_weight else None, None, None, None
         table, later = ctx.taken
         later.take(table, d_scores, scaled)
         return d_x, None, None, None, None

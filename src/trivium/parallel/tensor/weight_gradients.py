@@ -91,7 +91,7 @@ class WeightGradients:
         """Whether the gradient of this weight comes by `take`, and not by autograd."""
         if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return False
-        return self.separate or self.sums.takes(weight)
+        return weight.requires_grad and (self.separate or self.sums.takes(weight))
 
     @torch.no_grad()
     def finish(self, key: Hashable, accumulated: Callable[[torch.nn.Parameter], None]) -> None:

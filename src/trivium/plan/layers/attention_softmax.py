@@ -24,6 +24,7 @@ from trivium.plan.layers.part import (
     vector,
 )
 from trivium.plan.layers.positions import Rotary
+from trivium.plan.layout import degrees_dividing
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,30 @@ class AttentionSoftmax(Part):
             heads=form.heads,
             kv_heads=form.kv,
             head_width=form.head_columns,
-            qkv_bias=form.family == "gpt" or form.qkv_bias,
-            out_bias=form.family == "gpt",
+            qkv_bias=form.bias != "none",
+            out_bias=form.bias == "all",
             qk_norm=form.qk_norm,
-            window=form.window,
-            rotary=Rotary.of(form) if form.family == "llama" else None,
+            window=None if form.window is None or form.window >= form.sequence else form.window,
+            rotary=Rotary.of(form) if form.positions == "rotary" else None,
             epsilon=form.norm_epsilon,
         )
+
+    @classmethod
+    def problems(cls, form: LayerForm) -> Iterator[str]:
+        """Yield the contradictions among its settings."""
+        if form.head_width is None and form.hidden % form.heads:
+            yield (
+                f"plan.model.hidden ({form.hidden}) must be a multiple of plan.model.heads ({form.heads}), where "
+                f"plan.model.head_width is not given; "
+                f"nearest heads: {' or '.join(map(str, degrees_dividing(form.hidden, form.heads)))}"
+            )
+        else:
+            yield from Rotary.problems(form)
+        if form.heads % form.kv:
+            yield (
+                f"plan.model.heads ({form.heads}) must be a multiple of plan.model.kv_heads ({form.kv}): "
+                f"each key-value head serves as many query heads"
+            )
 
     @property
     def queries(self) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from trivium.plan.layers.part import Kept, Number, Part, Place, Product, Row, under
 from trivium.plan.layers.positions import Learned
 
@@ -14,7 +16,12 @@ class Embedding(Part):
     vocabulary: int
     hidden: int
     positions: Learned | None
-    dropout: Number  # 0 or 1
+    rate: float  # of dropout
+
+    @property
+    def drops(self) -> Number:
+        """1 where there is dropout, else 0."""
+        return np.asarray(self.rate) > 0
 
     def tokens(self) -> Row:
         """The table of token vectors."""
@@ -28,7 +35,7 @@ class Embedding(Part):
     def kept(self, at: Place) -> Iterator[Kept]:
         yield Kept(at.positions, "index")
         yield Kept(at.split * at.positions, "flag")  # tokens of other tensor ranks
-        yield Kept(self.dropout * at.positions * self.hidden / at.along)
+        yield Kept(self.drops * at.positions * self.hidden / at.along)
         if self.positions is not None:
             yield from self.positions.kept(at)
 

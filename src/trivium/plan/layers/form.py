@@ -1,44 +1,44 @@
 """The settings of a layer, flat, as a person writes them. Each part reads those that concern it."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from trivium.config import Config
+from trivium.errors import nearest
 from trivium.plan.rope_scaling import RopeScaling
-from trivium.plan.sizes import Columns, Positions, Wide
+from trivium.plan.sizes import Columns, Layers, Positions, Wide
 
-Family = Literal["gpt", "llama"]
 QkNormName = Literal["none", "each_head", "all_heads"]
 NormPosition = Literal["before", "after"]
-_WAS_BOOLEAN = {False: "none", True: "each_head"}
-QkNorm = Annotated[
-    QkNormName,
-    BeforeValidator(lambda v: _WAS_BOOLEAN[v] if isinstance(v, bool) else v),
-]
+Bias = Literal["all", "qkv", "none"]
 
 
 class LayerForm(Config):
-    """The settings of a layer."""
+    """The settings of a layer. By default a layer of GPT-2, GPT-3 and MT-NLG."""
 
-    family: Family = "gpt"  # gpt: GPT-2's and MT-NLG's blocks; llama: rotary positions, RMSNorm, SwiGLU
     hidden: Columns  # width of the residual stream
     heads: Columns  # of attention; hidden / heads columns each
     kv_heads: Columns | None = None  # None: as many as heads; fewer is grouped-query attention
     head_width: Columns | None = None  # columns of a head; None: hidden / heads
-    qkv_bias: bool = False  # llama: biases of queries, keys and values (Qwen2); gpt has every bias
-    # llama: RMSNorm of queries and keys before they are turned, on each head (Qwen3) or over all of them (OLMo-2);
-    # true and false, as older versions wrote it, are each_head and none
-    qk_norm: QkNorm = "none"
-    # llama: half blocks norm what they read, or what they add (OLMo-2); the final norm is there in both
-    norm_position: NormPosition = "before"
-    ffn: Wide | None = None  # None: 4 x hidden (gpt), 8/3 x hidden rounded up to 64 (llama)
-    sequence: Positions  # positions per sample
-    window: Positions | None = None  # positions that a query sees, itself included; None: all before it
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half block
-    rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
-    rope_scaling: RopeScaling | None = None  # llama: angles slowed for longer sequences; None: as they are
+    bias: Bias = "all"  # which linear layers have biases: all, those of queries, keys and values, or none
+    # RMSNorm of queries and keys before they are rotated: of each head (Qwen3), or over all heads (OLMo-2)
+    qk_norm: QkNormName = "none"
+    window: Positions | None = None  # positions that a query attends to, itself included; None: all before it
+    feed_forward: Literal["plain", "gated"] = "plain"  # plain: GELU in its tanh form; gated: SwiGLU
+    ffn: Wide | None = None  # columns; None: 4 x hidden (plain), 8/3 x hidden rounded up to 64 (gated)
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"  # of both halves, and before the output matrix
+    norm_position: NormPosition = "before"  # of a half: what it reads is normalised, or what it adds (OLMo-2)
     norm_epsilon: Annotated[float, Field(ge=1e-30)] = 1e-5  # what fp32 takes for 0 would divide 0 by 0
+    wiring: Literal["sequential"] = "sequential"  # how the halves follow one another
+    positions: Literal["learned", "rotary"] = "learned"  # a table of vectors, or rotated queries and keys
+    rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
+    rope_columns: Columns | None = None  # columns of a head that are rotated; None: all
+    rope_scaling: RopeScaling | None = None  # rotary positions slowed for longer sequences; None: as they are
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half
+    sequence: Positions  # positions per sample
 
     @property
     def head_columns(self) -> int:
@@ -49,3 +49,59 @@ class LayerForm(Config):
     def kv(self) -> int:
         """Key-value heads; query heads come in this many groups."""
         return self.heads if self.kv_heads is None else self.kv_heads
+
+
+# Settings that may differ from layer to layer.
+VARIED = (
+    "heads",
+    "kv_heads",
+    "head_width",
+    "bias",
+    "qk_norm",
+    "window",
+    "feed_forward",
+    "ffn",
+    "norm_position",
+    "rope_base",
+    "rope_columns",
+    "rope_scaling",
+)
+
+
+class Run(Config):
+    """Equal layers in a row: `times` of them, with the settings in which they differ from the model's own.
+
+    The settings are those of `VARIED`, beside `times`; what is not given is as in the model.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    times: Layers = 1  # layers
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings in which these layers differ."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _checked(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {name: value if name == "times" else _setting(name, value) for name, value in given.items()}
+
+
+def _setting(name: str, value: Any) -> Any:
+    if name not in VARIED:
+        raise ValueError(f"'{name}' is no setting in which layers may differ; {nearest(name, VARIED)}")
+    try:
+        return _adapter(name).validate_python(value, strict=not isinstance(value, Mapping))
+    except ValidationError as error:
+        raise ValueError(f"{name} is {value!r}: {error.errors()[0]['msg']}") from None
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    field = LayerForm.model_fields[name]
+    kind: Any = field.annotation
+    return TypeAdapter(Annotated[(kind, *field.metadata)] if field.metadata else kind)

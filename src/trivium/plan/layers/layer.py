@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from trivium.plan.layers.attention_softmax import AttentionSoftmax
 from trivium.plan.layers.ends import Embedding, Head
@@ -17,6 +18,16 @@ from trivium.plan.layers.wiring import Sequential, with_norms
 HALVES = {"attention": "attention", "mlp": "feed-forward"}  # their names in parameters, and for people
 
 
+# The kinds of part, by their names in settings.
+NORMS: Mapping[str, type[LayerNorm | RmsNorm]] = MappingProxyType(
+    {"layer_norm": LayerNorm, "rms_norm": RmsNorm}
+)
+FEED_FORWARDS: Mapping[str, type[MlpPlain | MlpGated]] = MappingProxyType(
+    {"plain": MlpPlain, "gated": MlpGated}
+)
+WIRINGS: Mapping[str, type[Sequential]] = MappingProxyType({"sequential": Sequential})
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer of a transformer."""
@@ -29,13 +40,18 @@ class Layer:
     @classmethod
     def of(cls, form: LayerForm) -> "Layer":
         """The layer that the settings describe."""
-        gpt = form.family == "gpt"
         return cls(
-            wiring=Sequential.of(form),
-            norm=LayerNorm.of(form) if gpt else RmsNorm.of(form),
+            wiring=WIRINGS[form.wiring].of(form),
+            norm=NORMS[form.norm].of(form),
             attention=AttentionSoftmax.of(form),
-            mlp=MlpPlain.of(form) if gpt else MlpGated.of(form),
+            mlp=FEED_FORWARDS[form.feed_forward].of(form),
         )
+
+    @staticmethod
+    def problems(form: LayerForm) -> list[str]:
+        """Return the contradictions among the settings of a layer."""
+        parts = (AttentionSoftmax, FEED_FORWARDS[form.feed_forward], NORMS[form.norm], WIRINGS[form.wiring])
+        return [problem for part in parts for problem in part.problems(form)]
 
     @cached_property
     def halves(self) -> Mapping[str, Part]:
@@ -73,11 +89,10 @@ class Layer:
 
 def embedding_of(form: LayerForm, vocabulary: int) -> Embedding:
     """The embedding that the settings describe."""
-    positions = Learned(form.sequence, form.hidden) if form.family == "gpt" else None
-    return Embedding(vocabulary, form.hidden, positions, form.dropout > 0)
+    positions = Learned(form.sequence, form.hidden) if form.positions == "learned" else None
+    return Embedding(vocabulary, form.hidden, positions, form.dropout)
 
 
 def head_of(form: LayerForm, vocabulary: int, *, tied: bool) -> Head:
     """The head that the settings describe."""
-    norm = LayerNorm.of(form) if form.family == "gpt" else RmsNorm.of(form)
-    return Head(norm, vocabulary, form.hidden, tied)
+    return Head(NORMS[form.norm].of(form), vocabulary, form.hidden, tied)

@@ -25,6 +25,15 @@ class MlpGated(Part):
             return cls(form.hidden, form.ffn)
         return cls(form.hidden, ceil(8 * form.hidden / 3 / ROUNDED_TO) * ROUNDED_TO)
 
+    @classmethod
+    def problems(cls, form: LayerForm) -> Iterator[str]:
+        """Yield the contradictions among its settings."""
+        if form.bias == "all":
+            yield (
+                "plan.model.bias is 'all', and plan.model.feed_forward 'gated' has no biases; set plan.model.bias=none "
+                "or, for biases of queries, keys and values, plan.model.bias=qkv"
+            )
+
     def rows(self) -> Iterator[Row]:
         both = Fused((2, self.columns), along=0, sizes=(1, 1))
         yield Row("up.weight", (2, self.columns, self.hidden), split=1, fused=both)

@@ -18,7 +18,8 @@ class MlpPlain(Part):
     @classmethod
     def of(cls, form: LayerForm) -> "MlpPlain":
         """The feed-forward half that the settings describe."""
-        return cls(form.hidden, 4 * form.hidden if form.ffn is None else form.ffn, bias=True)
+        columns = 4 * form.hidden if form.ffn is None else form.ffn
+        return cls(form.hidden, columns, bias=form.bias == "all")
 
     def rows(self) -> Iterator[Row]:
         yield from linear("up", (self.columns, self.hidden), split=0, bias=self.bias)

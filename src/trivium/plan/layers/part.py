@@ -257,6 +257,11 @@ class Part:
     """One kind of part; each kind overrides what applies to it. A part does not count its own input, because its
     wiring does."""
 
+    @classmethod
+    def problems(cls, form: Any) -> Iterator[str]:
+        """Yield the contradictions among the settings that it reads."""
+        return iter(())
+
     def rows(self) -> Iterator[Row]:
         """Yield its parameters."""
         return iter(())

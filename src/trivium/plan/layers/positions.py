@@ -41,7 +41,51 @@ class Rotary(Part):
     @classmethod
     def of(cls, form: LayerForm) -> "Rotary":
         """The rotation that the settings describe."""
-        return cls(form.head_columns, form.rope_base, form.rope_scaling)
+        columns = form.head_columns if form.rope_columns is None else form.rope_columns
+        return cls(columns, form.rope_base, form.rope_scaling)
+
+    @classmethod
+    def problems(cls, form: LayerForm) -> Iterator[str]:
+        """Yield the contradictions among its settings."""
+        if form.positions != "rotary":
+            yield from cls._unread(form)
+        elif form.rope_columns is not None and (
+            form.rope_columns % 2 or form.rope_columns > form.head_columns
+        ):
+            yield (
+                f"plan.model.rope_columns ({form.rope_columns}) must be even and at most the columns of a head "
+                f"({form.head_columns}): rotary positions rotate pairs of columns"
+            )
+        elif form.rope_columns is None and form.head_columns % 2:
+            name = "hidden / heads" if form.head_width is None else "head_width"
+            value = (
+                f"{form.hidden} / {form.heads} = {form.head_columns}"
+                if form.head_width is None
+                else form.head_width
+            )
+            yield (
+                f"plan.model.{name} ({value}) must be even: rotary positions rotate pairs of columns; nearest: "
+                f"{form.head_columns - 1 or 2} or {form.head_columns + 1} columns"
+            )
+        if form.rope_scaling is not None:
+            yield from form.rope_scaling.problems(form.rope_base)
+
+    @classmethod
+    def _unread(cls, form: LayerForm) -> Iterator[str]:
+        """Settings of rotary positions, where positions are learned."""
+        for name in ("rope_base", "rope_columns", "rope_scaling"):
+            default = LayerForm.model_fields[name].default
+            if getattr(form, name) != default:
+                value = (
+                    f"of kind '{form.rope_scaling.kind}'"
+                    if name == "rope_scaling" and form.rope_scaling
+                    else getattr(form, name)
+                )
+                shown = "null" if default is None else f"{default:g}"
+                yield (
+                    f"plan.model.{name} is {value}, and plan.model.positions 'learned' has no rotation; set "
+                    f"plan.model.positions=rotary or plan.model.{name}={shown}"
+                )
 
     def kept(self, at: Place) -> Iterator[Kept]:
         yield Kept(position_rows(at) * self.columns)  # sines and cosines

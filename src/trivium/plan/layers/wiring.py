@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from trivium.plan.layers.form import LayerForm, NormPosition
 from trivium.plan.layers.part import Kept, Moved, Number, Part, Place, Row, under
 
@@ -16,13 +18,18 @@ class Sequential(Part):
 
     hidden: int
     norms: NormPosition
-    dropout: Number  # 0 or 1
+    rate: float  # of dropout
     regions: int = 2
 
     @classmethod
     def of(cls, form: LayerForm) -> "Sequential":
         """The wiring that the settings describe."""
-        return cls(form.hidden, form.norm_position, form.dropout > 0)
+        return cls(form.hidden, form.norm_position, form.dropout)
+
+    @property
+    def drops(self) -> Number:
+        """1 where there is dropout, else 0."""
+        return np.asarray(self.rate) > 0
 
     def norms_of(self, half: str) -> tuple[str, ...]:
         """The names of the norms of a half."""
@@ -31,7 +38,7 @@ class Sequential(Part):
     @property
     def reads_last_product(self) -> bool:
         """Whether the backward needs what the last product of the layer wrote."""
-        return self.norms == "after" or bool(self.dropout)
+        return self.norms == "after" or self.rate > 0
 
     @property
     def norm_reads_last_product(self) -> bool:
@@ -46,7 +53,7 @@ class Sequential(Part):
     def kept(self, at: Place) -> Iterator[Kept]:
         stream = at.positions * self.hidden / at.along
         yield Kept(4 * stream)  # what two norms and two halves read
-        yield Kept(self.dropout * 2 * stream)  # masks, or what they were applied to
+        yield Kept(self.drops * 2 * stream)  # masks, or what they were applied to
 
 
 def with_norms(wiring: Sequential, norm: Part, half: str, part: Part) -> Iterator[Row]:

@@ -1,0 +1,74 @@
+"""A model from its settings: which settings each layer has, and which twin computes each of its parts."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from trivium.certify.oracle.attention_softmax import ATTENTION_SOFTMAX
+from trivium.certify.oracle.mlp_gated import MLP_GATED
+from trivium.certify.oracle.mlp_plain import MLP_PLAIN
+from trivium.certify.oracle.norms import NORMS
+from trivium.certify.oracle.terms import Order, Rule, Settings, Tensor, Twin, Weights, deviations
+from trivium.certify.oracle.wiring import SEQUENTIAL, Drop
+from trivium.plan.model_shape import ModelShape
+
+FEED_FORWARDS: Mapping[str, Twin] = MappingProxyType({"plain": MLP_PLAIN, "gated": MLP_GATED})
+WIRINGS: Mapping[str, Twin] = MappingProxyType({"sequential": SEQUENTIAL})
+
+
+def settings_of(model: ModelShape, layer: int) -> Settings:
+    """The settings of a layer: the model's own, and those of its run in `first` or in the repeated `pattern`."""
+    number, changes = layer, {}
+    for run in model.first:
+        if 0 <= number < run.times:
+            changes = run.settings
+        number -= run.times
+    if number >= 0 and model.pattern:
+        number %= sum(run.times for run in model.pattern)
+        for run in model.pattern:
+            if 0 <= number < run.times:
+                changes = run.settings
+            number -= run.times
+    std, residual = deviations(model.hidden, model.layers, model.init_std)
+    return Settings(model.model_copy(update=changes), std, residual)
+
+
+def rules_of(model: ModelShape) -> dict[str, Rule]:
+    """The rule of each parameter, by its name."""
+    return dict([*_ends(model), *(row for n in range(model.layers) for row in _layer(model, n))])
+
+
+def _ends(model: ModelShape) -> Iterator[tuple[str, Rule]]:
+    s, H, V = settings_of(model, 0)._replace(form=model), model.hidden, model.vocabulary
+    yield "embedding.tokens.weight", s.matrix(V, H)
+    if model.positions == "learned":
+        yield "embedding.positions.weight", s.matrix(model.sequence, H)
+    yield from NORMS[model.norm].rules(s, "head.norm")
+    if model.head == "untied":
+        yield "head.weight", s.matrix(V, H)
+
+
+def _layer(model: ModelShape, n: int) -> Iterator[tuple[str, Rule]]:
+    s, at = settings_of(model, n), f"layers.{n}"
+    norm = NORMS[s.form.norm]
+    yield from WIRINGS[s.form.wiring].rules(s, at, norm)
+    yield from ATTENTION_SOFTMAX.rules(s, f"{at}.attention")
+    yield from FEED_FORWARDS[s.form.feed_forward].rules(s, f"{at}.mlp")
+
+
+def layer(weights: Weights, model: ModelShape, n: int, x: Tensor, order: Order, drop: Drop) -> Tensor:
+    """x [B, S, H] behind layer n."""
+    s, at = settings_of(model, n), f"layers.{n}"
+    halves = {
+        "attention": lambda y: ATTENTION_SOFTMAX.compute(weights, s, y, f"{at}.attention", order),
+        "mlp": lambda y: FEED_FORWARDS[s.form.feed_forward].compute(weights, s, y, f"{at}.mlp"),
+    }
+    norm = partial(NORMS[s.form.norm].compute, weights, s)
+    return WIRINGS[s.form.wiring].compute(
+        s, x, halves, lambda y, name: norm(y, f"{at}.{name}"), lambda y, name: drop(y, f"{at}.{name}")
+    )
+
+
+def final_norm(weights: Weights, model: ModelShape, x: Tensor) -> Tensor:
+    """x [B, S, H] behind the norm before the output matrix."""
+    return NORMS[model.norm].compute(weights, settings_of(model, 0)._replace(form=model), x, "head.norm")

@@ -1,0 +1,1 @@
+"""Each optimizer rule a second time, plainly, under the name of its file in `optim/rules`."""

@@ -1,0 +1,62 @@
+"""What the twins of the oracle share: the settings of a layer, rules of parameters, what positions know."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from trivium.plan.layers.form import LayerForm
+
+Tensor = torch.Tensor
+Weights = Mapping[str, Tensor]
+
+
+class Order(NamedTuple):
+    """What a batch's positions may know: their number within the document or sequence [B, S], which positions each
+    sees [B, S, S], and which targets count [B, S]."""
+
+    numbers: Tensor
+    sees: Tensor
+    counts: Tensor
+
+
+class Rule(NamedTuple):
+    """A parameter's shape, unsplit and unpadded, its initial distribution normal(mean, deviation), and whether weight
+    decay applies to it."""
+
+    shape: tuple[int, ...]
+    mean: float = 0.0
+    deviation: float = 0.0
+    decays: bool = False
+
+
+class Twin(NamedTuple):
+    """A kind of part, written a second time. rules: its parameters by name, below `at`. compute: its result."""
+
+    rules: Callable[..., Iterator[tuple[str, Rule]]]
+    compute: Callable[..., Tensor]
+
+
+class Settings(NamedTuple):
+    """The settings of one layer, and the deviations of the model's initial weights."""
+
+    form: LayerForm
+    deviation: float
+    residual_deviation: float
+
+    def matrix(self, *shape: int, residual: bool = False) -> Rule:
+        """The rule of a matrix; `residual` where it writes to the residual stream."""
+        return Rule(shape, deviation=self.residual_deviation if residual else self.deviation, decays=True)
+
+
+def deviations(hidden: int, layers: int, given: float | None) -> tuple[float, float]:
+    """Of matrices: sqrt(1 / (3 hidden)) unless it is given (MT-NLG, section 3.2), and divided by sqrt(2 layers) for
+    those that write to the residual stream (GPT-2, section 2.3; Megatron-LM)."""
+    std = given if given is not None else math.sqrt(1 / (3 * hidden))
+    return std, std / math.sqrt(2 * layers)
+
+
+def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
+    """x W^T, and the bias where there is one."""
+    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)

@@ -1,0 +1,12 @@
+"""Ministral: Llama's blocks with a window in some layers."""
+
+from types import MappingProxyType
+
+from trivium.families.common.llama_like import llama_like
+
+FAMILY = llama_like(
+    "MinistralForCausalLM",
+    "ministral",
+    windows="typed",
+    unsaid=MappingProxyType({"num_key_value_heads": 8, "sliding_window": 4096}),
+)

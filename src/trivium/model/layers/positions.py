@@ -1,0 +1,93 @@
+"""Rotary positions (RoPE, arXiv 2104.09864): queries and keys turned by an angle that grows with the position.
+
+Legend: B sequences, S positions, N heads, G key-value heads, D columns of a head that are rotated.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+from trivium.plan.layers.positions import Rotary
+from trivium.plan.rope_scaling import RopeScaling
+
+
+class Rotation:
+    """Rotates queries and keys as a description says."""
+
+    def __init__(self, part: Rotary) -> None:
+        self.D, self.base, self.scaling = part.columns, part.base, part.scaling
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [B, N, S, D], k [B, G, S, D], positions [B or 1, S]. The pairs of columns (d, d + columns / 2) are rotated,
+        as in Hugging Face's Llama checkpoints."""
+        angles = (positions.to(torch.float64).unsqueeze(-1) * self.angles(q.device)).unsqueeze(1)  # B 1 S D/2
+        cos, sin = angles.cos(), angles.sin()
+        if self.magnitude != 1:
+            cos, sin = cos * self.magnitude, sin * self.magnitude
+        cos, sin = cos.to(q.dtype), sin.to(q.dtype)
+        return self._rotated(q, cos, sin), self._rotated(k, cos, sin)
+
+    def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] == self.D:
+            found: torch.Tensor = _Turn.apply(x, cos, sin)
+            return found
+        return torch.cat([_Turn.apply(x[..., : self.D], cos, sin), x[..., self.D :]], dim=-1)
+
+    def angles(self, device: torch.device) -> torch.Tensor:
+        """Of each pair of columns at position 1, [D/2] in fp64."""
+        plain = self.base ** (-torch.arange(0, self.D, 2, device=device, dtype=torch.float64) / self.D)
+        if self.scaling is None:
+            return plain
+        slowed = self._slowed(plain, self.scaling)
+        return plain * (1 - slowed) + plain / self.scaling.factor * slowed
+
+    @property
+    def magnitude(self) -> float:
+        """What sines and cosines are multiplied by."""
+        given = self.scaling
+        if given is None or given.kind != "yarn":
+            return 1.0
+        return given.attention or 0.1 * math.log(max(given.factor, 1.0)) + 1.0
+
+    def _slowed(self, plain: torch.Tensor, given: RopeScaling) -> torch.Tensor:
+        """Which share of each pair is slowed by the whole factor, 0 to 1, [D/2]."""
+        if given.kind == "linear":
+            return torch.ones_like(plain)
+        assert given.original and given.slow and given.fast, f"{given.kind} counts turns: {given}"
+        if given.kind == "llama3":
+            turns = given.original / (2 * math.pi) * plain
+            return ((given.fast - turns) / (given.fast - given.slow)).clamp(0, 1)
+        first, last = (
+            self.D / 2 * math.log(given.original / (turns * 2 * math.pi), self.base)
+            for turns in (given.fast, given.slow)
+        )  # the pairs that turn so often, as if there were one at every fraction
+        begin, end = max(math.floor(first), 0), min(math.ceil(last), self.D - 1)
+        pairs = torch.arange(len(plain), device=plain.device, dtype=plain.dtype)
+        span = end - begin or 0.001  # no division by zero, as in YaRN's code
+        return ((pairs - begin) / span).clamp(0, 1)
+
+
+class _Turn(torch.autograd.Function):
+    """In one tensor, half by half, which lies in memory as what is turned does; and back by the same in the backward.
+    Autograd's own way joins two halves that it made of four products, twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(grads[0], cos, -sin), None, None
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    turned = x * torch.cat([cos, cos], dim=-1)
+    (a, b), (of_a, of_b) = x.chunk(2, dim=-1), turned.chunk(2, dim=-1)
+    of_a.addcmul_(b, sin, value=-1)
+    of_b.addcmul_(a, sin)
+    return turned

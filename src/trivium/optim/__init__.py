@@ -1,0 +1,1 @@
+"""Optimizer rules: the state that a parameter needs, and how its update follows from its gradient."""

@@ -1,0 +1,1 @@
+"""Watches training: each file is one observer, called before and after every step and at the end."""

@@ -1,0 +1,137 @@
+"""Traces of chosen steps by torch.profiler, in which the engine's own work has the names that its tables give it."""
+
+import gzip
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from trivium.provenance import partial_of
+from trivium.training.config import ProfileConfig
+from trivium.training.loop import Loop, Observer, StepSetup
+from trivium.training.metrics import warn
+from trivium.training.trainer import Trainer
+
+FOLDER = "profile"
+_PACKED_AT_ONCE = 1 << 20  # bytes
+# What a bucket does, by method: names for a trace, the bucket's number after them.
+OF_BUCKETS = {
+    "_begin": "reduce bucket",
+    "reduced": "gradient of bucket",
+    "prefetch": "gather bucket",
+    "publish": "publish bucket",
+    "published": "weights of bucket",
+}
+
+
+class Profile(Observer):
+    """Writes the traces of a rank to `out`/profile: JSON for Perfetto and chrome://tracing, gzipped.
+
+    Ending the trace of a large step takes longer than a step may, so it is a phase of its own. Compressing it takes
+    minutes, in which other ranks would wait for this one in vain: a thread does that while training continues.
+    """
+
+    def __init__(self, config: ProfileConfig, out: Path) -> None:
+        self._config, self._out = config, out
+        self._packing: list[threading.Thread] = []
+
+    def before_step(self, loop: Loop, setup: StepSetup) -> None:
+        traced = self.of(loop.trainer, loop.step, lambda: loop.enter("tracing"))
+        setup.contexts.enter_context(traced)
+
+    def of(self, trainer: Trainer, step: int, beat: Callable[[], None]) -> AbstractContextManager[None]:
+        """Inside, `trainer` does a step, counted from 1, which is traced if the config asks for it on this rank. A step
+        that any rank traces is not replayed from a CUDA graph on any. beat: called when the trace is about to end.
+        """
+        config, rank = self._config, trainer.mesh.rank
+        if step not in config.steps:
+            return nullcontext()
+        if config.on_ranks is not None and rank not in config.on_ranks:
+            return trainer.unrecorded()
+        return self._traced(trainer, self._out / FOLDER / f"step-{step:08d}-rank-{rank:05d}.json.gz", beat)
+
+    def finish(self, loop: Loop) -> None:
+        """Wait until all traces are written."""
+        self.wait()
+
+    def wait(self) -> None:
+        while self._packing:
+            self._packing.pop().join()
+
+    @contextmanager
+    def _traced(self, trainer: Trainer, path: Path, beat: Callable[[], None]) -> Iterator[None]:
+        activities = [ProfilerActivity.CPU]
+        if trainer.mesh.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        with (
+            trainer.unrecorded(),
+            named(trainer),
+            profile(activities=activities, profile_memory=self._config.memory) as trace,
+        ):
+            yield
+            beat()
+        with _failures_told(path):
+            raw = tempfile.NamedTemporaryFile(suffix=".json")  # noqa: SIM115 it goes when it is packed
+            # Torch keeps Python's lock meanwhile, so that a thread would hold up the training as much.
+            trace.export_chrome_trace(raw.name)
+            thread = threading.Thread(target=_pack, args=(raw, path), daemon=True, name="trace")
+            thread.start()
+            self._packing.append(thread)
+
+
+def _pack(raw: Any, path: Path) -> None:
+    with _failures_told(path), raw:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = partial_of(path)
+        with open(raw.name, "rb") as file, gzip.open(partial, "wb", compresslevel=6) as packed:
+            shutil.copyfileobj(file, packed, _PACKED_AT_ONCE)
+        partial.replace(path)
+
+
+@contextmanager
+def _failures_told(path: Path) -> Iterator[None]:
+    """Inside, a trace is written; that it fails is no reason to lose a training."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        warn(f"{path}: no trace was written: {error}")
+
+
+@contextmanager
+def named(trainer: Trainer) -> Iterator[None]:
+    """Inside, what the trainer does has names in a trace: events of the pipeline as they are written in its table and
+    transfers, sums and gathers of buckets, and the update.
+
+    The methods of these very objects are replaced meanwhile, so that nothing asks at other times whether it has to be
+    named.
+    """
+    with ExitStack() as stack:
+        trainer.around = record_function
+        stack.callback(setattr, trainer, "around", None)
+        stack.enter_context(_replaced(trainer.optimizer, "step", "update"))
+        for number, bucket in enumerate(trainer.buckets):
+            for method, name in OF_BUCKETS.items():
+                stack.enter_context(_replaced(bucket, method, f"{name} {number}"))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, method: str, name: str) -> Iterator[None]:
+    right: Callable[..., Any] = getattr(owner, method)
+
+    @wraps(right)
+    def by_name(*given: Any, **more: Any) -> Any:
+        with record_function(name):
+            return right(*given, **more)
+
+    setattr(owner, method, by_name)
+    try:
+        yield
+    finally:
+        delattr(owner, method)

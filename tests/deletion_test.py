@@ -1,0 +1,98 @@
+"""Everything works without any one part that only adds something: its file is deleted from a copy of the package.
+
+For each row nothing else imports the part, and without it `trivium --help` and the tests of the row pass. To protect
+another part, add a row: what is deleted, and a few quick tests that do not concern it.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from architecture_test import ROOT, imports, source
+
+TESTS = Path(__file__).parent
+# Quick tests that concern one observer each; those of the others have to pass without it.
+OBSERVERS = {
+    "corruption": "corruption_test.py::test_the_majority_is_right_and_without_one_nobody_is",
+    "measured_step": "phases_test.py",
+    "profile": "profile_test.py::test_what_is_named_for_a_trace_is_as_it_was_afterwards_also_when_a_step_fails",
+    "saves": "saves_test.py",
+    "slow_links": "slow_links_test.py::test_a_group_whose_members_all_wait_is_told_and_no_other",
+    "slow_ranks": "slow_ranks_test.py::test_a_phase_that_takes_next_to_nothing_is_never_told",
+}
+
+
+class Row(NamedTuple):
+    """A file or folder below src/trivium, and tests that pass without it."""
+
+    deleted: str
+    tests: tuple[str, ...]
+
+
+def rows() -> Iterator[Row]:
+    for path in sorted((ROOT / "training/observers").glob("[a-z]*.py")):
+        others = (test for name, test in OBSERVERS.items() if name != path.stem)
+        yield Row(
+            f"training/observers/{path.name}",
+            tuple(f"training/{test}" for test in ("loop_test.py", *others)),
+        )
+
+
+RUN = """
+import sys
+import pytest
+import trivium
+from trivium.cli.main import main
+
+_, root, *tests = sys.argv
+assert trivium.__file__.startswith(root), trivium.__file__
+sys.argv[1:] = ["--help"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copy") / "trivium"
+    return shutil.copytree(ROOT, folder)  # with compiled files, whose times of modification stay valid
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.deleted)
+def test_nothing_imports_what_can_be_deleted(row: Row) -> None:
+    gone = "trivium." + row.deleted.removesuffix(".py").replace("/", ".")
+    found = [
+        f"{m.path}:{node.lineno}"
+        for m in source()
+        if not m.path.startswith(row.deleted)
+        for node, name in imports(m)
+        if f"{name}.".startswith(f"{gone}.")
+    ]
+    assert found == []
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.deleted)
+def test_everything_else_works_without_it(row: Row, copy: Path, tmp_path: Path) -> None:
+    part = copy / row.deleted
+    hidden = part.rename(tmp_path / "hidden")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN, str(copy), *(str(TESTS / test) for test in row.tests)],
+            cwd=TESTS.parent,
+            env={**os.environ, "PYTHONPATH": str(copy.parent), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        hidden.rename(part)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,0 +1,138 @@
+"""What holds for every optimizer rule: a new file in optim/rules is tested here without a change."""
+
+import sys
+from pathlib import Path
+from subprocess import run
+
+import pytest
+import torch
+
+from plans import small
+from ranks import on_ranks
+from training_steps import losses
+from trivium.certify.layouts import ROTARY
+from trivium.certify.sweep import certify
+from trivium.checkpoint.load import Checkpoint
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
+from trivium.config import build
+from trivium.cost.memory import predicted_memory
+from trivium.cost.traffic import step_traffic
+from trivium.optim.rule import rule_named, rule_names
+from trivium.parallel.sharding.zero import AdamRule
+from trivium.plan.plan import Plan
+from trivium.training.state import restore, save_state
+from trivium.training.trainer import Trainer
+
+RULES = rule_names()
+OTHERS = [name for name in RULES if name != "adamw"]
+LAYOUTS = [
+    {},
+    {"data": 2, "zero": 0},
+    {"tensor": 2, "zero": 1, "sequence_parallel": True},
+    {"data": 4, "zero": 1},
+    {"data": 2, "zero": 2, "tensor": 2},
+    {"data": 2, "zero": 3, "pipeline": 2},
+    {"data": 4, "zero": 1, "shards": 2},
+    {"data": 2, "zero": 1, "pipeline": 2, "schedule": "zb-h1"},
+]
+LLAMA = {**ROTARY, "kv_heads": 2, "qk_norm": "each_head", "head": "untied"}
+
+
+def updated_by(rule: str, **more) -> Plan:
+    """A plan whose matrices in layers are updated by a rule, and all else by AdamW."""
+    groups = [{"match": "*norm*"}, {"match": "layers.*.weight", "rule": rule}]
+    return small(optimizer={"groups": groups}, batch={"sequences": 8, "micro": 1}, **more)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_names_its_states_and_has_settings_with_defaults(name: str) -> None:
+    rule = build(rule_named(name), {})
+    states = {state.name: torch.zeros(6, dtype=torch.float64) for state in rule.states}
+    gradient = torch.randn(6, dtype=torch.float64)
+    before = gradient.clone()
+    direction = rule.direction(gradient, states, 1)
+    assert direction.shape == gradient.shape and torch.equal(before, gradient)
+    assert all(x.abs().max() > 0 for x in states.values())
+    assert len({x.data_ptr() for x in (direction, gradient, *states.values())}) == 2 + len(states)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("rule", OTHERS)
+def test_every_layout_computes_the_update_of_one_process(rule: str, layout: dict) -> None:
+    (found,) = certify([updated_by(rule, model=LLAMA, **layout)])
+    assert found.passed, (found.worst, found.worst_parameter, found.error)
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_a_rule_updates_models_with_biases_and_a_tied_table(rule: str) -> None:
+    (found,) = certify([updated_by(rule)])
+    assert found.passed, (found.worst, found.worst_parameter, found.error)
+
+
+def counted(place: Place, plan: Plan) -> None:
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
+    trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
+    losses(trainer, range(1))
+    shards = trainer.optimizer.shards
+    states = sum(x.nbytes for s in shards for part in s.parts for x in part.states.values())
+    masters = sum(s.master.nbytes for s in shards)
+    assert predicted_memory(plan)[place.rank]["optimizer"] == states + masters
+    moved = step_traffic(plan, mesh.at)
+    for role in ("tensor", "replicas"):
+        counted = +getattr(mesh, role).traffic
+        assert counted == moved[role], (role, counted, moved[role])
+    mesh.disconnect()
+
+
+@pytest.mark.parametrize("layout", [{"data": 2}, {"tensor": 2}, {"data": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize("rule", OTHERS)
+def test_states_and_messages_of_a_rule_are_predicted_to_the_byte(rule: str, layout: dict[str, int]) -> None:
+    plan = updated_by(rule, zero=1, precision={"weights": "bf16"}, **layout)
+    on_ranks(plan.layout.world_size, counted, plan)
+
+
+def resumed(place: Place, plan: Plan, path: Path, expected: list[float]) -> None:
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
+    trainer = Trainer(plan, mesh, seed=9, rule=AdamRule(), initial=False)
+    restore(trainer, Checkpoint.open(path))
+    assert losses(trainer, range(2, 4)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_the_states_of_a_rule_come_back_under_another_layout(rule: str, tmp_path: Path) -> None:
+    fp64 = {"precision": {"weights": "fp64"}}
+    one = Trainer(updated_by(rule, **fp64), Mesh.single(), seed=1, rule=AdamRule())
+    losses(one, range(2))
+    path = save_state(one, tmp_path, 2)
+    kinds = {name.partition("/")[0] for name in Checkpoint.open(path).names if "qkv.weight" in name}
+    assert kinds == {"weights", *(state.name for state in rule_named(rule).states)}
+    expected = losses(one, range(2, 4))
+    on_ranks(2, resumed, updated_by(rule, tensor=2, zero=1, **fp64), path, expected)
+    on_ranks(2, resumed, updated_by(rule, data=2, zero=3, **fp64), path, expected)
+
+
+HIDDEN = """
+import pkgutil, sys
+name = sys.argv[1]
+found = pkgutil.iter_modules
+pkgutil.iter_modules = lambda *given: (m for m in found(*given) if m.name != name)
+sys.modules["trivium.optim.rules." + name] = None
+from trivium.certify.sweep import certify
+from trivium.optim.rule import rule_names
+from trivium.plan.plan import Plan
+import trivium.training.run
+assert name not in rule_names()
+model = {"layers": 1, "hidden": 8, "heads": 2, "vocabulary": 9, "vocabulary_multiple": 1, "sequence": 4}
+batch = {"sequences": 2, "micro": 1}
+assert certify([Plan(model=model, batch=batch)])[0].passed
+wrong = Plan(model=model, batch=batch, optimizer={"groups": [{"rule": name}]}).check()
+assert len(wrong) == 1 and "none of them" in wrong[0], wrong
+"""
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("rule", OTHERS)
+def test_without_the_file_of_a_rule_all_else_trains_and_a_plan_that_names_it_is_refused(rule: str) -> None:
+    done = run([sys.executable, "-c", HIDDEN, rule], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
