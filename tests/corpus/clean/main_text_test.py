@@ -95,6 +95,55 @@ def test_quotations_stay_whatever_they_stand_in():
     assert ARTICLE[0].upper() in main_text(page(quoted + WRAPPINGS["paragraphs"]))
 
 
+# As the sites give them for embedding: the words of a post are linked to it, in part or altogether.
+POSTS = {
+    "a tweet": (
+        '<blockquote class="twitter-tweet"><p lang="en">We won the cup <a href="/t">pic.twitter.com/x</a></p>'
+        '&mdash; Ann Lee (@annlee) <a href="/s">November 18, 2019</a></blockquote>',
+        ["We won the cup pic.twitter.com/x", "— Ann Lee (@annlee) November 18, 2019"],
+    ),
+    "a tweet of links": (
+        '<blockquote class="twitter-tweet"><p lang="en"><a href="/b">@bob</a> <a href="/c">#TheCupIsOurs</a></p>'
+        '&mdash; Ann Lee (@annlee) <a href="/s">November 18, 2019</a></blockquote>',
+        ["@bob #TheCupIsOurs", "— Ann Lee (@annlee) November 18, 2019"],
+    ),
+    "a photograph": (
+        '<blockquote class="instagram-media"><div><p><a href="/p">So proud of everybody who was there</a></p>'
+        '<p>A post shared by <a href="/a">Ann Lee</a> (@annlee)</p></div></blockquote>',
+        ["So proud of everybody who was there", "A post shared by Ann Lee (@annlee)"],
+    ),
+    "a video": (
+        '<blockquote class="tiktok-embed"><section><a href="/a">@annlee</a><p>The dance of the year</p>'
+        '<a href="/m">Original sound</a></section></blockquote>',
+        ["@annlee", "The dance of the year", "Original sound"],
+    ),
+}
+
+
+@pytest.mark.parametrize("around", ["{}", '<div class="social">{}</div>', "<figure>{}</figure>"])
+@pytest.mark.parametrize("wrapping", ["paragraphs", "divisions", "line breaks"])
+@pytest.mark.parametrize("post", POSTS)
+def test_embedded_posts_are_kept_whole_between_paragraphs_and_after_the_last(post, wrapping, around):
+    html, lines = POSTS[post]
+    embedded = around.format(html)
+    for rest, expected in ((WRAPPINGS[wrapping], ARTICLE), ("", [])):
+        found = main_text(page(WRAPPINGS[wrapping] + embedded + rest, after=f"<div>{TEASERS}</div>"))
+        assert found.split("\n\n") == [*ARTICLE, *lines, *expected]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        '<blockquote><p><a href="/x">Another story that is linked to</a></p></blockquote>',
+        "<footer><blockquote>All of it is news</blockquote></footer>",
+        "</div></div><div><blockquote>A reader writes</blockquote>",
+    ],
+    ids=["nothing but a link", "in a frame", "outside the article's element"],
+)
+def test_a_quotation_behind_the_article_that_is_no_part_of_it_is_left_out(after):
+    assert main_text(page(WRAPPINGS["paragraphs"] + after)).split("\n\n") == ARTICLE
+
+
 def test_text_of_three_bytes_a_character_needs_no_blanks_and_no_latin_stops():
     sentence = "昨日の出来事について、新聞は長い記事を書いた。"
     assert main_text(page(f"<p>{sentence}</p>" * 4)).split("\n\n") == [sentence] * 4

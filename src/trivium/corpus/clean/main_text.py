@@ -15,7 +15,7 @@ import numpy as np
 
 from trivium.corpus.clean.page_blocks import Amounts, Mask, Page, Places, elements, page_of
 from trivium.corpus.kernels.html_blocks import DEPTH, ELEMENT, SHARED, SIZE
-from trivium.corpus.kernels.html_tags import FRAME, INSERT, KINDS, NUMBER, QUOTE
+from trivium.corpus.kernels.html_tags import FRAME, INSERT, KINDS, NUMBER
 
 # All costs are characters of prose. What stands between two blocks costs, each line: …
 _LINE, _LINK_LINE, _HEADING, _CELL, _FRAMED = 40.0, 80.0, 12.0, 10.0, 10.0
@@ -52,15 +52,17 @@ def main_text(html: str) -> str:
     page = page_of(html)
     title = _title_place(page, html)
     frames = page.covered(FRAME, most=_FRAME_SHARE * page.prose_in(page.prose), around=title)
-    framed = frames & ~page.covered(QUOTE)
+    quoted = page.quoted()
+    framed = frames & ~quoted
     if page.prose_in(~framed) < min(_FEW, page.prose_in(framed)):
         framed[:] = False
     good = page.prose & ~framed
     if good.any():
         first, last = _chain(page, good, framed, title)
+        last = _ending(page, first, last, quoted)
         run = ~framed
         run[:first] = run[last + 1 :] = False
-        text = _joined(page, _kept(page, run))
+        text = _joined(page, _kept(page, run, quoted))
     else:
         text = _joined(page, ~framed & ~page.mostly_links)
     return text if len(text) >= _FEW else max(text, _stated_body(html), key=len)
@@ -131,9 +133,8 @@ def _under_title(page: Page, places: Places, title: int) -> tuple[int, int]:
     if title < 0 or places[-1] < title:
         return 0, 0
     start = places[np.searchsorted(places, title)]
-    others = _FIRST_HEADING[page.blocks[:, ELEMENT]] & ~np.isin(
-        page.body, (page.body[title], page.body[start])
-    )
+    others = _FIRST_HEADING[page.blocks[:, ELEMENT]]
+    others &= (page.body != page.body[title]) & (page.body != page.body[start])
     others[:start] = False
     return title, int(others.argmax()) if others.any() else len(others)
 
@@ -171,12 +172,27 @@ def _links(page: Page, good: Mask, framed: Mask, places: Places) -> tuple[Amount
     return cost + _LEVEL * np.maximum(article - meet, 0), together
 
 
-def _kept(page: Page, run: Mask) -> Mask:
-    """What of a chain's blocks is the article: no inserts, lists of links, captions, or headings of nothing."""
+def _ending(page: Page, first: int, last: int, quoted: Mask) -> int:
+    """The last block of an article whose chain ends at `last`: embedded posts may follow that are too short for prose.
+
+    They stand directly behind the chain, in the element that holds all of it.
+    """
+    shared = page.blocks[:, SHARED]
+    around = shared[first + 1 : last + 1].min() if first < last else page.blocks[last, DEPTH] - 1
+    belongs = quoted & ~page.covered(FRAME) & (shared >= around)
+    others = np.flatnonzero(~belongs[last + 1 :])
+    return last + int(others[0]) if len(others) else len(shared) - 1
+
+
+def _kept(page: Page, run: Mask, quoted: Mask) -> Mask:
+    """What of a chain's blocks is the article: no inserts, lists of links, captions, or headings of nothing.
+
+    A quotation is kept whole: its links are words of the person who is quoted.
+    """
     element = page.blocks[:, ELEMENT]
     heading = page.heading & ~page.mostly_links
     most = _INSERT_SHARE * page.prose_in(run)
-    inserted = page.covered(INSERT, most=most) & ~page.covered(QUOTE) & run
+    inserted = page.covered(INSERT, most=most) & ~quoted & run
     if page.prose_in(inserted) <= most:
         run = run & ~inserted
     # short lines in another element than the paragraphs' are captions, dates, buttons
@@ -184,6 +200,7 @@ def _kept(page: Page, run: Mask) -> Mask:
     voice = np.bincount(element[prose], weights=page.weight[prose], minlength=len(KINDS)).argmax()
     kept = run & (page.linked <= _MOSTLY_LINKS * page.blocks[:, SIZE])
     kept &= page.prose | heading | _OTHER_VOICES[element] | (element == voice)
+    kept |= run & quoted
     something_follows = False
     for number in np.flatnonzero(run)[::-1].tolist():
         if heading[number]:
@@ -208,8 +225,7 @@ def _joined(page: Page, kept: Mask) -> str:
 
 
 def _between(page: Page, before: int, number: int) -> str:
-    cells = _CELLS[page.blocks[[before, number], ELEMENT]]
-    if before + 1 < number or not cells.all():
+    if before + 1 < number or not _CELLS[page.blocks[before : number + 1, ELEMENT]].all():
         return "\n\n"
     element, depth, shared = (int(page.blocks[number, column]) for column in (ELEMENT, DEPTH, SHARED))
     one_row = (

@@ -88,6 +88,7 @@ class Page(NamedTuple):
     mostly_links: Mask
     heading: Mask
     prose: Mask
+    prose_before: Amounts  # the weight of the prose before it; one entry more, for all of it
     body: Places  # the innermost element around it that says it is an article, as a range; -1 where none does
     section: Places  # the innermost `section` around it, likewise
 
@@ -103,12 +104,23 @@ class Page(NamedTuple):
     def covered(self, mark: int, *, most: float = np.inf, around: int = -1) -> Mask:
         """Blocks in elements with the mark, but those that hold more than `most` of prose, or the block `around`."""
         first, last = self.ranges[:, FIRST], self.ranges[:, LAST]
-        held = np.concatenate([[0.0], np.cumsum(np.where(self.prose, self.weight, 0.0))])
         counts = (self.ranges[:, SAYS] & mark) != 0
-        counts &= (held[last] - held[first] <= most) & ~((first <= around) & (around < last))
+        counts &= (self.prose_before[last] - self.prose_before[first] <= most) & ~(
+            (first <= around) & (around < last)
+        )
+        return self._inside(counts)
+
+    def quoted(self) -> Mask:
+        """Blocks in quotations, such as embedded posts; a quotation of nothing but links only leads elsewhere."""
+        first, last = self.ranges[:, FIRST], self.ranges[:, LAST]
+        said = np.concatenate([[0], np.cumsum(~self.mostly_links)])
+        return self._inside(((self.ranges[:, SAYS] & QUOTE) != 0) & (said[last] > said[first]))
+
+    def _inside(self, chosen: Mask) -> Mask:
+        """Blocks in the chosen ranges."""
         size = len(self.blocks) + 1
-        edges = np.bincount(first[counts], minlength=size) - np.bincount(last[counts], minlength=size)
-        return np.cumsum(edges)[:-1] > 0
+        first, last = (np.bincount(self.ranges[chosen, column], minlength=size) for column in (FIRST, LAST))
+        return np.cumsum(first - last)[:-1] > 0
 
 
 def page_of(html: str) -> Page:
@@ -127,7 +139,10 @@ def page_of(html: str) -> Page:
     body, section = (_innermost(len(blocks), ranges, mark) for mark in (BODY, SECTION))
     weight = np.where(wide, width, size).astype(np.float64)
     links = linked.astype(np.float64)
-    return Page(text, blocks, ranges, weight, links, mostly_links, heading, prose, body, section)
+    prose_before = np.concatenate([[0.0], np.cumsum(np.where(prose, weight, 0.0))])
+    return Page(
+        text, blocks, ranges, weight, links, mostly_links, heading, prose, prose_before, body, section
+    )
 
 
 def _innermost(size: int, ranges: Table, mark: int) -> Places:
