@@ -3,8 +3,8 @@
 The pages are those of the article-extraction-benchmark of Zyte (MIT; 90 with gold `articleBody`), under
 $TRIVIUM_DATA/html. F1 is over words (a multiset, lower case) and over runs of four words, as in that benchmark;
 each is the mean over pages. Speed is bytes of HTML per CPU second on one core: rounds are interleaved, the median
-counts. The default was developed on the pages whose name begins with 0 … 7; its figures on the others, of which
-only the mean score was looked at, three times, are given apart.
+counts. The default was developed on the pages whose name begins with 0 … 7; its figures on the others are given
+apart. Of these only the mean score was looked at while it was developed; docs/extraction.md says what was read later.
 """
 
 import argparse
