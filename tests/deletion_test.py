@@ -39,9 +39,9 @@ def rows() -> Iterator[Row]:
     for path in sorted((ROOT / "training/observers").glob("[a-z]*.py")):
         others = [f"training/observers/{test}" for name, test in OBSERVERS.items() if name != path.stem]
         yield Row(f"training/observers/{path.name}", ("training/loop_test.py", *others))
-    for path in sorted((ROOT / "optim/rules").glob("[a-z]*.py")):
-        if path.stem != "adamw":
-            yield Row(f"optim/rules/{path.name}", ("training/loop_test.py", "training/same_work_test.py"))
+    rules = set((ROOT / "optim/rules").glob("[a-z]*.py")) - {ROOT / "optim/rules/adamw.py"}
+    for path in sorted([*rules, *(ROOT / "families").glob("[a-z]*.py")]):
+        yield Row(str(path.relative_to(ROOT)), ("training/loop_test.py", "training/same_work_test.py"))
 
 
 RUN = """
