@@ -1,8 +1,6 @@
 """What holds for every optimizer rule: a new file in optim/rules is tested here without a change."""
 
-import sys
 from pathlib import Path
-from subprocess import run
 
 import pytest
 import torch
@@ -110,29 +108,3 @@ def test_the_states_of_a_rule_come_back_under_another_layout(rule: str, tmp_path
     expected = losses(one, range(2, 4))
     on_ranks(2, resumed, updated_by(rule, tensor=2, zero=1, **fp64), path, expected)
     on_ranks(2, resumed, updated_by(rule, data=2, zero=3, **fp64), path, expected)
-
-
-HIDDEN = """
-import pkgutil, sys
-name = sys.argv[1]
-found = pkgutil.iter_modules
-pkgutil.iter_modules = lambda *given: (m for m in found(*given) if m.name != name)
-sys.modules["trivium.optim.rules." + name] = None
-from trivium.certify.sweep import certify
-from trivium.optim.rule import rule_names
-from trivium.plan.plan import Plan
-import trivium.training.run
-assert name not in rule_names()
-model = {"layers": 1, "hidden": 8, "heads": 2, "vocabulary": 9, "vocabulary_multiple": 1, "sequence": 4}
-batch = {"sequences": 2, "micro": 1}
-assert certify([Plan(model=model, batch=batch)])[0].passed
-wrong = Plan(model=model, batch=batch, optimizer={"groups": [{"rule": name}]}).check()
-assert len(wrong) == 1 and "none of them" in wrong[0], wrong
-"""
-
-
-@pytest.mark.broad
-@pytest.mark.parametrize("rule", OTHERS)
-def test_without_the_file_of_a_rule_all_else_trains_and_a_plan_that_names_it_is_refused(rule: str) -> None:
-    done = run([sys.executable, "-c", HIDDEN, rule], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
