@@ -68,6 +68,17 @@ def test_a_rule_updates_models_with_biases_and_a_tied_table(rule: str) -> None:
     assert found.passed, (found.worst, found.worst_parameter, found.error)
 
 
+@pytest.mark.parametrize("head", ["tied", "untied"])
+@pytest.mark.parametrize("rule", OTHERS)
+def test_a_rule_updates_padded_tables_at_both_ends_of_a_pipeline(rule: str, head: str) -> None:
+    groups = [{"match": "*norm*"}, {"match": "*.weight", "rule": rule}]
+    layout = {"tensor": 2, "pipeline": 2, "model": {"layers": 2, "head": head}}
+    plan = small(optimizer={"groups": groups}, batch={"sequences": 4, "micro": 1}, **layout)
+    assert plan.model.padded_vocabulary(2) > plan.model.vocabulary
+    (found,) = certify([plan])
+    assert found.passed, (found.worst, found.worst_parameter, found.error)
+
+
 def counted(place: Place, plan: Plan) -> None:
     mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
     trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
