@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plans import small
+from plans import small, swept
 from ranks import on_ranks
 from training_steps import losses
 from trivium.certify.layouts import ROTARY
@@ -18,6 +18,7 @@ from trivium.cost.memory import predicted_memory
 from trivium.cost.traffic import step_traffic
 from trivium.optim.rule import rule_named, rule_names
 from trivium.parallel.sharding.zero import AdamRule
+from trivium.plan.optimizer import Optimizer
 from trivium.plan.plan import Plan
 from trivium.training.state import restore, save_state
 from trivium.training.trainer import Trainer
@@ -66,6 +67,23 @@ def test_every_layout_computes_the_update_of_one_process(rule: str, layout: dict
 def test_a_rule_updates_models_with_biases_and_a_tied_table(rule: str) -> None:
     (found,) = certify([updated_by(rule)])
     assert found.passed, (found.worst, found.worst_parameter, found.error)
+
+
+@pytest.mark.broad
+@pytest.mark.timeout(600)
+def test_generated_layouts_agree_under_every_rule_and_with_frozen_parameters() -> None:
+    """Without packed documents: where queries and keys have no gradient by theory, signs would be those of noise."""
+    frozen = (
+        {"match": "embedding.*", "trainable": False},
+        {"match": "layers.0.attention.*", "trainable": False},
+        {"match": "layers.*.mlp.*", "lr_scale": 2.0},
+    )
+    by_rule = [({"match": "*norm*"}, {"match": "layers.*.weight", "rule": rule}) for rule in OTHERS]
+    choices = [Optimizer(groups=groups) for groups in (frozen, *by_rule)]
+    generated = [plan for plan in swept(4) if plan.model.documents == "joined"][::2]
+    plans = [p.model_copy(update={"optimizer": choices[n % len(choices)]}) for n, p in enumerate(generated)]
+    wrong = [(plan, found) for plan, found in zip(plans, certify(plans), strict=True) if not found.passed]
+    assert not wrong
 
 
 @pytest.mark.parametrize("head", ["tied", "untied"])
