@@ -135,7 +135,7 @@ def refuse_no_steps_left(directory: Path, done: int, training: TrainingConfig) -
 
 
 def refuse_weights_alone(directory: Path, about: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a checkpoint has no optimizer state, so that no training can continue from its state."""
+    """Raise CheckpointError if a checkpoint has no optimizer state, so that no training can continue from it."""
     if all(name.startswith(("weights/", "master/")) for name in about["tensors"]):
         raise CheckpointError(
             f"{directory} holds weights alone, and training.start_with=state takes moments too; set "

@@ -1,9 +1,10 @@
 """Supervision of ranks by one another, for launchers that do not supervise them: torchrun and srun.
 
-A thread of each rank writes heartbeats to the board; the first and the last rank, which seldom share a host, read them.
-The one that finds a rank that hangs asks all ranks for their stacks and names it, and every rank ends. A rank that fails
-writes so itself, so that the others need not learn it from a collective that never ends. A rank that was killed writes
-nothing: ranks on its host see that its process is gone, and a rank that lost it looks whose heartbeats have stopped.
+A thread of each rank writes heartbeats to the board; the first and the last rank, which seldom share a host, read
+them. The one that finds a rank that hangs asks all ranks for their stacks and names it, and every rank ends. A rank
+that fails writes so itself, so that the others need not learn it from a collective that never ends. A rank that was
+killed writes nothing: ranks on its host see that its process is gone, and a rank that lost it looks whose heartbeats
+have stopped.
 """
 
 import contextlib
@@ -122,8 +123,8 @@ class Neighbours:
         return min(self.patience.of_a_step / ROUNDS_A_LIMIT, LONGEST_ROUND_SECONDS)
 
     def turn(self) -> list[News] | None:
-        """Write a heartbeat and read those of others. Returns None while all is well. Otherwise every rank ends, and this
-        returns the messages of the ranks that hang and were named."""
+        """Write a heartbeat and read those of others. Returns None while all is well. Otherwise every rank ends, and
+        this returns the messages of the ranks that hang and were named."""
         now = self._clock()
         if now - self._turned > max(ABSENT_SECONDS, 2 * self.round_seconds):
             self._forgiven = now  # this process was itself stopped, and its neighbours perhaps with it
@@ -148,8 +149,8 @@ class Neighbours:
         return None
 
     def fail(self, failure: Failure) -> Failure | None:
-        """Report that this rank has failed, or which rank it lost. Returns what was reported, or None if another rank had
-        failed before and is the cause."""
+        """Report that this rank has failed, or which rank it lost. Returns what was reported, or None if another rank
+        had failed before and is the cause."""
         cause = self._who_was_lost(failure) if failure.lost_another else failure
         if self.board.write_first(FAILED, str(cause.located)):
             return cause

@@ -146,8 +146,8 @@ def hanging(
     others = f" (with ranks {listed(guilty[1:])})" if guilty[1:] else ""
     told = stacks[guilty[0]] or "  (it did not write its stack)"
     report = (
-        f"hangs{others}: no heartbeat for {seconds:.1f} s; the limit is {limit:.1f} s; {how}. If it is only slow, raise "
-        f"training.supervision.hang_seconds and stall_seconds. Its stack:\n{told}"
+        f"hangs{others}: no heartbeat for {seconds:.1f} s; the limit is {limit:.1f} s; {how}. If it is only slow, "
+        f"raise training.supervision.hang_seconds and stall_seconds. Its stack:\n{told}"
     )
     return RankFailed(guilty[0], dict.fromkeys(stacks), report)
 
