@@ -36,6 +36,15 @@ class Row(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
+    for path in sorted((ROOT / "optim/rules").glob("[a-z]*.py")):
+        if path.name != "adamw.py":
+            yield Row(
+                f"optim/rules/{path.name}",
+                (
+                    "optim/groups_test.py::test_groups_that_contradict_the_model_are_refused",
+                    "kernels/adamw_test.py::test_calls_are_of_several_slices_or_of_one",
+                ),
+            )
     for path in sorted((ROOT / "training/observers").glob("[a-z]*.py")):
         others = [f"training/observers/{test}" for name, test in OBSERVERS.items() if name != path.stem]
         yield Row(f"training/observers/{path.name}", ("training/loop_test.py", *others))

@@ -1,5 +1,6 @@
 """A training resumes only from a checkpoint of the same work."""
 
+import json
 import re
 from copy import deepcopy
 from pathlib import Path
@@ -10,10 +11,12 @@ from plans import small
 from trivium.certify.layouts import ROTARY
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
+from trivium.plan.optimizer import Group
 from trivium.training.config import TrainingConfig
 from trivium.training.same_work import refuse_other_recipe, refuse_other_weights, refuse_other_work
 
 NOW = {"seed": 1, "plan": to_tree(small()), "data": {"tokenizer_sha256": "a", "files": {"x.bin": "b"}}}
+MUON = to_tree(Group(match="*.weight", rule="muon"))
 
 
 def test_another_blend_of_the_same_tokens_is_other_work() -> None:
@@ -39,6 +42,7 @@ def test_a_field_that_this_version_does_not_know_is_another_work() -> None:
         ("plan.model.layers", 5, "plan.model.layers: 4 -> 5"),
         ("plan.batch.sequences", 32, "plan.batch.sequences: 16 -> 32"),
         ("plan.precision.communication", "bf16", "plan.precision.communication: null -> bf16"),
+        ("plan.optimizer.groups", [MUON], f"plan.optimizer.groups: [] -> {json.dumps([MUON])}"),
         ("data.tokenizer_sha256", "c", "data.tokenizer_sha256: a -> c"),
         ("plan.batch.micro", 4, ""),
         ("plan.layout.data", 2, ""),

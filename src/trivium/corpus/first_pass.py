@@ -76,7 +76,7 @@ def filter_file(work: str, item: str) -> Result:
 
     def read() -> Iterator[Document | Damage | PassedOver]:
         path = job.files[number]
-        yield from read_any(path, source=name_of(path).split(".")[0], limits=job.limits)
+        return read_any(path, source=name_of(path).split(".")[0], limits=job.limits)
 
     if job.kept is None:
         write_parts(stream_folder(job.path(PARTS), number), read, partial(_filter, job))
