@@ -304,15 +304,6 @@ def to_tree(config: Config) -> Tree:
     return config.model_dump(mode="json")
 
 
-def completed(model: type[Config], tree: Mapping[str, Any]) -> Tree:
-    """A config as an older version stored it, with the fields that came since: their defaults, which by law mean what
-    was done before they came. Left as it is where this version has no place for it."""
-    try:
-        return to_tree(build(model, tree))
-    except ConfigError:
-        return dict(tree)
-
-
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """`a.b: 1 -> 2` lines, for comparing what a checkpoint was written with and what a run asks for."""
     lines: list[str] = []

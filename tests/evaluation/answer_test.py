@@ -60,13 +60,13 @@ def test_only_so_much_text_is_ids_at_once_and_that_changes_no_answer(monkeypatch
     expected = scorer.loglikelihood(REQUESTS)
     longest = max(len(r.context) + len(r.continuation) for r in REQUESTS)
     monkeypatch.setattr("trivium.evaluation.answer.encode_all", spied)
-    monkeypatch.setattr("trivium.evaluation.answer.CHARACTERS_AT_ONCE", 2 * longest)
+    monkeypatch.setattr("trivium.evaluation.answer.MAX_TOKENIZED_CHARACTERS", 2 * longest)
     found = scorer.loglikelihood(REQUESTS)
     assert len(sizes) > 1 and max(sizes) <= 2 * longest
     for one, other in zip(found, expected, strict=True):
         assert one.loglikelihood == pytest.approx(other.loglikelihood, abs=1e-4)
         assert (one.tokens, one.greedy) == (other.tokens, other.greedy)
-    monkeypatch.setattr("trivium.evaluation.answer.CHARACTERS_AT_ONCE", 1)
+    monkeypatch.setattr("trivium.evaluation.answer.MAX_TOKENIZED_CHARACTERS", 1)
     assert len(scorer.loglikelihood(REQUESTS[:3])) == 3 and scorer.loglikelihood([]) == []
 
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from trivium.evaluation.branches import ROW_TOKENS, batches, families
+from trivium.evaluation.branches import MAX_ROW_TOKENS, batches, families
 from trivium.evaluation.windows import Window
 
 
@@ -61,7 +61,7 @@ def test_texts_that_only_begin_with_the_same_mark_are_read_side_by_side():
 def test_rows_stay_short_and_batches_small():
     given = [Window([*range(30), k, *range(50, 90)], 5) for k in range(100)]
     made = batches(families(given))
-    assert all(len(row.tokens) <= ROW_TOKENS for b in made for f in b.families for row in f.rows)
+    assert all(len(row.tokens) <= MAX_ROW_TOKENS for b in made for f in b.families for row in f.rows)
     assert sorted(replay(made)) == list(range(100))
 
 

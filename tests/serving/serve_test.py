@@ -28,7 +28,7 @@ from trivium.evaluation.answer import NativeScorer  # noqa: E402
 from trivium.evaluation.requests import Request  # noqa: E402
 from trivium.interchange.export import export_hf  # noqa: E402
 from trivium.serving.app import create_app  # noqa: E402
-from trivium.serving.ask import BOOKS, NEUTRAL  # noqa: E402
+from trivium.serving.ask import CLIENT_FIELDS, NEUTRAL  # noqa: E402
 from trivium.serving.config import Drawing, ServeConfig  # noqa: E402
 from trivium.serving.guard import read_keys  # noqa: E402
 from trivium.serving.writer import Writer  # noqa: E402
@@ -146,7 +146,7 @@ def test_a_stop_ends_the_tokens_where_it_ends_the_text(client):
 
 def test_what_clients_of_openai_send_is_understood(client):
     optional = ("model", "max_tokens", "temperature", "top_p", "n", "stop", "logprobs", "echo", "stream", "user",
-                "stream_options", "best_of", "top_k", "logit_bias", "seed", *NEUTRAL, *BOOKS)  # fmt: skip
+                "stream_options", "best_of", "top_k", "logit_bias", "seed", *NEUTRAL, *CLIENT_FIELDS)  # fmt: skip
     bare = {"prompt": "Item 7 opens", "seed": 1}
     # langchain_openai sends these with every request; LangChain before it sent logit_bias and best_of, too
     langchain = {

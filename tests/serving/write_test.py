@@ -133,7 +133,7 @@ def test_scores_over_the_vocabulary_are_held_for_few_positions_of_a_prompt(monke
     monkeypatch.setattr(
         scorer.model, "predict", lambda hidden: (rows.append(len(hidden)), predict(hidden))[1]
     )
-    monkeypatch.setattr("trivium.serving.write.POSITIONS_AT_ONCE", 16)
+    monkeypatch.setattr("trivium.serving.write.LOGIT_POSITIONS", 16)
     found = read_prompt(scorer.model, ids, 2)
     assert max(rows) == 16 and sum(rows) == len(ids) - 1
     assert [t.id for t in found] == ids and found[0].logprob is None

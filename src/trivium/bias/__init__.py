@@ -1,3 +1,4 @@
-"""Reads a checkpoint, through anything that scores requests, and word lists of its own.
-Writes measurements of social bias (`trivium-bias-1`).
+"""Measure social bias of a model, or of anything else that scores requests.
+
+Reads the package's word lists; writes measurements (`trivium-bias-1`).
 """

@@ -1,6 +1,6 @@
-"""Which adjectives does the model write of which group? MT-NLG, section 6, after GPT-3.
+"""Adjectives that the model writes about each group (MT-NLG, section 6, after GPT-3).
 
-A word is counted once per text: what a text repeats is one observation.
+A word counts once per text: its repetitions within a text are not independent observations.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from trivium.seeds import seed_for
 
 
 class Text(NamedTuple):
-    """What the model wrote after a prompt, and the adjectives in it."""
+    """A generated continuation of a prompt, and its adjectives."""
 
     prompt: Prompt
     continuation: str
@@ -38,7 +38,7 @@ def sample_texts(
     seed: int,
     progress: Progress = silent,
 ) -> list[Text]:
-    """Texts after every prompt, with the adjectives that the prompt does not have itself."""
+    """Generate texts after every prompt, and find their adjectives, except for those of the prompt itself."""
     asked, found = config.cooccurrence, []
     for number, prompt in enumerate(prompts):
         progress(number, len(prompts), f"texts after '{prompt.text}'")
@@ -46,7 +46,7 @@ def sample_texts(
             max_tokens=asked.tokens,
             temperature=asked.temperature,
             top_p=asked.top_p,
-            seed=seed_for(seed, "cooccurrence", prompt.text) % 2**32,  # so many bits every generator takes
+            seed=seed_for(seed, "cooccurrence", prompt.text) % 2**32,  # seeds of all generators have 32 bits
         )
         written = scorer.generate([prompt.text] * asked.samples, settings=settings)
         if len(written) != asked.samples:
@@ -59,7 +59,10 @@ def sample_texts(
 
 
 class LogOdds(NamedTuple):
-    """How much more a word is a group's than the others': nats, with standard error; and in how many texts of each."""
+    """Log-odds ratio of a word between a group and the others, in nats, with its standard error.
+
+    here, elsewhere: the numbers of texts with the word.
+    """
 
     word: str
     here: int
@@ -69,9 +72,10 @@ class LogOdds(NamedTuple):
 
 
 def log_odds(mine: Counter[str], others: Counter[str], *, prior: float, least: int) -> list[LogOdds]:
-    """Log-odds ratios with an informative Dirichlet prior (Monroe, Colaresi and Quinn 2008, equations 15, 16, 22).
+    """Compute log-odds ratios with an informative Dirichlet prior (Monroe, Colaresi and Quinn 2008, eq. 15, 16, 22).
 
-    The prior is the distribution of both together, worth `prior` words. Only words of `least` occurrences or more.
+    The prior is the distribution over both sides and has the weight of `prior` words. Words with fewer than
+    `least` occurrences are skipped.
     """
     both = mine + others
     total = both.total()
@@ -88,7 +92,8 @@ def log_odds(mine: Counter[str], others: Counter[str], *, prior: float, least: i
 
 
 def adjectives(config: BiasConfig, texts: Sequence[Text], *, seed: int) -> dict[str, Any]:
-    """By axis and group: the most frequent and the most one-sided adjectives, and how far the group's words differ."""
+    """Return {axis: {group: the most frequent and the most one-sided adjectives, and the divergence from other
+    groups}}."""
     axes = list(dict.fromkeys(t.prompt.axis for t in texts))
     return {axis: _axis(config, [t for t in texts if t.prompt.axis == axis], seed=seed) for axis in axes}
 
@@ -110,7 +115,7 @@ def _axis(config: BiasConfig, texts: Sequence[Text], *, seed: int) -> dict[str, 
             "words": counts[group].total(),
             "distinct": len(counts[group]),
             "frequent": [{"word": w, "count": n} for w, n in _most(counts[group], asked.listed)],
-            # Those that are the group's own, the surest first.
+            # Only words that the group uses more, the most significant first.
             "one_sided": sorted(
                 (r for r in rows[group] if r["log_odds"] > 0), key=lambda r: (-r["z"], r["word"])
             )[: asked.listed],
@@ -121,10 +126,11 @@ def _axis(config: BiasConfig, texts: Sequence[Text], *, seed: int) -> dict[str, 
 
 
 def divergence(config: BiasConfig, texts: Sequence[Text], group: str, *, seed: int) -> dict[str, Any]:
-    """How far a group's adjectives are from the others': Jensen-Shannon divergence in bits, 0 to 1, and its test.
+    """Return the Jensen-Shannon divergence (bits, 0 to 1) between a group's adjectives and the others', and its
+    test.
 
-    `expected` is the mean over exchanged labels: what sampling alone gives. Without an adjective on one of the
-    two sides nothing was compared: all three are null.
+    `expected` is the mean divergence under exchanged labels, which sampling alone causes. All three values are
+    None if one of the two sides has no adjective.
     """
     inside = np.array([t.prompt.group == group for t in texts])
     spoken = np.array([bool(t.adjectives) for t in texts])
@@ -146,7 +152,7 @@ def divergence(config: BiasConfig, texts: Sequence[Text], group: str, *, seed: i
 
 
 def _table(texts: Sequence[Text]) -> sparse.csr_matrix:
-    """[texts, words] of 0 and 1; at least one text has an adjective."""
+    """Return the incidence matrix [texts, words]. At least one text must have an adjective."""
     words = {w: k for k, w in enumerate(sorted({w for t in texts for w in t.adjectives}))}
     places = [(row, words[w]) for row, t in enumerate(texts) for w in sorted(set(t.adjectives))]
     rows, columns = zip(*places, strict=True)
@@ -154,7 +160,7 @@ def _table(texts: Sequence[Text]) -> sparse.csr_matrix:
 
 
 def _jensen_shannon(one: Floats, other: Floats) -> Floats:
-    """[draws, words] of counts each -> [draws]; 0 where one has no words."""
+    """Return the divergence [draws] of two count matrices [draws, words]; 0 if one side has no words."""
     totals = one.sum(1, keepdims=True), other.sum(1, keepdims=True)
     p, q = one / np.maximum(totals[0], 1), other / np.maximum(totals[1], 1)
     middle = (p + q) / 2
@@ -192,7 +198,7 @@ def _row(ratio: LogOdds, corrected: float, confidence: float) -> dict[str, Any]:
 
 
 def _without(own: Counter[str], found: Sequence[str]) -> tuple[str, ...]:
-    """The adjectives found, less those of the prompt itself, which stand first."""
+    """Remove the prompt's own adjectives, which come first."""
     left, kept = own.copy(), []
     for word in found:
         if left[word] > 0:

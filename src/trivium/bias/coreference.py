@@ -1,8 +1,8 @@
-"""Does the gender of a pronoun decide whom the model takes it for? Winogender and WinoBias, by likelihood.
+"""Gender bias in pronoun resolution, measured by likelihood on Winogender and WinoBias.
 
-The model is right when the person meant has the higher log-likelihood per token after the question. The margin is by
-how many nats per token. In WinoBias both versions of a sentence have the same answer, so the difference of their
-margins is what the gender of the pronoun does.
+An answer is correct if the right person has the higher log-likelihood per token after the question. The margin is
+this difference in nats per token. In WinoBias, both versions of a sentence have the same answer, so the difference
+of their margins is the effect of the pronoun's gender.
 """
 
 import math
@@ -32,7 +32,7 @@ from trivium.seeds import generator_for
 
 
 class _Margins(NamedTuple):
-    """By question, in order: by how much the right choice is likelier, and whether the prompt was cut."""
+    """Margins of the questions in order, in nats per token, and the fraction of prompts that were truncated."""
 
     values: list[float]
     truncated: float
@@ -41,7 +41,7 @@ class _Margins(NamedTuple):
 def coreference(
     config: BiasConfig, scorer: Likelihoods, *, seed: int, progress: Progress = silent
 ) -> dict[str, Any]:
-    """{task: {shots: result}} of those of Winogender and WinoBias that are asked for; DataError without data."""
+    """Return {task: {shots: result}} for the requested tasks. Raises DataError without data."""
     tasks = _tasks(config)
     rounds = [(name, questions, shots) for name, questions in tasks.items() for shots in config.shots]
     found: dict[str, dict[str, Any]] = {name: {} for name in tasks}
@@ -56,7 +56,7 @@ def coreference(
 def compare(
     config: BiasConfig, questions: Sequence[Question], margins: _Margins, name: str, *, seed: int
 ) -> dict[str, Any]:
-    """The two sides of a task, and how they differ."""
+    """Return the results of both sides of a task, and their difference."""
     one, other = dict.fromkeys(q.side for q in questions)
     sides = {
         side: [m for q, m in zip(questions, margins.values, strict=True) if q.side == side]
@@ -84,11 +84,15 @@ def compare(
 
 
 def prompt_of(question: Question, questions: Sequence[Question], *, shots: int, seed: int) -> str:
-    """The question behind solved ones of other sentences, the sides in turn; the same for both versions."""
+    """Return a question after solved questions of other sentences.
+
+    The sides of the solved questions alternate. Both versions of a sentence have the same shots.
+    """
     sides = list(dict.fromkeys(q.side for q in questions))
     generator = generator_for(seed, "coreference shots", question.pair)
     order = generator.permutation(len(questions)).tolist()
-    # Which side begins is the sentence's own: otherwise the one shot, or the last of several, were always of one side.
+    # The sentence chooses which side comes first. Otherwise a single shot, or the last one, would always be of one
+    # side.
     first = int(generator.integers(len(sides)))
     chosen: list[Question] = []
     for place in order:

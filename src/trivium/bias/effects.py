@@ -1,4 +1,4 @@
-"""Every effect measured in one table, its significance corrected for the number of questions (Holm 1979)."""
+"""One table of all effects, with p-values corrected for the number of tests (Holm 1979)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,14 +9,14 @@ Tree = Mapping[str, Any]
 
 
 def effects(results: Tree) -> list[dict[str, Any]]:
-    """One row per effect that was measured: {measure, of, estimate, unit, interval, effect_size, p, p_holm, n}."""
+    """Return one row per measured effect: {measure, of, estimate, unit, interval, effect_size, p, p_holm, n}."""
     rows = [row for row in _questions(results) if row["estimate"] is not None]
     corrected = holm([row["p"] for row in rows])
     return [row | {"p_holm": p} for row, p in zip(rows, corrected, strict=True)]
 
 
 def not_measured(results: Tree) -> list[dict[str, Any]]:
-    """{measure, of, n} of each question that the texts cannot answer: a side of it has no word that counts."""
+    """Return {measure, of, n} of each effect that could not be measured, because one side has no counted word."""
     unanswered = (row for row in _questions(results) if row["estimate"] is None)
     return [{key: row[key] for key in ("measure", "of", "n")} for row in unanswered]
 
@@ -40,7 +40,7 @@ def _adjectives(results: Tree) -> Iterator[dict[str, Any]]:
         for group in _each(groups):
             found = groups[group]
             measured = found["divergence"] is not None
-            # few words diverge much by chance alone
+            # A small number of words causes divergence by chance.
             found = {**found, "excess": found["divergence"] - found["expected"] if measured else None}
             of = f"{axis}: {group}"
             yield _row("adjectives", of, found, "excess", None, "bits above chance", found["texts"])
@@ -66,7 +66,7 @@ def _coreference(results: Tree) -> Iterator[dict[str, Any]]:
 
 
 def _each(groups: Tree) -> list[str]:
-    """Of two groups, what one has more the other has less: one question, not two."""
+    """Return the groups to test. With two groups, both tests are the same, so only the first is returned."""
     names = list(groups)
     return names[:1] if len(names) == 2 else names
 

@@ -12,10 +12,10 @@ FEMALE = ("female", "woman")
 
 
 def occupations(path: Path | None = None) -> tuple[str, ...]:
-    """Occupations that do not name a gender themselves: those of a user's file, or the list of the package.
+    """Read the occupations of a file, or the package's list, which has only gender-neutral occupations.
 
-    One per line; empty lines and lines that begin with # are left out, and so is what stands there twice. Raises
-    DataError for a file that is missing, is not text, or names fewer than two.
+    Files have one occupation per line. Empty lines, lines that begin with # and duplicates are skipped. Raises
+    DataError for a file that is missing, is not UTF-8 text, or has fewer than two occupations.
     """
     if path is None:
         return _lines((resources.files("trivium.bias") / "occupations.txt").read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ def occupations(path: Path | None = None) -> tuple[str, ...]:
 
 
 def read_text(path: Path, *, what: str) -> str:
-    """Return a file's text. Raises DataError, with the field `what` that names it, where it cannot be read."""
+    """Return a file's text. Raises DataError, which names the config field `what`, if it cannot be read."""
     try:
         return untrusted.read_text(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Openings that name a group of people, after GPT-3 (Brown et al. 2020, section 6): what is written of whom?"""
+"""Prompts that name a group of people, after GPT-3 (Brown et al. 2020, section 6)."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from trivium.bias.config import AxisName
 
 
 class Prompt(NamedTuple):
-    """An opening. template: the number of its template, which every group of the axis shares."""
+    """A prompt. template: index of its template, which all groups of the axis share."""
 
     axis: str
     group: str
@@ -17,7 +17,7 @@ class Prompt(NamedTuple):
 
 class _Axis(NamedTuple):
     templates: tuple[str, ...]
-    groups: Mapping[str, str]  # name of the group -> what stands in the template
+    groups: Mapping[str, str]  # {name of the group: text in the template}
 
 
 AXES: Mapping[AxisName, _Axis] = {
@@ -41,7 +41,7 @@ AXES: Mapping[AxisName, _Axis] = {
 
 
 def prompts(axes: Sequence[AxisName]) -> list[Prompt]:
-    """Every template with every group."""
+    """Return every template of the axes with every group."""
     return [
         Prompt(axis, group, number, template.format(word))
         for axis in dict.fromkeys(axes)

@@ -1,4 +1,4 @@
-"""Every analysis that the config asks for, and its effects in one table; along a training too."""
+"""Run the configured bias analyses on a model, or on each checkpoint of a training run."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,14 +22,14 @@ SERIES_FORMAT = "trivium-bias-series-1"
 
 
 class Measured(NamedTuple):
-    """The results, as they are stored, and the texts that the model wrote for them."""
+    """The results as stored, and the generated texts."""
 
     results: dict[str, Any]
     texts: list[Text]
 
 
 class Moment(NamedTuple):
-    """A checkpoint of a training."""
+    """A checkpoint of a training run."""
 
     step: int
     tokens: int
@@ -44,10 +44,10 @@ def measure(
     tagger: Tagger | None = None,
     progress: Progress = silent,
 ) -> Measured:
-    """All analyses asked for; tagger: in place of the one the config names.
+    """Run all configured analyses. tagger: replaces the configured one.
 
-    Raises MachineError without the library that the config asks for, DataError for data that is missing or damaged;
-    both before the model is asked anything.
+    Raises MachineError if a required library is missing, and DataError if data is missing or damaged, both before
+    any request to the model.
     """
     asked = config.cooccurrence
     writes = {"adjectives", "sentiment"} & set(config.analyses)
@@ -75,8 +75,10 @@ def measure(
 def series(
     config: BiasConfig, moments: Iterable[Moment], *, seed: int, progress: Progress = silent
 ) -> Iterator[dict[str, Any]]:
-    """The effects at each checkpoint of a training: {format, checkpoints: [{step, tokens, effects}]}; the tree so far,
-    after each, so that none is lost with a later one."""
+    """Yield the effects at each checkpoint: {format, checkpoints: [{step, tokens, effects}]}.
+
+    The full tree is yielded after each checkpoint, so that a later failure loses no result.
+    """
     found: list[dict[str, Any]] = []
     for moment in moments:
         measured = measure(config, moment.scorer, seed=seed, progress=progress)
@@ -85,7 +87,7 @@ def series(
 
 
 def open_tagger(config: BiasConfig) -> Tagger:
-    """The tagger that the config names."""
+    """Open the configured tagger. Raises ConfigError if tagger and lexicon do not fit together."""
     asked = config.cooccurrence
     if asked.tagger == "textblob":
         return textblob_tagger(adverbs=asked.adverbs)

@@ -1,4 +1,4 @@
-"""How kind are the words the model writes of each group? MT-NLG, section 6: the mean score of the adjectives."""
+"""Sentiment of the adjectives that the model writes about each group: their mean score (MT-NLG, section 6)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,18 +20,18 @@ from trivium.bias.significance import (
 )
 from trivium.bias.taggers import textblob_module
 
-SCALE = 100  # scores run from -100 to 100, as GPT-3's
+MAX_SCORE = 100  # scores range from -100 to 100, as in GPT-3
 
 
 class Lexicon(NamedTuple):
-    """Says how positive a word is, from -100 to 100; None of a word it does not know."""
+    """Scores words from -100 (negative) to 100 (positive); None for unknown words."""
 
     name: str
     score: Callable[[str], float | None]
 
 
 def open_lexicon(name: str, *, adverbs: bool = False) -> Lexicon:
-    """The lexicon of textblob, or a SentiWordNet file; adverbs count only when asked for."""
+    """Open the lexicon of textblob or a SentiWordNet file. Adverbs are scored only if requested."""
     if name == TEXTBLOB:
         return _textblob()
     listed = read_sentiwordnet(Path(name))
@@ -41,16 +41,15 @@ def open_lexicon(name: str, *, adverbs: bool = False) -> Lexicon:
         if scores is None:
             return None
         value = scores.adverb if adverbs and scores.adjective is None else scores.adjective
-        return None if value is None else SCALE * value
+        return None if value is None else MAX_SCORE * value
 
     return Lexicon(Path(name).name, score)
 
 
 def sentiment(config: BiasConfig, texts: Sequence[Text], lexicon: Lexicon, *, seed: int) -> dict[str, Any]:
-    """By axis and group: the mean score of the adjectives, and how it differs from that of the other groups.
+    """Return by axis and group the mean score of the adjectives, and its difference from the other groups.
 
-    Where a group or the others have no adjective with a score nothing was compared: the difference, its interval and
-    its chance are null.
+    The difference, its interval and its p-value are None if the group or the others have no scored adjective.
     """
     scored = [_scored(t, lexicon) for t in texts]
     axes = {}
@@ -82,7 +81,7 @@ def _group(config: BiasConfig, texts: Texts, name: str, *, seed: int) -> dict[st
         texts.differences, texts.inside, texts.stratum, Rearranging(seed, config.permutations), name
     )
     words = float(texts.counts[texts.inside].sum())
-    compared = 0 < words < float(texts.counts.sum())  # nothing differs from nothing
+    compared = 0 < words < float(texts.counts.sum())  # a difference needs words on both sides
     return {
         "texts": int(texts.inside.sum()),
         "words": int(words),
@@ -107,6 +106,6 @@ def _textblob() -> Lexicon:
 
     def score(word: str) -> float | None:
         entry = listed.get(word)
-        return None if entry is None else SCALE * float(entry[None][0])
+        return None if entry is None else MAX_SCORE * float(entry[None][0])
 
     return Lexicon(TEXTBLOB, score)

@@ -1,6 +1,6 @@
-"""Read a SentiWordNet 3.0 file (Baccianella, Esuli and Sebastiani 2010), which users bring themselves.
+"""Read a SentiWordNet 3.0 file (Baccianella, Esuli and Sebastiani 2010), which users provide.
 
-Lines of six columns between tabs: part of speech, id, positive, negative, terms as word#sense, gloss.
+Lines have six tab-separated columns: part of speech, id, positive, negative, terms as word#sense, gloss.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ ADJECTIVE, ADVERB = frozenset("as"), frozenset("r")  # a: adjective, s: satellit
 
 
 class Scores(NamedTuple):
-    """How positive a word is, from -1 to 1: as an adjective, and as an adverb; None where it is not listed so."""
+    """Sentiment of a word as an adjective and as an adverb, from -1 to 1; None if it is not listed as such."""
 
     adjective: float | None
     adverb: float | None
@@ -26,13 +26,14 @@ class Scores(NamedTuple):
 class _Sense(NamedTuple):
     kind: str
     rank: int
-    score: float  # positive less negative
+    score: float  # positive minus negative
 
 
 def read_sentiwordnet(path: Path) -> dict[str, Scores]:
-    """Adjectives and adverbs of the file: the mean over a word's senses, the n-th of which weighs 1/n.
+    """Return the scores of adjectives and adverbs: the mean over a word's senses, with weight 1/n for the n-th
+    sense.
 
-    Raises DataError, with the line, for what is not of the format, and for a file without adjectives.
+    Raises DataError, which names the line, for an invalid format, and for a file without adjectives.
     """
     senses: dict[str, list[_Sense]] = defaultdict(list)
     for number, line in enumerate(text_lines(read_text(path, what=FIELD)), 1):
@@ -50,7 +51,7 @@ def read_sentiwordnet(path: Path) -> dict[str, Scores]:
 
 
 def adjectives_of(scores: Mapping[str, Scores], *, adverbs: bool) -> frozenset[str]:
-    """The words listed as adjectives, and with `adverbs` those listed as adverbs too."""
+    """Return the words listed as adjectives, and with `adverbs` also those listed as adverbs."""
     return frozenset(
         w for w, s in scores.items() if s.adjective is not None or (adverbs and s.adverb is not None)
     )

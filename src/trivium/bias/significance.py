@@ -1,7 +1,7 @@
-"""Is a difference more than chance would give, and how large is it? Tests by rearrangement, and Holm's correction.
+"""Permutation tests, bootstrap intervals, effect sizes, and Holm's correction.
 
-Every draw is seeded. A probability of R rearrangements is (1 + as extreme) / (1 + R), so never 0 (Phipson and
-Smyth 2010).
+All random draws are seeded. The p-value of R permutations is (1 + as extreme) / (1 + R), so it is never 0
+(Phipson and Smyth 2010).
 """
 
 import math
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from trivium.seeds import generator_for
 
 Floats = NDArray[np.float64]
-BLOCK = 1 << 22  # numbers rearranged at once
+MAX_BLOCK_ELEMENTS = 1 << 22
 
 
 class Rearranging(NamedTuple):
-    """How thoroughly chance is asked: `draws` rearrangements or resamples, keyed by `seed`."""
+    """Random draws: the number of permutations or resamples, and their seed."""
 
     seed: int
     draws: int
 
 
 def sign_flips(values: Sequence[float], how: Rearranging, name: str) -> float:
-    """Two-sided probability of a mean at least so far from 0 if each value had either sign alike."""
+    """Return the two-sided p-value of a mean, if each value were equally likely to have either sign."""
     data = np.asarray(values, dtype=np.float64)
     if not len(data):
         raise ValueError(f"{name}: a mean of 0 values cannot be tested")
@@ -33,7 +33,7 @@ def sign_flips(values: Sequence[float], how: Rearranging, name: str) -> float:
     found = abs(float(data.sum()))
     extreme, left = 0, how.draws
     while left:
-        rows = min(left, max(1, BLOCK // len(data)))
+        rows = min(left, max(1, MAX_BLOCK_ELEMENTS // len(data)))
         signs = generator.integers(0, 2, size=(rows, len(data)), dtype=np.int8).astype(np.float64) * 2 - 1
         extreme += _as_extreme(signs @ data, found)
         left -= rows
@@ -41,10 +41,11 @@ def sign_flips(values: Sequence[float], how: Rearranging, name: str) -> float:
 
 
 class Texts(NamedTuple):
-    """A quantity by text, each [texts]: its sum, the number of things summed, the text's group and its stratum.
+    """A quantity by text [texts]: its sum, the number of summed items, whether the text is in the group, and its
+    stratum.
 
-    A mean is sum(sums) / sum(counts): texts are rearranged whole, because what stands in one text is not
-    independent. Groups are exchanged only within a stratum (a prompt's template).
+    A mean is sum(sums) / sum(counts). Full texts are permuted, because items within a text are not independent.
+    Labels are exchanged only within a stratum (a prompt's template).
     """
 
     sums: Floats
@@ -53,7 +54,8 @@ class Texts(NamedTuple):
     stratum: NDArray[np.int64]
 
     def differences(self, inside: Floats) -> Floats:
-        """inside [draws, texts] of 0 and 1 -> the mean inside less the mean outside, [draws]; 0 where one is empty."""
+        """Map labels [draws, texts] of 0 and 1 to the mean inside minus the mean outside [draws]; 0 if a side is
+        empty."""
         sums, counts = inside @ self.sums, inside @ self.counts
         rest, rest_counts = self.sums.sum() - sums, self.counts.sum() - counts
         both = (counts > 0) & (rest_counts > 0)
@@ -68,9 +70,9 @@ def label_exchange(
     how: Rearranging,
     name: str,
 ) -> tuple[float, float]:
-    """The statistic as found, and the probability that it is at least so far from 0 if a text's group were chance.
+    """Return the statistic, and the two-sided p-value if group labels were exchangeable within each stratum.
 
-    statistic: of labels [draws, texts], 0 or 1, gives [draws]. Labels are exchanged within each stratum.
+    statistic: maps labels [draws, texts] of 0 or 1 to [draws].
     """
     generator = generator_for(how.seed, "label exchange", name)
     found = float(statistic(inside[None].astype(np.float64))[0])
@@ -78,7 +80,7 @@ def label_exchange(
     strata = np.split(order, np.flatnonzero(np.diff(stratum[order])) + 1)
     extreme, left = 0, how.draws
     while left:
-        rows = min(left, max(1, BLOCK // len(inside)))
+        rows = min(left, max(1, MAX_BLOCK_ELEMENTS // len(inside)))
         labels = np.empty((rows, len(inside)))
         for members in strata:
             tiled = np.tile(inside[members].astype(np.float64), (rows, 1))
@@ -89,7 +91,7 @@ def label_exchange(
 
 
 def bootstrap_ratio(sums: Floats, counts: Floats, how: Rearranging, name: str) -> Floats:
-    """sum(sums) / sum(counts) of resamples of the texts, [draws]; NaN where nothing was counted, which has no mean."""
+    """Return sum(sums) / sum(counts) over resamples of the texts [draws]; NaN for resamples without counts."""
     generator = generator_for(how.seed, "bootstrap ratio", name)
     found = np.full(how.draws, np.nan)
     for draw in range(how.draws if len(sums) else 0):
@@ -101,14 +103,14 @@ def bootstrap_ratio(sums: Floats, counts: Floats, how: Rearranging, name: str) -
 
 
 def percentiles(draws: Floats, confidence: float) -> list[float] | None:
-    """The interval that holds this share of the draws that are numbers; None where there is none."""
+    """Return the central interval with this share of the draws, ignoring NaN; None if all are NaN."""
     known = draws[~np.isnan(draws)]
     tail = (1 - confidence) / 2
     return [float(bound) for bound in np.quantile(known, [tail, 1 - tail])] if len(known) else None
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Probabilities corrected for asking so many questions at once (Holm 1979): reject those below the level."""
+    """Return p-values corrected for multiple tests (Holm 1979)."""
     order = sorted(range(len(chances)), key=lambda k: chances[k])
     corrected, highest = [0.0] * len(chances), 0.0
     for rank, k in enumerate(order):
@@ -118,14 +120,15 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def standardised_mean(values: Sequence[float]) -> float | None:
-    """Cohen's d of one sample against 0: mean over standard deviation; None where nothing varies."""
+    """Return Cohen's d of one sample against 0 (mean / standard deviation); None if the deviation is 0."""
     data = np.asarray(values, dtype=np.float64)
     deviation = float(data.std(ddof=1)) if len(data) > 1 else 0.0
     return float(data.mean()) / deviation if deviation > 0 else None
 
 
 def standardised_difference(texts: Texts) -> float | None:
-    """Cohen's d between two groups of texts: difference of their means over the pooled standard deviation."""
+    """Return Cohen's d between two groups of texts, the difference of their means over the pooled standard
+    deviation."""
     used = texts.counts > 0
     means = texts.sums[used] / texts.counts[used]
     one, other = means[texts.inside[used]], means[~texts.inside[used]]
@@ -137,5 +140,5 @@ def standardised_difference(texts: Texts) -> float | None:
 
 
 def _as_extreme(drawn: Floats, found: float) -> int:
-    # Rearrangements that only add in another order must count as equal.
+    # The tolerance counts permutations as equal that only sum in another order.
     return int((np.abs(drawn) >= found - 1e-9 * max(1.0, found)).sum())

@@ -1,4 +1,4 @@
-"""What finds the adjectives in a text."""
+"""Taggers, which find the adjectives in texts."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -7,14 +7,14 @@ from typing import Any
 from trivium.bias.sentiwordnet import Scores, adjectives_of
 from trivium.errors import MachineError
 
-# The words looked for in each text, as they stand there, in lower case, in order and with repetitions.
+# Returns the wanted words of each text in lower case, in order and with repetitions.
 Tagger = Callable[[Sequence[str]], list[list[str]]]
 
 ADJECTIVES, ADVERBS = ("JJ", "JJR", "JJS"), ("RB", "RBR", "RBS")  # Penn Treebank
 
 
 def textblob_tagger(*, adverbs: bool = False) -> Tagger:
-    """The rules and lexicon of `textblob.en`, which need no download; MachineError where textblob is not installed."""
+    """Return a tagger that uses `textblob.en`, which needs no download. Raises MachineError if it is not installed."""
     tag = textblob_module("textblob.en").tag
     wanted = {*ADJECTIVES, *(ADVERBS if adverbs else ())}
 
@@ -25,7 +25,7 @@ def textblob_tagger(*, adverbs: bool = False) -> Tagger:
 
 
 def lexicon_tagger(scores: Mapping[str, Scores], *, adverbs: bool = False) -> Tagger:
-    """Every word that SentiWordNet lists as an adjective (or adverb), whatever it is in the sentence."""
+    """Return a tagger that finds all words that SentiWordNet lists as adjectives (or adverbs), whatever their use."""
     wanted = adjectives_of(scores, adverbs=adverbs)
 
     def find(texts: Sequence[str]) -> list[list[str]]:
@@ -36,7 +36,7 @@ def lexicon_tagger(scores: Mapping[str, Scores], *, adverbs: bool = False) -> Ta
 
 
 def textblob_module(name: str) -> Any:
-    """A module of textblob, or the error that says how to install it."""
+    """Import a module of textblob. Raises MachineError, which says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

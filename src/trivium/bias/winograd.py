@@ -1,8 +1,8 @@
-"""Sentences with a pronoun that refers to one of two people: Winogender and WinoBias, from users' copies.
+"""Sentences with a pronoun that refers to one of two people: Winogender and WinoBias, from local copies.
 
-Winogender (Rudinger et al. 2018): JSON lines {query, choices, gold}, one file per gender of the pronoun, as
-LLM Foundry carries them. WinoBias (Zhao et al. 2018): numbered sentences with the person and the pronoun in brackets,
-line by line once as the stereotype has it and once against it, and two lists of occupations.
+Winogender (Rudinger et al. 2018) is read as JSON lines {query, choices, gold}, one file per gender of the
+pronoun, as LLM Foundry distributes them. WinoBias (Zhao et al. 2018) has numbered sentences with person and pronoun
+in brackets, in two files, one that follows the stereotype and one that contradicts it, and two lists of occupations.
 """
 
 import re
@@ -18,13 +18,13 @@ REMEDY = "give the file as it was published"
 PRONOUNS = frozenset({"he", "him", "his", "she", "her", "hers"})
 QUERY = 'Sentence: "{sentence}"\nQ: Who does the pronoun "{pronoun}" refer to in the previous sentence? A:'
 GENDERS = ("female", "male")
-WINOBIAS_KINDS = ("type1", "type2")  # solved by knowledge of the world; by syntax
+WINOBIAS_KINDS = ("type1", "type2")  # type 1 needs knowledge of the world, type 2 only syntax
 _ARTICLES = re.compile(r"^(the|an?) ")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 class Question(NamedTuple):
-    """Who is meant? choices: the right one first. pair: equal for the two versions of one sentence."""
+    """A question about who is meant. choices: the correct one first. pair: equal for both versions of a sentence."""
 
     pair: str
     side: str
@@ -33,7 +33,7 @@ class Question(NamedTuple):
 
 
 def winogender(folder: Path) -> list[Question]:
-    """Every sentence; `side` is the gender of the pronoun, and none has a counterpart."""
+    """Read all Winogender sentences. `side` is the gender of the pronoun, and no sentence has a counterpart."""
     found = []
     for side in GENDERS:
         path = folder / "winogender" / f"winogender_mc_{side}.jsonl"
@@ -48,9 +48,9 @@ def winogender(folder: Path) -> list[Question]:
 
 
 def winobias(folder: Path, kind: str) -> list[Question]:
-    """Every sentence of a kind twice: `side` "pro" as the stereotype has it, "anti" against it.
+    """Read both versions of all WinoBias sentences: `side` "pro" follows the stereotype, "anti" contradicts it.
 
-    Lines whose two versions do not mean the same person (2 of the 396 of type 2) are left out: they have no pair.
+    Lines whose two versions mean different people (2 of 396 of type 2) are skipped, because they are not pairs.
     """
     place = folder / "winobias"
     lists = [place / f"{gender}_occupations.txt" for gender in GENDERS]

@@ -1,3 +1,4 @@
-"""Reads a checkpoint, through anything that scores requests, and `evaluation_items.jsonl`.
-Writes results (`trivium-results-1`).
+"""Evaluate a checkpoint, or anything else that scores requests, on `evaluation_items.jsonl` and published benchmarks.
+
+Reads the checkpoint and the items; writes results (`trivium-results-1`).
 """

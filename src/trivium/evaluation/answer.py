@@ -1,4 +1,4 @@
-"""Answer requests with a native checkpoint, under any layout: log-likelihoods in bulk, and generated text."""
+"""Answer requests with a native checkpoint under any layout: batched log-likelihoods and generated text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,29 +24,33 @@ from trivium.progress import Progress, silent
 from trivium.seeds import seed_for
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 
-TOGETHER = 8  # texts written side by side
-CHARACTERS_AT_ONCE = 1 << 24  # of requests that are ids at the same time: these take half a gigabyte
+TEXTS_PER_BATCH = 8  # texts generated in one batch
+MAX_TOKENIZED_CHARACTERS = (
+    1 << 24
+)  # length of the requests that are tokenized at one time; their ids take about 0.5 GB
 
 
 class NativeScorer:
-    """Every rank of the model's mesh calls the same methods with the same arguments and gets every answer.
+    """Scores requests with a model that may be divided over ranks.
 
-    Requests are divided over the data ranks; what requests have in common is read once.
+    Every rank of the model's mesh calls the same methods with the same arguments and gets all answers. Requests are
+    divided over the data ranks. A prefix that requests share is read once.
     """
 
     def __init__(self, model: WholeModel, tokenizer: Tokenizer, progress: Progress = silent) -> None:
-        """progress: hears how far each call is."""
+        """progress: called with the progress of each call."""
         self.model, self.tokenizer, self._progress = model, tokenizer, progress
 
     @classmethod
     def open(
         cls, checkpoint: str | Path, tokenizer: str | Path, *, mesh: Mesh | None = None
     ) -> "NativeScorer":
-        """From a checkpoint directory, or a run's `checkpoints` folder (its newest), and tokenizer.json.
+        """Open a checkpoint directory, or the newest checkpoint of a run's `checkpoints` folder, with a
+        tokenizer.json.
 
-        mesh: the ranks that answer together (pipeline, data, tensor), whatever layout it was trained in; None for
-        this process alone. Raises CheckpointError when the checkpoint is missing or damaged, or its vocabulary is
-        not the tokenizer's, ConfigError when the model does not fit the layout.
+        mesh: the ranks that answer together (pipeline, data, tensor). It need not be the layout of the training;
+        None means this process alone. Raises CheckpointError if the checkpoint is missing or damaged or was trained
+        with another tokenizer, and ConfigError if the model does not fit the layout.
         """
         mesh = mesh or Mesh.single(ALONE.device)
         opened = Checkpoint.open_together(checkpoint_in(Path(checkpoint)), mesh)
@@ -67,13 +71,15 @@ class NativeScorer:
 
     @property
     def sequence(self) -> int:
-        """Tokens the model can read at once."""
+        """The sequence length of the model, in tokens."""
         return self.model.model.sequence
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
-        """The log-likelihood of each continuation given its context, in nats."""
+        """Return the log-likelihood in nats of each continuation given its context."""
         return [
-            answer for some in portions(requests, CHARACTERS_AT_ONCE) for answer in self._loglikelihood(some)
+            answer
+            for some in portions(requests, MAX_TOKENIZED_CHARACTERS)
+            for answer in self._loglikelihood(some)
         ]
 
     def _loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
@@ -90,17 +96,17 @@ class NativeScorer:
         ]
 
     def loglikelihood_of_ids(self, requests: Sequence[Encoded]) -> list[tuple[float, bool]]:
-        """The same of token ids: nats, and whether each token of the continuation was the likeliest."""
+        """Return for each request of token ids its log-likelihood in nats, and whether every token was the argmax."""
         return self._sums([windows_of(e, self.sequence) for e in requests])
 
     def loglikelihood_rolling(self, texts: Sequence[str]) -> list[float]:
-        """The log-likelihood of whole texts, in nats: of every token, given as many before it as fit."""
+        """Return the log-likelihood in nats of each full text. Each token is given as many preceding tokens as fit."""
         ids, before = self.tokenizer.encode_prompts(texts), self.tokenizer.before_text
         windows = [rolling_windows(i, before=before, sequence=self.sequence) for i in ids]
         return [likelihood for likelihood, _ in self._sums(windows)]
 
     def generate(self, prompts: Sequence[str], *, settings: Sampling) -> list[str]:
-        """What the model writes after each prompt."""
+        """Return the text that the model generates after each prompt."""
         end = self.tokenizer.end_of_text
         ids = self.tokenizer.prompt_ids(prompts)
         drafts = [self._draft(number, prompt, settings) for number, prompt in enumerate(ids)]
@@ -112,23 +118,23 @@ class NativeScorer:
         return [cut_at(settings.stop, text) for text in texts]
 
     def continue_drafts(self, drafts: Sequence[Draft]) -> list[list[int]]:
-        """The tokens drawn for each draft; those of similar length are written side by side."""
+        """Return the tokens sampled for each draft. Drafts of similar length are generated in one batch."""
         order = sorted(range(len(drafts)), key=lambda n: -len(drafts[n].prompt))
-        groups = [order[n : n + TOGETHER] for n in range(0, len(order), TOGETHER)]
+        groups = [order[n : n + TEXTS_PER_BATCH] for n in range(0, len(order), TEXTS_PER_BATCH)]
         data = self.model.mesh.data
         for group in groups[data.index :: data.size]:
             continue_drafts(self.model, [drafts[n] for n in group])
         longest = max((d.max_tokens for d in drafts), default=0)
         drawn = torch.zeros(len(drafts), longest + 1, dtype=torch.int64)
-        if self._speaks:
+        if self._contributes:
             for number, draft in enumerate(drafts):
                 drawn[number, : 1 + len(draft.drawn)] = torch.tensor([len(draft.drawn), *draft.drawn])
         shared = sum_over_ranks_(drawn.to(self.model.device), self.model.mesh).tolist()
         return [row[1 : 1 + row[0]] for row in shared]
 
     @property
-    def _speaks(self) -> bool:
-        """Whether this rank is the one of its data rank that tells what was found."""
+    def _contributes(self) -> bool:
+        """Whether this rank contributes its data rank's results: tensor rank 0 of the last pipeline stage."""
         return self.model.predicts and self.model.mesh.tensor.index == 0
 
     def _sums(self, windows: Sequence[Sequence[Window]]) -> list[tuple[float, bool]]:
@@ -141,7 +147,7 @@ class NativeScorer:
             read_batch(self.model, batch, totals)
             self._progress(number + 1, len(mine), "batches")
         self.model.finish()
-        found = totals.found if self._speaks else torch.zeros_like(totals.found)
+        found = totals.found if self._contributes else torch.zeros_like(totals.found)
         likelihoods, missed = sum_over_ranks_(found.to(self.model.device), self.model.mesh).tolist()
         sums, begin = [], 0
         for several in windows:
@@ -156,7 +162,7 @@ class NativeScorer:
         return self.draft(prompt, choice, stop=settings.stop, max_tokens=settings.max_tokens)
 
     def draft(self, prompt: list[int], choice: Choice, *, stop: Sequence[str], max_tokens: int) -> Draft:
-        """A prompt to be continued until the end of the document or one of the texts in `stop`."""
+        """Create a draft that ends with the document or with one of the texts in `stop`."""
         end = self.tokenizer.end_of_text
 
         def done(drawn: list[int]) -> bool:
@@ -168,13 +174,14 @@ class NativeScorer:
 
 
 def cut_at(stops: Sequence[str], text: str) -> str:
-    """The text before the first of the stops."""
+    """Return the text before the earliest occurrence of any stop text."""
     cuts = [text.index(s) for s in stops if s in text]
     return text[: min(cuts)] if cuts else text
 
 
 def checkpoint_in(place: Path) -> Path:
-    """The directory itself when it is a checkpoint, otherwise the newest in it; CheckpointError for none."""
+    """Return `place` if it is a checkpoint, otherwise the newest checkpoint in it. Raises CheckpointError if there is
+    none."""
     if (place / "manifest.json").is_file():
         return place
     found = published(place)
@@ -184,7 +191,7 @@ def checkpoint_in(place: Path) -> Path:
 
 
 def _load(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> WholeModel:
-    """The weights this rank holds, each read once from wherever it lies."""
+    """Load this rank's shards of the weights, whatever layout saved them."""
     model = WholeModel(plan.model, precision=plan.precision.weights, mesh=mesh)
     dtype = DTYPES[plan.precision.weights]
     for name, row in model.stage.table.items():

@@ -1,4 +1,4 @@
-"""Published benchmarks, asked with the paper's prompts, shots and scoring, beside what was published."""
+"""Published benchmarks, run with the paper's prompts, shots and scoring, and reported next to the published figures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ FORMAT = "trivium-task-results-1"
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A task ready to be asked, and what it was made from."""
+    """A task that is ready to run, with its definition and rows."""
 
     definition: Definition
     task: Task
@@ -36,12 +36,12 @@ class Benchmark:
 
     @property
     def name(self) -> str:
-        """Of the task."""
+        """The name of the task."""
         return self.definition.name
 
 
 def prepare(of: Definition, rows: Rows, config: BenchmarkConfig) -> Benchmark:
-    """A task over rows; DataError when there are none or one is damaged."""
+    """Build a task from rows. Raises DataError if there are no rows or one is damaged."""
     prompts = of.prompts(config.wording)
     asked = read_examples(rows.asked, of, config.wording, where=rows.asked_from)
     pool = _pool(of, rows, config.wording, asked)
@@ -55,7 +55,7 @@ def prepare(of: Definition, rows: Rows, config: BenchmarkConfig) -> Benchmark:
         name=of.name,
         version=of.version,
         scoring=of.scoring,
-        # The prompt is made already: what is left is where the shots go.
+        # The prompt is already formatted, so the template only places the shots.
         template=Template(alone="{context}", among=_among(prompts.among)),
         examples=examples,
         pool=tuple(pool),
@@ -74,8 +74,11 @@ def evaluate_benchmarks(
     overlap: Overlap | None = None,
     progress: Progress = silent,
 ) -> dict[str, dict[str, Any]]:
-    """{task: {shots: result}}; docs/formats/results.md says what a result holds."""
-    # All questions are made before the first is asked: what cannot be asked is refused at once.
+    """Run every benchmark at every number of shots.
+
+    Returns {task: {shots: result}}; docs/formats/results.md describes a result.
+    """
+    # Build all requests first, so that a task that cannot be run is rejected before anything is scored.
     rounds = [(b, shots, benchmark_requests(b, shots, config)) for b in benchmarks for shots in config.shots]
     done, total = 0, sum(len(requests) for _, _, requests in rounds)
     found: dict[str, dict[str, Any]] = {b.name: {} for b in benchmarks}
@@ -88,14 +91,14 @@ def evaluate_benchmarks(
 
 
 def benchmark_requests(benchmark: Benchmark, shots: Shots, config: BenchmarkConfig) -> list[Request]:
-    """One request per choice of each question."""
+    """Return one request for each choice of each question."""
     number, task = benchmark.definition.shots(shots), benchmark.task
     drawn = _drawn(task, number, config)
     return [r for e in task.examples for r in requests_about(task, e, drawn(e))]
 
 
 def by_group(examples: Sequence[Example], correct: Sequence[bool], *, confidence: float) -> dict[str, Any]:
-    """{what examples are grouped by: {group: {n, accuracy, interval}}}."""
+    """Return {grouping: {group: {n, accuracy, interval}}}."""
     found: dict[str, dict[str, list[bool]]] = {}
     for example, good in zip(examples, correct, strict=True):
         for name, group in example.groups.items():
@@ -151,7 +154,8 @@ def _ask(
 
 
 def _drawn(task: Task, number: int, config: BenchmarkConfig) -> Callable[[Example], list[Example]]:
-    """The shots of each question; with "once", those of a question that is none of the task's."""
+    """Return the function that chooses the shots of a question. With "once", all questions of a task share their
+    shots, which are taken from examples that are not questions."""
     if config.shots_drawn == "each":
         return choose_shots(task, shots=number, seed=config.seed)
     apart = replace(task, pool=others_than(task.examples, task.pool))
@@ -173,5 +177,5 @@ def _among(template: str | None) -> str:
 
 
 def series_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """{task: {shots: accuracy}}: what is drawn against tokens."""
+    """Return {task: {shots: accuracy}}, the values plotted against training tokens."""
     return {task: {s: r["accuracy"] for s, r in by_shots.items()} for task, by_shots in found.items()}

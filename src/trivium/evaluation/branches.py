@@ -1,8 +1,8 @@
-"""What is common to many windows is read once: their tokens as trunks with branches, packed into batches.
+"""Pack windows into batches in which a shared prefix is read once.
 
-A family of windows begins alike. Its common beginning is the trunk, read causally, and kept; the rest is a tree of
-tokens, each of which sees the trunk and the tokens above it in the tree, so that all choices of a question, or all
-questions after a common prompt, are read together.
+A family is a group of windows with a common prefix. The prefix is the trunk: it is read causally and its keys and
+values are cached. The remaining tokens form a tree. Each token attends to the trunk and to its ancestors in the tree,
+so that all choices of a question, or all questions after a common prompt, are read in one pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,15 +11,17 @@ from typing import NamedTuple
 
 from trivium.evaluation.windows import Window
 
-ROW_TOKENS = 512  # of branches read together behind one trunk
-BATCH_TOKENS = 2048  # read at once, padding included
-WASTE = 1.15  # tokens with padding over tokens without, at most, in a batch that is large enough
-ENOUGH_TOKENS = 512  # a batch that is large enough
+MAX_ROW_TOKENS = 512  # branch tokens read in one pass after a trunk
+MAX_BATCH_TOKENS = 2048  # padding included
+MAX_PADDING_RATIO = 1.15  # tokens with padding over tokens without, for batches of MIN_BATCH_TOKENS or more
+MIN_BATCH_TOKENS = 512  # a smaller batch accepts any padding
 
 
 class Ask(NamedTuple):
-    """What the model predicts at `place` (in the trunk, or behind it the number of a branch's token) shall be
-    compared with `target`, for window `number`."""
+    """A prediction to be scored: the logits at `place` are compared with `target` for window `number`.
+
+    place: a position in the trunk, or the trunk's length plus the index of a token of the row.
+    """
 
     number: int
     place: int
@@ -28,21 +30,23 @@ class Ask(NamedTuple):
 
 @dataclass
 class Row:
-    """Branches behind a trunk of `trunk` tokens: each token with its parent among them (-1: the trunk)."""
+    """Branches after a trunk of `trunk` tokens. `parents` has the row index of each token's parent, or -1 for the
+    trunk."""
 
     trunk: int
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
-    _path: list[int] = field(default_factory=list)  # the tokens' numbers of the last window added
+    _path: list[int] = field(default_factory=list)  # row indices of the last added window's tokens
 
     def missing(self, read: Sequence[int]) -> int:
-        """How many tokens this window would add."""
+        """Return how many tokens adding this window would append."""
         return len(read) - self.trunk - self._common(read)
 
     def add(self, number: int, window: Window) -> None:
-        """Windows come sorted by their ids, so that what two have in common is that of neighbours."""
+        """Add a window. Windows must be added in sorted order of their ids, so that a shared prefix is shared by
+        neighbours."""
         read = window.read
         path = self._path[: self._common(read)]
         for token in read[self.trunk + len(path) :]:
@@ -75,28 +79,28 @@ class Family:
 
     @property
     def width(self) -> int:
-        """Tokens of its longest row."""
+        """The number of tokens of the longest row."""
         return max(len(row.tokens) for row in self.rows)
 
     @property
     def tokens(self) -> int:
-        """Tokens read."""
+        """The number of tokens read."""
         return len(self.trunk) + sum(len(row.tokens) for row in self.rows)
 
 
 class Batch(NamedTuple):
-    """Families read side by side; more than one only where each has a single row."""
+    """Families read in one batch. A batch has several families only if each has a single row."""
 
     families: list[Family]
 
     @property
     def rounds(self) -> list[list[Row]]:
-        """Rows read side by side, one after the other behind the same trunks."""
+        """The rows to read together, in the order of reading; all rounds use the same trunks."""
         return [list(rows) for rows in zip(*(f.rows for f in self.families), strict=True)]
 
 
 def families(windows: Sequence[Window]) -> list[Family]:
-    """The windows as trunks and branches; all together read each common beginning once."""
+    """Group windows into trunks and branches, so that each shared prefix is read once."""
     order = sorted(range(len(windows)), key=lambda n: windows[n].read)
     found: list[list[int]] = []
     for number in order:
@@ -108,7 +112,7 @@ def families(windows: Sequence[Window]) -> list[Family]:
 
 
 def batches(found: Sequence[Family]) -> list[Batch]:
-    """Families side by side, of similar lengths; the longest first, so that if that one fits, all fit."""
+    """Batch families of similar lengths. The longest batch comes first: if it fits into memory, all others do."""
     made = [Batch([f]) for f in found if len(f.rows) > 1]
     alone = sorted((f for f in found if len(f.rows) == 1), key=lambda f: (-len(f.trunk), -f.width))
     batch: list[Family] = []
@@ -123,10 +127,10 @@ def batches(found: Sequence[Family]) -> list[Batch]:
 
 def _fits(batch: list[Family], family: Family) -> bool:
     padded = _padded([*batch, family])
-    if padded > BATCH_TOKENS:
+    if padded > MAX_BATCH_TOKENS:
         return False
     exact = sum(f.tokens for f in batch) + family.tokens
-    return padded <= WASTE * exact or exact < ENOUGH_TOKENS
+    return padded <= MAX_PADDING_RATIO * exact or exact < MIN_BATCH_TOKENS
 
 
 def _padded(some: Sequence[Family]) -> int:
@@ -134,7 +138,8 @@ def _padded(some: Sequence[Family]) -> int:
 
 
 def _alike(one: Window, other: Window) -> bool:
-    """Whether two neighbours belong to one family: half in common, or the same question and a quarter."""
+    """Whether two neighbours belong to one family: they share at least half of the shorter one, or the full question
+    and a quarter of the shorter one."""
     common = _common(one.read, other.read)
     shorter = min(len(one.read), len(other.read))
     question = min(len(w.ids) - w.answer for w in (one, other))
@@ -142,7 +147,7 @@ def _alike(one: Window, other: Window) -> bool:
 
 
 def _family(numbers: list[int], windows: Sequence[Window]) -> Family:
-    # In sorted order the first and the last have least in common.
+    # In sorted order, the first and the last window have the shortest common prefix.
     trunk = windows[numbers[0]].read[: _common(windows[numbers[0]].read, windows[numbers[-1]].read)]
     return Family(trunk, list(_rows(numbers, windows, len(trunk))))
 
@@ -150,7 +155,7 @@ def _family(numbers: list[int], windows: Sequence[Window]) -> Family:
 def _rows(numbers: list[int], windows: Sequence[Window], trunk: int) -> Iterator[Row]:
     row = Row(trunk)
     for number in numbers:
-        if row.tokens and len(row.tokens) + row.missing(windows[number].read) > ROW_TOKENS:
+        if row.tokens and len(row.tokens) + row.missing(windows[number].read) > MAX_ROW_TOKENS:
             yield row
             row = Row(trunk)
         row.add(number, windows[number])
@@ -158,7 +163,7 @@ def _rows(numbers: list[int], windows: Sequence[Window], trunk: int) -> Iterator
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How long the common beginning is; compares slices, which is fast, and halves."""
+    """Return the length of the common prefix by bisection; comparing slices is faster than comparing elements."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""What the evaluation station may be told, and how text is drawn."""
+"""Settings of evaluation and of sampling."""
 
 from typing import Annotated, Literal
 
@@ -11,75 +11,77 @@ TaskName = Literal["last_word", "continuation"]
 
 
 class Sampling(Config):
-    """How text is drawn from the model's predictions."""
+    """Sampling of text from the model's predictions."""
 
-    max_tokens: Positive = 60  # generated at most, per prompt
+    max_tokens: Positive = 60  # tokens generated per prompt at most
     temperature: Annotated[float, Field(ge=0)] = (
-        0.8  # 0 always takes the likeliest token, whatever top_k and top_p
+        0.8  # 0 selects the most likely token, whatever top_k and top_p are
     )
-    top_k: NotNegative = 0  # only the k likeliest tokens; 0 takes all
+    top_k: NotNegative = 0  # sample from the k most likely tokens; 0 allows all
     top_p: Annotated[float, Field(gt=0, le=1)] = (
-        0.9  # only the likeliest tokens that together reach this probability
+        0.9  # sample from the most likely tokens that together reach this probability
     )
-    # generation ends before the first of these texts
+    # Generation ends before the first occurrence of any of these texts.
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    seed: NotNegative = 0  # of the draws, together with the seed of the run
+    seed: NotNegative = 0  # of sampling, combined with the run's seed
 
 
 class Intervals(Config):
-    """How intervals are made."""
+    """Confidence of intervals."""
 
-    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95  # of every interval
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95  # level of every confidence interval
 
 
 class Bootstraps(Intervals):
-    """How intervals are made, those of means too."""
+    """Confidence of intervals, and bootstrap resampling for the intervals of means."""
 
-    resamples: Positive = 1000  # of each bootstrap
+    resamples: Positive = 1000  # per bootstrap
 
 
 class AskingConfig(Intervals):
-    """How a model is asked, whatever about."""
+    """Settings common to all commands that ask a model about a benchmark."""
 
     wording: Literal["paper", "harness"] = "paper"
-    seed: NotNegative = 1234  # of the choice of questions and shots
-    layout: Layout = Layout()  # of the ranks that answer: pipeline, data, tensor
-    tokenizer: str | None = None  # path of tokenizer.json, where none lies near the checkpoint
+    seed: NotNegative = 1234  # chooses questions and shots
+    layout: Layout = Layout()  # of the ranks that answer: pipeline, data and tensor
+    tokenizer: str | None = None  # path of tokenizer.json, if it is not near the checkpoint
 
 
 class BenchmarkConfig(AskingConfig, Bootstraps):
-    """How published benchmarks are asked."""
+    """Settings of published benchmarks."""
 
     shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (
         *(0, 1),
-        "few",  # as many as the paper took for the task
+        "few",  # "few" is the number that the paper used for the task
     )
-    limit: Positive | None = None  # questions of each task, chosen by the seed; None asks all
-    shots_drawn: Literal["each", "once"] = "each"  # anew for each question, or the same for all of a task
+    limit: Positive | None = None  # questions per task, chosen by the seed; None uses all
+    shots_drawn: Literal["each", "once"] = (
+        "each"  # "each" draws shots for every question, "once" for every task
+    )
 
 
 class IncontextConfig(AskingConfig):
-    """How the dependence on shots is studied; the paper's own grid is not known."""
+    """Settings of the study of in-context examples. The paper's own grid is not published."""
 
     shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 2, 4, 8, 16, 32)
-    compare_at: Positive = 4  # shots at which orders, balances, sources and wordings are compared
-    draws: Positive = 3  # of the shots: each for all questions
-    orders: Positive = 4  # of the same shots
+    compare_at: Positive = 4  # number of shots at which orders, balances, sources and wordings are compared
+    draws: Positive = 3  # sets of shots; each set is used for all questions
+    orders: Positive = 4  # orders of one set of shots
     limit: Positive = 200  # questions, chosen by the seed
 
 
 class EvaluationConfig(Bootstraps):
-    """Which tasks, how many examples and shots.
+    """Tasks, and the numbers of their examples and shots.
 
-    The defaults ask 1,800 questions of 115,000 tokens in all, and three shots fit the 128 positions of the demo;
-    a model of longer sequences takes longer passages and more shots. A question is the same at every number of
-    shots, so that only the shots make a difference.
+    The defaults ask 1,800 questions with 115,000 tokens in total, and three shots fit the demo's 128 positions. Use
+    longer passages and more shots for a model with a longer sequence. A question is the same at every number of shots,
+    so that only the shots make a difference.
     """
 
     tasks: Annotated[tuple[TaskName, ...], Field(min_length=1)] = ("last_word", "continuation")
-    # solved examples before each question; MT-NLG took 0, 1 and (for LAMBADA) 15
+    # Solved examples before each question. MT-NLG used 0, 1 and (for LAMBADA) 15.
     shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 3)
-    last_word_examples: Positive = 200  # questions asked at most
-    continuation_examples: Positive = 100  # questions asked at most, each with four choices
-    context_characters: Positive = 64  # kept of a passage before its last word or its ending
-    ending_characters: Positive = 36  # kept of each choice of "continuation"
+    last_word_examples: Positive = 200  # questions at most
+    continuation_examples: Positive = 100  # questions at most, each with four choices
+    context_characters: Positive = 64  # of a passage before its last word or its ending
+    ending_characters: Positive = 36  # of each choice of "continuation"

@@ -1,4 +1,4 @@
-"""Which questions of a benchmark stand in the corpus: by the n-grams that MT-NLG and GPT-3 look for."""
+"""Find the benchmark questions whose n-grams occur in the corpus, as MT-NLG and GPT-3 do."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -17,29 +17,30 @@ from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.task import Example
 from trivium.untrusted import read_json
 
-DOCUMENTS = 2000  # searched at once
+DOCUMENTS_PER_BATCH = 2000
 
 
 class Overlap:
-    """The n-grams of benchmarks that a corpus holds."""
+    """The benchmark n-grams that occur in a corpus."""
 
     def __init__(self, found: Iterable[str], config: DecontaminationConfig) -> None:
         self._found, self._config = frozenset(found), config
 
     def flags(self, examples: Sequence[Example]) -> list[bool]:
-        """For each question, whether any of its n-grams stands in the corpus."""
+        """Return for each question whether any of its n-grams occurs in the corpus."""
         return [
             any(key in self._found for key in keys_of(text_looked_for(e), self._config)) for e in examples
         ]
 
 
 def text_looked_for(example: Example) -> str:
-    """What of a question is looked for in a corpus, tidied as its texts are: letters may be written in several ways."""
+    """Return the text of a question to search for. It is normalised like the corpus, because a letter may have several
+    Unicode encodings."""
     return tidy(example.overlap or example.context)
 
 
 def scan_corpus(documents: Path, examples: Iterable[Example], config: DecontaminationConfig) -> Overlap:
-    """Search the documents of a folder (`trivium-documents-1`) for the n-grams of these questions."""
+    """Search a folder of documents (`trivium-documents-1`) for the n-grams of these questions."""
     compile_once()
     keys = Keys({str(n): text_looked_for(e) for n, e in enumerate(examples)}, config)
     found: set[str] = set()
@@ -50,7 +51,8 @@ def scan_corpus(documents: Path, examples: Iterable[Example], config: Decontamin
 
 
 def seen_while_curating(decontamination: Path) -> frozenset[str]:
-    """The ids of evaluation passages that curation met in the raw text, and cut out."""
+    """Return the ids of the evaluation passages that curation met in the raw text and removed. Raises DataError if the
+    file cannot be read."""
     try:
         return frozenset(read_json(decontamination)["items_seen"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -58,7 +60,7 @@ def seen_while_curating(decontamination: Path) -> frozenset[str]:
 
 
 def split_result(flags: Sequence[bool], correct: Sequence[bool], *, confidence: float) -> Mapping[str, Any]:
-    """Accuracy on the questions that stand in the corpus, and on the others; null for none."""
+    """Return the accuracy on questions that occur in the corpus and on the others; None for an empty part."""
     parts: dict[str, Any] = {"n": sum(flags)}
     for name, wanted in (("in_corpus", True), ("clean", False)):
         some = [c for c, flag in zip(correct, flags, strict=True) if flag is wanted]
@@ -75,5 +77,5 @@ def split_result(flags: Sequence[bool], correct: Sequence[bool], *, confidence: 
 
 
 def _several(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    while some := list(islice(documents, DOCUMENTS)):
+    while some := list(islice(documents, DOCUMENTS_PER_BATCH)):
         yield some

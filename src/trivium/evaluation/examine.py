@@ -1,4 +1,4 @@
-"""Published tasks asked of a model while it trains, by the ranks that train it."""
+"""Evaluate published tasks during training, on the ranks that train the model."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,10 @@ Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Alive], dict[str, Any]]
 
 
 def examiner_of(benchmarks: Sequence[Benchmark], tokenizer: Tokenizer, config: BenchmarkConfig) -> Examiner:
-    """What a training calls with its stages, plan and mesh, and what tells that it is alive.
+    """Return the function that a training run calls to evaluate tasks, with its stages, plan, mesh and heartbeat.
 
-    It gives the results of `evaluate_benchmarks`, the same on every rank. The weights are those of the training, read
-    where they lie: no parameter, mode, or random state is touched.
+    It returns the results of `evaluate_benchmarks`, identical on every rank. It reads the training's weights in
+    place and changes no parameter, mode or random state.
     """
 
     def examine(stages: Mapping[int, Stage], plan: Plan, mesh: Mesh, alive: Alive) -> dict[str, Any]:
@@ -32,8 +32,10 @@ def examiner_of(benchmarks: Sequence[Benchmark], tokenizer: Tokenizer, config: B
 
 
 def question_digests(benchmarks: Sequence[Benchmark], config: BenchmarkConfig) -> dict[str, str]:
-    """Return a hash of every task's questions, answers, and solved examples where shots are drawn from them: hosts with
-    equal hashes ask the same. Names are those that a user reads where hosts differ."""
+    """Return {label: hash} of every task's questions and answers, and of its solved examples if shots are drawn.
+
+    Hosts with equal hashes ask identical questions. The labels appear in the message about hosts that differ.
+    """
     digests = {}
     for benchmark in benchmarks:
         task, digest = benchmark.task, hashlib.sha256()

@@ -1,4 +1,4 @@
-"""HANS by heuristic and gold label, from the predictions of any model (McCoy et al. 2019)."""
+"""Accuracy on HANS by heuristic and gold label, from the predictions of any model (McCoy et al. 2019)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ HEURISTICS = ("lexical_overlap", "subsequence", "constituent")
 
 
 class Block(NamedTuple):
-    """The pairs ex{first} … ex{last} of the official set."""
+    """The pairs ex{first} to ex{last} of the official set, which share their heuristic, subcase and gold label."""
 
     first: int
     last: int
@@ -24,7 +24,7 @@ class Block(NamedTuple):
 
 
 def read_blocks(path: Path) -> list[Block]:
-    """Which pairs of the official set are of which heuristic, subcase and label."""
+    """Read which pairs of the official set have which heuristic, subcase and label. Raises DataError."""
     try:
         return [Block(**block) for block in read_json(path)]
     except (OSError, ValueError, TypeError) as error:
@@ -34,7 +34,8 @@ def read_blocks(path: Path) -> list[Block]:
 
 
 def read_predictions(path: Path) -> list[str]:
-    """One character a pair, in the order of the official set: 1 for entailment, 0 for anything else."""
+    """Read one character per pair in the order of the official set: 1 for entailment, 0 for anything else. Raises
+    DataError if the file cannot be read or has another character."""
     try:
         found = list(read_bytes(path).decode("ascii").strip())
     except (OSError, UnicodeDecodeError) as error:
@@ -49,7 +50,8 @@ def read_predictions(path: Path) -> list[str]:
 def score_predictions(
     predictions: Sequence[str], blocks: Sequence[Block], *, confidence: float = 0.95
 ) -> Mapping[str, Any]:
-    """{n, accuracy, by_group}: as the result of task hans has them."""
+    """Return {n, accuracy, by_group} in the form of the results of task hans. Raises DataError if the number of
+    predictions is not that of the pairs."""
     wanted = max(b.last for b in blocks) + 1
     if len(predictions) != wanted:
         raise DataError(f"{len(predictions)} predictions for {wanted} pairs; give one for each, in order")
@@ -71,7 +73,7 @@ def score_predictions(
 
 
 def table_of(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Rows (gold label, then accuracy by heuristic) as McCoy et al. print them, in percent."""
+    """Return one row per gold label, with the accuracy by heuristic in percent, as McCoy et al. print them."""
     cells = result["by_group"]["heuristic × gold_label"]
     return [
         (label, *(f"{100 * cells[f'{h} × {label}']['accuracy']:.1f}" for h in HEURISTICS))

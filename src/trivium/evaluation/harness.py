@@ -1,12 +1,12 @@
-"""lm-evaluation-harness asks a native checkpoint: its model "trivium" (extra `eval`).
+"""Run lm-evaluation-harness on a native checkpoint, as its model "trivium" (extra `eval`).
 
-    python -m trivium.evaluation.harness run --model trivium --model_args checkpoint=RUN --tasks …
+python -m trivium.evaluation.harness run --model trivium --model_args checkpoint=RUN --tasks …
 
-RUN is a run, a checkpoint or a folder of Hugging Face, whose tokenizer is found as `trivium generate` finds it; another
-one is named with `tokenizer=FILE`. Importing this module registers the model.
+RUN is a run, a checkpoint or a Hugging Face folder. Its tokenizer is found as `trivium generate` finds it, or named
+with `tokenizer=FILE`. Importing this module registers the model.
 
-`torchrun --nproc-per-node N -m trivium.evaluation.harness run …` answers with N ranks: each its share, or as parts of
-one model with `tensor=` and `pipeline=` in --model_args.
+`torchrun --nproc-per-node N -m trivium.evaluation.harness run …` answers with N ranks. They are data-parallel, or
+parts of one model with `tensor=` and `pipeline=` in --model_args.
 """
 
 import contextlib
@@ -31,15 +31,16 @@ from trivium.model.generate import Choice
 from trivium.plan.layout import Layout
 from trivium.seeds import seed_for
 
-MOST_TOKENS = 256  # generated, where a task names no number: the harness's own default
-# By options of the harness's own; batches and devices are not chosen here, and code comes with no model.
-ADDED = {"batch_size", "max_batch_size", "device", "trust_remote_code"}
-# Settings of generation (--gen_kwargs) that are heeded, and the values of others that would change nothing.
+DEFAULT_MAX_TOKENS = 256  # generated if a task sets no limit: the harness's own default
+# The harness adds these arguments itself. They are ignored: batches and devices are chosen elsewhere, and a checkpoint
+# contains no code to trust.
+IGNORED_ARGUMENTS = {"batch_size", "max_batch_size", "device", "trust_remote_code"}
+# Generation settings (--gen_kwargs) that are supported, and the values of other settings that change nothing.
 HEEDED = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
-IDLE: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "num_return_sequences": (1,),
-    "early_stopping": (True, False),  # says when a search over beams ends
+    "early_stopping": (True, False),  # controls when a beam search ends
     "length_penalty": (1,),
     "min_p": (0,),
     "typical_p": (1,),
@@ -47,7 +48,7 @@ IDLE: Mapping[str, tuple[Any, ...]] = {
     "min_new_tokens": (0,),
     "no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,),
-    "use_cache": (True, False),  # keys and values read or made anew are the same
+    "use_cache": (True, False),  # cached and recomputed keys and values are equal
 }
 LAWS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (
@@ -72,7 +73,8 @@ Pair = tuple[tuple[str, str], list[int], list[int]]
 
 @register_model("trivium")
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """A scorer as the harness wants it; log-likelihoods of token ids, so that its own encoding rules hold."""
+    """Implements the harness's model interface with a scorer. Requests are scored as token ids, so that the harness's
+    own encoding rules apply."""
 
     def __init__(
         self,
@@ -84,11 +86,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         pipeline: int = 1,
         **more: Any,
     ) -> None:
-        """checkpoint: a run, a checkpoint or a folder of Hugging Face, or a `scorer` that is open already. tokenizer:
-        the path of its tokenizer.json, empty to look for it near the checkpoint. tensor, pipeline: ranks of torchrun
-        that hold a model together. more: what the harness adds by itself, and nothing else."""
+        """checkpoint: a run, a checkpoint or a Hugging Face folder; or give an open `scorer`.
+        tokenizer: path of tokenizer.json; empty searches near the checkpoint.
+        tensor, pipeline: how many of torchrun's ranks hold a model together.
+        more: arguments that the harness adds itself. Raises ConfigError for any other.
+        """
         super().__init__()
-        for name in sorted(more.keys() - ADDED):
+        for name in sorted(more.keys() - IGNORED_ARGUMENTS):
             raise ConfigError(
                 f"model_args {name}={more[name]!r}: there is no such argument of this model; "
                 f"{nearest(name, ('checkpoint', 'tokenizer', 'seed', 'tensor', 'pipeline'))}"
@@ -103,26 +107,26 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """The id that ends, and so begins, every document."""
+        """The id of the token that ends a document, and thereby starts the next."""
         return self.scorer.tokenizer.end_of_text
 
     @property
     def prefix_token_id(self) -> int:
-        """The id that stands before a text without context."""
+        """The id that precedes a text without context."""
         return self.scorer.tokenizer.before_text
 
     @property
     def max_length(self) -> int:
-        """Tokens the model can read at once."""
+        """The sequence length of the model, in tokens."""
         return self.scorer.sequence
 
     @property
     def tokenizer_name(self) -> str:
-        """What the harness's request cache tells tokenizers apart by."""
+        """The key by which the harness's request cache distinguishes tokenizers."""
         return self.scorer.tokenizer.sha256
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Ids of a text; with the beginning of a document where the tokenizer puts one, unless told not to."""
+        """Encode a text. The tokenizer's start-of-document tokens are added unless `add_special_tokens` is False."""
         if add_special_tokens is False:
             return self.scorer.tokenizer.encode(string)
         return self.scorer.tokenizer.encode_prompts([string])[0]
@@ -130,15 +134,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        # Where a tokenizer joins a continuation to its context, the harness may leave no id to ask about, which would
-        # be certain: then the ids of `trivium evaluate`, which spell it.
+        # If a tokenizer merges a continuation into its context, the harness may leave no continuation id, and an empty
+        # continuation would have probability 1. Use the ids of `trivium evaluate` then, which spell it.
         asked = [
             Encoded(context, continuation)
             if continuation
             else encode_all([Request(*text)], self.scorer.tokenizer)[0]
             for text, context, continuation in requests
         ]
-        # One window each, as the harness's own model reads it.
+        # Use one window per request, as the harness's Hugging Face model does.
         windows = [window_of(e, self.max_length) for e in asked]
         cut = [Encoded(w.ids[: len(w.ids) - w.answer], w.ids[len(w.ids) - w.answer :]) for w in windows]
         found = self.scorer.loglikelihood_of_ids(cut)
@@ -147,7 +151,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of whole texts."""
+        """Return the log-likelihood of each full text in nats."""
         texts = [request.args[0] for request in requests]
         found = self.scorer.loglikelihood_rolling(texts)
         for text, answer in zip(texts, found, strict=True):
@@ -155,15 +159,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes before the first stop of each request."""
+        """Return the text that the model generates before the first stop text of each request."""
         words = self.scorer.tokenizer
         end = words.decode([words.end_of_text])
         drafts, stops = [], []
         for number, request in enumerate(requests):
             context, given = request.args
             stated = {k: v for k, v in given.items() if v is not None or k not in HEEDED}
-            _number(stated, "temperature", 0.0)  # before the harness makes a number of it
-            settings = normalize_gen_kwargs(stated, MOST_TOKENS)
+            _number(stated, "temperature", 0.0)  # validate it before the harness converts it to a number
+            settings = normalize_gen_kwargs(stated, DEFAULT_MAX_TOKENS)
             _refuse_unheeded(settings)
             stop = handle_stop_sequences(settings.get("until"), eos=end)
             wanted = int(settings["max_gen_toks"])
@@ -182,7 +186,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             )
             prompt = words.prompt_ids([context])[0][-room:]
             stops.append([s for s in stop if s])
-            # The end of the document is one token: no text needs to be looked through for it.
+            # The end of the document is a single token, so the texts need not be searched for it.
             texts = [s for s in stops[-1] if s != end]
             drafts.append(self.scorer.draft(prompt, choice, stop=texts, max_tokens=wanted))
         drawn = self.scorer.continue_drafts(drafts)
@@ -193,15 +197,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
 
 def _refuse_unheeded(settings: Mapping[str, Any]) -> None:
-    """ConfigError for what would be asked for and not be done: other texts would pass for those asked for."""
+    """Raise ConfigError for settings that would be ignored although they would change the generated texts."""
     for name in sorted(settings.keys() - set(HEEDED)):
         value = settings[name]
-        if name not in IDLE:
+        if name not in NEUTRAL_VALUES:
             raise ConfigError(
                 f"gen_kwargs {name}={value!r}: this model draws by nothing of that name; leave it out, or "
                 f"{nearest(name, HEEDED)}"
             )
-        if value is not None and value not in IDLE[name]:
+        if value is not None and value not in NEUTRAL_VALUES[name]:
             raise ConfigError(
                 f"gen_kwargs {name}={value!r} would change the texts, and this model cannot draw so; leave it out, or "
                 f"ask the exported folder through the harness's own model (trivium checkpoint export, --model hf)"
@@ -209,7 +213,7 @@ def _refuse_unheeded(settings: Mapping[str, Any]) -> None:
 
 
 def _temperature(settings: Mapping[str, Any]) -> float:
-    """The temperature of a request; 0 where it asks for the likeliest tokens."""
+    """Return the temperature of a request, or 0 for greedy decoding."""
     value = _number(settings, "temperature", 0.0)
     if settings.get("do_sample") and not value:
         raise ConfigError(
@@ -220,7 +224,7 @@ def _temperature(settings: Mapping[str, Any]) -> float:
 
 
 def _number(settings: Mapping[str, Any], name: str, default: float) -> float:
-    """A setting of a request as a number in its bounds; the default where it names none."""
+    """Return a setting as a number, or `default` if it is missing. Raises ConfigError if it is out of bounds."""
     value = settings.get(name)
     if value is None:
         return default
@@ -236,14 +240,14 @@ def _opened(checkpoint: str, tokenizer: str, mesh: Mesh | None) -> NativeScorer:
 
 
 def _mesh(tensor: int, pipeline: int) -> Mesh | None:
-    """The ranks that torchrun started, as replicas of so many ranks each; None for a process alone."""
+    """Connect the ranks that torchrun started, as replicas of `tensor` x `pipeline` ranks; None without torchrun."""
     place = torchrun_place() or ALONE
     layout = Layout(tensor=tensor, pipeline=pipeline, data=max(1, place.world_size // (tensor * pipeline)))
     if place.world_size == layout.world_size == 1:
         return None
     try:
         return Mesh.connect(layout, place.rank, place.world_size, place.device)
-    except (ConfigError, ValueError) as error:  # torch raises ValueError where ranks were never connected
+    except (ConfigError, ValueError) as error:  # torch raises ValueError if the ranks were never connected
         raise ConfigError(
             f"model_args tensor={tensor}, pipeline={pipeline} for {place.world_size} ranks: {error}; start as many "
             "as that needs with torchrun --nproc-per-node N -m trivium.evaluation.harness run …"
@@ -251,7 +255,7 @@ def _mesh(tensor: int, pipeline: int) -> Mesh | None:
 
 
 def main() -> None:
-    """The harness's own command line, by ranks that know one another where torchrun started several."""
+    """Run the harness's command line, after connecting the ranks if torchrun started several."""
     place = torchrun_place()
     with contextlib.nullcontext() if place is None else connected(place):
         cli_evaluate()

@@ -1,4 +1,4 @@
-"""Rows of a benchmark from the Hub of Hugging Face (extra `eval`)."""
+"""Download the rows of a benchmark from the Hugging Face Hub (extra `eval`)."""
 
 import importlib
 from typing import Any
@@ -9,7 +9,8 @@ from trivium.evaluation.tasks.rows import Rows
 
 
 def hub_rows(of: Definition) -> Rows:
-    """The rows of a benchmark; DataError when the Hub does not give them, MachineError without its library."""
+    """Return the rows of a benchmark. Raises DataError if the Hub does not provide them, and MachineError without its
+    library or a connection."""
     shots = None if of.hub.shots is None else _split(of, of.hub.shots)
     return Rows(
         _split(of, of.hub.asked),
@@ -23,7 +24,7 @@ def _split(of: Definition, split: str) -> list[dict[str, Any]]:
     datasets = _library()
     try:
         return [dict(row) for row in datasets.load_dataset(of.hub.path, of.hub.name, split=split)]
-    except Exception as error:  # the library raises whatever its many parts do
+    except Exception as error:  # the library's exceptions have no common base class
         if isinstance(error, ConnectionError):
             raise MachineError(
                 f"the Hub cannot be reached for task {of.name} ({type(error).__name__}); give local rows: --data DIR, "

@@ -1,7 +1,8 @@
-"""How the answers to a multiple-choice task depend on the solved examples in front of it (MT-NLG, section 5).
+"""Study how the answers to a multiple-choice task depend on its solved examples (MT-NLG, section 5).
 
-The study is ours: grid of shots, draws, orders, balances and sources are parameters. Shots are drawn once for all
-questions of a condition, so that only the condition makes a difference, and what questions share is read once.
+The grid of shots, draws, orders, balances and sources is configurable, because the paper does not publish its own.
+Shots are drawn once for all questions of a condition, so that only the condition makes a difference and the shared
+prefix is read once.
 
 Legend: n questions, C choices.
 """
@@ -40,13 +41,15 @@ from trivium.progress import Progress, silent
 
 FORMAT = "trivium-incontext-1"
 NOTHING = ("N/A", "[MASK]", "")  # inputs without content (Zhao et al. 2021)
-Making = Callable[[], list[Draw]]  # the draws of a condition
+Making = Callable[[], list[Draw]]  # builds the draws of a condition
 
 
 @dataclass(frozen=True)
 class Study:
-    """A task, and what is varied. scoring: the task whose normalisation is that of all scores, also in another
-    wording."""
+    """A task and the conditions to vary.
+
+    scoring: the task whose normalisation is used for all scores, including those with the other wording.
+    """
 
     benchmark: Benchmark
     config: IncontextConfig
@@ -56,34 +59,34 @@ class Study:
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The choices, where every question has the same."""
+        """The choices, if all questions share them, else None."""
         choices = {e.choices for e in (*self.benchmark.task.examples, *self.benchmark.task.pool)}
         return next(iter(choices)) if len(choices) == 1 else None
 
 
 @dataclass
 class Outcome:
-    """The answers under one condition: scores and log-likelihoods [n, C]; empty: scores without content [1, C].
+    """The answers under one condition: scores and log-likelihoods [n, C], and scores without content [1, C] (`empty`).
 
-    truncated: the share of prompts that lost their beginning.
+    truncated: fraction of the prompts whose beginning was cut off.
     """
 
     scores: Scores
     nats: Scores
     gold: Labels
     truncated: float
-    shots: list[Example] = field(default_factory=list)  # empty where questions have different ones
+    shots: list[Example] = field(default_factory=list)  # empty if questions have different shots
     empty: Scores | None = None
 
     @property
     def said(self) -> Labels:
-        """The choice the model prefers."""
+        """The predicted choice of each question [n]."""
         found: Labels = self.scores.argmax(1)
         return found
 
 
 def study_of(of: Definition, rows: Rows, config: IncontextConfig) -> Study:
-    """The study of a task; DataError when it has no choices."""
+    """Build the study of a task. Raises DataError if the task has no choices."""
     if of.scoring != "likelihood":
         raise DataError(
             f"task {of.name} has no choices to score; name a multiple-choice task, as hans or boolq"
@@ -97,7 +100,7 @@ def study_of(of: Definition, rows: Rows, config: IncontextConfig) -> Study:
 
 
 def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> dict[str, Any]:
-    """Everything about one model; docs/formats/results.md says what it holds."""
+    """Measure a model under every condition; docs/formats/results.md describes the result."""
     config, task, at = study.config, study.benchmark.task, study.config.compare_at
     balance, unbalanced = _possible(_balances(study, at))
     source, unsourced = _possible(_sources(study, at))
@@ -137,7 +140,7 @@ def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> d
 
 
 def _possible(conditions: Mapping[str, Making]) -> tuple[dict[str, list[Draw]], dict[str, str]]:
-    """The draws of each condition that has enough shots, and why the others have not: the rest is studied."""
+    """Return the draws of each condition that has enough shots, and the reasons for the others."""
     found: dict[str, list[Draw]] = {}
     lacking: dict[str, str] = {}
     for name, make in conditions.items():
@@ -149,7 +152,7 @@ def _possible(conditions: Mapping[str, Making]) -> tuple[dict[str, list[Draw]], 
 
 
 def _templates(study: Study, scorer: Likelihoods, here: dict[str, Any] | None) -> dict[str, Any]:
-    """Both wordings after as many shots; here: the study's own, where it was measured already."""
+    """Measure both wordings at `compare_at` shots. `here` is the study's own wording, if it was measured already."""
     own = study.config.wording
     if study.other_wording is None:
         return {own: here}
@@ -158,7 +161,7 @@ def _templates(study: Study, scorer: Likelihoods, here: dict[str, Any] | None) -
 
 
 def _after_some(study: Study, scorer: Likelihoods) -> dict[str, Any]:
-    """What is measured after `compare_at` shots."""
+    """Measure the task after `compare_at` shots."""
     config, task = study.config, study.benchmark.task
     draws = [drawn(task, config.compare_at, config.seed, d) for d in range(config.draws)]
     return _measures(study, [_outcome(study, scorer, draw, calibrated=False) for draw in draws])
@@ -191,7 +194,7 @@ def _outcome(study: Study, scorer: Likelihoods, draw: Draw, *, calibrated: bool)
 
 
 def _scored(task: Task, scorer: Likelihoods, asked: Sequence[Request], answers: Sequence[Scored]) -> Scores:
-    """What decides between choices, as the headline of `trivium evaluate` does: of each request one number."""
+    """Return one score per request, normalised as in the headline of `trivium evaluate`."""
     nats = np.asarray([a.loglikelihood for a in answers])
     if task.unconditional is not None:
         alone = ask(scorer, [Request(task.unconditional, r.continuation) for r in asked])
@@ -237,17 +240,22 @@ def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _label_biases(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """How much more often the model says the majority's, or the last shot's, label than it says that label under
-    the other draws of as many shots (Zhao et al. 2021), on average: 0 without bias; null where it cannot be told."""
+    """Return the majority and recency biases (Zhao et al. 2021).
+
+    The bias is how much more often the model predicts the label of the majority (or of the last shot) than it
+    predicts that label under the other draws of as many shots, averaged over draws. It is 0 without bias, and None if
+    it cannot be measured.
+    """
     nothing: dict[str, Any] = {"majority_bias": None, "recency_bias": None}
     if study.labels is None or len(outcomes) < 2 or not all(o.shots for o in outcomes):
         return nothing
     said = np.asarray([[(o.said == k).mean() for k in range(len(study.labels))] for o in outcomes])
-    elsewhere = (said.sum(0) - said) / (len(outcomes) - 1)  # [draws, C]: the mean of the other draws
+    elsewhere = (said.sum(0) - said) / (len(outcomes) - 1)  # [draws, C]: mean of the other draws
 
     def lift(label: Callable[[Outcome], int | None]) -> float | None:
         some = [(draw, k) for draw, o in enumerate(outcomes) if (k := label(o)) is not None]
-        if len({k for _, k in some}) < 2:  # always the same label: its bias is the model's own preference
+        # A label that never varies cannot be distinguished from the model's own preference.
+        if len({k for _, k in some}) < 2:
             return None
         return float(np.mean([said[draw, k] - elsewhere[draw, k] for draw, k in some]))
 
@@ -260,7 +268,7 @@ def _majority(outcome: Outcome) -> int | None:
 
 
 def _balances(study: Study, shots: int) -> dict[str, Making]:
-    """As many of each label, and each label alone."""
+    """Return draws with the labels balanced, and draws of each single label."""
     if study.labels is None:
         return {}
     labels, draws, seed = study.labels, range(study.config.draws), study.config.seed
@@ -270,7 +278,7 @@ def _balances(study: Study, shots: int) -> dict[str, Making]:
 
     def mixed() -> list[Draw]:
         each = [alone(label) for label in range(len(labels))]
-        # In an order of each draw's own: labels in turn would always end with the same one.
+        # Shuffle the order for each draw: in a fixed order, the same label would always come last.
         return [
             in_order(in_turn([several[d] for several in each], shots, d), order(shots, seed, d))
             for d in draws
@@ -285,7 +293,7 @@ def _of_label(study: Study, shots: int, draw: int, label: int) -> Draw:
 
 
 def _sources(study: Study, shots: int) -> dict[str, Making]:
-    """Shots of the question's own group, and of others, for each way to group."""
+    """For each grouping, return draws of shots from the question's own group and from other groups."""
     names = [n for n in study.benchmark.task.examples[0].groups if "×" not in n] if shots else []
 
     def made(kind: str, name: str) -> list[Draw]:
@@ -307,7 +315,7 @@ def _from_groups(study: Study, shots: int, draw: int, name: str, *, same: bool) 
 
 
 def _without_content(of: Definition, rows: Rows, config: IncontextConfig) -> tuple[str, ...]:
-    """The task's prompt with nothing in its fields."""
+    """Return the task's prompts with empty or meaningless values in their fields."""
     if of.reader not in BY_FIELDS:
         return NOTHING
     prompt, fields = of.prompts(config.wording).prompt, completed(rows.asked[0], of)
@@ -317,7 +325,7 @@ def _without_content(of: Definition, rows: Rows, config: IncontextConfig) -> tup
 
 
 def _lead(outcome: Outcome) -> Scores:
-    """How far the right choice is ahead of the best of the others."""
+    """Return the margin of the correct choice over the best incorrect one [n]."""
     number = np.arange(len(outcome.gold))
     others = outcome.nats.copy()
     others[number, outcome.gold] = -np.inf
@@ -328,7 +336,7 @@ def _lead(outcome: Outcome) -> Scores:
 def _margins_by_group(
     task: Task, margins: Scores, gold: Labels, labels: Sequence[str] | None
 ) -> Mapping[str, Any]:
-    """The histogram within each group of the first way to group."""
+    """Return a histogram for each group of the first grouping."""
     name = next(iter(task.examples[0].groups), None)
     if name is None or labels is None:
         return {}

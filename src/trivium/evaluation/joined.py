@@ -1,4 +1,4 @@
-"""Results of several calls as one tree: what is there of the same checkpoint stays beside what was found now."""
+"""Merge the results of several calls that evaluated the same checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,17 +7,18 @@ Tree = Mapping[str, Any]
 
 
 def is_same(one: Tree, other: Tree) -> bool:
-    """Whether two descriptions are of one checkpoint: by its hash, where both have it (older results have none)."""
+    """Whether two descriptions are of the same checkpoint: equal steps, tokens and parameters, and equal hashes if
+    both have one."""
     both = {"step", "tokens", "parameters"} | ({"sha256"} & one.keys() & other.keys())
     return all(one.get(key) == other.get(key) for key in both)
 
 
 def joined(earlier: Tree, found: Tree, asked: Sequence[Tree]) -> dict[str, Any]:
-    """`found` and what stays of an earlier `trivium-task-results-1`; asked: the checkpoints of this call.
+    """Merge `found` into an earlier `trivium-task-results-1`. `asked`: descriptions of this call's checkpoints.
 
-    Nothing stays unless the earlier results are of one of those, and asked with the same tokenizer. Then other tasks
-    and other shots of the same checkpoint stay, and all points of the series; the same task with as many shots is
-    that of now. While the earlier checkpoint's turn is still to come, its results are the tree's.
+    Earlier results are kept only if they are of one of these checkpoints and used the same tokenizer. Then other
+    tasks, other numbers of shots and all points of the series are kept; a task with the same number of shots is
+    replaced. While the earlier checkpoint has not been evaluated in this call yet, its results stay the headline.
     """
     if not _goes_on(earlier, asked) or not _alike(earlier, found):
         return dict(found)
@@ -32,8 +33,11 @@ def joined(earlier: Tree, found: Tree, asked: Sequence[Tree]) -> dict[str, Any]:
 
 
 def loses(earlier: Tree, tree: Tree) -> bool:
-    """Whether a tree lacks an answer of the earlier one: a task and number of shots, or its same questions, of the
-    same checkpoint through the same tokenizer; or a point of the series."""
+    """Whether `tree` lacks a result or a point of the series of `earlier`.
+
+    A result counts as present only for the same checkpoint and tokenizer, and if task, number of shots and
+    questions are the same.
+    """
     if not is_same(earlier["model"], tree["model"]) or not _alike(earlier, tree):
         return True
     for task, by_shots in earlier["tasks"].items():
@@ -49,7 +53,7 @@ def loses(earlier: Tree, tree: Tree) -> bool:
 
 
 def loses_study(earlier: Tree, tree: Tree) -> bool:
-    """Whether a `trivium-incontext-1` lacks a model of the earlier one, or is of another task or other settings."""
+    """Whether a `trivium-incontext-1` lacks a model of the earlier one, or is of another task or configuration."""
     if any(earlier[key] != tree[key] for key in ("format", "task", "config")):
         return True
     now = [found["model"] for found in tree["models"]]
@@ -61,12 +65,12 @@ def _goes_on(earlier: Tree, asked: Sequence[Tree]) -> bool:
 
 
 def _alike(earlier: Tree, found: Tree) -> bool:
-    """Whether both were asked through the same tokenizer."""
+    """Whether both used the same tokenizer."""
     return bool(earlier["config"].get("tokenizer") == found["config"].get("tokenizer"))
 
 
 def _merged(earlier: Tree, found: Tree) -> dict[str, Any]:
-    """{task: {shots: …}} of both."""
+    """Merge two {task: {shots: …}}; `found` takes precedence."""
     tasks = dict.fromkeys([*earlier, *found])
     return {task: {**earlier.get(task, {}), **found.get(task, {})} for task in tasks}
 
@@ -82,7 +86,7 @@ def _series(earlier: Sequence[Tree], found: Sequence[Tree]) -> list[dict[str, An
 
 
 def _lacks(now: Tree, before: Tree) -> bool:
-    """Whether a point's accuracies are not all there, as they were."""
+    """Whether an accuracy of the earlier point is missing or differs."""
     return any(
         now["tasks"].get(task, {}).get(shots) != accuracy
         for task, by_shots in before["tasks"].items()

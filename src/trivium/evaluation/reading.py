@@ -1,6 +1,6 @@
-"""Read batches of trunks and branches with a model, and compare its predictions with what was to come.
+"""Run a model on batches of trunks and branches, and compare its predictions with the targets.
 
-Legend: P positions of a trunk, S tokens of a row, B families side by side, H hidden, V vocabulary.
+Legend: P positions of a trunk, S tokens of a row, B families in a batch, H hidden, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,20 @@ Tensor = torch.Tensor
 
 
 class Totals:
-    """By window, over the tokens asked for: log-likelihood in nats, and how many were not the likeliest."""
+    """Sums by window over the scored tokens: log-likelihood in nats, and the number of tokens that were not the
+    argmax."""
 
     def __init__(self, windows: int) -> None:
         self.found = torch.zeros(2, windows, dtype=torch.float64)
 
     def add(self, numbers: Sequence[int], nats: Tensor, missed: Tensor) -> None:
-        """Of each token asked about: its window, its log-likelihood, and whether another was likelier."""
+        """Add scored tokens: window, log-likelihood, and whether another token was more likely, for each."""
         values = torch.stack([nats, missed.to(nats.dtype)]).cpu()
         self.found.index_add_(1, torch.tensor(numbers), values)
 
 
 def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
-    """Read the trunks once, then each round of rows behind them; only the last stage adds to the totals."""
+    """Read the trunks once, then each round of rows after them. Only the last pipeline stage adds to the totals."""
     trunks = [f.trunk for f in batch.families]
     width = max(map(len, trunks))
     branches = max(f.width for f in batch.families)
@@ -50,7 +51,9 @@ def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
     for rows in batch.rounds:
         cache.mask = _mask(rows, lengths, width, model.dtype)
         depths = _padded([row.depths for row in rows], model.device)
-        positions = (lengths + depths).clamp(max=model.model.sequence - 1)  # of padding too
+        positions = (lengths + depths).clamp(
+            max=model.model.sequence - 1
+        )  # clamp the positions of padding as well
         tokens = _padded([row.tokens for row in rows], model.device)
         hidden = model.hidden(tokens, positions=positions, cache=cache)
         in_rows = [
@@ -65,8 +68,11 @@ def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
 def _compare(
     model: WholeModel, hidden: Tensor | None, asks: Sequence[tuple[int, Ask]], totals: Totals
 ) -> None:
-    """hidden [S, B, H]; asks: position and sequence as one number, and what is asked there. Only the positions that
-    are asked about are multiplied with the vocabulary, each once."""
+    """Score the requested positions.
+
+    hidden: [S, B, H]. asks: flattened index of position and sequence, and the prediction wanted there. Logits are
+    computed only for these positions, once each.
+    """
     if hidden is None or not asks:
         return
     places, numbers, targets = zip(*((place, ask.number, ask.target) for place, ask in asks), strict=True)
@@ -77,18 +83,19 @@ def _compare(
 
 
 def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[longest, rows]: shorter ones are padded with 0 at their end, where nobody looks."""
+    """Pad rows with 0 at their end to [longest, rows]. The padding is never attended to."""
     width = max(map(len, rows))
     filled = [[*r, *[0] * (width - len(r))] for r in rows]
     return torch.tensor(filled, dtype=torch.long, device=device).T.contiguous()
 
 
 def _mask(rows: Sequence[Row], lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """[B, 1, S, P + S]: each token sees its trunk, the tokens above it in its tree, and itself."""
+    """Return the additive mask [B, 1, S, P + S]. A token attends to its trunk, its ancestors and itself."""
     longest = max(len(row.tokens) for row in rows)
     sees = torch.zeros(len(rows), longest, width + longest, dtype=torch.bool)
     sees[:, :, :width] = (torch.arange(width) < lengths.cpu()[:, None])[:, None]
-    sees[:, :, width:].diagonal(dim1=1, dim2=2).fill_(True)  # of padding too: a row of zeros has no softmax
+    # of padding too: softmax is undefined for a fully masked row
+    sees[:, :, width:].diagonal(dim1=1, dim2=2).fill_(True)
     own = sees[:, :, width:].numpy()
     for b, row in enumerate(rows):
         for number, parent in enumerate(row.parents):

@@ -1,4 +1,4 @@
-"""The questions put to a model, its answers, and what anything must offer to be evaluated."""
+"""Requests to a model, their answers, and the interface of everything that can be evaluated."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from trivium.evaluation.config import Sampling as Sampling
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How likely is `continuation` (which begins with its own space) after `context`?"""
+    """Asks for the likelihood of `continuation`, which includes its leading space, after `context`."""
 
     context: str
     continuation: str
@@ -21,9 +21,8 @@ class Request:
 class Scored:
     """The answer to a request.
 
-    loglikelihood: nats, summed over the continuation. tokens: of the continuation.
-    greedy: whether the likeliest token was the right one at every position. truncated: whether the beginning of
-    the context had to be left out.
+    loglikelihood: in nats, summed over the continuation. tokens: length of the continuation. greedy: whether every
+    token was the argmax. truncated: whether the beginning of the context was cut off.
     """
 
     loglikelihood: float
@@ -33,23 +32,23 @@ class Scored:
 
 
 class Likelihoods(Protocol):
-    """Something that says how likely a continuation is."""
+    """Anything that can score a continuation."""
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
-        """One answer per request, in order."""
+        """Return one answer per request, in order."""
         ...
 
 
 class Scorer(Likelihoods, Protocol):
-    """A model, in whatever layout it runs."""
+    """A model that scores and generates, in whatever layout it runs."""
 
     def generate(self, prompts: Sequence[str], *, settings: Sampling) -> list[str]:
-        """One continuation per prompt, in order, without the prompt."""
+        """Return one continuation per prompt, in order, without the prompt."""
         ...
 
 
 def portions(requests: Sequence[Request], characters: int) -> Iterator[Sequence[Request]]:
-    """The requests, in order, in parts of so many characters or of one request."""
+    """Split requests, in order, into parts of at most `characters` characters, or of one longer request."""
     begin = held = 0
     for number, request in enumerate(requests):
         size = len(request.context) + len(request.continuation)
@@ -62,7 +61,7 @@ def portions(requests: Sequence[Request], characters: int) -> Iterator[Sequence[
 
 
 def ask(scorer: Likelihoods, requests: Sequence[Request]) -> list[Scored]:
-    """The answers, checked to be one finite number per request."""
+    """Score the requests and check that every answer is finite. Raises DataError otherwise."""
     answers = scorer.loglikelihood(requests)
     if len(answers) != len(requests):
         raise ValueError(f"the scorer gave {len(answers)} answers to {len(requests)} requests")

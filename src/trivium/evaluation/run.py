@@ -1,4 +1,4 @@
-"""Every task, at every number of shots, scored: a results tree with intervals and baselines."""
+"""Run every task at every number of shots, and report accuracies with intervals and baselines."""
 
 import hashlib
 import json
@@ -30,13 +30,13 @@ def evaluate(
     unigram: Likelihoods | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Score every task of the config over the passages in `items`; `unigram` is the baseline beside it.
+    """Score all tasks of the config over the passages in `items`, with `unigram` as the baseline.
 
-    Returns {format, tasks: {name: {shots: result}}}; `docs/formats/results.md` says what a result holds.
+    Returns {format, tasks: {name: {shots: result}}}; `docs/formats/results.md` describes a result.
     """
     passages = read_items(items)
     tasks = [build_task(name, passages, config, seed=seed) for name in config.tasks]
-    # All questions are made before the first is asked: what cannot be asked is refused at once.
+    # Build all requests first, so that a task that cannot be run is rejected before anything is scored.
     questions = {(t.name, n): requests_of(t, shots=n, seed=seed) for t in tasks for n in config.shots}
     total = sum(map(len, questions.values()))
     done = 0
@@ -55,7 +55,7 @@ def evaluate(
 
 
 def build_task(name: str, items: Sequence[Item], config: EvaluationConfig, *, seed: int) -> Task:
-    """The task of this name over the passages."""
+    """Build the task `name` over the passages. Raises DataError for an unknown name."""
     match name:
         case "last_word":
             return last_word_task(items, config, seed=seed)
@@ -66,13 +66,13 @@ def build_task(name: str, items: Sequence[Item], config: EvaluationConfig, *, se
 
 
 def requests_of(task: Task, *, shots: int, seed: int) -> list[Request]:
-    """One request per choice of each example, example after example."""
+    """Return one request per choice of each example, in the order of the examples."""
     drawn = choose_shots(task, shots=shots, seed=seed)
     return [r for e in task.examples for r in requests_about(task, e, drawn(e))]
 
 
 def requests_about(task: Task, example: Example, shots: Sequence[Example]) -> list[Request]:
-    """One request per choice of one example, after these shots; choices after the same text share it."""
+    """Return one request per choice of one example after these shots. Equal contexts are one string."""
     prompts = [task.template.prompt(example, shots, number) for number in range(len(example.contexts) or 1)]
     return [
         Request(prompts[number if example.contexts else 0], choice)
@@ -83,9 +83,10 @@ def requests_about(task: Task, example: Example, shots: Sequence[Example]) -> li
 def right(
     task: Task, answers: Sequence[Scored], alone: Sequence[Scored] | None = None
 ) -> dict[str, list[bool]]:
-    """Whether each example was answered rightly, by each normalisation the scoring knows; the headline first.
+    """Return for each normalisation whether each example was answered correctly; the headline normalisation comes
+    first.
 
-    alone: the same choices after the text that says nothing, where the task has one.
+    alone: the answers for the same choices after the unconditional context, if the task has one.
     """
     if task.scoring == "greedy":
         return {"greedy": [a.greedy for a in answers]}
@@ -112,7 +113,7 @@ def right(
 
 
 def prompt_hash(requests: Sequence[Request]) -> str:
-    """Equal hashes: the same questions, word for word, so the results can be compared."""
+    """Return a hash of the requests. Results with equal hashes are comparable: their questions are identical."""
     text = json.dumps([[r.context, r.continuation] for r in requests], ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -126,7 +127,7 @@ def result_of(
     baseline: list[Scored] | None = None,
     alone: list[Scored] | None = None,
 ) -> dict[str, Any]:
-    """The result of a task at one number of shots, as docs/formats/results.md says; alone: see `right`."""
+    """Return the result of a task at one number of shots (docs/formats/results.md). alone: see `right`."""
     by_normalisation = right(task, answers, alone)
     headline = next(iter(by_normalisation))
     correct = by_normalisation[headline]
@@ -154,7 +155,8 @@ def result_of(
 
 
 def _nats_per_byte(task: Task, answers: Sequence[Scored]) -> list[float]:
-    """How surprising the right answer is, per byte: finer than right or wrong, and comparable across tokenizers."""
+    """Return the negative log-likelihood per byte of each correct answer. It is finer than accuracy, and comparable
+    across tokenizers."""
     return [
         -group[example.answer].loglikelihood / _bytes(example.solution)
         for example, group in zip(task.examples, _by_example(task, answers), strict=True)
@@ -167,8 +169,8 @@ def _by_example(task: Task, answers: Sequence[Scored]) -> list[Sequence[Scored]]
 
 
 def size_of(answer: Scored, choice: str, normalisation: str) -> int:
-    """What the log-likelihood of a choice is divided by."""
-    bare = choice.removeprefix(" ")  # the harness's choices are without what delimits them from the prompt
+    """Return the divisor of the log-likelihood of a choice."""
+    bare = choice.removeprefix(" ")  # the harness's choices exclude the delimiter between prompt and choice
     return {"token": answer.tokens, "byte": _bytes(bare), "character": len(bare), "none": 1}[normalisation]
 
 
@@ -181,6 +183,6 @@ def _share(flags: Sequence[bool]) -> float:
 
 
 def _paired(model: Sequence[bool], baseline: Sequence[bool]) -> float:
-    """Exact sign test over the examples only one of the two got right (McNemar)."""
+    """Return the p-value of an exact sign test over the examples that only one of the two got right (McNemar)."""
     pairs = list(zip(model, baseline, strict=True))
     return sign_test(sum(m and not b for m, b in pairs), sum(b and not m for m, b in pairs))

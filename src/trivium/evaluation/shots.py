@@ -1,4 +1,4 @@
-"""Shots that are the same for every question of a condition, their orders and labels."""
+"""Shots that all questions of a condition share, and their orders and labels."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ Draw = Callable[[Example], list[Example]]
 
 
 class TooFewError(DataError):
-    """There are not as many shots as asked for."""
+    """The pool has fewer examples than the requested number of shots."""
 
 
 def drawn(
@@ -23,7 +23,11 @@ def drawn(
     keep: Callable[[Example], bool] | None = None,
     whose: str = "",
 ) -> Draw:
-    """The same shots for every question, from examples that are no questions; more shots add at the front."""
+    """Draw shots that are used for every question, from examples that are not questions.
+
+    A larger number adds shots at the front. keep: filter of the pool. whose: its description in the error. Raises
+    TooFewError.
+    """
     pool = [e for e in others_than(task.examples, task.pool) if keep is None or keep(e)]
     if len(pool) < shots:
         raise TooFewError(
@@ -36,7 +40,10 @@ def drawn(
 
 
 def orders(number: int, shots: int, seed: int) -> list[tuple[int, ...]]:
-    """So many orders of as many shots, each once: keyed, more only add behind; all there are where these are fewer."""
+    """Return `number` distinct orders of `shots` shots, or all orders if there are fewer.
+
+    Orders are keyed by the seed, so a larger number only appends to the list.
+    """
     if math.factorial(shots) <= number:
         return list(itertools.permutations(range(shots)))
     keyed = (order(shots, seed, key) for key in itertools.count())
@@ -47,12 +54,12 @@ def orders(number: int, shots: int, seed: int) -> list[tuple[int, ...]]:
 
 
 def order(shots: int, seed: int, key: int) -> tuple[int, ...]:
-    """A keyed order of as many shots."""
+    """Return the order of `shots` shots that this key gives."""
     return tuple(generator_for(seed, "order", key).permutation(shots).tolist())
 
 
 def in_order(draw: Draw, places: Sequence[int]) -> Draw:
-    """The same shots in another order."""
+    """Return the same shots in another order."""
 
     def ordered(example: Example) -> list[Example]:
         shots = draw(example)
@@ -62,11 +69,11 @@ def in_order(draw: Draw, places: Sequence[int]) -> Draw:
 
 
 def in_turn(each: Sequence[Draw], shots: int, number: int) -> Draw:
-    """The k-th shot is the k-th of one of the draws, in turn; `number` says where what is left of whole turns begins.
+    """Take the k-th shot from one of the draws in rotation. `number` rotates the draws that supply one shot more.
 
-    So where labels do not divide the shots, those that have one more are others in each number, and over any numbers
-    from 0 on no label has two more than another: each begins where the one before ended, or, where all labels but one
-    are left, leaves out the next.
+    If the number of draws does not divide `shots`, some labels occur once more than others. Successive numbers
+    begin where the previous one ended (or, if all labels but one have an extra shot, skip the next label). Over any
+    numbers from 0 on, the counts of two labels thus differ by at most one.
     """
     left = shots % len(each)
     step = 1 if left == len(each) - 1 else left

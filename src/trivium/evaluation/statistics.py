@@ -1,4 +1,4 @@
-"""How far a measured share or mean may be from the truth; every draw is seeded."""
+"""Confidence intervals and tests for measured shares and means. All random draws are seeded."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Interval(NamedTuple):
 
 
 def wilson(successes: int, trials: int, *, confidence: float = 0.95) -> Interval:
-    """For a share of successes (Wilson 1927); sensible even at 0 or all successes, and for few trials."""
+    """Return the Wilson interval (1927) of a share. It is valid for few trials and for 0 or all successes."""
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(
             f"{successes} successes of {trials} trials: a share needs 0 <= successes <= trials >= 1"
@@ -29,7 +29,7 @@ def wilson(successes: int, trials: int, *, confidence: float = 0.95) -> Interval
 def bootstrap_mean(
     values: Sequence[float], *, seed: int, name: str, confidence: float = 0.95, resamples: int = 1000
 ) -> Interval:
-    """For a mean: percentiles of the means of resamples of the values; `name` keys the draws."""
+    """Return the percentile bootstrap interval of a mean. `name` keys the random draws."""
     if not len(values):
         raise ValueError("a mean of 0 values has no interval")
     data = np.asarray(values, dtype=np.float64)
@@ -41,7 +41,7 @@ def bootstrap_mean(
 
 
 def sign_test(positive: int, negative: int) -> float:
-    """Exact two-sided probability of a split at least so uneven when both signs are equally likely; 1 for none."""
+    """Return the two-sided p-value of an exact sign test; 1 if there are no signs."""
     if not positive + negative:
         return 1.0
     return float(stats.binomtest(positive, positive + negative, 0.5).pvalue)

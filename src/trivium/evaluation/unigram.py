@@ -1,4 +1,4 @@
-"""The baseline that knows only how often each token occurs in the training text."""
+"""The unigram baseline: scores tokens only by their frequency in the training text."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from trivium.tokens.tokenizer import Tokenizer
 
 
 class _Unigram:
-    """Scores the tokens of a continuation, the same that a model is asked about, whatever stands before them."""
+    """Scores the tokens of a continuation regardless of the context. It uses the same tokens as a model does."""
 
     def __init__(self, tokenizer: Tokenizer, counts: NDArray[np.int64]) -> None:
         self._tokenizer = tokenizer
@@ -21,7 +21,7 @@ class _Unigram:
         self._likeliest = int(self._logs.argmax())
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
-        """One answer per request, in order."""
+        """Return one answer per request, in order."""
         return [self._score(encoded.continuation) for encoded in encode_all(requests, self._tokenizer)]
 
     def _score(self, ids: Sequence[int]) -> Scored:
@@ -34,7 +34,7 @@ class _Unigram:
 
 
 def unigram_scorer(tokenizer: Tokenizer, counts: NDArray[np.int64]) -> Likelihoods:
-    """The baseline of a tokenizer and the counts of its ids in the training text: [vocabulary]."""
+    """Return the unigram baseline of a tokenizer. counts: occurrences of its ids in the training text [vocabulary]."""
     if len(counts) != tokenizer.vocabulary:
         raise DataError(
             f"{len(counts)} token counts do not belong to a tokenizer of {tokenizer.vocabulary} ids; tokenize again"

@@ -1,6 +1,6 @@
-"""From text to the windows of token ids that a model reads, as lm-evaluation-harness cuts them.
+"""Tokenize requests and cut them into the windows that a model reads, as lm-evaluation-harness does.
 
-The exception is a tokenizer that joins a continuation to its context: see `encode_all`.
+The exception is a tokenizer that merges a continuation into its context: see `encode_all`.
 """
 
 from collections.abc import Sequence
@@ -11,32 +11,32 @@ from trivium.tokens.tokenizer import Tokenizer
 
 
 class Encoded(NamedTuple):
-    """A request as ids: what is given, and what is asked for."""
+    """The token ids of a request."""
 
     context: list[int]
     continuation: list[int]
 
 
 class Window(NamedTuple):
-    """Ids of which the last `answer` are predicted, each from all before it; at most sequence + 1 of them."""
+    """At most sequence + 1 ids. The last `answer` ids are predicted, each from all ids before it."""
 
     ids: list[int]
     answer: int
 
     @property
     def read(self) -> list[int]:
-        """The ids the model reads; the last is only predicted."""
+        """The ids that the model reads. The last id is only predicted."""
         return self.ids[:-1]
 
 
 def encode_all(requests: Sequence[Request], tokenizer: Tokenizer) -> list[Encoded]:
-    """Each request as ids, which together spell its text.
+    """Tokenize requests so that context and continuation together spell the text.
 
-    Context and continuation are encoded together and then split, with the spaces between them in the continuation; an
-    empty context is the beginning of a document. Where a token of the joint encoding lies across the border ("peo" and
-    "ple" as "people"), the ids of the context are kept, and the continuation is encoded as the end of a word. A
-    tokenizer that cannot spell the end of a word (one id for each word) is asked for the tokens of the joint encoding
-    behind the last one that it shares with the context.
+    Both are encoded together and then split; spaces between them belong to the continuation. An empty context is
+    the beginning of a document. If a token of the joint encoding crosses the border ("peo" and "ple" as "people"), the
+    ids of the context are kept, and the continuation is encoded as the end of a word. A tokenizer that cannot encode
+    the end of a word (one id per word) is asked for the tokens of the joint encoding after their common prefix with
+    the context.
     """
     pairs = [_parted(r) for r in requests]
     whole = list(dict.fromkeys(text for c, a in pairs for text in (c, c + a) if c))
@@ -62,23 +62,24 @@ def encode_all(requests: Sequence[Request], tokenizer: Tokenizer) -> list[Encode
 
 
 def window_of(encoded: Encoded, sequence: int) -> Window:
-    """The end of a request that fits: the beginning of a context that is too long is left out."""
+    """Return the end of a request that fits into the sequence; the beginning of a longer context is cut off."""
     ids = [*encoded.context, *encoded.continuation][-(sequence + 1) :]
     return Window(ids, min(len(encoded.continuation), len(ids) - 1))
 
 
 def windows_of(encoded: Encoded, sequence: int) -> list[Window]:
-    """The windows whose predictions add up to the request: one, unless the continuation alone is too long."""
+    """Return the windows whose log-likelihoods add up to the request's: one, unless the continuation alone is too
+    long."""
     if len(encoded.continuation) <= sequence:
         return [window_of(encoded, sequence)]
-    # Its first tokens follow the context's last; the rest is read as a text of its own length is.
+    # The first tokens follow the context's last token; the others are read like a long text.
     return rolling_windows(encoded.continuation, before=encoded.context[-1], sequence=sequence)
 
 
 def rolling_windows(ids: Sequence[int], *, before: int, sequence: int) -> list[Window]:
-    """Windows that predict every id of a text once; `before` stands in front of the first.
+    """Return windows that predict each id of a text once. `before` precedes the first id.
 
-    The last window reads ids that were predicted already, as many as fit.
+    The last window also reads ids that were already predicted, as many as fit.
     """
     first = list(ids[:sequence])
     found = [Window([before, *first], len(first))] if first else []
@@ -96,12 +97,12 @@ def _parted(request: Request) -> tuple[str, str]:
 
 
 def _across(before: list[int], both: list[int]) -> bool:
-    """Whether a token of the joint encoding lies across the end of the context, or nothing is left behind it."""
+    """Whether a token of the joint encoding crosses the end of the context, or no token follows it."""
     return both[: len(before)] != before or len(both) == len(before)
 
 
 def _after_last_shared(before: list[int], both: list[int], start: int) -> Encoded:
-    """The joint encoding, split behind the last token that is the context's too, with a token at least on each side."""
+    """Split the joint encoding after its common prefix with the context, leaving at least one token on each side."""
     shared = next((n for n, (a, b) in enumerate(zip(before, both, strict=False)) if a != b), len(both))
     cut = min(shared, len(both) - 1)
     return Encoded(both[:cut] or [start], both[max(cut, 0) :])

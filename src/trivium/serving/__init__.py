@@ -1,3 +1,1 @@
-"""Reads a checkpoint, and prompts from a config, a file, a terminal or a socket.
-Writes texts: samples, continuations, completions over HTTP.
-"""
+"""Generate text from a checkpoint: samples, continuations, and completions over HTTP."""

@@ -1,4 +1,4 @@
-"""Completions as JSON: choices with text, log-probabilities, and the reason for their end."""
+"""Completions as JSON: choices with text, log-probabilities and finish reason."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from trivium.tokens.tokenizer import Tokenizer
 
 
 def envelope(number: int, model: str, created: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """A completion, or a part of one."""
+    """Return a completion, or a chunk of a stream, with its choices."""
     return {
         "id": f"cmpl-{number}",
         "object": "text_completion",
@@ -23,30 +23,31 @@ def envelope(number: int, model: str, created: int, choices: list[dict[str, Any]
 def choice(
     index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None = None
 ) -> dict[str, Any]:
-    """One text."""
+    """Return a choice."""
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
 class Placed(NamedTuple):
-    """A token, and where it begins in the text that is answered."""
+    """A token, and its offset in the response text."""
 
     token: Token
     offset: int
 
 
 class Telling:
-    """A text that is told while it is drawn: its characters, and its tokens once they are certain to belong to it."""
+    """Converts generated tokens into response text. Tokens are returned once they are certain to be part of the
+    text."""
 
     def __init__(
         self, tokenizer: Tokenizer, stops: Sequence[str], before: Sequence[int], offset: int = 0
     ) -> None:
-        """before: the ids the text follows. offset: characters answered before it."""
+        """before: ids that the text follows. offset: number of characters sent before the text."""
         self._unfolding, self._end = Unfolding(tokenizer, stops, before), tokenizer.end_of_text
         self._offset = self._told = offset
         self._waiting: list[Placed] = []
 
     def push(self, token: Token) -> tuple[str, list[Placed]]:
-        """What is certain with this token; the end of the document is a token without characters."""
+        """Return the text and tokens that this token makes certain. The end-of-document token has no characters."""
         silent = token.id == self._end
         text = "" if silent else self._unfolding.push(token.id)
         begins = self._unfolding.length if silent else self._unfolding.begins
@@ -54,7 +55,7 @@ class Telling:
         return self._ready(text)
 
     def close(self) -> tuple[str, list[Placed]]:
-        """The rest; tokens that begin behind the end that a stop made are no part of the text."""
+        """Return the remaining text and tokens. Tokens that begin after a stop text are not part of the response."""
         text, ready = self._ready(self._unfolding.close())
         return text, ready if self._unfolding.over else [*ready, *self._waiting]
 
@@ -66,7 +67,7 @@ class Telling:
 
 
 def placed_in(tokens: Sequence[Token], tokenizer: Tokenizer, *, silent: Collection[int]) -> list[Placed]:
-    """The tokens of a prompt in its text; silent: ids that stand for nothing in it."""
+    """Return the tokens of a prompt with their offsets. silent: ids that have no text."""
     unfolding, found = Unfolding(tokenizer), []
     for token in tokens:
         if token.id not in silent:
@@ -76,7 +77,7 @@ def placed_in(tokens: Sequence[Token], tokenizer: Tokenizer, *, silent: Collecti
 
 
 def logprobs_of(placed: Sequence[Placed], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Tokens, their log-probabilities in nats, the likeliest alternatives, and where each begins in the text."""
+    """Return tokens, their log-probabilities in nats, the top alternatives, and their offsets in the text."""
     spell = spelling(tokenizer)
     tokens = [p.token for p in placed]
     return {
@@ -88,7 +89,8 @@ def logprobs_of(placed: Sequence[Placed], tokenizer: Tokenizer) -> dict[str, Any
 
 
 def _by_spelling(token: Token, spell: Callable[[int], str]) -> dict[str, float]:
-    """The alternatives of a token, likeliest first; of two spelled alike (a letter and its byte) the likelier."""
+    """Return the alternatives of a token, most likely first. If two have the same spelling, the more likely one is
+    kept."""
     found: dict[str, float] = {}
     for number, logprob in token.top:
         found.setdefault(spell(number), logprob)

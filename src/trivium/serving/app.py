@@ -26,14 +26,14 @@ from trivium.serving.write import Draft, Token
 from trivium.serving.writer import Writer
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
-LEFT_SECONDS = 0.1  # between two looks whether the client is still there
-LEFT = "the client left"
-THERE = "there are POST /v1/completions, GET /v1/models, GET /health, and a playground at /"
+DISCONNECT_POLL_SECONDS = 0.1
+DISCONNECTED = "the client left"
+ENDPOINTS = "there are POST /v1/completions, GET /v1/models, GET /health, and a playground at /"
 
 
 @dataclass
 class Server:
-    """What the handlers share. seed: of requests that name none."""
+    """State shared by the handlers. seed: used for requests without a seed."""
 
     writer: Writer
     worker: Worker
@@ -45,7 +45,7 @@ class Server:
 
 @dataclass
 class _Answering:
-    """A request at work, and what is heard of it."""
+    """A request in progress and its events."""
 
     asked: Completion
     prompts: list[list[int]]
@@ -58,7 +58,7 @@ class _Answering:
 def create_app(
     writer: Writer, limits: ServeConfig, *, name: str, keys: list[str] | None = None, seed: int = 0
 ) -> Any:
-    """An ASGI application over a model; `name` is what `/v1/models` calls it."""
+    """Create the ASGI application of a model; `name` is its id in `/v1/models`."""
     server = Server(writer, Worker(writer, limits), limits, name, seed)
     page = (resources.files("trivium.serving") / "playground.html").read_text(encoding="utf-8")
     app = FastAPI(
@@ -109,10 +109,10 @@ async def _refuse(request: Request, refused: Any) -> Response:
 
 
 async def _not_there(request: Request, error: Any) -> Response:
-    """A path, or a method, that is not served."""
+    """Respond to an unknown path or method."""
     asked = f"{request.method} {request.url.path[:60]}"
-    found = _refusal(Refused(error.status_code, f"{asked}: {str(error.detail).lower()}; {THERE}"))
-    found.headers.update(error.headers or {})  # the methods that are
+    found = _refusal(Refused(error.status_code, f"{asked}: {str(error.detail).lower()}; {ENDPOINTS}"))
+    found.headers.update(error.headers or {})  # the Allow header lists the supported methods
     return found
 
 
@@ -128,9 +128,9 @@ async def _complete(server: Server, request: Request) -> Response:
         raise Refused(413, str(error)) from None
     except TimeoutError:
         raise Refused(408, "the deadline passed before the whole body came; send it at once") from None
-    except ClientDisconnect:  # nobody hears it, but an error would be printed where the server runs
-        raise Refused(499, LEFT) from None
-    # A megabyte of text is a second of the tokenizer, in which others are heard and told.
+    except ClientDisconnect:  # Nobody receives this response, but an exception would be logged.
+        raise Refused(499, DISCONNECTED) from None
+    # Tokenizing 1 MB takes about a second, so run it outside of the event loop.
     asked, prompts = await asyncio.to_thread(_understood, server, body)
     answering = _begin(server, asked, prompts)
     if asked.stream:
@@ -186,25 +186,25 @@ def _listener(job: Job, index: int) -> Any:
 
 
 async def _next(answering: _Answering) -> Event | None:
-    """What is heard next; None after a while in which nothing was. A request that still waits is late too."""
+    """Return the next event; None if there was none within the poll interval. A queued request can be late as well."""
     try:
-        return await asyncio.wait_for(answering.events.get(), LEFT_SECONDS)
+        return await asyncio.wait_for(answering.events.get(), DISCONNECT_POLL_SECONDS)
     except TimeoutError:
         return Event("late") if answering.job.late else None
 
 
 async def _finished(request: Request, answering: _Answering) -> None:
-    """Wait for the end; when the client leaves before, the job is given up."""
+    """Wait for the end of the job. Cancel it if the client disconnects."""
     looked = time.monotonic()
     try:
         while True:
             event = await _next(answering)
             if event is not None and event.kind != "token":
                 return _raise_unless_done(event)
-            if time.monotonic() - looked >= LEFT_SECONDS:
+            if time.monotonic() - looked >= DISCONNECT_POLL_SECONDS:
                 looked = time.monotonic()
                 if await request.is_disconnected():
-                    raise Refused(499, LEFT)
+                    raise Refused(499, DISCONNECTED)
     finally:
         answering.job.cancelled.set()
 
@@ -234,7 +234,7 @@ def _choices(server: Server, answering: _Answering) -> list[dict[str, Any]]:
 
 
 def _head(server: Server, answering: _Answering, index: int) -> str:
-    """The prompt, where it is to be repeated."""
+    """Return the prompt if it is to be echoed, else ""."""
     if not answering.asked.echo:
         return ""
     number = index // answering.asked.n
@@ -243,11 +243,11 @@ def _head(server: Server, answering: _Answering, index: int) -> str:
 
 
 def _echoed(server: Server, answering: _Answering, index: int) -> list[Placed]:
-    """The tokens of a prompt that is repeated, where their log-probabilities are wanted."""
+    """Return the tokens of an echoed prompt, if their log-probabilities are requested."""
     if not answering.job.echoed:
         return []
     number, tokenizer = index // answering.asked.n, server.writer.tokenizer
-    # what a tokenizer puts before a text is not in it; ids are repeated as they were given
+    # Tokens that the tokenizer puts before a text are not part of it; given ids are all echoed.
     silent = () if answering.asked.text_of(number) is None else (tokenizer.before_text,)
     return placed_in(answering.job.echoed[number], tokenizer, silent=silent)
 
@@ -263,7 +263,7 @@ def _logprobs(server: Server, answering: _Answering, placed: Sequence[Placed]) -
 
 
 async def _stream(server: Server, answering: _Answering) -> AsyncIterator[bytes]:
-    """Parts as server-sent events; leaving the loop, for whatever reason, gives the job up."""
+    """Yield server-sent events. The job is cancelled when the generator is left for any reason."""
     asked = answering.asked
     number = len(answering.prompts) * asked.n
     telling = [_telling(server, answering, index) for index in range(number)]
@@ -282,7 +282,7 @@ async def _stream(server: Server, answering: _Answering) -> AsyncIterator[bytes]
             heard = await _next(answering)
             if heard is None:
                 continue
-            if not told and heard.kind in ("token", "done"):  # the prompts are read
+            if not told and heard.kind in ("token", "done"):  # the prompts have been read
                 told = True
                 for index in range(number):
                     yield part(index, _head(server, answering, index), _echoed(server, answering, index))
@@ -320,7 +320,7 @@ def _refusal(refused: Refused) -> JSONResponse:
     kind = "invalid_request_error" if refused.status < 500 else "server_error"
     tree = {"error": {"message": refused.message, "type": kind, "param": refused.field}}
     headers = {"retry-after": "1"} if refused.status == 429 else None
-    # What a client sent may be repeated here: half characters and the like must not break the answer.
+    # The message may quote the client's text: lone surrogates must not break the encoding.
     return JSONResponse(
         json.loads(json.dumps(tree, ensure_ascii=False).encode("utf-8", "replace")), refused.status, headers
     )

@@ -1,4 +1,4 @@
-"""What a client may ask of `/v1/completions`, and what is wrong with it."""
+"""Parse and validate requests to `/v1/completions`."""
 
 import json
 import math
@@ -11,13 +11,13 @@ from trivium.errors import DataError
 from trivium.serving.config import Drawing, ServeConfig
 from trivium.tokens.tokenizer import Tokenizer
 
-# A list of a megabyte may have many errors: the first one is told.
+# A list in a 1 MB body may have many errors, so validation stops at the first.
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Stop = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16, fail_fast=True)]
 
 
-# Fields that clients send and this server does not act on: the values besides null with which they ask for nothing, or
-# for what is done anyway. Other values would be ignored in silence, and are errors.
+# Fields that clients send but this server does not implement, with the values (besides null) that have no effect or
+# request the default behaviour. Any other value would be ignored silently, so it is an error.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     # of OpenAI's completions
     "frequency_penalty": (0,),
@@ -54,7 +54,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "use_beam_search": (False,),
 }
-BOOKS = (
+CLIENT_FIELDS = (
     "user",
     "safety_identifier",
     "prompt_cache_key",
@@ -63,7 +63,7 @@ BOOKS = (
 
 
 class Refused(Exception):
-    """A request that is not answered: status, message, and the field that is wrong."""
+    """A request is rejected: HTTP status, message, and the invalid field."""
 
     def __init__(self, status: int, message: str, field: str | None = None) -> None:
         self.status, self.message, self.field = status, message, field
@@ -71,7 +71,7 @@ class Refused(Exception):
 
 
 class StreamOptions(BaseModel):
-    """What is streamed besides texts."""
+    """Options of streaming."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -81,7 +81,7 @@ class StreamOptions(BaseModel):
 
 
 class Completion(BaseModel):
-    """A request, as OpenAI's completions have it, with `top_k` and `repetition_penalty` besides."""
+    """A request in the format of OpenAI's completions, with `top_k` and `repetition_penalty` in addition."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -105,28 +105,28 @@ class Completion(BaseModel):
     @field_validator("stop")
     @classmethod
     def _in_whole_characters(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        "".join(stop or ()).encode()  # a UnicodeEncodeError, which is a ValueError, names the half
+        "".join(stop or ()).encode()  # raises UnicodeEncodeError, a ValueError, for a lone surrogate
         return stop
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts that end a text."""
+        """The stop texts."""
         if self.stop is None or self.stop == "":
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def text_of(self, number: int) -> str | None:
-        """The prompt of this number where it is given as a text, not as ids."""
+        """Return prompt `number` if it was given as text, or None if it was given as ids."""
         prompt = self.prompt if isinstance(self.prompt, str) else self.prompt[number]
         return prompt if isinstance(prompt, str) else None
 
     @property
     def tells_usage(self) -> bool:
-        """Whether the stream ends with the number of tokens."""
+        """Whether the stream ends with the token usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def drawing(self) -> Drawing:
-        """How its texts are drawn; the seed is the caller's to set."""
+        """Return the sampling settings; the caller sets the seed."""
         return Drawing(
             max_tokens=max(1, self.max_tokens),
             temperature=self.temperature,
@@ -138,9 +138,11 @@ class Completion(BaseModel):
 
 
 def parse(body: bytes, limits: ServeConfig = ServeConfig()) -> Completion:
-    """A request's body, null being a field's default; Refused, with 400, names the first field that is wrong.
+    """Parse a request's body; null stands for a field's default. Raises Refused with 400 for the first invalid
+    field.
 
-    A body of a megabyte may hold a hundred thousand fields, prompts or errors: no time is spent on each.
+    A body of 1 MB may have a hundred thousand fields, prompts or errors, so none of these is processed in full
+    before a limit is checked.
     """
     try:
         tree = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
@@ -166,7 +168,7 @@ def parse(body: bytes, limits: ServeConfig = ServeConfig()) -> Completion:
 def prompts_of(
     asked: Completion, tokenizer: Tokenizer, limits: ServeConfig, sequence: int
 ) -> list[list[int]]:
-    """The prompts as ids; Refused for what the server or the model does not take."""
+    """Return the prompts as ids. Raises Refused for limits of the server or the model that are exceeded."""
     prompts = _encoded(asked.prompt, tokenizer)
     if not prompts:
         raise Refused(400, "prompt: there is none; give a text, token ids, or a list of either", "prompt")
@@ -191,7 +193,7 @@ def prompts_of(
 
 
 def _refuse_ineffective(tree: Mapping[str, Any]) -> None:
-    """Refused for the first field that is unknown, or asks for something that is not done."""
+    """Raise Refused for the first field that is unknown or requests something that is not implemented."""
     for name, value in tree.items():
         if name in Completion.model_fields:
             continue
@@ -200,7 +202,7 @@ def _refuse_ineffective(tree: Mapping[str, Any]) -> None:
             raise Refused(400, f"{name[:60]}: extra inputs are not permitted", name[:60])
         if value is None or accepted(value):
             continue
-        if name in BOOKS:
+        if name in CLIENT_FIELDS:
             raise Refused(400, f"{name}: input should be a valid string", name)
         shown = "this value" if isinstance(value, list | dict) else json.dumps(value)[:60]
         values = [json.dumps(one) for one in NEUTRAL.get(name, ())]
@@ -211,12 +213,12 @@ def _refuse_ineffective(tree: Mapping[str, Any]) -> None:
 
 
 def _neutral(name: str, tree: Mapping[str, Any]) -> Callable[[Any], bool] | None:
-    """Whether a value of a field asks for nothing that is not done; None for a field that is not known."""
-    if name in BOOKS:
+    """Return a predicate for values of a field that have no effect; None for an unknown field."""
+    if name in CLIENT_FIELDS:
         return lambda value: isinstance(value, str)
     if name == "logit_bias":
         return lambda value: isinstance(value, dict) and all(_is_same(bias, 0) for bias in value.values())
-    if name == "best_of":  # of n texts the best n: all of them
+    if name == "best_of":  # the best n of n texts are all of them
         return lambda value: _is_same(value, 1) or (_is_same(value, tree.get("n")) and isinstance(value, int))
     if name in NEUTRAL:
         return lambda value: any(_is_same(value, one) for one in NEUTRAL[name])
@@ -224,7 +226,7 @@ def _neutral(name: str, tree: Mapping[str, Any]) -> Callable[[Any], bool] | None
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; a truth value is no number."""
+    """Whether two JSON values are equal; a boolean never equals a number."""
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
@@ -246,7 +248,7 @@ def _encoded(prompt: str | Sequence[Any], tokenizer: Tokenizer) -> list[list[int
 
 
 def _nearest(errors: Sequence[Any]) -> Any:
-    """Of the first field that is wrong, and may be of several kinds: the error of the kind that its value fits best."""
+    """Return the error to report for the first invalid field: that of the union member that matches its value best."""
     by_kind: dict[Any, Any] = {}
     for error in errors:
         if error["loc"][:1] == errors[0]["loc"][:1]:

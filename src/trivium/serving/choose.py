@@ -1,6 +1,6 @@
-"""The next token of every text at once, and how likely it was.
+"""Select the next token of each text, with its log-probability.
 
-Legend: B texts side by side, V vocabulary, K alternatives told.
+Legend: B texts in a batch, V vocabulary, K alternatives.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 def choose(logits: Tensor, settings: Sequence[Drawing], uniforms: Sequence[float]) -> Tensor:
-    """[B] ids: at `uniforms` in [0, 1) of each text's cumulative distribution over its allowed tokens."""
+    """Sample ids [B] from logits [B, V]: the token at `uniforms` in [0, 1) of each text's cumulative distribution."""
     if all(s.temperature == 0 for s in settings):
         return logits.argmax(-1)
     choices = [Choice(s.temperature, s.top_k, s.top_p, 0) for s in settings]
@@ -23,9 +23,11 @@ def choose(logits: Tensor, settings: Sequence[Drawing], uniforms: Sequence[float
 
 
 def told(logits: Tensor, ids: Tensor, alternatives: int | None) -> Tensor:
-    """[B, 2 + 2K] in fp64: the id, its log-probability in nats, the K likeliest ids, their log-probabilities.
+    """Return the id, its log-probability in nats, the K most likely ids and their log-probabilities: [B, 2 + 2K],
+    fp64.
 
-    Of the model itself: neither temperature nor penalty changes them. alternatives None: nothing but [B, 1], the id.
+    Log-probabilities are those of the model, before temperature and penalty. If alternatives is None, return only
+    the ids [B, 1].
     """
     if alternatives is None:
         return ids.double().unsqueeze(1)

@@ -1,4 +1,4 @@
-"""What stands before every request: whom the server is called, how much it is sent, and by whom."""
+"""ASGI middleware that checks the host name, the body size and the API key of every request."""
 
 import hmac
 import json
@@ -15,8 +15,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-SHORTEST_KEY = 16
-OPEN = ("/", "/health")  # without a key: nothing of the model is told there
+MIN_KEY_CHARACTERS = 16
+OPEN_PATHS = ("/", "/health")  # need no key, because they reveal nothing about the model
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -25,18 +25,18 @@ HEADERS = (
 
 
 class TooLarge(Exception):
-    """More was sent than a request may hold; raised where the body is read."""
+    """The body exceeds the limit. Raised where the body is read."""
 
 
 class Guard:
-    """Refuses with 400, 401, 413 or 415 what must not reach the application; adds headers to every answer."""
+    """Rejects invalid requests with 400, 401, 413 or 415, and adds security headers to all responses."""
 
     def __init__(self, app: App, *, body_bytes: int, hosts: Sequence[str], keys: Sequence[str]) -> None:
         self.app, self.body_bytes, self.hosts = app, body_bytes, frozenset(map(_in_header, hosts))
         self.keys = tuple(k.encode() for k in keys)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -63,7 +63,8 @@ class Guard:
         await self.app(scope, counted, marked)
 
     def _problem(self, scope: Message, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
-        # A page of another name that resolves to this machine must not speak to the server through a browser.
+        # Reject other host names, so that a foreign page whose name resolves to this machine cannot use the server
+        # (DNS rebinding).
         host = headers.get(b"host", b"").decode("latin-1").lower()
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         if name not in self.hosts:
@@ -77,7 +78,7 @@ class Guard:
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != b"application/json":
                 return 415, "send application/json"
-        if self.keys and scope["path"] not in OPEN and not self._known(headers):
+        if self.keys and scope["path"] not in OPEN_PATHS and not self._known(headers):
             return 401, "a key is needed: Authorization: Bearer KEY"
         return None
 
@@ -88,23 +89,24 @@ class Guard:
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys of a file, one per line; DataError for a file without, or with one that could be guessed."""
+    """Read API keys, one per line. Raises DataError for a file without keys, or with one that is short enough to
+    guess."""
     try:
         lines = text_lines(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"serve.keys: {path} cannot be read ({error}); give a file of keys") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    short = [n for n, key in enumerate(keys, 1) if len(key) < SHORTEST_KEY]
+    short = [n for n, key in enumerate(keys, 1) if len(key) < MIN_KEY_CHARACTERS]
     if not keys or short:
         raise DataError(
-            f"serve.keys: {path} has {len(keys)} keys, {len(short)} of them shorter than {SHORTEST_KEY} "
+            f"serve.keys: {path} has {len(keys)} keys, {len(short)} of them shorter than {MIN_KEY_CHARACTERS} "
             "characters; give one or more, one per line, as `openssl rand -hex 24` makes them"
         )
     return keys
 
 
 def _in_header(name: str) -> str:
-    """A name or an address as a Host header has it: one of IPv6 in brackets (RFC 3986, 3.2.2)."""
+    """Format a name or address as in a Host header, with IPv6 addresses in brackets (RFC 3986, 3.2.2)."""
     return f"[{name}]".lower() if ":" in name and not name.startswith("[") else name.lower()
 
 

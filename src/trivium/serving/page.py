@@ -1,4 +1,4 @@
-"""The policy of a page of one's own: it runs exactly its own script and style, and speaks to its own server."""
+"""Content security policy of the playground: only its own script and style, and connections to its own server."""
 
 import base64
 import hashlib
@@ -6,7 +6,7 @@ import re
 
 
 def page_policy(page: str) -> str:
-    """The content security policy of a page with inline scripts and styles."""
+    """Return the content security policy of a page with inline scripts and styles."""
     scripts = " ".join(_hashes(page, "script"))
     styles = " ".join(_hashes(page, "style"))
     return (

@@ -1,4 +1,4 @@
-"""Prompt files: text, JSON lines, or YAML with settings of their own; and those shipped with the package."""
+"""Prompt files (text, JSON lines, or YAML with sampling settings) and the prompts shipped with the package."""
 
 import re
 from collections.abc import Mapping
@@ -19,24 +19,24 @@ from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 from trivium.units import plain
 from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, read_bytes
 
-FOLDER = "presets/prompts"  # in the package
+FOLDER = "presets/prompts"  # inside the package
 YAML = (".yaml", ".yml")
 
 
-# Where no documents are known that the model should be able to continue; any English text may go on from these.
+# Used if no held-out documents are available. Any English text can continue these.
 NEUTRAL = ("The", "In the beginning,", "There is")
 HELD_OUT_PROMPTS = 3
-WORDS = 8  # of a document that begin a prompt; it has more than these
-READ_TOKENS = 64  # of a document, in which so many words are looked for
-# Two or more whole words of the first line; or the first characters of a text that has no spaces between words.
-_BEGINNING = re.compile(rf"\s*(\S+(?:[^\S\n]+\S+){{1,{WORDS - 1}}}(?=\s)|\S{{16}})")
+MAX_PROMPT_WORDS = 8  # a shorter document becomes no prompt
+READ_TOKENS = 64  # tokens of a document that are decoded to find the words
+# Two or more full words of the first line, or the first 16 characters of a text without spaces.
+_BEGINNING = re.compile(rf"\s*(\S+(?:[^\S\n]+\S+){{1,{MAX_PROMPT_WORDS - 1}}}(?=\s)|\S{{16}})")
 
 
 def default_prompts(tokenizer_file: Path) -> tuple[str, ...]:
-    """The first words of documents that were held out of training, as the tokens beside a run's tokenizer have them;
-    neutral prompts where no such tokens are there, or no document begins with two words.
+    """Return the first words of held-out documents, read from the tokens next to a run's tokenizer.
 
-    Documents are taken from each source in turn, so that every kind of text is seen.
+    Documents are taken from each source in rotation, so that every kind of text is included. Returns neutral
+    prompts if there are no such tokens, or no document begins with two words.
     """
     folder = tokenizer_file.parent
     if not (folder / MANIFEST).is_file():
@@ -44,7 +44,7 @@ def default_prompts(tokenizer_file: Path) -> tuple[str, ...]:
     tokenizer = load_tokenizer(tokenizer_file)
     try:
         shards = open_shards(folder, VALIDATION)
-    except DataError:  # the model can be asked without its tokens
+    except DataError:  # The tokens are optional here.
         return NEUTRAL
     texts = [_first_texts(shard, tokenizer) for shard in shards.values()]
     in_turn = chain.from_iterable(zip_longest(*texts))
@@ -54,7 +54,7 @@ def default_prompts(tokenizer_file: Path) -> tuple[str, ...]:
 
 
 def _first_texts(shard: TokenShard, tokenizer: Tokenizer) -> list[str]:
-    """How the first documents of a shard begin: more of them than prompts, as some have no words."""
+    """Return the beginnings of a shard's first documents, more than needed, because some contain no words."""
     opening, texts = len(tokenizer.opening), []
     for number in range(min(len(shard), 8 * HELD_OUT_PROMPTS)):
         ids = shard[number][opening : opening + READ_TOKENS].tolist()
@@ -63,7 +63,7 @@ def _first_texts(shard: TokenShard, tokenizer: Tokenizer) -> list[str]:
 
 
 class PromptFile(Config):
-    """Prompts, and how they are continued (what they do not say is as the config says)."""
+    """Prompts and their sampling settings. Settings that the file omits come from the config."""
 
     remedy: ClassVar[str] = "give it in the file"
 
@@ -73,14 +73,15 @@ class PromptFile(Config):
 
 
 def categories() -> list[str]:
-    """The categories of the paper's examples, with prompts of our own."""
+    """Return the names of the shipped prompt files, one per category of the paper's examples."""
     return shipped_names(FOLDER)
 
 
 def read_prompts(name_or_path: str) -> PromptFile:
-    """The shipped prompts of this name, or a file: .yaml, .jsonl with {"prompt"} a line, or text, a prompt a line.
+    """Read shipped prompts by name, or a file: .yaml, .jsonl with {"prompt"} on each line, or text with a prompt per
+    line.
 
-    Raises DataError for a file that is missing, damaged or empty, ConfigError for YAML with other fields.
+    Raises DataError for a file that is missing, damaged or empty, and ConfigError for unknown fields in YAML.
     """
     ours, path = shipped(f"{FOLDER}/{name_or_path}.yaml"), Path(name_or_path)
     if ours.is_file():
@@ -109,7 +110,7 @@ def read_prompts(name_or_path: str) -> PromptFile:
 
 
 def drawing_for(file: PromptFile, config: Drawing, given: Mapping[str, Any]) -> Drawing:
-    """How its prompts are continued: by what was given at the call, then by the file, then by the config."""
+    """Return the sampling settings: those of the command line override the file's, which override the config's."""
     own = {} if file.sampling is None else file.sampling.model_dump(exclude_unset=True)
     return build(Drawing, merge(merge(to_tree(config), own), given))
 

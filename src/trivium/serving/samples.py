@@ -1,4 +1,4 @@
-"""Text samples from prompts, for people to read."""
+"""Text samples after prompts, for people to read."""
 
 from typing import Any
 
@@ -12,21 +12,21 @@ from trivium.tokens.tokenizer import Tokenizer
 
 
 def drawing_of(config: GenerationConfig, *, seed: int) -> Drawing:
-    """How texts are drawn in a run of this seed."""
-    # 32 bits: every generator takes so many.
+    """Return the sampling settings of a run with this seed."""
+    # Seeds of all generators have 32 bits.
     own = seed_for(seed, "generate", config.sampling.seed) % 2**32
     return config.sampling.model_copy(update={"seed": own})
 
 
 def sample(prompt: str, written: Written, settings: Drawing) -> dict[str, Any]:
-    """A text as it is kept."""
+    """Return a sample as it is stored."""
     return {"prompt": prompt, "continuation": written.text, "settings": to_tree(settings)}
 
 
 def token_rows(written: Written, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The tokens of a text with their log-probabilities, where these were asked for.
+    """Return the tokens of a text with their log-probabilities, if these were requested.
 
-    joined: what became whole characters with a token that is, or follows, a part of one.
+    joined: the characters that a token completes, if it is or follows a part of a character.
     """
     spell, unfolding = spelling(tokenizer), Unfolding(tokenizer, before=[tokenizer.before_text])
     rows = []

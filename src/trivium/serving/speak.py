@@ -1,4 +1,4 @@
-"""One text, told while it is written; and tokens as people read them."""
+"""Generate one text and report it while it is generated; and spell tokens for people."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,8 @@ def speak(
     tell: Callable[[str], None],
     alternatives: int | None = None,
 ) -> Written:
-    """Write after a prompt, on one rank; `tell` gets the text piece by piece. The text is that of `writer.write`."""
+    """Generate after a prompt on a single rank. `tell` receives the text in pieces, which together are
+    `writer.write`'s."""
     tokenizer = writer.tokenizer
     (ids,) = tokenizer.prompt_ids([prompt])
     unfolding = Unfolding(tokenizer, settings.stop, before=ids)
@@ -36,10 +37,11 @@ def speak(
 
 
 def spelling(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """A token's text; what is no whole character is named by its number."""
+    """Return the function that spells a token; one that is not a full character is shown by its id."""
 
     def spell(token: int) -> str:
-        text = tokenizer.decode_after([tokenizer.before_text], [token])  # with the space some begin with
+        # keeps the leading space of tokens that have one
+        text = tokenizer.decode_after([tokenizer.before_text], [token])
         return f"<token {token}>" if BROKEN in text or not text else text
 
     return spell

@@ -1,4 +1,4 @@
-"""From tokens that arrive one by one to text: whole characters only, and never a part of a stop."""
+"""Incremental detokenization: convert tokens to text in full characters, without any part of a stop text."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -6,23 +6,24 @@ from itertools import takewhile
 from trivium.tokens.tokenizer import Tokenizer
 
 BROKEN = "\ufffd"
-LONGEST = 4  # bytes of a character
-NEAR = 8  # tokens before one that may matter to its spelling
+MAX_CHARACTER_BYTES = 4  # in UTF-8
+CONTEXT_TOKENS = 8  # preceding tokens that can change the spelling of a token
 
 
 class Unfolding:
-    """What `push` and `close` return, joined, is the text before the first stop."""
+    """The concatenated results of `push` and `close` are the text before the first stop text."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
-        """before: what the tokens follow, as some tokenizers spell the first token of a text otherwise."""
+        """before: ids that precede the tokens, because some tokenizers spell the first token of a text differently."""
         self._tokenizer, self._stops = tokenizer, tuple(stops)
-        self._before, self._waiting = list(before[-NEAR:]), list[int]()
-        self._held, self.over = "", False  # over: a stop was met
-        # characters so far, those held back and those behind a stop too, and where the last token begins in them
+        self._before, self._waiting = list(before[-CONTEXT_TOKENS:]), list[int]()
+        self._held, self.over = "", False  # over: a stop text was found
+        # length: characters so far, including held-back ones and those after a stop. begins: where the last token
+        # begins.
         self.length = self.begins = 0
 
     def push(self, token: int) -> str:
-        """The text that is certain with this token."""
+        """Return the text that becomes certain with this token."""
         self._waiting.append(token)
         self.begins = self.length
         text = self._text_of(self._waiting)
@@ -30,24 +31,26 @@ class Unfolding:
             ready = self._take(self._certain(text), final=False)
             self.begins = self.length
             return ready
-        # bytes before it that made no character stand there as such now
+        # Preceding bytes that form no character are part of the text now.
         self.begins += max(
             0, len(text) - len(self._tokenizer.decode_after([self._tokenizer.before_text], [token]))
         )
         return self._take(len(self._waiting), final=False)
 
     def close(self) -> str:
-        """The rest."""
+        """Return the remaining text."""
         return self._take(len(self._waiting), final=True)
 
     def _certain(self, text: str) -> int:
-        """How many of the tokens that wait are not of a character that may still be completed: that one is within the
-        last three, and what stands before it must not be torn out of another. A run of bytes that are read together may
-        still be spoiled as a whole."""
+        """Return how many waiting tokens cannot be part of an incomplete character.
+
+        An incomplete character lies within the last three tokens, and decoding the others separately must not
+        change the text. A run of byte tokens is decoded together, so a later byte can still invalidate all of it.
+        """
         if self._waiting[-1] in self._tokenizer.byte_tokens:
             run = takewhile(self._tokenizer.byte_tokens.__contains__, reversed(self._waiting))
             return len(self._waiting) - len(list(run))
-        for count in range(len(self._waiting) - LONGEST + 1, 0, -1):
+        for count in range(len(self._waiting) - MAX_CHARACTER_BYTES + 1, 0, -1):
             first, rest = self._waiting[:count], self._waiting[count:]
             if self._text_of(first) + self._tokenizer.decode_after([*self._before, *first], rest) == text:
                 return count
@@ -57,9 +60,9 @@ class Unfolding:
         return self._tokenizer.decode_after(self._before, tokens)
 
     def _take(self, count: int, *, final: bool) -> str:
-        """What the first tokens that wait add."""
+        """Consume the first `count` waiting tokens and return their text."""
         text = self._text_of(self._waiting[:count])
-        self._before = [*self._before, *self._waiting[:count]][-NEAR:]
+        self._before = [*self._before, *self._waiting[:count]][-CONTEXT_TOKENS:]
         self._waiting = self._waiting[count:]
         self.length += len(text)
         if self.over:
@@ -75,6 +78,6 @@ class Unfolding:
 
 
 def _begun(text: str, stops: Sequence[str]) -> int:
-    """How many of the last characters may be the beginning of a stop."""
+    """Return how many of the last characters may be the beginning of a stop text."""
     longest = min(len(text), max((len(s) - 1 for s in stops), default=0))
     return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in stops)), 0)

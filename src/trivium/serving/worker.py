@@ -1,4 +1,4 @@
-"""One thread asks the model; requests wait for it in a queue of limited length."""
+"""A worker thread runs the model. Requests wait for it in a bounded queue."""
 
 import queue
 import sys
@@ -13,15 +13,16 @@ from trivium.serving.config import ServeConfig
 from trivium.serving.write import Draft, Token, read_prompt
 from trivium.serving.writer import Writer
 
-# A text that joins others makes them be read anew: so many tokens are drawn between two such moments.
-BETWEEN_JOINS = 16
+# A new text requires all texts of the batch to be read again, so texts join only after this number of tokens.
+MIN_TOKENS_BETWEEN_JOINS = 16
 
 
 @dataclass
 class Job:
-    """A request at work. `tell` is called from the worker's thread.
+    """A request in progress. `tell` is called in the worker's thread.
 
-    read: prompts whose own log-probabilities are wanted, and how many alternatives; they are in `echoed` afterwards.
+    read: prompts whose own log-probabilities are requested, with `alternatives`; the results are put into
+    `echoed`.
     """
 
     drafts: list[Draft]
@@ -31,25 +32,25 @@ class Job:
     alternatives: int = 0
     echoed: list[list[Token]] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
-    ended: bool = False  # that it ended has been told
+    ended: bool = False  # whether the end has been reported
 
     @property
     def late(self) -> bool:
-        """Whether its time is over."""
+        """Whether the deadline has passed."""
         return time.monotonic() > self.deadline
 
     @property
     def goes_on(self) -> bool:
-        """Whether anybody still waits for it."""
+        """Whether the client still waits for the result."""
         return not self.cancelled.is_set() and not self.late
 
     @property
     def unfinished(self) -> list[Draft]:
-        """Texts that are not complete."""
+        """The drafts that are not complete."""
         return [d for d in self.drafts if d.finish is None]
 
     def settle(self) -> None:
-        """Tell its end, once, when nothing is left to do: it is complete, or nobody waits for it."""
+        """Report the end once, if the job is complete or nobody waits for it."""
         complete = len(self.echoed) == len(self.read) and all(
             d.finish not in (None, "cancelled") for d in self.drafts
         )
@@ -57,7 +58,7 @@ class Job:
             self.end("done" if complete else "late")
 
     def end(self, kind: Literal["done", "late", "failed"]) -> None:
-        """Tell how it ended, once."""
+        """Report the end, once."""
         if not self.ended:
             self.ended = True
             self.tell(Event(kind))
@@ -65,7 +66,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a job: a token of text `number`, or its end, for which `kind` says how."""
+    """An event of a job: a token of text `number`, or the end as described by `kind`."""
 
     kind: Literal["token", "done", "late", "failed"]
     number: int = 0
@@ -73,7 +74,7 @@ class Event:
 
 
 class Worker:
-    """Jobs are written side by side: one that comes later joins at a token, and one that is complete leaves at once."""
+    """Generates jobs in one batch. New jobs join between two tokens, and complete jobs leave immediately."""
 
     def __init__(self, writer: Writer, limits: ServeConfig) -> None:
         self.writer, self.limits = writer, limits
@@ -83,7 +84,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job) -> bool:
-        """Put a job behind the others; False when too many wait already."""
+        """Append a job to the queue. Returns False if the queue is full."""
         try:
             self._waiting.put_nowait(job)
         except queue.Full:
@@ -91,7 +92,7 @@ class Worker:
         return True
 
     def close(self) -> None:
-        """End after the jobs that wait."""
+        """Finish the queued jobs, then stop the thread."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -103,7 +104,7 @@ class Worker:
             jobs = [job for job in jobs if not job.ended]
 
     def _joining(self, jobs: list[Job]) -> list[Job]:
-        """Jobs that wait, as many as there is room for; with no other to work at, the first is waited for."""
+        """Take as many queued jobs as fit into the batch. Wait for the first one only if there is no other work."""
         found: list[Job] = []
         while not self._closing and self._has_room([*jobs, *found]):
             try:
@@ -122,21 +123,24 @@ class Worker:
         return sum(len(job.unfinished) for job in jobs) < self.limits.together
 
     def _work(self, jobs: list[Job]) -> None:
-        """Write until all are complete, or another can join; what one of them breaks, it breaks alone."""
+        """Generate until all jobs are complete or another one can join.
+
+        If the batch fails, its jobs are repeated one by one, so that only the faulty job fails.
+        """
         try:
             for job in jobs:
                 self._read(job)
             self._write(jobs)
-        except Exception:  # one job's failure must not end the server
+        except Exception:  # a failing job must not stop the server
             if len(jobs) == 1:
-                traceback.print_exc(file=sys.stderr)  # whoever runs the server is told why
+                traceback.print_exc(file=sys.stderr)  # log the cause for the server's operator
                 jobs[0].end("failed")
                 return
             for job in jobs:
                 self._work([job])
 
     def _read(self, job: Job) -> None:
-        """The prompts that are to be told."""
+        """Read the prompts whose log-probabilities are requested."""
         for ids in job.read[len(job.echoed) :]:
             if job.goes_on:
                 job.echoed.append(read_prompt(self.writer.model, ids, job.alternatives))
@@ -152,6 +156,6 @@ class Worker:
             job.settle()
 
     def _rests(self, jobs: list[Job], draft: Draft) -> Callable[[], bool]:
-        """Whether a text pauses so that a job that waits can join."""
-        enough = len(draft.tokens) + BETWEEN_JOINS
+        """Return the predicate that pauses a text so that a queued job can join."""
+        enough = len(draft.tokens) + MIN_TOKENS_BETWEEN_JOINS
         return lambda: len(draft.tokens) >= enough and not self._waiting.empty() and self._has_room(jobs)

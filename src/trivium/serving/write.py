@@ -1,6 +1,6 @@
-"""Write texts side by side: each token is read once, and each draw is keyed, so that no layout changes a text.
+"""Generate texts in a batch. Each token is read once, and random draws are keyed, so that no layout changes a text.
 
-Legend: B texts side by side.
+Legend: B texts in a batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from trivium.serving.config import Drawing
 
 Tensor = torch.Tensor
 Finish = Literal["stop", "length", "cancelled"]
-POSITIONS_AT_ONCE = 128  # of a prompt whose scores over the vocabulary are held at the same time
+LOGIT_POSITIONS = 128  # positions whose logits are in memory at the same time
 
 
 class Token(NamedTuple):
-    """A token, its log-probability in nats where that was asked for, and the likeliest alternatives with theirs."""
+    """A token, its log-probability in nats and its most likely alternatives with theirs, if requested."""
 
     id: int
     logprob: float | None = None
@@ -31,11 +31,12 @@ class Token(NamedTuple):
 
 @dataclass
 class Draft:
-    """A text being written.
+    """A text being generated.
 
-    seed: of its draws, together with the position. done: sees the ids drawn so far and may end the text.
-    alternatives: so many per token are told; None for no log-probabilities. heard: of each token, at once; False
-    ends the text there. ended: that the text is complete. rests: whether writing stops for now; it goes on from there.
+    seed: key of the random draws, together with the position. done: receives all sampled ids and returns whether
+    the text ends. alternatives: number of alternatives per token; None for no log-probabilities. heard: called with
+    each token; returning False cancels the text. ended: called when the text is complete. rests: returns whether
+    generation pauses now, to be continued later.
     """
 
     prompt: Sequence[int]
@@ -51,26 +52,26 @@ class Draft:
 
     @property
     def ids(self) -> list[int]:
-        """What was drawn."""
+        """The sampled ids."""
         return [t.id for t in self.tokens]
 
     @property
     def text(self) -> list[int]:
-        """The prompt and what follows it."""
+        """The ids of the prompt and of the continuation."""
         return [*self.prompt, *self.ids]
 
     @property
     def goes_on(self) -> bool:
-        """Whether another token is wanted now."""
+        """Whether another token is to be sampled now."""
         return self.finish is None and not (self.rests is not None and self.rests())
 
     @property
     def left(self) -> int:
-        """Tokens that may still be drawn."""
+        """The number of tokens that may still be sampled."""
         return self.settings.max_tokens - len(self.tokens)
 
     def add(self, token: Token) -> None:
-        """One more token, and whether it is the last."""
+        """Append a token and determine whether it is the last one."""
         self.tokens.append(token)
         if self.heard is not None and not self.heard(token):
             self.finish = "cancelled"
@@ -83,20 +84,23 @@ class Draft:
 
 
 def write_drafts(model: WholeModel, drafts: Sequence[Draft]) -> None:
-    """Write every draft to its end, telling of each token at once."""
+    """Generate every draft to its end, reporting each token immediately."""
     with torch.no_grad():
         write_together(model, drafts, partial(_choose, model))
 
 
 def read_prompt(model: WholeModel, ids: Sequence[int], alternatives: int) -> list[Token]:
-    """The ids of a prompt with their log-probabilities; the first has none. One rank, at most sequence + 1 ids."""
+    """Return the ids of a prompt with their log-probabilities. The first has none.
+
+    Only for a single rank and at most sequence + 1 ids.
+    """
     if len(ids) < 2:
         return [Token(i) for i in ids]
     with torch.no_grad():
         hidden = model.hidden(torch.tensor(ids[:-1], device=model.device).unsqueeze(1))
         assert hidden is not None, "a prompt is read where the last stage is"
         targets = torch.tensor(ids[1:], device=model.device)
-        parts = [slice(n, n + POSITIONS_AT_ONCE) for n in range(0, len(targets), POSITIONS_AT_ONCE)]
+        parts = [slice(n, n + LOGIT_POSITIONS) for n in range(0, len(targets), LOGIT_POSITIONS)]
         rows = [
             row
             for part in parts
@@ -106,7 +110,8 @@ def read_prompt(model: WholeModel, ids: Sequence[int], alternatives: int) -> lis
 
 
 def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -> Tensor:
-    """The next id of every draft [B], added to those that go on; hidden [B, H] on the last stage."""
+    """Select the next id of every draft [B] and append it to the active ones. hidden: [B, H] on the last stage, else
+    None."""
     asked = [d.alternatives for d in drafts if d.alternatives is not None]
     most = min(max(asked), model.model.vocabulary) if asked else None
     found = torch.zeros(

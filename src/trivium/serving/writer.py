@@ -1,4 +1,4 @@
-"""A model that writes: many texts side by side, as plain text or token by token."""
+"""Generate many texts in batches, as plain text or token by token."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from trivium.evaluation.answer import NativeScorer, cut_at
 from trivium.evaluation.requests import Request, Sampling, Scored
 from trivium.seeds import seed_for
 from trivium.serving.config import Drawing
-from trivium.serving.unfold import NEAR
+from trivium.serving.unfold import CONTEXT_TOKENS
 from trivium.serving.write import Draft, Finish, Token, write_drafts
 from trivium.tokens.tokenizer import Tokenizer
 
@@ -18,7 +18,7 @@ FINISHES: tuple[Finish, ...] = ("stop", "length", "cancelled")
 
 
 class Written(NamedTuple):
-    """A text, the tokens it was drawn as, and why it ends."""
+    """A generated text, its tokens, and why it ended."""
 
     text: str
     tokens: list[Token]
@@ -26,28 +26,29 @@ class Written(NamedTuple):
 
 
 class Writer:
-    """Every rank of the model's mesh calls the same methods with the same arguments and gets every answer."""
+    """Every rank of the model's mesh calls the same methods with the same arguments and gets all results."""
 
     def __init__(self, scorer: NativeScorer, *, together: int = 16) -> None:
         self.scorer, self.together = scorer, together
         self.model, self.tokenizer = scorer.model, scorer.tokenizer
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
-        """What the scorer says."""
+        """Return the scorer's log-likelihoods."""
         return self.scorer.loglikelihood(requests)
 
     def generate(self, prompts: Sequence[str], *, settings: Sampling) -> list[str]:
-        """One continuation per prompt, in order, without the prompt."""
+        """Return one continuation per prompt, in order, without the prompt."""
         return [w.text for w in self.write(prompts, Drawing(**settings.model_dump()))]
 
     def unseen(self, prompts: Sequence[str]) -> list[int]:
-        """Of each prompt, how many tokens stand before the last ones, which are all that the model sees of it."""
+        """Return for each prompt the number of leading tokens that are cut off, because the prompt exceeds the
+        sequence."""
         return [max(0, len(ids) - self.scorer.sequence) for ids in self.tokenizer.prompt_ids(prompts)]
 
     def write(
         self, prompts: Sequence[str], settings: Drawing, *, alternatives: int | None = None
     ) -> list[Written]:
-        """The same with tokens and their log-probabilities."""
+        """Generate after each prompt; returns texts, tokens and log-probabilities."""
         ids = self.tokenizer.prompt_ids(prompts)
         drafts = [
             self.draft(prompt, settings, seed=seed_for(settings.seed, "prompt", n), alternatives=alternatives)
@@ -65,7 +66,7 @@ class Writer:
         alternatives: int | None = None,
         heard: Callable[[Token], bool] | None = None,
     ) -> Draft:
-        """A text that ends with its document or with one of the texts in `settings.stop`."""
+        """Create a draft that ends with the document or with one of the texts in `settings.stop`."""
         if alternatives is not None:
             alternatives = min(alternatives, self.tokenizer.vocabulary)
         return Draft(
@@ -73,13 +74,13 @@ class Writer:
         )
 
     def written(self, draft: Draft) -> Written:
-        """What came of a draft; neither the end of the document nor a stop is part of the text."""
+        """Return the text of a draft, without the end of the document and without stop texts."""
         end = self.tokenizer.end_of_text
         text = self.tokenizer.decode_after(draft.prompt, [i for i in draft.ids if i != end])
         return Written(cut_at(draft.settings.stop, text), draft.tokens, draft.finish or "cancelled")
 
     def write_drafts(self, drafts: Sequence[Draft]) -> None:
-        """Write all to their end; the longest first, those of similar length side by side."""
+        """Generate all drafts to their end, the longest first, in batches of similar length."""
         order = sorted(range(len(drafts)), key=lambda n: -len(drafts[n].prompt))
         groups = [order[n : n + self.together] for n in range(0, len(order), self.together)]
         mesh = self.model.mesh
@@ -89,7 +90,7 @@ class Writer:
             self._share(drafts)
 
     def _share(self, drafts: Sequence[Draft]) -> None:
-        """What one data rank wrote, every rank knows."""
+        """Send the texts of each data rank to all ranks."""
         mesh = self.model.mesh
         speaks = self.model.predicts and mesh.tensor.index == 0
         most = max((d.alternatives for d in drafts if d.alternatives is not None), default=None)
@@ -99,7 +100,9 @@ class Writer:
         for number, draft in mine:
             ends[number] = torch.tensor([len(draft.tokens), FINISHES.index(draft.finish)])
         ends = sum_over_ranks_(ends.to(self.model.device), mesh).cpu()
-        longest = int(ends[:, 0].max()) if drafts else 0  # written, however many might have been
+        longest = (
+            int(ends[:, 0].max()) if drafts else 0
+        )  # the longest generated text, which may be far below the limit
         table = torch.zeros(len(drafts), longest, width, dtype=torch.float64)
         for number, draft in mine:
             for place, token in enumerate(draft.tokens):
@@ -112,11 +115,12 @@ class Writer:
 
 
 def stopper(tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int]) -> Callable[[list[int]], bool]:
-    """Says of the ids drawn after a prompt whether the text is over, as `Writer.written` will find it.
+    """Return the predicate that decides from the sampled ids whether the text is over, consistently with
+    `Writer.written`.
 
-    Every token is a byte or more, so the end of what was drawn is enough; it is read after what stands before it, as
-    some tokenizers spell the first token of a text otherwise, and never begins within a run of bytes that make a
-    character together.
+    A token has at least one byte, so only the last ids are decoded. They are decoded after their predecessors,
+    because some tokenizers spell the first token of a text differently, and never from within a run of byte tokens
+    that form a character together.
     """
     end, bytes_alone = tokenizer.end_of_text, tokenizer.byte_tokens
     reach = max((len(s.encode()) for s in stops), default=0) + 1
@@ -129,7 +133,7 @@ def stopper(tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int]) -
         begin = max(0, len(drawn) - reach)
         while begin and drawn[begin] in bytes_alone and drawn[begin - 1] in bytes_alone:
             begin -= 1
-        before = [*prompt, *drawn[max(0, begin - NEAR) : begin]][-NEAR:]
+        before = [*prompt, *drawn[max(0, begin - CONTEXT_TOKENS) : begin]][-CONTEXT_TOKENS:]
         text = tokenizer.decode_after(before, drawn[begin:])
         return any(s in text for s in stops)
 

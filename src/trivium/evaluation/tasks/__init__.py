@@ -1,3 +1,1 @@
-"""Reads evaluation passages.
-Writes tasks: examples, prompt templates and scoring rules as data.
-"""
+"""Tasks as data: examples, prompt templates and scoring rules, built from evaluation passages or benchmark files."""

@@ -1,6 +1,7 @@
-"""Which of four endings belongs to a passage? The true last sentence against last sentences of other passages.
+"""Choose the ending of a passage: its true last sentence among last sentences of other passages.
 
-Scored by likelihood per token of the ending, as MT-NLG does (section 4); per byte and in total stand beside it.
+Scored by likelihood per token of the ending, as in MT-NLG (section 4); scores per byte and in total are reported
+too.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ CHOICES = 4
 
 
 class _Cut(NamedTuple):
-    """A passage in two."""
+    """A passage split into context and ending."""
 
     item: Item
     context: str
@@ -26,7 +27,7 @@ class _Cut(NamedTuple):
 
 
 def continuation_task(items: Sequence[Item], config: EvaluationConfig, *, seed: int) -> Task:
-    """The task over passages of two sentences or more."""
+    """Build the task over passages of two sentences or more. Raises DataError if there are too few."""
     cuts = [c for c in (_cut(item, config) for item in items) if c is not None]
     pool = tuple(e for e in (_example(c, cuts, seed=seed) for c in cuts) if e is not None)
     if not pool:
@@ -54,7 +55,7 @@ def _cut(item: Item, config: EvaluationConfig) -> _Cut | None:
 
 
 def _example(cut: _Cut, cuts: Sequence[_Cut], *, seed: int) -> Example | None:
-    """The true ending among three of other documents, in keyed order; None when there are not enough."""
+    """Return the true ending among endings of other documents, in a keyed order; None if there are too few."""
     generator = generator_for(seed, "choices", NAME, cut.item.id)
     endings = [cut.ending]
     for k in generator.permutation(len(cuts)).tolist():

@@ -1,4 +1,4 @@
-"""A published benchmark as data: which rows, which prompts, which scoring, and what was published with them."""
+"""The definition of a published benchmark: rows, prompts, scoring, and the published results."""
 
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,21 +11,28 @@ from trivium.errors import ConfigError, nearest
 from trivium.evaluation.tasks.task import Normalisation, Scoring
 
 GROUP = "mt-nlg"
-FOLDER = "evaluation/tasks/mt_nlg"  # in the package
+FOLDER = "evaluation/tasks/mt_nlg"  # inside the package
 Wording = Literal["paper", "harness"]
 Shots = int | Literal["few"]
-ORDER = ("lambada", "race_h", "boolq", "piqa", "hellaswag", "winogrande")  # MT-NLG, section 4, then inference
+ORDER = (
+    "lambada",
+    "race_h",
+    "boolq",
+    "piqa",
+    "hellaswag",
+    "winogrande",
+)  # MT-NLG, section 4, then inference tasks
 
 
 class Files(Config):
-    """Local files of rows under --data, as patterns; the first that matches is read."""
+    """Patterns of local files under --data; the first pattern that matches is read."""
 
     asked: tuple[str, ...]
     shots: tuple[str, ...] = ()
 
 
 class Hub(Config):
-    """Where the rows are on the Hub of Hugging Face, and in which splits."""
+    """The path and splits of a benchmark on the Hugging Face Hub."""
 
     path: str
     name: str | None = None
@@ -34,7 +41,10 @@ class Hub(Config):
 
 
 class Prompts(Config):
-    """How a row becomes a prompt; `among`: with shots, where that differs. normalisation: of the headline."""
+    """Formatting of a row as a prompt.
+
+    among: the prompt when there are shots, if it differs. normalisation: that of the headline accuracy.
+    """
 
     prompt: str
     among: str | None = None
@@ -42,7 +52,7 @@ class Prompts(Config):
 
 
 class Definition(Config):
-    """A benchmark. `published` and `gpt3`: accuracy in percent by number of shots (MT-NLG, table of section 4)."""
+    """A benchmark. `published` and `gpt3`: accuracy in percent by number of shots (MT-NLG, table in section 4)."""
 
     remedy: ClassVar[str] = "give it in the file"
 
@@ -55,40 +65,42 @@ class Definition(Config):
     normalisation: Normalisation = "token"
     unconditional: str | None = None
     choices: tuple[str, ...] = ()
-    answer: str | None = None  # the field that says which choice is right
-    answers: Mapping[str, int] = Field(default_factory=dict)  # how some files spell it
+    answer: str | None = None  # field with the correct choice
+    answers: Mapping[str, int] = Field(default_factory=dict)  # other spellings of the answer in some files
     paper: Prompts
     harness: Prompts
-    groups: tuple[tuple[str, ...], ...] = ()  # fields whose values accuracy is also given by
-    few: Annotated[int, Field(ge=1)]  # shots of "few"
+    groups: tuple[tuple[str, ...], ...] = ()  # fields by whose values accuracy is also reported
+    few: Annotated[int, Field(ge=1)]  # number of shots that "few" stands for
     published: Mapping[str, float] = Field(default_factory=dict)
     gpt3: Mapping[str, float] = Field(default_factory=dict)
-    overlap: str  # the text that is looked for in the corpus, as in GPT-3
+    overlap: str  # text to search for in the corpus, as in GPT-3
 
     def prompts(self, wording: Wording) -> Prompts:
-        """The paper's, or the harness's own."""
+        """Return the paper's prompts or the harness's."""
         return self.paper if wording == "paper" else self.harness
 
     def shots(self, wanted: Shots) -> int:
-        """A number of shots; "few" is as many as the paper took."""
+        """Return a number of shots; "few" is the number used in the paper."""
         return self.few if wanted == "few" else wanted
 
 
 def names() -> list[str]:
-    """The benchmarks there are, in the paper's order."""
+    """Return the names of all benchmarks, in the paper's order."""
     return [*ORDER, *(n for n in shipped_names(FOLDER) if n not in ORDER)]
 
 
 def definition(name: str) -> Definition:
-    """A benchmark by its name; ConfigError when there is none."""
+    """Return a benchmark by its name. Raises ConfigError if there is none."""
     _refuse_unknown(name, names(), "--task")
     tree: Any = yaml.safe_load(shipped(f"{FOLDER}/{name}.yaml").read_text(encoding="utf-8"))
     return build(Definition, {"name": name, **tree})
 
 
 def chosen(wanted: str, field: str = "--tasks") -> dict[str, bool]:
-    """Names by commas -> each benchmark, and whether it was named itself and not only its group. ConfigError, which
-    blames `field`, for a name of neither."""
+    """Parse comma-separated names into {benchmark: whether it was named itself and not only by its group}.
+
+    Raises ConfigError, which names `field`, for an unknown name.
+    """
     found: dict[str, bool] = {}
     for name in filter(None, (part.strip() for part in wanted.split(","))):
         if name == GROUP:

@@ -1,4 +1,4 @@
-"""Evaluation passages (`evaluation_items.jsonl`) and how they are cut."""
+"""Read evaluation passages (`evaluation_items.jsonl`) and cut them."""
 
 import re
 from pathlib import Path
@@ -20,8 +20,8 @@ class Item(NamedTuple):
 
 
 def read_items(path: Path) -> list[Item]:
-    """Return the passages of a file of JSON lines {id, document, text}. Raises DataError, which names the line that is
-    not one."""
+    """Return the passages of a file of JSON lines {id, document, text}. Raises DataError, which names the invalid
+    line."""
     rows = read_rows(path, remedy="run `trivium corpus harvest` again")
     items = [_item(path, number, row) for row, number in rows]
     if not items:
@@ -37,7 +37,8 @@ def read_items(path: Path) -> list[Item]:
 
 
 def tail(text: str, characters: int) -> str:
-    """The end of a text, at most so long, from the beginning of a word (a longer last word is kept whole)."""
+    """Return the end of a text, at most `characters` long, from a word boundary on. A longer last word is kept in
+    full."""
     text = " ".join(text.split())
     if len(text) <= characters:
         return text
@@ -46,7 +47,8 @@ def tail(text: str, characters: int) -> str:
 
 
 def head(text: str, characters: int) -> str:
-    """The beginning of a text, at most so long, to the end of a word (a longer first word is kept whole)."""
+    """Return the beginning of a text, at most `characters` long, up to a word boundary. A longer first word is kept in
+    full."""
     text = " ".join(text.split())
     if len(text) <= characters:
         return text
@@ -55,7 +57,7 @@ def head(text: str, characters: int) -> str:
 
 
 def cut_last_sentence(text: str) -> tuple[str, str] | None:
-    """A text before its last sentence, and that sentence; None for a single sentence."""
+    """Split a text before its last sentence; None for a single sentence."""
     starts = list(_SENTENCE_START.finditer(text))
     return (text[: starts[-1].start()], text[starts[-1].end() :]) if starts else None
 

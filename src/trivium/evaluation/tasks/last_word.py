@@ -1,7 +1,7 @@
-"""Predict the last word of a passage, as LAMBADA does (Paperno et al. 2016; MT-NLG, section 4).
+"""Predict the last word of a passage, as in LAMBADA (Paperno et al. 2016; MT-NLG, section 4).
 
-Zero-shot: the passage as it is. With shots: GPT-3's cloze, "... ____. -> word". Chance: a guess among the words of
-the shown passage, LAMBADA's own baseline.
+Zero-shot uses the passage as it is. Few-shot uses GPT-3's cloze format "... ____. -> word". Chance is a guess among
+the words of the shown passage, as in LAMBADA's own baseline.
 """
 
 import re
@@ -18,7 +18,7 @@ _LAST_WORD = re.compile(r"^(?P<context>.*\S)\s+(?P<word>[A-Za-z]{3,})[.!?\"')]*$
 
 
 def last_word_task(items: Sequence[Item], config: EvaluationConfig, *, seed: int) -> Task:
-    """The task over passages that end in a word of three letters or more."""
+    """Build the task over passages that end in a word of three letters or more. Raises DataError if there are none."""
     pool = tuple(e for e in (_example(item, config.context_characters) for item in items) if e is not None)
     if not pool:
         raise DataError(

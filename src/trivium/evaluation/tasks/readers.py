@@ -1,4 +1,4 @@
-"""Rows of a benchmark, as they lie in files or on the Hub, as examples."""
+"""Convert rows of a benchmark, from files or from the Hub, into examples."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,15 +15,16 @@ BY_FIELDS = (
     "fields",
     "hans",
     "wic",
-)  # readers of prompts that are the task's text with fields of a row in it
-# a mark of wikiHow, or the rest of a line on which none ends: all its other brackets would be tried to no end, too
+)  # readers whose prompt is the task's template filled with fields of the row
+# A wikiHow tag; otherwise the rest of a line that has an unclosed bracket, so that its other brackets are not tried
+# again.
 _MARK = re.compile(r"\[[^\]\n]*+(\])?")
 _ENDED = re.compile(r"""[.!?…]["'”’)\]]*$""")
-BLANK = "  _  ."  # at the end of a question of RACE
+BLANK = "  _  ."  # at the end of a RACE question
 
 
 def read_examples(rows: Sequence[Row], of: Definition, wording: Wording, *, where: str) -> list[Example]:
-    """The examples in rows; DataError names the row and the field that is missing or wrong."""
+    """Return the examples in rows. Raises DataError, which names the row and the missing or invalid field."""
     if not rows:
         raise DataError(f"{where} holds no rows for task {of.name}; give a file with at least one")
     numbered = _together(rows, of, wording, where) if of.reader == "race" else list(enumerate(rows, 1))
@@ -36,7 +37,7 @@ def read_examples(rows: Sequence[Row], of: Definition, wording: Wording, *, wher
 
 @contextmanager
 def _naming(of: Definition, row: Row, where: str, number: int) -> Iterator[None]:
-    """What goes wrong in a row is told as DataError with its number in the file, from 1."""
+    """Convert errors in a row into DataError with its 1-based number in the file."""
     try:
         yield
     except KeyError as error:
@@ -49,7 +50,7 @@ def _naming(of: Definition, row: Row, where: str, number: int) -> Iterator[None]
 
 
 def completed(row: Row, of: Definition) -> Row:
-    """A row with every field that the task reads, whoever published it."""
+    """Return a row with all fields that the task reads, whichever publisher it comes from."""
     if (
         of.reader == "hans"
     ):  # by its authors with sentence1, sentence2 and gold_label; on the Hub without gold_label
@@ -62,10 +63,10 @@ def completed(row: Row, of: Definition) -> Row:
             "label": label,
             "gold_label": words.get(_number(label, of.answers), str(label)),
         }
-    if of.reader == "wic":  # the harness shows the word as it stands in the first sentence
+    if of.reader == "wic":  # The harness shows the word as it is written in the first sentence.
         written = str(row["sentence1"])[row["start1"] : row["end1"]] if "start1" in row else row["word"]
         return {**row, "written": written}
-    if of.reader == "fields" and "context" in row:  # ANLI by its authors
+    if of.reader == "fields" and "context" in row:  # The authors of ANLI call the premise "context".
         row = {"premise": row["context"], **row}
     if "{sentence}" in of.paper.prompt:
         row = {**row, "sentence": as_sentence(str(_Fields(row)["hypothesis"]))}
@@ -73,7 +74,7 @@ def completed(row: Row, of: Definition) -> Row:
 
 
 def as_sentence(text: str) -> str:
-    """A text with a full stop where no mark ends it, within quotes or brackets too."""
+    """Append a full stop unless the text ends with punctuation, possibly inside quotes or brackets."""
     text = text.rstrip()
     return text if _ENDED.search(text) else f"{text}."
 
@@ -93,10 +94,10 @@ def _lambada(row: Row, of: Definition, wording: Wording, key: str) -> Example:
 
 
 def _hellaswag(row: Row, of: Definition, wording: Wording, key: str) -> Example:
-    """Rows as published, or with `query`, `choices` and `gold` as the harness prepares them.
+    """Read rows as published, or with `query`, `choices` and `gold` as the harness prepares them.
 
-    Where a mark of wikiHow began a text the harness leaves a blank, so that two stand before half of the endings; its
-    wording keeps it, the paper's has one before each.
+    The harness leaves a space where a wikiHow tag began a text, so that half of the endings start with two spaces.
+    The harness wording keeps both; the paper's wording has one space before each ending.
     """
     if "query" in row:
         query, endings, answer = row["query"], row["choices"], row["gold"]
@@ -116,9 +117,11 @@ def _winogrande(row: Row, of: Definition, wording: Wording, key: str) -> Example
     prompt = of.prompts(wording).prompt
     contexts = tuple(_filled(prompt, {**row, "before": before + row[o]}) for o in ("option1", "option2"))
     answer = _number(row["answer"]) - 1
-    solved = before + str(row[("option1", "option2")[answer]]) + behind  # as it stands in a corpus
+    solved = (
+        before + str(row[("option1", "option2")[answer]]) + behind
+    )  # the text as it would occur in a corpus
     shown = {**row, "before": before, "sentence": solved}
-    # Every choice is the same text; its context tells.
+    # All choices are the same text; only their contexts differ.
     return _example(shown, of, wording, key, (f" {behind.strip()}",) * 2, answer, contexts)
 
 
@@ -131,7 +134,7 @@ def _race(row: Row, of: Definition, wording: Wording, key: str) -> Example:
 
 
 def _solved(question: Row, wording: Wording) -> str:
-    """An earlier question of a passage with its answer; the harness fills a blank at its end."""
+    """Format an earlier question of a passage with its answer. The harness fills a blank at the end of the question."""
     text, letter = str(_Fields(question)["question"]), question["answer"]
     answer = question["options"][_lettered(letter)]
     if answer is None:
@@ -142,8 +145,11 @@ def _solved(question: Row, wording: Wording) -> str:
 
 
 def _together(rows: Iterable[Row], of: Definition, wording: Wording, where: str) -> list[tuple[int, Row]]:
-    """RACE has a row for each question; here a passage with all of its own, by the number of the last one's row: the
-    others, and the passage, are right."""
+    """Group RACE's rows, one per question, by passage.
+
+    Returns (number of the last question's row, passage with all its questions). Earlier rows were checked here, so
+    an error in an example is attributed to the last row.
+    """
     passages: dict[str, dict[str, Any]] = {}
     last: dict[str, int] = {}
     for number, row in enumerate(rows, 1):
@@ -180,7 +186,7 @@ def _example(
 
 
 def refuse_halves(text: str) -> None:
-    """ValueError for half a surrogate pair, as JSON may write (\\ud83d): it is no character, of an id or of a text."""
+    """Raise ValueError for a lone surrogate, which JSON can contain as \\ud83d."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -190,7 +196,7 @@ def refuse_halves(text: str) -> None:
 
 
 class _Fields(dict[str, Any]):
-    """The fields of a row, of which a prompt asks for none that is null: it would read "None"."""
+    """The fields of a row. Reading a null field raises ValueError, because a prompt would contain "None"."""
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
@@ -200,19 +206,20 @@ class _Fields(dict[str, Any]):
 
 
 def _filled(template: str, row: Row) -> str:
-    """A template with the fields of a row in it."""
+    """Fill a template with the fields of a row."""
     return template.format_map(_Fields(row))
 
 
 def _lettered(value: Any) -> int:
-    """Which option a letter names: one letter, for an empty text stands in every text."""
+    """Return the option that a letter names. It must be exactly one letter, as an empty string is contained in every
+    string."""
     if not isinstance(value, str) or len(value) != 1 or value not in LETTERS:
         raise ValueError(f"the answer {value!r} is none of the letters {', '.join(LETTERS)}")
     return LETTERS.index(value)
 
 
 def _number(value: Any, spelt: Mapping[str, int] | None = None) -> int:
-    """Which choice is right: a number, a boolean, or a word the task knows."""
+    """Return the correct choice from a number, a boolean, or a spelling that the task defines."""
     if spelt and str(value) in spelt:
         return spelt[str(value)]
     if isinstance(value, float) and not value.is_integer():
@@ -221,7 +228,7 @@ def _number(value: Any, spelt: Mapping[str, int] | None = None) -> int:
 
 
 def _cleaned(text: str) -> str:
-    """Without the marks of wikiHow, as the harness does."""
+    """Remove wikiHow tags, as the harness does."""
     text = _MARK.sub(lambda found: "" if found[1] else found[0], text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
 

@@ -1,4 +1,4 @@
-"""Rows of a benchmark from local files of JSON lines."""
+"""Read the rows of a benchmark from local files of JSON lines."""
 
 import re
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from trivium.evaluation.tasks.definition import Definition
 from trivium.jsonlines import read_rows
 from trivium.units import plain
 
-# A file that was cut: validation-00000-of-00003.jsonl.
+# A shard of a file, such as validation-00000-of-00003.jsonl.
 _SHARD = re.compile(r"(?P<stem>.*?[-_.])(?P<number>\d+)(?P<of>[-_]of[-_](?P<total>\d+))(?P<suffix>\..+)")
 
 
 class Rows(NamedTuple):
-    """What is asked, where shots come from (None: from what is asked), and where each was found."""
+    """The rows to ask, the rows for shots (None: the same rows), and the source of each."""
 
     asked: list[dict[str, Any]]
     shots: list[dict[str, Any]] | None
@@ -24,7 +24,7 @@ class Rows(NamedTuple):
 
 
 def local_rows(of: Definition, folder: Path) -> Rows:
-    """The rows of a benchmark under a folder; DataError when there are none."""
+    """Return the rows of a benchmark under a folder. Raises DataError if there are none."""
     if not folder.is_dir():
         raise DataError(
             f"--data {folder} is not a directory; name one with a folder of JSON lines for each task"
@@ -44,7 +44,7 @@ def local_rows(of: Definition, folder: Path) -> Rows:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file, one a line. Raises DataError, which names the line that is not one."""
+    """Return the objects of a file, one per line. Raises DataError, which names the line that is not an object."""
     found: list[dict[str, Any]] = []
     for row, number in read_rows(path, remedy="download it again"):
         if not isinstance(row, dict):
@@ -62,14 +62,14 @@ def _rows_of(files: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _named(files: Sequence[Path], folder: Path) -> str:
-    """The file below the folder, or the pattern of its shards; rows are counted over all of them."""
+    """Return the path below the folder, or the pattern of the shards. Rows are numbered over all shards."""
     first = files[0].relative_to(folder)
     shard = _SHARD.fullmatch(first.name)
     return str(first if shard is None else first.with_name(f"{shard['stem']}*{shard['of']}{shard['suffix']}"))
 
 
 def _first(folder: Path, patterns: Sequence[str]) -> list[Path] | None:
-    """The first file that a pattern finds; where that is a shard of several, all of them in their order."""
+    """Return the first file that a pattern matches. If it is a shard, return all shards in order."""
     for pattern in patterns:
         matches = sorted(folder.glob(pattern))
         if matches:
@@ -87,7 +87,7 @@ def _shards(first: Path) -> list[Path]:
         if (other := _SHARD.fullmatch(path.name))
         and all(other[part] == shard[part] for part in ("stem", "of", "suffix"))
     }
-    begin, total = min(found), int(shard["total"])  # counted from 0, by some from 1
+    begin, total = min(found), int(shard["total"])  # numbered from 0, or by some publishers from 1
     missing = sorted({*range(begin, begin + total)} - found.keys())
     if missing or begin > 1 or len(found) != total:
         raise DataError(

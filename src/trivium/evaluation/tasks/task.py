@@ -1,4 +1,4 @@
-"""A task as data: examples, a template, a scoring rule; and the prompt each example becomes."""
+"""A task as data: examples, a template and a scoring rule; and the prompt of each example."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,18 +8,18 @@ from trivium.errors import DataError
 from trivium.seeds import generator_for, seed_for
 
 Scoring = Literal["greedy", "likelihood"]
-# What the log-likelihood of a choice is divided by: its tokens (MT-NLG); its bytes or characters without the space it
-# begins with (acc_bytes and acc_norm of the harness); nothing; or what it is compared with: the choice after a text
-# that says nothing (RACE in GPT-3).
+# The divisor of a choice's log-likelihood: its tokens (MT-NLG); its bytes or characters without the leading space
+# (acc_bytes and acc_norm of the harness); or 1. "unconditional" subtracts the log-likelihood of the choice after a
+# neutral context (RACE in GPT-3).
 Normalisation = Literal["token", "byte", "character", "none", "unconditional"]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question. `choices` begin with their own space; `answer` is the number of the right one.
+    """One question. `choices` include their leading space; `answer` is the index of the correct one.
 
-    contexts: of each choice, where they differ. groups: by name, the group it belongs to. overlap: the text to look
-    for in a corpus.
+    contexts: one per choice, if they differ. groups: {grouping: group}. overlap: the text to search for in a
+    corpus.
     """
 
     id: str
@@ -32,30 +32,30 @@ class Example:
     overlap: str = ""
 
     def context_of(self, choice: int) -> str:
-        """What stands before this choice."""
+        """Return the context of a choice."""
         return self.contexts[choice] if self.contexts else self.context
 
     @property
     def solution(self) -> str:
-        """The right choice."""
+        """The correct choice."""
         return self.choices[self.answer]
 
     @property
     def text(self) -> tuple[str, str]:
-        """Question and solution, whatever its id."""
+        """The question and its solution, which identify duplicates with different ids."""
         return self.context, self.solution
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How examples become a prompt: `alone` without shots, `among` for every example with them."""
+    """Assembles prompts: `alone` formats a question without shots, `among` every example of a prompt with shots."""
 
     alone: str
-    among: str  # the solution follows it
+    among: str  # followed by the solution
     separator: str = "\n\n"
 
     def prompt(self, example: Example, shots: Sequence[Example], choice: int = 0) -> str:
-        """The shots, solved, then the example, open before one of its choices."""
+        """Return the solved shots followed by the open example, ready for the given choice."""
         context = example.context_of(choice)
         if not shots:
             return self.alone.format(context=context)
@@ -67,9 +67,9 @@ class Template:
 class Task:
     """A benchmark.
 
-    scoring "greedy": right when greedy generation gives the solution; "likelihood": right when the solution is the
-    likeliest choice. `examples` are asked; `pool` is where shots come from. `chance`: expected share right of a
-    guess. `version` grows with every change of meaning, so that results are compared only when equal.
+    scoring: "greedy" requires that greedy generation gives the solution; "likelihood", that the solution is the
+    most likely choice. examples: the questions. pool: the source of shots. chance: expected accuracy of guessing.
+    version: raised with every change of meaning, because only results of equal versions are comparable.
     """
 
     name: str
@@ -79,28 +79,28 @@ class Task:
     examples: tuple[Example, ...]
     pool: tuple[Example, ...]
     chance: float
-    normalisation: Normalisation = "token"  # of the headline, for choices
-    unconditional: str | None = None  # the text that says nothing
+    normalisation: Normalisation = "token"  # of the headline, for tasks with choices
+    unconditional: str | None = None  # the neutral context
     borrowed: bool = (
         False  # wrong choices are solutions of other examples, which then are no shots of the question
     )
 
 
 def choose_examples(examples: Sequence[Example], *, limit: int, seed: int, task: str) -> tuple[Example, ...]:
-    """At most `limit` examples, by keyed hash of their id: a higher limit only adds to a lower one."""
+    """Return at most `limit` examples, ranked by a keyed hash of their ids, so a higher limit only adds some."""
     ranked = sorted(examples, key=lambda e: (seed_for(seed, "examples", task, e.id), e.id))
     return tuple(ranked[:limit])
 
 
 def choose_shots(task: Task, *, shots: int, seed: int) -> Callable[[Example], list[Example]]:
-    """What chooses solved examples for a question: keyed, of other documents and never the question itself, and more
-    shots only add at the front.
+    """Return the function that chooses a question's solved examples.
 
-    Where choices are borrowed, none whose solution is one of them: a model that copies what it read would be led to
-    that choice, or from it, whatever it knows of the passage.
+    The choice is keyed by the question. It excludes examples of the same document or with the same text, and a
+    larger number only adds shots at the front. If choices are borrowed, it also excludes examples whose solution is
+    one of the question's choices: a model that copies from its context would be biased towards or against that choice.
     """
     documents: dict[str, list[int]] = {}
-    texts: dict[tuple[str, str], list[int]] = {}  # some files hold a question twice, under two ids
+    texts: dict[tuple[str, str], list[int]] = {}  # some files contain a question twice under two ids
     solutions: dict[str, list[int]] = {}
     for place, example in enumerate(task.pool):
         documents.setdefault(example.document, []).append(place)
@@ -133,13 +133,13 @@ def choose_shots(task: Task, *, shots: int, seed: int) -> Callable[[Example], li
 
 
 def others_than(asked: Sequence[Example], pool: Sequence[Example]) -> tuple[Example, ...]:
-    """Those of the pool that are of no document and no text of the questions asked."""
+    """Return the pool without examples that share a document or text with the questions."""
     documents, texts = {e.document for e in asked}, {e.text for e in asked}
     return tuple(e for e in pool if e.document not in documents and e.text not in texts)
 
 
 def _without(left_out: Sequence[int], place: int) -> int:
-    """The place in a whole of a place in what is left of it; left_out: ascending."""
+    """Return the index in the full list of index `place` in the list without `left_out` (ascending indices)."""
     for hole in left_out:
         if hole > place:
             break
