@@ -22,6 +22,7 @@ LAYOUTS = [
     {"layout": {"pipeline": 4, "chunks": 2}, "sequence_parallel": True, "schedule": "interleaved"},
     {"model": {**ROTARY, "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},
     {"model": {**ROTARY, "kv_heads": 2, "bias": "qkv", "qk_norm": "each_head"}, "layout": {"tensor": 2}},
+    {"model": {"first": [{"times": 2, "heads": 2, "head_width": 16, "ffn": 96}]}, "layout": {"tensor": 2}},
     {"model": {**ROTARY, "head_width": 24, "qk_norm": "each_head"}, "sequence_parallel": True},
     {"model": {**ROTARY, "kv_heads": 4, "qk_norm": "all_heads"}, "layout": {"tensor": 4}},
     {"layout": {"chunks": 2}, "schedule": "zb-v"},

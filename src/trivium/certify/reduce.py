@@ -166,7 +166,7 @@ def _runs(model: ModelShape, layers: int) -> Tree:
     of_first = sum(run.times for run in model.first)
     reached = itertools.takewhile(lambda n: n < model.layers - of_first, _starts(model.pattern))
     first = model.first[: max(0, layers - 1)] if model.pattern or of_first < model.layers else model.first
-    pattern = [run for run, _ in zip(model.pattern, reached, strict=False)]
+    pattern = [run for run, _ in zip(model.pattern, reached, strict=False)][: layers - len(first)]
     return {
         name: [{**run.settings, "times": 1} for run in runs]
         for name, runs in (("first", first), ("pattern", pattern))

@@ -116,12 +116,11 @@ def describe(plan: Plan) -> str:
     x = plan.layout
     words = [f"tensor {x.tensor} pipeline {x.pipeline} data {x.data}"]
     words += [f"context {x.context} {plan.context_attention}"] if x.context > 1 else []
-    words += [plan.schedule, plan.model.norm, plan.model.feed_forward, plan.model.positions]
+    words += [plan.schedule, *_parts(plan.model)]
     words += (
         [f"kv heads {plan.model.kv_heads} of {plan.model.heads}"] if plan.model.kv_heads is not None else []
     )
     words += [f"head width {plan.model.head_width}"] if plan.model.head_width is not None else []
-    words += [f"bias {plan.model.bias}"]
     words += [f"qk norm {plan.model.qk_norm}"] if plan.model.qk_norm != "none" else []
     words += ["norms after"] if plan.model.norm_position == "after" else []
     words += [_window_words(plan.model)] if plan.model.window is not None else []
@@ -139,6 +138,18 @@ def describe(plan: Plan) -> str:
     words += ["ramp"] if plan.batch.ramp is not None else []
     words += [f"ranks by {', '.join(x.order)}"] if x.order != AXES else []
     return ", ".join(words)
+
+
+def _parts(model: ModelShape) -> list[str]:
+    """The names of parts that are not the default ones."""
+    names = ("norm", "feed_forward", "activation", "positions", "wiring")
+    parts = [getattr(model, name) for name in names if getattr(model, name) != _default_of(name)]
+    return parts + ([f"bias {model.bias}"] if model.bias != _default_of("bias") else [])
+
+
+def _default_of(name: str) -> object:
+    """The default of a setting of layers."""
+    return ModelShape.model_fields[name].default
 
 
 def _window_words(model: ModelShape) -> str:

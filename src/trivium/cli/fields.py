@@ -7,7 +7,7 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 from trivium.config import MOST, Config
 
@@ -33,7 +33,8 @@ def fields_of(model: type[Config], prefix: str = "") -> Iterator[Field]:
     """Every field of a config and of its sections, in their order."""
     schema, meanings = model.model_json_schema(), _comments(model)
     for name, field in model.model_fields.items():
-        choices = (field.annotation, *get_args(field.annotation))  # `Ramp | None` is a section too
+        inner = () if get_origin(field.annotation) is tuple else get_args(field.annotation)
+        choices = (field.annotation, *inner)  # `Ramp | None` is a section too, and a list of sections is none
         section = next((c for c in choices if inspect.isclass(c) and issubclass(c, Config)), None)
         if section is not None:
             if type(None) in choices:

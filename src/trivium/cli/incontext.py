@@ -51,7 +51,7 @@ def incontext(
     """
     from trivium.evaluation.incontext import FORMAT
     from trivium.evaluation.joined import loses_study
-    from trivium.interchange.settings import is_model_folder
+    from trivium.families.common.hf_config import is_model_folder
     from trivium.interchange.target import opened, run_of
 
     refuse_bad_place(json)

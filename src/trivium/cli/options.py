@@ -16,7 +16,7 @@ from trivium.cli.workspace import Workspace
 from trivium.config import leaves, parse_assignments
 from trivium.corpus.config import CurateConfig
 from trivium.errors import ConfigError, DataError, MachineError
-from trivium.interchange.settings import is_model_folder
+from trivium.families.common.hf_config import is_model_folder
 from trivium.provenance import read_stamp
 from trivium.tokens.config import TokensConfig
 

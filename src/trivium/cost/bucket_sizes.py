@@ -75,7 +75,8 @@ def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
 
 def bucket_sizes(plan: Plan, pipeline: int) -> tuple[int, ...]:
     """Elements of each bucket of a pipeline rank; the same on all its tensor and data ranks."""
-    if plan.zero >= 3 or plan.heads_in_turns or plan.optimizer.groups:
+    different = len({layer.rows for layer, _ in plan.model.counted_layers}) > 1
+    if plan.zero >= 3 or plan.heads_in_turns or plan.optimizer.groups or different:
         return tuple(row.padded for row in bucket_table(plan, pipeline))
     ends, layers = plan.layout.stages - 1, layers_by_stage(plan)
     held = tuple(Held(len(layers[s]), s == 0, s == ends) for s in plan.stages_of(pipeline))

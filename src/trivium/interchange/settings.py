@@ -1,7 +1,6 @@
 """A model's shape as the config.json of Hugging Face, and back."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trivium.config import build
@@ -9,11 +8,6 @@ from trivium.errors import ConfigError, DataError
 from trivium.families.common.family import Family, families
 from trivium.families.common.hf_config import refuse_other_kinds
 from trivium.plan.model_shape import ModelShape
-
-
-def is_model_folder(folder: Path) -> bool:
-    """Whether a folder holds a model of Hugging Face."""
-    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def family_of(model: ModelShape) -> Family:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trivium.checkpoint.format import published
 from trivium.errors import CheckpointError, DataError
+from trivium.families.common.hf_config import is_model_folder
 from trivium.interchange.bring import import_hf
-from trivium.interchange.settings import is_model_folder
 from trivium.tokens.manifest import tokens_of_training
 from trivium.tokens.tokenizer import tokenizer_file
 

@@ -93,3 +93,8 @@ def read_settings(path: Path) -> Tree:
             f"{path} holds {shown(repr(found))}, not settings by name; name a Hugging Face folder"
         )
     return found
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder holds a model of Hugging Face."""
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
