@@ -24,7 +24,7 @@ from trivium.kernels.cpu import block_attention, processor
 from trivium.parallel.context import ring as ring_attention
 from trivium.parallel.sharding import zero
 from trivium.parallel.sharding.buckets import Bucket
-from trivium.parallel.sharding.zero import Shard
+from trivium.parallel.sharding.shard import Shard
 from trivium.parallel.tensor import norm_over_heads, vocabulary
 from trivium.parallel.tensor import regions as tensor
 from trivium.plan import buckets

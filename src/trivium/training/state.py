@@ -17,7 +17,7 @@ from trivium.checkpoint.verify import NOT_FINITE
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
 from trivium.parallel.sharding.buckets import Bucket, Slot
-from trivium.parallel.sharding.zero import Shard
+from trivium.parallel.sharding.shard import Shard
 from trivium.plan.parameters import Box, local_shape, shard_box
 from trivium.plan.plan import Plan
 from trivium.training.loss_scale import LossScale

@@ -26,10 +26,10 @@ from trivium.kernels.adamw import (
     numbers_of,
 )
 from trivium.kernels.crossing import read_later, sent
-from trivium.kernels.dtypes import DTYPES
 from trivium.optim.rule import Rule
 from trivium.optim.rules.adamw import AdamW
 from trivium.parallel.sharding.buckets import Bucket
+from trivium.parallel.sharding.shard import Part, Shard, cut, narrow, shard_of
 from trivium.parallel.sharding.whole_matrices import WholeMatrices
 from trivium.plan.buckets import UPDATED_AT_ONCE
 from trivium.plan.matrices import Work
@@ -56,52 +56,6 @@ class AdamRule:
     def adamw(self) -> dict[str, float]:
         """Return the settings of the rule AdamW."""
         return {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
-
-
-@dataclass(eq=False)
-class Part:
-    """Elements `where` of a shard, which belong to one group of parameters. The first `decayed` of them have weight
-    decay. states: the tensors of the group's rule, by name."""
-
-    group: int
-    where: slice
-    decayed: int
-    states: dict[str, Tensor]
-
-
-@dataclass(eq=False)
-class Shard:
-    """What this rank keeps of its slice of one bucket: master weights, the optimizer's states by part and, during a
-    step, the gradient in the dtype in which it was summed. counted: the elements that this rank counts in the norm."""
-
-    bucket: Bucket
-    master: Tensor
-    parts: tuple[Part, ...]
-    counted: tuple[slice, ...]
-    grad: Tensor | None = None
-
-    def summed(self) -> Tensor:
-        """Return the gradient in the dtype in which it was summed."""
-        assert self.grad is not None, "gradients are reduced first"
-        return self.grad
-
-    @property
-    def copy(self) -> Tensor | None:
-        """Return the weights if they are a copy of the masters in a narrower dtype, and otherwise None."""
-        own = self.bucket.shard.data_ptr() != self.master.data_ptr()
-        return self.bucket.shard if own else None
-
-    def gradient(self) -> Tensor:
-        """Return the gradient in the dtype of the masters; it is a copy if that dtype is another."""
-        return self.summed().to(self.master.dtype)
-
-    def tensors(self, first: int, count: int) -> dict[str, Tensor]:
-        """Return elements [first, first + count) of the master weights and of each state, by name. They must belong to
-        one part."""
-        part = next(part for part in self.parts if part.where.start <= first < part.where.stop)
-        start = first - part.where.start
-        states = {name: values[start : start + count] for name, values in part.states.items()}
-        return {"master": self.master[first : first + count], **states}
 
 
 class Totals(NamedTuple):
@@ -136,7 +90,7 @@ class ShardedOptimizer:
         compiled: AdamW runs in one pass over the state, which torch.compile makes."""
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
         self._groups, self._rules = groups.every, dict[AdamRule, tuple[Rule, ...]]()
-        self.shards, self._masters = [_shard(b, masters, self.rules) for b in buckets], masters
+        self.shards, self._masters = [shard_of(b, masters, self.rules) for b in buckets], masters
         self._together = together(self.shards, 0 if mesh.device.type == "cpu" else UPDATED_AT_ONCE)
         self._work = work
         self._whole = WholeMatrices(self.buckets, mesh.tensor) if work else None
@@ -260,11 +214,11 @@ class ShardedOptimizer:
                     found = numbers_of(rule, self._amount(group, lr))
                     numbers[group] = sent(np.array(found), device, masters)
                 states = [_state(shard, part) for shard, part in every]
-                grads = [_cut(shard.summed(), part.where) for shard, part in every]
+                grads = [cut(shard.summed(), part.where) for shard, part in every]
                 update(states, grads, factor, numbers[group], decayed)
             else:
                 self._update_parts(every, lr, factor)
-                _narrow(every)
+                narrow(every)
             for shard in shards if len(self._groups) == 1 else ():
                 shard.bucket.publish()
         # With several groups, slices of different ranks have different parts, but all ranks must publish in one order.
@@ -278,7 +232,7 @@ class ShardedOptimizer:
             every = [(shard, part) for shard in shards for part in shard.parts if part.group == group]
             if every and not self._has_matrices(group):
                 self._update_parts(every, lr, factor)
-                _narrow(every)
+                narrow(every)
         for shard in shards:
             if not self._waits(shard):
                 shard.bucket.publish()
@@ -303,7 +257,7 @@ class ShardedOptimizer:
                 master.sub_(update, alpha=amount.lr)
         for shard in self.shards:
             if self._waits(shard):
-                _narrow([(shard, part) for part in shard.parts if self._has_matrices(part.group)])
+                narrow([(shard, part) for part in shard.parts if self._has_matrices(part.group)])
                 shard.bucket.publish()
 
     def _direction(self, work: Work, where: slice, factor: Tensor | float) -> Tensor:
@@ -318,9 +272,9 @@ class ShardedOptimizer:
 
     def _update_parts(self, every: Sequence[tuple[Shard, Part]], lr: float, factor: Tensor | float) -> None:
         """Update master weights and states of parts that belong to one group."""
-        grads, divisor = scaled([_cut(s.summed(), p.where) for s, p in every], factor, self._masters)
+        grads, divisor = scaled([cut(s.summed(), p.where) for s, p in every], factor, self._masters)
         slices = [
-            Slice(_cut(shard.master, part.where), part.states, grad, part.decayed)
+            Slice(cut(shard.master, part.where), part.states, grad, part.decayed)
             for (shard, part), grad in zip(every, grads, strict=True)
         ]
         group = every[0][1].group
@@ -408,21 +362,10 @@ def by_rule(rule: Rule, slices: Sequence[Slice], amount: Amount, divisor: Tensor
         master.sub_(direction, alpha=amount.lr)
 
 
-def _cut(values: Tensor, where: slice) -> Tensor:
-    return values if where.stop - where.start == len(values) else values[where]
-
-
 def _state(shard: Shard, part: Part) -> State:
     moments = part.states["moment1"], part.states["moment2"]
     copy = shard.copy
-    return State(_cut(shard.master, part.where), *moments, None if copy is None else _cut(copy, part.where))
-
-
-def _narrow(every: Sequence[tuple[Shard, Part]]) -> None:
-    """Round the masters of parts to the weights, where these are a copy."""
-    copies = [(c, s.master, p.where) for s, p in every if (c := s.copy) is not None]
-    if copies:
-        torch._foreach_copy_([_cut(c, w) for c, _, w in copies], [_cut(m, w) for _, m, w in copies])
+    return State(cut(shard.master, part.where), *moments, None if copy is None else cut(copy, part.where))
 
 
 def squares(gradients: Sequence[Tensor], dtype: torch.dtype, *, at_once: bool) -> Tensor | float:
@@ -443,35 +386,3 @@ def _totals(sums: Sequence[float]) -> Totals:
     square, loss, asked, *digest = sums[:BROUGHT]
     z_loss = sums[BROUGHT] if len(sums) > BROUGHT else None
     return Totals(math.sqrt(square), loss, round(asked), tuple(map(round, digest)), z_loss)
-
-
-def _shard(bucket: Bucket, masters: torch.dtype, rules: Sequence[Rule]) -> Shard:
-    # Where weights are already in the masters' dtype they are their own masters.
-    master = bucket.shard if bucket.shard.dtype == masters else bucket.shard.to(masters)
-    parts, first = [], bucket.owned.start
-    for span in bucket.spans:
-        start, stop = max(span.start - first, 0), min(span.stop - first, len(master))
-        if start < stop:
-            decayed = min(max(span.start + span.decayed - first - start, 0), stop - start)
-            states = {
-                state.name: torch.zeros_like(
-                    master[start:stop], dtype=masters if state.dtype is None else DTYPES[state.dtype]
-                )
-                for state in rules[span.group].states
-            }
-            parts.append(Part(span.group, slice(start, stop), decayed, states))
-    return Shard(bucket, master, tuple(parts), _counted(bucket))
-
-
-def _counted(bucket: Bucket) -> tuple[slice, ...]:
-    """Of this rank's slice; what follows one another as one."""
-    found: list[slice] = []
-    first, size = bucket.owned.start, len(bucket.shard)
-    for slot in bucket.slots:
-        start, stop = max(0, slot.start - first), min(size, slot.stop - first)
-        if not slot.counts or start >= stop:
-            continue
-        if found and found[-1].stop == start:
-            start = found.pop().start
-        found.append(slice(start, stop))
-    return tuple(found)

@@ -16,7 +16,7 @@ from trivium.comms.collectives import all_gather
 from trivium.comms.mesh import Group, Mesh
 from trivium.errors import TriviumError
 from trivium.parallel.sharding.buckets import Bucket
-from trivium.parallel.sharding.zero import Shard
+from trivium.parallel.sharding.shard import Shard
 from trivium.training.config import is_nth
 from trivium.training.loop import Loop, Observer
 from trivium.training.trainer import StepResult, Trainer
