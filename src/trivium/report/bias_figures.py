@@ -1,4 +1,4 @@
-"""The figures about bias besides the occupations: one-sided adjectives, sentiment, and effects along a training."""
+"""Figures of the bias section except occupations: one-sided adjectives, sentiment, and effects along training."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from trivium.report.figures import BLUE, ORANGE, ROW, look, plain_label, sized
 from trivium.report.parts import Drawn, Section
 
 Tree = dict[str, Any]
-MOST_WORDS = 6  # of each group
+MAX_WORDS_PER_GROUP = 6
 
 
 def bias_figures(bias: Tree) -> list[Drawn]:
-    """Of each axis its one-sided adjectives and the sentiment of its groups; those that were measured."""
+    """Draw the one-sided adjectives and the sentiment of each axis that was measured."""
     drawn = [
         Drawn(f"Adjectives most a group's own: {axis}", one_sided(groups))
         for axis, groups in bias["adjectives"].items()
@@ -25,7 +25,7 @@ def bias_figures(bias: Tree) -> list[Drawn]:
 
 
 def series_section(report: Tree) -> Section:
-    """Every effect at every checkpoint of a training."""
+    """Show every effect at every checkpoint of a training run."""
     checkpoints = report["bias_series"]["checkpoints"]
     measures = list(dict.fromkeys(e["measure"] for c in checkpoints for e in c["effects"]))
     return Section(
@@ -41,8 +41,10 @@ def series_section(report: Tree) -> Section:
 
 
 def one_sided(groups: Tree) -> go.Figure:
-    """{group: its words}: log-odds ratios with their intervals; filled where significant after correction."""
-    rows = [(group, word) for group, found in groups.items() for word in found["one_sided"][:MOST_WORDS]]
+    """Draw log-odds ratios with their intervals from {group: words}; filled marks are significant after correction."""
+    rows = [
+        (group, word) for group, found in groups.items() for word in found["one_sided"][:MAX_WORDS_PER_GROUP]
+    ]
     names = [plain_label(f"{group}: {word['word']}") for group, word in rows]
     values = [word["log_odds"] for _, word in rows]
     return _dots(names, values, [word["interval"] for _, word in rows], "log-odds ratio, nats",
@@ -50,7 +52,7 @@ def one_sided(groups: Tree) -> go.Figure:
 
 
 def sentiment(groups: Tree) -> go.Figure:
-    """{group: scores}: the mean of each group with its interval, from -100 to 100."""
+    """Draw the mean sentiment of each group, from -100 to 100, with its interval."""
     found = {name: g for name, g in groups.items() if g["mean"] is not None}
     names = [plain_label(name) for name in found]
     values, bounds = [g["mean"] for g in found.values()], [g["interval"] for g in found.values()]
@@ -60,7 +62,7 @@ def sentiment(groups: Tree) -> go.Figure:
 
 
 def against_tokens(checkpoints: list[Tree], measure: str) -> go.Figure:
-    """The effects of one measure at each checkpoint, with their intervals."""
+    """Draw the effects of one measure at each checkpoint, with their intervals."""
     figure = go.Figure()
     kinds = dict.fromkeys(e["of"] for c in checkpoints for e in c["effects"] if e["measure"] == measure)
     unit = ""
@@ -103,7 +105,7 @@ def _dots(
 
 
 def _error(values: list[float], bounds: list[Any]) -> Tree:
-    """Intervals as plotly wants them; none where there is none."""
+    """Return plotly's error bars for intervals; a missing interval has length 0."""
     pairs = list(zip(values, bounds, strict=True))
     return {
         "type": "data",

@@ -1,4 +1,4 @@
-"""The tables of the bias section: every effect, and the words most a group's own."""
+"""Tables of the bias section: all effects, and the most frequent and most one-sided adjectives of each group."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ WORDS = ("most frequent adjectives (texts)", "most one-sided (log-odds, nats)")
 
 
 def bias_tables(bias: Tree) -> list[Table]:
-    """The table of effects, and per axis the most frequent and the most one-sided adjectives; those that there are."""
+    """Return the table of effects, and for each axis the table of its adjectives, omitting empty tables."""
     tables: list[Table] = []
     rows = [_effect(row) for row in bias["effects"]] + [_unmeasured(row) for row in bias["not_measured"]]
     if rows:
@@ -35,7 +35,8 @@ def _effect(row: Tree) -> tuple[str, ...]:
 
 
 def _unmeasured(row: Tree) -> tuple[str, ...]:
-    """No model writes words that count of every group; what has no effect must not look forgotten."""
+    """List an effect that could not be measured, because a group has no counted words, so that it does not seem
+    forgotten."""
     return (row["measure"], row["of"], "not measured", *("–",) * 4, number_text(row["n"]))
 
 
@@ -44,6 +45,6 @@ def _words(rows: list[Tree], key: str) -> str:
 
 
 def _sided(rows: list[Tree]) -> str:
-    """A star marks what is significant after correction."""
+    """Mark words that are significant after correction with a star."""
     told = [f"{r['word']} ({r['log_odds']:+.2f}{'*' if r['p_holm'] < 0.05 else ''})" for r in rows]
     return ", ".join(told) or "none"

@@ -1,4 +1,4 @@
-"""The sections of the page about the corpus: the funnel, the distributions, the check of extraction."""
+"""Sections about the corpus: funnel, statistics, and evaluation of extraction."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Tree = dict[str, Any]
 
 
 def funnel_section(report: Tree) -> Section:
-    """What is left after each step, and what of the planted junk was caught."""
+    """Show how many documents remain after each step, and how much of the planted junk was removed."""
     steps, planted, honest = report["funnel"], report["planted"] or {}, report["honest"]
     before = [None, *(s["documents"] for s in steps)]
     tables = [
@@ -54,7 +54,7 @@ def funnel_section(report: Tree) -> Section:
 
 
 def corpus_section(report: Tree) -> Section:
-    """Distributions of what was kept, and reasons and similarities of what was not."""
+    """Show distributions of the kept documents, and reasons and similarities of the rejected ones."""
     found = report["corpus"]
     drawn = []
     if found["lengths"]:
@@ -78,7 +78,7 @@ def corpus_section(report: Tree) -> Section:
 
 
 def extraction_section(report: Tree) -> Section:
-    """F1 and speed of each extractor on pages whose text is known."""
+    """Show F1 and speed of each extractor on pages with known text."""
     rows = [
         (name, f"not measured: {row['missing']}", "", "", "")
         if row["missing"]

@@ -1,4 +1,4 @@
-"""The figures about the corpus, in the manner of figures.py."""
+"""Figures about the corpus, in the style of figures.py."""
 
 import plotly.graph_objects as go
 
@@ -11,11 +11,11 @@ from trivium.report.figures import (
     sized,
 )
 
-MOST_REASONS = 30  # bars: the most frequent reasons
+MAX_REASONS = 30  # bars, for the most frequent reasons
 
 
 def lengths(by_source: dict[str, list[int]]) -> go.Figure:
-    """Documents of each source by characters, doubling from bar to bar."""
+    """Draw documents by length for each source; each bar doubles the number of characters."""
     last = max(len(counts) for counts in by_source.values())
     first = min(n for counts in by_source.values() for n, count in enumerate(counts) if count)
     names = [f"{2**n:,}" for n in range(first, last)]
@@ -32,9 +32,9 @@ def lengths(by_source: dict[str, list[int]]) -> go.Figure:
 
 
 def rejects(by_step: dict[str, dict[str, int]]) -> go.Figure:
-    """Documents dropped, by step and reason; the most frequent when there are many."""
+    """Draw the numbers of rejected documents by step and reason, for the most frequent reasons."""
     rows = [(step, reason, count) for step, reasons in by_step.items() for reason, count in reasons.items()]
-    rows = sorted(rows, key=lambda row: -row[2])[:MOST_REASONS]
+    rows = sorted(rows, key=lambda row: -row[2])[:MAX_REASONS]
     figure = go.Figure(
         go.Bar(
             y=[plain_label(f"{step}: {reason}"[:80]) for step, reason, _ in rows],
@@ -50,7 +50,7 @@ def rejects(by_step: dict[str, dict[str, int]]) -> go.Figure:
 
 
 def similarities(tenths: list[int]) -> go.Figure:
-    """Near duplicates by tenths of their Jaccard similarity."""
+    """Draw near duplicates by Jaccard similarity in steps of a tenth."""
     names = [f"{n / len(tenths):.1f} to {(n + 1) / len(tenths):.1f}" for n in range(len(tenths))]
     figure = go.Figure(go.Bar(x=names, y=tenths, marker_color=BLUE))
     figure.update_xaxes(title="Jaccard similarity to the nearest other document", type="category")

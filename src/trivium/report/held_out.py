@@ -1,4 +1,4 @@
-"""The section about questions that are made of a run's own held-out documents."""
+"""The section about questions built from the run's own held-out documents."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ Tree = dict[str, Any]
 
 
 def evaluation_section(report: Tree) -> Section:
-    """Accuracy and surprise on questions that were made of held-out documents, beside what needs no context."""
+    """Show accuracy and surprise on held-out questions, with the baselines that use no context."""
     tasks = report["evaluation"]["tasks"]
     scores = [(task, shots, s) for task, by_shots in tasks.items() for shots, s in by_shots.items()]
     rows = [

@@ -1,4 +1,4 @@
-"""What a training went through besides its steps, as its events tell: failures, rests, spikes, other layouts."""
+"""Interruptions of a training run, read from its events: failures, preemptions, spikes, and changes of layout."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from trivium.report.words import layout_text
 
 Tree = Mapping[str, Any]
-SHOWN = 200  # of a cause, which may be a whole traceback
+MAX_CAUSE_CHARACTERS = 200  # a cause may be a full traceback
 
 
 def interruptions(events: Iterable[Tree]) -> list[dict[str, Any]]:
-    """{step, what} of every event that interrupted a training or changed its layout, in their order."""
+    """Return {step, what} of every event that interrupted the training or changed its layout, in order."""
     found = []
     for event in events:
         text = _text(event)
@@ -20,7 +20,8 @@ def interruptions(events: Iterable[Tree]) -> list[dict[str, Any]]:
 
 
 def resumed_from(events: Iterable[Tree]) -> int:
-    """After which step the last part of a training began, which alone is of its layout and hosts for certain."""
+    """Return the step after which the last part of the training began. Only this part surely has its layout and
+    hosts."""
     after = 0
     for event in events:
         if event.get("event") == "resumed" and isinstance(event.get("step"), int):
@@ -29,7 +30,7 @@ def resumed_from(events: Iterable[Tree]) -> int:
 
 
 def _text(event: Tree) -> str | None:
-    cause = " ".join(str(event.get("cause", "unknown")).split())[:SHOWN]
+    cause = " ".join(str(event.get("cause", "unknown")).split())[:MAX_CAUSE_CHARACTERS]
     match event.get("event"):
         case "rank failed":
             return f"failed: {cause}"
