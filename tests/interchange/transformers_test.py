@@ -156,7 +156,7 @@ def ours(checkpoint: Checkpoint) -> WholeModel:
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_a_model_of_transformers_says_the_same_here(tmp_path: Path, name: str) -> None:
+def test_logits_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     model = theirs(name, tmp_path / "theirs")
     here = ours(Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours")))
     rows = torch.randint(0, VOCABULARY, (3, 16), generator=torch.Generator().manual_seed(1))
@@ -175,7 +175,7 @@ def test_a_model_of_transformers_says_the_same_here(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_its_gradients_are_the_same_here(tmp_path: Path, name: str) -> None:
+def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     model = theirs(name, tmp_path / "theirs").double()
     checkpoint = Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours"))
     shape = build(Plan, checkpoint.manifest["plan"]).model
@@ -203,7 +203,7 @@ def test_its_gradients_are_the_same_here(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", [name for name in THEIRS if "window" in name or name == "ministral"])
-def test_beyond_the_window_it_writes_and_scores_what_transformers_does(tmp_path: Path, name: str) -> None:
+def test_generation_beyond_window_equals_transformers(tmp_path: Path, name: str) -> None:
     model = theirs(name, tmp_path / "theirs")
     here = ours(Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours")))
     prompts = [[5, 7, 11], [2, 3, 5, 7, 11, 13, 17, 19], [2, 3, 5, 7, 9], [2, 3, 5, 7, 9, 1, 4, 4]]
@@ -265,9 +265,7 @@ LAYOUTS = {
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_training_goes_on_from_a_model_of_transformers_in_any_layout(
-    tokens: Path, tmp_path: Path, name: str
-) -> None:
+def test_training_continues_from_transformers_in_any_layout(tokens: Path, tmp_path: Path, name: str) -> None:
     model = theirs(name, tmp_path / "theirs")
     path = import_hf(tmp_path / "theirs", tmp_path / "ours")
     shape = build(Plan, Checkpoint.open(path).manifest["plan"]).model
@@ -293,9 +291,7 @@ TEXTS = (
 )
 
 
-def test_a_trained_model_runs_in_transformers_with_its_tokenizer_and_generation_config(
-    tokens: Path, tmp_path: Path
-) -> None:
+def test_trained_model_runs_in_transformers_with_tokenizer(tokens: Path, tmp_path: Path) -> None:
     model = {"vocabulary": VOCABULARY, "vocabulary_multiple": 64, "sequence": 24, **ROTARY}
     words = load_tokenizer(tokens / "tokenizer.json")
     plan = small(
@@ -324,7 +320,7 @@ def test_a_trained_model_runs_in_transformers_with_its_tokenizer_and_generation_
     assert found == said
 
 
-def test_the_verbs_go_both_ways_and_the_tokenizer_makes_the_same_tokens(
+def test_commands_convert_both_ways_with_equal_tokens(
     tokens: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     plan = small(model={"vocabulary": VOCABULARY}, batch={"sequences": 8, "micro": 2})
