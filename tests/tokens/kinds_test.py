@@ -62,7 +62,7 @@ def names_of(words: Tokenizer, ids: list[int]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_text_comes_back_and_ids_are_those_of_the_library(name: str, tmp_path: Path) -> None:
+def test_text_round_trips_with_ids_of_the_library(name: str, tmp_path: Path) -> None:
     words = words_of(name, tmp_path / "words")
     library = tokenizers.Tokenizer.from_str(kind(name).description)
     for text in PLAIN:
@@ -73,7 +73,7 @@ def test_text_comes_back_and_ids_are_those_of_the_library(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_ids_are_those_of_transformers_on_the_same_folder(name: str, tmp_path: Path) -> None:
+def test_ids_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Of a text alone, and of what we export with the opening of a prompt."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     words = words_of(name, tmp_path / "words")
@@ -86,7 +86,7 @@ def test_ids_are_those_of_transformers_on_the_same_folder(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_letters_of_special_tokens_stay_letters(name: str, tmp_path: Path) -> None:
+def test_letters_of_special_tokens_stay_text(name: str, tmp_path: Path) -> None:
     words = words_of(name, tmp_path / "words")
     allowed = {words.unknown}
     for text in [*SPECIAL, *(f"x{token}y {token} {token}" for token in words.special)]:
@@ -100,7 +100,7 @@ def test_letters_of_special_tokens_stay_letters(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_documents_end_once_and_are_encoded_as_text_is(name: str, tmp_path: Path) -> None:
+def test_documents_end_once_and_are_encoded_as_text(name: str, tmp_path: Path) -> None:
     words = words_of(name, tmp_path / "words")
     texts = [*PLAIN, *SPECIAL] * 3
     docs = [Document(str(n), text, "web") for n, text in enumerate(texts)]
@@ -114,7 +114,7 @@ def test_documents_end_once_and_are_encoded_as_text_is(name: str, tmp_path: Path
     assert load_tokenizer(out / "tokenizer.json").identity == words.identity
 
 
-def test_unigram_reads_special_tokens_as_if_it_did_not_have_them(tmp_path: Path) -> None:
+def test_unigram_ignores_special_tokens_in_text(tmp_path: Path) -> None:
     """As SentencePiece, whose control pieces are never matched."""
     words = words_of("Unigram", tmp_path / "words")
     tree = json.loads(kind("Unigram").description)
@@ -130,7 +130,7 @@ def test_unigram_reads_special_tokens_as_if_it_did_not_have_them(tmp_path: Path)
     assert 1 in matched.encode("a </s>", add_special_tokens=False).ids  # what the library does by itself
 
 
-def test_special_tokens_that_merges_spell_or_that_are_one_letter_are_not_matched() -> None:
+def test_special_tokens_spelled_by_merges_are_not_matched() -> None:
     """Of a BPE, whose merges build the token, or which looks words up whole."""
     letters = [*"<end>~ab"]
     merges = [["<", "e"], ["n", "d"], ["<e", "nd"], ["<end", ">"], ["a", "b"]]
@@ -154,7 +154,7 @@ def test_special_tokens_that_merges_spell_or_that_are_one_letter_are_not_matched
 
 
 @pytest.mark.parametrize("name", [k for k in KINDS if '"BPE"' in kind(k).description])
-def test_dropout_of_training_is_off(name: str, tmp_path: Path) -> None:
+def test_bpe_dropout_is_disabled(name: str, tmp_path: Path) -> None:
     made, plain = kind(name), words_of(name, tmp_path / "plain")
     tree = json.loads(made.description)
     tree["model"]["dropout"] = 0.5
@@ -173,7 +173,7 @@ def test_dropout_of_training_is_off(name: str, tmp_path: Path) -> None:
         assert words.description == json.dumps(tree)  # the file stays as it is: its hash names it
 
 
-def test_settings_that_sample_unigrams_are_off() -> None:
+def test_unigram_sampling_is_disabled() -> None:
     tree = json.loads(kind("Unigram").description)
     tree["model"] |= {"alpha": 0.1, "nbest_size": 64}
     for description in (without_randomness(json.dumps(tree)), for_text(json.dumps(tree), ["</s>"])):
@@ -204,7 +204,7 @@ def test_ids_of_a_request_spell_its_text(name: str, tmp_path: Path) -> None:
                 )
 
 
-def test_a_continuation_of_whole_words_is_asked_behind_what_it_shares_with_its_context(
+def test_word_level_continuation_follows_shared_prefix(
     tmp_path: Path,
 ) -> None:
     words = words_of("WordLevel", tmp_path / "words")
