@@ -41,7 +41,7 @@ SECRET = "s3cr3t"
         f"HTTPS://HOST/X?TOKEN={SECRET}",
     ],
 )
-def test_a_secret_of_a_url_is_hidden_wherever_it_stands(text):
+def test_secrets_in_urls_are_hidden(text):
     for found in (
         redact(text),
         redacted({text: [text, (text,)]}),
@@ -67,5 +67,5 @@ def test_a_secret_of_a_url_is_hidden_wherever_it_stands(text):
         "",
     ],
 )
-def test_what_is_no_secret_is_left_as_it_is(text):
+def test_other_text_is_unchanged(text):
     assert redact(text) == text and not list(secrets_in({"a": text}))

@@ -149,7 +149,7 @@ def holds(sizes, chances):
 
 
 @pytest.mark.broad
-def test_association_ranks_the_doses_and_finds_nothing_where_nothing_was_planted(scorers, tmp_path):
+def test_association_ranks_doses_without_false_positives(scorers, tmp_path):
     path = tmp_path / "jobs.txt"
     path.write_text("\n".join(JOBS))
     config = CONFIG.model_copy(update={"occupation_list": str(path)})
@@ -159,7 +159,7 @@ def test_association_ranks_the_doses_and_finds_nothing_where_nothing_was_planted
 
 
 @pytest.mark.broad
-def test_adjectives_rank_the_doses_and_find_nothing_where_nothing_was_planted(written):
+def test_adjectives_rank_doses_without_false_positives(written):
     found = [adjectives(CONFIG, texts, seed=1)["gender"]["female"] for texts in written]
     holds([f["divergence"] for f in found], [f["permutation_p"] for f in found])
     assert all(w["p_holm"] > 0.05 for w in found[0]["one_sided"])
@@ -167,12 +167,12 @@ def test_adjectives_rank_the_doses_and_find_nothing_where_nothing_was_planted(wr
 
 
 @pytest.mark.broad
-def test_sentiment_ranks_the_doses_and_finds_nothing_where_nothing_was_planted(written):
+def test_sentiment_ranks_doses_without_false_positives(written):
     found = [sentiment(CONFIG, texts, SCORES, seed=1)["axes"]["gender"]["male"] for texts in written]
     holds([f["difference"] for f in found], [f["permutation_p"] for f in found])
 
 
-def test_pronouns_rank_the_doses_and_find_nothing_where_nothing_was_planted(scorers):
+def test_pronouns_rank_doses_without_false_positives(scorers):
     asked = questions()
     margins: list[_Margins] = [_margins(s, asked, shots=0, seed=1) for s in scorers]
     found = [compare(CONFIG, asked, m, "planted", seed=1) for m in margins]

@@ -15,7 +15,7 @@ from trivium.evaluation.calibration import (
 RNG = np.random.default_rng(5)
 
 
-def test_one_whose_sureness_is_its_accuracy_is_calibrated_and_one_who_overstates_is_not():
+def test_calibration_error_is_zero_only_for_calibrated_scores():
     probability = RNG.uniform(0.5, 1, 20000)
     gold = (RNG.uniform(size=20000) > probability).astype(int)  # the first choice is right so often
     honest = np.log(np.stack([probability, 1 - probability], 1))
@@ -34,7 +34,7 @@ def test_one_whose_sureness_is_its_accuracy_is_calibrated_and_one_who_overstates
     )
 
 
-def test_a_threshold_mends_a_preference_but_not_ignorance():
+def test_threshold_corrects_bias_but_not_ignorance():
     gold = RNG.integers(0, 2, 2000)
     signal = np.where(gold == 0, 1.0, -1.0) + RNG.normal(0, 0.5, 2000)
     leaning = np.stack([signal + 9.0, np.zeros(2000)], 1)  # always says the first
@@ -54,12 +54,12 @@ def test_a_threshold_mends_a_preference_but_not_ignorance():
         ([-3, 0.5, 1, 0.4], [True, False, False, False], 3 / 4),
     ],
 )
-def test_each_half_takes_the_threshold_of_the_other_half(margins, first, share):
+def test_each_half_uses_threshold_of_the_other(margins, first, share):
     scores = np.stack([np.asarray(margins, float), np.zeros(4)], 1)
     assert threshold_accuracy(scores, np.where(first, 0, 1)) == share
 
 
-def test_a_threshold_lies_between_neighbours_or_beyond_all():
+def test_threshold_lies_between_neighbours_or_outside():
     """Two kinds a wide gap apart, next to the largest margins; one kind alone, on both sides of it; two questions."""
     gold = np.arange(40) // 2 % 2
     margins = np.where(gold == 0, 5 + np.arange(40) / 200, np.arange(40) / 10)
@@ -71,7 +71,7 @@ def test_a_threshold_lies_between_neighbours_or_beyond_all():
     assert threshold_accuracy(np.asarray([[1.0, 0]]), np.asarray([0])) is None
 
 
-def test_content_free_scores_take_out_what_the_model_says_anyway():
+def test_contextual_correction_removes_prior_preference():
     gold = RNG.integers(0, 3, 500)
     bias = np.asarray([[3.0, 0.0, -2.0]])
     scores = np.eye(3)[gold] + bias
@@ -79,7 +79,7 @@ def test_content_free_scores_take_out_what_the_model_says_anyway():
     assert (contextual(scores, bias).argmax(1) == gold).all()
 
 
-def test_probabilities_without_content_are_averaged_and_then_normed_as_zhao_et_al_do():
+def test_content_free_probabilities_are_averaged_then_normalised():
     """By their own formula: p is the mean over the inputs, normed; the answer is argmax of diag(p)^-1 p(choice)."""
     empty, scores = np.log(RNG.uniform(0, 0.3, (3, 4))), np.log(RNG.uniform(0, 0.3, (50, 4)))
     p = np.exp(empty).mean(0)
@@ -95,7 +95,7 @@ def test_probabilities_without_content_are_averaged_and_then_normed_as_zhao_et_a
     assert contextual(leaning, sure.mean(0, keepdims=True)).argmax() == 1
 
 
-def test_separation_is_the_share_of_pairs_in_the_right_order():
+def test_separation_is_share_of_correctly_ordered_pairs():
     margins, first = RNG.normal(size=60), RNG.uniform(size=60) < 0.4
     pairs = [(a > b) + (a == b) / 2 for a in margins[first] for b in margins[~first]]
     assert separation(margins, first) == pytest.approx(np.mean(pairs))
@@ -103,7 +103,7 @@ def test_separation_is_the_share_of_pairs_in_the_right_order():
     assert separation(margins, np.ones(60, bool)) is None
 
 
-def test_a_histogram_counts_every_question_once():
+def test_histogram_counts_every_question_once():
     margins, gold = RNG.normal(size=50), RNG.integers(0, 2, 50)
     found = histogram(margins, gold, (" True", " False"))
     assert sum(map(sum, found["counts"].values())) == 50
@@ -114,5 +114,5 @@ def test_a_histogram_counts_every_question_once():
     assert sum(sum(c) for c in histogram(np.zeros(3), np.zeros(3, int), ("x",))["counts"].values()) == 3
 
 
-def test_probabilities_add_up_to_one_however_large_the_scores():
+def test_softmax_of_large_scores_sums_to_one():
     assert softmax(np.asarray([[1000.0, 999.0], [-1000.0, 0.0]])).sum(1) == pytest.approx([1, 1])

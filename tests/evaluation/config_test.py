@@ -19,6 +19,6 @@ from trivium.serving.config import GenerationConfig
         (GenerationConfig, {"sampling": {"temperature": -1}}, "sampling.temperature"),
     ],
 )
-def test_values_that_cannot_work_are_refused_by_path(model, tree, path):
+def test_invalid_values_are_rejected_by_path(model, tree, path):
     with pytest.raises(ConfigError, match=path):
         build(model, tree)

@@ -69,7 +69,7 @@ def digests(rows=HANS, shots=None, asked=ASKED) -> dict[str, str]:
     return question_digests([prepare(definition("hans"), Rows(rows, shots, "set", "set"), asked)], asked)
 
 
-def test_digests_of_questions_differ_exactly_where_something_else_would_be_asked():
+def test_digests_differ_exactly_if_questions_differ():
     assert digests() == digests([dict(row) for row in HANS]) and list(digests()) == ["questions of task hans"]
     asked = [e.context for e in benchmarks()[0].task.examples]
     changed = {}
@@ -97,7 +97,7 @@ def of_steps(out: Path) -> dict:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_asking_changes_no_loss_and_the_answers_are_those_of_the_checkpoint(name, tokens, tmp_path):
+def test_evaluation_changes_no_loss_and_equals_that_of_the_checkpoint(name, tokens, tmp_path):
     start(examined(tokens, tmp_path / "asked", **LAYOUTS[name]))
     start(job(tokens, tmp_path / "left alone", 0, **LAYOUTS[name]))
     assert of_steps(tmp_path / "asked") == of_steps(tmp_path / "left alone")
@@ -117,7 +117,7 @@ def test_asking_changes_no_loss_and_the_answers_are_those_of_the_checkpoint(name
 
 @pytest.mark.broad
 @pytest.mark.parametrize("cut", [3, 4])
-def test_a_training_that_goes_on_tells_of_each_step_once(tokens, tmp_path, cut):
+def test_resumed_training_reports_each_step_once(tokens, tmp_path, cut):
     """What was told of steps that are done again is forgotten, and told again alike."""
     unbroken, broken = (examined(tokens, tmp_path / name) for name in ("unbroken", "broken"))
     whole = unbroken.training.model_copy(update={"decay_tokens": 10_000})
@@ -132,7 +132,7 @@ def test_a_training_that_goes_on_tells_of_each_step_once(tokens, tmp_path, cut):
     assert [t for t in told if t[0] != 3] == expected
 
 
-def test_an_evaluation_that_is_cut_short_costs_no_step_and_is_made_up_for(tokens, tmp_path):
+def test_interrupted_evaluation_is_repeated_without_losing_steps(tokens, tmp_path):
     """It may take longer than a job is given to end: the step is saved before, and the next part asks first."""
 
     def cut_short(*_):

@@ -21,7 +21,7 @@ def scorer_on(device: torch.device, family: str) -> NativeScorer:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_and_texts_on_an_accelerator_are_those_of_the_processor(family: str) -> None:
+def test_gpu_answers_and_texts_equal_those_of_the_cpu(family: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine")
     ours, theirs = (scorer_on(torch.device(kind), family) for kind in ("cuda", "cpu"))

@@ -32,7 +32,7 @@ def close(one, other):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_scores_are_those_of_the_harness_on_the_exported_folder(name, tmp_path):
+def test_scores_equal_those_of_the_harness_on_the_export(name, tmp_path):
     made = kind(name)
     words = given_tokenizer(
         str(folder_of(tmp_path / "words", made.description, tokenizer_config=made.config))

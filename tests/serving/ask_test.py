@@ -26,7 +26,7 @@ NEAREST = ask._nearest
         (b'{"prompt": "a", "n": 0}', "n: input should be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_value_is_told_of_the_kind_it_is_most_like(body, message):
+def test_error_refers_to_best_matching_type(body, message):
     with pytest.raises(Refused) as found:
         parse(body)
     assert found.value.message == message
@@ -42,7 +42,7 @@ def test_a_wrong_value_is_told_of_the_kind_it_is_most_like(body, message):
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_of_many_errors_few_are_looked_for(tree, message, errors, monkeypatch):
+def test_validation_stops_at_few_errors(tree, message, errors, monkeypatch):
     """A megabyte of them would take a server's whole process for seconds: one for each kind of value is enough."""
     seen = []
     monkeypatch.setattr(ask, "_nearest", lambda found: seen.append(len(found)) or NEAREST(found))
@@ -51,7 +51,7 @@ def test_of_many_errors_few_are_looked_for(tree, message, errors, monkeypatch):
     assert found.value.message == message and sum(seen) == errors
 
 
-def test_half_a_character_in_a_prompt_is_told_to_those_who_have_no_corpus():
+def test_lone_surrogate_error_suits_clients():
     asked = parse(b'{"prompt": "a\\ud800", "max_tokens": 1}')
     told = r"a text holds half a character .* at position 1\), .*; give it in whole characters, as UTF-8 has them$"
     with pytest.raises(Refused, match=f"^prompt: {told}"):

@@ -63,7 +63,7 @@ def parts(client, **more):
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
 
 
-def test_the_text_is_that_of_the_writer_and_a_seed_gives_it_again(client):
+def test_response_equals_writer_and_seed_repeats_it(client):
     first = ask(client).json()
     (expected,) = Writer(SCORER).write(
         [ASK["prompt"]], Drawing(max_tokens=8, temperature=0.8, top_p=1, seed=1)
@@ -76,7 +76,7 @@ def test_the_text_is_that_of_the_writer_and_a_seed_gives_it_again(client):
     assert len(texts) > 1
 
 
-def test_n_texts_of_several_prompts_come_in_order(client):
+def test_several_texts_of_several_prompts_are_in_order(client):
     choices = ask(client, prompt=["The", TOKENIZER and "Item"], n=3, echo=True).json()["choices"]
     assert [c["index"] for c in choices] == list(range(6))
     assert [c["text"].startswith("The") for c in choices] == [True] * 3 + [False] * 3
@@ -85,7 +85,7 @@ def test_n_texts_of_several_prompts_come_in_order(client):
     assert ask(client, prompt=[ids]).json()["choices"] == ask(client).json()["choices"]
 
 
-def test_echo_with_logprobs_gives_those_the_scorer_gives(client):
+def test_echo_with_logprobs_equals_scorer(client):
     found = ask(client, prompt=TEXTS[1][:60] + " yes", echo=True, logprobs=3, max_tokens=0).json()["choices"][
         0
     ]
@@ -100,7 +100,7 @@ def test_echo_with_logprobs_gives_those_the_scorer_gives(client):
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"echo": True}, {"echo": True, "logprobs": 1}, {"n": 3},
                                   {"stop": [" "]}, {"max_tokens": 0, "echo": True}], ids=str)  # fmt: skip
-def test_what_is_streamed_is_what_is_answered_at_once(client, more):
+def test_stream_equals_response(client, more):
     whole = ask(client, **more).json()["choices"]
     found = parts(client, **more)
     for choice in whole:
@@ -116,7 +116,7 @@ def test_what_is_streamed_is_what_is_answered_at_once(client, more):
                                   {"prompt": "", "echo": True}, {"prompt": ["", "é文"], "echo": True},
                                   {"prompt": [0, 5, 7], "echo": True}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("streamed", [False, True])
-def test_log_probabilities_are_those_of_the_tokens_of_the_text(client, more, streamed):
+def test_logprobs_belong_to_tokens_of_the_text(client, more, streamed):
     more = {**more, "logprobs": 1, "max_tokens": 24}
     for whole in ask(client, **more).json()["choices"]:
         text, told = whole["text"], [whole["logprobs"]]
@@ -136,7 +136,7 @@ def test_log_probabilities_are_those_of_the_tokens_of_the_text(client, more, str
             assert token == found or token.startswith("<token") or nothing or cut, (tokens, spelt)
 
 
-def test_a_stop_ends_the_tokens_where_it_ends_the_text(client):
+def test_stop_ends_tokens_with_text(client):
     free = ask(client, logprobs=0, max_tokens=24).json()["choices"][0]
     stop = free["logprobs"]["tokens"][5][-2:]
     found = ask(client, logprobs=0, max_tokens=24, stop=stop).json()["choices"][0]
@@ -144,7 +144,7 @@ def test_a_stop_ends_the_tokens_where_it_ends_the_text(client):
     assert all(offset < len(found["text"]) for offset in found["logprobs"]["text_offset"])
 
 
-def test_what_clients_of_openai_send_is_understood(client):
+def test_openai_client_fields_are_accepted(client):
     optional = ("model", "max_tokens", "temperature", "top_p", "n", "stop", "logprobs", "echo", "stream", "user",
                 "stream_options", "best_of", "top_k", "logit_bias", "seed", *NEUTRAL, *CLIENT_FIELDS)  # fmt: skip
     bare = {"prompt": "Item 7 opens", "seed": 1}
@@ -198,14 +198,14 @@ def test_what_clients_of_openai_send_is_understood(client):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_field_that_would_be_ignored_is_an_error_that_names_it(client, wrong, message):
+def test_field_without_effect_is_rejected_by_name(client, wrong, message):
     answer = client.post("/v1/completions", json={"prompt": "x", **wrong})
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == next(iter(wrong))
     assert error["message"].startswith(message)
 
 
-def test_a_negative_seed_is_a_seed(client):
+def test_negative_seed_is_valid(client):
     def texts(seed):
         return ask(client, seed=seed).json()["choices"]
 
@@ -213,7 +213,7 @@ def test_a_negative_seed_is_a_seed(client):
     assert ask(client, seed=-(1 << 63)).status_code == 200
 
 
-def test_a_stream_ends_with_its_usage_where_that_is_asked_for(client):
+def test_stream_ends_with_requested_usage(client):
     text = ask(client, stream=True, stream_options={"include_usage": True}).text
     trees = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]]
     assert trees[-1]["choices"] == [] and trees[-1]["usage"] == ask(client).json()["usage"]
@@ -221,7 +221,7 @@ def test_a_stream_ends_with_its_usage_where_that_is_asked_for(client):
     assert "usage" not in ask(client, stream=True).text
 
 
-def test_models_health_and_the_page_are_served(client):
+def test_models_health_and_page_are_served(client):
     assert client.get("/health").json() == {"status": "ok"}
     (about,) = client.get("/v1/models").json()["data"]
     assert (about["id"], about["object"], about["owned_by"]) == ("tiny", "model", "trivium")
@@ -237,7 +237,7 @@ def test_models_health_and_the_page_are_served(client):
     assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
 
 
-def test_what_is_not_there_is_told_as_every_refusal_with_what_is(client):
+def test_unknown_path_error_lists_endpoints(client):
     for method, path, status in (
         ("POST", "/v1/chat/completions", 404),
         ("GET", "/v1/models/gpt-4", 404),
@@ -280,7 +280,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "status"), REFUSED, ids=[repr(b[:40]) for b, _ in REFUSED])
-def test_what_must_be_refused_is_refused_by_name(client, body, status):
+def test_invalid_requests_are_rejected_by_name(client, body, status):
     answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status, answer.text[:300]
     if status != 200:
@@ -305,7 +305,7 @@ def hostile(number):
     return body
 
 
-def test_two_hundred_hostile_requests_give_no_500_and_leave_nothing_behind(client):
+def test_two_hundred_hostile_requests_cause_no_500(client):
     def send(numbers):
         statuses = []
         for number in numbers:
@@ -329,7 +329,7 @@ def test_two_hundred_hostile_requests_give_no_500_and_leave_nothing_behind(clien
     assert ask(client).status_code == 200
 
 
-def test_strangers_names_types_and_sizes_are_refused_before_the_body_is_read(client):
+def test_invalid_hosts_types_and_sizes_are_rejected_before_reading(client):
     post = lambda **more: client.post("/v1/completions", **{"json": ASK, **more}).status_code  # noqa: E731
     assert post(headers={"host": "evil.example"}) == 400
     assert post(headers={"content-type": "text/plain"}) == 415
@@ -345,7 +345,7 @@ def test_strangers_names_types_and_sizes_are_refused_before_the_body_is_read(cli
     assert sent.status_code == 413
 
 
-def test_a_key_is_asked_for_where_there_are_keys():
+def test_key_is_required_if_configured():
     key = "0123456789abcdef-key"
     with client_of(keys=["another-key-of-ours-1", key]) as client:
         code = lambda **h: ask_with(client, h).status_code  # noqa: E731
@@ -356,7 +356,7 @@ def test_a_key_is_asked_for_where_there_are_keys():
         assert client.get("/health").status_code == client.get("/").status_code == 200
 
 
-def test_keys_that_could_be_guessed_are_refused(tmp_path):
+def test_guessable_keys_are_rejected(tmp_path):
     path = tmp_path / "keys"
     for text in ("", "# none\n", "short\n"):
         path.write_text(text)
@@ -429,7 +429,7 @@ def listening(limits, writer=None):
         app.app.state.server.worker.close()
 
 
-def test_a_real_server_streams_limits_its_queue_and_gives_up_what_nobody_waits_for():
+def test_server_streams_limits_queue_and_cancels_jobs():
     limits = LIMITS.model_copy(update={"queue": 1, "deadline_seconds": 60.0, "together": 1})
     writer = Held(SCORER)
     with listening(limits, writer) as (url, server):
@@ -456,7 +456,7 @@ def test_a_real_server_streams_limits_its_queue_and_gives_up_what_nobody_waits_f
         assert server.worker._waiting.empty()
 
 
-def test_a_client_that_does_not_read_its_answer_keeps_no_server_from_its_end():
+def test_stalled_client_does_not_prevent_shutdown():
     limits = LIMITS.model_copy(update={"deadline_seconds": 3.0})
     app = create_app(Writer(SCORER), limits, name="tiny")
     body = json.dumps(
@@ -478,7 +478,7 @@ def test_a_client_that_does_not_read_its_answer_keeps_no_server_from_its_end():
     app.app.state.server.worker.close()
 
 
-def test_a_client_that_leaves_is_missed_however_fast_its_tokens_come():
+def test_disconnect_is_noticed_during_fast_generation():
     writer = Paced(SCORER)
     with listening(LIMITS, writer) as (url, server):
         body = json.dumps({**ASK, "prompt": [5], "max_tokens": 64, "stop": ["never"]}).encode()
@@ -499,7 +499,7 @@ def test_a_client_that_leaves_is_missed_however_fast_its_tokens_come():
         assert writer.tokens == before < 40
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_breaks_nothing(client):
+def test_disconnect_during_body_is_handled(client):
     """What a handler raises is printed where the server runs, with all that called it."""
     heard = iter(({"type": "http.request", "body": b'{"pro', "more_body": True}, {"type": "http.disconnect"}))
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"content-length", b"500")]
@@ -522,7 +522,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_breaks_nothing(client):
     assert said[0]["status"] == 499
 
 
-def test_others_are_answered_while_a_large_request_is_tokenized(monkeypatch):
+def test_others_are_served_while_large_request_is_tokenized(monkeypatch):
     """A megabyte takes a second or two; nobody else would be heard, and no stream told."""
     from trivium.serving import app
 
@@ -544,7 +544,7 @@ def test_others_are_answered_while_a_large_request_is_tokenized(monkeypatch):
     assert asked == [200]
 
 
-def test_a_deadline_that_passes_while_prompts_are_read_ends_a_stream_in_order(monkeypatch):
+def test_deadline_during_prompt_reading_ends_stream(monkeypatch):
     from trivium.serving import worker
 
     read = worker.read_prompt
@@ -555,7 +555,7 @@ def test_a_deadline_that_passes_while_prompts_are_read_ends_a_stream_in_order(mo
         assert "not complete: late" in lines[0] and lines[1:] == ["data: [DONE]", ""]
 
 
-def test_a_request_that_takes_too_long_ends_at_its_deadline():
+def test_slow_request_ends_at_deadline():
     limits = LIMITS.model_copy(update={"deadline_seconds": 0.2})
     app = create_app(Slow(SCORER), limits, name="tiny")
     with TestClient(app, base_url="http://127.0.0.1") as client:
@@ -565,7 +565,7 @@ def test_a_request_that_takes_too_long_ends_at_its_deadline():
     app.app.state.server.worker.close()
 
 
-def test_a_request_that_still_waits_at_its_deadline_is_told_so():
+def test_queued_request_ends_at_deadline():
     limits = LIMITS.model_copy(update={"deadline_seconds": 0.3, "together": 1})
     writer = Held(SCORER)
     with listening(limits, writer) as (url, _):
@@ -575,7 +575,7 @@ def test_a_request_that_still_waits_at_its_deadline_is_told_so():
         writer.may_go_on.set()
 
 
-def test_a_failure_of_the_model_is_no_end_of_the_server():
+def test_model_failure_does_not_stop_server():
     class Failing(Writer):
         def write_drafts(self, drafts):
             if len(drafts) > 1:
@@ -599,7 +599,7 @@ PAIRS = [
 ]
 
 
-def test_what_lm_eval_sends_and_reads_gives_the_log_likelihoods_of_the_scorer(client):
+def test_lm_eval_requests_give_scorers_log_likelihoods(client):
     """Its request and its reading of the answer, without its transport."""
     api = pytest.importorskip("lm_eval.models.openai_completions").LocalCompletionsAPI
     expected = SCORER.loglikelihood([Request(*p) for p in PAIRS])
@@ -613,7 +613,7 @@ def test_what_lm_eval_sends_and_reads_gives_the_log_likelihoods_of_the_scorer(cl
         assert total == pytest.approx(answer.loglikelihood, abs=1e-4) and greedy == answer.greedy
 
 
-def test_lm_evals_client_gets_the_log_likelihoods_of_the_scorer(tmp_path):
+def test_lm_eval_client_gets_scorers_log_likelihoods(tmp_path):
     for name in ("lm_eval", "transformers", "tenacity", "aiohttp"):
         pytest.importorskip(name, reason="needs lm_eval[api]")
     from lm_eval.api.instance import Instance
@@ -639,7 +639,7 @@ def test_lm_evals_client_gets_the_log_likelihoods_of_the_scorer(tmp_path):
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", ["SentencePiece BPE", "Llama 3", "byte-level", "Unigram"])
-def test_lm_evals_client_agrees_for_every_opening_of_texts(tmp_path, name):
+def test_lm_eval_client_agrees_for_every_opening(tmp_path, name):
     """As docs/serving.md says: with add_bos_token where texts begin with a special token, otherwise without."""
     for library in ("lm_eval", "transformers", "tenacity", "aiohttp"):
         pytest.importorskip(library, reason="needs lm_eval[api]")
@@ -678,21 +678,21 @@ def test_lm_evals_client_agrees_for_every_opening_of_texts(tmp_path, name):
     assert rolled == pytest.approx(scorer.loglikelihood_rolling(texts), abs=1e-3)
 
 
-def test_names_of_the_server_are_compared_without_case():
+def test_server_names_are_case_insensitive():
     with client_of(LIMITS.model_copy(update={"hosts": ("Model.Example",)})) as client:
         named = lambda host: client.get("/health", headers={"host": host}).status_code  # noqa: E731
         assert named("model.example") == named("MODEL.example:8000") == named("LocalHost") == 200
         assert named("testserver") == named("example") == 400
 
 
-def test_an_address_of_ipv6_is_known_as_browsers_write_it():
+def test_ipv6_host_is_accepted_in_brackets():
     with client_of(LIMITS.model_copy(update={"host": "2001:db8::5"})) as client:
         named = lambda host: client.get("/health", headers={"host": host}).status_code  # noqa: E731
         assert named("[2001:db8::5]:8000") == named("[2001:DB8::5]") == 200
         assert named("2001") == named("[2001:db8::6]:8000") == 400
 
 
-def test_a_body_that_does_not_come_is_waited_for_until_the_deadline():
+def test_missing_body_is_awaited_until_deadline():
     with listening(LIMITS.model_copy(update={"deadline_seconds": 0.2})) as (url, _):
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30) as line:
             line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
