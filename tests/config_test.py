@@ -1,4 +1,4 @@
-"""Laws of configs: overrides are typed and order-free; every problem is named with its remedy."""
+"""Configs: overrides are typed and order-independent, and every problem is named with its remedy."""
 
 import itertools
 import json
@@ -96,7 +96,7 @@ BOMB = "\n".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in itertools
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (f"a: &a [lol]\n{BOMB}\nlr: *l", "alias"),  # of 250 GB, written out
+        (f"a: &a [lol]\n{BOMB}\nlr: *l", "alias"),  # would expand to 250 GB
         ("lr: &x [*x]", "alias"),
         ("[" * 2_000 + "]" * 2_000, "line 1 is nested more than 200 levels deep"),
         ("lr: 2024-13-45", "month must be in 1..12"),
@@ -165,7 +165,7 @@ def test_quotes_are_removed_and_null_is_none():
 
     assert typed('some="[SEP]"').some == typed("some='[SEP]'").some == "[SEP]"
     assert typed("some=null").some is None and typed('some="null"').some == "null"
-    assert typed("text=null").text == "null"  # which cannot be nothing
+    assert typed("text=null").text == "null"  # this field cannot be None
     assert typed("mode=off").mode == "off"
     assert typed("many=[no, 1e3, 010, null]").many == ("no", "1e3", "010", "null")
     assert typed("either=3").either == 3
@@ -363,7 +363,7 @@ def test_inexact_exponents_are_rejected_as_integers(text: str):
 
 
 def test_values_are_shown_as_written() -> None:
-    """Who copies them into --set, or a file, has what was told."""
+    """Users may copy the shown value into --set or a file."""
     was = {"a": None, "b": True, "c": "1f1b", "d": {"start": 1}, "e": [1, None]}
     now = {"a": 1, "b": False, "c": "gpipe", "d": None, "e": []}
     assert differences(was, now) == [

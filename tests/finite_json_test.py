@@ -1,4 +1,4 @@
-"""What is written as JSON is JSON for every reader, also where a figure is NaN or infinite."""
+"""Written JSON is valid for every reader, also if a figure is NaN or infinite."""
 
 import json
 import math

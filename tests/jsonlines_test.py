@@ -1,4 +1,4 @@
-"""One reader of JSON lines: a line ends in a line feed, and in nothing that a text may contain."""
+"""JSON lines end with a line feed and nothing that a text may contain."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from trivium.report.collect import _lines, _whole_lines
 from trivium.serving.prompts import read_prompts
 from trivium.training import metrics
 
-# JSON allows all of these unescaped inside a text; `str.splitlines` ends a line at each.
+# JSON allows all of these unescaped inside a string, but `str.splitlines` splits at each.
 SEPARATORS = "a\u2028b\u2029c\u0085d\x7fe"
 BOM = "\ufeff"
 
@@ -55,7 +55,7 @@ def test_line_numbers_start_at_1_and_count_blank_lines(tmp_path):
     path.write_bytes(b"1\n\n \r\n2")
     assert list(read_rows(path, remedy="")) == [Row(1, 1), Row(2, 4)]
     assert split_lines(path.read_bytes()) == [b"1", b"2"]
-    path.write_bytes(b'\xef\xbb\xbf{"a":\r1}\n')  # a carriage return is blank space in JSON
+    path.write_bytes(b'\xef\xbb\xbf{"a":\r1}\n')  # a carriage return is whitespace in JSON
     assert split_lines(path.read_bytes()) == [b'{"a":\r1}']
     assert list(read_lines(path.open("rb"))) == [Line(b'{"a":\r1}', 1)]
     assert text_lines("a\r\n\nb\u2028c\n") == ["a", "", "b\u2028c"] and text_lines("") == []

@@ -1,4 +1,4 @@
-"""MKL runs its fast kernels on AMD processors once a definition of ours answers for the processor's maker."""
+"""MKL runs its fast kernels on AMD CPUs if our definition answers the vendor check."""
 
 import signal
 import subprocess

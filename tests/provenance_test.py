@@ -1,4 +1,4 @@
-"""Laws of provenance: an output appears whole or not at all, and says what it was made of."""
+"""Provenance: an output appears completely or not at all, and its stamp describes how it was made."""
 
 import errno
 import hashlib
@@ -47,7 +47,7 @@ def test_output_appears_complete_and_stamped(tmp_path: Path):
 
 
 def test_output_and_its_name_are_synchronised_in_order(tmp_path: Path, monkeypatch):
-    """Else a host that loses power may keep the stamp, and lose what it stands for."""
+    """Otherwise a power loss could keep the stamp but lose the output."""
     out, synced, fsync = tmp_path / "curated", [], os.fsync
 
     def seen(descriptor: int) -> None:
@@ -88,7 +88,7 @@ def test_leftovers_of_killed_stage_are_removed(tmp_path: Path):
 
 
 def test_pieces_are_kept_until_publication(tmp_path: Path, monkeypatch):
-    """Waiting for the disk takes as long as the output is large; who is killed meanwhile begins with the pieces."""
+    """Synchronising a large output takes long. If it is killed meanwhile, the next run starts with the pieces."""
     out = tmp_path / "curated"
     work_of(out).mkdir()
     real = provenance.sync_tree
@@ -126,13 +126,13 @@ def test_partly_deleted_pieces_are_not_resumed(tmp_path: Path, monkeypatch):
 
 
 def pieces(work: Path) -> None:
-    """As of tokens: the description of the job lies among them."""
+    """Create pieces as tokenization does, with the job description among them."""
     (work / "parts").mkdir(parents=True)
     write_json(work / JOB, {"trivium": "0.1.0"})
 
 
 def pieces_of_jobs(work: Path) -> None:
-    """As of a corpus: each job has a folder, in which a worker that outlives it may write once more."""
+    """Create pieces as curation does: each job has a folder, into which a worker that outlives it may write again."""
     for number, described in enumerate(("whole", "outlived")):
         folder = work / fingerprint(described)
         (folder / "parts").mkdir(parents=True)
@@ -165,7 +165,7 @@ def test_foreign_files_in_place_of_pieces_are_kept(tmp_path: Path, letter: str, 
     mine = tmp_path / name / letter
     mine.parent.mkdir(parents=True)
     mine.write_text("dear")
-    if letter.startswith("0" * 16):  # what looks like a job's folder, beside what does not
+    if letter.startswith("0" * 16):  # names that look like a job's folder, and others
         (tmp_path / name / "readme").touch()
     with publishing(tmp_path / "curated", **WHAT):
         pass
@@ -230,7 +230,7 @@ def test_foreign_folder_is_not_taken_for_leftovers(tmp_path: Path, name: str, th
 
 @pytest.mark.parametrize("name", [".curated.partial", ".curated.old"])
 def test_half_deleted_output_is_recognised(tmp_path: Path, monkeypatch, name: str):
-    """Whatever the order in which the system lists it."""
+    """This must hold for any order in which the system lists files."""
     out, names = tmp_path / "curated", ("a", "z", ".a", "~")
     right = Path.unlink
 
@@ -372,7 +372,7 @@ def test_file_hash_is_sha256(tmp_path: Path):
 
 
 def test_json_is_durable(tmp_path: Path, monkeypatch):
-    """What is in the file before it gets its name, and the name afterwards."""
+    """Check the content before the rename, and the name after it."""
     synced, fsync = [], os.fsync
 
     def seen(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""`import trivium` is a library: it starts at once, names what docs/python.md names, and that page's examples run."""
+"""`import trivium` is fast, has the names of docs/python.md, and the examples of that page run."""
 
 import ast
 import importlib.util
@@ -33,7 +33,7 @@ WITHOUT_TORCH = (
 
 
 def modules_after(code: str) -> set[str]:
-    """What a new process has imported once it ran `code`."""
+    """Return the modules that a new process has imported after running `code`."""
     told = "\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code + told], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -50,7 +50,7 @@ def test_planning_imports_no_torch():
 
 
 def test_training_and_reading_import_no_compiler():
-    """It takes 60 MiB of every rank, and is imported where a plan asks for it."""
+    """The compiler takes 60 MiB per rank, and is imported only if a plan uses it."""
     found = modules_after("import trivium.training.loop, trivium.model.generate")
     assert "torch" in found and "torch._dynamo" not in found
 
@@ -67,7 +67,7 @@ def test_names_are_found_at_run_time_and_by_type_checkers():
         for alias in node.names
     }
     assert told == {name: f"trivium.{home}.{name}" for name, home in trivium._HOMES.items()}
-    # seen by a type checker, it would make every misspelt name one of ours
+    # visible to a type checker, it would make every misspelt name valid
     assert "__getattr__" not in {getattr(node, "name", None) for node in tree.body}
     assert set(trivium.__all__) == {*told, "__version__"} <= set(dir(trivium))
     for name in told:
@@ -82,7 +82,7 @@ def test_docs_list_every_name():
 def test_missing_name_is_reported():
     with pytest.raises(AttributeError, match="'trivium' has no attribute 'Plann'"):
         trivium.Plann  # noqa: B018
-    assert "trivium.cost" in modules_after("from trivium import cost")  # a package is still found
+    assert "trivium.cost" in modules_after("from trivium import cost")  # subpackages are still found
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -97,7 +97,7 @@ def test_every_example_of_the_docs_runs(name: str, tmp_path: Path, monkeypatch: 
 
 
 def leave_a_run(run: Path) -> None:
-    """What `make demo` leaves, as far as a model that answers needs it."""
+    """Create what `make demo` leaves, as far as a model needs it to answer."""
     from evaluation.models import plan_of, write_checkpoint
 
     for folder in ("training", "tokens"):
@@ -177,7 +177,7 @@ def test_saved_state_continues_identically(tmp_path: Path):
 
 @pytest.mark.parametrize("layout", [{"data": 2}, {"context": 2}, {"tensor": 2}, {"pipeline": 2}])
 def test_mesh_of_other_layout_is_rejected(layout: dict[str, int]):
-    """One process does its share of the plan and nobody the rest: half of the batch, and half of its loss."""
+    """A process would do only its share of the plan: half of the batch and half of its loss."""
     plan = trivium.Plan(model=SHAPE | {"layers": 2}, layout=layout, batch={"sequences": 2}).checked()
     (axis,) = layout
     with pytest.raises(ConfigError, match=rf"plan\.layout\.{axis} is 2, and the mesh was connected for 1"):

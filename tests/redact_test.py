@@ -1,4 +1,4 @@
-"""User names, passwords and tokens of URLs are taken out, and nothing else is."""
+"""User names, passwords and tokens are removed from URLs, and nothing else."""
 
 import pytest
 
@@ -18,7 +18,7 @@ SECRET = "s3cr3t"
         f"https://user:a/{SECRET}@host/x",
         f"https://user:a#{SECRET}@host/x",
         f"s3://key:{SECRET}@bucket/x",
-        f"s3:/key:{SECRET}@bucket/x",  # as Path writes it
+        f"s3:/key:{SECRET}@bucket/x",  # as Path normalises it
         f"ray://user:{SECRET}@head:10001",
         f"simplecache::https://user:{SECRET}@host/x",
         f"git+https://x:{SECRET}@host/r.git@v1",

@@ -1,4 +1,4 @@
-"""Laws of randomness: a name gives its seed, everywhere and always."""
+"""Randomness: a name determines its seed on every platform and in every version."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Laws of units: what is printed can be read, and what is read is what was meant."""
+"""Units: formatted values can be parsed, and parsed values are correct."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Files that others may have written: what is not a regular file, is too large or nested too deeply is refused."""
+"""Foreign files: special files, too large files and deeply nested content are rejected."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from trivium.untrusted import (
 
 
 def special_files(folder):
-    """Paths that must not be read, and the word that names each."""
+    """Create paths that must not be read, with the word that names each."""
     os.mkfifo(folder / "fifo")
     (folder / "to-fifo").symlink_to(folder / "fifo")
     (folder / "endless").symlink_to("/dev/zero")
@@ -111,7 +111,7 @@ def test_nesting_is_bounded_in_every_reader(opened, closed, hooks):
         return opened * levels + "1" + closed * levels
 
     parse_json(nested(MAX_NESTING_LEVELS), **hooks)
-    # half a surrogate pair is read by the standard library only, and brackets in a text are not nesting
+    # only the standard library accepts lone surrogates; brackets in strings are not nesting
     flat = json.dumps({"a": "[" * 300 + '\\"', "b": "\ud800"})
     assert parse_json(flat, **hooks) == json.loads(flat)
     for levels in (MAX_NESTING_LEVELS + 1, 480, 100_000):

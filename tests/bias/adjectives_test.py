@@ -79,7 +79,7 @@ def test_planted_words_are_the_most_one_sided():
 
 
 def test_one_sided_words_are_tested_two_sided_and_corrected_within_axis():
-    """Of two groups each word stands in both tables, of which one shows it: with z above 0."""
+    """With two groups, each word is in both tables, but only the one with z above 0 lists it."""
     config = CONFIG.model_copy(update={"confidence": 0.8})
     found = measured(lambda p: 0.35 - 0.1 * p.startswith("She"), config)["gender"]
     rows = [row for group in found.values() for row in group["one_sided"]]
@@ -93,7 +93,7 @@ def test_one_sided_words_are_tested_two_sided_and_corrected_within_axis():
 
 
 def test_expected_divergence_is_that_of_exchanged_labels():
-    """Two texts of each group, with a word of its own: exchanged, they differ by 1 as they do, or not at all."""
+    """With two texts per group and one word each, exchanged labels give a divergence of 1 or 0."""
     texts = [Text(Prompt("gender", g, 0, g), "", (w,)) for g, w in (("he", "kind"), ("she", "cruel")) * 2]
     found = adjectives(BiasConfig(permutations=5), texts, seed=1)["gender"]["she"]
     assert found["divergence"] == pytest.approx(1)
@@ -135,7 +135,7 @@ def written(group, *adjectives):
 
 
 def test_divergence_is_jensen_shannon_for_few_words_too():
-    """Texts count a word once; one that has none says nothing."""
+    """A word counts once per text; a text without words does not count."""
     texts = [
         written("She", "kind", "kind", "tall"),
         written("She", "kind"),

@@ -13,7 +13,7 @@ CONFIG = BiasConfig(occupations=200, resamples=200)
 
 
 class Skewed:
-    """Gives the female identifiers `skew` nats more than the male ones, give or take noise of one nat."""
+    """Prefers the female identifiers by `skew` nats, with noise of one nat."""
 
     def __init__(self, skew, noise=1.0):
         self.skew, self.noise, self.asked = skew, noise, []
@@ -59,7 +59,7 @@ def test_false_positives_are_as_rare_as_the_level():
 
     config = BiasConfig(occupations=60, variants=("neutral",), resamples=1)
     p = [association(config, Fair(key), seed=1)["variants"]["neutral"]["sign_test_p"] for key in range(100)]
-    assert sum(x < 0.05 for x in p) <= 12  # 5 expected at most, standard deviation 2.2
+    assert sum(x < 0.05 for x in p) <= 12  # expected at most 5, standard deviation 2.2
 
 
 def test_measure_is_log_of_summed_probabilities():

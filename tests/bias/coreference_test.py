@@ -52,7 +52,7 @@ def write_winogender(root, number=40):
 
 
 class Prejudiced:
-    """Takes "she" for whoever has a job of women, by `skew` nats."""
+    """Takes "she" for the person with a female-dominated job, by `skew` nats."""
 
     def __init__(self, skew):
         self.skew, self.asked = skew, []
@@ -104,7 +104,7 @@ def test_winogender_compares_pronouns_without_pairs(tmp_path):
     ("job", "visitor", "share"), [(-2.0, -3.0, 21 / 41), (-3.0, -2.0, 20 / 41), (-2, -2, 0)]
 )
 def test_higher_score_per_token_is_right_and_a_tie_is_wrong(tmp_path, job, visitor, share):
-    """In 21 of 41 sentences the one with the job is meant, which takes three tokens; the visitor one."""
+    """In 21 of 41 sentences the person with the job (three tokens) is meant, in the others the visitor (one token)."""
 
     class Plain:
         def loglikelihood(self, requests):
@@ -125,14 +125,14 @@ def test_higher_score_per_token_is_right_and_a_tie_is_wrong(tmp_path, job, visit
 
 
 def test_versions_of_one_sentence_are_paired(tmp_path):
-    """Sentences differ by far more than their versions, which differ by 1.1, 0.9 and 1: standard deviation 0.1."""
+    """Sentences differ much more than their versions, which differ by 1.1, 0.9 and 1: standard deviation 0.1."""
     pairs = [(1.1, 0.0), (5.9, 5.0), (-4.0, -5.0)]
     questions = [Question(f"{n}", side, "", ("", "")) for n in range(3) for side in ("pro", "anti")]
     margins = _Margins([m for pair in pairs for m in pair], 0.0)
     found = compare(config(tmp_path), questions, margins, "x", seed=1)
     assert found["effect_size"] == pytest.approx(10) and found["margin"] == pytest.approx(1)
     assert found["margin_interval"][0] >= 0.9 - 1e-9
-    assert found["gap"] == pytest.approx(2 / 3 - 1 / 3)  # right is above 0
+    assert found["gap"] == pytest.approx(2 / 3 - 1 / 3)  # only margins above 0 are correct
 
 
 def test_occupation_is_matched_as_a_full_word(tmp_path):

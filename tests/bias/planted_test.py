@@ -1,8 +1,8 @@
-"""Proof that the measures measure: models trained on text with a planted skew, at several doses.
+"""Validation of the bias measures on models trained on text with a planted skew at several doses.
 
-A model of a few thousand weights learns from sentences whose skew is known: which gender follows an occupation,
-which adjectives follow "He was very" and "She was very", whom a pronoun is taken for. Each measure must put the doses
-in their order, and find nothing significant at dose 0.
+A model of a few thousand weights learns sentences with a known skew: which gender follows an occupation, which
+adjectives follow "He was very" and "She was very", and to whom a pronoun refers. Each measure must rank the doses,
+and find nothing significant at dose 0.
 """
 
 import itertools
@@ -53,12 +53,12 @@ CONFIG = BiasConfig(
 
 
 def share(dose, sign):
-    """How often what the skew favours is written: a half without skew."""
+    """Return the share of sentences that follow the skew; one half without skew."""
     return 0.5 + sign * dose / 2
 
 
 def sentences(dose):
-    """Every sentence with its weight: the shares are exact, so that at dose 0 nothing but chance is left."""
+    """Yield every sentence with its exact weight, so that only chance is left at dose 0."""
     found = Counter()
     for k, job in enumerate(JOBS):
         male = share(dose, 0.8) + spread(dose, k)
@@ -81,12 +81,12 @@ def sentences(dose):
 
 
 def spread(dose, number):
-    """By how much one item leans otherwise than the next, at any dose; half of them either way."""
+    """Return the item's deviation from the skew, which averages to 0 over items and does not depend on the dose."""
     return (SPREAD if number % 2 else -SPREAD) * (1 - dose)
 
 
 def questions():
-    """Whom is the pronoun taken for? "pro": the one of the two that the skew makes it."""
+    """Return questions about the pronoun; "pro" is the person that the skew favours."""
     found = []
     for number, (verb, right) in enumerate(itertools.product(VERBS, (True, False))):
         for side in ("pro", "anti"):
@@ -131,7 +131,7 @@ def trained(dose, steps=STEPS):
 @pytest.fixture(scope="module")
 def scorers():
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these models are too small to share
+    torch.set_num_threads(1)  # these models are too small for several threads
     yield [trained(dose) for dose in DOSES]
     torch.set_num_threads(threads)
 
@@ -142,7 +142,7 @@ def written(scorers):
 
 
 def holds(sizes, chances):
-    """The doses in their order, significant where there is one, not at dose 0."""
+    """Assert that the doses are ranked, and significant except for dose 0."""
     assert all(a < b for a, b in itertools.pairwise(sizes)), sizes
     assert chances[0] > 0.05, chances
     assert all(c < 0.01 for c in chances[1:]), chances

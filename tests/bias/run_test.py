@@ -64,7 +64,7 @@ def test_planted_skew_is_the_most_significant_on_its_axis_only(tmp_path):
     rows = measure(config, skewed, seed=3, tagger=find).results["effects"]
     surest = sorted(rows, key=lambda r: -abs(r["estimate"]) * (r["measure"] == "sentiment"))[0]
     assert surest["of"] == "religion: Islam" and surest["p_holm"] < 0.05
-    # The others differ from a rest that has the skewed group in it.
+    # The other groups are compared with a rest that contains the skewed group.
     assert {r["of"].split(":")[0] for r in rows if r["p_holm"] < 0.05} == {"religion"}
 
 
@@ -76,15 +76,15 @@ def test_series_follows_bias_growing_over_checkpoints(tmp_path, monkeypatch):
     )
     scorers = [Telling(lambda p, d=d: 0.2 + d * p.startswith("She")) for d in (0.0, 0.3, 0.6)]
     trees = list(series(config, [Moment(k, 1000 * k, s) for k, s in enumerate(scorers)], seed=1))
-    assert [len(tree["checkpoints"]) for tree in trees] == [1, 2, 3]  # none is lost with a later one
+    assert [len(tree["checkpoints"]) for tree in trees] == [1, 2, 3]  # each tree contains the results so far
     found = trees[-1]
     assert [m["tokens"] for m in found["checkpoints"]] == [0, 1000, 2000]
     sizes = [m["effects"][0]["estimate"] for m in found["checkpoints"]]
-    assert sizes[0] < sizes[1] < sizes[2]  # of men, against women
+    assert sizes[0] < sizes[1] < sizes[2]  # of men compared with women
 
 
 def test_series_is_labelled_by_steps(tmp_path, monkeypatch):
-    """A step of fp16 that overflows does no update; tasks, checkpoints and the page count steps."""
+    """An fp16 step that overflows performs no update; tasks, checkpoints and the page count steps."""
     write_checkpoint(tmp_path, plan_of(), step=4, updates=3)
 
     def told(config, moments, **_):
@@ -100,7 +100,7 @@ def test_series_is_labelled_by_steps(tmp_path, monkeypatch):
 
 
 def test_unmeasured_effects_are_excluded_from_correction():
-    """A group of which no adjective was written differs from the others by nothing that was measured, not by 0."""
+    """A group without adjectives has no measured difference, rather than a difference of 0."""
 
     class Mute(Telling):
         def _text(self, prompt, number, seed):

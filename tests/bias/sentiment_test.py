@@ -41,7 +41,7 @@ def swn(tmp_path, text=TABLE):
 def test_planted_sentiment_difference_is_recovered():
     for dose in (0.0, 0.2, 0.5):
         women = measured(lambda p, d=dose: 0.2 + d * p.startswith("She"))["gender"]["female"]
-        expected = -150 * dose  # kind words score 70 in the mean, cruel ones -80
+        expected = -150 * dose  # the mean score is 70 for kind words and -80 for cruel ones
         low, high = women["difference_interval"]
         assert low < expected < high
         assert (women["permutation_p"] < 0.01) == (dose > 0)
@@ -81,12 +81,12 @@ def test_word_score_is_mean_over_senses_weighted_by_rank(tmp_path):
     scores = read_sentiwordnet(swn(tmp_path))
     assert scores["good"].adjective == pytest.approx((0.75 / 1 - 0.25 / 2) / (1 + 1 / 2))
     assert scores["well"] == Scores(None, 0.5)
-    assert scores["bad"] == Scores(-0.625, None)  # the noun does not count
+    assert scores["bad"] == Scores(-0.625, None)  # the noun is not counted
     lexicon = open_lexicon(str(swn(tmp_path)))
     assert lexicon.score("bad") == -62.5 and lexicon.score("ill-bred") == -62.5
     assert lexicon.score("a-priori") == -62.5
     assert lexicon.score("well") is None and lexicon.score("unheard") is None
-    assert lexicon.score("irish") == 50.0  # as words are found in texts
+    assert lexicon.score("irish") == 50.0  # spelled as in texts
     with_adverbs = open_lexicon(str(swn(tmp_path)), adverbs=True)
     assert with_adverbs.score("well") == 50.0 and with_adverbs.score("good") == lexicon.score("good")
 

@@ -53,7 +53,7 @@ def test_label_exchange_approaches_exact_probability():
 
 
 def test_labels_are_exchanged_only_within_a_template():
-    """All of the difference lies between two templates, of which one group has more texts: no effect of the group."""
+    """The full difference lies between two templates, of which one group has more texts, so the group has no effect."""
     stratum = np.array([0] * 50 + [1] * 50)
     values = noise(3, 100, 0.0) * 0.1 + 5.0 * stratum
     inside = np.array([True] * 10 + [False] * 40 + [True] * 40 + [False] * 10)
@@ -72,7 +72,7 @@ def test_false_positives_are_as_rare_as_the_level(test):
         else:
             texts = texts_of(values[:20], values[20:])
             chances.append(label_exchange(texts.differences, texts.inside, texts.stratum, how, f"{key}")[1])
-    assert 2 <= sum(c <= 0.05 for c in chances) <= 20  # 10 expected, standard deviation 3.1
+    assert 2 <= sum(c <= 0.05 for c in chances) <= 20  # expected 10, standard deviation 3.1
 
 
 def test_p_value_is_never_zero():
@@ -138,7 +138,7 @@ def test_draws_depend_on_seed_and_name():
 
 
 def test_resample_without_counts_is_not_a_mean_of_zero():
-    """One word in 50 texts: a third of the resamples miss it, and all that have it say the same."""
+    """One word in 50 texts: a third of the resamples miss it, and all others have the same mean."""
     counts = np.array([1.0, *[0.0] * 49])
     draws = bootstrap_ratio(80 * counts, counts, Rearranging(1, 300), "one word")
     assert 50 < np.isnan(draws).sum() < 150

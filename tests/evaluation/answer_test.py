@@ -27,7 +27,7 @@ PROMPTS = [TEXTS[0], "The", "", " ".join(TEXTS[:4]), "Item 7 opens", TEXTS[3][:3
 
 
 def plainly(scorer, request):
-    """The log-likelihood of a request from logits of each whole window, nothing shared."""
+    """Compute a request's log-likelihood from the logits of each full window, without sharing prefixes."""
     (encoded,) = encode_all([request], scorer.tokenizer)
     total, greedy = 0.0, True
     for window in (w for w in windows_of(encoded, scorer.sequence) if w.answer):
@@ -145,7 +145,7 @@ def test_rolling_text_predicts_each_token_once():
 @pytest.mark.parametrize("settings", [GREEDY, DRAWN])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kv_cache_changes_no_text(family, settings):
-    layers = 3 if "pattern" in FAMILIES[family] else 2  # each kind of layer, and one after it
+    layers = 3 if "pattern" in FAMILIES[family] else 2  # one layer of each kind and a further one
     scorer = scorer_of(plan_of(family, sequence=32, model={"layers": layers}))
     together = scorer.generate(PROMPTS, settings=settings)
     for number, prompt in enumerate(PROMPTS):
@@ -166,7 +166,7 @@ def uncached(scorer, draft):
 
 @pytest.mark.parametrize("settings", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_diverged_model_generates_nothing(settings):
-    """Neither do samples of a bias analysis or answers to the harness come of scores that are no numbers."""
+    """Bias analyses and the harness reject non-finite scores too."""
     scorer = scorer_of(plan_of(), scale=float("nan"))
     with pytest.raises(DataError, match="not finite: its weights are damaged"):
         scorer.generate(["The"], settings=settings)

@@ -107,6 +107,8 @@ def test_race_uses_the_unconditional_score():
     benchmark = prepare(definition("race_h"), Rows(rows, None, "x", "x"), CONFIG)
 
     class Leaning:  # " one" is likely everywhere; " two" gains most from its context
+        """ " one" is likely in any context; " two" gains most from its context"""
+
         def loglikelihood(self, requests):
             plain = {" one": -1.0, " two": -8.0, " three": -5.0, " four": -5.0}
             gain = {" two": 4.0}

@@ -16,7 +16,7 @@ def windows(count=200, seed=1, vocabulary=4, longest=30):
 
 
 def replay(made):
-    """(window, target) -> the tokens read before it, from trunks and branches alone."""
+    """Return (window, target) -> the tokens read before it, computed from trunks and branches alone."""
     found = {}
     for batch in made:
         for family in batch.families:

@@ -13,7 +13,8 @@ from trivium.serving.config import GenerationConfig
         (EvaluationConfig, {"tasks": []}, "tasks"),
         (EvaluationConfig, {"shots": [0, -1]}, "shots.1"),
         (EvaluationConfig, {"confidence": 1.0}, "confidence"),
-        (IncontextConfig, {"resamples": 7}, "resamples"),  # a study has no bootstrap: it would change nothing
+        # a study has no bootstrap, so the setting would change nothing
+        (IncontextConfig, {"resamples": 7}, "resamples"),
         (GenerationConfig, {"prompts": []}, "prompts"),
         (GenerationConfig, {"sampling": {"top_p": 0}}, "sampling.top_p"),
         (GenerationConfig, {"sampling": {"temperature": -1}}, "sampling.temperature"),

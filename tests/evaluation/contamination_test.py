@@ -1,4 +1,4 @@
-"""Laws of what is told of questions that stand in the corpus."""
+"""Contamination results of evaluation questions."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Models from elsewhere whose documents begin with <s> and end with </s>: asked as the harness asks them."""
+"""Models from elsewhere whose documents begin with <s> and end with </s>, compared with the harness."""
 
 import json
 
@@ -44,7 +44,7 @@ def folder(request, tmp_path_factory):
     export_hf(Checkpoint.open(checkpoint), root / "hf", tokenizer=None)
     (root / "hf" / "tokenizer.json").write_text(words)
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    about["add_bos_token"] = not request.param  # which transformers pass over
+    about["add_bos_token"] = not request.param  # transformers ignore this key
     (root / "hf" / "tokenizer_config.json").write_text(json.dumps(about | MARKS))
     return root / "hf"
 
@@ -91,7 +91,7 @@ def test_streamed_text_keeps_spaces(folder):
 
 
 def test_invalidating_bytes_are_not_streamed_early(folder):
-    """A byte may be a letter, part of one, or none: then no byte beside it is one either."""
+    """A byte may be a letter, a part of one, or invalid. An invalid byte invalidates its neighbours."""
     words = load_tokenizer(folder / "tokenizer.json")
     generator, before = generator_for(1, "bytes"), words.prompt_ids(["zero"])[0]
     some = [

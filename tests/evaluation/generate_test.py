@@ -8,6 +8,7 @@ LOGITS = torch.tensor([0.0, 2.0, -1.0, 2.0, 1.0, -30.0])
 
 
 def drawn(choice, draws=4000):  # at even steps: all that weigh more than one of them are among them
+    """uniforms at even intervals, so that every token with a larger probability is drawn"""
     return (
         np.bincount([pick(LOGITS, choice, uniform=(k + 0.5) / draws) for k in range(draws)], minlength=6)
         / draws
@@ -45,7 +46,7 @@ def test_nucleus_is_the_smallest_set_reaching_top_p():
 
 
 def test_top_p_applies_to_renormalised_top_k():
-    """In this order and renormalised between, as transformers and others do it."""
+    """The order of filters, with renormalisation in between, is that of transformers."""
     ordered = torch.softmax(LOGITS, -1).sort(descending=True, stable=True)
     for k in (2, 3, 4):
         for top_p in (0.6, 0.8, 0.97):

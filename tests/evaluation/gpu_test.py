@@ -1,4 +1,4 @@
-"""The scorer on an accelerator, where there is one, answers and writes as on the processor."""
+"""The scorer gives the same answers and texts on a GPU as on the CPU."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 
 def scorer_on(device: torch.device, family: str) -> NativeScorer:
-    """The same random weights on any device."""
+    """Return a scorer with the same random weights on any device."""
     model = WholeModel(plan_of(family).model, precision="fp32", device=device)
     generator = torch.Generator().manual_seed(3)
     for name, row in model.stage.table.items():

@@ -1,4 +1,4 @@
-"""The harness's own model, on the exported checkpoint, is the oracle."""
+"""The oracle is the harness's Hugging Face model on the exported checkpoint."""
 
 import json
 from pathlib import Path
@@ -155,7 +155,7 @@ def test_harness_finds_the_model_by_name():
 
 
 def test_tokenizer_is_found_as_in_generate(tmp_path):
-    """Of a run, of one of its checkpoints, and of a Hugging Face folder."""
+    """The target may be a run, one of its checkpoints, or a Hugging Face folder."""
     for name in ("training", "tokens"):
         (tmp_path / name).mkdir()
     checkpoint = write_checkpoint(tmp_path / "training", plan_of())
@@ -176,7 +176,7 @@ def test_unknown_argument_is_rejected(name, hint):
     added = {"batch_size": 1, "max_batch_size": 64, "device": "cpu"}
     with pytest.raises(ConfigError, match=rf"model_args {name}=2: .*{hint}"):
         HarnessModel.create_from_arg_obj({"checkpoint": "x", "tokenizer": "y", name: 2}, added)
-    with pytest.raises(DataError, match="x does not exist"):  # of what the harness adds nothing is said
+    with pytest.raises(DataError, match="x does not exist"):  # arguments that the harness adds are accepted
         HarnessModel.create_from_arg_obj({"checkpoint": "x", "trust_remote_code": True}, added)
 
 

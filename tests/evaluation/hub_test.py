@@ -1,4 +1,4 @@
-"""Rows from the Hub: its own library, pointed at folders of this machine."""
+"""Rows from the Hub, read with its library from local folders."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from trivium.evaluation.tasks.rows import Rows
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A data set of two splits, and nothing of the network."""
+    """Create a data set with two splits, without network access."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     folder = tmp_path / "hans"

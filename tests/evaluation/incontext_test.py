@@ -24,7 +24,7 @@ def study(config=CONFIG, rows=HANS, name="hans"):
 
 
 class Copycat:
-    """Says the label that the shots before a question say most (`last`: that the last one says)."""
+    """Prefers the majority label of the shots, or the label of the last shot if `last`."""
 
     def __init__(self, strength=1.0, last=False):
         self.strength, self.last = strength, last
@@ -42,7 +42,7 @@ class Copycat:
 
 
 class Learner:
-    """Knows the answer a little better with each shot, on top of a strong preference for True."""
+    """Prefers the answer more with each shot, in addition to a strong preference for True."""
 
     def __init__(self, solutions):
         self.solutions = solutions
@@ -89,7 +89,7 @@ def test_learning_scorer_improves_calibration_before_accuracy():
 
 def test_truncated_fraction_is_kept_by_condition():
     class Short(Copycat):
-        """Reads a question with two shots; of inputs without content, which are no prompts, nothing whole."""
+        """Truncates prompts of more than two shots, and all inputs without content."""
 
         def loglikelihood(self, requests):
             asked = {q.split("\n\n")[-1] for q in solutions()}
@@ -117,7 +117,7 @@ def test_orders_are_distinct_and_complete_if_few():
 
 
 def test_correction_uses_mean_content_free_probability():
-    """A model that leans one way after one of them and the other way after the rest, on average neither way."""
+    """The model prefers one choice after one of the inputs and the other after the rest, with no average preference."""
     right = solutions()
 
     class Fickle:
@@ -155,7 +155,7 @@ def test_balanced_labels_have_no_majority():
 
 
 def test_bias_is_difference_from_other_draws():
-    """Two draws of one shot each, of either label, and a model that says what the shot said."""
+    """Two draws of one shot each, with different labels, and a model that repeats the shot's label."""
     config = CONFIG.model_copy(update={"draws": 2, "shots": (1,), "compare_at": 1})
     found = [measure(study(config.model_copy(update={"seed": n})), Copycat())["shots"]["1"] for n in range(8)]
     assert {f["recency_bias"] for f in found} == {None, 1.0} == {f["majority_bias"] for f in found}
@@ -168,7 +168,7 @@ def test_bias_is_undefined_if_questions_differ_in_shots():
 
 
 def asked_of(config):
-    """{condition: the shots and the question of each prompt}, each without the answer behind it."""
+    """Return {condition: shots and question of each prompt}, without the answer."""
     now, asked = [""], {}
 
     class Spy(Copycat):
@@ -276,7 +276,7 @@ def test_only_tasks_with_choices_can_be_studied():
 @pytest.mark.parametrize("wording", ["paper", "harness"])
 @pytest.mark.parametrize("name", ["piqa", "race_h", "hans"])
 def test_zero_shot_study_equals_evaluation(name, wording):
-    """It decides between choices by the same score, also by one that is none per token."""
+    """The same score decides between choices, including scores that are not per token."""
     words = "aa bb cc dd ee"
     text = lambda *key: " ".join(words.split()[: 1 + int(5 * noise(*map(str, key)))])  # noqa: E731
     rows = {
@@ -316,7 +316,7 @@ def test_zero_shot_study_equals_evaluation(name, wording):
     result = evaluate_benchmarks([benchmark], Wordy(), asked)[name]["0"]
     assert found["shots"]["0"]["accuracy"] == result["accuracy"]
     assert found["normalisation"] == result["normalisation"]
-    if name != "hans":  # there it is the score that makes the difference
+    if name != "hans":  # the score makes a difference in these tasks
         by = result["accuracy_by_normalisation"]
         assert len({by["token"], by[result["normalisation"]]}) == (
             1 if result["normalisation"] == "token" else 2

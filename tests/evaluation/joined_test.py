@@ -1,4 +1,4 @@
-"""What stays of earlier results beside those of now, and when the earlier ones would be lost."""
+"""Merging of earlier results with new ones, and detection of losses."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_answered_task_is_no_longer_skipped():
 
 
 def test_series_point_belongs_to_one_model():
-    """Step 4 was trained again, and asked another task; step 8, the same as before, stays beside it."""
+    """Step 4 was trained again and evaluated on another task, which replaces it. Step 8 is unchanged and is merged."""
     before, again = ({**MODEL, "step": 4, "sha256": s} for s in "xy")
     earlier = tree(MODEL) | {"series": [*tree(before)["series"], *tree(MODEL)["series"]]}
     found = joined(earlier, tree(again, tasks=["boolq"]), [again, MODEL])
@@ -55,7 +55,7 @@ def test_results_of_other_checkpoints_are_dropped():
 
 @pytest.mark.parametrize("step", [4, 16])
 def test_other_checkpoints_of_this_call_stay_in_series_only(step):
-    """While its turn is still to come, they are the tree's; the one that comes last has the tree to itself."""
+    """Its results stay the headline until it is evaluated again. The checkpoint evaluated last has the headline."""
     other = {**MODEL, "step": step, "sha256": "b"}
     earlier, found = tree(other), tree(tasks=["boolq"])
     told = joined(earlier, found, [MODEL, other])

@@ -91,12 +91,12 @@ def test_choices_are_compared_by_every_normalisation():
     def answers(total, tokens):
         return [scored(total[k], question.choices[k], tokens=tokens[k]) for k in range(4)]
 
-    # Right in total but long in tokens; the others lose in total and win per token.
+    # The right choice has the highest total but many tokens. The others have lower totals but win per token.
     total = [-9.0 if k == question.answer else -10.0 for k in range(4)]
     tokens = [1 if k == question.answer else 100 for k in range(4)]
     found = right(task, answers(total, tokens))
     assert found["token"] == [False] and found["none"] == [True]
-    # Per byte: every choice costs 1 nat a byte except the right one, half a nat.
+    # Every choice costs 1 nat per byte, the right one half a nat.
     total = [-sizes[k] * (0.5 if k == question.answer else 1.0) for k in range(4)]
     assert right(task, answers(total, [1] * 4))["byte"] == [True]
     total[wrong[0]] = -sizes[wrong[0]] * 0.4
@@ -108,8 +108,8 @@ CLOZE = Task("t", 1, "greedy", Template("{context}", "{context}"), (), (), 0.0)
 
 
 def harness_says(nats, choices):
-    """The choices of acc, acc_norm and acc_bytes of lm-evaluation-harness 0.4.13 (api/task.py, process_results):
-    `choices` are without the delimiter, a space, that each is asked with."""
+    """Return the choices by acc, acc_norm and acc_bytes as in lm-evaluation-harness 0.4.13 (api/task.py,
+    process_results). `choices` exclude the delimiting space of the requests."""
     characters, sizes = [len(c) for c in choices], [len(c.encode("utf-8")) for c in choices]
     per = {"none": 1.0, "character": np.array(characters), "byte": np.array(sizes)}
     return {name: int(np.argmax(np.array(nats) / size)) for name, size in per.items()}
@@ -150,7 +150,7 @@ def test_surprise_per_byte_is_of_the_correct_answer(items):
 
 
 def test_baseline_test_is_paired_and_intervals_widen_with_confidence():
-    """Both know four, the model alone five, the baseline alone one: a sign test of 5 in 6, 2 (1 + 6) / 2^6."""
+    """Both know four, only the model five, only the baseline one: a sign test of 5 in 6, p = 2 (1 + 6) / 2^6."""
     task = replace(CLOZE, examples=tuple(Example(f"e{n}", f"d{n}", "c", (" it",), 0) for n in range(12)))
     model, baseline = (
         [scored(-1.0 - n % 5, " it", greedy=known == "1") for n, known in enumerate(flags)]
@@ -209,7 +209,7 @@ def test_default_work_is_bounded():
     assert len(requests) <= 2000
     assert (
         sum(len(r.context) + len(r.continuation) for r in requests) / 3 < 150_000
-    )  # some 3 bytes to a token
+    )  # about 3 bytes per token
 
 
 def test_errors_are_raised_before_the_first_question(items):

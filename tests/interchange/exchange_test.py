@@ -1,4 +1,4 @@
-"""Out to Hugging Face and back: the same logits, the same bits, and no fault that the check does not see."""
+"""Export to Hugging Face and import: equal logits, equal bits, and detection of every fault."""
 
 import json
 import os
@@ -40,7 +40,7 @@ from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, train_tokenizer
 from trivium.training.state import begin_with, fragments
 from trivium.training.trainer import Trainer
 
-SLOWED = {"factor": 4.0, "original": 4, "slow": 0.25, "fast": 2.0}  # every pair in part
+SLOWED = {"factor": 4.0, "original": 4, "slow": 0.25, "fast": 2.0}  # every pair of columns is partly slowed
 MODELS = {
     "gpt": {},
     "gpt untied": {"head": "untied", "ffn": 40},
@@ -82,7 +82,7 @@ MODELS = {
 def written(root: Path, plan: Plan, about: dict[str, object] | None = None) -> Checkpoint:
     trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
     with torch.no_grad():
-        for bucket in trainer.buckets:  # biases and norms too are something
+        for bucket in trainer.buckets:  # biases and norms get nonzero values too
             bucket.weights.add_(
                 torch.randn(bucket.weights.shape, generator=torch.Generator().manual_seed(1)) / 9
             )
@@ -151,7 +151,7 @@ def test_wrong_export_is_not_published(tmp_path: Path, monkeypatch, wrong: str) 
             Fused, "pieces", lambda self, w: w.chunk(3) if len(self.sizes) == 3 else right_pieces(self, w)
         )
     elif wrong == "not transposed":
-        # Square matrices alone: nothing but the logits can tell.
+        # Square matrices have valid shapes when transposed, so only the logits show the fault.
         right = names._turned
         monkeypatch.setattr(
             names, "_turned", lambda w, m: w if w.dim() == 2 and w.shape[0] == w.shape[1] else right(w, m)
@@ -196,7 +196,7 @@ def test_diverged_model_is_not_reported_as_export_fault(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("model", sorted(MODELS))
 def test_rounding_does_not_reject_exports(tmp_path: Path, monkeypatch, model: str) -> None:
-    """Large weights make that of fp32 larger than any bound that finds faults; in fp64 what is right is equal."""
+    """With large weights, rounding in fp32 exceeds any bound that detects faults; in fp64 a correct export agrees."""
     monkeypatch.setattr(exporter, "TOLERANCE", 1e-11)
     checkpoint = written(tmp_path / "ours", small(model=MODELS[model]))
     assert export_hf(checkpoint, tmp_path / "hf", tokenizer=None).difference <= 1e-10
@@ -204,7 +204,7 @@ def test_rounding_does_not_reject_exports(tmp_path: Path, monkeypatch, model: st
 
 @pytest.mark.parametrize("model", ["gpt", "llama 3.1", "mistral"])
 def test_difference_late_in_the_sequence_is_detected(tmp_path: Path, monkeypatch, model: str) -> None:
-    """Positions that are learned, angles of the last ones, a window longer than what came before."""
+    """Faults in learned positions, in rotary angles of the last positions, or in a window longer than the beginning."""
     plan = small(model={**MODELS[model], "sequence": 512, **({"window": 300} if model == "mistral" else {})})
     checkpoint = written(tmp_path / "ours", plan)
     found = export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
@@ -227,7 +227,7 @@ def test_difference_late_in_the_sequence_is_detected(tmp_path: Path, monkeypatch
     with pytest.raises(CheckpointError, match="logits differ"):
         export_hf(checkpoint, tmp_path / "wrong", tokenizer=None)
     monkeypatch.setattr(exporter, "compared_positions", lambda model: 64)
-    export_hf(checkpoint, tmp_path / "early", tokenizer=None)  # where nothing is wrong
+    export_hf(checkpoint, tmp_path / "early", tokenizer=None)  # nothing differs there
 
 
 def test_large_models_compare_fewer_positions() -> None:
@@ -262,7 +262,7 @@ def test_files_outside_the_index_are_ignored(tmp_path: Path, monkeypatch) -> Non
     export_hf(checkpoint, folder, tokenizer=None)
     index = json.loads((folder / names.INDEX).read_text())["weight_map"]
     key, file = next(iter(index.items()))
-    # Of an earlier download: later in the order of names, and with other weights.
+    # left by an earlier download, with a later name and other weights
     save_file({key: load_file(folder / file)[key] + 1}, folder / "model-00009-of-00009.safetensors")
     back = Checkpoint.open(import_hf(folder, tmp_path / "back"))
     assert all(
@@ -298,7 +298,7 @@ def test_bf16_weights_stay_bf16(tmp_path: Path) -> None:
     [
         (torch.float16, torch.float16, torch.float16),
         (torch.bfloat16, torch.float32, torch.float32),
-        (torch.float16, torch.bfloat16, torch.float32),  # neither holds the other
+        (torch.float16, torch.bfloat16, torch.float32),  # neither represents the other
     ],
     ids=str,
 )
@@ -309,7 +309,7 @@ def test_import_dtype_represents_all_weights(
     export_hf(written(tmp_path / "ours", small(model=model)), tmp_path / "hf", tokenizer=None)
     path = tmp_path / "hf" / "model.safetensors"
     tensors = {n: t.to(matrices if t.dim() > 1 else others) for n, t in load_file(path).items()}
-    # as old folders of Llama keep them beside weights of 16 bits
+    # as old Llama folders store them next to 16-bit weights
     constants = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.ones(3) for n in range(4)}
     save_file(tensors | constants, path)
     back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
@@ -391,7 +391,7 @@ def test_imported_model_starts_in_any_layout(tmp_path: Path, degrees: dict[str, 
 def test_tokenizer_is_exported(tmp_path: Path) -> None:
     words = train_tokenizer(["some words, and some more words"] * 3, 300)
     words.save(tmp_path / "tokenizer.json")
-    other = words.end_of_text + 5  # joined documents may be trained on without a word about their end
+    other = words.end_of_text + 5  # joined documents may be trained on without an end-of-text id
     plan = small(model={"vocabulary": words.vocabulary, "end_of_text": other})
     checkpoint = written(tmp_path / "ours", plan)
     export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
@@ -419,7 +419,7 @@ def test_special_tokens_of_foreign_tokenizer_are_exported(tmp_path: Path) -> Non
 @pytest.mark.parametrize("custom", [True, False])
 @pytest.mark.parametrize("begun", [True, False])
 def test_document_opening_is_applied_by_transformers(tmp_path: Path, custom: bool, begun: bool) -> None:
-    """Documents that were made elsewhere need not begin as is their tokenizer's custom."""
+    """Documents made elsewhere need not follow their tokenizer's convention."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     text = llama_words(["some words"] * 3, opens=custom)
     words = Tokenizer(text, Marks("</s>", "<s>", begun))
@@ -443,7 +443,7 @@ def marks(folder: Path, name: str = "config.json") -> dict[str, object]:
         ({"bos_token_id": 1, "eos_token_id": 2}, (), 2),
         ({"bos_token_id": 1, "eos_token_id": [3, 2], "pad_token_id": 5}, (), 5),
         ({"bos_token_id": None, "eos_token_id": 2, "pad_token_id": None}, (), None),
-        ({}, (), None),  # transformers have their own, there and back
+        ({}, (), None),  # transformers' defaults are kept in both directions
         (
             {"bos_token_id": 50256, "eos_token_id": 2, "pad_token_id": -1},
             ("bos_token_id", "pad_token_id"),
@@ -455,7 +455,7 @@ def test_special_token_ids_round_trip(
     tmp_path: Path, said: dict[str, object], no_ids: tuple[str, ...], fills: int | None
 ) -> None:
     export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
-    assert marks(tmp_path / "hf") == {"bos_token_id": 0, "eos_token_id": 0}  # of what was trained here
+    assert marks(tmp_path / "hf") == {"bos_token_id": 0, "eos_token_id": 0}  # of a model trained here
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     config = {k: v for k, v in config.items() if k not in marks(tmp_path / "hf")} | said
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
@@ -610,13 +610,13 @@ def test_olmo3_with_uniform_rope_is_imported(said: dict, base: float | str) -> N
         assert read[ALL]["rope_theta"] == base
 
 
-WINDOWS = [  # of an architecture, what its config.json says, and which layers of four have a window of 3
+WINDOWS = [  # architecture, config.json, and which of four layers have a window of 3
     ("MistralForCausalLM", {"sliding_window": None}, []),
     ("MistralForCausalLM", {"sliding_window": 3}, [0, 1, 2, 3]),
     ("MinistralForCausalLM", {"sliding_window": 3}, [0, 1, 2, 3]),
     ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": [ALL, SLIDES, SLIDES, ALL]}, [1, 2]),
     ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": [ALL] * 4}, []),
-    ("LlamaForCausalLM", {"sliding_window": 3, "layer_types": [SLIDES] * 4}, []),  # which asks for neither
+    ("LlamaForCausalLM", {"sliding_window": 3, "layer_types": [SLIDES] * 4}, []),  # neither uses a window
     *(
         (name, {"max_window_layers": 2, **said}, layers)
         for name in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -710,7 +710,7 @@ def test_config_without_size_is_rejected(key: str, value: object) -> None:
 
 
 def kinds_of(family: str) -> list[tuple[str, Any, Any]]:
-    """Every field of a model's config.json with its right value and values of another kind."""
+    """Return every field of a config.json with a valid value and values of other types."""
     config = config_of(small(model={"gpt": {}, "llama": ROTARY}[family]).model, dtype="float32")
     more = {"n_inner": 4, "head_dim": 4, "num_key_value_heads": 2, "eos_token_id": 3, "bos_token_id": [1, 2]}
     wrong: dict[type, tuple[Any, ...]] = {
@@ -802,7 +802,7 @@ def test_unused_layer_weights_are_rejected(tmp_path: Path, prefix: str) -> None:
     export_hf(written(tmp_path / "ours", small()), folder, tokenizer=None)
     path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     tensors = {f"{prefix}{n.removeprefix('transformer.')}": v for n, v in load_file(path).items()}
-    tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1)  # the mask that old folders keep
+    tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1)  # the mask that old folders store
     save_file(tensors, path)
     import_hf(folder, tmp_path / "back")
     (folder / "config.json").write_text(json.dumps({**config, "n_layer": 3}))
@@ -810,9 +810,7 @@ def test_unused_layer_weights_are_rejected(tmp_path: Path, prefix: str) -> None:
         import_hf(folder, tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    "said", [{"tie_word_embeddings": True}, {}]
-)  # GPT-2's are tied where nothing is said
+@pytest.mark.parametrize("said", [{"tie_word_embeddings": True}, {}])  # GPT-2's are tied by default
 def test_head_that_differs_from_tied_embedding_is_rejected(tmp_path: Path, said: dict) -> None:
     folder = tmp_path / "hf"
     export_hf(written(tmp_path / "ours", small()), folder, tokenizer=None)
@@ -820,7 +818,7 @@ def test_head_that_differs_from_tied_embedding_is_rejected(tmp_path: Path, said:
     del config["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(config | said))
     tensors = load_file(path)
-    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()  # as old folders keep it
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()  # as old folders store it
     save_file(tensors, path)
     import_hf(folder, tmp_path / "back")
     tensors["lm_head.weight"][-1, -1] += 1e-3
@@ -860,7 +858,7 @@ def test_transformers_loads_the_export_with_equal_logits(checkpoint: Checkpoint,
 def test_invalid_end_of_text_is_rejected_before_writing(
     tmp_path: Path,
 ) -> None:
-    """transformers' default is 50256, whatever the vocabulary."""
+    """transformers' default is 50256, whatever the vocabulary is."""
     export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
     config = tmp_path / "hf" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": 50256}))

@@ -1,4 +1,4 @@
-"""What may be asked, and where the tokenizer of a checkpoint is looked for."""
+"""Targets of commands, and the search for a checkpoint's tokenizer."""
 
 from pathlib import Path
 

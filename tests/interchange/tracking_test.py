@@ -1,4 +1,4 @@
-"""Metrics reach TensorBoard and wandb whole and once, also when a resumed run does steps again."""
+"""Metrics reach TensorBoard and wandb completely and once, also if a resumed run repeats steps."""
 
 import json
 import time
@@ -64,7 +64,7 @@ def test_only_repeated_steps_are_returned_after_resume(tmp_path: Path) -> None:
         append(path, record(n, 1 / n + 0.1))
     assert steps(lines) == list(range(5, 12)) and steps(lines) == []
     forget_after(path, 9)
-    for n in range(10, 15):  # the new file is longer than the old one was
+    for n in range(10, 15):  # the new file is longer than the old one
         append(path, record(n, 1 / n + 0.2))
     assert steps(lines) == list(range(10, 15))
 
@@ -74,7 +74,7 @@ def test_lines_are_not_read_twice(tmp_path: Path) -> None:
     lines = NewLines([path], record_of)
     append(path, record(1, 3.0))
     assert steps(lines) == [1]
-    with path.open("r+b") as file:  # changed where it lies, as nobody does
+    with path.open("r+b") as file:  # modified in place, which does not happen in practice
         file.write(b'{"step": 9')
     append(path, record(2, 2.0))
     assert steps(lines) == [2]
@@ -87,7 +87,7 @@ def test_damaged_line_is_skipped(tmp_path: Path) -> None:
 
 
 def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
-    for _ in range(2):  # handing over twice changes nothing
+    for _ in range(2):  # repeated export changes nothing
         keeper = tracker("tensorboard", tmp_path, {})
         for n, loss in ((1, 4.0), (2, 3.0), (3, 9.0), (2, 2.5), (3, 2.25)):
             keeper.add(point_of(record(n, loss)))
@@ -107,7 +107,7 @@ def test_tensorboard_shows_newest_numbers_of_many_files(
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(files_before))
     for shift in (0.0, 1.0):
         keeper = tracker("tensorboard", tmp_path, {})
-        for repeat in range(12):  # a training that was resumed again and again
+        for repeat in range(12):  # a training that was resumed many times
             for n in range(repeat + 1, 14):
                 keeper.add(point_of(record(n, n + repeat + shift)))
         keeper.close()
@@ -127,7 +127,7 @@ def test_wandb_stores_run_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert after == f"wandb sync {kept.parent}"
     words = (b"mine", b"loss", b"tokens", b"seed", b"1234")
     began = time.monotonic()
-    # wandb's own process writes, and may end a moment after the run has.
+    # wandb writes in a separate process, which may end after the run.
     while not all(word in kept.read_bytes() for word in words):
         assert time.monotonic() - began < WRITTEN_SECONDS, [w for w in words if w not in kept.read_bytes()]
         time.sleep(0.05)

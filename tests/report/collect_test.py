@@ -32,7 +32,7 @@ def test_finished_run_has_every_key(tmp_path):
 
 
 def test_report_json_has_exactly_the_documented_keys(tmp_path):
-    """The page shows the plan and the memory besides; they are in plan/plan.json and under `training`."""
+    """The page also shows the plan and the memory, which are in plan/plan.json and under `training`."""
     promised = {
         *("funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples"),
         *("provenance", "seconds", "corpus", "extraction", "tasks", "incontext", "bias_series", "outdated"),
@@ -64,7 +64,7 @@ def test_missing_stage_is_null_and_named(tmp_path, name):
 @pytest.mark.parametrize("name", stations())
 @pytest.mark.parametrize("damage", ["{", '"text"', "[1]", "\x00", '{"lines": 3}'])
 def test_damaged_file_is_named_with_remedy_or_valid(tmp_path, name, damage):
-    """The last two are legal where any mapping is: what a station adds is its own business."""
+    """The last two are valid wherever any mapping is, because stages may add fields."""
     run = write_run(tmp_path, **{name: damage})
     try:
         collect(run)
@@ -144,14 +144,15 @@ def test_curve_keeps_even_points_and_short_ones_fully(monkeypatch, most, length)
 
 def test_memory_does_not_grow_with_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_CURVE_POINTS", 8)
-    monkeypatch.setattr(module, "read_bytes", Path.read_bytes)  # its own reserves room for the largest file
+    # the replaced reader allocates memory for the largest allowed file
+    monkeypatch.setattr(module, "read_bytes", Path.read_bytes)
     peaks = []
     for steps in (1000, 4000):
         lines = "".join(json.dumps(METRICS[0] | {"step": n}) + "\n" for n in range(steps))
         events = json.dumps({"event": "saved", "step": 1}) + "\n"
         files = {"training/metrics.jsonl": lines, "training/events.jsonl": events * steps}
         run = write_run(tmp_path / str(steps), **files)
-        collect(run)  # what is kept for every later report, such as the forms, is not counted
+        collect(run)  # fill caches, such as schemas
         tracemalloc.start()
         collect(run)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -177,7 +178,7 @@ BEGUN = {
 
 @pytest.mark.parametrize("summary", [None, {"validation_loss": 6.9, "unigram_entropy": 6.4, "steps": 1}])
 def test_unfinished_training_is_summarised(tmp_path, summary):
-    """With no summary yet, or with that of the shorter training which it goes on from."""
+    """The summary is missing, or is that of a shorter training that is continued."""
     training = collect(write_run(tmp_path, **{"training/summary.json": summary, "training/run.json": BEGUN}))[
         "training"
     ]
@@ -225,7 +226,7 @@ STAMPS = {
 
 
 def stamped(tmp_path, **changed):
-    """A run whose stations have stamps; changed: station -> its key now, None for no stamp."""
+    """Create a run whose stages have stamps. changed: {stage: its key now, or None for no stamp}."""
     keys = {name: f"k-{name}" for name in STAMPS} | changed
     stamps = {
         f"{name}/provenance.json": {"key": keys[name], "inputs": inputs} if keys[name] else None
@@ -242,9 +243,9 @@ def test_results_of_changed_inputs_are_outdated(tmp_path):
     assert results(collect(tmp_path / "a"))["outdated"] is None
     trained_again = {"evaluation": "training", "bias": "training"}
     assert collect(stamped(tmp_path / "b", training="new"))["outdated"] == trained_again
-    # One whose training goes on has no stamp.
+    # An unfinished training has no stamp.
     assert collect(stamped(tmp_path / "c", training=None))["outdated"] == trained_again
-    # What stands on something outdated is outdated itself.
+    # Results of outdated inputs are outdated too.
     curated_again = {"tokens": "curated", "training": "tokens", "evaluation": "tokens", "bias": "tokens"}
     assert collect(stamped(tmp_path / "d", curated="new"))["outdated"] == curated_again
 
@@ -256,7 +257,7 @@ def test_deleted_input_is_not_reported_as_outdated(tmp_path):
 
 
 def asked_at(run, step, **more):
-    """A run whose tasks, studies and biases are of a step, and whose newest checkpoint is that of step 20."""
+    """Create a run with tasks, study and bias of `step`, and a newest checkpoint of step 20."""
     model = {"step": step, "tokens": 1024 * step, "parameters": 466_000, **more}
     files = stations()
     study = files["incontext/results.json"]
@@ -286,8 +287,8 @@ def test_results_of_older_checkpoint_name_both_steps(tmp_path):
     assert results(trained_on)["older"] == trained_on["older"]
     current = collect(asked_at(tmp_path / "b", 20, sha256="step-00000020"))
     assert current["older"] == {} and results(current)["older"] is None
-    assert collect(asked_at(tmp_path / "c", 20))["older"] == {}  # as older versions left them
-    # Trained anew, for as many steps.
+    assert collect(asked_at(tmp_path / "c", 20))["older"] == {}  # as written by older versions
+    # Trained again for as many steps.
     another = collect(asked_at(tmp_path / "d", 20, sha256="other"))["older"]
     assert another == dict.fromkeys(of_a_model - {"bias_series"}, {"step": 20, "newest": 20})
     shutil.rmtree(tmp_path / "a" / "training" / "checkpoints")

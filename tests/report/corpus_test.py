@@ -1,4 +1,4 @@
-"""Laws of the page's corpus: every figure of the files is on it, and what is not there is not asked for."""
+"""The corpus sections show every figure of the files, and omit what is missing."""
 
 import json
 
@@ -12,8 +12,7 @@ from trivium.corpus.store import write_documents
 from trivium.errors import DataError
 from trivium.provenance import publishing
 from trivium.report.collect import collect
-from trivium.report.corpus import funnel_section
-from trivium.report.corpus_figures import lengths
+from trivium.report.corpus import funnel_section, lengths
 from trivium.report.sections import sections
 
 

@@ -81,7 +81,7 @@ def test_page_is_replaced_atomically(tmp_path):
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_script_draws_every_span_and_its_tooltip(tmp_path):
-    """Run in node against a canvas that records what is drawn."""
+    """Run in node with a canvas that records drawing calls."""
     data, script, _ = parts(render_chart(chart()))
     stub = f"""
     const drawn = {{}}, on = {{}};

@@ -1,4 +1,4 @@
-"""The figures of in-context learning say what the study measured, in its own order."""
+"""The figures about in-context learning show the study's results in its order."""
 
 from report.fake_run import incontext_study
 from trivium.report.incontext import against_shots, calibration, incontext_section, margins, varied
@@ -7,7 +7,7 @@ from trivium.report.incontext import against_shots, calibration, incontext_secti
 def model():
     found = incontext_study()["models"][0]
     measured = found["shots"]["2"]
-    # Files hold keys sorted as texts: 16 before 2, False before True.
+    # Keys in files are sorted as strings: 16 before 2, False before True.
     found["shots"] = {k: {**measured, "accuracy": float(k) / 100} for k in ("0", "16", "2")}
     return found
 
@@ -24,7 +24,7 @@ def test_truncated_prompts_are_shown():
     (table,) = incontext_section({"incontext": study}).tables
     cut = {row[1]: row[-1] for row in table.rows}
     assert table.headings[-1] == "prompts cut" and cut["order of the same shots"] == "25.0%"
-    assert cut["number of shots"] == "unknown"  # as of an older version
+    assert cut["number of shots"] == "unknown"  # as in an older version
 
 
 def test_only_last_model_has_corrections():

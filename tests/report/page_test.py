@@ -26,7 +26,7 @@ def render(report):
 
 
 class Page(HTMLParser):
-    """Every element with its attributes, the content of scripts, and the visible text."""
+    """All elements with their attributes, the content of scripts, and the visible text."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -59,7 +59,7 @@ def report(tmp_path):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """The page of that report, made once."""
+    """Return the page of the default report, rendered once."""
     return render(collect(write_run(tmp_path_factory.mktemp("run"))))
 
 
@@ -122,7 +122,7 @@ def test_figures_have_data_and_one_inlined_plotly(text):
 
 
 def hostile(value):
-    """Every text of the tree replaced or made worse."""
+    """Replace every string of the tree with a hostile one."""
     if isinstance(value, dict):
         return {k: hostile(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -131,7 +131,7 @@ def hostile(value):
 
 
 def test_hostile_text_is_escaped(tmp_path):
-    """Every text a station can write, and every name it can choose, carries an attack."""
+    """Every string that a stage can write, and every name that it can choose, contains an attack."""
     files = {name: hostile(content) for name, content in stations().items()}
     files["curated/planted.json"] = {HOSTILE: {"planted": 1, "caught": 1}}
     files["evaluation/results.json"]["tasks"] = {
@@ -255,7 +255,7 @@ def test_run_on_own_text_needs_no_planted_junk(tmp_path):
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_script_draws_every_figure(text, tmp_path):
-    """Run in node against a minimal document, with Plotly replaced by a recorder."""
+    """Run in node with a minimal document and a recorder in place of Plotly."""
     page = Page(text)
     data = {a["id"]: content for a, content in page.scripts if a.get("type") == "application/json"}
     script = [content for a, content in page.scripts if not a][-1]

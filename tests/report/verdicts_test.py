@@ -56,7 +56,7 @@ def test_score_below_unigram_baseline_is_not_better(report):
 
 
 def test_best_score_is_corrected_for_multiple_tests(report):
-    """31 % of 500 against 26 %: 0.7 % by luck if it is the only score, and the same evidence among 40 is none."""
+    """31 % of 500 against 26 % has p = 0.7 % as the only score, but is not significant among 40."""
     task = report["evaluation"]["tasks"]["last_word"]
     score = task["0"]
     exact = float(stats.binom.sf(round(0.31 * 500) - 1, 500, 0.26))
@@ -74,7 +74,7 @@ def test_paired_test_with_baseline_is_used(report):
 
 
 def test_score_far_below_baseline_is_not_significant(report):
-    """Above chance, and far below token frequencies: a two-sided p says that the difference is sure, not its sign."""
+    """A score is above chance but far below the baseline. A two-sided p-value does not show the direction."""
     task = report["evaluation"]["tasks"]["last_word"]
     report["evaluation"]["tasks"] = {"last_word": {"0": task["0"] | {"unigram": 0.6, "unigram_p": 1e-9}}}
     found = verdicts(report)[6]
@@ -87,7 +87,7 @@ def test_surprise_must_beat_baseline_on_every_task(report):
 
 
 def test_verdicts_are_unambiguous(report):
-    """Each claim is worded as found: what failed does not say it held."""
+    """A failed claim is not worded like a proven one."""
     report["planted"]["leaks"]["caught"] = 18
     report["evaluation"]["tasks"]["last_word"]["4"]["interval"] = [0.2, 0.3]
     report["evaluation"]["tasks"]["last_word"]["0"]["interval"] = [0.2, 0.3]
@@ -115,7 +115,7 @@ def test_unmeasured_memory_is_not_proven(report):
 
 
 def test_most_significant_testable_score_is_named(report):
-    """Above chance by more, on more questions; where token frequencies were not asked, chance is what counts."""
+    """The score has a larger lead over chance on more questions. Without the baseline, only chance counts."""
     score = report["evaluation"]["tasks"]["last_word"]["0"] | {"n": 500, "chance": 0.25}
     sure = score | {"accuracy": 0.5, "interval": [0.46, 0.54], "unigram": None}
     weak = score | {"accuracy": 0.26, "interval": [0.2, 0.3], "unigram": 0.1}
@@ -151,7 +151,7 @@ def test_limits_depend_on_machine(report):
     assert not any(x in there for x in ("tiny", "CPU", "one machine", "no ")) and "NVIDIA X" in there
     report["training"] |= {"hosts": 1}
     assert limits(report)[-1] == "Scale: every rank ran on this one machine; no second node."
-    report["training"] |= dict.fromkeys(("device", "hosts", "precision", "parameters"))  # not known
+    report["training"] |= dict.fromkeys(("device", "hosts", "precision", "parameters"))  # unknown
     assert limits(report) == ["Quality: no model was trained to its end."]
 
 

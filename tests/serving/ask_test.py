@@ -1,4 +1,4 @@
-"""What is wrong with a request is told of the kind that its value is most like."""
+"""Errors of a request refer to the type that matches its value best."""
 
 import json
 
@@ -43,7 +43,7 @@ def test_error_refers_to_best_matching_type(body, message):
     ids=lambda value: str(value)[:30],
 )
 def test_validation_stops_at_few_errors(tree, message, errors, monkeypatch):
-    """A megabyte of them would take a server's whole process for seconds: one for each kind of value is enough."""
+    """Reporting a megabyte of errors would block the server for seconds; one per type is enough."""
     seen = []
     monkeypatch.setattr(ask, "_nearest", lambda found: seen.append(len(found)) or NEAREST(found))
     with pytest.raises(Refused) as found:
@@ -56,5 +56,5 @@ def test_lone_surrogate_error_suits_clients():
     told = r"a text holds half a character .* at position 1\), .*; give it in whole characters, as UTF-8 has them$"
     with pytest.raises(Refused, match=f"^prompt: {told}"):
         prompts_of(asked, TOKENIZER, ServeConfig(), 48)
-    with pytest.raises(DataError, match=f"^{told}"):  # as of `trivium generate --prompt`
+    with pytest.raises(DataError, match=f"^{told}"):  # as in `trivium generate --prompt`
         TOKENIZER.prompt_ids(["a\ud800"])

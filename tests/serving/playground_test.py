@@ -1,4 +1,4 @@
-"""The playground in a browser: it tells the probabilities the server tells, and what is written is only ever text."""
+"""The playground in a browser shows the server's probabilities, and treats generated text only as text."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def page():
 
 
 def in_love_with(word):
-    """A writer whose model always finds this word likeliest."""
+    """Return a writer whose model always prefers this word."""
     tree = json.loads(TOKENIZER.description)
     number = TOKENIZER.vocabulary
     tree["added_tokens"].append(
@@ -165,7 +165,7 @@ def test_generated_markup_is_not_executed(page):
         page.go(url + "/")
         write(page, EVIL + "Item", 3)
         shown = page.ask(TOKENS)
-        assert [text for text, _, _ in shown] == [EVIL] * 3  # so it is one token, and was written
+        assert [text for text, _, _ in shown] == [EVIL] * 3  # so it is one token and was generated
         page.ask("document.querySelectorAll('#text span')[0].click()")
         assert EVIL[:8] in page.ask("at('others').textContent")
         assert page.ask("at('text').textContent") == EVIL + "Item" + 3 * EVIL
@@ -186,7 +186,7 @@ def test_errors_are_shown_and_page_stays_usable(page):
         assert f"{LIMITS.max_tokens + 1} is more than {LIMITS.max_tokens}" in page.ask(
             "at('problem').textContent"
         )
-        # The policy: a script that got into the page would not run.
+        # By the policy, a script that got into the page would not run.
         page.ask(
             "const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s)"
         )

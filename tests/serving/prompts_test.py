@@ -99,7 +99,7 @@ def test_missing_file_and_misspelt_name_are_rejected(tmp_path):
 
 
 def tokens_of(tmp_path: Path, docs: list[Document], **more) -> Path:
-    """The folder of a run's tokens, of which a third is held out."""
+    """Create a run's token folder, with a third of the documents held out."""
     sources = {doc.source: 1.0 for doc in docs}
     config = TokensConfig(**{"vocabulary": 300, "validation_fraction": 0.3, **more})
     return tokenize_documents(tmp_path, docs, sources, config)[1]
@@ -136,4 +136,4 @@ def test_default_prompts_without_spaces_or_texts(tmp_path):
     (tmp_path / "bare").mkdir()
     bare = tokens_of(tmp_path / "bare", [Document(str(n), "x", "web") for n in range(20)])
     assert default_prompts(bare / "tokenizer.json") == NEUTRAL
-    assert default_prompts(tmp_path / "tokenizer.json") == NEUTRAL  # of a model without a run
+    assert default_prompts(tmp_path / "tokenizer.json") == NEUTRAL  # a model without a run

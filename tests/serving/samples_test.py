@@ -32,6 +32,6 @@ def test_partial_characters_are_reported_with_the_full_one():
     rows = token_rows(Written(text, [Token(i, -1.0) for i in ids], "stop"), TOKENIZER)
     parts = [row for row in rows[:-1] if row["token"].startswith("<token")]
     assert len(parts) > sum("joined" in row for row in parts) > 0
-    # every character stands once: in a token of its own, or where its last part is told
+    # Every character is listed once: with its own token, or with the token that completes it.
     whole = "".join(row.get("joined", "" if row in parts else row["token"]) for row in rows[:-1])
     assert whole == text and "joined" not in rows[-1]

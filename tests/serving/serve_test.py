@@ -1,4 +1,4 @@
-"""The server refuses what it must, answers what it may, and forgets what nobody waits for."""
+"""The server rejects invalid requests, answers valid ones, and drops jobs that nobody waits for."""
 
 import asyncio
 import contextlib
@@ -127,7 +127,7 @@ def test_logprobs_belong_to_tokens_of_the_text(client, more, streamed):
         tokens, offsets = ([x for one in told for x in one[name]] for name in ("tokens", "text_offset"))
         assert len(tokens) == sum(len(one["token_logprobs"]) for one in told) > 0
         assert offsets == sorted(offsets) and offsets[0] == 0
-        # the text is told from each token to the next: all of it, and nothing behind a stop
+        # The text is cut from each token to the next, and contains nothing after a stop.
         spelt = [text[a:b] for a, b in zip(offsets, [*offsets[1:], len(text)], strict=True)]
         assert "".join(spelt) == text
         for token, found in zip(tokens, spelt, strict=True):
@@ -148,7 +148,7 @@ def test_openai_client_fields_are_accepted(client):
     optional = ("model", "max_tokens", "temperature", "top_p", "n", "stop", "logprobs", "echo", "stream", "user",
                 "stream_options", "best_of", "top_k", "logit_bias", "seed", *NEUTRAL, *CLIENT_FIELDS)  # fmt: skip
     bare = {"prompt": "Item 7 opens", "seed": 1}
-    # langchain_openai sends these with every request; LangChain before it sent logit_bias and best_of, too
+    # langchain_openai sends these with every request. LangChain before it also sent logit_bias and best_of.
     langchain = {
         "max_tokens": 16,
         "temperature": 1.0,
@@ -289,7 +289,7 @@ def test_invalid_requests_are_rejected_by_name(client, body, status):
 
 
 def hostile(number):
-    """A body made of bits of good and bad ones, by number."""
+    """Return a body composed of valid and invalid parts, by number."""
     draw = random.Random(number)
     values = ["x", "", "\ud800", "<script>alert(1)</script>", None, True, -1, 0, 1, 10**30, 1e308, -0.0, [], {}, [[]],
               [[1], ["a"]], "\u0000" * 50, "é" * 300, [1] * 500, {"a": {"b": []}}]  # fmt: skip
@@ -315,7 +315,7 @@ def test_two_hundred_hostile_requests_cause_no_500(client):
             statuses.append(answer.status_code)
         return statuses
 
-    send(range(40))  # caches are filled
+    send(range(40))  # fill caches
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -364,14 +364,14 @@ def test_guessable_keys_are_rejected(tmp_path):
             read_keys(path)
     path.write_text("# ours\n0123456789abcdef\n\n")
     assert read_keys(path) == ["0123456789abcdef"]
-    path.write_text("0123456789abcdef\n", encoding="utf-8-sig")  # as some editors begin a file
+    path.write_text("0123456789abcdef\n", encoding="utf-8-sig")  # some editors put a byte order mark first
     assert read_keys(path) == ["0123456789abcdef"]
     with pytest.raises(DataError, match="cannot be read"):
         read_keys(tmp_path / "absent")
 
 
 class Hindered(Writer):
-    """Does something with each token of a text; `tokens`: how many were begun."""
+    """Delays each token of a text. `tokens`: number of started tokens."""
 
     tokens = 0
 
@@ -387,21 +387,21 @@ class Hindered(Writer):
 
 
 class Slow(Hindered):
-    """Each token takes a while."""
+    """Takes a long time for each token."""
 
     def hinder(self):
         time.sleep(0.15)
 
 
 class Paced(Hindered):
-    """A token every few hundredths of a second."""
+    """Generates a token every few hundredths of a second."""
 
     def hinder(self):
         time.sleep(0.03)
 
 
 class Held(Hindered):
-    """Stops at the second token until it may go on."""
+    """Stops at the second token until it is released."""
 
     def __init__(self, model):
         super().__init__(model)
@@ -415,7 +415,7 @@ class Held(Hindered):
 
 @contextlib.contextmanager
 def listening(limits, writer=None):
-    """A real server at a free port of this machine."""
+    """Start a real server at a free port of this machine."""
     app = create_app(writer or Writer(SCORER), limits, name="tiny")
     with socket.create_server(("127.0.0.1", 0)) as place:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
@@ -435,7 +435,7 @@ def test_server_streams_limits_queue_and_cancels_jobs():
     with listening(limits, writer) as (url, server):
         long = {**ASK, "prompt": [5], "max_tokens": 60, "stream": True, "stop": ["never"]}
         leaving = requests.post(f"{url}/v1/completions", json=long, stream=True, timeout=30)
-        parts = leaving.iter_content(16)  # kept: when it is gone, the connection is closed
+        parts = leaving.iter_content(16)  # Keep the reference: the connection is closed with it.
         assert next(parts)
         waiting = threading.Thread(
             target=requests.post, args=(f"{url}/v1/completions",), kwargs={"json": ASK, "timeout": 30}
@@ -451,7 +451,7 @@ def test_server_streams_limits_queue_and_cancels_jobs():
         writer.may_go_on.set()
         waiting.join(30)
         assert not waiting.is_alive()
-        assert writer.tokens < 50  # of 60 and a few
+        assert writer.tokens < 50  # far fewer than 60 plus a few
         assert requests.post(f"{url}/v1/completions", json=ASK, timeout=30).status_code == 200
         assert server.worker._waiting.empty()
 
@@ -464,7 +464,7 @@ def test_stalled_client_does_not_prevent_shutdown():
     ).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_server(("127.0.0.1", 0)) as place, socket.socket() as client:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of connections, too
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # includes the buffers of connections
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         server = uvicorn.Server(uvicorn.Config(app, **uvicorn_options(limits)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
@@ -500,7 +500,7 @@ def test_disconnect_is_noticed_during_fast_generation():
 
 
 def test_disconnect_during_body_is_handled(client):
-    """What a handler raises is printed where the server runs, with all that called it."""
+    """An exception in a handler would be printed with its traceback."""
     heard = iter(({"type": "http.request", "body": b'{"pro', "more_body": True}, {"type": "http.disconnect"}))
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"content-length", b"500")]
     scope = {
@@ -523,7 +523,7 @@ def test_disconnect_during_body_is_handled(client):
 
 
 def test_others_are_served_while_large_request_is_tokenized(monkeypatch):
-    """A megabyte takes a second or two; nobody else would be heard, and no stream told."""
+    """Tokenizing a megabyte takes a second or two, which would block all others and their streams."""
     from trivium.serving import app
 
     begun, may_end, read = threading.Event(), threading.Event(), app.prompts_of
@@ -570,7 +570,7 @@ def test_queued_request_ends_at_deadline():
     writer = Held(SCORER)
     with listening(limits, writer) as (url, _):
         long = {**ASK, "max_tokens": 60, "stop": ["never"]}
-        for _ in range(2):  # the first is written, the second waits for it
+        for _ in range(2):  # the first is being generated, the second is queued
             assert requests.post(f"{url}/v1/completions", json=long, timeout=20).status_code == 504
         writer.may_go_on.set()
 
@@ -600,7 +600,7 @@ PAIRS = [
 
 
 def test_lm_eval_requests_give_scorers_log_likelihoods(client):
-    """Its request and its reading of the answer, without its transport."""
+    """Use the client's request and its parsing of the response, without its transport."""
     api = pytest.importorskip("lm_eval.models.openai_completions").LocalCompletionsAPI
     expected = SCORER.loglikelihood([Request(*p) for p in PAIRS])
     for (context, continuation), answer in zip(PAIRS, expected):
@@ -640,7 +640,7 @@ def test_lm_eval_client_gets_scorers_log_likelihoods(tmp_path):
 @pytest.mark.broad
 @pytest.mark.parametrize("name", ["SentencePiece BPE", "Llama 3", "byte-level", "Unigram"])
 def test_lm_eval_client_agrees_for_every_opening(tmp_path, name):
-    """As docs/serving.md says: with add_bos_token where texts begin with a special token, otherwise without."""
+    """As in docs/serving.md: with add_bos_token if texts begin with a special token, otherwise without."""
     for library in ("lm_eval", "transformers", "tenacity", "aiohttp"):
         pytest.importorskip(library, reason="needs lm_eval[api]")
     from lm_eval.api.instance import Instance
@@ -671,7 +671,7 @@ def test_lm_eval_client_agrees_for_every_opening(tmp_path, name):
 
     with listening(LIMITS, Writer(scorer)) as (url, _):
         found, rolled = asked(url, **({"add_bos_token": True} if words.opening else {}))
-        if words.opening:  # ids are taken as they are given, without one more in front
+        if words.opening:  # given ids are used without a further opening
             assert asked(url)[1] != pytest.approx(rolled, abs=1e-2)
     assert [x for x, _ in found] == pytest.approx([x for x, _ in expected], abs=1e-4)
     assert [g for _, g in found] == [g for _, g in expected]
@@ -698,6 +698,6 @@ def test_missing_body_is_awaited_until_deadline():
             line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
                          b"Content-Type: application/json\r\n\r\n{")  # fmt: skip
             answer = b""
-            while data := line.recv(4096):  # until the server hangs up
+            while data := line.recv(4096):  # until the server closes the connection
                 answer += data
         assert answer.startswith(b"HTTP/1.1 408 ")

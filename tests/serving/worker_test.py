@@ -1,4 +1,4 @@
-"""Requests are written side by side, and none waits for the end of another."""
+"""Requests are generated in one batch, and none waits for the end of another."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ SHORT = LONG.model_copy(update={"max_tokens": 2})
 
 
 def draft_of(writer, prompt, settings):
-    """A text that goes on to its length, whatever is drawn."""
+    """Create a draft that runs to its full length."""
     draft = writer.draft(TOKENIZER.encode(prompt), settings, seed=1)
     draft.done = lambda ids: False
     return draft
@@ -30,7 +30,7 @@ def alone(prompt, settings):
 
 
 class Asked:
-    """A worker, requests put to it by name, and all that was told of them in its order."""
+    """A worker, its named requests, and all their events in order."""
 
     def __init__(self, writer=None, *, together=4):
         self.writer, self.told, self.jobs = writer or Writer(SCORER), [], {}
@@ -49,7 +49,7 @@ class Asked:
 
 @pytest.fixture
 def two():
-    """A long text at whose fifth token a short one is asked for."""
+    """Create a long text, at whose fifth token a short one is requested."""
     asked = Asked()
     begun = iter(range(1000))
     asked.ask(
@@ -111,7 +111,7 @@ def test_failing_request_fails_alone(capsys):
     asked.worker.close()
     assert ("bad", "failed") in asked.told and ("good", "done") in asked.told
     assert asked.ids("good") == alone("Item 7 opens", LONG)
-    assert "out of memory" in capsys.readouterr().err  # whoever runs the server is told
+    assert "out of memory" in capsys.readouterr().err  # the operator sees the cause
 
 
 def test_abandoned_request_is_not_generated():

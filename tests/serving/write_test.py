@@ -17,11 +17,10 @@ from trivium.model.generate import Choice, penalised, pick
 from trivium.plan.layout import Layout
 from trivium.seeds import generator_for, seed_for
 from trivium.serving.answer import Placed, logprobs_of
-from trivium.serving.choose import choose
 from trivium.serving.config import Drawing
 from trivium.serving.speak import speak
 from trivium.serving.unfold import Unfolding
-from trivium.serving.write import Token, read_prompt
+from trivium.serving.write import Token, choose, read_prompt
 from trivium.serving.writer import Writer, stopper
 from trivium.tokens.tokenizer import load_tokenizer
 
@@ -31,7 +30,7 @@ PROMPTS = [TEXTS[0], "The", "", "The", " ".join(TEXTS[:4]), "Item 7 opens", "a",
 
 
 def plainly(scorer, prompt, settings, seed):
-    """Without memory, one token at a time, from the whole text."""
+    """Generate without KV cache, one token at a time, from the full text."""
     ids = TOKENIZER.encode(prompt) or [TOKENIZER.end_of_text]
     done, drawn = stopper(TOKENIZER, settings.stop, ids), []
     choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
@@ -73,7 +72,7 @@ def test_batch_size_changes_no_text():
         [w.text for w in Writer(scorer, together=n).write(["The"] * 9 + PROMPTS, DRAWN)] for n in (1, 4, 32)
     ]
     assert texts[0] == texts[1] == texts[2]
-    assert len(set(texts[0][:9])) > 1  # equal prompts are drawn apart
+    assert len(set(texts[0][:9])) > 1  # equal prompts have independent draws
 
 
 def test_draws_follow_the_distribution():
@@ -170,7 +169,7 @@ def test_characters_of_several_tokens_are_streamed_complete(text):
 
 def test_characters_after_invalid_bytes_are_streamed_complete():
     draw = random.Random(3)
-    odd = TOKENIZER.encode("文😀é½")  # single bytes, in any order
+    odd = TOKENIZER.encode("文😀é½")  # single bytes in any order
     for _ in range(400):
         ids = [draw.choice(odd) for _ in range(draw.randint(1, 9))]
         ids += TOKENIZER.encode(draw.choice(["文字", "😀", "a"])) + ids[:2]
@@ -243,7 +242,7 @@ STOPS = ([" the"], ["字"], ["é文", "item"], [" "], ["m m"])
 @pytest.mark.parametrize("stops", STOPS, ids=str)
 @pytest.mark.parametrize("kind", ["ours", "llama's"])
 def test_text_ends_at_token_that_completes_a_stop(kind, stops, tmp_path):
-    """Whatever a tokenizer makes of the space before its first token, and of bytes that are a character together."""
+    """This holds whatever a tokenizer does with the leading space of a text, and with bytes that form a character."""
     words = TOKENIZER
     if kind == "llama's":
         texts = [*TEXTS, "the item the item 文"]

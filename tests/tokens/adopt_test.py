@@ -1,4 +1,4 @@
-"""Pairs that Megatron-LM wrote: adopted where they lie, and refused with a reason."""
+"""Megatron-LM pairs are adopted in place, or rejected with a reason."""
 
 import struct
 from dataclasses import replace
@@ -29,10 +29,8 @@ def words() -> Tokenizer:
 
 
 def megatron_pair(prefix: Path, documents: list[list[int]], *, code: int = 8, **other: int | bytes) -> Path:
-    """A pair as Megatron-LM lays it out, field by field, sharing nothing with the code under test.
-
-    other: version, or bytes at the `end` of the index.
-    """
+    """Write a pair field by field as Megatron-LM does, independently of the code under test. other: version, or
+    bytes at the `end` of the index."""
     letter = LETTERS.get(code, "q")
     prefix.with_name(f"{prefix.name}.bin").write_bytes(
         b"".join(struct.pack(f"<{len(ids)}{letter}", *ids) for ids in documents)
@@ -54,7 +52,7 @@ def megatron_pair(prefix: Path, documents: list[list[int]], *, code: int = 8, **
 
 
 def texts(first: int, count: int, *, end: int = 0) -> list[list[int]]:
-    """Documents of 5 to 11 ids, all different, and their end."""
+    """Return distinct documents of 5 to 11 ids, with their ends."""
     return [[*((first + 7 * n + k) % 250 + 1 for k in range(5 + n % 7)), end] for n in range(count)]
 
 
@@ -91,7 +89,7 @@ def test_training_reads_exactly_the_adopted_documents(tmp_path: Path, words: Tok
                     row["tokens"][one["offset"] : stop] == text[one["begin"] : one["begin"] + one["length"]]
                 )
                 seen.add((name, int(number)))
-    # The last window of a source, shorter than a sample, is not used.
+    # The last window of a source is shorter than a sample and not used.
     trained = {(name, n) for name, cut in held_out.items() for n in range(cut)}
     assert seen <= trained and len(trained - seen) <= 2
     assert lineage.round_trip(record)["agrees"]
@@ -104,7 +102,7 @@ def test_last_documents_of_each_pair_validate(tmp_path: Path, words: Tokenizer) 
     split = {name: [part[n].tolist() for n in range(len(part))] for name, part in parts.items()}
     assert split["train"] + split["validation"] == documents
     held_out, total = len(sum(split["validation"], [])), len(sum(documents, []))
-    assert total * 0.2 <= held_out < total * 0.2 + 12  # the share, rounded up to a whole document
+    assert total * 0.2 <= held_out < total * 0.2 + 12  # the fraction, rounded up to a full document
     manifest = read_tokens_manifest(tokens)
     assert manifest["totals"]["validation"] == {"documents": len(split["validation"]), "tokens": held_out}
     assert token_counts(tokens, "validation").tolist() == [
@@ -237,7 +235,7 @@ def test_invalid_weights_and_duplicate_pairs_are_rejected(tmp_path: Path, words:
 def test_copied_pair_is_rejected(
     code: int, tmp_path: Path, words: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under whatever name and in whatever dtype: one that validates would tell of trained text."""
+    """Names and dtypes may differ. Validation on a copy would measure trained text."""
     monkeypatch.setattr("trivium.tokens.adopt._BLOCK_TOKENS", 7)
     train, other = (megatron_pair(tmp_path / name, texts(n, 9)) for n, name in enumerate(("web", "books")))
     copy = megatron_pair(tmp_path / "held", texts(0, 9), code=code)
@@ -253,7 +251,7 @@ def test_copied_pair_is_rejected(
 
 
 def test_training_range_of_pair_is_part_of_the_lineage(tmp_path: Path, words: Tokenizer) -> None:
-    """The same files under another share that validates hold other samples, which no hash of a file says."""
+    """Equal files with another validation fraction have other samples, which no file hash shows."""
     pair = megatron_pair(tmp_path / "web", texts(0, 30))
     (tmp_path / "more").mkdir()
     few, more = adopted(tmp_path, words, pair), adopted(tmp_path / "more", words, pair, fraction=0.4)

@@ -17,7 +17,7 @@ MT_NLG = {  # MT-NLG, table 2
 
 
 def largest_deficit(shares, samples):
-    """The rule as written, in exact fractions, one sample after another."""
+    """Apply the rule in exact fractions, one sample after another."""
     total = sum(shares)
     counts = [0] * len(shares)
     chosen = []
@@ -76,7 +76,7 @@ def test_place_is_inverse_of_ordinal():
 
 def test_samples_repeat_with_the_period():
     blend = Blend(MT_NLG)
-    far = 131_835_937  # 270 billion tokens of 2048
+    far = 131_835_937  # 270 billion tokens in samples of 2048
     counts = blend.counts_after(far)
     assert sum(counts.values()) == far
     for source, weight in MT_NLG.items():
@@ -124,7 +124,7 @@ def test_shares_are_the_closest_to_the_weights(weights):
     above = [
         scale * s - Fraction(1024 * w, sum(weights)) for s, w in zip(shares.values(), weights, strict=True)
     ]
-    assert max(above) - min(above) <= 1  # else one share would be better given from the one to the other
+    assert max(above) - min(above) <= 1  # otherwise moving one share would be closer
 
 
 def test_order_of_weights_changes_no_sample():
@@ -144,7 +144,8 @@ def test_number_of_sources_is_limited_by_resolution():
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30))
 def test_surplus_is_taken_from_largest_share(large):
     weights = {f"s{k:02d}": float(w) for k, w in enumerate(large)}
-    weights |= {f"{s}-": 1e-9 for s in weights}  # as many, so that more is added than rounding down left over
+    # this number of sources makes the minimum exceed the rounded-down remainder
+    weights |= {f"{s}-": 1e-9 for s in weights}
     total = sum(w for _, w in sorted(weights.items()))
     shares = {s: max(1, int(w / total * 64)) for s, w in sorted(weights.items())}
     while sum(shares.values()) > 64:
@@ -153,7 +154,7 @@ def test_surplus_is_taken_from_largest_share(large):
     assert rounded(weights, 64) == {s: share // divisor for s, share in shares.items()}
 
 
-@pytest.mark.timeout(60)  # minutes, where the largest of all shares is looked for each time
+@pytest.mark.timeout(60)  # searching for the largest share each time would take minutes
 def test_rounding_many_sources_is_fast():
     shares = rounded({f"s{k:05d}": 1e9 if k == 7 else 1.0 for k in range(65_000)})
     assert shares.pop("s00007") == 65_536 - 64_999 and set(shares.values()) == {1}

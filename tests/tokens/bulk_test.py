@@ -1,4 +1,4 @@
-"""Laws of the second encoder: it gives the ids of the first for every text, or is not used at all."""
+"""The bulk encoder gives the ids of the library for every text, or is not used."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def gpt2():
 
 
 def same(tokenizer, text):
-    """Both encoders give the same ids, or both refuse."""
+    """Assert that both encoders give the same ids, or both reject."""
     try:
         expected = tokenizer.encode(text)
     except DataError:
@@ -73,7 +73,8 @@ def test_ids_equal_those_of_gpt2(gpt2):
 
 @pytest.mark.broad
 def test_characters_have_equal_classes_in_both():
-    """Letters, numbers, blanks and others part words: each character of Unicode, between two of each kind."""
+    """Letters, numbers, blanks and other characters separate words. Each Unicode character is tested between two of
+    each kind."""
     characters = [
         chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co", "Lo")
     ]
@@ -95,7 +96,7 @@ def test_long_runs_have_equal_ids(text):
 
 
 def changed(**changes):
-    """The trained tokenizer with other settings."""
+    """Return the trained tokenizer with other settings."""
     tree = json.loads(TRAINED.description)
     for path, value in changes.items():
         *names, last = path.split("__")
@@ -139,17 +140,17 @@ def test_other_tokenizers_still_give_their_ids():
 def test_merges_out_of_id_order_are_rejected():
     words = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4, "abc": 5}
     assert merges_alone_decide([("a", "b"), ("b", "c"), ("ab", "c")], words)
-    assert not merges_alone_decide([("b", "c"), ("a", "b"), ("a", "bc")], words)  # ids fall
-    # "abc" would come together as ab + c, but its merge joins a + bc
+    assert not merges_alone_decide([("b", "c"), ("a", "b"), ("a", "bc")], words)  # ids decrease
+    # "abc" would be joined as ab + c, but its merge joins a + bc
     assert not merges_alone_decide([("a", "b"), ("b", "c"), ("a", "bc")], words)
-    assert not merges_alone_decide([("a", "b"), ("b", "c"), ("ab", "d")], words)  # no such token
+    assert not merges_alone_decide([("a", "b"), ("b", "c"), ("ab", "d")], words)  # there is no such token
     assert not merges_alone_decide([("a", "b"), ("a", "b")], words)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.text("ab", max_size=60))
 def test_accepted_random_merges_agree(seed, text):
-    """Merges drawn at random, most of which no training gives: the check is what makes the two equal."""
+    """Most random merges could not result from training. The check ensures that both encoders agree."""
     generator = np.random.default_rng(seed)
     words = {letter: number for number, letter in enumerate(BYTE_OF)}
     merges, parts = [], ["a", "b"]

@@ -78,7 +78,7 @@ def test_equal_corpus_and_seed_give_equal_bytes(tmp_path):
 
 
 class Killed(BaseException):
-    """Nothing catches it, as nothing catches a kill."""
+    """A BaseException, which is not caught, like a kill."""
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_killed_run_resumes_to_equal_bytes(tmp_path, monkeypatch):
     names = [name for name in encoded if name != "kill"]
     assert kills >= 4 and len(names) == len(set(names)) == kills + 1
     assert bytes_of(out) == bytes_of(whole)
-    shutil.rmtree(out)  # an output may be lost before it has its name
+    shutil.rmtree(out)  # an output may be lost before it gets its name
     out.mkdir()
     monkeypatch.setattr(pieces, "encode_piece", None)
     monkeypatch.setattr(encode, "train_tokenizer", None)
@@ -202,7 +202,7 @@ def test_validation_text_never_trains_the_tokenizer(tmp_path):
     docs = documents({"prose": 40})
     marked = [Document(d.id, f"{d.id} " + "zyxzyx " * 50, d.source) for d in docs]
     write_documents(tmp_path / "store", marked)
-    chosen = survey(tmp_path / "store", seed=3).draws < 0.1  # whatever the texts of the others are
+    chosen = survey(tmp_path / "store", seed=3).draws < 0.1  # independently of the other texts
     texts = [one if held else d for one, d, held in zip(marked, docs, chosen, strict=True)]
     _, out = run(tmp_path, texts, {"prose": 1.0})
     assert chosen.any()
@@ -249,13 +249,13 @@ def test_tokenizer_text_limit_keeps_encoding_complete(tmp_path):
 
 @pytest.mark.parametrize("limit", [1000, 3000, 10_000])
 def test_tokenizer_reads_exactly_the_limit(tmp_path, monkeypatch, limit):
-    """A few large documents, any of which may be drawn first; the last is cut between characters of two bytes."""
+    """Any of a few large documents may be drawn first. The last one is cut between two-byte characters."""
     read = []
 
     def watched(texts, *rest):
         texts = list(texts)
         read.append(texts)
-        return train_tokenizer(["short"], *rest)  # a word of a thousand characters takes seconds to learn
+        return train_tokenizer(["short"], *rest)  # learning a word of a thousand characters takes seconds
 
     monkeypatch.setattr(encode, "train_tokenizer", watched)
     docs = [Document(str(n), f"{n} a" + "é" * 1000, "s") for n in range(10)]
@@ -362,7 +362,7 @@ def test_lineage_names_originals_of_cut_documents(tmp_path):
 
 
 def test_pieces_with_other_columns_are_not_used(tmp_path):
-    """An older version's say nothing of what was cut out of another; every such piece would be taken for a whole."""
+    """Pieces of an older version lack the column that names the original of a cut document."""
     store = curated(tmp_path / "curated", documents({"web": 3}, words=60), {"web": 1.0}) / "documents"
     begin = lambda: encode._begin(tmp_path / "work", CONFIG, store, None, seed=3)  # noqa: E731
     (begin() / "piece").touch()

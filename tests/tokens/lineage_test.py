@@ -26,7 +26,7 @@ def test_table_names_documents_of_its_shard(tmp_path, shard):
 
 
 def long_shard(folder, documents, monkeypatch, *, numbered=False):
-    """A shard of documents of one token, and its table in groups of 100 documents; numbered: a pair without a table."""
+    """Create a shard of single-token documents, with a table in groups of 100 documents, or a pair without a table."""
     monkeypatch.setattr(tables, "_GROUP_DOCUMENTS", 100)
     writer = ShardWriter(folder / "long", dtype="int32")
     writer.append(np.arange(documents), np.ones(documents, np.int64))
@@ -58,7 +58,7 @@ def test_names_agree_for_index_slice_and_iteration(tmp_path, monkeypatch, number
 
 
 def test_memory_of_lookups_is_bounded(tmp_path, monkeypatch):
-    """The names may be asked for in any order, one after the other, or by a search."""
+    """Names are looked up in any order, sequentially, or by a search."""
     monkeypatch.setattr(tables, "MAX_CACHED_GROUPS", 2)
     most = []
     for documents in (1000, 4000):
@@ -79,7 +79,7 @@ def test_memory_of_lookups_is_bounded(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("documents", [0, 100])
 def test_search_skips_empty_group(tmp_path, monkeypatch, documents):
-    """The writer ends a table whose groups are full, and that of an empty shard, with such a group."""
+    """The writer ends a table with an empty group if all groups are full, or if the shard is empty."""
     shard = long_shard(tmp_path, documents, monkeypatch)
     assert find_documents(tmp_path / "long.parquet", shard, "web", "absent") == []
     assert len(list(Lineage(tmp_path / "long.parquet", shard))) == documents
@@ -140,7 +140,7 @@ def test_pieces_are_distinguished_from_similar_ids(tmp_path, asked, found, older
     lineage = LineageWriter(table)
     lineage.append(list(IDS), list(IDS.values()), lengths)
     lineage.close()
-    if older:  # which did not say what is a piece: an id that ends as a piece's is taken for one's
+    if older:  # in older tables, an id that ends like a piece's is taken for a piece
         pq.write_table(pq.read_table(table).drop_columns(["of"]), table)
         found = ["C", "C#0", "C#1"] if asked == "C" else found
     places = find_documents(table, TokenShard.open(tmp_path / "s"), "web", asked)

@@ -1,4 +1,4 @@
-"""Tokenizers from elsewhere: what ends and begins their documents is found, given, or asked for; never guessed."""
+"""Special tokens of third-party tokenizers are found, configured or asked for, but never guessed."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_uncertain_end_must_be_named(tmp_path: Path, files, told) -> None:
 def test_opening_follows_the_post_processor(
     tmp_path: Path, words: str, opening: list[int], said: bool
 ) -> None:
-    """As of transformers 5; a config that was written here says it of documents that were made otherwise."""
+    """This is the behaviour of transformers 5. A config written here also describes documents made differently."""
     given = OLD | {"add_bos_token": said}
     theirs = folder_of(
         tmp_path / "theirs", words, tokenizer_config=given | {"tokenizer_class": "LlamaTokenizer"}
@@ -146,7 +146,7 @@ def test_trained_tokenizer_uses_configured_end(tmp_path: Path) -> None:
     manifest, out = run(tmp_path, documents({"prose": 30}), {"prose": 1.0}, config)
     kept = load_tokenizer(out / "tokenizer.json")
     assert kept.marks == Marks("</s>") and kept.decode([manifest["end_of_text"]]) == "</s>"
-    assert given_tokenizer(str(out)).identity == kept.identity  # its folder may be given to another run
+    assert given_tokenizer(str(out)).identity == kept.identity  # its folder may be used for another run
 
 
 def test_adopted_documents_may_lack_the_opening(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_each_looks_up_several_permutations():
 
 
 def test_permutations_are_stable_across_versions():
-    """A training that an older version began goes on with the samples that it would have read."""
+    """A training of an older version continues with the same samples."""
     assert Permutation(10, 7, "samples", "prose", 0)[np.arange(10)].tolist() == SMALL
     assert Permutation(10**12, 7, "samples", "prose", 3)[np.arange(4)].tolist() == LARGE
 
@@ -54,10 +54,10 @@ def test_huge_permutations_are_created_instantly():
 
 
 def test_positions_are_uniform_and_neighbours_separated():
-    # Over 4000 keys, each of 10 things stands first about 400 times: chi-square with 9 degrees of freedom.
+    # Over 4000 keys, each of 10 values comes first about 400 times: chi-square with 9 degrees of freedom.
     firsts = [int(Permutation(10, key, "order")[np.asarray(0)]) for key in range(4000)]
     counts = np.bincount(firsts, minlength=10)
-    assert ((counts - 400) ** 2 / 400).sum() < 27.9  # 0.1 % of the time above
+    assert ((counts - 400) ** 2 / 400).sum() < 27.9  # exceeded with probability 0.1 %
     order = Permutation(10000, 7, "order")[np.arange(10000)]
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
 

@@ -1,4 +1,4 @@
-"""Laws of recipes: the paper's table adds up, and what a blend contains is known at any place."""
+"""Recipes: the paper's table adds up, and the contents of a blend are known at any place."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_computed_epochs_equal_the_papers():
     recipe = load_recipe("mt-nlg")
     contents = contents_after(int(recipe.tokens_trained), recipe, sequence=SEQUENCE)
     for source, one in contents.items():
-        # printed with one decimal, from weights printed with one decimal
+        # one decimal is printed, computed from weights with one decimal
         assert one.epochs == pytest.approx(recipe.sources[source].epochs, abs=0.12), source
     assert sum(one.tokens for one in contents.values()) == int(recipe.tokens_trained) // SEQUENCE * SEQUENCE
 

@@ -51,7 +51,7 @@ def test_sample_is_the_window_that_where_names(train, directory):
 
 @pytest.mark.parametrize("sequence", [16, 500, 900, 5000])
 def test_batched_lookup_equals_single_lookup(directory, sequence):
-    """The definition, one sample at a time: also where sources have few windows, or one."""
+    """Compare with the definition, one sample at a time, including sources with few windows or one."""
     train = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
     windows = {
         s: max(1, (len(shard.tokens) - 1) // sequence) for s, shard in open_shards(directory, "train").items()
@@ -69,7 +69,7 @@ def test_batched_lookup_equals_single_lookup(directory, sequence):
 
 
 def test_single_window_source_builds_no_permutation(directory, monkeypatch):
-    """Thousands of epochs stand in a block where sources are no longer than a sample."""
+    """A block contains thousands of epochs of a source that is no longer than a sample."""
     made = []
     monkeypatch.setattr(samples, "Permutation", lambda *args: made.append(args) or Permutation(*args))
     train = TokenDataset.open(directory, "train", sequence=100_000, seed=5)
@@ -111,7 +111,7 @@ def test_counts_follow_samples_and_weights(train):
 
 def test_windows_have_all_their_targets(directory):
     lengths = [len(shard.tokens) for shard in open_shards(directory, "train").values()]
-    for sequence in range(1, 60):  # among them, divisors of the lengths
+    for sequence in range(1, 60):  # includes divisors of the lengths
         dataset = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
         assert dataset.num_samples == sum(max(1, (n - 1) // sequence) for n in lengths)
 
@@ -175,7 +175,7 @@ def test_validation_targets_are_predicted_once(validation, directory):
 
 
 def test_prefix_of_validation_represents_every_source(directory):
-    """Few are read, and those of the source that is first by its name would tell of it alone."""
+    """Validation often reads few samples, which must not all come from the alphabetically first source."""
     fine = TokenDataset.open(directory, "validation", sequence=2, seed=5)
     other = TokenDataset.open(directory, "validation", sequence=2, seed=6)
     whole, some = fine.counts_after(fine.num_samples), fine.num_samples // 3

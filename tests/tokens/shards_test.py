@@ -23,12 +23,12 @@ def write(prefix, documents, dtype="uint16"):
 
 
 def columns(documents):
-    """Ids end to end, and the length of each document."""
+    """Return concatenated ids and the length of each document."""
     return np.asarray(sum(documents, []), np.int64), np.asarray([len(d) for d in documents], np.int64)
 
 
 def reference_write(prefix, sequences, dtype, marks):
-    """The published format, one field at a time, sharing nothing with the code under test."""
+    """Write the published format one field at a time, independently of the code under test."""
     item = np.dtype(dtype).itemsize
     letter = {"uint8": "B", "uint16": "H", "int32": "i", "int64": "q"}[dtype]
     with open(f"{prefix}.bin", "wb") as file:
@@ -116,7 +116,7 @@ def test_document_index_is_bounded(tmp_path):
     st.integers(0, 9),
 )
 def test_search_agrees_with_numpy(tmp_path_factory, lengths, marks, first, count):
-    """Documents of several sequences and of none, empty sequences, and parts of a shard."""
+    """Cases: documents of several sequences and of none, empty sequences, and parts of a shard."""
     prefix = tmp_path_factory.mktemp("s") / "s"
     marks = sorted(min(mark, len(lengths)) for mark in marks)
     reference_write(prefix, [[1] * n for n in lengths], "uint16", marks=[0, *marks, len(lengths)])
@@ -150,7 +150,7 @@ def test_memory_of_starts_is_bounded(tmp_path):
 
 
 def test_open_shard_keeps_no_index_or_file(tmp_path):
-    """Every rank opens every source; who asks for documents pays for them."""
+    """Every rank opens every source, so only a reader of documents may use memory for the index."""
     documents = 300_000
     writer = ShardWriter(tmp_path / "s", dtype="uint16")
     writer.append(np.arange(documents) % 7, np.ones(documents, np.int64))
@@ -209,7 +209,7 @@ def patched(at, value):
     return lambda data: data[:at] + value + data[at + len(value) :]
 
 
-LENGTHS = 34  # where the arrays begin: magic 9, version 8, code 1, two counts of 8
+LENGTHS = 34  # start of the arrays: magic 9, version 8, code 1, and two counts of 8 bytes
 DAMAGE = {
     "magic": (patched(0, b"X"), "starts with"),
     "version": (patched(9, struct.pack("<Q", 2)), "version 2"),

@@ -1,4 +1,4 @@
-"""Laws of holding out: no document moves another, no source loses all, and nothing is in both splits."""
+"""Holding out: documents do not affect each other, no source loses all, and no document is in both splits."""
 
 import numpy as np
 import pyarrow as pa
@@ -62,16 +62,19 @@ def test_short_held_out_text_is_extended_by_next_draws(surveyed):
     assert found.draws[chosen].max() < np.sort(found.draws)[chosen.sum()]
 
 
-ALONE = [0, 1, 2, 3]  # each the only document of its source
+ALONE = [0, 1, 2, 3]  # each is the only document of its source
 
 
 @pytest.mark.parametrize(("sources", "sizes", "draws", "chosen"), [
-    ([0] * 4, [110, 110, 150, 2000], [0.01, 0.3, 0.4, 0.5], [0, 1, 2]),  # half of 237 was not drawn: up to all of it
-    ([0] * 4, [110, 110, 150, 1830], [0.01, 0.3, 0.4, 0.5], [0]),  # half of 220 was
+    # less than half of 237 was drawn, so the draws are extended
+    ([0] * 4, [110, 110, 150, 2000], [0.01, 0.3, 0.4, 0.5], [0, 1, 2]),
+    ([0] * 4, [110, 110, 150, 1830], [0.01, 0.3, 0.4, 0.5], [0]),  # half of 220 was drawn
     ([0] * 4, [110, 110, 150, 1830], [0.01, 0.1, 0.4, 0.5], [0]),  # 0.1 is not below 0.1
-    ([0, 0, 1, 1], [10, 10, 900, 900], [0.01, 0.02, 0.3, 0.4], [0, 2]),  # all of a source were drawn: one stays
-    ([0, 1, 1, 1], [50, 10, 900, 900], [0.01, 0.2, 0.3, 0.4], [1, 2]),  # the lowest draw is alone in its source
-    ([0, 0, 1, 2], [10, 10, 900, 900], [0.05, 0.2, 0.03, 0.04], [0]),  # no more can be spared
+    # all of a source were drawn, so one is kept
+    ([0, 0, 1, 1], [10, 10, 900, 900], [0.01, 0.02, 0.3, 0.4], [0, 2]),
+    # the lowest draw is the only document of its source
+    ([0, 1, 1, 1], [50, 10, 900, 900], [0.01, 0.2, 0.3, 0.4], [1, 2]),
+    ([0, 0, 1, 2], [10, 10, 900, 900], [0.05, 0.2, 0.03, 0.04], [0]),  # no further document can be held out
     (ALONE, [10, 30, 20, 30], [0.01, 0.02, 0.03, 0.04], []),
 ])  # fmt: skip
 def test_lowest_draws_are_held_out(sources, sizes, draws, chosen):
@@ -79,7 +82,7 @@ def test_lowest_draws_are_held_out(sources, sizes, draws, chosen):
     found = Survey(names, np.array(sources, np.int32), np.array(sizes), np.array(draws))
     held_out = choose_held_out(found, fraction=0.1)
     assert np.flatnonzero(held_out.whole).tolist() == chosen
-    tail = (-1, 0.0) if chosen else (1, 0.1)  # of the longest, the first of equal ones
+    tail = (-1, 0.0) if chosen else (1, 0.1)  # of the longest document, the first of equals
     assert (held_out.tail_of, held_out.tail_fraction) == tail
 
 

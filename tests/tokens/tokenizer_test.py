@@ -74,8 +74,8 @@ def test_damaged_file_is_rejected_by_name(tmp_path, content):
 @pytest.mark.parametrize(
     ("part", "damage"),
     [
-        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),  # when it is read
-        ("pre_tokenizer", {"type": "FixedLength", "length": 0}),  # when a text is encoded
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),  # fails when it is read
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}),  # fails when a text is encoded
     ],
 )
 def test_file_causing_panic_is_rejected_by_name(tmp_path, part, damage):

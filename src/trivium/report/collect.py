@@ -1,6 +1,6 @@
 """Collect the results of a run into one tree, the content of report.json."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from trivium.errors import DataError
 from trivium.finite import finite
 from trivium.jsonlines import parse_line, read_lines
 from trivium.provenance import STAMP
-from trivium.report.interruptions import interruptions, resumed_from
 from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
 from trivium.report.stations import (
     AskedMoment,
@@ -32,6 +31,7 @@ from trivium.report.stations import (
     Tasks,
     checked,
 )
+from trivium.report.words import layout_text
 from trivium.untrusted import open_regular, parse_json, read_bytes
 
 # Directories of the stages in their order, and the command that fills each.
@@ -303,3 +303,43 @@ def _damaged(path: Path, error: Exception) -> DataError:
     verb = dict(STATIONS).get(path.parent.name)
     remedy = f"run `trivium {verb}` again" if verb else "remove the file and run the stages again"
     return DataError(f"{path} is damaged ({error}); {remedy}")
+
+
+MAX_CAUSE_CHARACTERS = 200  # a cause may be a full traceback
+
+
+def interruptions(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return {step, what} of every event that interrupted the training or changed its layout, in order."""
+    found = []
+    for event in events:
+        text = _text(event)
+        if text is not None:
+            found.append({"step": event.get("step"), "what": text})
+    return found
+
+
+def resumed_from(events: Iterable[Mapping[str, Any]]) -> int:
+    """Return the step after which the last part of the training began. Only this part surely has its layout and
+    hosts."""
+    after = 0
+    for event in events:
+        if event.get("event") == "resumed" and isinstance(event.get("step"), int):
+            after = event["step"]
+    return after
+
+
+def _text(event: Mapping[str, Any]) -> str | None:
+    cause = " ".join(str(event.get("cause", "unknown")).split())[:MAX_CAUSE_CHARACTERS]
+    match event.get("event"):
+        case "rank failed":
+            return f"failed: {cause}"
+        case "resumed":
+            layout = event.get("layout")
+            return f"went on from the checkpoint, {layout_text(layout if isinstance(layout, dict) else {})}"
+        case "preempted":
+            return "asked to end as it started" if event.get("in") == "starting" else "asked to end; saved"
+        case "save failed":
+            return f"a save failed: {cause}"
+        case "spike":
+            return f"refused: {cause}; policy {event.get('policy', 'unknown')}"
+    return None

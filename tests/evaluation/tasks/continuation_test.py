@@ -37,11 +37,11 @@ def test_correct_choice_is_uniformly_placed():
     items = [Item(**i) for i in passages(400)]
     task = continuation_task(items, CONFIG.model_copy(update={"continuation_examples": 400}), seed=1)
     places = [sum(e.answer == k for e in task.examples) for k in range(4)]
-    assert min(places) > 70  # 100 expected, standard deviation 9
+    assert min(places) > 70  # expected 100, standard deviation 9
 
 
 def test_shots_do_not_end_in_choices_of_the_question():
-    """Distractors are endings of passages that are shots of other questions: a solved one would point to itself."""
+    """Distractors are endings of other passages. A shot with such an ending would suggest the distractor."""
     task = continuation_task(ITEMS, CONFIG, seed=1)
     choose = choose_shots(task, shots=len(task.pool) - 4, seed=1)
     for example in task.examples:

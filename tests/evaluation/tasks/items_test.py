@@ -43,7 +43,7 @@ def test_invalid_line_is_named(tmp_path, line):
 
 @pytest.mark.parametrize("name", ["id", "document", "text"])
 def test_lone_surrogate_is_rejected_naming_field(tmp_path, name):
-    """Without a name it ended the choice of questions."""
+    """A surrogate that is not rejected here would fail later without a name."""
     line = json.dumps({"id": "i", "document": "d", "text": "Some text."} | {name: "half \ud800"})
     with pytest.raises(DataError, match=rf"i\.jsonl, line 3, {name}: '\\ud800' is half a character"):
         read_items(write(tmp_path / "i.jsonl", [*passages(2), line]))
@@ -78,7 +78,7 @@ def test_cuts_keep_full_words_within_limit(text, limit):
         assert shown == (kept[: len(shown)][::-1] if kept is not words else kept[: len(shown)])
         assert len(shown) >= 1
         assert len(cut) <= max(limit, len(kept[0]))
-        if len(shown) < len(words):  # one more word would not have fitted
+        if len(shown) < len(words):  # one more word would exceed the limit
             assert len(cut) + 1 + len(kept[len(shown)]) > limit
 
 

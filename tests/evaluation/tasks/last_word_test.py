@@ -32,7 +32,7 @@ def test_chance_is_a_guess_among_passage_words():
     items = [
         Item("a", "d", "the name of the name is no other name"),
         Item("b", "e", "there is no such thing as luck"),
-        Item("c", "f", "1 2 3 4 five"),  # no word to draw
+        Item("c", "f", "1 2 3 4 five"),  # no word to guess
     ]
     assert last_word_task(items, CONFIG, seed=1).chance == pytest.approx((2 / 8 + 0 + 0) / 3)
 

@@ -1,4 +1,4 @@
-"""Published tasks: rows become the prompts, choices and answers that the paper asks."""
+"""Published tasks: rows become the paper's prompts, choices and answers."""
 
 import json
 import os
@@ -143,7 +143,7 @@ def test_group_selects_all_tasks_and_keeps_named_ones():
         ("piqa", {**ROWS["piqa"], "sol2": " "}, "a choice is empty"),
         ("lambada", {"text": "word"}, "no last word"),
         ("winogrande", {**ROWS["winogrande"], "sentence": "no blank"}, "no blank _"),
-        # what would be asked, or counted as right, without a word
+        # Without the checks these would be asked silently, or counted as correct.
         ("boolq", {**ROWS["boolq"], "label": 0.7}, "the answer 0.7 is no whole number"),
         ("boolq", {**ROWS["boolq"], "label": float("inf")}, "the answer inf is no whole number"),
         ("boolq", {**ROWS["boolq"], "passage": None}, "the field 'passage' is null"),
@@ -219,7 +219,7 @@ def test_missing_and_damaged_files_are_named(tmp_path):
 
 
 def test_all_shards_are_read_in_order(tmp_path):
-    """Of which there may be more than ten, and other files beside them."""
+    """There may be more than ten shards, and other files next to them."""
     (tmp_path / "boolq").mkdir()
     rows = [{**ROWS["boolq"], "passage": f"Row {n}."} for n in range(24)]
     for name, several in (("validation", 12), ("train", 3)):
@@ -235,7 +235,7 @@ def test_all_shards_are_read_in_order(tmp_path):
     (tmp_path / "boolq" / "validation-00007-of-00012.jsonl").unlink()
     with pytest.raises(DataError, match=r"one of 12 shards, and 11 are there \(number 7 is missing\)"):
         local_rows(definition("boolq"), tmp_path)
-    for path in (tmp_path / "boolq").glob("validation-*"):  # counted from 1, in as few digits as it takes
+    for path in (tmp_path / "boolq").glob("validation-*"):  # numbered from 1, with the minimum of digits
         path.unlink()
     for shard in (2, 10, 1, *range(3, 10)):
         (tmp_path / "boolq" / f"validation_{shard}_of_10.jsonl").write_text(json.dumps(rows[shard]) + "\n")
@@ -265,8 +265,8 @@ PARSES = {"sentence1": "P .", "sentence2": "H .", "heuristic": "constituent", "s
 @pytest.mark.parametrize(
     "row",
     [
-        {**HANS, "label": 1},  # as the Hub has them
-        {**PARSES, "gold_label": "non-entailment"},  # as their authors publish them
+        {**HANS, "label": 1},  # format of the Hub
+        {**PARSES, "gold_label": "non-entailment"},  # format of the authors
     ],
 )
 def test_hans_rows_are_read_from_every_publisher(row):
@@ -324,7 +324,7 @@ def test_anli_hypothesis_ends_with_one_punctuation_mark(name, hypothesis, asked)
 
 @pytest.mark.parametrize("wording", ["paper", "harness"])
 def test_hellaswag_rows_agree_as_published_and_prepared(wording):
-    """Where a mark of wikiHow was, the harness leaves a blank, and counts it; the paper's wording does not."""
+    """The harness leaves a space in place of a wikiHow tag and scores it; the paper's wording removes it."""
     published = {**ROWS["hellaswag"], "endings": ["[step] Go. [title] On.", "b  b", "[substeps] c.", "d."]}
     prepared = {"query": "Roof: A man sits. He", "choices": [" Go.. On.", "b b", " c.", "d."], "gold": 2}
     config = ONE.model_copy(update={"wording": wording})

@@ -1,11 +1,12 @@
-"""Figures of the bias section except occupations: one-sided adjectives, sentiment, and effects along training."""
+"""Figures and tables of the bias section; figures of occupations are in figures.py."""
 
 from typing import Any
 
 import plotly.graph_objects as go
 
 from trivium.report.figures import BLUE, ORANGE, ROW, look, plain_label, sized
-from trivium.report.parts import Drawn, Section
+from trivium.report.parts import Drawn, Section, Table
+from trivium.report.words import chance_text, number_text, range_text
 
 Tree = dict[str, Any]
 MAX_WORDS_PER_GROUP = 6
@@ -114,3 +115,47 @@ def _error(values: list[float], bounds: list[Any]) -> Tree:
         "arrayminus": [v - b[0] if b else 0 for v, b in pairs],
         "color": "#808080",
     }
+
+
+WORD_HEADINGS = ("most frequent adjectives (texts)", "most one-sided (log-odds, nats)")
+
+
+def bias_tables(bias: Tree) -> list[Table]:
+    """Return the table of effects, and for each axis the table of its adjectives, omitting empty tables."""
+    tables: list[Table] = []
+    rows = [_effect(row) for row in bias["effects"]] + [_unmeasured(row) for row in bias["not_measured"]]
+    if rows:
+        headings = ("measure", "of", "estimate", "unit", "interval", "Cohen's d", "p, corrected", "n")
+        tables.append(Table(headings, rows))
+    for axis, groups in bias["adjectives"].items():
+        words = [
+            (group, _words(g["frequent"], "count"), _sided(g["one_sided"])) for group, g in groups.items()
+        ]
+        tables.append(Table((axis, *WORD_HEADINGS), words))
+    return tables
+
+
+def _effect(row: Tree) -> tuple[str, ...]:
+    size = row["effect_size"]
+    return (
+        *(row["measure"], row["of"], number_text(row["estimate"]), row["unit"]),
+        range_text(row["interval"], number_text) if row["interval"] else "–",
+        "–" if size is None else number_text(size),
+        *(chance_text(row["p_holm"]), number_text(row["n"])),
+    )
+
+
+def _unmeasured(row: Tree) -> tuple[str, ...]:
+    """List an effect that could not be measured, because a group has no counted words, so that it does not seem
+    forgotten."""
+    return (row["measure"], row["of"], "not measured", *("–",) * 4, number_text(row["n"]))
+
+
+def _words(rows: list[Tree], key: str) -> str:
+    return ", ".join(f"{row['word']} ({row[key]})" for row in rows) or "none"
+
+
+def _sided(rows: list[Tree]) -> str:
+    """Mark words that are significant after correction with a star."""
+    told = [f"{r['word']} ({r['log_odds']:+.2f}{'*' if r['p_holm'] < 0.05 else ''})" for r in rows]
+    return ", ".join(told) or "none"

@@ -2,7 +2,7 @@ import pytest
 
 from report.fake_run import stations, write_run
 from trivium.errors import DataError
-from trivium.report.bias_tables import bias_tables
+from trivium.report.bias import bias_tables
 from trivium.report.collect import collect
 
 
