@@ -17,7 +17,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
-from trivium.tokens.lineage import read_lineage
+from trivium.tokens.lineage import Lineage
 from trivium.tokens.manifest import open_shards
 from trivium.tokens.shards import ShardWriter, TokenShard
 
@@ -75,7 +75,7 @@ def same_ids(ours: Path, reference: Path) -> bool:
     found = 0
     for split in ("train", "validation"):
         for source, shard in open_shards(ours, split).items():
-            for place, name in enumerate(read_lineage(ours / f"documents-{split}-{source}.parquet", shard)):
+            for place, name in enumerate(Lineage(ours / f"documents-{split}-{source}.parquet", shard)):
                 if not np.array_equal(shard[place], expected[int(name)]):
                     return False
                 found += 1

@@ -3,6 +3,7 @@
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import UnionType
@@ -71,7 +72,17 @@ class Config(BaseModel):
 
 def preset_names() -> list[str]:
     """Return the names of the included presets."""
-    return shipped_names("presets")
+    return sorted({*shipped_names("presets"), *_family_presets()})
+
+
+@cache
+def _family_presets() -> Mapping[str, tuple[Path, Tree]]:
+    """Return presets of families by name. Each file of families/ may have several, for the sizes of its models."""
+    files = [shipped(f"families/{name}.yaml") for name in shipped_names("families")]
+    trees = {
+        path: mapping_of_yaml(read_text(path), str(path), "presets are a mapping by name") for path in files
+    }
+    return {name: (path, tree) for path, presets in trees.items() for name, tree in presets.items()}
 
 
 def shipped(place: str) -> Path:
@@ -299,18 +310,6 @@ def to_tree(config: Config) -> Tree:
     return config.model_dump(mode="json")
 
 
-def completed(model: type[Config], tree: Mapping[str, Any]) -> Tree:
-    """Return a config of an older version with defaults for the fields added since, or unchanged if it is invalid
-    now.
-
-    Defaults of added fields must mean the behaviour before they were added.
-    """
-    try:
-        return to_tree(build(model, tree))
-    except ConfigError:
-        return dict(tree)
-
-
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return `a.b: 1 -> 2` lines for all differences, such as between a checkpoint's config and a run's."""
     lines: list[str] = []
@@ -345,8 +344,8 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def _files(name: str, folder: Path = Path(), heirs: tuple[Path, ...] = ()) -> list[tuple[Path, Tree]]:
     """Return (path, tree) of a preset's files, the last `base:` first. heirs: the files that inherit from this one."""
-    path, text = _preset_text(name, folder)
-    line = (*heirs, path.resolve())
+    path, tree = _preset(name, folder)
+    line = (*heirs, path.resolve() / name if name in _family_presets() else path.resolve())
     if line[-1] in heirs:
         raise ConfigError(f"preset '{name}' inherits from itself: {' -> '.join(map(str, line))}")
     if len(line) > MAX_PRESET_CHAIN:
@@ -354,8 +353,6 @@ def _files(name: str, folder: Path = Path(), heirs: tuple[Path, ...] = ()) -> li
             f"preset '{name}' is the {len(line)}th of a chain of `base:`; at most {MAX_PRESET_CHAIN} files may follow "
             "one another: join some of them"
         )
-    read = mapping_of_json if path.suffix == ".json" else mapping_of_yaml
-    tree = read(text, shown(str(path)), "a config is a mapping of sections", may_be_empty=True)
     base = tree.pop("base", None)
     if base is None:
         return [(path, tree)]
@@ -370,9 +367,19 @@ def _files(name: str, folder: Path = Path(), heirs: tuple[Path, ...] = ()) -> li
     return [*under, (path, tree)]
 
 
+def _preset(name: str, folder: Path) -> tuple[Path, Tree]:
+    """Return the path and tree of a preset."""
+    if name in _family_presets():
+        path, tree = _family_presets()[name]
+        return path, dict(tree)
+    path, text = _preset_text(name, folder)
+    read = mapping_of_json if path.suffix == ".json" else mapping_of_yaml
+    return path, read(text, shown(str(path)), "a config is a mapping of sections", may_be_empty=True)
+
+
 def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
     """Return a preset's path and text. A path is relative to `folder` if it exists there."""
-    if name in preset_names():
+    if name in shipped_names("presets"):
         path = shipped(f"presets/{name}.yaml")
         return path, read_text(path)
     beside = folder / name

@@ -1,7 +1,6 @@
 """Which changes of a configuration a training goes on under, and which make it another training."""
 
 import json
-from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -71,20 +70,6 @@ def test_a_training_goes_on_to_more_steps_where_its_rate_does_not_follow_them(
 ) -> None:
     few, more = (train.lasting(begun(*decay, f"training.steps={n}")) for n in (200, 300))
     assert (few == more) is goes_on
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["training.beta2", "training.decay", "training.evaluation", "plan.model.dropout", "plan.precision"],
-)
-def test_a_training_that_an_older_version_began_goes_on_under_a_field_that_came_since(
-    path: str, begun
-) -> None:
-    older = begun()
-    *sections, field = path.split(".")
-    del reduce(dict.__getitem__, sections, older["config"])[field]
-    assert train.lasting(older) == train.lasting(begun())
-    assert train.lasting(older) != train.lasting(begun("training.beta2=0.5", "plan.precision.weights=bf16"))
 
 
 def test_a_training_to_be_compiled_asks_for_a_compiler_before_it_starts(

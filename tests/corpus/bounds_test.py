@@ -1,4 +1,4 @@
-"""No document, however it is made, takes a station more than about n log n time; what cannot be bounded is dropped.
+"""No document takes a step more than about n log n time; what cannot be bounded is dropped.
 
 Times are processor seconds of this thread, the least of several repeats, and compared between sizes: an exponent of
 1.5 lies halfway between linear and quadratic.
@@ -233,20 +233,20 @@ STATIONS = {
 }
 
 
-def station(name, folder):
+def step_of(name, folder):
     make, *settings = STATIONS[name]
     return make(*settings, folder) if make in (filter_of, reading, reading_in) else make(*settings)
 
 
 @pytest.mark.parametrize("name", STATIONS)
-def test_no_station_takes_quadratic_time_for_any_kind_of_text(name, tmp_path):
-    assert not offenders(station(name, tmp_path), 3000, 8)
+def test_no_step_takes_quadratic_time_for_any_kind_of_text(name, tmp_path):
+    assert not offenders(step_of(name, tmp_path), 3000, 8)
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", STATIONS)
-def test_no_station_takes_quadratic_time_for_large_documents(name, tmp_path):
-    assert not offenders(station(name, tmp_path), 64_000, 8)
+def test_no_step_takes_quadratic_time_for_large_documents(name, tmp_path):
+    assert not offenders(step_of(name, tmp_path), 64_000, 8)
 
 
 # Matched at one given place of a text, and never searched for from each of its characters.

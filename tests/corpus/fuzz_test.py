@@ -1,4 +1,4 @@
-"""Ten thousand documents of no sense, through every station that looks at one document at a time: no crash."""
+"""Ten thousand nonsensical documents pass every step that judges single documents, without a crash."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Laws of stations run alone: they balance, go on where they were killed, and together do what curation does."""
+"""Single steps as verbs: they balance, continue after a kill, and together do what a curation does."""
 
 import gzip
 import json

@@ -2,7 +2,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product as product_of
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -16,11 +16,11 @@ from trivium.cost.case import ATTENTION, LAYER, MODES, NONE, case_of
 from trivium.cost.stages import layers_by_stage
 from trivium.kernels import gelu, product
 from trivium.kernels.cpu import block_attention, narrow_attention
+from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 
 WIDE = {"model": {"layers": 3}, "layout": {"pipeline": 1, "data": 1}, "batch": {"sequences": 2, "micro": 2}}
-QK_NORMS = ("none", "each_head", "all_heads")
 SAMPLED = 25  # layouts of the sweep
 MIXED = [
     {"mode": "layer", "every": 2},
@@ -91,23 +91,31 @@ def in_pairs(*factors: Sequence[Any]) -> list[Any]:
 
 
 def random_plans(number: int) -> list[Plan]:
-    """Random legal plans of three stages: the embedding, one layer, the head."""
+    """Random legal plans of three stages: the embedding, one layer of any parts, the head."""
     draw, found = random.Random(1), []
     while len(found) < number:
         tensor, context, queries = draw.choice((1, 2, 3)), draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 3))
-        groups = tensor * draw.choice((1, 2, context))
-        apart, family = draw.choice((True, False)), draw.choice(("gpt", "llama", "llama"))
-        norms = {"qk_norm": draw.choice(QK_NORMS), "norm_position": draw.choice(("before", "after"))}
+        groups, apart = tensor * draw.choice((1, 2, context)), draw.choice((True, False))
+        names = (
+            "feed_forward",
+            "norm",
+            "norm_position",
+            "wiring",
+            "activation",
+            "positions",
+            "qk_norm",
+            "bias",
+        )
+        fields = {name: get_args(ModelShape.model_fields[name].annotation) for name in names}
         plan = Plan.model_validate({
             "model": {
-                **{"gpt": {}, "llama": ROTARY}[family],
+                **{name: draw.choice(choices) for name, choices in fields.items()},
+                "rope_columns": draw.choice((None, None, 4)),
                 "layers": 1,
                 "hidden": groups * queries * draw.choice((4, 6, 10)),
                 "heads": groups * queries,
                 "kv_heads": groups if queries > 1 else None,
                 "head_width": draw.choice((None, 8)),
-                **({"bias": draw.choice(("qkv", "none"))} if family == "llama" else {}),
-                **(norms if family == "llama" else {}),
                 "ffn": tensor * draw.randint(5, 60),
                 "vocabulary": draw.randint(5, 90),
                 "vocabulary_multiple": draw.choice((1, 3, 4)),

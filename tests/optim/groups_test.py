@@ -12,16 +12,20 @@ from plans import small
 from ranks import on_ranks
 from training_steps import losses
 from trivium.certify.layouts import ROTARY
+from trivium.certify.reduce import reduced
 from trivium.certify.reference import random_rows
 from trivium.certify.sweep import certify
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
+from trivium.cost.hardware import this_machine
 from trivium.cost.memory import memory_of_rank, predicted_memory, worst_rank
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import parameters
 from trivium.plan.plan import Plan
+from trivium.planner.grid import Subject
+from trivium.planner.search import search
 from trivium.training.state import restore, save_state
 from trivium.training.trainer import Samples, Trainer
 
@@ -148,3 +152,23 @@ def test_groups_that_contradict_the_model_are_refused(groups: list[dict], told: 
     plan = small().model_copy(update={"optimizer": Optimizer(groups=groups)})
     (problem,) = plan.check()
     assert re.search(told, problem), problem
+
+
+def test_groups_of_layers_that_a_reduced_model_lacks_are_left_out() -> None:
+    groups = {
+        "groups": [{"match": "layers.[01].*", "trainable": False}, {"match": "layers.3.*", "lr_scale": 2.0}]
+    }
+    plan = small(model={"layers": 8}, optimizer=groups)
+    few = reduced(plan)
+    assert few.model.layers < 4 and few.check() == []
+    assert few.optimizer.groups == plan.optimizer.groups[:1]
+
+
+def test_a_search_prices_and_keeps_the_groups_of_a_plan() -> None:
+    half = {
+        "groups": [{"match": "layers.[01].*", "trainable": False}, {"match": "layers.*", "weight_decay": 0.2}]
+    }
+    plan, machine = small(optimizer=half), this_machine(2, 8 << 30)
+    found, without = (search(Subject.of(p), machine, 2) for p in (plan, small()))
+    assert found.ranking.winners(1)[0].plan.optimizer == plan.optimizer
+    assert (found.ranking.priced.memory_bytes < without.ranking.priced.memory_bytes).all()

@@ -123,10 +123,7 @@ def test_other_bytes_in_any_shard_of_one_hosts_copy_are_refused(
 
 def test_folders_of_their_own_are_refused_with_the_hosts(tokens: Path, tmp_path: Path) -> None:
     jobs = [job(tokens, tmp_path / name / "run", plan({"data": 2}), steps=2) for name in "ab"]
-    says = (
-        "is not one folder on all hosts",
-        "node-b (rank 1): a file that the first host wrote there is not",
-    )
+    says = ("is not one folder on all hosts", "node-b (rank 1): what rank 0 wrote there is not seen here")
     refused_on_both(tmp_path, jobs, MachineError, *says)
     assert [list((tmp_path / name / "run").iterdir()) for name in "ab"] == [[], []], "nothing is left there"
 

@@ -7,13 +7,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trivium.certify.reduce import EPSILON_AFTER, SMALLEST_SEQUENCE
 from trivium.config import Tree, merge
+from trivium.plan.layers.form import LayerForm
 from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
@@ -24,6 +25,13 @@ AFTER: Tree = {"norm_position": "after", "norm_epsilon": EPSILON_AFTER}
 # Rotary positions slowed so that both pairs of columns are in part, and sequences go beyond the original positions.
 _IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
 LLAMA3, YARN = ({"kind": kind, **_IN_PART} for kind in ("llama3", "yarn"))
+
+
+def _every(field: str) -> tuple[Tree, ...]:
+    """A choice of each name that a setting of layers may have."""
+    return tuple({"model": {field: name}} for name in get_args(LayerForm.model_fields[field].annotation))
+
+
 # What may be chosen besides degrees and schedule. Combinations that the plan refuses are left out.
 CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "zero": ({"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}),
@@ -50,6 +58,8 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {**ROTARY, "rope_scaling": YARN}, "queries": 2},
         {"model": {"norm": "rms_norm", "positions": "rotary", "rope_columns": 2}, "queries": 2},
     ),
+    "activation": _every("activation"),
+    "wiring": _every("wiring"),
     "head width": ({}, {"model": {"head_width": HEAD_WIDTH + 2}}),
     "head": ({"model": {"head": "tied"}}, {"model": {"head": "untied"}}),
     "vocabulary": (

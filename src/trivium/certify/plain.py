@@ -93,5 +93,3 @@ def dropping(
 def keep_all(x: Tensor, site: str) -> Tensor:
     """No dropout."""
     return x
-
-

@@ -30,9 +30,8 @@ from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
 from trivium.cli.this_host import AnyMachine, host_lines
 from trivium.cli.tokenize import check_vocabulary, never_read_lines
-from trivium.config import Tree, as_value, completed, leaves, to_tree, written
+from trivium.config import Tree, as_value, leaves, to_tree, written
 from trivium.errors import CheckpointError, ConfigError, DataError
-from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.training.same_work import recipe_of
 from trivium.units import counted, format_bytes, format_count
@@ -202,7 +201,7 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
 def lasting(what: Mapping[str, Any]) -> Tree:
     """Of what a training was begun with, all that makes it this one: it is never continued under anything else."""
     config = what["config"]
-    plan = {k: v for k, v in completed(Plan, config["plan"]).items() if k not in CHANGEABLE_PLAN}
+    plan = {k: v for k, v in config["plan"].items() if k not in CHANGEABLE_PLAN}
     plan["batch"] = {k: v for k, v in plan["batch"].items() if k != "micro"}
     training = recipe_of(config["training"])
     return {"seed": config["seed"], "plan": plan, "training": training, "tokens": what["inputs"]["tokens"]}

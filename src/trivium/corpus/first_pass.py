@@ -31,8 +31,8 @@ from trivium.corpus.parts import ADDRESS, BANDS, HELDOUT, KEY, PARTS, TABLE, Cur
 from trivium.corpus.read.read import read_any
 from trivium.corpus.select.decontaminate import Keys
 from trivium.corpus.select.evaluation_texts import EVALUATION_ITEMS, evaluation_texts
-from trivium.corpus.steps import PART_REJECTS, Judged, Steps, as_read
-from trivium.corpus.store import MANIFEST, PACKING, PASSING_PACKING, documents_table, read_documents
+from trivium.corpus.steps import PART_REJECTS, Judged, Reject, Steps, as_read
+from trivium.corpus.store import MANIFEST, PASSING_PACKING, documents_table, read_documents
 from trivium.corpus.work import (
     COUNTS,
     NewPart,
@@ -50,6 +50,7 @@ from trivium.corpus.work import (
 from trivium.provenance import write_json
 
 TEXTS = "texts.parquet"  # of a part of kept texts
+_TEXTS_COLUMNS = ["id", "text", "source", "metadata", "step", "reason"]
 Records = list[Document | Damage | PassedOver]
 
 
@@ -75,7 +76,7 @@ def filter_file(work: str, item: str) -> Result:
 
     def read() -> Iterator[Document | Damage | PassedOver]:
         path = job.files[number]
-        yield from read_any(path, source=name_of(path).split(".")[0], limits=job.limits)
+        return read_any(path, source=name_of(path).split(".")[0], limits=job.limits)
 
     if job.kept is None:
         write_parts(stream_folder(job.path(PARTS), number), read, partial(_filter, job))
@@ -162,33 +163,28 @@ def _features(
 
 def _keep_texts(job: CurationJob, part: NewPart, records: Records) -> dict[str, Any]:
     found, timed_out = _extracted(job, records)
-    lines = [item if isinstance(item, bytes) else None for item in found.items]
-    columns: dict[str, list[Any]] = {"line": lines}
-    for name in ("id", "text", "source"):
-        columns[name] = [None if isinstance(item, bytes) else getattr(item, name) for item in found.items]
-    # Unlike a store's, metadata keeps the order of its keys, which the lines of rejects show.
-    columns["metadata"] = [
-        None if isinstance(item, bytes) else json.dumps(item.metadata) for item in found.items
-    ]
-    encoded = {
-        name: pa.array(
-            [one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in column],
-            pa.large_binary(),
-        )
-        for name, column in columns.items()
-    }
-    pq.write_table(pa.table(encoded), part.into / TEXTS, **{**PACKING, "write_statistics": False})
+    rows = [_row_of(item) for item in found.items]
+    columns = zip(*rows, strict=True) if rows else [()] * len(_TEXTS_COLUMNS)
+    arrays = [pa.array(column, pa.large_binary()) for column in columns]
+    pq.write_table(pa.table(arrays, names=_TEXTS_COLUMNS), part.into / TEXTS, compression="zstd")
     return {"tallies": found.tallies, "damage": found.damage, "timed_out": timed_out}
 
 
 def _filter_kept(job: CurationJob, part: Path, into: Path) -> None:
     counts = counts_of(part)
-    rows = pq.read_table(part / TEXTS).to_pylist()
-    items = [row["line"] if row["line"] is not None else _document_of(row) for row in rows]
+    items = [_item_of(row) for row in pq.read_table(part / TEXTS).to_pylist()]
     found = _write_part(job, into, Judged(items, counts["tallies"], counts["damage"]))
     write_json(into / COUNTS, {**found, "raw": counts["raw"], "last": counts["last"]})
 
 
-def _document_of(row: dict[str, bytes]) -> Document:
-    identity, text, source = (row[name].decode("utf-8", "surrogatepass") for name in ("id", "text", "source"))
-    return Document(identity, text, source, json.loads(row["metadata"]))
+def _row_of(item: Document | Reject) -> tuple[bytes | None, ...]:
+    document, step, reason = item if isinstance(item, Reject) else (item, None, None)
+    # Unlike a store's, metadata keeps the order of its keys, which the lines of rejects show.
+    values = (document.id, document.text, document.source, json.dumps(document.metadata), step, reason)
+    return tuple(None if value is None else value.encode("utf-8", "surrogatepass") for value in values)
+
+
+def _item_of(row: dict[str, bytes | None]) -> Document | Reject:
+    texts = {name: (value or b"").decode("utf-8", "surrogatepass") for name, value in row.items()}
+    document = Document(texts["id"], texts["text"], texts["source"], json.loads(texts["metadata"]))
+    return document if row["step"] is None else Reject(document, texts["step"], texts["reason"])

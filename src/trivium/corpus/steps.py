@@ -174,12 +174,12 @@ class Steps:
 
 
 class Judged(NamedTuple):
-    """What became of some records, in their order: documents, and lines of rejects.jsonl.
+    """What became of some records, in their order.
 
     tallies: of reading and of each step so far. damage: the first reason why something could not be read.
     """
 
-    items: list[Document | bytes]
+    items: list[Document | Reject]
     tallies: list[dict[str, Any]]
     damage: list[str]
 
@@ -190,26 +190,26 @@ class Judged(NamedTuple):
 
     @property
     def rejects(self) -> bytes:
-        """The lines of the rejects, compressed."""
-        return packed_lines([item for item in self.items if isinstance(item, bytes)])
+        """The lines of the rejects in rejects.jsonl, compressed."""
+        return packed_lines([reject_line(*item) for item in self.items if isinstance(item, Reject)])
 
     def by(self, steps: Steps) -> "Judged":
         """Let further steps judge the documents."""
-        items = [reject_line(*item) if isinstance(item, Reject) else item for item in steps.run(self.items)]
+        items = list(steps.run(self.items))
         return Judged(items, [*self.tallies, *(tally.as_json() for tally in steps.tallies)], self.damage)
 
 
 def as_read(records: Sequence[Document | Damage | PassedOver], root: Path | str) -> Judged:
     """Count records before any step. What could not be read becomes a reject, with its path relative to `root`."""
     read = Tally("read")
-    items: list[Document | bytes] = []
+    items: list[Document | Reject] = []
     damage: list[str] = []
     for record in records:
         if isinstance(record, Damage):
             where = relative_name(record.path, root)
             damage.append(f"{where}: {record.reason}")
             read.quarantined += record.records
-            items.append(reject_line(Document(where, "", ""), read.step, record.reason))
+            items.append(Reject(Document(where, "", ""), read.step, record.reason))
         elif isinstance(record, PassedOver):
             read.passed_over[record.kind] += 1
         else:

@@ -127,6 +127,8 @@ FAMILY = Family(
             "bias": "all",
             "qk_norm": "none",
             "norm_position": "before",
+            "wiring": "sequential",
+            "activation": "gelu_tanh",
         }
     ),
     sizes=("n_layer", "n_embd", "n_head", "n_positions"),

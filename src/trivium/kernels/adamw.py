@@ -1,8 +1,8 @@
-"""The update of AdamW over slices: by torch's fused kernel, or compiled in one pass.
+"""The update of AdamW: by torch's fused kernel, or compiled in one pass.
 
-In one pass every number is read once and written once. With 16-bit weights and gradients it moves 28 bytes an element
-(masters and moments there and back, the gradient there, the weight back) where torch's fused kernel, which neither
-clips nor narrows, needs 40 with the passes beside it.
+One pass reads and writes every number once. With 16-bit weights and gradients it moves 28 bytes for each element:
+masters and moments are read and written, the gradient is read, the weight is written. torch's fused kernel neither
+clips nor narrows; with the passes for these it moves 40 bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,14 +17,14 @@ from trivium.optim.rules.adamw import AdamW
 Tensor = torch.Tensor
 # Takes states, grads, factor, numbers, decayed: those of `update_` for several slices.
 OnePass = Callable[..., None]
-# Slices that one call updates: what it was compiled for is checked once for all of them, which takes a host longer than
-# launching their kernels.
+# Slices that one call updates. torch.compile checks its assumptions once for each call, and that takes the host longer
+# than launching the kernels.
 TOGETHER = 8
 
 
 class Slice(NamedTuple):
-    """Elements [n] that one group of parameters updates, the first `decayed` of them with weight decay. `master` and
-    `states` are changed in place; gradient: in the dtype of the master weights."""
+    """Elements [n] of one group of parameters. The first `decayed` of them have weight decay. `master` and `states` are
+    changed in place; `gradient` has the dtype of the master weights."""
 
     master: Tensor
     states: Mapping[str, Tensor]
@@ -33,7 +33,7 @@ class Slice(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """What an update multiplies by; step: its number, counted from 1."""
+    """Learning rate and weight decay of an update, and its number, counted from 1."""
 
     lr: float
     weight_decay: float
@@ -41,7 +41,7 @@ class Amount(NamedTuple):
 
 
 def fused(rule: AdamW, slices: Sequence[Slice], amount: Amount, divisor: Tensor | None) -> None:
-    """Update slices by torch's fused kernel. divisor: of gradients in fp32, which the kernel divides on its way."""
+    """Update slices by torch's fused kernel, which divides fp32 gradients by `divisor` if it is given."""
     for decays in (True, False):
         parts = [
             (each, slice(0, each.decayed) if decays else slice(each.decayed, len(each.master)))
@@ -57,7 +57,7 @@ def fused(rule: AdamW, slices: Sequence[Slice], amount: Amount, divisor: Tensor 
             [each.states["moment1"][where] for each, where in parts],
             [each.states["moment2"][where] for each, where in parts],
             [],
-            list(counts.unbind()),  # which it counts up
+            list(counts.unbind()),  # the kernel adds 1 to each
             fused=True,
             grad_scale=divisor,
             amsgrad=False,
@@ -71,7 +71,7 @@ def fused(rule: AdamW, slices: Sequence[Slice], amount: Amount, divisor: Tensor 
 
 
 class State(NamedTuple):
-    """[n] each, changed in place. weights: a copy of the masters in another dtype; None: there is none."""
+    """Tensors [n] that are changed in place. weights: a copy of the masters in another dtype, or None."""
 
     master: Tensor
     moment1: Tensor
@@ -80,11 +80,12 @@ class State(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What an update multiplies by. On the device one tensor of all: a compiled kernel is made for its floats, and
-    these change.
+    """The numbers of an update. They are one tensor on the device, because a compiled kernel treats Python floats as
+    constants.
 
-    decay: lr x weight decay. towards: 1 - beta of each moment. stays: beta of the second. rate: lr over the first
-    moment's correction. root: of the second's, to divide by. epsilon: added to the second's root.
+    decay: learning rate times weight decay. towards1, towards2: 1 - beta1, 1 - beta2. stays2: beta2. rate: learning
+    rate divided by the first moment's correction. root: the inverse root of the second moment's correction. epsilon:
+    added to the second moment's root.
     """
 
     decay: float
@@ -110,10 +111,10 @@ def numbers_of(rule: AdamW, amount: Amount) -> Numbers:
 
 
 def update_(state: State, grad: Tensor, factor: Tensor, numbers: Tensor, decayed: Tensor) -> None:
-    """AdamW (Loshchilov and Hutter, arXiv 1711.05101) with `factor` times the gradient [n], of any dtype.
+    """Apply AdamW (Loshchilov and Hutter, arXiv 1711.05101) with `factor` times the gradient [n] of any dtype.
 
-    factor, decayed: of one element; so many elements from the first on have weight decay. numbers: [7], in the
-    order of `Numbers`.
+    factor, decayed: tensors of one element; the first `decayed` elements have weight decay. numbers: [7], in the order
+    of `Numbers`.
     """
     master, moment1, moment2, weights = state
     decay, towards1, stays2, towards2, rate, root, epsilon = numbers.unbind()
@@ -136,22 +137,22 @@ def update_all_(
     numbers: Tensor,
     decayed: Sequence[Tensor],
 ) -> None:
-    """`update_` of several. states: their masters, first moments, second moments, weights."""
+    """Call `update_` for several slices. states: their masters, first moments, second moments and weights."""
     for *state, grad, until in zip(*states, grads, decayed, strict=True):
         update_(State(*state), grad, factor, numbers, until)
 
 
 def compiled_update() -> OnePass:
-    """`update_` of several slices of any length, compiled once for each number of them: a kernel for each."""
+    """Return `update_all_`, compiled once for each number of slices, which may have any length."""
     compiled, numbers_seen = torch.compile(update_all_, dynamic=True), set[int]()
 
     def update(states: Sequence[State], *others: Any) -> None:
-        # Of tensors alone, which is checked the sooner.
+        # Lists of tensors alone are checked faster than tuples of names.
         columns = [list(column) for column in zip(*states, strict=True)]
         if len(states) in numbers_seen:
             compiled(columns, *others)
             return
-        # Otherwise slices that are as long as each other now would have to be so ever after.
+        # By default, slices of equal length in the first call would have to have equal lengths in all calls.
         with shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]  # as of every config of torch
             compiled(columns, *others)
         numbers_seen.add(len(states))

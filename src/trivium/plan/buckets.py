@@ -47,8 +47,8 @@ class Item(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Elements [start, stop) of a bucket that one group of parameters updates, the first `decayed` of them with weight
-    decay."""
+    """Elements [start, stop) of a bucket, which belong to one group of the optimizer. The first `decayed` of them have
+    weight decay."""
 
     group: int
     start: int
@@ -57,13 +57,13 @@ class Span(NamedTuple):
 
 
 class BucketRow(NamedTuple):
-    """Items by the group of the optimizer that updates them, in each those with weight decay first, in the order in
-    which backward finishes them.
+    """Parameters that share a flat buffer, sorted by the group of the optimizer that updates them. In each group those
+    with weight decay come first, otherwise in the order in which the backward finishes them.
 
-    spans: of each group; the padding belongs to the last. trains: its parameters have gradients. partial_over: groups
-    over which their gradients are summed before the data ranks': tensor ranks (sequence parallelism, norms of heads),
-    pipeline ends (a tied table, a head taken in turns). tied: holds a table whose gradient has two parts, so it is
-    whole only when the step's last backward is."""
+    spans: the elements of each group; the padding belongs to the last. trains: whether they have gradients; frozen
+    parameters have buckets of their own. partial_over: groups over which their gradients are summed before the data
+    ranks: tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in turns).
+    tied: it holds a table whose gradient has two parts, and is complete only after the step's last backward."""
 
     items: tuple[Item, ...]
     spans: tuple[Span, ...]

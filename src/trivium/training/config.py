@@ -58,36 +58,6 @@ class SpikesConfig(Config):
         """How many batches a rewind leaves out; where none may come, those of a step that is not done yet."""
         return self.batches if self.policy == "rewind" else 1
 
-    def problems(self) -> list[str]:
-        """What is set and would change nothing."""
-        idle = (
-            (
-                "batches",
-                self.policy != "rewind",
-                f"policy '{self.policy}' leaves no batch out",
-                "policy=rewind",
-            ),
-            (
-                "limit",
-                self.policy == "stop",
-                "policy 'stop' ends with the first spike",
-                "policy to skip or rewind",
-            ),
-            (
-                "window",
-                self.deviations == 0,
-                "deviations 0 compares with no step before",
-                "deviations above 0",
-            ),
-        )
-        defaults = {name: field.default for name, field in SpikesConfig.model_fields.items()}
-        return [
-            f"training.spikes.{name} is {getattr(self, name)}, and training.spikes.{why}; set "
-            f"training.spikes.{name}={defaults[name]}, or training.spikes.{remedy}"
-            for name, is_idle, why, remedy in idle
-            if is_idle and getattr(self, name) != defaults[name]
-        ]
-
 
 class Examination(Config):
     """Published tasks that the model is asked while it trains; nothing of it changes what is trained."""
@@ -109,7 +79,7 @@ class ProfileConfig(Config):
     memory: bool = False  # with every allocation, as curves
 
     def problems(self, steps: int, ranks: int) -> list[str]:
-        """Steps and ranks that a training of so many does not have."""
+        """Return an error for steps and ranks that a training of `steps` steps on `ranks` ranks does not have."""
         wrong = (
             ("steps", [n for n in self.steps if n > steps], f"training.steps is {steps}, counted from 1"),
             (
@@ -118,13 +88,9 @@ class ProfileConfig(Config):
                 f"there are {ranks} ranks, counted from 0",
             ),
         )
-        untold = [
-            "training.profile.memory is true, and training.profile.steps names no step that has a trace; name some, or "
-            "set training.profile.memory=false"
-        ]
-        return (untold if self.memory and not self.steps else []) + [
-            f"training.profile.{name} has {listed(beyond)}, and {law}; leave them out"
-            for name, beyond, law in wrong
+        return [
+            f"training.profile.{name} has {listed(beyond)}, and {rule}; leave them out"
+            for name, beyond, rule in wrong
             if beyond
         ]
 

@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -24,6 +24,26 @@ from trivium.training.supervision.watchdog import seconds_to_wait
 from trivium.training.terms import terms_of
 from trivium.units import listed
 
+OBSERVERS_PACKAGE = "trivium.training.observers"
+# By file, in the order in which they are called.
+OBSERVERS = {
+    "heartbeat": "Heartbeat",
+    "metrics": "Metrics",  # before those that look into metrics.jsonl
+    "profile": "Profile",
+    "slow_ranks": "SlowRanks",
+    "slow_links": "SlowLinks",
+    "spikes": "Spikes",  # those that follow are not called after a step that is rewound
+    "measured_step": "MeasuredStep",
+    "saves": "Saves",
+    "corruption": "Corruption",
+    "validation": "Validation",
+    "examination": "Examination",
+}
+OWN_SECTIONS = {
+    "profile": "profile",
+    "spikes": "spikes",
+    "examination": "evaluation",
+}  # sections of `training`
 # That a file may take to be seen on another host. Its name is new, so no host remembers that it was absent.
 SEEN_SECONDS = 10.0
 _LOOKING_SECONDS = 0.1
@@ -61,48 +81,42 @@ def _terms(job: TrainingJob) -> Terms:
 def observers_of(job: TrainingJob, mesh: Mesh, post: Post) -> list[Observer]:
     """Return the observers of a training, in the order in which they are called.
 
-    An observer can be removed by deleting its file. Raises ConfigError if the config then sets what it alone reads.
+    Raises ConfigError if the config sets what only a missing observer reads.
     """
-    config = job.training
-    every: list[tuple[str, str, str, Sequence[Any]]] = [
-        # file, class, the field that it alone reads, what it is built with
-        ("heartbeat", "Heartbeat", "", (post,)),
-        ("metrics", "Metrics", "", ()),  # before what looks into metrics.jsonl
-        ("profile", "Profile", "profile", (config.profile, job.out)),
-        ("slow_ranks", "SlowRanks", "", (mesh,)),
-        ("slow_links", "SlowLinks", "", (mesh,)),
-        ("spikes", "Spikes", "spikes", ()),  # those below are not called after a step that is rewound
-        ("measured_step", "MeasuredStep", "", ()),
-        (
-            "saves",
-            "Saves",
-            "",
-            (job.out / CHECKPOINTS, config, mesh, partial(append_event, job.out), post.go_on),
-        ),
-        ("corruption", "Corruption", "", ()),
-        ("validation", "Validation", "", (job, mesh)),
-    ]
-    if job.examiner is not None:
-        every.append(("examination", "Examination", "evaluation", (job.examiner,)))
-    return [observer for each in every for observer in _observer(config, *each)]
-
-
-def _observer(
-    config: TrainingConfig, file: str, name: str, section: str, given: Sequence[Any]
-) -> Iterator[Observer]:
-    module = f"trivium.training.observers.{file}"
-    try:
-        make: Callable[..., Observer] = getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        if section and getattr(config, section) != TrainingConfig.model_fields[section].default:
+    config, classes = job.training, observer_classes()
+    for name, section in OWN_SECTIONS.items():
+        if name not in classes and getattr(config, section) != TrainingConfig.model_fields[section].default:
             raise ConfigError(
-                f"training.{section} is {getattr(config, section)}, and {module}, which alone reads it, is not "
-                f"installed; install it, or leave training.{section} at its default"
-            ) from None
-        return
-    yield make(*given)
+                f"training.{section} is {getattr(config, section)}, and {OBSERVERS_PACKAGE}.{name}, which alone reads "
+                f"it, is not installed; install it, or leave training.{section} at its default"
+            )
+    given: dict[str, Sequence[Any]] = {
+        "heartbeat": (post,),
+        "profile": (config.profile, job.out),
+        "slow_ranks": (mesh,),
+        "slow_links": (mesh,),
+        "saves": (job.out / CHECKPOINTS, config, mesh, partial(append_event, job.out), post.go_on),
+        "validation": (job, mesh),
+        "examination": (job.examiner,),
+    }
+    wanted = [name for name in classes if name != "examination" or job.examiner is not None]
+    return [classes[name](*given.get(name, ())) for name in wanted]
+
+
+def observer_classes() -> dict[str, Callable[..., Observer]]:
+    """Import the observers, and return the class of each by its file. One whose file was deleted is left out.
+
+    A launcher calls this before it forks ranks, so that those of a later restart run the same code.
+    """
+    found: dict[str, Callable[..., Observer]] = {}
+    for name, class_name in OBSERVERS.items():
+        module = f"{OBSERVERS_PACKAGE}.{name}"
+        try:
+            found[name] = getattr(import_module(module), class_name)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+    return found
 
 
 def refuse_separate_folders(out: Path, place: Place, mesh: Mesh, seconds: float = SEEN_SECONDS) -> None:
@@ -111,55 +125,34 @@ def refuse_separate_folders(out: Path, place: Place, mesh: Mesh, seconds: float 
     One rank of each host writes a file. Every rank looks for that of the first rank, and the first rank for all.
     """
     mark = found_by_first(lambda: f".one-folder-{os.getpid()}-{time.time_ns()}", mesh, MachineError)
-    writes = place.local_rank == 0
-    flags = [0.0] * place.world_size
-    flags[mesh.rank] = float(writes)
-    leaders = [rank for rank, flag in enumerate(sums(flags, mesh)) if flag]
-    own, problem = out / f"{mark}-{mesh.rank}", ""
+    flags = [float(place.local_rank == 0 and rank == mesh.rank) for rank in range(place.world_size)]
+    files = {rank: out / f"{mark}-{rank}" for rank, writes in enumerate(sums(flags, mesh)) if writes}
+    own, problem = files.get(mesh.rank), ""
     try:
-        if writes:
-            problem = _written(own)
+        if own is not None:
+            try:
+                own.write_bytes(b"")  # a folder that is absent here must not be made
+            except OSError as error:
+                problem = f"no file can be written there ({error.strerror})"
         sums([0.0], mesh)  # every file has been written
-        if not problem and not _is_seen([out / f"{mark}-0"], seconds):
-            problem = "a file that the first host wrote there is not seen here"
-        if not problem and mesh.rank == 0:
-            problem = _unseen(out, mark, leaders, seconds)
-        _refuse(out, problem, mesh)
+        if not problem:
+            problem = _unseen(files if mesh.rank == 0 else {0: files[0]}, seconds)
+        told = told_by_all(problem and f"{socket.gethostname()} (rank {mesh.rank}): {problem}", mesh)
     finally:
         with suppress(OSError):
-            own.unlink()
+            (out / f"{mark}-{mesh.rank}").unlink()
+    if told:
+        raise MachineError(
+            f"{out} is not one folder on all hosts, and a training needs one that they share for its checkpoints; "
+            f"give an --out on a shared file system, the same on every host\n" + "\n".join(told)
+        )
 
 
-def _written(path: Path) -> str:
-    """Why this host cannot write there; nothing where it did. A folder that is absent here must not be made."""
-    try:
-        path.write_bytes(b"")
-    except OSError as error:
-        return f"no file can be written there ({error.strerror})"
-    return ""
-
-
-def _is_seen(paths: Sequence[Path], seconds: float, clock: Callable[[], float] = time.monotonic) -> bool:
-    deadline = clock() + seconds
-    while not all(path.exists() for path in paths):
-        if clock() > deadline:
-            return False
+def _unseen(files: Mapping[int, Path], seconds: float) -> str:
+    """Wait until all files are there; return which of them are not after so many seconds, or an empty string."""
+    deadline = time.monotonic() + seconds
+    while missing := [rank for rank, path in files.items() if not path.exists()]:
+        if time.monotonic() > deadline:
+            return f"what rank {listed(missing)} wrote there is not seen here"
         time.sleep(_LOOKING_SECONDS)
-    return True
-
-
-def _unseen(out: Path, mark: str, leaders: Sequence[int], seconds: float) -> str:
-    if _is_seen([out / f"{mark}-{rank}" for rank in leaders], seconds):
-        return ""
-    missing = [rank for rank in leaders if not (out / f"{mark}-{rank}").exists()]
-    return f"files that ranks {listed(missing)} wrote there are not seen here"
-
-
-def _refuse(out: Path, problem: str, mesh: Mesh) -> None:
-    told = told_by_all(problem and f"{socket.gethostname()} (rank {mesh.rank}): {problem}", mesh)
-    if not told:
-        return
-    raise MachineError(
-        f"{out} is not one folder on all hosts, and a training needs one that they share for its checkpoints; give an "
-        f"--out on a shared file system, the same on every host\n" + "\n".join(told)
-    )
+    return ""

@@ -69,31 +69,9 @@ def lr_of_step(config: TrainingConfig, plan: Plan, step: int) -> float:
 
 
 def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
-    """Contradictions in what is said of the learning rate, of a plan without any."""
+    """Return an error for each contradiction between the fields of the learning rate."""
     decay, final, warmup = config.decay, config.final_decay_tokens, config.warmup_tokens
     found = []
-    if final and decay != "wsd":
-        found.append(
-            f"training.final_decay_tokens ({final}) is of training.decay=wsd alone, and training.decay is {decay}; set "
-            f"training.decay=wsd or training.final_decay_tokens=0"
-        )
-    shape = TrainingConfig.model_fields["final_decay_shape"].default
-    if config.final_decay_shape != shape and decay != "wsd":
-        found.append(
-            f"training.final_decay_shape ({config.final_decay_shape}) is of training.decay=wsd alone, and "
-            f"training.decay is {decay}; set training.decay=wsd or training.final_decay_shape={shape}"
-        )
-    fraction = TrainingConfig.model_fields["lr_final_fraction"].default
-    if config.lr_final_fraction != fraction and decay == "constant":
-        found.append(
-            f"training.lr_final_fraction ({config.lr_final_fraction:g}) is where a decay ends, and training.decay is "
-            f"constant, which stays at the peak; set training.lr_final_fraction={fraction:g}, or another training.decay"
-        )
-    if config.decay_tokens and decay in ENDLESS:
-        found.append(
-            f"training.decay_tokens ({config.decay_tokens}) is where a decay ends, and training.decay={decay} has no "
-            f"end; set training.decay_tokens=0, or another training.decay"
-        )
     if decay == "inverse_sqrt" and not warmup:
         found.append(
             f"training.warmup_tokens ({warmup}) must be above 0 under training.decay=inverse_sqrt: the rate falls by "
@@ -122,7 +100,7 @@ def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
 
 
 def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
-    """Contradictions of a recipe, in itself and with its plan."""
+    """Return an error for each contradiction in a training config, and between it and its plan."""
     found = rate_problems(config, plan)
     if config.start_with == "state" and not config.start_from:
         found.append(
@@ -135,7 +113,6 @@ def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
             f"training.keep_every ({config.keep_every}) must be a multiple of training.checkpoint_every "
             f"({config.checkpoint_every}): only what is saved can be spared; nearest: {near}"
         )
-    found += config.spikes.problems()
     return [*found, *config.profile.problems(config.steps, plan.layout.world_size)]
 
 

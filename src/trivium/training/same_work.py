@@ -1,29 +1,19 @@
-"""Whether a checkpoint belongs to this work: resuming another's would silently mix the two."""
+"""Checks that a checkpoint belongs to this run: resuming another run's would silently mix the two."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trivium.config import Config, Tree, build, completed, differences, first_lines, to_tree
+from trivium.config import Tree, build, differences, first_lines, to_tree
 from trivium.errors import CheckpointError, ConfigError
-from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.optimizer import Optimizer
 from trivium.plan.plan import Plan
-from trivium.plan.precision import Precision
-from trivium.provenance import LOCK
 from trivium.training.config import TrainingConfig
 from trivium.training.rates import decay_of, ends_with_training, last_tokens_of
 
-# What is compared. How the work is divided may change: layout, schedule, ZeRO stage, size of a micro-batch.
-SECTIONS: Mapping[str, type[Config] | None] = {
-    "plan.model": ModelShape,
-    "plan.batch": Batch,
-    "plan.precision": Precision,
-    "plan.optimizer": Optimizer,
-    "data": None,
-}
-# What of a recipe may change between two parts of one training: how often it is looked at, and what follows a fault.
+# These sections must be equal. The layout, schedule, ZeRO stage and size of a micro-batch may change.
+SECTIONS = ("plan.model", "plan.batch", "plan.precision", "plan.optimizer", "data")
+# Fields of `training` that may change when a training is resumed.
 CHANGEABLE_TRAINING = (
     "checkpoint_every",
     "keep_last",
@@ -49,58 +39,52 @@ STATE_GIVEN = f"{GIVEN}, or with its weights alone (training.start_with=weights)
 
 
 def recipe_of(training: Mapping[str, Any]) -> Tree:
-    """Of the settings of a training, stored maybe by an older version, those that it is never continued without; its
-    steps are one where the learning rate depends on them."""
-    whole = completed(TrainingConfig, training)
-    dropped = CHANGEABLE_TRAINING if ends_with_training(whole) else (*CHANGEABLE_TRAINING, "steps")
-    # Older versions took any final rate where none is ever reached.
-    idle = ("lr_final_fraction",) if whole.get("decay") == "constant" else ()
-    return {k: v for k, v in whole.items() if k not in (*dropped, *idle)}
+    """Return the settings of a training that must not change when it is resumed. Its number of steps is one of them if
+    the learning rate depends on it."""
+    dropped = CHANGEABLE_TRAINING if ends_with_training(training) else (*CHANGEABLE_TRAINING, "steps")
+    return {k: v for k, v in training.items() if k not in dropped}
 
 
 def refuse_other_work(
     directory: Path, about: Mapping[str, Any], now: Mapping[str, Any], *, otherwise: str = OWN
 ) -> None:
-    """CheckpointError with every difference when a checkpoint is of another model, batch, dtype, seed or corpus.
+    """Raise CheckpointError with every difference if a checkpoint is of another model, batch, dtype, seed or corpus.
 
-    about: the checkpoint's manifest. now: `plan`, `seed` and `data` of this run, as a manifest holds them. A section
-    that neither has is not compared; fields that a checkpoint of an older version lacks have their defaults.
-    otherwise: what to do who wants this work and no other.
+    about: the checkpoint's manifest. now: `plan`, `seed` and `data` of this run, as a manifest holds them. otherwise:
+    the remedy for a user who wants this work and no other.
     """
     found = differences({"seed": about.get("seed")}, {"seed": now.get("seed")})
-    for path, kind in SECTIONS.items():
-        there, here = _section(about, path, kind), _section(now, path, kind)
-        if "blend" not in there:  # older versions did not say which it was
-            here.pop("blend", None)
-        found += differences(there, here, f"{path}.")
+    for path in SECTIONS:
+        found += differences(_section(about, path), _section(now, path), f"{path}.")
     if found:
         raise CheckpointError(
-            f"{directory} was written by other work (there -> here):\n{first_lines(found)}\n"
+            f"{directory} belongs to a different run; settings that differ (checkpoint -> this run):\n"
+            f"{first_lines(found)}\n"
             f"use the same config, tokenizer and tokens, or {otherwise}"
         )
 
 
 def refuse_other_recipe(directory: Path, about: Mapping[str, Any], training: TrainingConfig) -> None:
-    """CheckpointError with every difference when a run's own checkpoint was made under another recipe; one that
-    `save_state` wrote, outside a run, tells of none. about: as in `refuse_other_work`.
+    """Raise CheckpointError with every difference if a run's own checkpoint was made under other settings. One that
+    `save_state` wrote outside of a run has none. about: as in `refuse_other_work`.
     """
     there = about.get("training")
     found = differences(recipe_of(there), recipe_of(to_tree(training)), "training.") if there else []
     if found:
         raise CheckpointError(
-            f"{directory} was made under another recipe (there -> here), and a training keeps its own:\n"
+            f"{directory} was made under other training settings, which must not change (checkpoint -> this run):\n"
             f"{first_lines(found)}\n"
-            f"use the same one, or begin a run of its own, in another --out, with training.start_from={directory} and "
+            f"use the same ones, or begin another run, in another --out, with training.start_from={directory} and "
             f"training.start_with=state"
         )
 
 
 def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """CheckpointError when a new run cannot begin with a checkpoint's weights: another model, or another tokenizer
-    where the checkpoint names one. about, now: as in `refuse_other_work`.
+    """Raise CheckpointError if a new run cannot begin with a checkpoint's weights: it has another model, or another
+    tokenizer if the checkpoint names one. about, now: as in `refuse_other_work`.
     """
     try:
-        model = build(ModelShape, _section(about, "plan.model", None)).of_weights()
+        model = build(ModelShape, _section(about, "plan.model")).of_weights()
     except ConfigError as error:
         raise CheckpointError(f"{directory}: its plan has no model: {error}; {GIVEN}") from None
     there: Tree = {"plan": {"model": model}, "data": {}}
@@ -114,7 +98,7 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
 
 
 def refuse_other_state(directory: Path, there: Plan, here: Plan) -> None:
-    """CheckpointError when weights, masters and moments of a checkpoint's plan are not those of another plan."""
+    """Raise CheckpointError if the state of a checkpoint's plan does not fit another plan."""
     was, now = (
         {
             "model": plan.model.of_weights(),
@@ -133,7 +117,7 @@ def refuse_other_state(directory: Path, there: Plan, here: Plan) -> None:
 
 
 def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> None:
-    """ConfigError when a checkpoint has done more steps than the whole training is to do."""
+    """Raise ConfigError if a checkpoint has done more steps than the training is to do."""
     if done > training.steps:
         raise ConfigError(
             f"training.steps ({training.steps}) is below the {done} steps that {directory} has done; raise it, or "
@@ -142,7 +126,7 @@ def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> 
 
 
 def refuse_no_steps_left(directory: Path, done: int, training: TrainingConfig) -> None:
-    """ConfigError when a training that takes a checkpoint's state would have no step to do."""
+    """Raise ConfigError if a training that starts from a checkpoint's state would have no step to do."""
     if done >= training.steps:
         raise ConfigError(
             f"training.steps ({training.steps}) are the steps of the whole training, and {directory} has done {done}: "
@@ -151,7 +135,7 @@ def refuse_no_steps_left(directory: Path, done: int, training: TrainingConfig) -
 
 
 def refuse_weights_alone(directory: Path, about: Mapping[str, Any]) -> None:
-    """CheckpointError when a checkpoint has no moments, so that no training can go on with its state."""
+    """Raise CheckpointError if a checkpoint has no optimizer state, so that no training can continue from it."""
     if all(name.startswith(("weights/", "master/")) for name in about["tensors"]):
         raise CheckpointError(
             f"{directory} holds weights alone, and training.start_with=state takes moments too; set "
@@ -167,7 +151,7 @@ def refuse_cut_decay(directory: Path, about: Mapping[str, Any], training: Traini
     if "tokens_seen" not in about:
         raise CheckpointError(f"{directory}: its manifest has no `tokens_seen`; {GIVEN}")
     seen, (begin, end) = int(about["tokens_seen"]), decay_of(training, last_tokens_of(training, plan))
-    there = completed(TrainingConfig, about.get("training") or {})
+    there = about.get("training") or {}
     asked = ("decay", "decay_tokens", "final_decay_tokens", "steps")
     was = training.model_copy(update={name: there.get(name) for name in asked})
     same = was.decay == "wsd" and decay_of(was, last_tokens_of(was, plan)) == (begin, end)
@@ -180,10 +164,7 @@ def refuse_cut_decay(directory: Path, about: Mapping[str, Any], training: Traini
         )
 
 
-def _section(tree: Mapping[str, Any], path: str, kind: type[Config] | None) -> dict[str, Any]:
+def _section(tree: Mapping[str, Any], path: str) -> dict[str, Any]:
     for key in path.split("."):
         tree = tree.get(key) or {}
-    whole = completed(kind, tree) if kind and tree else tree
-    if whole.get("files"):  # of the tokens, among which older versions counted the lock of the writing
-        whole = {**whole, "files": {k: v for k, v in whole["files"].items() if k != LOCK}}
-    return {k: v for k, v in whole.items() if k != "micro"}
+    return {k: v for k, v in tree.items() if k != "micro"}

@@ -17,13 +17,13 @@ SIGMA = 1.4826
 
 
 class SpikeWatch:
-    """Judges each step by the finite totals of the steps done before it.
+    """Compares each step with the finite totals of the steps before it.
 
     cause: why the last step judged was refused, or nothing. in_a_row: how many were, up to it.
     """
 
     def __init__(self, config: SpikesConfig, past: Mapping[str, Any] | None = None) -> None:
-        """past: what `state` of an earlier watch gave."""
+        """past: the `state` of an earlier watch."""
         self.config = config
         past = past or {}
         self._losses: deque[float] = deque(past.get("losses", ()), config.window)
@@ -32,7 +32,7 @@ class SpikeWatch:
         self.cause = ""
 
     def accepts(self, totals: Totals) -> bool:
-        """Whether the step may update the weights; what it may enters the history."""
+        """Return whether the step may update the weights. If it may, its totals enter the history."""
         self.cause = self._cause(totals)
         if self.cause:
             self.in_a_row += 1
@@ -44,14 +44,11 @@ class SpikeWatch:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Its history as plain data, which a checkpoint keeps."""
+        """The history as plain data, which a checkpoint keeps."""
         return {"losses": list(self._losses), "norms": list(self._norms), "in_a_row": self.in_a_row}
 
     def _cause(self, totals: Totals) -> str:
-        named = (
-            ("loss", totals.loss, self._losses),
-            ("gradient norm", totals.gradient_norm, self._norms),
-        )
+        named = (("loss", totals.loss, self._losses), ("gradient norm", totals.gradient_norm, self._norms))
         for name, value, _ in named:
             if not math.isfinite(value):
                 return f"the {name} is {value}"
@@ -63,9 +60,9 @@ class SpikeWatch:
 
 
 def threshold(before: Sequence[float], config: SpikesConfig) -> float:
-    """The largest value that is no spike: median + deviations x robust standard deviation of the last steps.
+    """Return the largest value that is no spike: median + deviations x robust standard deviation of the last steps.
 
-    Infinite until `window` steps were seen, and where `deviations` is 0.
+    It is infinite until `window` steps were seen, and if `deviations` is 0.
     """
     if config.deviations == 0 or len(before) < config.window:
         return math.inf

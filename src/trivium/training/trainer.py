@@ -109,9 +109,7 @@ class Trainer:
             mesh,
             zero=plan.zero,
             dtypes=Dtypes(
-                DTYPES[plan.precision.weights],
-                DTYPES[plan.gradient_dtype],
-                DTYPES[plan.reduction_dtype],
+                DTYPES[plan.precision.weights], DTYPES[plan.gradient_dtype], DTYPES[plan.reduction_dtype]
             ),
         )
         share_table(self.stages, plan)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trivium.corpus.clean.fineweb import broken_rule, fineweb_step, measure
+from trivium.corpus.clean.fineweb import broken_rule, fineweb_step, measure_all
 from trivium.corpus.config import FineWebConfig
 from trivium.corpus.document import Document
 from trivium.corpus.steps import Drop, Keep
@@ -13,7 +13,8 @@ def lines(count, end="", start=0):
 
 
 def rule(text):
-    return broken_rule(measure(text, FineWebConfig()), FineWebConfig())
+    config = FineWebConfig()
+    return broken_rule(measure_all([text], short_line=config.short_line)[0], config)
 
 
 @pytest.mark.parametrize(

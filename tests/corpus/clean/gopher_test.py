@@ -3,7 +3,7 @@
 import pytest
 
 from trivium.corpus.clean.quality import gopher_step
-from trivium.corpus.clean.repetition import measure, repetition_step
+from trivium.corpus.clean.repetition import measure_all, repetition_step
 from trivium.corpus.config import CurateConfig, QualityConfig, RepetitionConfig
 from trivium.corpus.document import Document
 from trivium.corpus.filters import FILTERS, named_steps
@@ -56,7 +56,7 @@ def test_each_length_rule_holds_up_to_its_threshold_and_no_further(inside, beyon
 
 
 def shares(text):
-    return {name: (share, limit) for name, share, limit in measure(text, RepetitionConfig())}
+    return {name: (share, limit) for name, share, limit in measure_all([text], RepetitionConfig())[0]}
 
 
 def test_every_repetition_threshold_is_the_published_one():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from trivium.corpus.clean.language import language_step
-from trivium.corpus.clean.quality import broken_rule, is_boilerplate, measure, quality_step
+from trivium.corpus.clean.quality import broken_rule, is_boilerplate, measure_all, quality_step
 from trivium.corpus.clean.repetition import repetition_step
 from trivium.corpus.config import LanguageConfig, QualityConfig, RepetitionConfig
 from trivium.corpus.document import Document
@@ -65,7 +65,7 @@ def test_honest_prose_passes_every_rule_and_carries_its_figures():
     ],
 )
 def test_each_rule_is_broken_by_the_text_it_is_for(change, rule):
-    assert broken_rule(measure(change(PROSE)), QualityConfig()) == rule
+    assert broken_rule(measure_all([change(PROSE)])[0], QualityConfig()).reason == rule
 
 
 @pytest.mark.parametrize("compose", [boilerplate_text, foreign_text, low_quality_text])
@@ -79,7 +79,7 @@ def test_composed_junk_breaks_some_rule(compose):
 def test_a_line_that_is_nearly_a_counter_is_read_once_however_long(filler):
     line = "1" + filler * 500_000
     assert not is_boilerplate(f"{line}b")
-    assert measure(f"{line}b").boilerplate_words == 0
+    assert measure_all([f"{line}b"])[0].boilerplate_words == 0
     assert is_boilerplate(line)
 
 

@@ -168,10 +168,10 @@ def test_an_index_of_other_keys_and_a_damaged_one_are_refused(bench):
 
 
 def test_keys_made_before_a_kill_are_not_made_again(bench, monkeypatch):
-    from trivium.corpus import deduplicate as station
+    from trivium.corpus import deduplicate as verb
 
-    source, made, real = bench.store("s", corpus(4)), [], station.write_part
-    monkeypatch.setattr(station, "_TOGETHER", 20)
+    source, made, real = bench.store("s", corpus(4)), [], verb.write_part
+    monkeypatch.setattr(verb, "_TOGETHER", 20)
 
     def write_part(folder, *rest, **more):
         if len(made) == 3:
@@ -181,7 +181,7 @@ def test_keys_made_before_a_kill_are_not_made_again(bench, monkeypatch):
         real(folder, *rest, **more)
 
     whole = bench.kept(source)
-    monkeypatch.setattr(station, "write_part", write_part)
+    monkeypatch.setattr(verb, "write_part", write_part)
     out = bench.root / "killed"
     out.mkdir()
     for _ in range(2):

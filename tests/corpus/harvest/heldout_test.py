@@ -6,7 +6,7 @@ import pytest
 
 from trivium.corpus.config import HarvestConfig
 from trivium.corpus.document import Document
-from trivium.corpus.harvest.heldout import _ABBREVIATION, _SENTENCE, HeldOut, _sentences, passages
+from trivium.corpus.harvest.heldout import _ABBREVIATION, _SENTENCE, _sentences, choose_documents, passages
 from trivium.seeds import generator_for
 
 SENTENCE = (
@@ -15,10 +15,7 @@ SENTENCE = (
 
 
 def held(documents, seed=1, **config):
-    line = HeldOut(HarvestConfig(**config), seed=seed)
-    for document in documents:
-        line.offer(document)
-    return line.choose()
+    return choose_documents(documents, HarvestConfig(**config), seed=seed)
 
 
 def some(count):

@@ -152,7 +152,7 @@ print(json.dumps({name: n for name, n in missed.items() if n}))
 """
 
 
-def test_nothing_is_left_to_be_compiled_by_the_stations(tmp_path: Path, kernels: None) -> None:
+def test_warming_up_compiles_every_kernel_that_the_verbs_use(tmp_path: Path, kernels: None) -> None:
     """A kernel that is called with other types than when all were compiled would be compiled without a word."""
     done = subprocess.run(
         [sys.executable, "-c", ALL_THAT_IS_COMPILED, str(tmp_path)], capture_output=True, text=True

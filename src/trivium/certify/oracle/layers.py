@@ -10,10 +10,11 @@ from trivium.certify.oracle.mlp_plain import MLP_PLAIN
 from trivium.certify.oracle.norms import NORMS
 from trivium.certify.oracle.terms import Order, Rule, Settings, Tensor, Twin, Weights, deviations
 from trivium.certify.oracle.wiring import SEQUENTIAL, Drop
+from trivium.certify.oracle.wiring_side_by_side import SIDE_BY_SIDE
 from trivium.plan.model_shape import ModelShape
 
 FEED_FORWARDS: Mapping[str, Twin] = MappingProxyType({"plain": MLP_PLAIN, "gated": MLP_GATED})
-WIRINGS: Mapping[str, Twin] = MappingProxyType({"sequential": SEQUENTIAL})
+WIRINGS: Mapping[str, Twin] = MappingProxyType({"sequential": SEQUENTIAL, "side_by_side": SIDE_BY_SIDE})
 
 
 def settings_of(model: ModelShape, layer: int) -> Settings:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-import torch.nn.functional as F
-
+from trivium.certify.oracle.activations import ACTIVATIONS
 from trivium.certify.oracle.terms import Rule, Settings, Tensor, Twin, Weights, linear
 
 
@@ -18,7 +17,8 @@ def _rules(s: Settings, at: str) -> Iterator[tuple[str, Rule]]:
 
 
 def _compute(weights: Weights, s: Settings, x: Tensor, at: str) -> Tensor:
-    return linear(weights, F.gelu(linear(weights, x, f"{at}.up"), approximate="tanh"), f"{at}.down")
+    function = ACTIVATIONS[s.form.activation]
+    return linear(weights, function(linear(weights, x, f"{at}.up")), f"{at}.down")
 
 
 MLP_PLAIN = Twin(_rules, _compute)

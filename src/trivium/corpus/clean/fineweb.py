@@ -34,13 +34,8 @@ def fineweb_step(config: FineWebConfig) -> Step:
     return measured_step("fineweb", partial(measure_all, short_line=config.short_line), verdict)
 
 
-def measure(text: str, config: FineWebConfig) -> Figures:
-    """Return every figure of a text; lines without anything in them are no lines."""
-    return measure_all([text], short_line=config.short_line)[0]
-
-
 def measure_all(strings: Sequence[str], *, short_line: int) -> list[Figures]:
-    """Return every figure of each text. short_line: characters in a short line at most."""
+    """Return every figure of each text; empty lines do not count. short_line: characters in a short line at most."""
     texts = joined(strings)
     counts, _ = measures(texts, short=short_line + 1, stops=WEB_STOP)
     parts, _ = repeats(texts, tops=0, repeated=0)

@@ -75,7 +75,7 @@ def quality_step(config: QualityConfig) -> Step:
     """Return the step that drops a document at the first rule it breaks; metadata gains `quality`, the figures."""
 
     def verdict(document: Document, figures: Figures) -> Verdict:
-        broken = _broken(figures, config)
+        broken = broken_rule(figures, config)
         if broken is not None:
             return broken
         shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in figures._asdict().items()}
@@ -88,16 +88,11 @@ def gopher_step(config: QualityConfig) -> Step:
     """Return the step with the rules of Gopher alone (Rae et al., arXiv 2112.11446, A1.1); metadata gains `gopher`."""
 
     def verdict(document: Document, figures: Figures) -> Verdict:
-        broken = _broken(figures, config, only=_GOPHER)
+        broken = broken_rule(figures, config, only=_GOPHER)
         shown = {name: round(getattr(figures, name), 4) for name in _GOPHER_FIGURES}
         return broken or Keep(noted(document, gopher=shown))
 
     return measured_step("gopher", measure_all, verdict)
-
-
-def measure(text: str) -> Figures:
-    """Return every figure of a text."""
-    return measure_all([text])[0]
 
 
 def measure_all(strings: Sequence[str]) -> list[Figures]:
@@ -136,13 +131,9 @@ def is_boilerplate(line: str) -> bool:
     return words <= NOTICE_WORDS and bool(_POLICY.search(line))
 
 
-def broken_rule(figures: Figures, config: QualityConfig) -> str:
-    """Return the name of the first rule a document breaks, or nothing."""
-    broken = _broken(figures, config)
-    return broken.reason if broken else ""
-
-
-def _broken(figures: Figures, config: QualityConfig, *, only: frozenset[str] | None = None) -> Drop | None:
+def broken_rule(
+    figures: Figures, config: QualityConfig, *, only: frozenset[str] | None = None
+) -> Drop | None:
     """Return the first rule that a document breaks, with the setting that lifts it. only: rules on these figures."""
     for figure, setting, is_minimum, remedy, rule in _RULES:
         value, limit = getattr(figures, figure), getattr(config, setting)

@@ -31,11 +31,6 @@ def repetition_step(config: RepetitionConfig) -> Step:
     return measured_step("repetition", lambda texts: measure_all(texts, config), verdict)
 
 
-def measure(text: str, config: RepetitionConfig) -> list[Rule]:
-    """Return every rule, with its share in this text."""
-    return measure_all([text], config)[0]
-
-
 def measure_all(texts: Sequence[str], config: RepetitionConfig) -> list[list[Rule]]:
     """Return every rule, with its share in each text."""
     counts = repeats(joined(texts), tops=len(config.top_ngram), repeated=len(config.repeated_ngram))

@@ -14,7 +14,7 @@ from trivium.corpus.config import HarvestConfig
 from trivium.corpus.document import RAW, Document
 from trivium.corpus.engine import Engine
 from trivium.corpus.harvest.harvest_files import HELDOUT, ITEMS, SOURCES, harvest_files, summary
-from trivium.corpus.harvest.heldout import HeldOut, Item
+from trivium.corpus.harvest.heldout import Item, choose_documents
 from trivium.corpus.harvest.plant import Planted, html_page, plant
 from trivium.corpus.harvest.python_prose import compose_documents
 from trivium.corpus.harvest.raw_files import RawFiles
@@ -52,10 +52,7 @@ def harvest(
 
 def _harvest_default(config: HarvestConfig, out: Path, *, seed: int, progress: Progress) -> dict[str, Any]:
     documents, entries = compose_documents(config, seed=seed, progress=progress)
-    line = HeldOut(config, seed=seed)
-    for document in documents:
-        line.offer(document)
-    heldout, items = line.choose()
+    heldout, items = choose_documents(documents, config, seed=seed)
     kept_away = {document.id for document in heldout}
     honest = [document for document in documents if document.id not in kept_away]
     planted = plant(honest, items, config.planted, seed=seed)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -113,34 +113,17 @@ def choose(
     return chosen, items[:wanted]
 
 
-class HeldOut:
-    """Collects the documents that may be held out while a corpus streams by, then chooses among them.
+def choose_documents(
+    documents: Sequence[Document], config: HarvestConfig, *, seed: int
+) -> tuple[list[Document], list[Item]]:
+    """Return those of a corpus in memory that are held out, and their passages.
 
-    A document's place in line depends on the seed and its id alone, so the choice does not depend on the
-    order of reading, and no more than three times `heldout_limit` of a corpus is ever in memory.
+    The place of a document depends on the seed and its id alone, so the choice does not depend on their order.
     """
-
-    def __init__(self, config: HarvestConfig, *, seed: int) -> None:
-        """Start without documents."""
-        self._config, self._seed = config, seed
-        self._line: dict[str, tuple[float, Document]] = {}
-        self._first: tuple[float, Document] | None = None
-        self._seen = 0
-
-    def offer(self, document: Document) -> None:
-        """Add a document of the corpus, as plain text."""
-        self._seen += 1
-        place = place_in_line(self._seed, document.id)
-        if place < pool(self._config):
-            self._line[document.id] = (place, document)
-        if self._first is None or place < self._first[0]:
-            self._first = (place, document)
-
-    def choose(self) -> tuple[list[Document], list[Item]]:
-        """Return the documents held out, and their passages."""
-        entries = [*self._line.values()] or [one for one in (self._first,) if one]
-        line = [document for _, document in sorted(entries, key=lambda entry: entry[0])]
-        return choose(line, lambda document: document, self._seen, self._config)
+    ranked = sorted((place_in_line(seed, document.id), number) for number, document in enumerate(documents))
+    line = [documents[number] for place, number in ranked if place < pool(config)]
+    line = line or [documents[number] for _, number in ranked[:1]]
+    return choose(line, lambda document: document, len(documents), config)
 
 
 def _passages(document: Document, config: HarvestConfig) -> Iterable[str]:

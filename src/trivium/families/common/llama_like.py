@@ -18,6 +18,8 @@ SETTINGS = MappingProxyType(
         "bias": "none",
         "qk_norm": "none",
         "norm_position": "before",
+        "wiring": "sequential",
+        "rope_columns": None,
     }
 )
 SIZES = (

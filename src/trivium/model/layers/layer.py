@@ -9,7 +9,8 @@ from trivium.model.layers.half import Around, Half
 from trivium.model.layers.mlp_gated import MlpGated
 from trivium.model.layers.mlp_plain import MlpPlain
 from trivium.model.layers.wiring import Sequential, Wiring
-from trivium.plan.layers import attention_softmax, mlp_gated, mlp_plain, wiring
+from trivium.model.layers.wiring_side_by_side import SideBySide
+from trivium.plan.layers import attention_softmax, mlp_gated, mlp_plain, wiring, wiring_side_by_side
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Part
 
@@ -20,7 +21,9 @@ HALVES: Mapping[type[Part], Callable[[Any, Around], Half]] = MappingProxyType(
         mlp_gated.MlpGated: MlpGated,
     }
 )
-WIRINGS: Mapping[type[Part], type[Wiring]] = MappingProxyType({wiring.Sequential: Sequential})
+WIRINGS: Mapping[type[Part], type[Wiring]] = MappingProxyType(
+    {wiring.Sequential: Sequential, wiring_side_by_side.SideBySide: SideBySide}
+)
 
 
 def module_of(layer: Layer, around: Around) -> Wiring:

@@ -5,18 +5,19 @@ Legend: S positions, B sequences, H hidden, E feed-forward columns here.
 
 import torch
 
-from trivium.kernels.gelu import Gelu, gelu
 from trivium.model.inputs import Inputs
+from trivium.model.layers.activations import ACTIVATIONS
 from trivium.model.layers.half import Around, Half
 from trivium.model.layers.linear import ColumnLinear, RowLinear
 from trivium.plan.layers.mlp_plain import MlpPlain as Described
 
 
 class MlpPlain(Half):
-    """up (columns split) -> GELU -> down (rows split)."""
+    """up (columns split) -> activation function -> down (rows split)."""
 
     def __init__(self, part: Described, around: Around) -> None:
         super().__init__(around)
+        self.function, self.again = ACTIVATIONS[part.function]
         self.function_again = around.recompute.activation_function
         columns = part.columns // around.region.group.size
         self.up = ColumnLinear(columns, part.hidden, around.region, bias=part.bias)
@@ -28,4 +29,4 @@ class MlpPlain(Half):
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         x = self.up(x)
-        return self.down.of_activated(x, Gelu()) if self.function_again else self.down(gelu(x))
+        return self.down.of_activated(x, self.again) if self.function_again else self.down(self.function(x))

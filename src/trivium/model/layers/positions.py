@@ -28,13 +28,7 @@ class Rotation:
         if self.magnitude != 1:
             cos, sin = cos * self.magnitude, sin * self.magnitude
         cos, sin = cos.to(q.dtype), sin.to(q.dtype)
-        return self._rotated(q, cos, sin), self._rotated(k, cos, sin)
-
-    def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        if x.shape[-1] == self.D:
-            found: torch.Tensor = _Turn.apply(x, cos, sin)
-            return found
-        return torch.cat([_Turn.apply(x[..., : self.D], cos, sin), x[..., self.D :]], dim=-1)
+        return _Turn.apply(q, cos, sin), _Turn.apply(k, cos, sin)
 
     def angles(self, device: torch.device) -> torch.Tensor:
         """Of each pair of columns at position 1, [D/2] in fp64."""
@@ -86,6 +80,12 @@ class _Turn(torch.autograd.Function):
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The first columns of x rotated, as many as have an angle; the others as they are. It lies in memory as x does."""
+    columns = 2 * cos.shape[-1]
+    if columns < x.shape[-1]:
+        found = x.clone()
+        found[..., :columns] = _turned(x[..., :columns], cos, sin)
+        return found
     turned = x * torch.cat([cos, cos], dim=-1)
     (a, b), (of_a, of_b) = x.chunk(2, dim=-1), turned.chunk(2, dim=-1)
     of_a.addcmul_(b, sin, value=-1)

@@ -1,4 +1,4 @@
-"""The optimizer, whose state is sharded over data ranks (ZeRO stages 1 to 3), or held whole by each (stage 0).
+"""The optimizer. Its state is sharded over data ranks (ZeRO stages 1 to 3), or each rank holds all of it (stage 0).
 
 A step: sum gradients to their owners, one norm for the whole model, update the owned slices in the
 accumulation dtype, gather the weights.
@@ -44,63 +44,60 @@ BROUGHT = (
 
 @dataclass(frozen=True)
 class AdamRule:
-    """AdamW's constants (MT-NLG section 3.2: 0.9, 0.95, 1e-8, decay 0.1); weight decay and clip are every rule's."""
+    """The constants of AdamW, by default those of MT-NLG, section 3.2. Weight decay and clip hold for every rule."""
 
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
-    clip: float = 1.0  # largest norm of the gradient; 0: never clipped
+    clip: float = 1.0  # largest norm of the gradient; 0 disables clipping
 
     @property
     def adamw(self) -> dict[str, float]:
-        """The settings of the rule AdamW."""
+        """Return the settings of the rule AdamW."""
         return {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
 
 
 @dataclass(eq=False)
 class Part:
-    """Elements `where` of a shard, which one group of parameters updates, the first `decayed` of them with weight
-    decay."""
+    """Elements `where` of a shard, which belong to one group of parameters. The first `decayed` of them have weight
+    decay. states: the tensors of the group's rule, by name."""
 
     group: int
     where: slice
     decayed: int
     states: dict[str, Tensor]
 
-    @property
-    def size(self) -> int:
-        return int(self.where.stop - self.where.start)
-
 
 @dataclass(eq=False)
 class Shard:
-    """What this rank keeps of one bucket: master weights, the states of the optimizer by part and, in a step, the
-    gradient of its owned slice, in the dtype in which it was summed."""
+    """What this rank keeps of its slice of one bucket: master weights, the optimizer's states by part and, during a
+    step, the gradient in the dtype in which it was summed. counted: the elements that this rank counts in the norm."""
 
     bucket: Bucket
     master: Tensor
     parts: tuple[Part, ...]
-    counted: tuple[slice, ...]  # the elements that count in the norm
+    counted: tuple[slice, ...]
     grad: Tensor | None = None
 
     def summed(self) -> Tensor:
-        """The gradient as it was summed."""
+        """Return the gradient in the dtype in which it was summed."""
         assert self.grad is not None, "gradients are reduced first"
         return self.grad
 
     @property
     def copy(self) -> Tensor | None:
-        """The weights, where they are a copy of the masters in a narrower dtype."""
+        """Return the weights if they are a copy of the masters in a narrower dtype, and otherwise None."""
         own = self.bucket.shard.data_ptr() != self.master.data_ptr()
         return self.bucket.shard if own else None
 
     def gradient(self) -> Tensor:
-        """In the dtype of the masters: a copy where that is another."""
+        """Return the gradient in the dtype of the masters; it is a copy if that dtype is another."""
         return self.summed().to(self.master.dtype)
 
     def tensors(self, first: int, count: int) -> dict[str, Tensor]:
-        """Elements [first, first + count), all of one part, of the master weights and of each state, by name."""
+        """Return elements [first, first + count) of the master weights and of each state, by name. They must belong to
+        one part."""
         part = next(part for part in self.parts if part.where.start <= first < part.where.stop)
         start = first - part.where.start
         states = {name: values[start : start + count] for name, values in part.states.items()}
@@ -108,10 +105,10 @@ class Shard:
 
 
 class Totals(NamedTuple):
-    """Of the whole model and batch, the same on every rank.
+    """Numbers of the whole model and batch, the same on every rank.
 
-    gradient_norm: before clipping. asked: by how many ranks. digest: the sums of what the ranks brought.
-    z_loss: where there is one.
+    gradient_norm: before clipping. asked: how many ranks were asked to end. digest: sums over all ranks. z_loss: None
+    if the plan has none.
     """
 
     gradient_norm: float
@@ -122,7 +119,7 @@ class Totals(NamedTuple):
 
 
 class ShardedOptimizer:
-    """One optimizer over all trained buckets of a rank, by the rules of the groups of parameters."""
+    """Updates all trained buckets of a rank, each group of parameters by its rule."""
 
     def __init__(
         self,
@@ -135,8 +132,8 @@ class ShardedOptimizer:
         work: Sequence[Sequence[Work]] = (),
         compiled: bool = False,
     ) -> None:
-        """masters: the dtype of the state. work: on whole matrices, in rounds. compiled: the update of AdamW in one
-        pass over it, by torch.compile."""
+        """masters: the dtype of master weights and states. work: the rounds in which ranks update whole matrices.
+        compiled: AdamW runs in one pass over the state, which torch.compile makes."""
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
         self._groups, self._rules = groups.every, dict[AdamRule, tuple[Rule, ...]]()
         self.shards, self._masters = [_shard(b, masters, self.rules) for b in buckets], masters
@@ -152,14 +149,14 @@ class ShardedOptimizer:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rule of each group, with the settings of `rule` where it is AdamW."""
+        """Return the rule of each group. Those of AdamW have the settings of `rule`, unless the group gives others."""
         if self.rule not in self._rules:
             given = {"adamw": self.rule.adamw}
             self._rules[self.rule] = tuple(group.made(given) for group in self._groups)
         return self._rules[self.rule]
 
     def _amount(self, group: int, lr: float) -> Amount:
-        """What the next update multiplies by in a group."""
+        """Return learning rate, weight decay and step number of a group's next update."""
         own = self._groups[group]
         decay = self.rule.weight_decay if own.weight_decay is None else own.weight_decay
         return Amount(lr * own.lr_scale, decay, self.steps_done + 1)
@@ -178,13 +175,12 @@ class ShardedOptimizer:
     ) -> Totals:
         """Update the weights from the accumulated gradients and clear them.
 
-        loss: this rank's share of the batch's mean loss; z_loss: of what is told beside it. They and the gradients are
-        times `loss_scale`.
-        asks: this rank was asked to end; carried along, so that all ranks learn of it after the same step.
-        digest: two whole numbers of this rank, also carried along; their sums over all ranks stay below 2^53.
-        accepts: sees the totals before anything is updated; where it says no, nothing is. It must be a function of
-        the totals and of what all ranks know, so that all say the same.
-        With a scale, a norm that is not finite means that they overflowed: nothing is updated, on any rank alike.
+        loss, z_loss: this rank's shares of the batch's means. They and the gradients are multiplied by `loss_scale`.
+        asks: this rank was asked to end. The sum over ranks tells all of them after the same step.
+        digest: two whole numbers of this rank, which are summed too; the sums stay below 2^53.
+        accepts: sees the totals before the update and may refuse it. It must depend only on the totals and on what all
+        ranks know, so that all ranks decide alike.
+        With a loss scale, a norm that is not finite means that gradients overflowed: no rank updates anything.
         """
         if not 0 <= lr < math.inf:
             raise ConfigError(
@@ -214,16 +210,16 @@ class ShardedOptimizer:
         return _totals(told())
 
     def _factor(self, square: Tensor, loss_scale: float) -> Tensor | float:
-        """What gradients are multiplied by. On an accelerator it stays there, so that nobody waits for it."""
+        """Return the factor of the gradients. It stays on an accelerator, so that the host does not wait for it."""
         norm, clip = square.sqrt(), self.rule.clip
         factor = torch.where(norm > clip, clip / (norm + 1e-6), 1.0) if clip > 0 else torch.ones_like(norm)
         factor = factor / loss_scale
         return float(factor) if factor.device.type == "cpu" else factor
 
     def _update(self, lr: float, factor: Tensor | float) -> None:
-        """Update all weights with `factor` times the gradients. On a processor one bucket after the other: what is
-        computed on the way is then still in a cache when it is used. On an accelerator many at once, in a few launches.
-        Weights travel while the next are updated."""
+        """Update all weights with `factor` times the gradients. A processor updates one bucket after the other, so that
+        intermediate results stay in its cache. An accelerator updates many at once, in a few launches. Updated weights
+        are sent while the next ones are computed."""
         if self._one_pass is None:
             for shards in self._together:
                 self._update_together(shards, lr, factor)
@@ -237,8 +233,8 @@ class ShardedOptimizer:
             shard.bucket.published()
 
     def _planned_calls(self) -> list[Sequence[tuple[Shard, Part, Tensor]]]:
-        """The calls of the compiled update. Where the weight decay of a part ends is a number on the device, as all
-        that changes is."""
+        """Return the calls of the compiled update. Where the weight decay of a part ends is a number on the device, as
+        is everything that differs between calls."""
         found: list[Sequence[tuple[Shard, Part, Tensor]]] = []
         for group in range(len(self._groups)):
             own = [
@@ -271,13 +267,13 @@ class ShardedOptimizer:
                 _narrow(every)
             for shard in shards if len(self._groups) == 1 else ():
                 shard.bucket.publish()
-        # Of several groups the slices of ranks have different parts, and all ranks publish in the same order.
+        # With several groups, slices of different ranks have different parts, but all ranks must publish in one order.
         for shard in self.shards if len(self._groups) > 1 else ():
             if not self._waits(shard):
                 shard.bucket.publish()
 
     def _update_together(self, shards: Sequence[Shard], lr: float, factor: Tensor | float) -> None:
-        """Update some shards at once; what this takes is free when it returns."""
+        """Update some shards at once. Its temporary memory is free when it returns."""
         for group in range(len(self._groups)):
             every = [(shard, part) for shard in shards for part in shard.parts if part.group == group]
             if every and not self._has_matrices(group):
@@ -291,19 +287,17 @@ class ShardedOptimizer:
         return self.rules[group].unit == "matrix"
 
     def _waits(self, shard: Shard) -> bool:
-        """Whether some of a bucket is updated only after the exchange of matrices; on whatever rank, as all ranks
-        publish in the same order."""
+        """Whether a part of the bucket, on any rank, is updated only after the exchange of matrices."""
         return any(self._has_matrices(span.group) for span in shard.bucket.spans)
 
     def _update_matrices(self, whole: WholeMatrices, lr: float, factor: Tensor | float) -> None:
-        """Update what rules need whole matrices for: directions here, then the exchange, then weights here."""
+        """Update the parameters whose rules need whole matrices: compute directions here, exchange them for updates,
+        and apply these here."""
         for works in self._work:
             directions = [self._direction(work, whole.own(work), factor) for work in works]
             for work, update in zip(works, whole.updates(works, directions, self.rules), strict=True):
-                amount, master = (
-                    self._amount(work.group, lr),
-                    self.shards[work.bucket].master[whole.own(work)],
-                )
+                amount = self._amount(work.group, lr)
+                master = self.shards[work.bucket].master[whole.own(work)]
                 if work.parameter.decay and amount.weight_decay:
                     master.mul_(1 - amount.lr * amount.weight_decay)
                 master.sub_(update, alpha=amount.lr)
@@ -313,7 +307,7 @@ class ShardedOptimizer:
                 shard.bucket.publish()
 
     def _direction(self, work: Work, where: slice, factor: Tensor | float) -> Tensor:
-        """The direction of this rank's elements of a parameter, which may be none."""
+        """Return the direction of this rank's elements of a parameter; it may be empty."""
         shard = self.shards[work.bucket]
         gradient = shard.summed()[where].to(self._masters)
         if where.start == where.stop:
@@ -323,7 +317,7 @@ class ShardedOptimizer:
         return self.rules[work.group].direction(gradient, states, self.steps_done + 1)
 
     def _update_parts(self, every: Sequence[tuple[Shard, Part]], lr: float, factor: Tensor | float) -> None:
-        """Update master weights and states of parts of one group."""
+        """Update master weights and states of parts that belong to one group."""
         grads, divisor = scaled([_cut(s.summed(), p.where) for s, p in every], factor, self._masters)
         slices = [
             Slice(_cut(shard.master, part.where), part.states, grad, part.decayed)
@@ -404,7 +398,7 @@ def scaled(
 
 
 def by_rule(rule: Rule, slices: Sequence[Slice], amount: Amount, divisor: Tensor | None) -> None:
-    """Update slices by the directions of a rule, whose unit is an element."""
+    """Update slices by the directions of a rule whose unit is an element."""
     for master, states, gradient, decayed in slices:
         if divisor is not None:
             gradient = gradient / divisor

@@ -152,10 +152,11 @@ class AttentionSoftmax(Part):
         ulysses: Any = context & ~ring
         grouped: Any = (np.asarray(heads) > kv_heads) & (np.asarray(kv_heads) > 1)
         yield at.positions * heads, "wide"  # logarithms of the softmax's sums
-        if self.rotary is None:
+        if self.rotary is None and self.qk_norm == "none":
             yield grouped * ~ulysses * queries, "weights"  # queries that are copied out of their groups
         else:
-            yield ~ulysses * (queries + keys), "weights"  # rotated queries and keys
+            yield ~ulysses * (queries + keys), "weights"  # rotated or normalised queries and keys
+        if self.rotary is not None:
             yield from ((kept.elements, kept.kind) for kept in self.rotary.kept(at))
         yield ulysses * queries, "weights"
         yield ring * queries, "wide"

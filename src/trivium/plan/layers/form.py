@@ -27,12 +27,15 @@ class LayerForm(Config):
     # RMSNorm of queries and keys before they are rotated: of each head (Qwen3), or over all heads (OLMo-2)
     qk_norm: QkNormName = "none"
     window: Positions | None = None  # positions that a query attends to, itself included; None: all before it
-    feed_forward: Literal["plain", "gated"] = "plain"  # plain: GELU in its tanh form; gated: SwiGLU
+    feed_forward: Literal["plain", "gated"] = "plain"  # plain: up, activation, down; gated: SwiGLU
+    activation: Literal["gelu_tanh", "gelu"] = (
+        "gelu_tanh"  # of the plain one: GELU in its tanh form, or exact
+    )
     ffn: Wide | None = None  # columns; None: 4 x hidden (plain), 8/3 x hidden rounded up to 64 (gated)
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"  # of both halves, and before the output matrix
     norm_position: NormPosition = "before"  # of a half: what it reads is normalised, or what it adds (OLMo-2)
     norm_epsilon: Annotated[float, Field(ge=1e-30)] = 1e-5  # what fp32 takes for 0 would divide 0 by 0
-    wiring: Literal["sequential"] = "sequential"  # how the halves follow one another
+    wiring: Literal["sequential", "side_by_side"] = "sequential"  # how the halves follow one another
     positions: Literal["learned", "rotary"] = "learned"  # a table of vectors, or rotated queries and keys
     rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
     rope_columns: Columns | None = None  # columns of a head that are rotated; None: all

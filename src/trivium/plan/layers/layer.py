@@ -14,6 +14,7 @@ from trivium.plan.layers.norms import LayerNorm, RmsNorm
 from trivium.plan.layers.part import Division, Kept, Part, Place, Product, Row
 from trivium.plan.layers.positions import Learned
 from trivium.plan.layers.wiring import Sequential, with_norms
+from trivium.plan.layers.wiring_side_by_side import SideBySide
 
 HALVES = {"attention": "attention", "mlp": "feed-forward"}  # their names in parameters, and for people
 
@@ -25,7 +26,9 @@ NORMS: Mapping[str, type[LayerNorm | RmsNorm]] = MappingProxyType(
 FEED_FORWARDS: Mapping[str, type[MlpPlain | MlpGated]] = MappingProxyType(
     {"plain": MlpPlain, "gated": MlpGated}
 )
-WIRINGS: Mapping[str, type[Sequential]] = MappingProxyType({"sequential": Sequential})
+WIRINGS: Mapping[str, type[Sequential]] = MappingProxyType(
+    {"sequential": Sequential, "side_by_side": SideBySide}
+)
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,18 @@ from trivium.plan.layers.part import Division, Kept, Moved, Number, Part, Place,
 
 @dataclass(frozen=True)
 class MlpPlain(Part):
-    """down(activation(up(x))), with `columns` columns in between."""
+    """down(function(up(x))), with `columns` columns in between. function: the name of its activation function."""
 
     hidden: int
     columns: int
     bias: bool
+    function: str
 
     @classmethod
     def of(cls, form: LayerForm) -> "MlpPlain":
         """The feed-forward half that the settings describe."""
         columns = 4 * form.hidden if form.ffn is None else form.ffn
-        return cls(form.hidden, columns, bias=form.bias == "all")
+        return cls(form.hidden, columns, bias=form.bias == "all", function=form.activation)
 
     def rows(self) -> Iterator[Row]:
         yield from linear("up", (self.columns, self.hidden), split=0, bias=self.bias)

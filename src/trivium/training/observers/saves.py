@@ -23,15 +23,10 @@ Note = Callable[[dict[str, Any]], None]
 
 
 class Saves(Observer):
-    """At most one save is under way. Every rank calls the same methods in the same places."""
+    """Has at most one save in progress. Every rank calls the same methods in the same order."""
 
     def __init__(
-        self,
-        root: Path,
-        config: TrainingConfig,
-        mesh: Mesh,
-        note: Note,
-        alive: Callable[[], None] = unheard,
+        self, root: Path, config: TrainingConfig, mesh: Mesh, note: Note, alive: Callable[[], None] = unheard
     ) -> None:
         """root: where the checkpoints go. note: keeps an event of the run; called on the first rank. alive: called as a
         save goes on that training waits for."""
@@ -74,8 +69,8 @@ class Saves(Observer):
         self.end()
 
     def go_on_from(self, step: int) -> None:
-        """Training goes on after so many steps: checkpoints of later ones were passed over, as they are damaged, and
-        neither count as kept nor are deleted until they are saved again. Called on the first rank."""
+        """Training continues after `step` steps. Later checkpoints were skipped as damaged: they neither count as kept
+        nor are deleted until they are saved again. Called on the first rank."""
         steps = (step_of(path.name) for path in published(self.root))
         self._passed_over = {s for s in steps if s is not None and s > step}
         self._unproven = None
@@ -98,13 +93,13 @@ class Saves(Observer):
             self.wait()
 
     def look(self) -> None:
-        """Take note of what became of the save under way, and delete what it replaces if the step was accepted, which
-        shows that the state saved before it is good; called after every step."""
+        """Check the save in progress. Delete what it replaces if the step was accepted, which shows that the state
+        saved before it is good. Called after every step."""
         self._advance(wait=False)
         self._thin_out()
 
     def wait(self) -> None:
-        """Wait until nothing is being written. What is older stays, as the state that was saved may be bad."""
+        """Wait until nothing is being written. Older checkpoints stay, because the saved state may be bad."""
         self._advance(wait=True)
         self._wait_for_pruning()
 
@@ -123,7 +118,7 @@ class Saves(Observer):
             self._acknowledged(saving.step)
 
     def settle(self) -> None:
-        """Wait until nothing is under way, and what was saved has taken the place of what is older."""
+        """Wait until nothing is being written, and older checkpoints that are no longer kept are deleted."""
         self._advance(wait=True)
         self._thin_out()
         self._wait_for_pruning()
@@ -155,7 +150,7 @@ class Saves(Observer):
             self._pruning.start()
 
     def _prune(self, newest: int) -> None:
-        """Delete what is no longer kept; a failure costs room, not work, so it is only told."""
+        """Delete checkpoints outside the retention policy. A failure only wastes disk space, so it is a warning."""
         try:
             paths = {s: p for p in published(self.root) if (s := step_of(p.name)) is not None}
             c = self.config
@@ -166,14 +161,14 @@ class Saves(Observer):
             warn(f"old checkpoints were not deleted: {explained(error, self.root, 0)}")
 
     def _failed(self, step: int, error: CheckpointError) -> None:
-        """A save that failed is told at once; training goes on until so many failed in a row."""
+        """Report a failed save at once. Training stops after `training.save_failures` failures in a row."""
         self._failures += 1
         limit = self.config.save_failures
         if self.mesh.rank == 0:
-            warn(f"{error} ({self._failures} of {limit} failures in a row; training goes on until then)")
+            warn(f"{error} ({self._failures} of {limit} failures in a row; training continues until then)")
             self._note({"event": "save failed", "step": step, "cause": str(error)})
         if self._failures >= limit:
             raise MachineError(
                 f"{error}. training.save_failures ({limit}) saves in a row failed; stopped, so that no more work is "
-                f"at risk. Mend the cause and run again to go on from the last checkpoint"
+                f"at risk. Fix the cause and run again to resume from the last checkpoint"
             )

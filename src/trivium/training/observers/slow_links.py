@@ -85,9 +85,9 @@ class Waited:
         self._step_seconds, self._steps = self._step_seconds + seconds, self._steps + 1
 
     def slow_links(self, factor: float) -> list[SlowLink]:
-        """The groups whose communication is slow, the worst first; every rank must ask, and is told the same.
+        """Collective. Return the groups whose communication is slow, the worst first.
 
-        Only on processors: what an accelerator waits for is not in these times.
+        Only on CPUs: these times do not include what a GPU waits for.
         """
         world, width, steps = self.mesh.layout.world_size, len(COLUMNS), max(1, self._steps)
         numbers = [0.0] * (world * width + 1)

@@ -26,7 +26,7 @@ LEAST_SHARE = 0.1
 
 
 class SlowRank(NamedTuple):
-    """A rank, the phase in which it is slow, its seconds there, and those of its peers (their median)."""
+    """A rank, the phase in which it is slow, its seconds per step there, and the median of its peers."""
 
     rank: int
     phase: str
@@ -35,7 +35,7 @@ class SlowRank(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} is slow: {self.phase} took it {self.seconds:.3g} s a step, its peers "
+            f"rank {self.rank} is slow in `{self.phase}`: {self.seconds:.3g} s per step, median of its peers "
             f"{self.peers:.3g} s"
         )
 
@@ -73,7 +73,7 @@ class Worked:
         self._waited = self._waits()
 
     def reading(self, read: Read) -> Read:
-        """The same reader, its time counted."""
+        """Return a reader that counts its time."""
 
         def timed(first: int, count: int) -> Rows:
             begin = time.perf_counter()
@@ -93,7 +93,7 @@ class Worked:
         self._seconds["update"] += max(0.0, result.update_seconds - outside)
 
     def slow_ranks(self, factor: float) -> list[SlowRank]:
-        """The ranks that work `factor` times as long as their peers; every rank must ask, and is told the same."""
+        """Collective. Return the ranks that work more than `factor` times as long as their peers."""
         layout, steps = self.mesh.layout, max(1, self._steps)
         mine = [self._seconds[phase] / steps for phase in PHASES]
         here = range(self.mesh.rank * len(PHASES), (self.mesh.rank + 1) * len(PHASES))
@@ -116,7 +116,7 @@ class Worked:
 
 
 def slow_among(table: Mapping[str, Sequence[float]], layout: Layout, factor: float) -> list[SlowRank]:
-    """table: seconds of every rank, by phase. Peers are the ranks of the same stages, or all where there is one."""
+    """Return the slow ranks. table: seconds of every rank, by phase. Peers are the ranks of the same stages, or all."""
     found = []
     worked = [sum(seconds) for seconds in zip(*table.values(), strict=True)]
     sets = layout.peer_sets("data", "context", "tensor")
@@ -132,6 +132,6 @@ def slow_among(table: Mapping[str, Sequence[float]], layout: Layout, factor: flo
 
 
 def median_of_others(ordered: Sequence[float], own: float) -> float:
-    """The lower median of sorted numbers, of which one is left out."""
+    """Return the lower median of sorted numbers without one of them."""
     middle = (len(ordered) - 2) // 2
     return ordered[middle + (bisect_left(ordered, own) <= middle)]

@@ -179,8 +179,7 @@ def refuse_no_way_back(folder: Path, root: Path, config: TrainingConfig, step: i
     raise DataError(
         f"step {step + 1}: a rewind by training.spikes.batches ({batches}) needs the state after step {begin} or one "
         f"before, and the oldest left is that of step {oldest}; nothing was left out or deleted. Lower "
-        f"training.spikes.batches to {step + 1 - oldest}, or set training.spikes.policy=skip with "
-        f"training.spikes.batches=1, and run again"
+        f"training.spikes.batches to {step + 1 - oldest}, or set training.spikes.policy=skip, and run again"
     )
 
 

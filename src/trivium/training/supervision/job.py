@@ -1,8 +1,7 @@
-"""A training job: what to train, from which tokens, into which directory; and the launcher that sees it through."""
+"""Starts a training job: checks it, runs its ranks or takes its place among them, and writes the summary."""
 
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,13 +17,8 @@ from trivium.errors import ConfigError, Preempted, TriviumError, error_of
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.loop import (
-    CHECKPOINTS,
-    TrainingJob,
-    dataset_of,
-    identity_of,
-)
-from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
+from trivium.training.loop import CHECKPOINTS, TrainingJob, dataset_of, identity_of
+from trivium.training.metrics import METRICS, append_event, last_step, warn
 from trivium.training.rank import train_rank
 from trivium.training.rates import recipe_problems
 from trivium.training.same_work import (
@@ -77,11 +71,11 @@ def start(
 
 
 def _train_among_others(place: Place, job: TrainingJob) -> None:
-    """Train as a rank that another launcher started; what goes wrong is said with rank, host and step, by the rank on
-    which it went wrong first, or by one that lost that rank.
+    """Train as a rank that another launcher started. A failure is reported with rank, host and step, by the rank that
+    failed first, or by one that lost that rank.
 
     Raises Preempted when the job was asked to end. Then, and after a failure, signals are ignored, so that a launcher
-    that now ends what is left changes neither the exit code nor what is said.
+    that now ends the remaining ranks changes neither the exit code nor the message.
     """
     end_with_launcher()
     post = Post()
@@ -95,14 +89,10 @@ def _train_among_others(place: Place, job: TrainingJob) -> None:
             train_rank(place, job, post)
         except Preempted as ended:
             ignore_signals()
-            if (
-                isinstance(ended, Unmet) and place.rank == 0
-            ):  # job files look for it where torchrun ends with 1
+            if isinstance(ended, Unmet) and place.rank == 0:
+                # Job files look for this event, because torchrun always exits with 1.
                 at = last_step(job.out / METRICS)
-                append(
-                    job.out / EVENTS,
-                    {"event": "preempted", "step": at, "in": "starting", "time": time.time()},
-                )
+                append_event(job.out, {"event": "preempted", "step": at, "in": "starting"})
             raise
         except Exception as error:
             ignore_signals()
@@ -124,7 +114,7 @@ def _train_among_others(place: Place, job: TrainingJob) -> None:
 
 
 def _polls(number: int) -> None:
-    """A launcher sees the second signal when it looks at its ranks the next time."""
+    """Do nothing: the launcher sees the second signal when it checks its ranks the next time."""
 
 
 def _nobody_watches(ranks: Ranks, step: int) -> None:
@@ -133,14 +123,14 @@ def _nobody_watches(ranks: Ranks, step: int) -> None:
 
 @contextmanager
 def _alone(job: TrainingJob, lease: Holder | None) -> Iterator[None]:
-    """Inside, this job alone writes in its run directory; what a crash left there is cleared away."""
+    """Inside, only this job writes to its run directory; what a crash left there is removed."""
     with nullcontext() if lease is not None else holding(job.out, warn):
         recover(job.out / CHECKPOINTS)
         yield
 
 
 def check(job: TrainingJob) -> None:
-    """Refuse what can be refused before any rank trains, and before anything is written."""
+    """Raise what can be checked before any rank trains and anything is written."""
     place = torchrun_place()
     problems = job.plan.check(place.world_size if place is not None else None)
     problems += recipe_problems(job.training, job.plan)
@@ -150,7 +140,7 @@ def check(job: TrainingJob) -> None:
 
 
 def check_start(job: TrainingJob) -> None:
-    """Refuse a `training.start_from` whose weights or state a training that begins anew in `job.out` cannot take."""
+    """Raise if a new training in `job.out` cannot take the weights or the state of `training.start_from`."""
     if job.training.start_from is None:
         return
     given = Path(job.training.start_from)
@@ -170,7 +160,7 @@ def check_start(job: TrainingJob) -> None:
 
 
 def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
-    """Gather what the ranks left into summary.json and timeline.json."""
+    """Gather what the ranks wrote into summary.json and timeline.json."""
     summary: dict[str, Any] = read_json(job.out / "result.json")
     ranks = [read_json(p) for p in sorted((job.out / "ranks").glob("rank-*.json"))]
     ranks = [r for r in ranks if r["rank"] < job.plan.layout.world_size]

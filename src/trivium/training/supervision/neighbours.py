@@ -1,9 +1,10 @@
-"""The watch that ranks keep over one another where no launcher of ours looks after them: under torchrun or srun.
+"""Supervision of ranks by one another, for launchers that do not supervise them: torchrun and srun.
 
-A thread of each rank leaves signs of life on the board; the first and the last rank, which seldom share a host, read
-them. Whichever finds a rank that hangs asks all for their stacks, names it, and every rank ends. So they do when one
-has failed: it says so itself, and the others need not find out by a collective that never ends. One that was killed
-says nothing: who shares its host sees that its process is gone, and who lost it looks who says nothing any more.
+A thread of each rank writes heartbeats to the board; the first and the last rank, which seldom share a host, read
+them. The one that finds a rank that hangs asks all ranks for their stacks and names it, and every rank ends. A rank
+that fails writes so itself, so that the others need not learn it from a collective that never ends. A rank that was
+killed writes nothing: ranks on its host see that its process is gone, and a rank that lost it looks whose heartbeats
+have stopped.
 """
 
 import contextlib
@@ -36,9 +37,9 @@ from trivium.training.supervision.watchdog import (
 )
 from trivium.units import listed
 
-ROUNDS_A_LIMIT = 10  # signs of life in the time after which a rank counts as hanging
+ROUNDS_A_LIMIT = 10  # heartbeats in the time after which a rank counts as hanging
 LONGEST_ROUND_SECONDS = 3.0
-KEPT_SECONDS = 2 * LONGEST_ROUND_SECONDS  # that a board stays after the last word on it
+KEPT_SECONDS = 2 * LONGEST_ROUND_SECONDS  # for which the board stays after the last message
 SILENCE = "it does not answer at all: stopped (SIGSTOP or a debugger), or its host is gone"
 GONE = (
     "its process is gone without a word: killed (by the kernel for lack of memory, perhaps), or crashed; the system's "
@@ -49,15 +50,15 @@ FIRST_GONE = (
     "its host does not answer any more, which has the store at which all ranks meet: it is gone, or cut off; ranks on "
     "other hosts end because of that"
 )
-TIMED_OUT = "Timed out waiting"  # what gloo says of a peer that sends nothing more, as behind a cut cable
+TIMED_OUT = "Timed out waiting"  # gloo's error about a peer that sends nothing, as after a cut cable
 KNOCKING_SECONDS = 5.0  # that the first host may take to answer or refuse
 TELL_STACKS, NAMED, FAILED, LOOKS = "tell stacks", "named", "failed", "looks"
 
 
 @dataclass(frozen=True)
 class News:
-    """What a rank leaves on the board. number: of its messages; silent: seconds since its training's last sign of
-    life, by its own clock; is_over: it ends, and says nothing any more; stack: innermost frames, once asked."""
+    """A message of a rank on the board. number: of its messages; silent: seconds since its training's last heartbeat,
+    by its own clock; is_over: it ends, and writes nothing more; stack: innermost frames, once requested."""
 
     number: int
     step: int
@@ -71,7 +72,7 @@ class News:
 
 
 class Failure(NamedTuple):
-    """That a rank failed: of what, where in the training, and on which host."""
+    """The failure of a rank: its error, where in the training, and on which host."""
 
     error: RankFailed
     at: Beat
@@ -79,7 +80,7 @@ class Failure(NamedTuple):
 
     @property
     def located(self) -> RankFailed:
-        """The error, saying where it was."""
+        """The error with the place where it occurred."""
         return located(*self)
 
     @property
@@ -92,7 +93,7 @@ Tell = Callable[[Failure], None]
 
 
 class Neighbours:
-    """One rank's part in the watch. tell: called by the one rank that names another that hangs or is gone."""
+    """One rank's part in the supervision. tell: called by the one rank that names another that hangs or is gone."""
 
     def __init__(
         self,
@@ -118,12 +119,12 @@ class Neighbours:
 
     @property
     def round_seconds(self) -> float:
-        """Between two signs of life."""
+        """Seconds between two heartbeats."""
         return min(self.patience.of_a_step / ROUNDS_A_LIMIT, LONGEST_ROUND_SECONDS)
 
     def turn(self) -> list[News] | None:
-        """Leave a sign of life and look for others'. While all is well returns None; otherwise every rank ends, and
-        this returns the news of ranks that hang and were named."""
+        """Write a heartbeat and read those of others. Returns None while all is well. Otherwise every rank ends, and
+        this returns the messages of the ranks that hang and were named."""
         now = self._clock()
         if now - self._turned > max(ABSENT_SECONDS, 2 * self.round_seconds):
             self._forgiven = now  # this process was itself stopped, and its neighbours perhaps with it
@@ -148,8 +149,8 @@ class Neighbours:
         return None
 
     def fail(self, failure: Failure) -> Failure | None:
-        """Say that this rank has failed; one that lost another says which. Returns what was said; None: another rank
-        had failed before, and is the cause."""
+        """Report that this rank has failed, or which rank it lost. Returns what was reported, or None if another rank
+        had failed before and is the cause."""
         cause = self._who_was_lost(failure) if failure.lost_another else failure
         if self.board.write_first(FAILED, str(cause.located)):
             return cause
@@ -157,17 +158,17 @@ class Neighbours:
         return None
 
     def keep_board(self) -> None:
-        """The first rank, whose process may be where the board is, ends only when all have had their turn."""
+        """Keep the first rank, whose process may own the board, until all others have read it."""
         if self.place.rank == 0:
             time.sleep(2 * self.round_seconds)
 
     def _say_who_failed(self) -> None:
-        """In the first rank's log, which a user reads first; thousands need not repeat it."""
+        """Warn on the first rank, whose log a user reads first; thousands need not repeat it."""
         if self.place.rank == 0:
             warn(f"{self.board.read([FAILED])[0]}\nit failed first; therefore all ranks end")
 
     def leave(self, *, is_over: bool = False) -> None:
-        """Write this rank's news."""
+        """Write this rank's message."""
         beat, now = self.pulse.of(0), self._clock()
         self._number += 1
         stack = stack_of_main_thread() if self.board.has(TELL_STACKS) else ""
@@ -257,11 +258,11 @@ class Neighbours:
 def keeping_watch(
     place: Place, pulse: Pulse, config: Supervision, tell: Tell
 ) -> Iterator[Callable[[Failure], Failure | None]]:
-    """Inside, this rank takes part in the watch; when a rank is named or has failed, this process ends at once with
-    code 1. What is yielded says that this rank has failed, and returns why all do, as far as is known: that, or that
-    the rank which it lost is gone; None, where another rank has said it.
+    """Inside, this rank takes part in the supervision; when a rank is named or has failed, this process exits at once
+    with code 1. Yields a function that reports a failure of this rank and returns the cause as far as it is known: this
+    failure, or that the rank which it lost is gone; None if another rank has reported it.
 
-    A store that does not answer ends the watch, not the training: collectives still have their timeout.
+    A store that does not answer ends the supervision, not the training: collectives still have their timeout.
     """
     over, left = threading.Event(), threading.Event()
     failures, causes = list[Failure](), list[Failure | None]()
@@ -317,7 +318,7 @@ def first_host_gone(place: Place, failure: Failure) -> Failure | None:
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens at this address."""
     try:
         socket.create_connection((host, port), timeout=KNOCKING_SECONDS).close()
     except OSError:
@@ -326,7 +327,7 @@ def answers(host: str, port: int) -> bool:
 
 
 def end_siblings(named: list[News]) -> None:
-    """Kill those of the named ranks that this rank's own launcher started: a stopped process hears nothing milder."""
+    """Kill the named ranks that this rank's own launcher started: a stopped process handles no milder signal."""
     for news in named:
         if is_here(news) and news.pid != os.getpid() and parent_of(news.pid) == news.launcher:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -334,23 +335,23 @@ def end_siblings(named: list[News]) -> None:
 
 
 def read_news(text: str) -> News:
-    """As it lies on the board."""
+    """Parse a message of the board."""
     return News(**json.loads(text))
 
 
 def beat_of(news: News) -> Beat:
-    """Where in the training a rank was, without times: they are another clock's."""
+    """Return where in the training a rank was, without times, which are those of another clock."""
     phase = next(known for known in PHASES if known == news.phase)
     return Beat(news.step, phase, 0.0, 0.0)
 
 
 def is_here(news: News) -> bool:
-    """Whether this rank's own launcher started that one, on this host."""
+    """Whether the launcher of this rank started that one too, on this host."""
     return news.host == socket.gethostname() and news.launcher == os.getppid()
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, its launcher knowing of it or not yet."""
+    """Whether a process has ended, even if its launcher has not yet noticed."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -361,13 +362,13 @@ def is_gone(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent of a process; where the system does not say, nothing."""
+    """Return the parent of a process, or None if the system does not tell."""
     stat = stat_of(pid)
     return int(stat[1]) if stat else None
 
 
 def stack_of_main_thread() -> str:
-    """Its innermost frames, the innermost first, as faulthandler writes them."""
+    """Return the main thread's innermost frames, the innermost first, as faulthandler writes them."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     lines: list[str] = []
     while frame is not None and len(lines) < FRAMES_SHOWN:

@@ -1,5 +1,7 @@
-"""Asked to end: SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) to any process of a job makes all ranks save once and end, with 75
-or, where a user interrupted the launcher, with 130."""
+"""Preemption: SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) to any process of a job makes all ranks save once and exit.
+
+The exit code is 75, or 130 if the launcher received Ctrl-C.
+"""
 
 import os
 import signal
@@ -13,23 +15,23 @@ from trivium.errors import Interrupted, Preempted, TriviumError
 
 BY_SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1)
 SIGNALS = (*BY_SCHEDULERS, signal.SIGINT)
-# Schedulers signal every process of a job, and launchers pass on what they get: one request may come more than once.
+# Schedulers signal every process of a job, and launchers forward signals: one request may arrive more than once.
 ONE_REQUEST_SECONDS = 1.0
 
 
 class EndedAtOnce(TriviumError):
-    """A second signal came: nothing was saved. Its exit code is that of a process the signal killed."""
+    """A second signal was received: nothing was saved. The exit code is that of a process that the signal killed."""
 
     def __init__(self, number: int) -> None:
         super().__init__(
-            f"{signal.Signals(number).name} came a second time: ended at once, without saving; run the same command "
-            f"again to go on from the last checkpoint"
+            f"{signal.Signals(number).name} was received a second time: ended at once, without saving; run the same "
+            f"command again to resume from the last checkpoint"
         )
         self.exit_code = 128 + number
 
 
 class Requests:
-    """What signals asked of this process. asked: the first one's name, or nothing. again: the number of the second."""
+    """Signals that this process received. asked: the name of the first, or nothing. again: the number of the second."""
 
     def __init__(self) -> None:
         self.asked = ""
@@ -37,20 +39,20 @@ class Requests:
         self.since = 0.0  # time.monotonic() of the first
 
     def came(self) -> bool:
-        """Whether there was one."""
+        """Whether a signal was received."""
         return bool(self.asked)
 
     @property
     def by_user(self) -> bool:
-        """Whether it was Ctrl-C, of somebody who waits for the end."""
+        """Whether the signal was SIGINT, so that a person is waiting for the process to exit."""
         return self.asked == signal.SIGINT.name
 
     def preempted(self, text: str) -> Preempted:
-        """What a launcher that was asked ends with."""
+        """Return the error with which a launcher ends that received a signal."""
         return (Interrupted if self.by_user else Preempted)(text)
 
     def note(self, number: int, at_second: Callable[[int], object]) -> None:
-        """Take note of a signal."""
+        """Record a signal."""
         if not self.asked:
             self.since = time.monotonic()
             self.asked = signal.Signals(number).name
@@ -60,28 +62,28 @@ class Requests:
 
 
 def ignores_interrupts() -> bool:
-    """Whether Ctrl-C is for others: a shell's scripts start what is to run beside them so."""
+    """Whether SIGINT is ignored, as in background jobs of shell scripts."""
     return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def ignore_signals() -> None:
-    """What a process does that has saved and is about to end."""
+    """Ignore all signals that ask to end: this process has saved and is about to exit."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def exit_at_once(number: int) -> NoReturn:
-    """What a rank does at the second signal."""
+    """Exit at the second signal, without saving."""
     os._exit(128 + number)
 
 
 @contextmanager
 def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
-    """Inside, SIGTERM, SIGUSR1 and SIGINT are noted instead of obeyed; a second one calls `at_second` at once.
+    """Inside, SIGTERM, SIGUSR1 and SIGINT are recorded instead of obeyed; a second one calls `at_second` at once.
 
     Python runs its own handlers only between two instructions, and a rank may wait in a collective for minutes; so
-    the signals come through a pipe to a thread. Only a process's main thread can listen; elsewhere nothing is noted.
-    A request that came, and that nothing inside ended for, goes to the handler that was there before.
+    the signals reach a thread through a pipe. Only the main thread can listen; in others nothing is recorded. A signal
+    for which nothing inside ended goes to the handler that was installed before.
     """
     requests, obeyed = Requests(), False
     if threading.current_thread() is not threading.main_thread():
@@ -124,7 +126,7 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
 
 @contextmanager
 def held_back(signals: Sequence[signal.Signals] = SIGNALS) -> Iterator[None]:
-    """Inside, signals wait, also in processes that are forked, until these listen: none is lost, none kills."""
+    """Inside, signals are blocked, also in forked processes until these listen: none is lost and none kills."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What ranks tell their launcher while they work: the step they do, in memory they share; and, asked, their stacks."""
+"""Heartbeats of ranks to their launcher: the current step, in shared memory; and their stacks, on request."""
 
 import faulthandler
 import mmap
@@ -10,18 +10,16 @@ import time
 from dataclasses import dataclass, field
 from typing import IO, Literal, NamedTuple, get_args
 
-from trivium.training.supervision.preemption import Requests
-
 Phase = Literal["starting", "step", "tracing", "validating", "evaluating", "saving"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 TELL_STACK = signal.SIGUSR2
-_ROW = struct.Struct("qqdd")  # step, phase, when it began, when it was last told of
+_ROW = struct.Struct("qqdd")  # step, phase, when the phase began, time of the last heartbeat
 _TIME = struct.Struct("d")
 
 
 class Beat(NamedTuple):
-    """The last sign of life of a rank. step: counted from 1, the one it does or has just done; at: when it was given,
-    and since: when the step's phase began, both monotonic."""
+    """The last heartbeat of a rank. step: counted from 1, the current one or the one just done. at: its time. since:
+    when the phase began. Both are monotonic."""
 
     step: int
     phase: Phase
@@ -30,7 +28,7 @@ class Beat(NamedTuple):
 
 
 class Pulse:
-    """A row of shared memory for each rank, and a byte for the launcher. Made before the ranks are forked."""
+    """A row of shared memory for each rank, and a byte for the launcher. It is created before the ranks are forked."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -40,21 +38,21 @@ class Pulse:
             self.beat(rank, 0, "starting")
 
     def beat(self, rank: int, step: int, phase: Phase) -> None:
-        """A sign of life: a phase of a step begins."""
+        """Record a heartbeat: a phase of a step begins."""
         now = time.monotonic()
         _ROW.pack_into(self._memory, rank * _ROW.size, step, PHASES.index(phase), now, now)
 
     def go_on(self, rank: int) -> None:
-        """A sign of life in the midst of a phase."""
+        """Record a heartbeat within a phase."""
         _TIME.pack_into(self._memory, (rank + 1) * _ROW.size - _TIME.size, time.monotonic())
 
     def of(self, rank: int) -> Beat:
-        """The last sign of life of a rank."""
+        """Return the last heartbeat of a rank."""
         step, phase, since, at = _ROW.unpack_from(self._memory, rank * _ROW.size)
         return Beat(step, PHASES[phase], at, since)
 
     def beats(self) -> list[Beat]:
-        """Those of all ranks."""
+        """Return the last heartbeats of all ranks."""
         return [self.of(rank) for rank in range(self.world_size)]
 
     @property
@@ -63,15 +61,15 @@ class Pulse:
         return bool(self._memory[-1])
 
     def ask_to_end(self) -> None:
-        """Tell every rank that the launcher was asked to end."""
+        """Ask every rank to save and end."""
         self._memory[-1] = 1
 
     def tell_stacks(self, rank: int) -> None:
-        """In a rank: write the stacks of all threads when TELL_STACK comes, even while Python is stuck in C."""
+        """In a rank: write the stacks of all threads when TELL_STACK is received, even while Python is blocked in C."""
         faulthandler.register(TELL_STACK, file=self._stacks[rank], all_threads=True)
 
     def stack_of(self, rank: int) -> str:
-        """What a rank wrote when it was asked for its stacks; empty when it was not, or could not."""
+        """Return the stacks that a rank wrote on request, or an empty string."""
         descriptor = self._stacks[rank].fileno()
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
@@ -82,37 +80,20 @@ def _open_file() -> IO[bytes]:
 
 @dataclass(frozen=True)
 class Post:
-    """One rank's place at the pulse. A rank without a launcher of ours has one that nobody reads."""
+    """Where one rank records its heartbeats. Without a launcher of ours nobody reads them."""
 
     rank: int = 0
     pulse: Pulse = field(default_factory=lambda: Pulse(1))
 
     def beat(self, step: int, phase: Phase) -> None:
-        """A sign of life: a phase of a step begins."""
+        """Record a heartbeat: a phase of a step begins."""
         self.pulse.beat(self.rank, step, phase)
 
     def go_on(self) -> None:
-        """A sign of life in the midst of a phase."""
+        """Record a heartbeat within a phase."""
         self.pulse.go_on(self.rank)
 
     @property
     def ends(self) -> bool:
         """Whether the launcher was asked to end."""
         return self.pulse.ends
-
-
-@dataclass(frozen=True)
-class Duty:
-    """What the training loop of a rank owes others: signs of life, and to end when it was asked to."""
-
-    requests: Requests
-    post: Post
-
-    def beat(self, step: int, phase: Phase) -> None:
-        """A sign of life: a phase of a step begins."""
-        self.post.beat(step, phase)
-
-    @property
-    def asks(self) -> bool:
-        """Whether this rank, or its launcher, was asked to end."""
-        return bool(self.requests.asked) or self.post.ends

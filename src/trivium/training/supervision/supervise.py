@@ -1,4 +1,4 @@
-"""See the ranks of a job through on this machine: obey signals, find ranks that hang, restart what failed."""
+"""Supervises the ranks of a job on this machine: passes signals on, finds ranks that hang, restarts failed jobs."""
 
 import importlib
 import socket
@@ -15,7 +15,7 @@ from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
-from trivium.training.rank import train_rank
+from trivium.training.rank import observer_classes, train_rank
 from trivium.training.supervision.preemption import EndedAtOnce, Requests, held_back
 from trivium.training.supervision.pulse import Beat, Post, Pulse
 from trivium.training.supervision.watchdog import Watchdog
@@ -23,7 +23,7 @@ from trivium.training.supervision.watchdog import Watchdog
 Watch = Callable[[Ranks, int], None]  # called while ranks run, with the last step they finished
 
 LONGEST_PAUSE_SECONDS = 60.0
-# How an error begins to say that another rank is gone: over memory, gloo and NCCL.
+# Parts of errors by which a rank reports that another rank is gone: over host memory, gloo and NCCL.
 LOST = (
     "has closed its connection",
     "Connection closed by peer",
@@ -34,7 +34,7 @@ LOST = (
 
 @dataclass
 class Supervisor:
-    """The launcher's duties while the ranks of `job` run. requests: what it was asked."""
+    """What the launcher does while the ranks of `job` run. requests: the signals that it received."""
 
     job: TrainingJob
     requests: Requests
@@ -44,9 +44,8 @@ class Supervisor:
     def see_through(self, after_failure: Sequence[Plan]) -> Plan:
         """Run the job to its end, restarting it as often as its config says; returns the plan it ended under.
 
-        Restarts are counted from the newest checkpoint: one that is newer makes all of them available again. The n-th
-        restart takes the n-th plan of `after_failure` if there is one. Raises Preempted when the job was asked to end,
-        and otherwise what its last failure was.
+        Restarts are counted from the newest checkpoint: a newer one renews them. The n-th restart uses the n-th plan of
+        `after_failure` if there is one. Raises Preempted if the job was asked to end, and otherwise its last failure.
         """
         plan, restarts, before = self.job.plan, 0, None
         plans, saved = iter(after_failure), self._steps_saved()
@@ -77,7 +76,7 @@ class Supervisor:
             recover(self.job.out / CHECKPOINTS)
 
     def _steps_saved(self) -> int:
-        """The step of the newest checkpoint; -1 where there is none."""
+        """Return the step of the newest checkpoint, or -1."""
         return max((step_of(path.name) or 0 for path in published(self.job.out / CHECKPOINTS)), default=-1)
 
     def _attempt(self, job: TrainingJob, pulse: Pulse) -> None:
@@ -104,38 +103,40 @@ class Supervisor:
         look()
 
     def _obey(self, pulse: Pulse | None) -> None:
-        """Pass a request to end on to the ranks, if there are any, and end when they cannot follow it."""
+        """Pass a request to end on to the ranks, if there are any, and end if they do not follow it in time."""
         asked = self.requests.asked
         if not asked:
             return
         if self.requests.again:
             raise EndedAtOnce(self.requests.again)
         if pulse is None:
-            raise self.requests.preempted(f"asked to end by {asked} {self._goes_on()}")
+            raise self.requests.preempted(f"received {asked} {self._resumes()}")
         if self.requests.by_user and any(beat.step == 0 for beat in pulse.beats()):
-            raise self.requests.preempted(f"asked to end by {asked} before its first step; nothing is lost")
+            raise self.requests.preempted(f"received {asked} before the first step; nothing is lost")
         if not pulse.ends:
-            warn(f"asked to end by {asked}: saves after this step; a second signal ends at once, unsaved")
+            warn(
+                f"received {asked}: saving after this step, then exiting; a second signal exits at once without saving"
+            )
         pulse.ask_to_end()
         patience = self.job.training.supervision.preemption_seconds
         if time.monotonic() - self.requests.since > patience:
             raise self.requests.preempted(
-                f"asked to end by {asked}, the ranks did not save within training.supervision.preemption_seconds "
-                f"({patience:g}); ended {self._goes_on()}"
+                f"received {asked}, and the ranks did not save within training.supervision.preemption_seconds "
+                f"({patience:g}); ended {self._resumes()}"
             )
 
     def _refuse_to_restart(self, failure: RankFailed) -> None:
-        """Raise what a failure means when no restart can follow it."""
+        """Raise the error of a failure after which no restart is of use."""
         if failure.exits.get(failure.rank) in NOT_WORTH_REPEATING:
             raise as_the_rank_said(failure)
         if self.requests.again:
             raise EndedAtOnce(self.requests.again)
         if self.requests.asked:
-            had = f"it had been asked to end by {self.requests.asked} {self._goes_on()}"
+            had = f"it had received {self.requests.asked} {self._resumes()}"
             raise self.requests.preempted(f"{failure}\n{had}")
 
     def _pause(self, failure: RankFailed, restarts: int) -> None:
-        """Say what failed and wait before the n-th restart, twice as long as before the last one."""
+        """Report the failure, and wait before the n-th restart, twice as long as before the previous one."""
         first = self.job.training.supervision.restart_seconds
         seconds = min(first * 2 ** (restarts - 1), max(first, LONGEST_PAUSE_SECONDS))
         warn(str(failure))
@@ -149,13 +150,13 @@ class Supervisor:
             time.sleep(min(0.02, seconds))
         self._obey(None)
 
-    def _goes_on(self) -> str:
-        return "before it saved again; run the same command again to go on from the last checkpoint"
+    def _resumes(self) -> str:
+        return "before it saved again; run the same command again to resume from the last checkpoint"
 
 
 def note_failure(out: Path, failure: RankFailed, at: Beat, host: str) -> None:
-    """Keep a failure among the events of the run. Whoever lost a connection is not who failed: then no host is named,
-    which a job file would have left out."""
+    """Append a failure to the events of the run. A rank that lost a connection is not the one that failed: then no host
+    is named, because a job file would exclude it."""
     lost = any(words in str(failure) for words in LOST)
     event = {"event": "rank failed", "rank": failure.rank, "cause": str(failure)}
     event |= {} if lost else {"host": host}
@@ -164,7 +165,7 @@ def note_failure(out: Path, failure: RankFailed, at: Beat, host: str) -> None:
 
 
 def located(failure: RankFailed, at: Beat, host: str = "") -> RankFailed:
-    """The same failure, saying where in the training it was, and on which of several hosts."""
+    """Return the same failure with the step, the phase and, of several hosts, the host."""
     doing = "" if at.phase == "step" else f", {at.phase}"
     where = f" on {host}" if host else ""
     where += f" in step {at.step}{doing}" if at.step else doing
@@ -172,12 +173,13 @@ def located(failure: RankFailed, at: Beat, host: str = "") -> RankFailed:
 
 
 def as_the_rank_said(failure: RankFailed, more: str = "") -> TriviumError:
-    """The rank's own kind of error, so that the exit code says what was wrong; of a mere death, a plain one."""
+    """Return an error of the class that the rank raised, so that the exit code tells what was wrong."""
     return error_of(failure.exits.get(failure.rank), f"{failure}{more}")
 
 
 def _import_for_ranks(plan: Plan) -> None:
-    """What torch loads in a rank's first step: forked after that, ranks have it together."""
+    """Import what ranks import in their first step: ranks that are forked after that share its memory."""
+    observer_classes()
     if plan.layout.pipeline > 1:
         importlib.import_module("torch.fx.experimental.symbolic_shapes")  # a backward from a given gradient
     if plan.recompute.mode != "none":

@@ -1,4 +1,4 @@
-"""Find ranks that hang: no sign of life for too long; and name the one the others wait for, with its stack."""
+"""Finds ranks that hang (no heartbeat for too long), and names the one that the others wait for, with its stack."""
 
 import contextlib
 import os
@@ -14,10 +14,10 @@ from trivium.training.supervision.pulse import TELL_STACK, Beat, Phase, Pulse
 from trivium.units import listed
 
 STEPS_REMEMBERED = 1000
-STACK_SECONDS = 1.0  # that ranks have to tell their stacks in
-# A launcher that did not look for so long was itself stopped, and its ranks perhaps with it.
+STACK_SECONDS = 1.0  # in which ranks have to write their stacks
+# If a launcher did not look for so long, it was itself stopped, and its ranks perhaps with it.
 ABSENT_SECONDS = 5.0
-# Where a rank is whose innermost calls are in one of these: it waits for others.
+# A rank whose innermost calls are in one of these files waits for others.
 WAITING_IN = (
     "torch/distributed/",
     "parallel/pipeline/clock.py",  # of its accelerator, which waits for others
@@ -39,7 +39,7 @@ def seconds_to_wait(config: Supervision, phase: Phase, *, is_first: bool) -> flo
 
 
 class Patience:
-    """How long a rank may give no sign of life, learnt from the steps of one of them."""
+    """How long a rank may give no heartbeat; learnt from the durations of one rank's steps."""
 
     def __init__(self, config: Supervision) -> None:
         self.config = config
@@ -47,7 +47,7 @@ class Patience:
         self._last: Beat | None = None
 
     def learn(self, beat: Beat) -> None:
-        """Take the time of the steps since the last sign of life."""
+        """Record the duration of the steps since the last heartbeat."""
         steps = beat.step - (self._last.step if self._last else 0)
         if steps > 0:
             if self._last is not None and self._last.step > 0:
@@ -56,19 +56,19 @@ class Patience:
 
     @property
     def of_a_step(self) -> float:
-        """Seconds that no step takes, as far as is known."""
+        """Seconds after which a step counts as hanging."""
         return max(3 * percentile_99(self._seconds), self.config.hang_seconds)
 
     def limit(self, phase: str) -> float:
-        """Seconds without a sign of life that count as hanging. Before a step is over nobody knows how long one takes:
-        the first has as long as a start."""
+        """Return the seconds without a heartbeat that count as hanging. Before a step is over its duration is unknown:
+        the first one has as long as a start."""
         if phase != "step":
             return self.config.stall_seconds
         return self.of_a_step if self._seconds else max(self.config.stall_seconds, self.config.hang_seconds)
 
 
 class Watchdog:
-    """Looks at the pulse of ranks again and again; RankFailed names the rank that hangs."""
+    """Checks the heartbeats of ranks periodically; raises RankFailed with the rank that hangs."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Watchdog:
         self._looked = self._forgiven = self._patient_until = clock()
 
     def look(self) -> None:
-        """RankFailed when a rank gave no sign of life for longer than its phase may take."""
+        """Raise RankFailed if a rank gave no heartbeat for longer than its phase may take."""
         now = self._clock()
         if now - self._looked > ABSENT_SECONDS:
             self._forgiven = now
@@ -105,14 +105,14 @@ class Watchdog:
         stacks = self._stacks(stopped)
         guilty, how = blame(stacks, stopped, "it is stopped (SIGSTOP or a debugger)")
         if not stopped and not any(self._is_late(rank) for rank in guilty):
-            # Who is late waits for one that starts or saves, and still may.
+            # The late rank waits for one that starts or saves, which still has time.
             self._patient_until = self._clock() + self.patience.of_a_step
             return
         limit = self.patience.limit(self.pulse.of(guilty[0]).phase)
         raise hanging(guilty, how, stacks, seconds, limit)
 
     def _stacks(self, stopped: Sequence[int]) -> dict[int, str]:
-        """The main threads' innermost frames; a stopped rank goes on for the moment that telling takes."""
+        """Return the main threads' innermost frames; a stopped rank is continued for the time that this takes."""
         ranks = range(self.pulse.world_size)
         before = [len(self.pulse.stack_of(rank)) for rank in ranks]
         for rank in ranks:
@@ -129,8 +129,8 @@ class Watchdog:
 
 
 def blame(stacks: Mapping[int, str], silent: Sequence[int], silence: str) -> tuple[list[int], str]:
-    """The ranks that hang, of all ranks' innermost frames, and why these: those that cannot even tell (`silence`
-    says why), or those that do not wait for others, or all."""
+    """Return the ranks that hang, by the innermost frames of all ranks, and why: those that do not answer (`silence`
+    is the reason), or else those that do not wait for others, or else all."""
     working = [rank for rank, stack in stacks.items() if not waits(stack)]
     if silent:
         return list(silent), silence
@@ -142,18 +142,18 @@ def blame(stacks: Mapping[int, str], silent: Sequence[int], silence: str) -> tup
 def hanging(
     guilty: Sequence[int], how: str, stacks: Mapping[int, str], seconds: float, limit: float
 ) -> RankFailed:
-    """That the first of the guilty ranks hangs, with its stack."""
+    """Return the error that the first of the guilty ranks hangs, with its stack."""
     others = f" (with ranks {listed(guilty[1:])})" if guilty[1:] else ""
-    told = stacks[guilty[0]] or "  (it could not tell its stack)"
+    told = stacks[guilty[0]] or "  (it did not write its stack)"
     report = (
-        f"hangs{others}: no sign of life for {seconds:.1f} s, where {limit:.1f} s are the limit; {how}. Is it only "
-        f"slow, raise training.supervision.hang_seconds and stall_seconds. Its stack:\n{told}"
+        f"hangs{others}: no heartbeat for {seconds:.1f} s; the limit is {limit:.1f} s; {how}. If it is only slow, "
+        f"raise training.supervision.hang_seconds and stall_seconds. Its stack:\n{told}"
     )
     return RankFailed(guilty[0], dict.fromkeys(stacks), report)
 
 
 def percentile_99(seconds: Sequence[float]) -> float:
-    """The nearest-rank 99th percentile; 0 of nothing."""
+    """Return the nearest-rank 99th percentile, or 0 if there are no values."""
     ordered = sorted(seconds)
     return ordered[max(0, -(-99 * len(ordered) // 100) - 1)] if ordered else 0.0
 
@@ -171,7 +171,7 @@ def innermost(stacks: str) -> str:
 
 
 def asked(stacks: str) -> str:
-    """The innermost frames of the thread that was asked for its stack, however much of it was told."""
+    """Return the innermost frames of the thread that received the signal, even if its stack was cut off."""
     parts = [part for part in stacks.split("\n\n") if part.startswith("Current thread")]
     return "\n".join(parts[-1].splitlines()[1 : 1 + FRAMES_SHOWN]) if parts else ""
 
@@ -182,13 +182,13 @@ def waits(stack: str) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger; where the system does not say, it is not."""
+    """Whether a process is stopped by a signal or a debugger; False if the system does not tell."""
     return stat_of(pid)[:1] in (["T"], ["t"])
 
 
 def stat_of(pid: int) -> list[str]:
-    """What proc(5) says of a process after its name: its state, its parent, …; nothing where it is gone, or the system
-    does not say."""
+    """Return the fields of /proc/PID/stat after the name: state, parent, …; empty if the process is gone or there is no
+    /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

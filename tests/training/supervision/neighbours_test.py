@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.training.job_scripts import job_script
+from tests.training.supervision.job_scripts import job_script
 
 from chaos.scene import job, plan, write_tokens
 from ranks import free_port

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.training.job_scripts import STEPS, TRAINING, job_script, losses
+from tests.training.supervision.job_scripts import STEPS, TRAINING, job_script, losses
 
 from chaos.scene import job, plan, write_tokens
 from trivium.training.supervision.job import start

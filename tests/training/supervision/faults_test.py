@@ -189,7 +189,7 @@ def test_ctrl_c_saves_once_and_the_run_goes_on_from_there(tokens, tmp_path) -> N
     assert life.gone_within(30, life.ranks) is not None and life.exit_code == Interrupted.exit_code
     done = last_step(given.out / METRICS)
     assert [p.name for p in published(given.out / CHECKPOINTS)] == [f"step-{done:08d}"]
-    assert f"saved after step {done}" in life.last_words
+    assert f"saved after step {done}" in life.last_line
     start(job(tokens, given.out, plan({"tensor": 2}), steps=done + 2, decay_tokens=1_000_000))
     assert [e["step"] for e in of_kind(given.out, "resumed")] == [done]
 
@@ -201,7 +201,7 @@ def test_ctrl_c_before_the_first_step_ends_at_once(tokens, tmp_path, monkeypatch
     life.wait_for(lambda: len(life.ranks) == 2)
     life.signal(signal.SIGINT, life.pid, *life.ranks)
     assert life.gone_within(10, life.ranks) is not None and life.exit_code == Interrupted.exit_code
-    assert "before its first step" in life.last_words and not published(given.out / CHECKPOINTS)
+    assert "before the first step" in life.last_line and not published(given.out / CHECKPOINTS)
 
 
 def test_ctrl_c_in_the_last_step_is_no_failure_of_a_rank(tokens, tmp_path, monkeypatch) -> None:
@@ -318,7 +318,7 @@ def test_the_limit_is_the_floor_or_three_times_the_99th_percentile(monkeypatch) 
     clock.now += 4.5
     dog.look()
     clock.now += 4.0
-    with pytest.raises(RankFailed, match=r"no sign of life for 11\.5 s, where 9\.0 s are the limit"):
+    with pytest.raises(RankFailed, match=r"no heartbeat for 11\.5 s; the limit is 9\.0 s"):
         dog.look()
 
 
@@ -335,9 +335,7 @@ def test_the_first_step_may_take_as_long_as_a_start(monkeypatch) -> None:
     steps(clock, pulse, dog, 8.0, 1, 5)
     assert dog.patience.limit("step") == pytest.approx(24.0)
     clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=4.0, stall_seconds=9.0))
-    with pytest.raises(
-        RankFailed, match=r"where 9\.0 s are the limit.*raise training\.supervision\.hang_seconds"
-    ):
+    with pytest.raises(RankFailed, match=r"the limit is 9\.0 s.*raise training\.supervision\.hang_seconds"):
         steps(clock, pulse, dog, 10.0, 1, 2)
 
 
@@ -353,7 +351,7 @@ def test_a_step_may_take_any_time_while_its_micro_batches_give_signs_of_life(mon
             if micro_batch >= step:  # when a step begins is not when it is first seen
                 dog.look()
     assert dog.patience.of_a_step == pytest.approx(60.0)  # a step is still known to take 20 s
-    with pytest.raises(RankFailed, match=r"no sign of life for 64\.0 s"):
+    with pytest.raises(RankFailed, match=r"no heartbeat for 64\.0 s"):
         for _ in range(16):
             clock.now += 4.0
             dog.look()
@@ -394,7 +392,7 @@ def test_who_waits_for_a_rank_that_saves_is_as_patient_as_that_one(monkeypatch) 
         clock.now += 1.1
         dog.look()
     clock.now += 1.1
-    with pytest.raises(RankFailed, match=r"rank 0 of 2: hangs: no sign of life for 9\.9 s, where 9\.0 s"):
+    with pytest.raises(RankFailed, match=r"rank 0 of 2: hangs: no heartbeat for 9\.9 s; the limit is 9\.0 s"):
         dog.look()
 
 
