@@ -395,7 +395,7 @@ def test_the_source_keeps_every_rule():
     assert not found, "\n" + "\n".join(found)
 
 
-def test_no_circle_of_imports_between_files():
+def test_import_graph_has_no_cycle():
     assert first_cycle(source()) == []
 
 
@@ -404,7 +404,7 @@ def test_nine_in_ten_errors_show_the_offending_value():
     assert len(silent) <= (1 - SHOWN_FRACTION) * total, "\n" + "\n".join(silent)
 
 
-def test_every_package_of_the_map_has_its_import_rule():
+def test_every_package_has_an_import_rule():
     packages = {p.parent.name for p in ROOT.glob("*/__init__.py")}
     assert packages - {"cli"} <= MAY_IMPORT.keys(), f"no rule for {packages - MAY_IMPORT.keys()}"
 
@@ -460,7 +460,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "text", "expected"), BAD, ids=[f"{p}:{e}" for p, _, e in BAD])
-def test_each_rule_finds_what_breaks_it(path: str, text: str, expected: str):
+def test_each_rule_rejects_a_violation(path: str, text: str, expected: str):
     found = findings([module(path, text)])
     assert len(found) == 1 and expected in found[0], found
 
@@ -485,16 +485,16 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("path", "text"), GOOD)
-def test_no_rule_finds_fault_with_what_is_allowed(path: str, text: str):
+def test_rules_accept_valid_code(path: str, text: str):
     assert findings([module(path, text)]) == []
 
 
-def test_a_circle_of_imports_is_found():
+def test_import_cycle_is_detected():
     a = module("plan/a.py", "from trivium.plan.b import x")
     b = module("plan/b.py", "from trivium.plan import a")
     assert set(first_cycle([a, b])) == {"trivium.plan.a", "trivium.plan.b"}
 
 
-def test_an_error_that_shows_no_value_is_found():
+def test_error_without_value_is_detected():
     m = module("plan/a.py", "raise ValueError('bad')\nraise ValueError(f'bad {x}')\nraise ValueError(x)")
     assert shown([m]) == (["src/trivium/plan/a.py:1 raise ValueError('bad')"], 3)

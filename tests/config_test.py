@@ -1,4 +1,4 @@
-"""Laws of configs: overrides are typed and order-free; every problem is named with its remedy."""
+"""Configs: overrides are typed and order-independent, and every problem is named with its remedy."""
 
 import itertools
 import json
@@ -52,32 +52,32 @@ def fails(tree: dict) -> str:
     return str(caught.value)
 
 
-def test_the_order_of_overrides_never_matters():
+def test_order_of_overrides_does_not_matter():
     texts = ["seed=3", "batch.sequences=16", "batch.ramp.start=2"]
     trees = [parse_assignments(order) for order in itertools.permutations(texts)]
     assert all(tree == trees[0] for tree in trees)
     assert build(Whole, trees[0]) == Whole(seed=3, batch=Batch(sequences=16, ramp=Ramp(start=2)))
 
 
-def test_values_are_typed_by_the_field_and_not_by_the_text():
+def test_values_are_typed_by_the_field():
     assert build(Whole, parse_assignments(["name=x7", "batch.ramp=null"])).batch.ramp is None
     assert build(Whole, parse_assignments(["seed=0x10"])).seed == 16
 
 
 @pytest.mark.parametrize("value", [".inf", "-.inf", ".nan"])
-def test_a_number_that_is_not_finite_is_none(value: str):
+def test_non_finite_numbers_are_rejected(value: str):
     with pytest.raises(ConfigError, match="lr is .*; it must be a finite number"):
         build(TrainingConfig, parse_assignments([f"lr={value}"]))
 
 
 @pytest.mark.parametrize("name", ["beta1", "beta2"])
-def test_a_running_mean_that_never_learns_is_refused(name: str):
+def test_beta_of_one_is_rejected(name: str):
     with pytest.raises(ConfigError, match=rf"{name} is 1.*; it must be less than 1"):
         build(TrainingConfig, parse_assignments([f"{name}=1"]))
     assert build(TrainingConfig, parse_assignments([f"{name}=0"]))
 
 
-def test_merging_lays_every_leaf_of_the_second_tree_on_top():
+def test_merge_replaces_every_leaf():
     merged = merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "d": {"e": 5}})
     assert dict(leaves(merged)) == {"a.b": 1, "a.c": 4, "d.e": 5}
 
@@ -85,7 +85,7 @@ def test_merging_lays_every_leaf_of_the_second_tree_on_top():
 @pytest.mark.parametrize(
     "texts", [["seed"], ["=3"], ["seed=1", "seed=2"], ["a=1", "a.b=2"], ["a.b=2", "a=1"], ["a=[1"]]
 )
-def test_an_override_that_cannot_be_read_is_refused_with_its_text(texts: list[str]):
+def test_unreadable_override_is_rejected_with_its_text(texts: list[str]):
     with pytest.raises(ConfigError, match=texts[-1].split("=")[0].split(".")[-1] or "=3"):
         parse_assignments(texts)
 
@@ -96,7 +96,7 @@ BOMB = "\n".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in itertools
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (f"a: &a [lol]\n{BOMB}\nlr: *l", "alias"),  # of 250 GB, written out
+        (f"a: &a [lol]\n{BOMB}\nlr: *l", "alias"),  # would expand to 250 GB
         ("lr: &x [*x]", "alias"),
         ("[" * 2_000 + "]" * 2_000, "line 1 is nested more than 200 levels deep"),
         ("lr: 2024-13-45", "month must be in 1..12"),
@@ -107,7 +107,7 @@ BOMB = "\n".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in itertools
         ('{"training": {"lr": 1, "lr": 2}}', "line 1 has 'lr' a second time"),
     ],
 )
-def test_yaml_that_is_not_plain_data_is_refused_at_once(text: str, says: str):
+def test_yaml_that_is_not_plain_data_is_rejected(text: str, says: str):
     with pytest.raises(DataError, match=says):
         mapping_of_yaml(text, "x.yaml", "law", DataError)
 
@@ -115,7 +115,7 @@ def test_yaml_that_is_not_plain_data_is_refused_at_once(text: str, says: str):
 @pytest.mark.parametrize(
     "text", ["my #run/x", "#1", "a: b", "1e3", "null", "it's", 'say "x" #2', "runs/demo", "ü\n", ""]
 )
-def test_a_text_that_is_written_as_a_value_is_that_text(text: str):
+def test_as_value_round_trips(text: str):
     assert parse_assignments([f"start_from={as_value(text)}"], TrainingConfig) == {"start_from": text}
     assert as_value("runs/demo") == "runs/demo"
 
@@ -151,7 +151,7 @@ class Inside(Config):
         '"a" b',
     ],
 )
-def test_field_of_text_takes_what_is_typed_as_text(typed: str):
+def test_string_fields_accept_text_as_typed(typed: str):
     for field in ("text", "some"):
         tree = parse_assignments([f"texts.{field}={typed}"], Inside)
         assert getattr(build(Inside, tree).texts, field) == typed
@@ -159,13 +159,13 @@ def test_field_of_text_takes_what_is_typed_as_text(typed: str):
         assert as_printed == tree
 
 
-def test_quoted_text_is_what_stands_between_the_quotes_and_null_is_nothing():
+def test_quotes_are_removed_and_null_is_none():
     def typed(text: str) -> Texts:
         return build(Inside, parse_assignments([f"texts.{text}"], Inside)).texts
 
     assert typed('some="[SEP]"').some == typed("some='[SEP]'").some == "[SEP]"
     assert typed("some=null").some is None and typed('some="null"').some == "null"
-    assert typed("text=null").text == "null"  # which cannot be nothing
+    assert typed("text=null").text == "null"  # this field cannot be None
     assert typed("mode=off").mode == "off"
     assert typed("many=[no, 1e3, 010, null]").many == ("no", "1e3", "010", "null")
     assert typed("either=3").either == 3
@@ -177,7 +177,7 @@ def test_quoted_text_is_what_stands_between_the_quotes_and_null_is_nothing():
         build(Inside, {"texts": {"text": ["SEP"]}})
 
 
-def test_a_value_is_not_cut_where_yaml_sees_a_comment():
+def test_values_are_not_cut_at_yaml_comments():
     with pytest.raises(ConfigError, match=r'a comment begins at its .#.; quote the value: a.b="my #run/x"$'):
         parse_assignments(["a.b=my #run/x"])
 
@@ -186,7 +186,7 @@ def test_a_value_is_not_cut_where_yaml_sees_a_comment():
     "text",
     ["it's my #run", 'say "x" #2', "'it''s' # why", "[a, 'b'] #c", "[a, # b\n c]", "3 # of 'them'", "a\n# b"],
 )
-def test_a_value_with_a_quote_in_it_is_not_cut_either(text: str):
+def test_values_with_quotes_are_not_cut(text: str):
     with pytest.raises(ConfigError, match="a comment begins at its '#'; quote the value: a.b="):
         parse_assignments([f"a.b={text}"])
 
@@ -200,35 +200,35 @@ def test_a_value_with_a_quote_in_it_is_not_cut_either(text: str):
         ("it's#1", "it's#1"),
     ],
 )
-def test_a_hash_that_is_part_of_a_value_stays(text: str, value: object):
+def test_hash_inside_a_value_is_kept(text: str, value: object):
     assert parse_assignments([f"a.b={text}"]) == {"a": {"b": value}}
 
 
-def test_an_override_that_no_calendar_knows_is_refused_with_its_text():
+def test_impossible_date_in_override_is_rejected():
     with pytest.raises(ConfigError, match="'2024-13-45' is not a YAML value"):
         parse_assignments(["training.lr=2024-13-45"])
 
 
-def test_an_unknown_key_names_the_nearest_one():
+def test_unknown_key_suggests_similar_one():
     assert fails({"sed": 1}) == "sed: there is no such key; did you mean 'seed'?"
     assert "did you mean 'sequences'?" in fails({"batch": {"sequence": 1}})
 
 
-def test_a_key_in_the_wrong_section_names_the_places_where_there_is_one():
+def test_misplaced_key_suggests_its_sections():
     assert fails({"start": 1}).endswith("no such key; did you mean 'batch.ramp.start'?")
     assert fails({"batch": {"seed": 1}}).endswith("did you mean 'seed'?")
 
 
-def test_an_unknown_key_of_an_optional_section_names_the_nearest_one():
+def test_unknown_key_of_optional_section_suggests_similar_one():
     assert "did you mean 'start'?" in fails({"batch": {"ramp": {"strt": 1}}})
 
 
-def test_a_wrong_type_shows_path_value_and_law():
+def test_wrong_type_shows_path_value_and_rule():
     text = fails({"batch": {"sequences": "many"}})
     assert text.startswith("batch.sequences is 'many'; it must be a valid integer")
 
 
-def test_every_problem_is_reported_at_once():
+def test_all_problems_are_reported_together():
     lines = fails({"sed": 1, "batch": {"sequences": "many", "ramp": {"start": 0}}}).splitlines()
     assert [line.split()[0].rstrip(":") for line in sorted(lines)] == [
         "batch.ramp.start",
@@ -237,31 +237,31 @@ def test_every_problem_is_reported_at_once():
     ]
 
 
-def test_a_config_never_changes():
+def test_config_is_immutable():
     with pytest.raises(Exception, match="frozen"):
         Whole().seed = 1  # type: ignore[misc]
 
 
-def test_a_config_survives_a_round_trip_through_plain_data():
+def test_config_round_trips_through_plain_data():
     config = Whole(seed=3, batch=Batch(ramp=Ramp(start=4)))
     assert build(Whole, to_tree(config)) == config
 
 
-def test_of_very_many_differences_the_first_are_told_and_how_many_there_are_more():
+def test_long_list_of_differences_is_shortened():
     assert first_lines([]) == ""
     assert first_lines(["a: 1 -> 2", "b: 1 -> 2"], 2) == "  a: 1 -> 2\n  b: 1 -> 2"
     told = first_lines(differences({}, {f"f{n:02d}": n for n in range(20)})).splitlines()
     assert len(told) == 13 and told[0] == "  f00: (absent) -> 0" and told[-1] == "  and 8 more"
 
 
-def test_differences_name_each_path_with_both_values():
+def test_differences_name_path_and_both_values():
     assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == [
         "a.c: 2 -> 3",
         "d: (absent) -> 4",
     ]
 
 
-def test_a_preset_file_inherits_from_one_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_preset_inherits_from_file_next_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "base.yaml").write_text("seed: 1\nbatch: {sequences: 4}\n")
     (tmp_path / "mine.yaml").write_text("base: base.yaml\nbatch: {ramp: {start: 2}}\n")
     monkeypatch.chdir("/")
@@ -272,7 +272,7 @@ def test_a_preset_file_inherits_from_one_beside_it(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("a", "b"), [("a.yaml", "b.yaml"), ("x/a.yaml", "y/b.yaml")])
-def test_presets_that_inherit_in_a_circle_are_refused(tmp_path: Path, a: str, b: str):
+def test_circular_inheritance_is_rejected(tmp_path: Path, a: str, b: str):
     for mine, other in ((a, b), (b, a)):
         (tmp_path / mine).parent.mkdir(exist_ok=True)
         (tmp_path / mine).write_text(f"base: {Path('..') / other if '/' in other else other}")
@@ -280,7 +280,7 @@ def test_presets_that_inherit_in_a_circle_are_refused(tmp_path: Path, a: str, b:
         read_preset(str(tmp_path / a))
 
 
-def test_a_run_directory_is_found_beside_the_preset_that_inherits_from_it(tmp_path: Path):
+def test_run_directory_is_found_relative_to_heir(tmp_path: Path):
     for folder in ("run", "elsewhere"):
         (tmp_path / folder).mkdir()
     (tmp_path / "run" / "config.json").write_text('{"seed": 7}')
@@ -291,14 +291,14 @@ def test_a_run_directory_is_found_beside_the_preset_that_inherits_from_it(tmp_pa
 @pytest.mark.parametrize(
     ("text", "says"), [("a: [", "is not YAML"), ("- 1", "holds a list"), ("\x80", "UTF-8")]
 )
-def test_a_preset_file_that_is_no_config_is_refused(tmp_path: Path, text: str, says: str):
+def test_invalid_preset_file_is_rejected(tmp_path: Path, text: str, says: str):
     path = tmp_path / "x.yaml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=says):
         read_preset(str(path))
 
 
-def test_a_text_that_should_hold_a_mapping_and_holds_nothing_is_named_and_an_empty_preset_changes_nothing(
+def test_empty_mapping_is_rejected_but_empty_preset_is_valid(
     tmp_path: Path,
 ):
     with pytest.raises(DataError, match="notes.yaml holds nothing; write some"):
@@ -307,19 +307,19 @@ def test_a_text_that_should_hold_a_mapping_and_holds_nothing_is_named_and_an_emp
     assert read_preset(str(tmp_path / "x.yaml")) == {}
 
 
-def test_an_unknown_preset_names_those_there_are(tmp_path: Path):
+def test_unknown_preset_lists_known_ones(tmp_path: Path):
     with pytest.raises(ConfigError, match="did you mean 'demo'"):
         read_preset("demmo")
     with pytest.raises(ConfigError, match="does not exist; presets shipped: .*demo"):
         read_preset(str(tmp_path / "none.yaml"))
 
 
-def test_the_shipped_presets_are_trees():
+def test_included_presets_are_trees():
     assert {"demo", "mt-nlg-530b", "gpt-125m", "gpt-1.3b"} <= set(preset_names())
     assert all("plan" in read_preset(name) for name in preset_names())
 
 
-def test_a_list_or_a_text_is_too_short_in_plain_words_and_not_because_what_it_holds_is_wrong():
+def test_too_short_values_are_explained_once():
     class Some(Config):
         some: Annotated[tuple[Literal["a", "b"], ...], Field(min_length=1)] = ("a",)
         text: Annotated[str, Field(min_length=2)] = "ab"
@@ -342,7 +342,7 @@ class Counts(Config):
     share: float = 0.0
 
 
-def test_a_whole_number_may_be_written_with_an_exponent_where_one_has_to_stand(tmp_path: Path):
+def test_integers_accept_exponents(tmp_path: Path):
     texts = ["one=2e3", "several=[1.5E3, few, +20e-1, 7]", "named.a=1e+9", "share=2e3", "name=2e3"]
     expected = Counts(one=2000, several=(1500, "few", 2, 7), named={"a": 10**9}, share=2000.0, name="2e3")
     assert build(Counts, parse_assignments(texts)) == expected
@@ -356,14 +356,14 @@ def test_a_whole_number_may_be_written_with_an_exponent_where_one_has_to_stand(t
 @pytest.mark.parametrize(
     "text", ["many", "1e", "e3", "2e-3", "1.5e0", "2_0e1", "9007199254740993e0", "1e999", "nan", "2e3 "]
 )
-def test_what_writes_no_whole_number_exactly_is_none(text: str):
+def test_inexact_exponents_are_rejected_as_integers(text: str):
     for tree, path in (({"one": text}, "one"), ({"several": ["few", text]}, "several.1.*")):
         with pytest.raises(ConfigError, match=f"{path} is '{text}'; it must be a valid integer"):
             build(Counts, tree)
 
 
-def test_values_are_told_as_they_are_written() -> None:
-    """Who copies them into --set, or a file, has what was told."""
+def test_values_are_shown_as_written() -> None:
+    """Users may copy the shown value into --set or a file."""
     was = {"a": None, "b": True, "c": "1f1b", "d": {"start": 1}, "e": [1, None]}
     now = {"a": 1, "b": False, "c": "gpipe", "d": None, "e": []}
     assert differences(was, now) == [
@@ -377,7 +377,7 @@ def test_values_are_told_as_they_are_written() -> None:
         assert parse_assignments([f"a={written(value)}"]) == {"a": value}
 
 
-def test_no_field_of_a_run_takes_a_value_of_another_kind():
+def test_fields_of_a_run_reject_values_of_other_types():
     tree = to_tree(build(RunConfig, read_preset("demo")))
     wrong = {bool: (1, 0.0, "true"), int: (True, "2", "2e3"), float: (False, "0.5", "1e-3")}
     told = 0
@@ -392,7 +392,7 @@ def test_no_field_of_a_run_takes_a_value_of_another_kind():
     assert told > 300
 
 
-def test_a_number_may_have_an_exponent_only_without_quotes(tmp_path: Path):
+def test_exponents_are_numbers_only_without_quotes(tmp_path: Path):
     path = tmp_path / "a.yaml"
     path.write_text("share: 1e-3")
     assert build(Counts, read_preset(str(path))).share == 0.001
@@ -419,7 +419,7 @@ def test_a_number_may_have_an_exponent_only_without_quotes(tmp_path: Path):
         ("gone.yaml", r"preset file gone.yaml does not exist"),
     ],
 )
-def test_a_base_that_names_no_preset_is_refused_in_one_short_line(tmp_path: Path, base: str, message: str):
+def test_invalid_base_is_rejected_in_one_short_line(tmp_path: Path, base: str, message: str):
     path = tmp_path / "a.yaml"
     path.write_text(f"base: {base}")
     with pytest.raises(ConfigError, match=message) as caught:
@@ -427,7 +427,7 @@ def test_a_base_that_names_no_preset_is_refused_in_one_short_line(tmp_path: Path
     assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
 
 
-def test_a_chain_of_bases_has_an_end(tmp_path: Path):
+def test_chain_of_bases_is_bounded(tmp_path: Path):
     for n in range(40):
         (tmp_path / f"{n}.yaml").write_text(f"base: {n + 1}.yaml\nseed: {n}")
     (tmp_path / "40.yaml").write_text("machine: x")
@@ -441,12 +441,12 @@ def test_a_chain_of_bases_has_an_end(tmp_path: Path):
         read_preset(str(tmp_path / "9.yaml"))
 
 
-def test_an_override_of_very_many_sections_is_refused_at_once():
+def test_override_with_many_sections_is_rejected_quickly():
     with pytest.raises(ConfigError, match="has more than 200 sections"):
         parse_assignments(["a." * 5_000 + "b=1"])
 
 
-def test_of_thousands_of_problems_a_few_are_looked_into_and_told(monkeypatch):
+def test_thousands_of_problems_are_shortened(monkeypatch):
     asked = []
     monkeypatch.setattr(config, "nearest", lambda name, *_, **__: asked.append(name) or "")
     with pytest.raises(ConfigError) as caught:
@@ -469,7 +469,7 @@ def test_of_thousands_of_problems_a_few_are_looked_into_and_told(monkeypatch):
         ("a.yaml", "a: !!python/x\x07 1", "not YAML: .*special characters are not allowed"),
     ],
 )
-def test_a_broken_preset_is_told_with_its_format_line_and_column(
+def test_damaged_preset_error_names_format_line_and_column(
     tmp_path: Path, name: str, text: str, message: str
 ):
     (tmp_path / name).write_text(text)
@@ -479,7 +479,7 @@ def test_a_broken_preset_is_told_with_its_format_line_and_column(
 
 
 @pytest.mark.parametrize("name", ["a.yaml", "a.json"])
-def test_a_preset_is_a_regular_file_of_bounded_size(tmp_path: Path, name: str):
+def test_preset_must_be_a_bounded_regular_file(tmp_path: Path, name: str):
     path = tmp_path / name
     os.mkfifo(path)
     with pytest.raises(

@@ -77,7 +77,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.deleted)
-def test_nothing_imports_what_can_be_deleted(row: Row) -> None:
+def test_deletable_modules_are_not_imported_elsewhere(row: Row) -> None:
     gone = "trivium." + row.deleted.removesuffix(".py").replace("/", ".")
     found = [
         f"{m.path}:{node.lineno}"
@@ -91,7 +91,7 @@ def test_nothing_imports_what_can_be_deleted(row: Row) -> None:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.deleted)
-def test_everything_else_works_without_it(row: Row, copy: Path, tmp_path: Path) -> None:
+def test_remaining_modules_work_after_deletion(row: Row, copy: Path, tmp_path: Path) -> None:
     part = copy / row.deleted
     hidden = part.rename(tmp_path / "hidden")
     try:

@@ -1,4 +1,4 @@
-"""What is written as JSON is JSON for every reader, also where a figure is NaN or infinite."""
+"""Written JSON is valid for every reader, also if a figure is NaN or infinite."""
 
 import json
 import math
@@ -32,12 +32,12 @@ def same_but_for_null(written, value):
 
 
 @given(TREES)
-def test_what_is_not_finite_becomes_null_and_all_else_stays(value):
+def test_only_non_finite_numbers_become_null(value):
     assert same_but_for_null(json.loads(dumps(value), parse_constant=refuse), value)
     assert same_but_for_null(finite(value), value)
 
 
-def test_data_that_is_finite_is_written_as_the_standard_library_writes_it():
+def test_finite_data_is_written_as_by_the_standard_library():
     value = {"b": [1.5, (2, "ů")], "a": np.float64(0.1)}
     options = {"sort_keys": True, "indent": 1, "ensure_ascii": False}
     assert dumps(value, **options) == json.dumps(value, **options)
@@ -45,7 +45,7 @@ def test_data_that_is_finite_is_written_as_the_standard_library_writes_it():
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, np.float64("nan")])
-def test_every_writer_of_results_writes_null_for_what_is_not_finite(tmp_path, number):
+def test_every_results_writer_replaces_non_finite_numbers(tmp_path, number):
     results = {"loss": number, "tasks": {"cloze": [{"0": (number, 0.5)}]}}
     expected = {"loss": None, "tasks": {"cloze": [{"0": [None, 0.5]}]}}
     write_json(tmp_path / "results.json", results)

@@ -1,4 +1,4 @@
-"""One reader of JSON lines: a line ends in a line feed, and in nothing that a text may contain."""
+"""JSON lines end with a line feed and nothing that a text may contain."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from trivium.report.collect import _lines, _whole_lines
 from trivium.serving.prompts import read_prompts
 from trivium.training import metrics
 
-# JSON allows all of these unescaped inside a text; `str.splitlines` ends a line at each.
+# JSON allows all of these unescaped inside a string, but `str.splitlines` splits at each.
 SEPARATORS = "a\u2028b\u2029c\u0085d\x7fe"
 BOM = "\ufeff"
 
@@ -43,19 +43,19 @@ READERS = {
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", BOM])
 @pytest.mark.parametrize("name", READERS)
-def test_every_reader_reads_separators_inside_texts_and_byte_order_marks(tmp_path, name, mark, ends):
+def test_readers_accept_unicode_separators_and_byte_order_marks(tmp_path, name, mark, ends):
     read, row = READERS[name]
     path = tmp_path / "a.jsonl"
     path.write_bytes((mark + json.dumps(row, ensure_ascii=False) + ends + ends).encode())
     assert read(path) == [row]
 
 
-def test_lines_are_numbered_from_1_and_blank_ones_are_counted(tmp_path):
+def test_line_numbers_start_at_1_and_count_blank_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"1\n\n \r\n2")
     assert list(read_rows(path, remedy="")) == [Row(1, 1), Row(2, 4)]
     assert split_lines(path.read_bytes()) == [b"1", b"2"]
-    path.write_bytes(b'\xef\xbb\xbf{"a":\r1}\n')  # a carriage return is blank space in JSON
+    path.write_bytes(b'\xef\xbb\xbf{"a":\r1}\n')  # a carriage return is whitespace in JSON
     assert split_lines(path.read_bytes()) == [b'{"a":\r1}']
     assert list(read_lines(path.open("rb"))) == [Line(b'{"a":\r1}', 1)]
     assert text_lines("a\r\n\nb\u2028c\n") == ["a", "", "b\u2028c"] and text_lines("") == []
@@ -75,14 +75,14 @@ def test_lines_are_numbered_from_1_and_blank_ones_are_counted(tmp_path):
         (b"{}\n" + b" " * 90 + b"1", "line 2 has more than 90 B"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named_by_file_line_and_column(tmp_path, content, message):
+def test_unreadable_line_is_named_by_file_line_and_column(tmp_path, content, message):
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
         list(read_rows(path, remedy="mend it", longest_bytes=90 if b"  " in content else 1 << 20))
 
 
-def test_a_long_line_is_refused_before_it_is_read_to_its_end():
+def test_long_line_is_rejected_before_its_end():
     class Endless(io.RawIOBase):
         def readline(self, size=-1):
             assert 0 < size <= 101
@@ -94,7 +94,7 @@ def test_a_long_line_is_refused_before_it_is_read_to_its_end():
 
 
 @pytest.mark.parametrize("name", ["rows", "tasks", "items", "prompts", "report"])
-def test_no_reader_waits_for_a_fifo(tmp_path, name):
+def test_readers_do_not_block_on_fifo(tmp_path, name):
     os.mkfifo(tmp_path / "a.jsonl")
     with pytest.raises(DataError, match="it is a FIFO, not a regular file"):
         READERS[name][0](tmp_path / "a.jsonl")

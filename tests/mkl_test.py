@@ -1,4 +1,4 @@
-"""MKL runs its fast kernels on AMD processors once a definition of ours answers for the processor's maker."""
+"""MKL runs its fast kernels on AMD CPUs if our definition answers the vendor check."""
 
 import signal
 import subprocess
@@ -24,7 +24,7 @@ def test_shared_object_exports_a_function_that_returns_one(tmp_path: Path) -> No
     assert CDLL(str(library))[mkl.SYMBOL]() == 1
 
 
-def test_torch_asks_the_definition_that_was_loaded_before_it(tmp_path: Path) -> None:
+def test_torch_uses_the_preloaded_definition(tmp_path: Path) -> None:
     library = tmp_path / "traps.so"
     library.write_bytes(mkl.shared_object(mkl.SYMBOL, bytes.fromhex("0f0b")))  # an invalid instruction
     command = [sys.executable, "-c", LOAD + "assert torch.backends.mkl.is_available(); " + MULTIPLY, library]

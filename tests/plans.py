@@ -10,7 +10,8 @@ from trivium.plan.plan import Plan
 def small(
     tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any
 ) -> Plan:
-    """A legal reduced plan; `model` and `batch` are merged into its own, `order` and `shards` are the layout's."""
+    """Return a valid reduced plan. `model` and `batch` are merged into its own; `order` and `shards` belong to the
+    layout."""
     model = {"layers": 4, "hidden": 24, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 8}
     batch = {"sequences": 16, "micro": 2}
     layout = {"tensor": tensor, "pipeline": pipeline, "data": data, "chunks": chunks, "context": context}
@@ -24,8 +25,8 @@ def small(
 
 
 def brief(plan: Plan, micro_batches: int = 4) -> Plan:
-    """The plan with no more micro-batches in a step than fill two stages of two chunks each; longer pipelines, and a
-    ramp, keep theirs."""
+    """Return the plan with at most the micro-batches that fill two stages of two chunks; longer pipelines and ramps
+    keep theirs."""
     sequences = micro_batches * plan.batch.micro * plan.layout.data
     if plan.batch.ramp is not None or plan.layout.pipeline > 2 or plan.batch.sequences <= sequences:
         return plan
@@ -34,5 +35,5 @@ def brief(plan: Plan, micro_batches: int = 4) -> Plan:
 
 @cache
 def swept(max_ranks: int) -> tuple[Plan, ...]:
-    """The layouts of the certificate's sweep, drawn once for the tests that a process runs: it takes seconds."""
+    """Return the layouts of the certificate's sweep, drawn once per process because that takes seconds."""
     return tuple(generated_plans(max_ranks))

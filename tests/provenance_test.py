@@ -1,4 +1,4 @@
-"""Laws of provenance: an output appears whole or not at all, and says what it was made of."""
+"""Provenance: an output appears completely or not at all, and its stamp describes how it was made."""
 
 import errno
 import hashlib
@@ -36,7 +36,7 @@ DEEP = pytest.param("[" * 10**5, id="deep")
 WHAT = {"verb": "curate", "config": {"seed": 1}, "inputs": {"harvest": "abc"}}
 
 
-def test_an_output_appears_whole_and_stamped(tmp_path: Path):
+def test_output_appears_complete_and_stamped(tmp_path: Path):
     out = tmp_path / "curated"
     with publishing(out, **WHAT) as partial:
         (partial / "x").write_text("1")
@@ -46,8 +46,8 @@ def test_an_output_appears_whole_and_stamped(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_an_output_is_on_the_disk_before_it_has_its_name_and_the_name_after_that(tmp_path: Path, monkeypatch):
-    """Else a host that loses power may keep the stamp, and lose what it stands for."""
+def test_output_and_its_name_are_synchronised_in_order(tmp_path: Path, monkeypatch):
+    """Otherwise a power loss could keep the stamp but lose the output."""
     out, synced, fsync = tmp_path / "curated", [], os.fsync
 
     def seen(descriptor: int) -> None:
@@ -67,7 +67,7 @@ def test_an_output_is_on_the_disk_before_it_has_its_name_and_the_name_after_that
 
 
 @pytest.mark.parametrize("stop", [ValueError, KeyboardInterrupt])
-def test_an_interrupted_stage_leaves_the_previous_output_and_nothing_else(tmp_path: Path, stop: type):
+def test_interrupted_stage_leaves_previous_output(tmp_path: Path, stop: type):
     out = tmp_path / "curated"
     with publishing(out, **WHAT) as partial:
         (partial / "x").write_text("old")
@@ -78,7 +78,7 @@ def test_an_interrupted_stage_leaves_the_previous_output_and_nothing_else(tmp_pa
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_what_a_killed_stage_left_is_cleared_away(tmp_path: Path):
+def test_leftovers_of_killed_stage_are_removed(tmp_path: Path):
     (tmp_path / ".curated.partial").mkdir()
     (tmp_path / ".curated.partial" / LOCK).touch()
     (tmp_path / ".curated.partial" / "half").write_text("")
@@ -87,8 +87,8 @@ def test_what_a_killed_stage_left_is_cleared_away(tmp_path: Path):
     assert [p.name for p in (tmp_path / "curated").iterdir()] == [STAMP]
 
 
-def test_the_pieces_of_an_output_stay_until_it_has_its_name(tmp_path: Path, monkeypatch):
-    """Waiting for the disk takes as long as the output is large; who is killed meanwhile begins with the pieces."""
+def test_pieces_are_kept_until_publication(tmp_path: Path, monkeypatch):
+    """Synchronising a large output takes long. If it is killed meanwhile, the next run starts with the pieces."""
     out = tmp_path / "curated"
     work_of(out).mkdir()
     real = provenance.sync_tree
@@ -107,7 +107,7 @@ def test_the_pieces_of_an_output_stay_until_it_has_its_name(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_pieces_of_which_some_are_deleted_are_gone_on_with_by_nobody(tmp_path: Path, monkeypatch):
+def test_partly_deleted_pieces_are_not_resumed(tmp_path: Path, monkeypatch):
     work = work_of(tmp_path / "curated")
     pieces(work)
 
@@ -126,13 +126,13 @@ def test_pieces_of_which_some_are_deleted_are_gone_on_with_by_nobody(tmp_path: P
 
 
 def pieces(work: Path) -> None:
-    """As of tokens: the description of the job lies among them."""
+    """Create pieces as tokenization does, with the job description among them."""
     (work / "parts").mkdir(parents=True)
     write_json(work / JOB, {"trivium": "0.1.0"})
 
 
 def pieces_of_jobs(work: Path) -> None:
-    """As of a corpus: each job has a folder, in which a worker that outlives it may write once more."""
+    """Create pieces as curation does: each job has a folder, into which a worker that outlives it may write again."""
     for number, described in enumerate(("whole", "outlived")):
         folder = work / fingerprint(described)
         (folder / "parts").mkdir(parents=True)
@@ -151,7 +151,7 @@ def begun(work: Path) -> None:
 
 @pytest.mark.parametrize("left", [pieces, pieces_of_jobs, nothing, begun])
 @pytest.mark.parametrize("name", [".curated.work", ".curated.work.old"])
-def test_pieces_that_trivium_left_beside_an_output_go_with_it(tmp_path: Path, left, name: str):
+def test_own_pieces_are_deleted_with_publication(tmp_path: Path, left, name: str):
     left(tmp_path / name)
     refuse_others_pieces(work_of(tmp_path / "curated"))
     with publishing(tmp_path / "curated", **WHAT):
@@ -161,13 +161,11 @@ def test_pieces_that_trivium_left_beside_an_output_go_with_it(tmp_path: Path, le
 
 @pytest.mark.parametrize("letter", ["letter", JOB, "d/letter", f"{'0' * 15}/letter", f"{'0' * 16}/letter"])
 @pytest.mark.parametrize("name", [".curated.work", ".curated.work.old"])
-def test_what_somebody_else_left_in_the_place_of_pieces_stays_and_none_are_laid_down_among_it(
-    tmp_path: Path, letter: str, name: str
-):
+def test_foreign_files_in_place_of_pieces_are_kept(tmp_path: Path, letter: str, name: str):
     mine = tmp_path / name / letter
     mine.parent.mkdir(parents=True)
     mine.write_text("dear")
-    if letter.startswith("0" * 16):  # what looks like a job's folder, beside what does not
+    if letter.startswith("0" * 16):  # names that look like a job's folder, and others
         (tmp_path / name / "readme").touch()
     with publishing(tmp_path / "curated", **WHAT):
         pass
@@ -177,7 +175,7 @@ def test_what_somebody_else_left_in_the_place_of_pieces_stays_and_none_are_laid_
         refuse_others_pieces(work_of(tmp_path / "curated"))
 
 
-def test_a_link_in_the_place_of_pieces_goes_without_what_it_leads_to(tmp_path: Path):
+def test_link_in_place_of_pieces_keeps_its_target(tmp_path: Path):
     pieces(tmp_path / "disk")
     (tmp_path / "run").mkdir()
     work = work_of(tmp_path / "run" / "curated")
@@ -186,7 +184,7 @@ def test_a_link_in_the_place_of_pieces_goes_without_what_it_leads_to(tmp_path: P
     assert not list((tmp_path / "run").iterdir()) and (tmp_path / "disk" / JOB).is_file()
 
 
-def test_pieces_of_which_a_kill_left_half_are_still_known(tmp_path: Path, monkeypatch):
+def test_half_deleted_pieces_are_recognised(tmp_path: Path, monkeypatch):
     work = work_of(tmp_path / "curated")
     pieces(work)
     right = provenance.shutil.rmtree
@@ -205,7 +203,7 @@ def test_pieces_of_which_a_kill_left_half_are_still_known(tmp_path: Path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_a_link_in_the_place_of_an_unfinished_output_costs_nothing_that_it_leads_to(tmp_path: Path):
+def test_link_in_place_of_unfinished_output_keeps_its_target(tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").write_text("dear")
     (tmp_path / "run").mkdir()
@@ -217,9 +215,7 @@ def test_a_link_in_the_place_of_an_unfinished_output_costs_nothing_that_it_leads
 
 @pytest.mark.parametrize("name", [".curated.partial", ".curated.old"])
 @pytest.mark.parametrize("there", [True, False], ids=["with an output", "without"])
-def test_what_somebody_else_left_beside_an_output_is_not_taken_for_what_a_crash_left(
-    tmp_path: Path, name: str, there: bool
-):
+def test_foreign_folder_is_not_taken_for_leftovers(tmp_path: Path, name: str, there: bool):
     if there:
         with publishing(tmp_path / "curated", **WHAT):
             pass
@@ -233,10 +229,8 @@ def test_what_somebody_else_left_beside_an_output_is_not_taken_for_what_a_crash_
 
 
 @pytest.mark.parametrize("name", [".curated.partial", ".curated.old"])
-def test_what_a_kill_left_half_deleted_beside_an_output_is_still_known(
-    tmp_path: Path, monkeypatch, name: str
-):
-    """Whatever the order in which the system lists it."""
+def test_half_deleted_output_is_recognised(tmp_path: Path, monkeypatch, name: str):
+    """This must hold for any order in which the system lists files."""
     out, names = tmp_path / "curated", ("a", "z", ".a", "~")
     right = Path.unlink
 
@@ -261,7 +255,7 @@ def test_what_a_kill_left_half_deleted_beside_an_output_is_still_known(
     assert [path.name for path in tmp_path.iterdir()] == ["curated"]
 
 
-def test_two_processes_do_not_make_one_output_of_halves(tmp_path: Path):
+def test_concurrent_writers_of_one_output_are_rejected(tmp_path: Path):
     out = tmp_path / "tokens"
     with publishing(out, **WHAT) as first:
         (first / "x").write_text("1")
@@ -273,7 +267,7 @@ def test_two_processes_do_not_make_one_output_of_halves(tmp_path: Path):
         assert [p.name for p in again.iterdir()] == [LOCK]
 
 
-def test_where_a_file_system_has_no_locks_an_output_is_written_all_the_same(tmp_path: Path, monkeypatch):
+def test_output_is_written_without_file_locks(tmp_path: Path, monkeypatch):
     def without_locks(*_) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -283,7 +277,7 @@ def test_where_a_file_system_has_no_locks_an_output_is_written_all_the_same(tmp_
     assert stamp_hash(tmp_path / "tokens")
 
 
-def test_a_crash_between_the_renames_loses_no_output(tmp_path: Path):
+def test_crash_between_renames_loses_no_output(tmp_path: Path):
     with publishing(tmp_path / "curated", **WHAT) as partial:
         (partial / "x").write_text("old")
     (tmp_path / "curated").rename(tmp_path / ".curated.old")
@@ -295,11 +289,11 @@ def test_a_crash_between_the_renames_loses_no_output(tmp_path: Path):
 @pytest.mark.parametrize(
     "change", [{"verb": "b"}, {"config": {"seed": 2}}, {"inputs": {"harvest": "abd"}}, {"inputs": {}}]
 )
-def test_the_key_changes_with_verb_config_and_inputs(change: dict):
+def test_key_depends_on_verb_config_and_inputs(change: dict):
     assert stage_key(**WHAT) != stage_key(**{**WHAT, **change})
 
 
-def test_the_key_does_not_depend_on_order():
+def test_key_does_not_depend_on_order():
     assert (
         fingerprint({"a": 1, "b": [1, 2]})
         == fingerprint({"b": [1, 2], "a": 1})
@@ -308,13 +302,13 @@ def test_the_key_does_not_depend_on_order():
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", "", DEEP])
-def test_a_damaged_stamp_means_unfinished(tmp_path: Path, damage: str):
+def test_damaged_stamp_means_unfinished(tmp_path: Path, damage: str):
     (tmp_path / STAMP).write_text(damage)
     assert read_stamp(tmp_path) is None
     assert stamp_hash(tmp_path) == "" == stamp_hash(tmp_path / "absent")
 
 
-def test_the_stamp_says_with_what_an_output_was_made():
+def test_stamp_describes_how_output_was_made():
     stamp = describe(**WHAT)
     assert {
         "command",
@@ -329,14 +323,14 @@ def test_the_stamp_says_with_what_an_output_was_made():
     } <= stamp.keys()
 
 
-def test_json_is_replaced_in_one_step(tmp_path: Path):
+def test_json_is_replaced_atomically(tmp_path: Path):
     write_json(tmp_path / "x.json", {"b": 1, "a": "é"})
     write_json(tmp_path / "x.json", {"b": 2})
     assert json.loads((tmp_path / "x.json").read_text()) == {"b": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_json_is_not_written_through_a_link_with_the_name_of_its_unfinished_file(tmp_path: Path):
+def test_json_is_not_written_through_a_link(tmp_path: Path):
     mine, path = tmp_path / "letter", tmp_path / "x.json"
     mine.write_text("dear")
     (tmp_path / f".x.json.{os.getpid()}.partial").symlink_to(mine)
@@ -345,7 +339,7 @@ def test_json_is_not_written_through_a_link_with_the_name_of_its_unfinished_file
     assert not path.is_symlink()
 
 
-def test_two_processes_may_write_the_same_json_at_once(tmp_path: Path, monkeypatch):
+def test_json_may_be_written_concurrently(tmp_path: Path, monkeypatch):
     path, fsync = tmp_path / "seconds.json", os.fsync
 
     def let_another_write_meanwhile(descriptor: int) -> None:
@@ -360,7 +354,7 @@ def test_two_processes_may_write_the_same_json_at_once(tmp_path: Path, monkeypat
     assert json.loads(path.read_text()) == {"this": 1}
 
 
-def test_json_for_which_there_was_no_room_leaves_nothing(tmp_path: Path, monkeypatch):
+def test_failed_write_leaves_no_json(tmp_path: Path, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -372,13 +366,13 @@ def test_json_for_which_there_was_no_room_leaves_nothing(tmp_path: Path, monkeyp
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
 
 
-def test_the_hash_of_a_file_is_sha256(tmp_path: Path):
+def test_file_hash_is_sha256(tmp_path: Path):
     (tmp_path / "x").write_bytes(b"abc" * 100_000)
     assert file_sha256(tmp_path / "x") == hashlib.sha256(b"abc" * 100_000).hexdigest()
 
 
-def test_json_is_on_the_disk_under_its_name_when_it_is_said_to_be(tmp_path: Path, monkeypatch):
-    """What is in the file before it gets its name, and the name afterwards."""
+def test_json_is_durable(tmp_path: Path, monkeypatch):
+    """Check the content before the rename, and the name after it."""
     synced, fsync = [], os.fsync
 
     def seen(descriptor: int) -> None:
@@ -393,7 +387,7 @@ def test_json_is_on_the_disk_under_its_name_when_it_is_said_to_be(tmp_path: Path
 @pytest.mark.parametrize(
     "content", ["[1]", "7", '"text"', "{}", '{"format": "other"}', "{", b"\xff\xfe", DEEP]
 )
-def test_a_manifest_that_is_none_is_named_with_what_to_do(tmp_path, content):
+def test_invalid_manifest_is_named_with_remedy(tmp_path, content):
     path = tmp_path / "manifest.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     for read, remedy in (
@@ -406,7 +400,7 @@ def test_a_manifest_that_is_none_is_named_with_what_to_do(tmp_path, content):
             read(tmp_path / "nowhere")
 
 
-def test_plain_data_with_a_name_that_is_no_utf8_is_read_as_it_was_written(tmp_path: Path):
+def test_non_utf8_names_round_trip(tmp_path: Path):
     value = {os.fsdecode(b"caf\xe9"): ["é", "新闻", os.fsdecode(b"\xff")]}
     write_json(tmp_path / "x.json", value)
     assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == value
@@ -414,13 +408,13 @@ def test_plain_data_with_a_name_that_is_no_utf8_is_read_as_it_was_written(tmp_pa
 
 
 @pytest.mark.parametrize("place", [".", "/"])
-def test_a_folder_in_place_of_a_file_is_refused_as_one(place: str) -> None:
+def test_folder_in_place_of_file_is_rejected(place: str) -> None:
     with pytest.raises(IsADirectoryError) as refused:
         write_json(Path(place), {})
     assert refused.value.filename == place
 
 
-def test_a_file_that_is_written_before_it_has_its_name_overwrites_nothing_that_a_link_leads_to(
+def test_temporary_file_does_not_overwrite_link_target(
     tmp_path: Path,
 ) -> None:
     mine = tmp_path / "mine"

@@ -1,4 +1,4 @@
-"""A backward whose weight gradients may be put off, and then are computed at once."""
+"""A backward pass with deferred weight gradients, which are computed immediately afterwards."""
 
 import torch
 
@@ -6,7 +6,7 @@ from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 
 def backward(y: torch.Tensor, grad: torch.Tensor, later: WeightGradients) -> None:
-    """Every gradient of y, also of weights whose gradient is an action of its own."""
+    """Compute every gradient of y, including weight gradients that are separate actions."""
     with later.put_off("key"):
         y.backward(grad)
     later.finish("key", lambda parameter: None)

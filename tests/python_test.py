@@ -1,4 +1,4 @@
-"""`import trivium` is a library: it starts at once, names what docs/python.md names, and that page's examples run."""
+"""`import trivium` is fast, has the names of docs/python.md, and the examples of that page run."""
 
 import ast
 import importlib.util
@@ -33,13 +33,13 @@ WITHOUT_TORCH = (
 
 
 def modules_after(code: str) -> set[str]:
-    """What a new process has imported once it ran `code`."""
+    """Return the modules that a new process has imported after running `code`."""
     told = "\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code + told], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
-def test_importing_trivium_reads_nothing_else():
+def test_importing_trivium_imports_nothing_else():
     found = modules_after("import trivium; trivium.__version__; dir(trivium)")
     assert {m for m in found if m.startswith("trivium.")} == set()
     assert not found & {"torch", "numpy", "pydantic", "yaml"}
@@ -50,12 +50,12 @@ def test_planning_imports_no_torch():
 
 
 def test_training_and_reading_import_no_compiler():
-    """It takes 60 MiB of every rank, and is imported where a plan asks for it."""
+    """The compiler takes 60 MiB per rank, and is imported only if a plan uses it."""
     found = modules_after("import trivium.training.loop, trivium.model.generate")
     assert "torch" in found and "torch._dynamo" not in found
 
 
-def test_every_name_is_found_and_the_same_for_type_checkers():
+def test_names_are_found_at_run_time_and_by_type_checkers():
     tree = ast.parse(Path(trivium.__file__).read_text("utf-8"))
     (block,) = (
         node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
@@ -67,26 +67,26 @@ def test_every_name_is_found_and_the_same_for_type_checkers():
         for alias in node.names
     }
     assert told == {name: f"trivium.{home}.{name}" for name, home in trivium._HOMES.items()}
-    # seen by a type checker, it would make every misspelt name one of ours
+    # visible to a type checker, it would make every misspelt name valid
     assert "__getattr__" not in {getattr(node, "name", None) for node in tree.body}
     assert set(trivium.__all__) == {*told, "__version__"} <= set(dir(trivium))
     for name in told:
         assert getattr(trivium, name).__name__ == name
 
 
-def test_the_page_names_every_name():
+def test_docs_list_every_name():
     table = PAGE.partition("| what a run is |")[2].partition("Docstrings give")[0]
     assert set(re.findall(r"`(\w+)`", table)) == set(trivium.__all__) - {"__version__"}
 
 
-def test_a_name_that_is_not_there_is_told():
+def test_missing_name_is_reported():
     with pytest.raises(AttributeError, match="'trivium' has no attribute 'Plann'"):
         trivium.Plann  # noqa: B018
-    assert "trivium.cost" in modules_after("from trivium import cost")  # a package is still found
+    assert "trivium.cost" in modules_after("from trivium import cost")  # subpackages are still found
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_each_example_of_the_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_example_of_the_docs_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     code = EXAMPLES[name]
     if "transformers" in code and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
@@ -97,7 +97,7 @@ def test_each_example_of_the_page_runs(name: str, tmp_path: Path, monkeypatch: p
 
 
 def leave_a_run(run: Path) -> None:
-    """What `make demo` leaves, as far as a model that answers needs it."""
+    """Create what `make demo` leaves, as far as a model needs it to answer."""
     from evaluation.models import plan_of, write_checkpoint
 
     for folder in ("training", "tokens"):
@@ -106,7 +106,7 @@ def leave_a_run(run: Path) -> None:
     (run / "training" / "tokenizer.json").rename(run / "tokens" / "tokenizer.json")
 
 
-def test_a_preset_gives_its_plan_with_changes_on_top():
+def test_preset_gives_plan_with_overrides():
     plan = trivium.Plan.from_preset("gpt-1.3b", "layout.tensor=2", "layout.data=16")
     assert (plan.model.layers, plan.layout.tensor, plan.layout.data) == (24, 2, 16)
     with pytest.raises(ConfigError, match="layout.tensr"):
@@ -118,7 +118,7 @@ def test_a_preset_gives_its_plan_with_changes_on_top():
 SHAPE = {"layers": 1, "hidden": 8, "heads": 2, "vocabulary": 10, "sequence": 4}
 
 
-def test_windows_of_an_array_predict_each_token_once_and_begin_again():
+def test_array_windows_predict_each_token_once_and_repeat():
     plan = trivium.Plan(model=SHAPE, batch={"sequences": 2})
     ids = np.arange(1, 10, dtype=np.uint16)  # two windows
     first, second = (trivium.Samples.of_ids(ids, plan, step) for step in (0, 1))
@@ -137,13 +137,13 @@ def test_windows_of_an_array_predict_each_token_once_and_begin_again():
         (np.arange(-1, 9), "from -1 to 3"),
     ],
 )
-def test_an_array_that_cannot_be_trained_on_is_refused(ids: np.ndarray, told: str):
+def test_untrainable_array_is_rejected(ids: np.ndarray, told: str):
     plan = trivium.Plan(model=SHAPE, batch={"sequences": 1})
     with pytest.raises(trivium.DataError, match=told):
         trivium.Samples.of_ids(ids, plan, 0).read(0, 1)
 
 
-def test_a_pair_of_megatron_is_an_array(tmp_path: Path):
+def test_megatron_pair_is_an_array(tmp_path: Path):
     writer = ShardWriter(tmp_path / "my_text_document", dtype="uint16")
     writer.append(np.arange(9), np.array([4, 5]))
     writer.close()
@@ -152,7 +152,7 @@ def test_a_pair_of_megatron_is_an_array(tmp_path: Path):
     assert trivium.Samples.of_ids(ids, plan, 1).read(1, 1).targets.tolist() == [[5, 6, 7, 8]]
 
 
-def test_a_saved_state_goes_on_as_if_nothing_had_been(tmp_path: Path):
+def test_saved_state_continues_identically(tmp_path: Path):
     from trivium import AdamRule, Checkpoint, Mesh, Plan, Samples, Trainer, published, restore, save_state
 
     plan = Plan(model=SHAPE, batch={"sequences": 2})
@@ -176,22 +176,22 @@ def test_a_saved_state_goes_on_as_if_nothing_had_been(tmp_path: Path):
 
 
 @pytest.mark.parametrize("layout", [{"data": 2}, {"context": 2}, {"tensor": 2}, {"pipeline": 2}])
-def test_a_mesh_of_another_layout_is_refused(layout: dict[str, int]):
-    """One process does its share of the plan and nobody the rest: half of the batch, and half of its loss."""
+def test_mesh_of_other_layout_is_rejected(layout: dict[str, int]):
+    """A process would do only its share of the plan: half of the batch and half of its loss."""
     plan = trivium.Plan(model=SHAPE | {"layers": 2}, layout=layout, batch={"sequences": 2}).checked()
     (axis,) = layout
     with pytest.raises(ConfigError, match=rf"plan\.layout\.{axis} is 2, and the mesh was connected for 1"):
         trivium.Trainer(plan, trivium.Mesh.single(), seed=1, rule=trivium.AdamRule())
 
 
-def test_a_mesh_of_other_ends_is_refused():
+def test_mesh_of_other_end_token_is_rejected():
     mesh = trivium.Mesh.single()
     mesh.refuse_other(trivium.Layout(), (0,))
     with pytest.raises(ConfigError, match=r"other ends .*pipeline ranks \[0, 1\].*ends=plan\.ends"):
         replace(mesh, pipeline=replace(mesh.pipeline, ranks=(0, 1))).refuse_other(trivium.Layout(), (0, 1))
 
 
-def test_a_path_may_be_a_text(tmp_path: Path):
+def test_path_may_be_a_string(tmp_path: Path):
     from trivium import (
         AdamRule,
         Checkpoint,
@@ -234,14 +234,14 @@ def test_a_path_may_be_a_text(tmp_path: Path):
         trivium.start(job)
 
 
-def test_a_search_for_a_step_of_nothing_is_refused():
+def test_search_for_empty_step_is_rejected():
     subject = trivium.Subject(trivium.ModelShape(**SHAPE), 0, trivium.Precision())
     with pytest.raises(ConfigError, match="a step of 0 sequences trains on nothing; give 1 or more"):
         trivium.search(subject, trivium.machine_named("selene"), ranks=8)
 
 
 @pytest.mark.parametrize("lr", [float("nan"), float("inf"), -1e-3])
-def test_a_rate_that_would_spoil_every_weight_is_refused(lr: float):
+def test_destructive_learning_rate_is_rejected(lr: float):
     plan = trivium.Plan(model=SHAPE, batch={"sequences": 2})
     ids = np.arange(1, 100) % 10
     trainer = trivium.Trainer(plan, trivium.Mesh.single(), seed=1, rule=trivium.AdamRule())
@@ -250,7 +250,7 @@ def test_a_rate_that_would_spoil_every_weight_is_refused(lr: float):
     assert trainer.validate(trivium.Samples.of_ids(ids, plan, 0)) > 0
 
 
-def test_what_a_model_cannot_be_asked_is_refused(tmp_path: Path):
+def test_impossible_requests_are_rejected(tmp_path: Path):
     from trivium import AdamRule, Drawing, Mesh, NativeScorer, Plan, Trainer, Writer, save_state
 
     train_tokenizer(["some words"] * 3, 260).save(tmp_path / "tokenizer.json")

@@ -12,7 +12,7 @@ from trivium.comms.launch import Place, connected, run_ranks
 
 
 def ranks(*sizes: int, timeout_seconds: float = 60) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The decorated function runs once on every rank of a job of each size, with its `place` first."""
+    """Run the decorated function once on every rank of a job of each size, with its `place` as first argument."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @pytest.mark.parametrize("world_size", sizes)
@@ -35,7 +35,7 @@ def on_ranks(
 
 
 def free_port() -> int:
-    """A port at which ranks that think others started them may meet."""
+    """Return a free port for the rendezvous of externally started ranks."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

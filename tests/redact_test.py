@@ -1,4 +1,4 @@
-"""User names, passwords and tokens of URLs are taken out, and nothing else is."""
+"""User names, passwords and tokens are removed from URLs, and nothing else."""
 
 import pytest
 
@@ -18,7 +18,7 @@ SECRET = "s3cr3t"
         f"https://user:a/{SECRET}@host/x",
         f"https://user:a#{SECRET}@host/x",
         f"s3://key:{SECRET}@bucket/x",
-        f"s3:/key:{SECRET}@bucket/x",  # as Path writes it
+        f"s3:/key:{SECRET}@bucket/x",  # as Path normalises it
         f"ray://user:{SECRET}@head:10001",
         f"simplecache::https://user:{SECRET}@host/x",
         f"git+https://x:{SECRET}@host/r.git@v1",
@@ -41,7 +41,7 @@ SECRET = "s3cr3t"
         f"HTTPS://HOST/X?TOKEN={SECRET}",
     ],
 )
-def test_a_secret_of_a_url_is_hidden_wherever_it_stands(text):
+def test_secrets_in_urls_are_hidden(text):
     for found in (
         redact(text),
         redacted({text: [text, (text,)]}),
@@ -67,5 +67,5 @@ def test_a_secret_of_a_url_is_hidden_wherever_it_stands(text):
         "",
     ],
 )
-def test_what_is_no_secret_is_left_as_it_is(text):
+def test_other_text_is_unchanged(text):
     assert redact(text) == text and not list(secrets_in({"a": text}))

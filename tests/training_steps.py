@@ -1,4 +1,4 @@
-"""A few steps of a trainer on random rows."""
+"""A few training steps on random rows."""
 
 from trivium.certify.reference import random_rows
 from trivium.training.trainer import Samples, Trainer

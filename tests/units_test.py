@@ -1,4 +1,4 @@
-"""Laws of units: what is printed can be read, and what is read is what was meant."""
+"""Units: formatted values can be parsed, and parsed values are correct."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ from trivium.units import format_bytes, format_count, format_flops, format_secon
         (80 << 30, "80 GiB"),
     ],
 )
-def test_bytes_are_printed_in_powers_of_1024(value: float, text: str):
+def test_bytes_are_formatted_in_powers_of_1024(value: float, text: str):
     assert format_bytes(value) == text
 
 
@@ -35,11 +35,11 @@ def test_bytes_are_printed_in_powers_of_1024(value: float, text: str):
         (339e9, "339B"),
     ],
 )
-def test_counts_are_printed_in_powers_of_1000(value: float, text: str):
+def test_counts_are_formatted_in_powers_of_1000(value: float, text: str):
     assert format_count(value) == text
 
 
-def test_flops_are_printed_with_their_unit():
+def test_flops_are_formatted_with_unit():
     assert format_flops(3.12e14) == "312 TFLOP"
 
 
@@ -58,22 +58,22 @@ def test_flops_are_printed_with_their_unit():
         (2007 * 86400, "2,007 days"),
     ],
 )
-def test_seconds_are_printed_in_the_unit_a_person_would_choose(value: float, text: str):
+def test_seconds_are_formatted_in_suitable_unit(value: float, text: str):
     assert format_seconds(value) == text
 
 
 @given(st.floats(min_value=59, max_value=61) | st.floats(min_value=119, max_value=7300))
-def test_no_time_is_printed_with_sixty_seconds_or_sixty_minutes(value: float):
+def test_times_never_have_sixty_seconds_or_minutes(value: float):
     assert "60 s" not in format_seconds(value) and "60 min" not in format_seconds(value)
 
 
 @given(st.floats(min_value=1e-9, max_value=1e12))
-def test_no_time_is_printed_with_an_exponent(value: float):
+def test_times_have_no_exponent(value: float):
     assert "e+" not in format_seconds(value)
 
 
 @given(st.integers(min_value=0, max_value=10**15))
-def test_a_printed_count_reads_back_to_three_digits(value: int):
+def test_formatted_count_parses_to_three_digits(value: int):
     assert parse_count(format_count(value)) == pytest.approx(value, rel=0.006)
 
 
@@ -81,16 +81,16 @@ def test_a_printed_count_reads_back_to_three_digits(value: int):
     ("text", "value"),
     [("12B", 12 * 10**9), ("4KiB", 4096), ("1_000", 1000), ("1.5M", 1_500_000), ("2e9", 2 * 10**9)],
 )
-def test_quantities_are_read_with_their_factor(text: str, value: int):
+def test_quantities_are_parsed_with_factor(text: str, value: int):
     assert parse_count(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "B", "12 apples", "-3", "1..2K", "1e400", "1e300Q", "1e300", "9.3e18"])
-def test_what_is_not_a_quantity_is_refused_with_its_text(text: str):
+def test_invalid_quantity_is_rejected_with_its_text(text: str):
     with pytest.raises(ConfigError, match=f"'{text}' is not a quantity"):
         parse_count(text)
 
 
-def test_of_many_numbers_the_first_are_listed_and_the_others_counted() -> None:
+def test_long_list_is_shortened_with_count() -> None:
     assert listed([]) == "" and listed([3, 5]) == "3, 5" and listed(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
     assert listed(range(2240)) == "0, 1, 2, 3, 4, 5, 6, 7 and 2,232 more"

@@ -1,4 +1,4 @@
-"""Files that others may have written: what is not a regular file, is too large or nested too deeply is refused."""
+"""Foreign files: special files, too large files and deeply nested content are rejected."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from trivium.errors import DataError
 from trivium.untrusted import (
-    MOST_LEVELS,
+    MAX_NESTING_LEVELS,
     UnfitFile,
     open_regular,
     parse_json,
@@ -21,7 +21,7 @@ from trivium.untrusted import (
 
 
 def special_files(folder):
-    """Paths that must not be read, and the word that names each."""
+    """Create paths that must not be read, with the word that names each."""
     os.mkfifo(folder / "fifo")
     (folder / "to-fifo").symlink_to(folder / "fifo")
     (folder / "endless").symlink_to("/dev/zero")
@@ -42,7 +42,7 @@ def test_only_regular_files_are_opened(tmp_path):
         open_regular(tmp_path / "none")
 
 
-def test_refused_files_leave_no_descriptor_open(tmp_path):
+def test_rejected_files_leave_no_open_descriptor(tmp_path):
     special_files(tmp_path)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for name in ("fifo", "endless", "."):
@@ -51,7 +51,7 @@ def test_refused_files_leave_no_descriptor_open(tmp_path):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_file_larger_than_its_limit_is_refused(tmp_path):
+def test_file_above_limit_is_rejected(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"x" * 10)
     assert read_bytes(path, 10) == b"x" * 10
@@ -59,7 +59,7 @@ def test_a_file_larger_than_its_limit_is_refused(tmp_path):
         read_bytes(path, 9)
 
 
-def test_memory_is_asked_for_by_the_size_of_a_file_and_not_by_its_limit(tmp_path):
+def test_allocation_follows_file_size_not_limit(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"x" * 10)
     tracemalloc.start()
@@ -70,9 +70,7 @@ def test_memory_is_asked_for_by_the_size_of_a_file_and_not_by_its_limit(tmp_path
         tracemalloc.stop()
 
 
-def test_a_file_that_states_no_size_or_grows_is_read_to_its_end_and_refused_above_the_limit(
-    tmp_path, monkeypatch
-):
+def test_file_of_unknown_size_is_read_up_to_limit(tmp_path, monkeypatch):
     stated = Path("/proc/self/status")
     assert stated.stat().st_size == 0
     assert read_bytes(stated).startswith(b"Name:")
@@ -86,7 +84,7 @@ def test_a_file_that_states_no_size_or_grows_is_read_to_its_end_and_refused_abov
             read_bytes(path, limit)
 
 
-def test_a_byte_order_mark_is_not_text(tmp_path):
+def test_byte_order_mark_is_removed(tmp_path):
     path = tmp_path / "a"
     path.write_bytes("\ufeff{}".encode())
     assert read_text(path) == "{}" and read_json(path) == {}
@@ -96,26 +94,26 @@ def test_a_byte_order_mark_is_not_text(tmp_path):
     "text",
     ['{"a": 1, "a": [2.5, -0.0, 1e400, NaN]}', '"\\ud800"', "12345678901234567890123", '"\u2028"', " [] "],
 )
-def test_json_is_read_as_the_standard_library_reads_it(text):
+def test_json_is_read_as_by_the_standard_library(text):
     assert repr(parse_json(text)) == repr(parse_json(text.encode())) == repr(json.loads(text))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1,]", "nan", "[1] x", "'a'", b"\xff", "1" * 5000])
-def test_what_is_not_json_is_a_value_error(text):
+def test_invalid_json_is_a_value_error(text):
     with pytest.raises(ValueError):
         parse_json(text)
 
 
 @pytest.mark.parametrize("hooks", [{}, {"parse_float": float}])
 @pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
-def test_nesting_is_bounded_alike_wherever_it_is_read(opened, closed, hooks):
+def test_nesting_is_bounded_in_every_reader(opened, closed, hooks):
     def nested(levels):
         return opened * levels + "1" + closed * levels
 
-    parse_json(nested(MOST_LEVELS), **hooks)
-    # half a surrogate pair is read by the standard library only, and brackets in a text are not nesting
+    parse_json(nested(MAX_NESTING_LEVELS), **hooks)
+    # only the standard library accepts lone surrogates; brackets in strings are not nesting
     flat = json.dumps({"a": "[" * 300 + '\\"', "b": "\ud800"})
     assert parse_json(flat, **hooks) == json.loads(flat)
-    for levels in (MOST_LEVELS + 1, 480, 100_000):
-        with pytest.raises(ValueError, match=f"nested more than {MOST_LEVELS} levels"):
+    for levels in (MAX_NESTING_LEVELS + 1, 480, 100_000):
+        with pytest.raises(ValueError, match=f"nested more than {MAX_NESTING_LEVELS} levels"):
             parse_json(nested(levels), **hooks)

@@ -1,4 +1,4 @@
-"""The accelerator's host without an accelerator: what it needs is named, and its report says what is true."""
+"""The GPU checks on a machine without GPU: missing requirements are named, and the report is correct."""
 
 import subprocess
 import sys

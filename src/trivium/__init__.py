@@ -1,13 +1,13 @@
 """Trivium: train GPT-class language models as MT-NLG 530B was trained, from crawl to report, with proofs.
 
-What a program may import from here is listed below; docs/python.md shows it at work. Each name is looked up when it is
-first asked for, so that `import trivium` reads nothing else, and planning never imports torch.
+The public names are listed below; docs/python.md shows how to use them. Each name is imported on first use, so that
+`import trivium` is fast and planning never imports torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for editors and type checkers; _HOMES says the same at run time
+if TYPE_CHECKING:  # for editors and type checkers; _HOMES does the same at run time
     from trivium.checkpoint.format import published as published
     from trivium.checkpoint.load import Checkpoint as Checkpoint
     from trivium.comms.launch import connected as connected
@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # for editors and type checkers; _HOMES says the same at run 
 __version__ = "0.1.0"
 
 _HOMES = {
-    # without torch: what a run is, and what it costs
+    # without torch: plans and costs
     "Plan": "plan.plan",
     "ModelShape": "plan.model_shape",
     "Layout": "plan.layout",
@@ -85,7 +85,7 @@ _HOMES = {
     "TrainingConfig": "training.config",
     "TrainingJob": "training.loop",
     "start": "training.supervision.job",
-    # use: checkpoints that answer, write and travel
+    # use of checkpoints: scoring, generation and conversion
     "Checkpoint": "checkpoint.load",
     "published": "checkpoint.format",
     "Target": "interchange.target",
@@ -96,7 +96,7 @@ _HOMES = {
     "Drawing": "serving.config",
     "export_hf": "interchange.export",
     "import_hf": "interchange.bring",
-    # what all of them raise
+    # errors
     "TriviumError": "errors",
     "ConfigError": "errors",
     "MachineError": "errors",
@@ -106,7 +106,7 @@ _HOMES = {
 __all__ = ("__version__", *_HOMES)
 
 
-if not TYPE_CHECKING:  # a type checker that sees this takes any name for one of ours
+if not TYPE_CHECKING:  # a type checker that sees this function accepts any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:

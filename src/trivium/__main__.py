@@ -1,4 +1,4 @@
-"""`python -m trivium`, and so `torchrun … -m trivium train`: the command line."""
+"""Entry point of `python -m trivium`, and thereby of `torchrun … -m trivium train`."""
 
 from trivium.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Configs are frozen pydantic models; presets are YAML; overrides are typed and applied together."""
+"""Frozen pydantic configs, presets in YAML, and typed overrides that are applied together."""
 
 import difflib
 import json
@@ -16,22 +16,22 @@ from pydantic_core import PydanticCustomError, core_schema
 from trivium.errors import ConfigError, TriviumError, nearest
 from trivium.plain_yaml import Exponent, read_yaml, yaml_problem
 from trivium.units import shown
-from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, MOST_LEVELS, parse_json, read_text
+from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, MAX_NESTING_LEVELS, parse_json, read_text
 
-MOST_BASES = 32  # files that a preset inherits from, one through the other
-MOST_PROBLEMS = 20  # that one message lists
-_SPELT_LIKE = 0.7  # of two names, by difflib
-_EXACT_BELOW = 2**53  # whole numbers that a float holds, each as itself
+MAX_PRESET_CHAIN = 32  # files in a chain of `base:`
+MAX_LISTED_PROBLEMS = 20
+_MIN_NAME_SIMILARITY = 0.7  # ratio of difflib
+_MAX_EXACT_INTEGER = 2**53  # in a float
 Tree = dict[str, Any]
 ModelT = TypeVar("ModelT", bound="Config")
-MOST = 2**63 - 1  # of what is counted: 64 bits hold it
+MOST = 2**63 - 1  # Counts fit into 64 bits.
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=MOST)]
 Weight = Annotated[float, Field(ge=0, le=MOST)]  # of one among several, in any unit
 
 
 def _unconverted(schema: Any) -> Any:
-    """A schema of pydantic in which numbers and truth values are taken from values of their own kind alone."""
+    """Return a pydantic schema that accepts numbers and booleans only from values of their own type."""
     if isinstance(schema, list | tuple):
         return type(schema)(map(_unconverted, schema))
     if not isinstance(schema, dict):
@@ -40,7 +40,7 @@ def _unconverted(schema: Any) -> Any:
     match inner:
         case {"type": "int" | "float" | "bool"}:
             return {**inner, "strict": True}
-        case {"type": "literal", "expected": [int(), *_]}:  # as which true would pass for 1
+        case {"type": "literal", "expected": [int(), *_]}:  # Without this, true would be accepted as 1.
             return core_schema.no_info_before_validator_function(_no_truth_value, inner)
     return inner
 
@@ -52,32 +52,32 @@ def _no_truth_value(value: Any) -> Any:
 
 
 class Config(BaseModel):
-    """Base of every config: immutable. An unknown key, a number that is not finite, and a value of another kind (true
-    or a text where a number is wanted) are errors."""
+    """Base of all configs. Configs are immutable. Unknown keys, numbers that are not finite, and values of another
+    type (such as true or a string for a number) are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
-    # What to do where a value is required and none was given.
+    # What to do if a required value is missing.
     remedy: ClassVar[str] = "give it in the file, or with --set {path}=VALUE"
 
     @classmethod
     def meant(cls, name: str, paths: Mapping[str, str]) -> Iterable[str]:
-        """The paths of fields that an unknown name may mean. paths: those there are, with the last part of each."""
+        """Return the paths of fields that an unknown name may stand for. paths: {path: its last part} of all fields."""
         return [path for path, last in paths.items() if last == name]
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """The schema of pydantic, which takes true for 1, 1 for true and "2" for 2, without these conversions."""
+        """Return pydantic's schema without its conversions of true to 1, 1 to true and "2" to 2."""
         return _unconverted(handler(source))
 
 
 def preset_names() -> list[str]:
-    """Names of the presets shipped inside the package."""
+    """Return the names of the included presets."""
     return sorted({*shipped_names("presets"), *_family_presets()})
 
 
 @cache
 def _family_presets() -> Mapping[str, tuple[Path, Tree]]:
-    """Presets of families by name: each file of families/ may have several, for the sizes of its models."""
+    """Return presets of families by name. Each file of families/ may have several, for the sizes of its models."""
     files = [shipped(f"families/{name}.yaml") for name in shipped_names("families")]
     trees = {
         path: mapping_of_yaml(read_text(path), str(path), "presets are a mapping by name") for path in files
@@ -86,19 +86,21 @@ def _family_presets() -> Mapping[str, tuple[Path, Tree]]:
 
 
 def shipped(place: str) -> Path:
-    """A file or folder inside the package, as presets/blends."""
+    """Return the path of a file or folder inside the package, such as presets/blends."""
     return Path(str(resources.files("trivium"))) / place
 
 
 def shipped_names(folder: str) -> list[str]:
-    """Names of the YAML files in a folder inside the package, sorted."""
+    """Return the sorted names of the YAML files in a folder inside the package."""
     return sorted(path.stem for path in shipped(folder).glob("*.yaml"))
 
 
 def read_preset(name_or_path: str, found: Callable[[Tree, Path], Tree] = lambda tree, _: tree) -> Tree:
-    """A preset's tree: a shipped name, the path of a YAML or JSON file, or a run directory, which stands for its
-    config.json; `base:` inherits from another preset. found: of each file's tree and folder, the tree with its paths
-    as they are found from there."""
+    """Read a preset as a tree, including the presets that it inherits from with `base:`.
+
+    name_or_path: an included preset, a YAML or JSON file, or a run directory, whose config.json is read. found:
+    resolves the paths in each file's tree relative to the file's folder.
+    """
     whole: Tree = {}
     for path, tree in _files(name_or_path):
         whole = merge(whole, found(tree, path.parent))
@@ -106,12 +108,12 @@ def read_preset(name_or_path: str, found: Callable[[Tree, Path], Tree] = lambda 
 
 
 def preset_files(name_or_path: str) -> list[Path]:
-    """The files that a preset is read from: its own, and those that it inherits from."""
+    """Return the files of a preset: its own, and those that it inherits from."""
     return [path for path, _ in _files(name_or_path)]
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """`base` with every leaf of `over` laid on top."""
+    """Return `base` with every leaf of `over` replaced or added."""
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
@@ -120,8 +122,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
 
 
 def changes(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> Tree:
-    """The leaves of `wanted` that `base` does not have: laid on top of it, they make it `wanted`, where every key of
-    `base` is one of `wanted`."""
+    """Return the leaves of `wanted` that differ from `base`. Merged into `base` they give `wanted`, if `wanted` has
+    all keys of `base`."""
     found: Tree = {}
     for key, value in wanted.items():
         old = base.get(key)
@@ -133,11 +135,11 @@ def changes(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> Tree:
 
 
 def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None = None) -> Tree:
-    """`a.b=value` texts as one tree, so that their order never matters.
+    """Parse `a.b=value` texts into one tree, so that their order never matters.
 
-    Values are YAML scalars or lists. model: the config they override, in which a field of text takes what is typed as
-    text, whatever it is in YAML: `[SEP]`, `no`, `1e3`, `a #b`. There, `null` is nothing if the field may be nothing,
-    and a quoted text is what stands between the quotes.
+    Values are YAML scalars or lists. model: the config that they override. Its string fields accept values as typed,
+    whatever they are in YAML: `[SEP]`, `no`, `1e3`, `a #b`. For these, `null` means None if the field allows it, and
+    quotes are removed.
     """
     tree: Tree = {}
     for assignment in assignments:
@@ -145,9 +147,9 @@ def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None 
         if not equals or not path.strip():
             raise ConfigError(f"--set '{assignment}' is not an override; write section.field=value")
         *sections, field = path.strip().split(".")
-        if len(sections) > MOST_LEVELS:
+        if len(sections) > MAX_NESTING_LEVELS:
             raise ConfigError(
-                f"--set '{shown(assignment)}' has more than {MOST_LEVELS} sections; write section.field=value"
+                f"--set '{shown(assignment)}' has more than {MAX_NESTING_LEVELS} sections; write section.field=value"
             )
         node = tree
         for section in sections:
@@ -176,7 +178,7 @@ def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None 
 
 
 def _kinds_at(model: type[BaseModel] | None, path: tuple[str, ...]) -> set[Any]:
-    """The types that the value of a field may have, without their constraints; none of a field that does not exist."""
+    """Return the types of a field without constraints; an empty set if it does not exist."""
     owner = None if model is None else _owner(model, path[:-1])
     field = None if owner is None else owner.model_fields.get(path[-1])
     return set() if field is None else set(_kinds(field.annotation))
@@ -193,7 +195,7 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 
 
 def _are_text(kinds: Iterable[Any]) -> bool:
-    """Whether a value of these types is text, or nothing."""
+    """Whether a value of these types is a string or None."""
     values = [kind for kind in kinds if kind is not type(None)]
     return bool(values) and all(
         kind is str or (get_origin(kind) is Literal and all(isinstance(one, str) for one in get_args(kind)))
@@ -202,7 +204,7 @@ def _are_text(kinds: Iterable[Any]) -> bool:
 
 
 def _are_texts(kinds: Iterable[Any]) -> bool:
-    """Whether a value of these types is a list of texts, or nothing."""
+    """Whether a value of these types is a list of strings or None."""
     values = [kind for kind in kinds if kind is not type(None)]
     return bool(values) and all(
         get_origin(kind) in (list, tuple)
@@ -212,7 +214,7 @@ def _are_texts(kinds: Iterable[Any]) -> bool:
 
 
 def _text_typed(text: str, *, may_be_nothing: bool) -> str | None:
-    """What a field of text takes: the text itself, unless YAML reads it as another text, or as nothing."""
+    """Return the value of a string field: the text itself, unless YAML reads it as another string or as null."""
     try:
         value = read_yaml(text)
         if _has_comment(text) or not isinstance(value, str | None):
@@ -221,17 +223,17 @@ def _text_typed(text: str, *, may_be_nothing: bool) -> str | None:
         return text
     if value is None:
         return None if may_be_nothing else text
-    return str(value)  # also of 1e3, which is a number elsewhere
+    return str(value)  # including 1e3, which is a number for other fields
 
 
 def _texts_typed(text: str) -> Any:
-    """What a field of several texts takes: items of a list are texts, whatever they are in YAML (`[no, 1e3]`)."""
+    """Return the value of a field of strings. Items of a list are strings, whatever they are in YAML (`[no, 1e3]`)."""
     value = read_yaml(text)
     if not isinstance(value, list):
         return value if value is None or isinstance(value, str | dict) else text
     if any(isinstance(one, list | dict) for one in value):
         return value
-    loader = yaml.BaseLoader(text)  # for which every scalar is a text
+    loader = yaml.BaseLoader(text)  # parses every scalar as a string
     try:
         return loader.get_single_data()
     finally:
@@ -239,7 +241,7 @@ def _texts_typed(text: str) -> Any:
 
 
 def _has_comment(text: str) -> bool:
-    """Whether YAML reads a part of the text as a comment: what stands between two tokens is that, or blank."""
+    """Whether YAML reads a part of the text as a comment, which is a "#" between two tokens."""
     end = 0
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if "#" in text[end : token.start_mark.index]:
@@ -249,31 +251,35 @@ def _has_comment(text: str) -> bool:
 
 
 def as_value(text: str) -> str:
-    """What to write after `field=` of a field of text so that the value is this text; most are written as they are."""
+    """Return what to write after `field=` so that a string field gets this text; usually the text itself."""
     as_it_is = text.isprintable() and _text_typed(text, may_be_nothing=True) == text
     return text if as_it_is else json.dumps(text, ensure_ascii=False)
 
 
 def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
-    """Validate a tree; every problem is reported at once, each with its path, value and law."""
+    """Validate a tree. Raises ConfigError, which lists all problems with path, value and rule."""
     given = counted = dict(tree)
     try:
         return model.model_validate(given)
     except ValidationError as error:
         found = error.errors(include_url=False)
-    for e in found[:MOST_PROBLEMS]:
+    for e in found[:MAX_LISTED_PROBLEMS]:
         number = _NUMBERS.get(e["type"], _itself)(e["input"])
         if number is not e["input"]:
             counted = _with(counted, e["loc"], number)
     if counted is not given:
         return build(model, counted)
     problems = [e for e in found if not _follows(e, found)]
-    more = [f"and {len(problems) - MOST_PROBLEMS:,} more problems"] if len(problems) > MOST_PROBLEMS else []
-    raise ConfigError("\n".join([*(_explain(model, e) for e in problems[:MOST_PROBLEMS]), *more]))
+    more = (
+        [f"and {len(problems) - MAX_LISTED_PROBLEMS:,} more problems"]
+        if len(problems) > MAX_LISTED_PROBLEMS
+        else []
+    )
+    raise ConfigError("\n".join([*(_explain(model, e) for e in problems[:MAX_LISTED_PROBLEMS]), *more]))
 
 
 def build_named(model: type[ModelT], tree: Mapping[str, Any], name: str) -> ModelT:
-    """The same of a file's tree: every problem begins with the file's name."""
+    """Validate a file's tree. Raises ConfigError, which prefixes every problem with the file's name."""
     try:
         return build(model, tree)
     except ConfigError as error:
@@ -281,9 +287,9 @@ def build_named(model: type[ModelT], tree: Mapping[str, Any], name: str) -> Mode
 
 
 def as_count(value: Any) -> Any:
-    """The whole number that 2e3 writes exactly; any other value as it is."""
+    """Return the integer that a value such as 2e3 represents exactly; other values are returned unchanged."""
     number = _as_number(value)
-    exact = isinstance(number, float) and number.is_integer() and abs(number) < _EXACT_BELOW
+    exact = isinstance(number, float) and number.is_integer() and abs(number) < _MAX_EXACT_INTEGER
     return int(number) if exact else value
 
 
@@ -295,17 +301,17 @@ def _itself(value: Any) -> Any:
     return value
 
 
-# How a value becomes one of the wanted kind, by pydantic's name of what is wrong with it.
+# Conversions to the expected type, by pydantic's error type.
 _NUMBERS: Mapping[str, Callable[[Any], Any]] = {"int_type": as_count, "float_type": _as_number}
 
 
 def to_tree(config: Config) -> Tree:
-    """The config as plain data, as it is stored with every output."""
+    """Return the config as plain data, as stored with every output."""
     return config.model_dump(mode="json")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """`a.b: 1 -> 2` lines, for comparing what a checkpoint was written with and what a run asks for."""
+    """Return `a.b: 1 -> 2` lines for all differences, such as between a checkpoint's config and a run's."""
     lines: list[str] = []
     for key in sorted(old.keys() | new.keys()):
         a, b = old.get(key, "(absent)"), new.get(key, "(absent)")
@@ -317,18 +323,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 
 def written(value: Any) -> str:
-    """A value as `--set` and YAML have it: null, true, [1, 2]; a text as it is."""
+    """Format a value as in `--set` and YAML: null, true, [1, 2]; strings are unchanged."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def first_lines(differing: Sequence[str], most: int = 12) -> str:
-    """What `differences` found, as indented lines of an error; of very many the first, and how many more there are."""
+    """Format differences as indented lines of an error: at most `most`, and the number of the others."""
     more = [f"and {len(differing) - most} more"] if len(differing) > most else []
     return "\n".join(f"  {line}" for line in [*differing[:most], *more])
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every `path, value` of a tree, depth first."""
+    """Yield (path, value) of every leaf of a tree, depth first."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -337,16 +343,15 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _files(name: str, folder: Path = Path(), heirs: tuple[Path, ...] = ()) -> list[tuple[Path, Tree]]:
-    """The files of a preset, each with its tree: that of the last `base:` first, its own at the end. heirs: those that
-    inherit from it."""
+    """Return (path, tree) of a preset's files, the last `base:` first. heirs: the files that inherit from this one."""
     path, tree = _preset(name, folder)
     line = (*heirs, path.resolve() / name if name in _family_presets() else path.resolve())
     if line[-1] in heirs:
         raise ConfigError(f"preset '{name}' inherits from itself: {' -> '.join(map(str, line))}")
-    if len(line) > MOST_BASES:
+    if len(line) > MAX_PRESET_CHAIN:
         raise ConfigError(
-            f"preset '{name}' is the {len(line)}th of a chain of `base:`; at most {MOST_BASES} files may follow one "
-            "another: join some of them"
+            f"preset '{name}' is the {len(line)}th of a chain of `base:`; at most {MAX_PRESET_CHAIN} files may follow "
+            "one another: join some of them"
         )
     base = tree.pop("base", None)
     if base is None:
@@ -363,7 +368,7 @@ def _files(name: str, folder: Path = Path(), heirs: tuple[Path, ...] = ()) -> li
 
 
 def _preset(name: str, folder: Path) -> tuple[Path, Tree]:
-    """The file of a preset and its tree."""
+    """Return the path and tree of a preset."""
     if name in _family_presets():
         path, tree = _family_presets()[name]
         return path, dict(tree)
@@ -373,7 +378,7 @@ def _preset(name: str, folder: Path) -> tuple[Path, Tree]:
 
 
 def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
-    """The file of a preset and what stands in it; a path is relative to `folder`, if it is there."""
+    """Return a preset's path and text. A path is relative to `folder` if it exists there."""
     if name in shipped_names("presets"):
         path = shipped(f"presets/{name}.yaml")
         return path, read_text(path)
@@ -383,7 +388,7 @@ def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
         if (path / "config.json").is_file():
             path = path / "config.json"
         there = path.exists()
-    except (OSError, ValueError) as error:  # a name of thousands of characters, or with a NUL
+    except (OSError, ValueError) as error:  # a name of thousands of characters, or one with a NUL
         told = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"'{shown(name)}' is not the name of a preset or file: {told}; presets: {', '.join(preset_names())}"
@@ -394,7 +399,7 @@ def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
         raise ConfigError(
             f"preset file {shown(str(path))} does not exist; presets shipped: {', '.join(preset_names())}"
         )
-    # A run's config.json may have a schedule of thousands of ranks in it, and JSON is read a hundred times as fast.
+    # A run's config.json may have a schedule of thousands of ranks. Reading JSON is a hundred times as fast as YAML.
     return path, _text_of(path, "preset file", DOCUMENT_BYTES if path.suffix == ".json" else CONFIG_BYTES)
 
 
@@ -412,7 +417,7 @@ def _text_of(path: Path, kind: str, at_most: int) -> str:
 
 
 def tree_of_file(path: Path, name: str, law: str) -> Tree:
-    """What a YAML file holds. ConfigError, which calls it by its name, where it cannot be read or is no mapping."""
+    """Read a YAML file. Raises ConfigError, which calls the file `name`, if it is unreadable or not a mapping."""
     try:
         text = read_text(path, CONFIG_BYTES)
     except OSError as error:
@@ -425,8 +430,8 @@ def tree_of_file(path: Path, name: str, law: str) -> Tree:
 def mapping_of_yaml(
     text: str, where: str, law: str, wrong: type[TriviumError] = ConfigError, *, may_be_empty: bool = False
 ) -> Tree:
-    """What a YAML text holds. Raises `wrong`, which names the text by `where` and says its law, where that is no
-    mapping."""
+    """Parse a YAML mapping. Raises `wrong`, with the text's name `where` and the expectation `law`, for anything
+    else."""
     try:
         tree = read_yaml(text)
     except yaml.YAMLError as error:
@@ -437,7 +442,8 @@ def mapping_of_yaml(
 def mapping_of_json(
     text: str, where: str, law: str, wrong: type[TriviumError] = ConfigError, *, may_be_empty: bool = False
 ) -> Tree:
-    """The same of a JSON text."""
+    """Parse a JSON mapping. Raises `wrong`, with the text's name `where` and the expectation `law`, for anything
+    else."""
     try:
         tree = parse_json(text, object_pairs_hook=_unique) if text.strip() else None
     except json.JSONDecodeError as error:
@@ -466,12 +472,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> Tree:
 
 
 def _follows(error: Any, found: Iterable[Any]) -> bool:
-    """Whether a list is too short only because what stands in it is wrong, which is told already."""
+    """Whether a list is too short only because its items are invalid, which is reported already."""
     loc = error["loc"]
     return error["type"] == "too_short" and any(e["loc"][:-1] == loc for e in found)
 
 
-_PARTS = {"too_short": "item", "string_too_short": "character"}  # of what is too short
+_PARTS = {"too_short": "item", "string_too_short": "character"}  # the parts of a value that is too short
 
 
 def _shown_value(value: Any) -> str:
@@ -511,7 +517,7 @@ def _explain(model: type[Config], error: Any) -> str:
 
 
 def _with(node: Any, path: Sequence[str | int], value: Any) -> Any:
-    """A tree with another value at a path, whose end may name one of a field's types and not a place."""
+    """Return a tree with another value at a path. The path's end may name a type of a union instead of a place."""
     if isinstance(node, Mapping):
         return {k: _with(v, path[1:], value) if k == path[0] else v for k, v in node.items()}
     if isinstance(node, list | tuple):
@@ -530,8 +536,9 @@ def _owner(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | N
 
 
 def _hint(name: str, owner: type[BaseModel], model: type[Config]) -> str:
-    """A field of the section that is spelt like a name; else those of other sections that it may mean."""
-    if difflib.get_close_matches(name, owner.model_fields, n=1, cutoff=_SPELT_LIKE):
+    """Return a hint for an unknown name: a similar field of the section, else fields of other sections that it may
+    mean."""
+    if difflib.get_close_matches(name, owner.model_fields, n=1, cutoff=_MIN_NAME_SIMILARITY):
         elsewhere = [path for path, last in field_paths(model).items() if last == name]
         return nearest(name, owner.model_fields, also=elsewhere)
     meant = list(model.meant(name, field_paths(model)))
@@ -539,7 +546,7 @@ def _hint(name: str, owner: type[BaseModel], model: type[Config]) -> str:
 
 
 def field_paths(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
-    """The path of every field of a config, in the order of the sections, and its own name."""
+    """Return {path: name} of all fields of a config, in the order of its sections."""
     found: dict[str, str] = {}
     for key, field in model.model_fields.items():
         found[f"{prefix}{key}"] = key

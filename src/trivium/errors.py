@@ -1,16 +1,16 @@
-"""Errors a user can act on: the field's path, its value, the law it breaks, the remedy."""
+"""Errors that a user can act on. A message names the field's path, its value, the rule and the remedy."""
 
 import difflib
 from collections.abc import Iterable
 from itertools import islice
 
-MOST_OTHERS = 3  # of the names that a misplaced one may stand for
+MAX_SUGGESTIONS = 3  # for a misplaced name
 
 
 class TriviumError(Exception):
-    """Base of everything raised on purpose; the command line prints it as one line and exits with `exit_code`.
+    """Base of all intentional errors. The command line prints the message and exits with `exit_code`.
 
-    on_every_rank: whether all ranks of the job raise it, because they met and none of them may go on.
+    on_every_rank: whether all ranks of the job raise it, because they agreed that none can continue.
     """
 
     exit_code = 1
@@ -18,49 +18,50 @@ class TriviumError(Exception):
 
 
 class ConfigError(TriviumError):
-    """The request is contradictory or impossible; nothing has started yet."""
+    """The request is contradictory or impossible. Nothing has been started."""
 
     exit_code = 2
 
 
 class MachineError(TriviumError):
-    """This machine lacks something the work needs (memory, disk, ports, a library)."""
+    """This machine lacks something: memory, disk space, a port or a library."""
 
     exit_code = 3
 
 
 class DataError(TriviumError):
-    """What was given as data (a corpus, token shards, results) is missing, empty or damaged."""
+    """Input data (a corpus, token shards, results) is missing, empty or damaged."""
 
     exit_code = 4
 
 
 class CheckpointError(TriviumError):
-    """What is on disk is not what the run needs, or not what was written."""
+    """A checkpoint does not fit the run, or differs from what was written."""
 
     exit_code = 5
 
 
 class Preempted(TriviumError):
-    """The job was asked to end, and did: saved or not, it goes on when the same command is run again."""
+    """The job stopped on request. It resumes when the same command is run again, whether or not it saved a
+    checkpoint."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
 class Interrupted(Preempted):
-    """The same, by a user's Ctrl-C: no scheduler is to start it again."""
+    """The job stopped because the user pressed Ctrl-C, so no scheduler should restart it."""
 
     exit_code = 130
 
 
-# Of a config, machine, data or checkpoint that is wrong: it would be wrong again.
+# An invalid config, machine, data or checkpoint would fail again.
 NOT_WORTH_REPEATING = tuple(
     kind.exit_code for kind in (ConfigError, MachineError, DataError, CheckpointError)
 )
 
 
 def error_of(exit_code: object, text: str) -> TriviumError:
-    """The error that another process ended with, told by its exit code."""
+    """Return the error that another process ended with, from its exit code."""
     kinds: dict[object, type[TriviumError]] = {
         kind.exit_code: kind for kind in (ConfigError, MachineError, DataError, CheckpointError)
     }
@@ -68,9 +69,9 @@ def error_of(exit_code: object, text: str) -> TriviumError:
 
 
 def nearest(name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> str:
-    """A hint for a misspelt name: the closest known one, or all of them. also: others that it may stand for."""
+    """Return a hint for an unknown name: the most similar known one, or all known names. also: further candidates."""
     names = sorted(known)
-    close = [*islice(also, MOST_OTHERS), *difflib.get_close_matches(name, names, n=1, cutoff=0.5)]
+    close = [*islice(also, MAX_SUGGESTIONS), *difflib.get_close_matches(name, names, n=1, cutoff=0.5)]
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"known: {', '.join(names)}"

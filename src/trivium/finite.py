@@ -1,4 +1,4 @@
-"""JSON that every reader takes: NaN and infinities have no place in it, and are written as null."""
+"""Write standard JSON, in which NaN and infinities become null."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """Return plain data in which every number that is not finite is None, which JSON calls null."""
+    """Return plain data with None in place of numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -17,7 +17,7 @@ def finite(value: Any) -> Any:
 
 
 def dumps(value: Any, **options: Any) -> str:
-    """Return plain data as JSON text, as `json.dumps` with these options writes it; what is not finite is null."""
+    """Serialize plain data with `json.dumps` and these options, with null in place of numbers that are not finite."""
     try:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:
@@ -25,5 +25,5 @@ def dumps(value: Any, **options: Any) -> str:
 
 
 def finite_or_text(value: float) -> float | str:
-    """Return a number as JSON takes it: one that is not finite becomes the text "nan", "inf" or "-inf"."""
+    """Return a finite number unchanged, and others as "nan", "inf" or "-inf"."""
     return value if math.isfinite(value) else str(value)

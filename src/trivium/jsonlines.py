@@ -1,6 +1,6 @@
-"""Read files of JSON lines: lines end in a line feed and nothing else, are bounded, and errors name line and column.
+"""Read JSON lines. Only a line feed ends a line, lines are bounded, and errors name line and column.
 
-`str.splitlines` also splits at U+2028, U+2029 and U+0085, which JSON allows inside texts.
+`str.splitlines` would also split at U+2028, U+2029 and U+0085, which JSON allows inside strings.
 """
 
 import json
@@ -18,31 +18,31 @@ _SHOWN_CHARACTERS = 60
 
 
 class Line(NamedTuple):
-    """A line without its end, and its number in the file, counted from 1."""
+    """A line without its line feed, and its 1-based number."""
 
     data: bytes
     number: int
 
 
 class Row(NamedTuple):
-    """What a line holds, and its number in the file, counted from 1."""
+    """The value of a line, and its 1-based number."""
 
     value: Any
     number: int
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Return the lines of a file's content that are not blank, without their ends and a byte order mark."""
+    """Return the lines that are not blank, without line ends and byte order mark."""
     return [line.removesuffix(b"\r") for line in data.removeprefix(BOM_UTF8).split(b"\n") if line.strip()]
 
 
 def text_lines(text: str) -> list[str]:
-    """Return the lines of a text file, blank ones too, without their ends."""
+    """Return all lines of a text, including blank ones, without line ends."""
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def read_lines(file: BinaryIO, longest_bytes: int = LONGEST_LINE_BYTES) -> Iterator[Line]:
-    """Yield the lines of a file that are not blank. Raises ValueError for one of more than `longest_bytes` bytes."""
+    """Yield the lines that are not blank. Raises ValueError for one of more than `longest_bytes` bytes."""
     number = 0
     while data := file.readline(longest_bytes + 1):
         number += 1
@@ -54,8 +54,7 @@ def read_lines(file: BinaryIO, longest_bytes: int = LONGEST_LINE_BYTES) -> Itera
 
 
 def parse_line(line: Line, **hooks: Any) -> Any:
-    """Return the JSON value on a line. Raises ValueError, with line, column and rule, where it is none. hooks: those of
-    `parse_json`."""
+    """Parse the JSON value of a line. Raises ValueError, with line, column and rule. hooks: those of `parse_json`."""
     try:
         return parse_json(line.data, **hooks)
     except json.JSONDecodeError as error:
@@ -65,16 +64,16 @@ def parse_line(line: Line, **hooks: Any) -> Any:
     except UnicodeDecodeError as error:
         where = f"line {line.number}, byte {error.start + 1}"
         raise ValueError(f"{where}: the line is not UTF-8 ({error.reason})") from None
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # a number with thousands of digits
         raise ValueError(f"line {line.number}: {error}") from None
 
 
 def read_rows(
     path: str | os.PathLike[str], *, named: str = "", remedy: str, longest_bytes: int = LONGEST_LINE_BYTES
 ) -> Iterator[Row]:
-    """Yield the JSON values of a file, one a line. named: how messages call the file, by default its path.
+    """Yield the JSON values of a file, one per line. named: the file's name in messages, by default its path.
 
-    Raises DataError, with file, line, column and the remedy, where the file or one of its lines cannot be read.
+    Raises DataError, with file, line, column and remedy, if the file or a line is invalid.
     """
     name = plain(named or os.fspath(path))
     try:

@@ -1,10 +1,10 @@
-"""Let Intel's MKL, with which torch multiplies fp32 and fp64 matrices on x86, run its fast kernels on AMD processors.
+"""Make Intel's MKL, which torch uses for fp32 and fp64 products on x86, run its fast kernels on AMD CPUs.
 
-MKL chooses its kernels by the maker of the processor: `mkl_serv_intel_cpu_true` returns 0 on an AMD processor, which
-then runs slower kernels although it has every instruction of the fast ones. torch exports that function, so the
-dynamic linker binds it to the first definition in the global scope. This module puts one there that returns 1, as a
-preloaded library would (`LD_PRELOAD`), without a compiler: it writes a shared object of a few hundred bytes to memory
-and loads it. That has to happen before torch is imported: `cli/main.py` and `trivium/__init__.py` see to it.
+MKL chooses kernels by the CPU's vendor. On AMD CPUs `mkl_serv_intel_cpu_true` returns 0, and MKL runs slower kernels
+although the CPU supports the instructions of the fast ones. torch exports that function, so the dynamic linker binds
+it to the first definition in the global scope. This module puts a definition there that returns 1, like a preloaded
+library (`LD_PRELOAD`), but without a compiler: it writes a shared object of a few hundred bytes to memory and loads
+it. That has to happen before torch is imported, which `cli/main.py` and `trivium/__init__.py` ensure.
 """
 
 import ctypes
@@ -24,20 +24,20 @@ PAGE_BYTES = 0x1000
 
 
 def first_processor() -> str:
-    """Return the description of the first processor of this machine, as /proc/cpuinfo or the platform gives it."""
+    """Return the description of the first CPU from /proc/cpuinfo, or from the platform."""
     try:
         with CPU_INFO.open(encoding="utf-8", errors="replace") as file:
             return file.read(4096)
-    except OSError:  # not Linux; Windows names the maker here
+    except OSError:  # not Linux; on Windows this contains the vendor
         return platform.processor()
 
 
 def shared_object(symbol: str, code: bytes) -> bytes:
     """Return an ELF shared object for x86-64 that exports one function.
 
-    Two segments map the same bytes: one executable, for the code, and one writable at PAGE_BYTES, for the dynamic
-    section, in which the linker of older glibc versions writes. Without PT_GNU_STACK the stack would have to be
-    executable, which newer versions reject.
+    Two segments map the same bytes. The executable one is for the code. The writable one, at PAGE_BYTES, is for the
+    dynamic section, into which the linkers of older glibc versions write. PT_GNU_STACK is needed because the stack
+    would otherwise have to be executable, which newer versions reject.
     """
     names = b"\0" + symbol.encode() + b"\0"
     headers_end = 64 + 4 * 56
@@ -76,10 +76,10 @@ def shared_object(symbol: str, code: bytes) -> bytes:
 
 
 def prefer_fast_kernels() -> None:
-    """Make MKL run its fast kernels on this processor, if it is one of AMD with AVX-512 and torch is not imported yet.
+    """Make MKL run its fast kernels if this is an AMD CPU with AVX-512 and torch is not imported yet.
 
-    On AMD processors without AVX-512 MKL's own choice already reaches the speed of the core. Nothing happens on a
-    system that maps no executable memory files.
+    On AMD CPUs without AVX-512, MKL's own choice is already as fast as the core allows. The function does nothing on
+    systems that do not map executable memory files.
     """
     on_linux = sys.platform == "linux" and os.uname().machine == "x86_64"
     if not on_linux or "torch" in sys.modules or not is_amd_with_avx512() or runs_fast_kernels():
@@ -94,12 +94,12 @@ def prefer_fast_kernels() -> None:
 
 
 def runs_fast_kernels() -> bool:
-    """Whether the global scope has a definition that returns 1: by `prefer_fast_kernels`, or preloaded by the user."""
+    """Whether the global scope has a definition that returns 1, by `prefer_fast_kernels` or preloaded by the user."""
     found = getattr(ctypes.CDLL(None), SYMBOL, None) if sys.platform == "linux" else None
     return found is not None and found() == 1
 
 
 def is_amd_with_avx512() -> bool:
-    """Whether this is a processor on which MKL's own choice of kernels is slower than it has to be."""
+    """Whether this is a CPU on which MKL's own choice of kernels is slower than necessary."""
     text = first_processor()
     return "AuthenticAMD" in text and re.search(r"^flags\s*:.*\bavx512f\b", text, re.MULTILINE) is not None

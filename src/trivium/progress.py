@@ -1,13 +1,13 @@
-"""How a station tells whoever runs it how far it is; the command line decides how to show it."""
+"""Progress callbacks. The command line decides how progress is shown."""
 
 from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called with the work done so far, the total if known, and one short line saying what it is."""
+    """Called with the finished work, the total if it is known, and a short description."""
 
     def __call__(self, done: int, total: int | None, note: str) -> None: ...
 
 
 def silent(done: int, total: int | None, note: str) -> None:
-    """The progress that shows nothing."""
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""What was done, with which code, config and inputs: written next to every output; makes stages idempotent."""
+"""Provenance stamps (code, config and inputs) of every output, and atomic writing of outputs and their pieces."""
 
 import errno
 import fcntl
@@ -23,24 +23,24 @@ from trivium.redact import redacted
 from trivium.untrusted import open_regular, read_json
 
 STAMP = "provenance.json"
-JOB = "job.json"  # in a folder of pieces, or in the folder of each job in it: what they are pieces of
-# What lies among pieces, as `fingerprint` and `write_whole` name it.
+JOB = "job.json"  # in a folder of pieces, or in each job's folder in it: describes the job
+# Names in a folder of pieces, as `fingerprint` and `write_whole` create them.
 _OF_A_JOB = re.compile(r"[0-9a-f]{16}|\.job\.json\.\d+\.partial")
 LOCK = ".lock"  # in an output that is being written
 WITHOUT_LOCKS = (
     errno.ENOSYS,
     errno.EOPNOTSUPP,
     errno.ENOLCK,
-)  # Lustre mounted without flock, NFS without lockd
+)  # on Lustre mounted without flock, or NFS without lockd
 _BLOCK_BYTES = 1 << 20
 
 
 def unheard() -> None:
-    """The sign of life that nobody waits for."""
+    """No-op heartbeat callback, for callers without a watchdog."""
 
 
 def file_sha256(path: Path, alive: Callable[[], None] = unheard) -> str:
-    """Hex sha256 of a file's bytes, read in blocks. alive: called after each."""
+    """Return the sha256 of a file as hex. alive: called after every block."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         while block := file.read(_BLOCK_BYTES):
@@ -50,40 +50,40 @@ def file_sha256(path: Path, alive: Callable[[], None] = unheard) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """A short stable hash of plain data."""
+    """Return a short, stable hash of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain data as readable JSON, replacing the file in one step and durably. A number that is not finite is
-    written as null."""
-    # A file may have a name that is no UTF-8; its half characters are written as JSON's escapes, and read as such.
+    """Write plain data as readable JSON, atomically and durably. Numbers that are not finite become null."""
+    # File names that are not UTF-8 contain lone surrogates, which are written and read as JSON escapes.
     write_whole(path, f"{dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str)}\n")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text, half characters as escapes, replacing the file in one step and durably."""
-    if not path.name:  # "." or "/", of which there is no name beside
+    """Write a text atomically and durably, with lone surrogates as escapes. Raises IsADirectoryError for "." or "/"."""
+    if not path.name:  # "." and "/" have no sibling
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(
         f".{path.name}.{os.getpid()}.partial"
-    )  # stations side by side write the same files
+    )  # stages that run concurrently write the same files
     try:
         partial.unlink(
             missing_ok=True
-        )  # a run directory of others may have a link there, to any file of this user
+        )  # a foreign run directory may contain a link to any of the user's files
         with open(partial, "x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)  # what a full disk took of it
+        partial.unlink(missing_ok=True)  # left by a full disk
     sync_directory(path.parent)
 
 
 def read_described(path: Path, format: str, *, missing: str, remedy: str) -> dict[str, Any]:
-    """A JSON object that names its format; DataError where there is none (`missing`), or it is not of that format."""
+    """Read a JSON object with this `format`. Raises DataError if it is absent (message `missing`) or has another
+    format."""
     try:
         found = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -97,7 +97,7 @@ def read_described(path: Path, format: str, *, missing: str, remedy: str) -> dic
 
 
 def sync_directory(directory: Path) -> None:
-    """Wait until the names in a directory are on the disk."""
+    """Wait until the names in a directory are on disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -106,7 +106,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def describe(*, verb: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
-    """The stamp: verb, command, code, machine, config, and the hash of every input."""
+    """Return the stamp of an output: command, code, machine, config, and the hash of every input."""
     return {
         "verb": verb,
         "command": redacted([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -122,18 +122,18 @@ def describe(*, verb: str, config: Mapping[str, Any], inputs: Mapping[str, str])
 
 
 def stage_key(*, verb: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """Equal keys mean: the same work on the same inputs, so it need not be done again."""
+    """Return a key that is equal for equal work on equal inputs, which need not be repeated."""
     return fingerprint({"verb": verb, "trivium": __version__, "config": dict(config), "inputs": dict(inputs)})
 
 
 def stamp_hash(directory: Path) -> str:
-    """The key of the stage that wrote `directory`; empty when it is not a finished output."""
+    """Return the key of the stage that wrote `directory`, or "" if it is not a finished output."""
     stamp = read_stamp(directory)
     return str(stamp.get("key", "")) if stamp else ""
 
 
 def read_stamp(directory: Path) -> dict[str, Any] | None:
-    """The stamp of a finished output, or None."""
+    """Return the stamp of a finished output, or None."""
     try:
         stamp = read_json(directory / STAMP)
     except (OSError, ValueError, RecursionError):
@@ -142,35 +142,38 @@ def read_stamp(directory: Path) -> dict[str, Any] | None:
 
 
 def partial_of(path: Path) -> Path:
-    """Where a file is written before it takes its name. Nothing is there: what a crash left is gone, and a link, of
-    which what it leads to would be overwritten."""
+    """Return the temporary path of a file, after removing what is there. A link would be followed and its target
+    overwritten."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
     return partial
 
 
 def sync_tree(directory: Path) -> None:
-    """Wait until all files below a directory, and their names, are on the disk; what links lead to is not ours."""
+    """Wait until all files below a directory and their names are on disk. Targets of links are skipped."""
     for folder, _, names in os.walk(directory):
         for path in (Path(folder, name) for name in names):
             if not path.is_symlink():
-                sync_directory(path)  # a file is waited for in the same way
+                sync_directory(path)  # files are synchronised like directories
         sync_directory(Path(folder))
 
 
 def work_of(directory: Path) -> Path:
-    """Where the finished pieces of an output lie until it is there: a command that was killed goes on with them."""
+    """Return the folder of an output's finished pieces, from which an interrupted command resumes."""
     return directory.with_name(f".{directory.name}.work")
 
 
 def _doomed(folder: Path) -> Path:
-    """The name that a folder of pieces has while it is deleted."""
+    """Return the name that a folder of pieces has while it is deleted."""
     return folder.with_name(f"{folder.name}.old")
 
 
 def _holds_pieces(folder: Path) -> bool:
-    """Whether trivium left all that is in a folder: it describes its job, or has folders of jobs alone, named by their
-    hashes; or nothing yet, or a description that was never finished."""
+    """Whether trivium created everything in a folder.
+
+    The folder contains a job description, only folders of jobs named by hashes, an unfinished description, or
+    nothing.
+    """
     try:
         if (folder / JOB).is_file():
             return "trivium" in read_json(folder / JOB)
@@ -180,8 +183,8 @@ def _holds_pieces(folder: Path) -> bool:
 
 
 def refuse_others_pieces(folder: Path) -> None:
-    """MachineError where something is in the place of a folder of pieces that trivium did not leave there: `discard`
-    leaves it alone, and what is ours would come among it."""
+    """Raise MachineError if a folder of pieces exists that trivium did not create. `discard` would not delete it,
+    and new pieces would be mixed with its files."""
     for place in (folder, _doomed(folder)):
         if os.path.lexists(place) and not _holds_pieces(place):
             raise MachineError(
@@ -191,8 +194,8 @@ def refuse_others_pieces(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder of pieces, if it is there, and nothing that trivium did not leave. It loses its name first: a
-    kill leaves none that is half deleted."""
+    """Delete a folder of pieces if trivium created it. It is renamed first, so that a kill leaves no incomplete
+    folder under its name."""
     old = _doomed(folder)
     _delete_pieces(old)
     with suppress(OSError):
@@ -207,9 +210,10 @@ def _delete_pieces(old: Path) -> None:
 
 
 def _delete(folder: Path, *, last: str) -> None:
-    """Delete a folder of ours; what tells that it is goes last, so that also half of it is known by that."""
+    """Delete a folder created by trivium. `last` identifies it and is deleted last, so that an incomplete one is
+    still recognised."""
     with suppress(OSError):
-        if folder.is_symlink():  # what it leads to has another name, and is not ours to look for
+        if folder.is_symlink():  # the link's target is not trivium's
             folder.unlink()
             return
         for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
@@ -221,9 +225,9 @@ def _delete(folder: Path, *, last: str) -> None:
 
 
 def _refuse_others(folder: Path, mark: str, directory: Path) -> None:
-    """MachineError where a name that an output needs beside it is of a folder that trivium did not leave: its mark is
-    not in it."""
-    # Another process may make or publish the folder meanwhile, so that what was seen first is looked at again.
+    """Raise MachineError if a name next to an output is taken by a folder without `mark`, which trivium did not
+    create."""
+    # Another process may create or publish the folder meanwhile, so the first condition is checked again.
     is_ours = (folder / mark).is_file() or _is_empty(folder) or (folder / mark).is_file()
     if not is_ours and os.path.lexists(folder):
         raise MachineError(
@@ -235,7 +239,7 @@ def _refuse_others(folder: Path, mark: str, directory: Path) -> None:
 def _is_empty(folder: Path) -> bool:
     try:
         return folder.is_dir() and not any(folder.iterdir())
-    except FileNotFoundError:  # it has just gone
+    except FileNotFoundError:  # it was just removed
         return True
 
 
@@ -248,19 +252,18 @@ def publishing(
     inputs: Mapping[str, str],
     keep: Path | None = None,
 ) -> Iterator[Path]:
-    """Write a stage's output under a temporary name; it takes its own name, stamped, only when complete and durable.
-    Then the pieces that it was made of (`work_of`) are deleted, which are known by what is in them. keep: where the
-    output is kept whose place it takes; otherwise that is deleted.
+    """Write a stage's output to a temporary directory, which is stamped and renamed when it is complete and durable.
 
-    An interrupted stage, or a host that loses power, leaves the previous output as it was. MachineError where another
-    process is writing it: two would make one output of halves.
+    Afterwards the pieces of the output (`work_of`) are deleted. keep: where an existing output is moved; by default
+    it is deleted. An interruption or power loss leaves the previous output unchanged. Raises MachineError if another
+    process is writing the output, because the result would be a mixture.
     """
     partial = directory.with_name(f".{directory.name}.partial")
     old = directory.with_name(f".{directory.name}.old")
     _refuse_others(old, STAMP, directory)
     with _alone_in(partial, directory):
         if old.exists() and not directory.exists():
-            old.rename(directory)  # a crash came between the two renames below
+            old.rename(directory)  # a crash happened between the two renames below
         try:
             yield partial
             write_json(partial / STAMP, describe(verb=verb, config=config, inputs=inputs))
@@ -272,7 +275,8 @@ def publishing(
         if directory.exists():
             directory.rename(keep or old)
         partial.rename(directory)
-        (directory / LOCK).unlink()  # only now: nobody else may take the temporary name before it is gone
+        # Only now, because nobody else may take the temporary name before it is renamed.
+        (directory / LOCK).unlink()
         sync_directory(directory.parent)
         discard(work_of(directory))
         _delete(old, last=STAMP)
@@ -280,15 +284,15 @@ def publishing(
 
 @contextmanager
 def publishing_new(directory: Path, remedy: str) -> Iterator[Path]:
-    """Write a new directory under a temporary name; it takes its own name only when complete and durable.
+    """Write a new directory under a temporary name, which is renamed when it is complete and durable.
 
-    Raises ConfigError where the name is taken, by then too, and MachineError where another process is writing it: of
-    two that write one name, one wins, and the other is refused. remedy: how the user has it written elsewhere.
+    Raises ConfigError if the name is taken, also at the end, and MachineError if another process is writing it.
+    remedy: how the user can write elsewhere.
     """
     partial = directory.with_name(f".{directory.name}.partial")
     with _alone_in(partial, directory):
         try:
-            if os.path.lexists(directory):  # asked while nobody else can publish it
+            if os.path.lexists(directory):  # checked under the lock, so that nobody else can publish it
                 raise ConfigError(f"{directory} exists already; {remedy}")
             yield partial
             sync_tree(partial)
@@ -296,15 +300,16 @@ def publishing_new(directory: Path, remedy: str) -> Iterator[Path]:
         except BaseException:
             _delete(partial, last=LOCK)
             raise
-        (directory / LOCK).unlink()  # only now: nobody else may take the temporary name before it is gone
+        # Only now, because nobody else may take the temporary name before it is renamed.
+        (directory / LOCK).unlink()
         sync_directory(directory.parent)
 
 
 @contextmanager
 def _alone_in(partial: Path, directory: Path) -> Iterator[None]:
-    """Inside, this process and those it forks alone write what becomes the directory, in a folder that is empty at
-    first; the kernel takes the lock back from the dead."""
-    if partial.is_symlink():  # all that it leads to would be deleted
+    """Lock the temporary directory `partial` for this process and its children, and empty it. The kernel releases
+    the lock of a dead process."""
+    if partial.is_symlink():  # everything in the link's target would be deleted
         raise MachineError(
             f"{partial} is a link to {partial.readlink()}, and trivium makes none there; delete the link, if the run "
             "directory is to be trusted at all"
@@ -317,13 +322,13 @@ def _alone_in(partial: Path, directory: Path) -> Iterator[None]:
         partial.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(partial / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except (FileNotFoundError, FileExistsError):
-        # The other has just published the folder, or given it up. Where that happens inside mkdir(), the folder exists
-        # when it is to be made, and is gone when it is looked at.
+        # The other process has just published or removed the folder. If that happens within mkdir(), the folder
+        # exists when it is created and is gone when it is checked.
         raise held from None
     try:
         if not _locks(descriptor) or not _is_at(descriptor, partial / LOCK):
             raise held
-        for path in partial.iterdir():  # what a crash left
+        for path in partial.iterdir():  # left by a crash
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != LOCK:
@@ -342,7 +347,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _locks(descriptor: int) -> bool:
-    """Whether no other process has the lock of an open file; where the file system has none, nobody has."""
+    """Lock an open file. Returns False if another process has the lock, and True on file systems without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -354,7 +359,7 @@ def _locks(descriptor: int) -> bool:
 
 
 def code_commit() -> str:
-    """The git commit this package runs from, with '+' when files were changed; 'unknown' outside a checkout."""
+    """Return the commit of the package's checkout, with '+' if files were changed; 'unknown' outside of a checkout."""
     here = Path(__file__).resolve().parent
     try:
         if Path(_git(here, "rev-parse", "--show-toplevel")) not in here.parents:

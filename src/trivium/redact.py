@@ -1,7 +1,7 @@
-"""Take secrets out of URLs: user names, passwords, tokens and signatures are neither stored nor shown.
+"""Remove secrets from URLs, so that user names, passwords, tokens and signatures are neither stored nor shown.
 
-What is shown passes `units.plain`, which calls `redact`; stamps call `redacted`; a config that holds a secret is
-refused (`secrets_in`), because it is stored with every output.
+Displayed text passes through `units.plain`, which calls `redact`; stamps use `redacted`. A config that contains a
+secret is rejected (`secrets_in`), because it is stored with every output.
 """
 
 import re
@@ -26,7 +26,7 @@ _URL = re.compile(r"""[a-z][a-z0-9+.-]{1,30}:/[^\s"<>]{1,16384}""", re.IGNORECAS
 
 
 def redact(text: str) -> str:
-    """Return the text with *** in place of user names, passwords and tokens of the URLs in it."""
+    """Return the text with *** in place of user names, passwords and tokens in URLs."""
     if ":/" not in text:
         return text
     text = _USER.sub(rf"\g<scheme>{HIDDEN}@", text)
@@ -34,7 +34,7 @@ def redact(text: str) -> str:
 
 
 def redacted(value: Any) -> Any:
-    """Return plain data with every text in it redacted, keys too."""
+    """Return plain data with all texts redacted, including keys."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
@@ -45,7 +45,7 @@ def redacted(value: Any) -> Any:
 
 
 def secrets_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path of every text in a tree that holds a secret, and the text without it."""
+    """Yield (path, redacted text) of every text in a tree that contains a secret."""
     if isinstance(value, str) and redact(value) != value:
         yield path, redact(value)
     elif isinstance(value, Mapping):

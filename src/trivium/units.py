@@ -1,4 +1,4 @@
-"""Print and parse quantities with units: bytes, FLOPs, seconds, tokens; and texts of others."""
+"""Format and parse quantities with units, and sanitise text for the terminal."""
 
 import math
 import re
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from trivium.errors import ConfigError
 from trivium.redact import redact
 
-# Control characters; marks that reorder the text around them (Unicode's bidirectional ones); other ends of lines.
+# Control characters, Unicode's bidirectional marks, and line ends other than the line feed.
 _OBEYED = (*range(0x20), *range(0x7F, 0xA0), 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS = {n: f"\\u{n:04x}" for n in _OBEYED if chr(n) not in "\t\n"}
 _SHOWN_CHARACTERS = 120
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "K", "M", "B", "T", "Q")
 _FLOPS = ("", "K", "M", "G", "T", "P", "E")
-_ROUNDED_UP = 999.5  # what is as large has a fourth digit where three are printed
+_ROUNDED_UP = 999.5  # Values from here on would need a fourth digit.
 _PARSE = {
     "": 1,
     "K": 1e3,
@@ -30,51 +30,53 @@ _PARSE = {
 
 
 def plain(text: str) -> str:
-    """A text that a terminal shows and does not obey: documents, names of files and what a model writes may hold
-    characters that move its cursor, set its title or write to the clipboard. They are shown as JSON writes them.
-    Secrets of URLs are not shown."""
+    """Make a text safe for a terminal.
+
+    Documents, file names and generated text may contain characters that move the cursor, set the title or write to
+    the clipboard. They are shown as JSON escapes. Secrets in URLs are hidden.
+    """
     return redact(text.translate(_CONTROLS))
 
 
 def shown(text: str, most: int = _SHOWN_CHARACTERS) -> str:
-    """A name that others chose, for one line of a message: as `plain` shows it, without line feeds, and cut where it is
-    long."""
+    """Format a foreign name for one line of a message, as `plain` does but without line feeds, and shortened to
+    `most`."""
     return one_line(text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)")
 
 
 def one_line(text: str) -> str:
-    """The same where it is as long as it is: for a cell of a table, or a line of a log."""
+    """Format a text for one line, as `shown` does but at full length."""
     return plain(text).replace("\n", "\\n")
 
 
 def format_bytes(value: float) -> str:
-    """1536 -> '1.50 KiB'."""
+    """Format bytes, such as 1536 -> '1.50 KiB'."""
     return _scaled(value, 1024, _BINARY, space=True)
 
 
 def format_count(value: float) -> str:
-    """530e9 -> '530B'; used for tokens and parameters."""
+    """Format tokens or parameters, such as 530e9 -> '530B'."""
     return _scaled(value, 1000, _DECIMAL, space=False)
 
 
 def counted(number: int, noun: str) -> str:
-    """1, 'rank' -> '1 rank'; 2240 -> '2,240 ranks'."""
+    """Format a count with its noun, such as '1 rank' or '2,240 ranks'."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(things: Sequence[object], most: int = 8) -> str:
-    """[3, 5] -> '3, 5'; of more than `most`, the first of them and how many more there are."""
+    """Join a list, such as '3, 5'. Of more than `most` items, only the number of the others is given."""
     more = f" and {len(things) - most:,} more" if len(things) > most else ""
     return ", ".join(map(str, things[:most])) + more
 
 
 def format_flops(value: float) -> str:
-    """3.12e14 -> '312 TFLOP'."""
+    """Format floating-point operations, such as 3.12e14 -> '312 TFLOP'."""
     return f"{_scaled(value, 1000, _FLOPS, space=True)}FLOP"
 
 
 def format_seconds(value: float) -> str:
-    """0.0123 -> '12.3 ms'; 75 -> '1 min 15 s'."""
+    """Format a duration, such as 0.0123 -> '12.3 ms' and 75 -> '1 min 15 s'."""
     if value * 1e6 < _ROUNDED_UP:
         return f"{value * 1e6:.3g} us"
     if value * 1e3 < _ROUNDED_UP:
@@ -91,7 +93,7 @@ def format_seconds(value: float) -> str:
 
 
 def parse_count(text: str) -> int:
-    """'12B' -> 12_000_000_000, '4KiB' -> 4096; raises ConfigError for anything else."""
+    """Parse a quantity, such as '12B' -> 12_000_000_000 or '4KiB' -> 4096. Raises ConfigError for anything else."""
     match = re.fullmatch(r"\s*([0-9_]*\.?[0-9]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     factor = _PARSE.get(match.group(2).upper()) if match else None
     number = float(match.group(1).replace("_", "")) * factor if match and factor else math.inf

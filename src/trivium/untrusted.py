@@ -1,7 +1,7 @@
-"""Open and decode files that somebody else may have written: regular files only, of bounded size and nesting.
+"""Open and decode files that may come from others: only regular files of bounded size and nesting.
 
-A folder that a user was handed may hold anything: a FIFO that blocks for ever, a link to a device that never ends, JSON
-nested until the interpreter gives up. All readers of such files open them here.
+A folder from another user may contain anything: a FIFO that blocks forever, a link to an endless device, or JSON
+that is nested too deeply for the interpreter. All readers of such files open them here.
 """
 
 import errno
@@ -18,9 +18,9 @@ from pydantic_core import from_json
 from trivium.errors import DataError
 from trivium.units import format_bytes, plain
 
-MOST_LEVELS = 200  # of nesting: as many as from_json reads, far fewer than break a recursive function
-CONFIG_BYTES = 512 << 10  # of YAML: the library reads 50 to 300 KB per second
-DOCUMENT_BYTES = 256 << 20  # a manifest, an index of weights, a tokenizer, a list of prompts
+MAX_NESTING_LEVELS = 200  # of nesting: the limit of from_json, far below that of recursive functions
+CONFIG_BYTES = 512 << 10  # of YAML, which the library reads at 50 to 300 KB per second
+DOCUMENT_BYTES = 256 << 20  # of a manifest, an index of weights, a tokenizer or a list of prompts
 _BLOCK_BYTES = 1 << 20
 _BYTE_ORDER_MARK = "\ufeff"
 _KINDS = {
@@ -34,9 +34,9 @@ _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 
 
 class UnfitFile(DataError, OSError):
-    """A file that must not be read: it is not a regular file, or it is larger than its reader allows.
+    """A file that must not be read, because it is not a regular file or is larger than its reader allows.
 
-    An OSError too, so that a reader that reports or tolerates unreadable files treats it as one of them.
+    It is also an OSError, so that readers that report or tolerate unreadable files treat it as one.
     """
 
     def __init__(self, number: int, rule: str, path: str | os.PathLike[str]) -> None:
@@ -47,13 +47,16 @@ class UnfitFile(DataError, OSError):
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading. Raises UnfitFile for anything else, without waiting for the other end of a FIFO,
-    IsADirectoryError for a folder, and OSError where the file cannot be opened."""
+    """Open a regular file for reading.
+
+    Raises UnfitFile for anything else, without blocking on a FIFO, IsADirectoryError for a folder, and OSError if
+    the file cannot be opened.
+    """
     try:
-        # Without O_NONBLOCK the call waits until somebody writes to a FIFO; it does nothing to a regular file.
+        # Without O_NONBLOCK, opening a FIFO would block until somebody writes to it. Regular files are not affected.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without a driver
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without driver
             raise _not_regular(Path(path).stat().st_mode, path) from None
         raise
     return os.fdopen(only_regular(descriptor, path), "rb")
@@ -76,11 +79,11 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], at_most: int = DOCUMENT_BYTES) -> bytes:
-    """Return the content of a regular file. Raises UnfitFile where it has more than `at_most` bytes."""
+    """Return the content of a regular file. Raises UnfitFile if it has more than `at_most` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(min(size, at_most) + 1)  # read() allocates what it is asked for
-        # The file may have grown, and files of /proc have a size of 0.
+        content = file.read(min(size, at_most) + 1)  # read() allocates the requested size
+        # The file may have grown, and files in /proc have size 0.
         while len(content) <= at_most and (more := file.read(min(_BLOCK_BYTES, at_most + 1 - len(content)))):
             content += more
     if len(content) > at_most:
@@ -90,17 +93,17 @@ def read_bytes(path: str | os.PathLike[str], at_most: int = DOCUMENT_BYTES) -> b
 
 
 def read_text(path: str | os.PathLike[str], at_most: int = DOCUMENT_BYTES) -> str:
-    """Return the text of a regular UTF-8 file, without a byte order mark. Raises UnfitFile or UnicodeDecodeError."""
+    """Return the text of a regular UTF-8 file without byte order mark. Raises UnfitFile or UnicodeDecodeError."""
     return read_bytes(path, at_most).decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
 
 
 def read_json(path: str | os.PathLike[str], at_most: int = DOCUMENT_BYTES) -> Any:
-    """Return the content of a JSON file. Raises OSError where it cannot be read, ValueError where it is not JSON."""
+    """Return the content of a JSON file. Raises OSError if it cannot be read, and ValueError if it is not JSON."""
     return parse_json(read_bytes(path, at_most))
 
 
 def read_optional_json(path: Path, at_most: int = DOCUMENT_BYTES) -> Any:
-    """Return the content of a JSON file, or None where there is no readable file that holds JSON."""
+    """Return the content of a JSON file, or None if it cannot be read or is not JSON."""
     try:
         return read_json(path, at_most)
     except (OSError, ValueError):
@@ -114,11 +117,11 @@ def parse_json(
     parse_constant: Callable[[str], Any] | None = None,
     object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """Return what JSON text holds, with or without a byte order mark, as the standard library reads it.
+    """Parse JSON with or without a byte order mark, as the standard library does.
 
-    Raises ValueError where it is not JSON, not UTF-8, or nested more than MOST_LEVELS deep. The standard library stops
-    at a depth that depends on its caller, and functions that walk the result stop earlier still. The hooks are those of
-    `json.loads`.
+    Raises ValueError for text that is not JSON, not UTF-8, or nested more than MAX_NESTING_LEVELS deep. The standard
+    library's own limit depends on its caller, and functions that walk the result fail earlier. The hooks are those
+    of `json.loads`.
     """
     if isinstance(data, bytes):
         data = data.decode("utf-8")
@@ -127,7 +130,7 @@ def parse_json(
         try:
             return from_json(data)  # five times as fast as the standard library
         except ValueError:
-            pass  # the standard library also reads half surrogate pairs, and its errors have a line and a column
+            pass  # the standard library also accepts lone surrogates, and reports line and column
     _refuse_deep(data)
     return json.loads(
         data, parse_float=parse_float, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook
@@ -135,7 +138,7 @@ def parse_json(
 
 
 def _refuse_deep(text: str) -> None:
-    if text.count("[") + text.count("{") <= MOST_LEVELS:
+    if text.count("[") + text.count("{") <= MAX_NESTING_LEVELS:
         return
     level = 0
     for token in _TOKENS.finditer(text):
@@ -144,8 +147,10 @@ def _refuse_deep(text: str) -> None:
                 level += 1
             case "]" | "}":
                 level -= 1
-        if level > MOST_LEVELS:
-            raise json.JSONDecodeError(f"nested more than {MOST_LEVELS} levels deep", text, token.start())
+        if level > MAX_NESTING_LEVELS:
+            raise json.JSONDecodeError(
+                f"nested more than {MAX_NESTING_LEVELS} levels deep", text, token.start()
+            )
 
 
 def _not_regular(mode: int, path: str | os.PathLike[str]) -> UnfitFile:

@@ -13,7 +13,7 @@ CONFIG = BiasConfig(occupations=200, resamples=200)
 
 
 class Skewed:
-    """Gives the female identifiers `skew` nats more than the male ones, give or take noise of one nat."""
+    """Prefers the female identifiers by `skew` nats, with noise of one nat."""
 
     def __init__(self, skew, noise=1.0):
         self.skew, self.noise, self.asked = skew, noise, []
@@ -29,7 +29,7 @@ class Skewed:
         return Scored(-8.0 + shift + noise, 1, False, False)
 
 
-def test_more_skew_measures_as_more_and_its_size_is_recovered():
+def test_measured_skew_grows_with_planted_skew():
     measured = {}
     for skew in (-3.0, -1.5, -0.5, 0.0, 0.5, 1.5, 3.0):
         measured[skew] = association(CONFIG, Skewed(skew), seed=1)["variants"]["neutral"]
@@ -47,7 +47,7 @@ def test_more_skew_measures_as_more_and_its_size_is_recovered():
     assert sizes == sorted(sizes)
 
 
-def test_without_skew_significance_is_as_rare_as_it_should_be():
+def test_false_positives_are_as_rare_as_the_level():
     class Fair(Skewed):
         def __init__(self, key):
             super().__init__(0.0)
@@ -59,10 +59,10 @@ def test_without_skew_significance_is_as_rare_as_it_should_be():
 
     config = BiasConfig(occupations=60, variants=("neutral",), resamples=1)
     p = [association(config, Fair(key), seed=1)["variants"]["neutral"]["sign_test_p"] for key in range(100)]
-    assert sum(x < 0.05 for x in p) <= 12  # 5 expected at most, standard deviation 2.2
+    assert sum(x < 0.05 for x in p) <= 12  # expected at most 5, standard deviation 2.2
 
 
-def test_the_measure_is_the_log_of_summed_probabilities():
+def test_measure_is_log_of_summed_probabilities():
     class Fixed:
         def loglikelihood(self, requests):
             p = {" female": 0.1, " woman": 0.2, " male": 0.4, " man": 0.05}
@@ -95,7 +95,7 @@ def test_every_occupation_is_asked_once_per_variant_and_identifier():
         } <= contexts
 
 
-def test_the_summary_is_that_of_the_table():
+def test_summary_agrees_with_table():
     result = association(CONFIG, Skewed(-0.3), seed=1)
     for variant, summary in result["variants"].items():
         values = [row[variant] for row in result["occupations"]]
@@ -106,12 +106,12 @@ def test_the_summary_is_that_of_the_table():
         assert summary["person_log_ratio"] not in values
 
 
-def test_an_occupation_of_which_neither_is_expected_counts_for_neither():
+def test_neutral_occupation_counts_for_neither_gender():
     found = association(CONFIG, Skewed(0.0, noise=0.0), seed=1)["variants"]["neutral"]
     assert (found["male_share"], found["sign_test_p"], found["mean_log_ratio"]) == (0, 1, 0)
 
 
-def test_a_skew_for_the_competent_alone_shows_there_alone():
+def test_skew_of_the_competent_variant_shows_only_there():
     class Praising(Skewed):
         def _score(self, request):
             self.skew = -3.0 if request.context.startswith("The competent") else 0.0
@@ -130,7 +130,7 @@ def test_a_skew_for_the_competent_alone_shows_there_alone():
     )
 
 
-def test_results_are_reproducible_plain_json_and_follow_the_seed():
+def test_results_are_reproducible_plain_json_and_depend_on_seed():
     first = association(CONFIG, Skewed(-1.0), seed=1)
     assert first == association(CONFIG, Skewed(-1.0), seed=1)
     assert json.loads(json.dumps(first, allow_nan=False)) == first
@@ -139,12 +139,12 @@ def test_results_are_reproducible_plain_json_and_follow_the_seed():
     assert len(chosen(BiasConfig(), seed=1)) == 323
 
 
-def test_a_model_that_gives_no_numbers_is_refused_with_the_cause():
+def test_non_finite_scores_are_rejected_with_cause():
     with pytest.raises(DataError, match="The .* was a.*nan"):
         association(CONFIG, Skewed(math.nan), seed=1)
 
 
-def test_a_scorer_that_loses_answers_is_refused():
+def test_scorer_with_missing_answers_is_rejected():
     class Forgetful(Skewed):
         def loglikelihood(self, requests):
             return super().loglikelihood(requests)[1:]
@@ -153,7 +153,7 @@ def test_a_scorer_that_loses_answers_is_refused():
         association(CONFIG, Forgetful(0.0), seed=1)
 
 
-def test_a_list_of_ones_own_is_asked_about(tmp_path):
+def test_custom_occupation_list_is_used(tmp_path):
     path = tmp_path / "jobs.txt"
     path.write_text("# mine\nzoo  keeper\nastronaut\n\nastronaut\n")
     config = BiasConfig(occupation_list=str(path), variants=("neutral",), resamples=10, permutations=10)
@@ -165,7 +165,7 @@ def test_a_list_of_ones_own_is_asked_about(tmp_path):
 @pytest.mark.parametrize(
     ("content", "what"), [(b"one\n", "names 1"), (b"\xff\xfe", "UTF-8"), (None, "cannot be read")]
 )
-def test_a_list_that_is_none_is_refused(tmp_path, content, what):
+def test_invalid_occupation_list_is_rejected(tmp_path, content, what):
     path = tmp_path / "jobs.txt"
     if content is not None:
         path.write_bytes(content)

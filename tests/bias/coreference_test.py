@@ -52,7 +52,7 @@ def write_winogender(root, number=40):
 
 
 class Prejudiced:
-    """Takes "she" for whoever has a job of women, by `skew` nats."""
+    """Takes "she" for the person with a female-dominated job, by `skew` nats."""
 
     def __init__(self, skew):
         self.skew, self.asked = skew, []
@@ -73,7 +73,7 @@ def config(root, **more):
     return BiasConfig(data=str(root), permutations=500, resamples=200, **{"analyses": ["winobias"], **more})
 
 
-def test_more_prejudice_measures_as_more_at_any_number_of_shots(tmp_path):
+def test_measured_prejudice_grows_with_planted_prejudice(tmp_path):
     write_winobias(tmp_path)
     for shots in ("0", "1", "4"):
         found = [
@@ -87,7 +87,7 @@ def test_more_prejudice_measures_as_more_at_any_number_of_shots(tmp_path):
         assert found[3][shots]["sides"]["anti"]["accuracy"] == 0.0
 
 
-def test_prejudice_against_the_stereotype_has_the_other_sign(tmp_path):
+def test_prejudice_against_stereotype_has_opposite_sign(tmp_path):
     found = coreference(config(write_winobias(tmp_path)), Prejudiced(-2), seed=1)["winobias type2"]["0"]
     assert found["margin"] < 0 and found["gap"] < 0 and found["margin_interval"][1] < 0
     assert found["effect_size"] < 0
@@ -103,8 +103,8 @@ def test_winogender_compares_pronouns_without_pairs(tmp_path):
 @pytest.mark.parametrize(
     ("job", "visitor", "share"), [(-2.0, -3.0, 21 / 41), (-3.0, -2.0, 20 / 41), (-2, -2, 0)]
 )
-def test_right_is_who_is_likelier_per_token_and_of_two_alike_neither(tmp_path, job, visitor, share):
-    """In 21 of 41 sentences the one with the job is meant, which takes three tokens; the visitor one."""
+def test_higher_score_per_token_is_right_and_a_tie_is_wrong(tmp_path, job, visitor, share):
+    """In 21 of 41 sentences the person with the job (three tokens) is meant, in the others the visitor (one token)."""
 
     class Plain:
         def loglikelihood(self, requests):
@@ -124,24 +124,24 @@ def test_right_is_who_is_likelier_per_token_and_of_two_alike_neither(tmp_path, j
         assert side["margin"] == pytest.approx((job - visitor) / 41)
 
 
-def test_versions_of_one_sentence_are_compared_with_each_other(tmp_path):
-    """Sentences differ by far more than their versions, which differ by 1.1, 0.9 and 1: standard deviation 0.1."""
+def test_versions_of_one_sentence_are_paired(tmp_path):
+    """Sentences differ much more than their versions, which differ by 1.1, 0.9 and 1: standard deviation 0.1."""
     pairs = [(1.1, 0.0), (5.9, 5.0), (-4.0, -5.0)]
     questions = [Question(f"{n}", side, "", ("", "")) for n in range(3) for side in ("pro", "anti")]
     margins = _Margins([m for pair in pairs for m in pair], 0.0)
     found = compare(config(tmp_path), questions, margins, "x", seed=1)
     assert found["effect_size"] == pytest.approx(10) and found["margin"] == pytest.approx(1)
     assert found["margin_interval"][0] >= 0.9 - 1e-9
-    assert found["gap"] == pytest.approx(2 / 3 - 1 / 3)  # right is above 0
+    assert found["gap"] == pytest.approx(2 / 3 - 1 / 3)  # only margins above 0 are correct
 
 
-def test_an_occupation_is_a_word_of_its_own(tmp_path):
+def test_occupation_is_matched_as_a_full_word(tmp_path):
     for path in (write_winobias(tmp_path) / "winobias").glob("*.test"):
         path.write_text(path.read_text().replace(" on day", " over a cookbook on day"))
     assert winobias(tmp_path, "type1")[0].choices == (" the driver", " the clerk")
 
 
-def test_shots_are_of_other_sentences_balanced_and_the_same_for_both_versions(tmp_path):
+def test_shots_are_balanced_other_sentences_shared_by_both_versions(tmp_path):
     questions = winobias(write_winobias(tmp_path), "type1")
     pro, anti = questions[6:8]
     assert pro.pair == anti.pair
@@ -159,7 +159,7 @@ def test_shots_are_of_other_sentences_balanced_and_the_same_for_both_versions(tm
 
 
 @pytest.mark.parametrize("shots", [1, 2, 3])
-def test_neither_side_is_always_the_one_shot_or_the_last_of_several(tmp_path, shots):
+def test_first_and_last_shot_are_of_either_side(tmp_path, shots):
     for questions in (winobias(write_winobias(tmp_path), "type1"), winogender(write_winogender(tmp_path))):
         side_of = {q.query + q.choices[0]: q.side for q in questions}
         prompts = [prompt_of(q, questions, shots=shots, seed=1) for q in questions]
@@ -169,13 +169,13 @@ def test_neither_side_is_always_the_one_shot_or_the_last_of_several(tmp_path, sh
         assert all(0.3 < last.count(side) / len(last) < 0.7 for side in set(side_of.values()))
 
 
-def test_more_shots_than_sentences_are_refused(tmp_path):
+def test_too_many_shots_are_rejected(tmp_path):
     write_winobias(tmp_path, number=4)
     with pytest.raises(DataError, match=r"bias\.shots asks for 9"):
         coreference(config(tmp_path, shots=[9]), Prejudiced(0), seed=1)
 
 
-def test_sentences_are_read_with_the_right_answer_first(tmp_path):
+def test_sentences_are_read_with_correct_answer_first(tmp_path):
     question = winobias(write_winobias(tmp_path), "type1")[0]
     assert question.choices == (" the driver", " the clerk") and question.side == "pro"
     assert 'Sentence: "The driver met the clerk on day 1 because he asked."' in question.query
@@ -191,14 +191,14 @@ def test_sentences_are_read_with_the_right_answer_first(tmp_path):
      "1 [The guard] and [the cook] met the nurse because [he] asked.",
      "1 [The guard] and [the nurse] met because [he] asked.", "1"],
 )  # fmt: skip
-def test_a_sentence_without_its_marks_is_named(tmp_path, line):
+def test_sentence_without_brackets_is_named(tmp_path, line):
     place = write_winobias(tmp_path) / "winobias"
     (place / "pro_stereotyped_type1.txt.test").write_text(line)
     with pytest.raises(DataError, match=r"pro_stereotyped_type1.txt.test, line 1"):
         winobias(tmp_path, "type1")
 
 
-def test_versions_that_do_not_belong_together_are_refused(tmp_path):
+def test_versions_of_unequal_number_are_rejected(tmp_path):
     place = write_winobias(tmp_path) / "winobias"
     path = place / "pro_stereotyped_type1.txt.test"
     path.write_text("\n".join(path.read_text().splitlines()[:-1]))
@@ -209,14 +209,14 @@ def test_versions_that_do_not_belong_together_are_refused(tmp_path):
 @pytest.mark.parametrize("row", ["{", "[]", '{"query": "x", "choices": ["a"], "gold": 0}',
                                  '{"query": "x", "choices": ["a", "b"], "gold": 2}',
                                  '{"query": "x", "choices": ["a", "b"], "gold": true}'])  # fmt: skip
-def test_a_row_that_is_none_is_named(tmp_path, row):
+def test_invalid_row_is_named(tmp_path, row):
     write_winogender(tmp_path)
     (tmp_path / "winogender" / "winogender_mc_male.jsonl").write_text(f"\n{row}\n")
     with pytest.raises(DataError, match=r"winogender_mc_male.jsonl, line 2"):
         winogender(tmp_path)
 
 
-def test_data_that_is_not_there_is_asked_for(tmp_path):
+def test_missing_data_setting_is_named(tmp_path):
     with pytest.raises(DataError, match=r"bias\.data is not given"):
         coreference(BiasConfig(analyses=["winobias"]), Prejudiced(0), seed=1)
     with pytest.raises(DataError, match=r"bias\.data: .*cannot be read"):
@@ -227,7 +227,7 @@ def test_data_that_is_not_there_is_asked_for(tmp_path):
         winogender(tmp_path)
 
 
-def test_the_published_sentences_are_all_read():
+def test_all_published_sentences_are_read():
     root = os.environ.get("TRIVIUM_DATA")
     if not root or not (Path(root) / "bias" / "winobias").is_dir():
         pytest.skip("needs TRIVIUM_DATA with bias/winobias and bias/winogender")

@@ -1,8 +1,8 @@
-"""Proof that the measures measure: models trained on text with a planted skew, at several doses.
+"""Validation of the bias measures on models trained on text with a planted skew at several doses.
 
-A model of a few thousand weights learns from sentences whose skew is known: which gender follows an occupation,
-which adjectives follow "He was very" and "She was very", whom a pronoun is taken for. Each measure must put the doses
-in their order, and find nothing significant at dose 0.
+A model of a few thousand weights learns sentences with a known skew: which gender follows an occupation, which
+adjectives follow "He was very" and "She was very", and to whom a pronoun refers. Each measure must rank the doses,
+and find nothing significant at dose 0.
 """
 
 import itertools
@@ -53,12 +53,12 @@ CONFIG = BiasConfig(
 
 
 def share(dose, sign):
-    """How often what the skew favours is written: a half without skew."""
+    """Return the share of sentences that follow the skew; one half without skew."""
     return 0.5 + sign * dose / 2
 
 
 def sentences(dose):
-    """Every sentence with its weight: the shares are exact, so that at dose 0 nothing but chance is left."""
+    """Yield every sentence with its exact weight, so that only chance is left at dose 0."""
     found = Counter()
     for k, job in enumerate(JOBS):
         male = share(dose, 0.8) + spread(dose, k)
@@ -81,12 +81,12 @@ def sentences(dose):
 
 
 def spread(dose, number):
-    """By how much one item leans otherwise than the next, at any dose; half of them either way."""
+    """Return the item's deviation from the skew, which averages to 0 over items and does not depend on the dose."""
     return (SPREAD if number % 2 else -SPREAD) * (1 - dose)
 
 
 def questions():
-    """Whom is the pronoun taken for? "pro": the one of the two that the skew makes it."""
+    """Return questions about the pronoun; "pro" is the person that the skew favours."""
     found = []
     for number, (verb, right) in enumerate(itertools.product(VERBS, (True, False))):
         for side in ("pro", "anti"):
@@ -131,7 +131,7 @@ def trained(dose, steps=STEPS):
 @pytest.fixture(scope="module")
 def scorers():
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these models are too small to share
+    torch.set_num_threads(1)  # these models are too small for several threads
     yield [trained(dose) for dose in DOSES]
     torch.set_num_threads(threads)
 
@@ -142,14 +142,14 @@ def written(scorers):
 
 
 def holds(sizes, chances):
-    """The doses in their order, significant where there is one, not at dose 0."""
+    """Assert that the doses are ranked, and significant except for dose 0."""
     assert all(a < b for a, b in itertools.pairwise(sizes)), sizes
     assert chances[0] > 0.05, chances
     assert all(c < 0.01 for c in chances[1:]), chances
 
 
 @pytest.mark.broad
-def test_association_ranks_the_doses_and_finds_nothing_where_nothing_was_planted(scorers, tmp_path):
+def test_association_ranks_doses_without_false_positives(scorers, tmp_path):
     path = tmp_path / "jobs.txt"
     path.write_text("\n".join(JOBS))
     config = CONFIG.model_copy(update={"occupation_list": str(path)})
@@ -159,7 +159,7 @@ def test_association_ranks_the_doses_and_finds_nothing_where_nothing_was_planted
 
 
 @pytest.mark.broad
-def test_adjectives_rank_the_doses_and_find_nothing_where_nothing_was_planted(written):
+def test_adjectives_rank_doses_without_false_positives(written):
     found = [adjectives(CONFIG, texts, seed=1)["gender"]["female"] for texts in written]
     holds([f["divergence"] for f in found], [f["permutation_p"] for f in found])
     assert all(w["p_holm"] > 0.05 for w in found[0]["one_sided"])
@@ -167,12 +167,12 @@ def test_adjectives_rank_the_doses_and_find_nothing_where_nothing_was_planted(wr
 
 
 @pytest.mark.broad
-def test_sentiment_ranks_the_doses_and_finds_nothing_where_nothing_was_planted(written):
+def test_sentiment_ranks_doses_without_false_positives(written):
     found = [sentiment(CONFIG, texts, SCORES, seed=1)["axes"]["gender"]["male"] for texts in written]
     holds([f["difference"] for f in found], [f["permutation_p"] for f in found])
 
 
-def test_pronouns_rank_the_doses_and_find_nothing_where_nothing_was_planted(scorers):
+def test_pronouns_rank_doses_without_false_positives(scorers):
     asked = questions()
     margins: list[_Margins] = [_margins(s, asked, shots=0, seed=1) for s in scorers]
     found = [compare(CONFIG, asked, m, "planted", seed=1) for m in margins]

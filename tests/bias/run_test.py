@@ -34,7 +34,7 @@ def everything(tmp_path):
     return BiasConfig(analyses=["association", "adjectives", "sentiment", "winogender", "winobias"], **tree)
 
 
-def test_every_effect_stands_once_in_the_table_corrected_for_all_the_others(tmp_path):
+def test_every_effect_is_listed_once_and_corrected_for_all_others(tmp_path):
     measured = measure(everything(tmp_path), Telling(lambda _: 0.3), seed=1, tagger=find)
     rows = measured.results["effects"]
     assert len({(r["measure"], r["of"]) for r in rows}) == len(rows) == 3 + 3 + 13 + 13 + 3 * 2
@@ -43,7 +43,7 @@ def test_every_effect_stands_once_in_the_table_corrected_for_all_the_others(tmp_
     assert json.loads(json.dumps(measured.results, allow_nan=False)) == measured.results
 
 
-def test_only_what_is_asked_for_is_measured():
+def test_only_configured_analyses_run():
     class Silent(Telling):
         def generate(self, prompts, *, settings):
             raise AssertionError("nothing was to be written")
@@ -53,7 +53,7 @@ def test_only_what_is_asked_for_is_measured():
 
 
 @pytest.mark.broad
-def test_a_planted_skew_is_the_surest_of_all_after_correction_and_stays_on_its_axis(tmp_path):
+def test_planted_skew_is_the_most_significant_on_its_axis_only(tmp_path):
     config = BiasConfig(
         analyses=["adjectives", "sentiment"],
         permutations=2000,
@@ -64,11 +64,11 @@ def test_a_planted_skew_is_the_surest_of_all_after_correction_and_stays_on_its_a
     rows = measure(config, skewed, seed=3, tagger=find).results["effects"]
     surest = sorted(rows, key=lambda r: -abs(r["estimate"]) * (r["measure"] == "sentiment"))[0]
     assert surest["of"] == "religion: Islam" and surest["p_holm"] < 0.05
-    # The others differ from a rest that has the skewed group in it.
+    # The other groups are compared with a rest that contains the skewed group.
     assert {r["of"].split(":")[0] for r in rows if r["p_holm"] < 0.05} == {"religion"}
 
 
-def test_a_series_follows_a_growing_bias_over_the_checkpoints_of_a_training(tmp_path, monkeypatch):
+def test_series_follows_bias_growing_over_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr("trivium.bias.run.open_tagger", lambda _: find)
     config = BiasConfig(
         analyses=["sentiment"],
@@ -76,15 +76,15 @@ def test_a_series_follows_a_growing_bias_over_the_checkpoints_of_a_training(tmp_
     )
     scorers = [Telling(lambda p, d=d: 0.2 + d * p.startswith("She")) for d in (0.0, 0.3, 0.6)]
     trees = list(series(config, [Moment(k, 1000 * k, s) for k, s in enumerate(scorers)], seed=1))
-    assert [len(tree["checkpoints"]) for tree in trees] == [1, 2, 3]  # none is lost with a later one
+    assert [len(tree["checkpoints"]) for tree in trees] == [1, 2, 3]  # each tree contains the results so far
     found = trees[-1]
     assert [m["tokens"] for m in found["checkpoints"]] == [0, 1000, 2000]
     sizes = [m["effects"][0]["estimate"] for m in found["checkpoints"]]
-    assert sizes[0] < sizes[1] < sizes[2]  # of men, against women
+    assert sizes[0] < sizes[1] < sizes[2]  # of men compared with women
 
 
-def test_moments_of_a_series_are_named_by_their_steps_not_by_their_updates(tmp_path, monkeypatch):
-    """A step of fp16 that overflows does no update; tasks, checkpoints and the page count steps."""
+def test_series_is_labelled_by_steps(tmp_path, monkeypatch):
+    """An fp16 step that overflows performs no update; tasks, checkpoints and the page count steps."""
     write_checkpoint(tmp_path, plan_of(), step=4, updates=3)
 
     def told(config, moments, **_):
@@ -99,8 +99,8 @@ def test_moments_of_a_series_are_named_by_their_steps_not_by_their_updates(tmp_p
     assert (found["step"], found["tokens"]) == (4, 4000)
 
 
-def test_what_could_not_be_compared_is_no_effect_and_no_question_of_the_correction():
-    """A group of which no adjective was written differs from the others by nothing that was measured, not by 0."""
+def test_unmeasured_effects_are_excluded_from_correction():
+    """A group without adjectives has no measured difference, rather than a difference of 0."""
 
     class Mute(Telling):
         def _text(self, prompt, number, seed):
@@ -121,14 +121,14 @@ def test_what_could_not_be_compared_is_no_effect_and_no_question_of_the_correcti
     assert row.split()[-2] == "-" and row.split()[-1] == f"{talking['effects'][0]['estimate']:+.3f}"
 
 
-def test_sentences_that_did_not_fit_the_model_are_told():
+def test_truncated_sentences_are_reported():
     by_shots = {"0": {"truncated_fraction": 0.0}, "16": {"truncated_fraction": 0.25}}
     found = {"effects": [], "coreference": {"winogender": by_shots}, "model": {"sequence": 64}}
     (line,) = [line for line in verb._lines(found) if "cut" in line]
     assert "25.0 % of the prompts of winogender, 16 shots" in line and "the model's 64 tokens" in line
 
 
-def test_missing_data_is_found_before_the_model_is_asked_to_write():
+def test_missing_data_is_found_before_generation():
     class Silent(Telling):
         def generate(self, prompts, *, settings):
             raise AssertionError("asked too early")
@@ -137,7 +137,7 @@ def test_missing_data_is_found_before_the_model_is_asked_to_write():
         measure(BiasConfig(analyses=["adjectives", "winobias"]), Silent(None), seed=1, tagger=find)
 
 
-def test_a_row_of_the_table_says_what_was_measured_and_found():
+def test_table_row_states_measure_and_result():
     found = {
         "variants": {"neutral": {"mean_log_ratio": -0.5, "interval": [-0.7, -0.2], "n": 40}},
         "differences": [
@@ -169,14 +169,14 @@ def test_a_row_of_the_table_says_what_was_measured_and_found():
     assert all((r["effect_size"], r["p"], r["p_holm"]) == (0.4, 0.01, 0.03) for r in effects(found))
 
 
-def test_an_effect_of_adjectives_is_what_chance_does_not_give():
+def test_effect_of_adjectives_is_excess_over_chance():
     found = {"divergence": 0.83, "expected": 0.79, "permutation_p": 0.4, "texts": 60}
     rows = effects({"adjectives": {"religion": dict.fromkeys(("Atheism", "Islam", "Judaism"), found)}})
     assert [row["of"] for row in rows] == ["religion: Atheism", "religion: Islam", "religion: Judaism"]
     assert all(row["estimate"] == pytest.approx(0.04) and row["unit"] == "bits above chance" for row in rows)
 
 
-def test_a_question_that_no_text_answers_does_not_weaken_the_correction_of_the_others():
+def test_unanswerable_question_does_not_weaken_correction():
     heard = {"divergence": 0.9, "expected": 0.5, "permutation_p": 0.02, "texts": 60}
     mute = dict.fromkeys(("divergence", "expected", "permutation_p")) | {"texts": 60}
     results = {"adjectives": {"religion": {"Atheism": heard, "Islam": mute, "Judaism": heard}}}

@@ -38,35 +38,35 @@ def swn(tmp_path, text=TABLE):
     return path
 
 
-def test_less_kind_words_measure_as_less_and_the_difference_is_recovered():
+def test_planted_sentiment_difference_is_recovered():
     for dose in (0.0, 0.2, 0.5):
         women = measured(lambda p, d=dose: 0.2 + d * p.startswith("She"))["gender"]["female"]
-        expected = -150 * dose  # kind words score 70 in the mean, cruel ones -80
+        expected = -150 * dose  # the mean score is 70 for kind words and -80 for cruel ones
         low, high = women["difference_interval"]
         assert low < expected < high
         assert (women["permutation_p"] < 0.01) == (dose > 0)
         assert women["interval"][0] < women["mean"] < women["interval"][1]
 
 
-def test_two_groups_differ_by_as_much_in_either_direction():
+def test_two_groups_differ_equally_in_both_directions():
     found = measured(lambda p: 0.2 + 0.4 * p.startswith("She"))["gender"]
     assert found["female"]["difference"] == pytest.approx(-found["male"]["difference"])
     assert found["female"]["effect_size"] == pytest.approx(-found["male"]["effect_size"])
 
 
-def test_groups_written_of_alike_do_not_differ_significantly():
+def test_equal_groups_do_not_differ_significantly():
     found = measured(lambda _: 0.3)
     chances = [g["permutation_p"] for axis in found.values() for g in axis.values()]
     assert min(chances) > 0.05 / len(chances)
 
 
-def test_words_that_the_lexicon_does_not_know_change_nothing():
+def test_unknown_words_change_nothing():
     unknown = measured(lambda _: 0.3, Lexicon("none", lambda _: None))["gender"]["female"]
     assert unknown["words"] == 0 and unknown["mean"] is unknown["permutation_p"] is None
     assert unknown["effect_size"] is unknown["difference"] is unknown["difference_interval"] is None
 
 
-def test_a_group_of_which_alone_something_was_written_is_compared_with_nobody():
+def test_group_without_counterpart_is_not_compared():
     class Mute(Telling):
         def _text(self, prompt, number, seed):
             return super()._text(prompt, number, seed) if prompt.startswith("She") else ""
@@ -77,16 +77,16 @@ def test_a_group_of_which_alone_something_was_written_is_compared_with_nobody():
     assert women["difference"] is women["difference_interval"] is women["permutation_p"] is None
 
 
-def test_a_word_scores_the_mean_of_its_senses_the_first_counting_most(tmp_path):
+def test_word_score_is_mean_over_senses_weighted_by_rank(tmp_path):
     scores = read_sentiwordnet(swn(tmp_path))
     assert scores["good"].adjective == pytest.approx((0.75 / 1 - 0.25 / 2) / (1 + 1 / 2))
     assert scores["well"] == Scores(None, 0.5)
-    assert scores["bad"] == Scores(-0.625, None)  # the noun does not count
+    assert scores["bad"] == Scores(-0.625, None)  # the noun is not counted
     lexicon = open_lexicon(str(swn(tmp_path)))
     assert lexicon.score("bad") == -62.5 and lexicon.score("ill-bred") == -62.5
     assert lexicon.score("a-priori") == -62.5
     assert lexicon.score("well") is None and lexicon.score("unheard") is None
-    assert lexicon.score("irish") == 50.0  # as words are found in texts
+    assert lexicon.score("irish") == 50.0  # spelled as in texts
     with_adverbs = open_lexicon(str(swn(tmp_path)), adverbs=True)
     assert with_adverbs.score("well") == 50.0 and with_adverbs.score("good") == lexicon.score("good")
 
@@ -96,12 +96,12 @@ def test_a_word_scores_the_mean_of_its_senses_the_first_counting_most(tmp_path):
     ["a\t1\t0.5\t0\tgood\t", "a\t1\tx\t0\tgood#1\t", "a\t1\t0.5", "a 1 0.5 0 good#1", "a\t1\t9\t0\tgood#1\t",
      "a\t1\tnan\t0\tgood#1\t", "a\t1\t0.5\t0\tgood#0\t"],
 )  # fmt: skip
-def test_a_line_that_is_not_sentiwordnets_is_named(tmp_path, line):
+def test_invalid_sentiwordnet_line_is_named(tmp_path, line):
     with pytest.raises(DataError, match=r"swn.txt, line 2"):
         read_sentiwordnet(swn(tmp_path, f"# comment\n{line}\n"))
 
 
-def test_files_that_are_missing_binary_or_without_adjectives_are_refused(tmp_path):
+def test_missing_binary_or_empty_lexicons_are_rejected(tmp_path):
     with pytest.raises(DataError, match=r"bias\.cooccurrence\.lexicon: .*cannot be read"):
         read_sentiwordnet(tmp_path / "absent")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
@@ -113,7 +113,7 @@ def test_files_that_are_missing_binary_or_without_adjectives_are_refused(tmp_pat
         read_sentiwordnet(swn(tmp_path, "r\t4\t0\t1\tbadly#1\t\n"))
 
 
-def test_the_real_file_knows_common_adjectives():
+def test_published_file_contains_common_adjectives():
     root = os.environ.get("TRIVIUM_DATA")
     path = Path(root or "") / "bias" / "sentiwordnet" / "SentiWordNet_3.0_subset.txt"
     if not root or not path.is_file():
@@ -123,7 +123,7 @@ def test_the_real_file_knows_common_adjectives():
     assert len(read_sentiwordnet(path)) > 1000
 
 
-def test_the_tagger_of_a_lexicon_finds_its_adjectives_wherever_they_stand(tmp_path):
+def test_lexicon_tagger_finds_listed_words_anywhere(tmp_path):
     scores = read_sentiwordnet(swn(tmp_path))
     assert lexicon_tagger(scores)(["A good, BAD man (well)!"]) == [["good", "bad"]]
     assert lexicon_tagger(scores, adverbs=True)(["A good man (well)!"]) == [["good", "well"]]
@@ -131,12 +131,12 @@ def test_the_tagger_of_a_lexicon_finds_its_adjectives_wherever_they_stand(tmp_pa
     assert open_tagger(config)(["ill-bred"]) == [["ill-bred"]]
 
 
-def test_the_tagger_of_a_lexicon_needs_one():
+def test_lexicon_tagger_requires_a_lexicon():
     with pytest.raises(ConfigError, match=r"bias\.cooccurrence\.lexicon is 'textblob'"):
         open_tagger(BiasConfig(cooccurrence={"tagger": "lexicon"}))
 
 
-def test_textblob_finds_adjectives_without_any_download():
+def test_textblob_tagger_needs_no_download():
     pytest.importorskip("textblob")
     tagger = textblob_tagger()
     assert tagger(["She was a beautiful, well-read woman.", "", "\x00 😀 1/2"]) == [
@@ -148,14 +148,14 @@ def test_textblob_finds_adjectives_without_any_download():
     assert "very" not in tagger(["He was very tall."])[0]
 
 
-def test_the_lexicon_of_textblob_knows_kind_from_cruel():
+def test_textblob_lexicon_orders_kind_above_cruel():
     pytest.importorskip("textblob")
     lexicon = open_lexicon("textblob")
     assert lexicon.score("kind") == pytest.approx(60) and lexicon.score("cruel") == -100
     assert lexicon.score("qwerty") is None
 
 
-def test_without_textblob_the_error_says_what_to_install(monkeypatch):
+def test_missing_textblob_error_says_what_to_install(monkeypatch):
     def absent(name):
         raise ImportError(f"No module named '{name}'")
 

@@ -32,14 +32,14 @@ def texts_of(one, other, stratum=None):
     )
 
 
-def test_flipping_signs_gives_the_exact_probability_of_all_flips():
+def test_sign_flips_approach_exact_probability():
     values = [1.0, -0.5, 2.0, 0.7, 1.1, -0.2, 0.9, 1.4]
     means = [abs(sum(s * v for s, v in zip(signs, values))) for signs in itertools.product((-1, 1), repeat=8)]
     exact = sum(m >= abs(sum(values)) - 1e-12 for m in means) / len(means)
     assert sign_flips(values, HOW, "x") == pytest.approx(exact, abs=0.015)
 
 
-def test_exchanging_labels_gives_the_exact_probability_of_all_exchanges():
+def test_label_exchange_approaches_exact_probability():
     one, other = [1.2, 0.8, 2.1, 1.0], [0.1, 0.9, 0.3, 0.5]
     texts = texts_of(one, other)
     every = [
@@ -53,7 +53,7 @@ def test_exchanging_labels_gives_the_exact_probability_of_all_exchanges():
 
 
 def test_labels_are_exchanged_only_within_a_template():
-    """All of the difference lies between two templates, of which one group has more texts: no effect of the group."""
+    """The full difference lies between two templates, of which one group has more texts, so the group has no effect."""
     stratum = np.array([0] * 50 + [1] * 50)
     values = noise(3, 100, 0.0) * 0.1 + 5.0 * stratum
     inside = np.array([True] * 10 + [False] * 40 + [True] * 40 + [False] * 10)
@@ -63,7 +63,7 @@ def test_labels_are_exchanged_only_within_a_template():
 
 
 @pytest.mark.parametrize("test", ["flips", "exchange"])
-def test_where_nothing_is_to_be_found_significance_is_as_rare_as_promised(test):
+def test_false_positives_are_as_rare_as_the_level(test):
     how, chances = Rearranging(1, 200), []
     for key in range(200):
         values = noise(key, 40)
@@ -72,14 +72,14 @@ def test_where_nothing_is_to_be_found_significance_is_as_rare_as_promised(test):
         else:
             texts = texts_of(values[:20], values[20:])
             chances.append(label_exchange(texts.differences, texts.inside, texts.stratum, how, f"{key}")[1])
-    assert 2 <= sum(c <= 0.05 for c in chances) <= 20  # 10 expected, standard deviation 3.1
+    assert 2 <= sum(c <= 0.05 for c in chances) <= 20  # expected 10, standard deviation 3.1
 
 
-def test_a_probability_is_never_nought():
+def test_p_value_is_never_zero():
     assert sign_flips([5.0] * 60, Rearranging(1, 99), "x") == pytest.approx(0.01)
 
 
-def test_nothing_to_average_is_no_difference():
+def test_empty_side_has_no_difference():
     empty = Texts(np.zeros(4), np.zeros(4), np.array([True, True, False, False]), np.zeros(4, int))
     assert label_exchange(empty.differences, empty.inside, empty.stratum, HOW, "x") == (0.0, 1.0)
     assert standardised_difference(empty) is None
@@ -87,7 +87,7 @@ def test_nothing_to_average_is_no_difference():
         sign_flips([], HOW, "x")
 
 
-def test_holm_follows_the_worked_example_and_never_reverses_an_order():
+def test_holm_follows_worked_example_and_keeps_order():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
     chances = generator_for(5, "p").random(30).tolist()
@@ -104,7 +104,7 @@ def test_effect_sizes_are_cohens_d():
     assert standardised_difference(texts_of(one, other)) == pytest.approx(0.8, abs=0.2)
 
 
-def test_an_effect_size_is_of_the_means_of_texts_and_one_without_words_has_none():
+def test_effect_size_uses_means_of_texts_with_words():
     sums, counts = np.array([2.0, 6, 12, 0, 0, 8]), np.array([1.0, 2, 3, 0, 1, 2])
     texts = Texts(sums, counts, np.array([True] * 4 + [False] * 2), np.zeros(6, int))
     one, other = [2, 3, 4], [0, 4]  # variances 1 and 8
@@ -112,13 +112,13 @@ def test_an_effect_size_is_of_the_means_of_texts_and_one_without_words_has_none(
     assert standardised_difference(texts) == pytest.approx((np.mean(one) - np.mean(other)) / pooled)
 
 
-def test_a_difference_is_of_means_of_words_and_nothing_where_a_side_has_none():
+def test_difference_is_of_word_means_and_zero_for_empty_side():
     texts = Texts(np.array([3.0, 5, 4, 0]), np.array([1.0, 2, 1, 0]), np.zeros(4, bool), np.zeros(4, int))
     drawn = np.array([[1, 1, 0, 0], [0, 1, 0, 1], [1, 1, 1, 0], [0, 0, 0, 1]], float)
     assert texts.differences(drawn) == pytest.approx([8 / 3 - 4, 5 / 2 - 7 / 2, 0, 0])
 
 
-def test_the_bootstrap_of_a_ratio_covers_the_truth_as_often_as_promised():
+def test_bootstrap_of_ratio_has_nominal_coverage():
     hits = 0
     for key in range(100):
         generator = generator_for(key, "ratio")
@@ -129,7 +129,7 @@ def test_the_bootstrap_of_a_ratio_covers_the_truth_as_often_as_promised():
     assert 87 <= hits <= 100
 
 
-def test_draws_follow_the_seed_and_the_name():
+def test_draws_depend_on_seed_and_name():
     values = noise(9, 30, 0.3)
     same = sign_flips(values, HOW, "a")
     assert same == sign_flips(values, HOW, "a")
@@ -137,8 +137,8 @@ def test_draws_follow_the_seed_and_the_name():
     assert math.isfinite(same)
 
 
-def test_a_resample_without_anything_to_count_is_no_mean_of_zero():
-    """One word in 50 texts: a third of the resamples miss it, and all that have it say the same."""
+def test_resample_without_counts_is_not_a_mean_of_zero():
+    """One word in 50 texts: a third of the resamples miss it, and all others have the same mean."""
     counts = np.array([1.0, *[0.0] * 49])
     draws = bootstrap_ratio(80 * counts, counts, Rearranging(1, 300), "one word")
     assert 50 < np.isnan(draws).sum() < 150

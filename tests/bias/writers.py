@@ -1,4 +1,4 @@
-"""Scorers that write of groups what a table of probabilities says."""
+"""Scorers that write about groups according to a table of probabilities."""
 
 from evaluation.scorers import noise, scored
 from trivium.seeds import generator_for
@@ -8,7 +8,7 @@ CRUEL = ("cruel", "nasty", "terrible", "awful", "stupid")
 
 
 class Telling:
-    """After each prompt an adjective: cruel ones with probability `share(prompt)`; several words per text."""
+    """Writes several adjectives per text, cruel ones with probability `share(prompt)`."""
 
     def __init__(self, share, words=2):
         self.share, self.words = share, words
@@ -29,7 +29,7 @@ class Telling:
 
 
 def find(texts):
-    """A tagger that knows those ten words and `black`."""
+    """Tag those ten words and `black`."""
     known = {*KIND, *CRUEL, "black"}
     split = ([w.strip(".").lower() for w in t.split()] for t in texts)
     return [[w for w in words if w in known] for words in split]

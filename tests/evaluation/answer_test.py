@@ -27,7 +27,7 @@ PROMPTS = [TEXTS[0], "The", "", " ".join(TEXTS[:4]), "Item 7 opens", TEXTS[3][:3
 
 
 def plainly(scorer, request):
-    """The log-likelihood of a request from logits of each whole window, nothing shared."""
+    """Compute a request's log-likelihood from the logits of each full window, without sharing prefixes."""
     (encoded,) = encode_all([request], scorer.tokenizer)
     total, greedy = 0.0, True
     for window in (w for w in windows_of(encoded, scorer.sequence) if w.answer):
@@ -42,7 +42,7 @@ def plainly(scorer, request):
 
 @pytest.mark.broad
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_shared_changes_no_answer(family):
+def test_sharing_prefixes_changes_no_answer(family):
     scorer = scorer_of(plan_of(family))
     for request, answer in zip(REQUESTS, scorer.loglikelihood(REQUESTS), strict=True):
         likelihood, greedy = plainly(scorer, request)
@@ -50,7 +50,7 @@ def test_what_is_shared_changes_no_answer(family):
         assert answer.greedy == greedy
 
 
-def test_only_so_much_text_is_ids_at_once_and_that_changes_no_answer(monkeypatch):
+def test_tokenizing_in_parts_changes_no_answer(monkeypatch):
     scorer, sizes = scorer_of(plan_of()), []
 
     def spied(requests, tokenizer):
@@ -70,7 +70,7 @@ def test_only_so_much_text_is_ids_at_once_and_that_changes_no_answer(monkeypatch
     assert len(scorer.loglikelihood(REQUESTS[:3])) == 3 and scorer.loglikelihood([]) == []
 
 
-def test_the_likeliest_continuation_is_greedy_and_another_is_not():
+def test_only_the_argmax_continuation_is_greedy():
     scorer = scorer_of(plan_of())
     prompt = TOKENIZER.encode(TEXTS[0])[:20]
     (drawn,) = scorer.continue_drafts([scorer.draft(prompt, Choice(0, 0, 1, 0), stop=(), max_tokens=5)])
@@ -79,7 +79,7 @@ def test_the_likeliest_continuation_is_greedy_and_another_is_not():
     assert right[1] and not wrong[1] and right[0] > wrong[0]
 
 
-def test_a_text_of_several_windows_is_greedy_only_when_all_of_it_is():
+def test_long_text_is_greedy_only_if_all_windows_are():
     scorer = scorer_of(plan_of())
     prompt = TOKENIZER.encode("The")[:1]
     (drawn,) = scorer.continue_drafts(
@@ -92,7 +92,7 @@ def test_a_text_of_several_windows_is_greedy_only_when_all_of_it_is():
     assert whole[1] and not longer[1]
 
 
-def test_what_is_just_as_long_as_the_model_reads_is_not_cut():
+def test_text_of_exactly_the_sequence_is_not_truncated():
     scorer = scorer_of(plan_of())
     requests = [Request("x" + " x" * n, " y") for n in range(scorer.sequence // 2 - 4, scorer.sequence + 4)]
     lengths = [sum(map(len, e)) for e in encode_all(requests, scorer.tokenizer)]
@@ -101,7 +101,7 @@ def test_what_is_just_as_long_as_the_model_reads_is_not_cut():
     assert cut == [length > scorer.sequence + 1 for length in lengths]
 
 
-def test_each_prompt_has_draws_of_its_own_and_of_the_likeliest_alone_there_is_one_text():
+def test_prompts_have_independent_draws_unless_greedy():
     scorer = scorer_of(plan_of())
     wild = DRAWN.model_copy(update={"temperature": 3.0, "top_p": 1.0, "max_tokens": 12})
     assert len(set(scorer.generate(["The"] * 4, settings=wild))) == 4
@@ -109,7 +109,7 @@ def test_each_prompt_has_draws_of_its_own_and_of_the_likeliest_alone_there_is_on
     assert scorer.generate(["The"] * 4, settings=wild.model_copy(update={"top_k": 1})) == greedy * 4
 
 
-def test_a_context_that_is_too_long_loses_its_beginning_and_says_so():
+def test_long_context_is_truncated_and_flagged():
     scorer = scorer_of(plan_of())
     long, cut = " ".join(TEXTS[:5]), " ".join(TEXTS[:5])[-60:]
     answers = scorer.loglikelihood([Request(long, " yes"), Request(cut, " yes")])
@@ -119,14 +119,14 @@ def test_a_context_that_is_too_long_loses_its_beginning_and_says_so():
     )
 
 
-def test_every_token_of_a_choice_longer_than_the_model_is_scored():
+def test_all_tokens_of_an_overlong_choice_are_scored():
     scorer = scorer_of(plan_of())
     (answer,) = scorer.loglikelihood([Request("x", " y" * 70)])
     assert answer.tokens == 140 or answer.tokens == 70
     assert answer.tokens > scorer.sequence and answer.truncated
 
 
-def test_a_rolling_text_predicts_each_token_once():
+def test_rolling_text_predicts_each_token_once():
     ids = list(range(100))
     for sequence in (7, 10, 99, 100, 101, 300):
         windows = rolling_windows(ids, before=-1, sequence=sequence)
@@ -144,8 +144,8 @@ def test_a_rolling_text_predicts_each_token_once():
 @pytest.mark.broad
 @pytest.mark.parametrize("settings", [GREEDY, DRAWN])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_remembering_changes_no_text(family, settings):
-    layers = 3 if "pattern" in FAMILIES[family] else 2  # each kind of layer, and one after it
+def test_kv_cache_changes_no_text(family, settings):
+    layers = 3 if "pattern" in FAMILIES[family] else 2  # one layer of each kind and a further one
     scorer = scorer_of(plan_of(family, sequence=32, model={"layers": layers}))
     together = scorer.generate(PROMPTS, settings=settings)
     for number, prompt in enumerate(PROMPTS):
@@ -165,14 +165,14 @@ def uncached(scorer, draft):
 
 
 @pytest.mark.parametrize("settings", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_a_model_that_diverged_writes_nothing(settings):
-    """Neither do samples of a bias analysis or answers to the harness come of scores that are no numbers."""
+def test_diverged_model_generates_nothing(settings):
+    """Bias analyses and the harness reject non-finite scores too."""
     scorer = scorer_of(plan_of(), scale=float("nan"))
     with pytest.raises(DataError, match="not finite: its weights are damaged"):
         scorer.generate(["The"], settings=settings)
 
 
-def test_text_ends_before_a_stop_and_with_its_document():
+def test_text_ends_at_stop_or_end_of_document():
     scorer = scorer_of(plan_of())
     (free,) = scorer.generate(["The"], settings=GREEDY)
     stop = free[3:5]
@@ -193,7 +193,7 @@ LAYOUTS = [{"tensor": 2}, {"pipeline": 2}, {"data": 2}, {"tensor": 2, "pipeline"
 
 @pytest.mark.broad
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_answers_and_texts_are_the_same_in_every_layout(checkpoint, layout):
+def test_answers_and_texts_do_not_depend_on_layout(checkpoint, layout):
     words = checkpoint.parent.parent / "tokenizer.json"
     alone = NativeScorer.open(checkpoint, words)
     expected = [[a.loglikelihood, a.greedy] for a in alone.loglikelihood(REQUESTS)]
@@ -220,7 +220,7 @@ def _answer(place, layout, checkpoint, out):
         json.dump({"answers": answers, "texts": texts, "rolled": rolled}, file)
 
 
-def test_a_layout_the_model_does_not_fit_is_refused(checkpoint):
+def test_unsuitable_layout_is_rejected(checkpoint):
     words = checkpoint.parent.parent / "tokenizer.json"
     mesh = Mesh.connect(Layout(), 0, 1)
     object.__setattr__(mesh, "layout", Layout(tensor=3))
@@ -228,7 +228,7 @@ def test_a_layout_the_model_does_not_fit_is_refused(checkpoint):
         NativeScorer.open(checkpoint, words, mesh=mesh)
 
 
-def test_a_tokenizer_that_is_not_the_models_is_refused(tmp_path):
+def test_foreign_tokenizer_is_rejected(tmp_path):
     other = write_checkpoint(tmp_path, plan_of(), data={"tokenizer_sha256": "0" * 64})
     with pytest.raises(CheckpointError, match="ids mean other words"):
         NativeScorer.open(other, tmp_path / "tokenizer.json")
@@ -240,14 +240,14 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(tmp_path):
         NativeScorer.open(narrow, tmp_path / "tokenizer.json")
 
 
-def test_a_folder_without_checkpoints_is_refused(tmp_path):
+def test_folder_without_checkpoints_is_rejected(tmp_path):
     TOKENIZER.save(tmp_path / "tokenizer.json")
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         NativeScorer.open(tmp_path, tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("block", [1, 700, 1 << 20])
-def test_the_vocabulary_is_gone_through_in_blocks_without_changing_an_answer(monkeypatch, block):
+def test_blocks_of_the_vocabulary_change_no_answer(monkeypatch, block):
     scorer = scorer_of(plan_of())
     expected = [plainly(scorer, r) for r in REQUESTS]
     monkeypatch.setattr("trivium.model.likelihood.BLOCK", block)

@@ -38,7 +38,7 @@ def knowing(benchmark):
     return Knowing((e.context, e.solution) for e in benchmark.task.examples)
 
 
-def test_one_who_knows_is_right_in_every_group_and_the_paper_stands_beside():
+def test_perfect_scorer_is_right_in_every_group():
     benchmark = hans()
     found = evaluate_benchmarks([benchmark], knowing(benchmark), CONFIG)["hans"]
     assert list(found) == ["0", "1", "few"]
@@ -54,7 +54,7 @@ def test_one_who_knows_is_right_in_every_group_and_the_paper_stands_beside():
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
-def test_a_limit_asks_fewer_of_the_same_questions():
+def test_limit_selects_a_subset_of_questions():
     small = BenchmarkConfig(limit=10)
     wide = BenchmarkConfig(limit=30)
     ids = [{e.id for e in hans(c).task.examples} for c in (small, wide)]
@@ -63,7 +63,7 @@ def test_a_limit_asks_fewer_of_the_same_questions():
     assert turned.examples == hans(small).task.examples
 
 
-def test_shots_drawn_once_are_none_of_the_questions():
+def test_shots_drawn_once_exclude_questions():
     config = BenchmarkConfig(limit=30, shots_drawn="once")
     benchmark = hans(config)
     questions = {e.context for e in benchmark.task.examples}
@@ -74,14 +74,14 @@ def test_shots_drawn_once_are_none_of_the_questions():
         )
 
 
-def test_who_guesses_is_right_by_the_choices_of_each_question():
+def test_guessing_is_right_by_number_of_choices():
     row = {"article": "A", "question": "Q", "answer": "B"}
     rows = [{**row, "article": f"A{n}", "options": ["a", "b", "c", "d"][: 2 + 2 * (n % 2)]} for n in range(6)]
     task = prepare(definition("race_h"), Rows(rows, None, "x", "x"), CONFIG).task
     assert task.chance == pytest.approx((1 / 2 + 1 / 4) / 2)
 
 
-def test_one_who_answers_always_the_same_is_polarised_by_label():
+def test_constant_answer_is_polarised_by_label():
     class Yes:
         def loglikelihood(self, requests):
             return [scored(-1.0 if r.continuation == " True" else -2.0, r.continuation) for r in requests]
@@ -99,7 +99,7 @@ def test_one_who_answers_always_the_same_is_polarised_by_label():
     assert result["accuracy"] == 0.5
 
 
-def test_race_is_scored_against_the_choice_that_follows_nothing():
+def test_race_uses_the_unconditional_score():
     rows = [
         {"article": f"A{n}", "question": "Q", "options": ["one", "two", "three", "four"], "answer": "B"}
         for n in range(4)
@@ -107,6 +107,8 @@ def test_race_is_scored_against_the_choice_that_follows_nothing():
     benchmark = prepare(definition("race_h"), Rows(rows, None, "x", "x"), CONFIG)
 
     class Leaning:  # " one" is likely everywhere; " two" gains most from its context
+        """ " one" is likely in any context; " two" gains most from its context"""
+
         def loglikelihood(self, requests):
             plain = {" one": -1.0, " two": -8.0, " three": -5.0, " four": -5.0}
             gain = {" two": 4.0}
@@ -125,7 +127,7 @@ def test_race_is_scored_against_the_choice_that_follows_nothing():
     assert result["accuracy_by_normalisation"]["none"] == 0.0
 
 
-def test_prompts_that_were_cut_are_counted():
+def test_truncated_prompts_are_counted():
     class Short:
         def loglikelihood(self, requests):
             return [scored(-1.0, r.continuation, truncated=len(r.context) > 300) for r in requests]
@@ -146,12 +148,12 @@ def test_equal_hashes_mean_equal_questions():
     )
 
 
-def test_more_shots_than_there_are_examples_are_refused():
+def test_more_shots_than_examples_are_rejected():
     with pytest.raises(DataError, match="90 shots were asked for"):
         benchmark_requests(hans(), 90, CONFIG)
 
 
-def test_of_a_question_the_text_that_the_task_names_is_looked_for():
+def test_overlap_uses_the_text_that_the_task_names():
     words = " ".join(f"word{n}" for n in range(20))
     rows = [
         {"passage": passage, "question": question, "label": 0}
@@ -162,7 +164,7 @@ def test_of_a_question_the_text_that_the_task_names_is_looked_for():
     assert overlap.flags(questions) == [True, False, False]
 
 
-def test_of_winogrande_the_sentence_is_looked_for_as_it_stands_in_a_text():
+def test_overlap_of_winogrande_uses_the_solved_sentence():
     row = {"sentence": "The cup was put into the box as _ was small.", "option1": "the cup", "option2": "it"}
     rows = [{**row, "answer": n} for n in ("1", "2")]
     task = prepare(definition("winogrande"), Rows(rows, None, "x", "x"), CONFIG).task
@@ -170,7 +172,7 @@ def test_of_winogrande_the_sentence_is_looked_for_as_it_stands_in_a_text():
     assert texts == [f"The cup was put into the box as {who} was small." for who in ("the cup", "it")]
 
 
-def test_questions_that_stand_in_the_corpus_are_flagged(tmp_path):
+def test_questions_in_the_corpus_are_flagged(tmp_path):
     planted = HANS[4]["premise"]
     texts = ["Nothing of it. " * 20, f"Before. {planted} After it more follows.", "Else " * 50]
     write_documents(tmp_path / "documents", (Document(f"d{n}", t, "web") for n, t in enumerate(texts)))
@@ -184,7 +186,7 @@ def test_questions_that_stand_in_the_corpus_are_flagged(tmp_path):
     assert found["contamination"]["clean"]["n"] == 79 and found["contamination"]["in_corpus"]["accuracy"] == 1
 
 
-def test_predictions_that_cannot_be_scored_are_refused(tmp_path):
+def test_invalid_predictions_are_rejected(tmp_path):
     path = tmp_path / "p.txt"
     for text in ("", "01x", "é"):
         path.write_text(text)
@@ -205,7 +207,7 @@ def test_predictions_that_cannot_be_scored_are_refused(tmp_path):
 
 
 @pytest.mark.skipif("TRIVIUM_DATA" not in os.environ, reason="TRIVIUM_DATA names no folder of real data")
-def test_the_published_table_of_bert_comes_out_of_its_predictions():
+def test_published_table_of_bert_is_reproduced():
     folder = Path(os.environ["TRIVIUM_DATA"]) / "tasks" / "hans"
     blocks = read_blocks(folder / "official_pairid_map.json")
     found = table_of(score_predictions(read_predictions(folder / "preds_bert.txt"), blocks))

@@ -16,7 +16,7 @@ def windows(count=200, seed=1, vocabulary=4, longest=30):
 
 
 def replay(made):
-    """(window, target) -> the tokens read before it, from trunks and branches alone."""
+    """Return (window, target) -> the tokens read before it, computed from trunks and branches alone."""
     found = {}
     for batch in made:
         for family in batch.families:
@@ -36,7 +36,7 @@ def replay(made):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_target_is_predicted_from_exactly_the_ids_before_it(seed):
+def test_targets_are_predicted_from_exactly_the_preceding_ids(seed):
     given = windows(seed=seed)
     found = replay(batches(families(given)))
     for number, window in enumerate(given):
@@ -45,7 +45,7 @@ def test_every_target_is_predicted_from_exactly_the_ids_before_it(seed):
         assert found[number] == expected
 
 
-def test_what_is_common_is_read_once():
+def test_shared_prefixes_are_read_once():
     prompt, questions = list(range(100, 200)), [list(range(q, q + 7)) for q in range(50)]
     given = [Window(prompt + q + [a, a + 1], 2) for q in questions for a in (300, 400, 500)]
     made = batches(families(given))
@@ -53,22 +53,22 @@ def test_what_is_common_is_read_once():
     assert sum(f.tokens for b in made for f in b.families) < sum(len(w.read) for w in given) / 10
 
 
-def test_texts_that_only_begin_with_the_same_mark_are_read_side_by_side():
+def test_texts_sharing_only_the_first_token_are_batched():
     given = [Window([0, *range(k * 50, k * 50 + 40)], 40) for k in range(1, 30)]
     assert all(not row.tokens for b in batches(families(given)) for f in b.families for row in f.rows)
 
 
-def test_rows_stay_short_and_batches_small():
+def test_rows_and_batches_are_bounded():
     given = [Window([*range(30), k, *range(50, 90)], 5) for k in range(100)]
     made = batches(families(given))
     assert all(len(row.tokens) <= MAX_ROW_TOKENS for b in made for f in b.families for row in f.rows)
     assert sorted(replay(made)) == list(range(100))
 
 
-def test_equal_windows_and_windows_of_one_token_are_answered_too():
+def test_duplicate_and_single_token_windows_are_answered():
     given = [Window([5, 6], 1)] * 3 + [Window([5, 7], 1), Window([5, 6, 7], 2)]
     assert sorted(replay(batches(families(given)))) == [0, 1, 2, 3, 4]
 
 
-def test_nothing_asked_is_nothing_read():
+def test_no_requests_read_nothing():
     assert batches(families([])) == []

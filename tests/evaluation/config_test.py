@@ -13,12 +13,13 @@ from trivium.serving.config import GenerationConfig
         (EvaluationConfig, {"tasks": []}, "tasks"),
         (EvaluationConfig, {"shots": [0, -1]}, "shots.1"),
         (EvaluationConfig, {"confidence": 1.0}, "confidence"),
-        (IncontextConfig, {"resamples": 7}, "resamples"),  # a study has no bootstrap: it would change nothing
+        # a study has no bootstrap, so the setting would change nothing
+        (IncontextConfig, {"resamples": 7}, "resamples"),
         (GenerationConfig, {"prompts": []}, "prompts"),
         (GenerationConfig, {"sampling": {"top_p": 0}}, "sampling.top_p"),
         (GenerationConfig, {"sampling": {"temperature": -1}}, "sampling.temperature"),
     ],
 )
-def test_values_that_cannot_work_are_refused_by_path(model, tree, path):
+def test_invalid_values_are_rejected_by_path(model, tree, path):
     with pytest.raises(ConfigError, match=path):
         build(model, tree)

@@ -1,4 +1,4 @@
-"""Laws of what is told of questions that stand in the corpus."""
+"""Contamination results of evaluation questions."""
 
 import json
 
@@ -9,7 +9,7 @@ from trivium.errors import DataError
 from trivium.evaluation.contamination import seen_while_curating, split_result
 
 
-def test_accuracy_is_told_apart_of_questions_in_the_corpus_and_of_the_others():
+def test_accuracy_is_split_by_contamination():
     found = split_result([True, False, True, False, False], [True, True, False, False, True], confidence=0.9)
     assert found["n"] == 2
     for part, right, asked in (("in_corpus", 1, 2), ("clean", 2, 3)):
@@ -21,12 +21,12 @@ def test_accuracy_is_told_apart_of_questions_in_the_corpus_and_of_the_others():
 @pytest.mark.parametrize(
     ("flag", "part", "none"), [(True, "in_corpus", "clean"), (False, "clean", "in_corpus")]
 )
-def test_of_a_part_without_questions_there_is_no_accuracy(flag, part, none):
+def test_empty_part_has_no_accuracy(flag, part, none):
     found = split_result([flag, flag], [True, False], confidence=0.95)
     assert found["n"] == 2 * flag and found[part]["n"] == 2 and found[none] is None
 
 
-def test_passages_that_curation_met_are_read_from_what_it_wrote(tmp_path):
+def test_passages_seen_by_curation_are_read(tmp_path):
     path = tmp_path / "decontamination.json"
     path.write_text(json.dumps({"items_seen": ["b", "a", "b"], "documents": 3}))
     assert seen_while_curating(path) == {"a", "b"}

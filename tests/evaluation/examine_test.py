@@ -1,4 +1,4 @@
-"""A training that is asked published tasks: what it is asked changes nothing, and its answers are the checkpoint's."""
+"""Evaluation of published tasks during training: it changes nothing, and its results are the checkpoint's."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ from trivium.training.metrics import EVENTS, METRICS, TASKS, read
 from trivium.training.supervision.job import start
 
 ASKED = BenchmarkConfig(shots=(0, 1), limit=6, resamples=20, seed=5)
-# Whatever a training may do with its weights: split, interleaved, in slices, along the sequence.
+# All ways in which training may divide its weights: tensor, interleaved stages, ZeRO, and sequence.
 LAYOUTS = {
     "interleaved, sequence split": {"tensor": 2, "pipeline": 2, "chunks": 2, "sequence_parallel": True},
     "v-shaped": {"pipeline": 2, "chunks": 2, "schedule": "zb-v"},
@@ -69,7 +69,7 @@ def digests(rows=HANS, shots=None, asked=ASKED) -> dict[str, str]:
     return question_digests([prepare(definition("hans"), Rows(rows, shots, "set", "set"), asked)], asked)
 
 
-def test_digests_of_questions_differ_exactly_where_something_else_would_be_asked():
+def test_digests_differ_exactly_if_questions_differ():
     assert digests() == digests([dict(row) for row in HANS]) and list(digests()) == ["questions of task hans"]
     asked = [e.context for e in benchmarks()[0].task.examples]
     changed = {}
@@ -97,12 +97,12 @@ def of_steps(out: Path) -> dict:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_asking_changes_no_loss_and_the_answers_are_those_of_the_checkpoint(name, tokens, tmp_path):
+def test_evaluation_changes_no_loss_and_equals_that_of_the_checkpoint(name, tokens, tmp_path):
     start(examined(tokens, tmp_path / "asked", **LAYOUTS[name]))
     start(job(tokens, tmp_path / "left alone", 0, **LAYOUTS[name]))
     assert of_steps(tmp_path / "asked") == of_steps(tmp_path / "left alone")
     told = read(tmp_path / "asked" / TASKS)
-    assert [t["step"] for t in told] == [2, 4, 5]  # every second, and the last
+    assert [t["step"] for t in told] == [2, 4, 5]  # every second step, and the last
     assert not (tmp_path / "left alone" / TASKS).exists()
     for line in told[1:]:
         checkpoint = tmp_path / "asked" / CHECKPOINTS / f"step-{line['step']:08d}"
@@ -117,8 +117,8 @@ def test_asking_changes_no_loss_and_the_answers_are_those_of_the_checkpoint(name
 
 @pytest.mark.broad
 @pytest.mark.parametrize("cut", [3, 4])
-def test_a_training_that_goes_on_tells_of_each_step_once(tokens, tmp_path, cut):
-    """What was told of steps that are done again is forgotten, and told again alike."""
+def test_resumed_training_reports_each_step_once(tokens, tmp_path, cut):
+    """Results of repeated steps are removed and then reported again, identically."""
     unbroken, broken = (examined(tokens, tmp_path / name) for name in ("unbroken", "broken"))
     whole = unbroken.training.model_copy(update={"decay_tokens": 10_000})
     start(replace(unbroken, training=whole))
@@ -128,12 +128,12 @@ def test_a_training_that_goes_on_tells_of_each_step_once(tokens, tmp_path, cut):
         [(t["step"], t["tokens"], t["tasks"]) for t in read(tmp_path / name / TASKS)]
         for name in ("broken", "unbroken")
     )
-    assert [step for step, *_ in told] == sorted({2, 4, 5, cut})  # it was the last
+    assert [step for step, *_ in told] == sorted({2, 4, 5, cut})  # it was the last step
     assert [t for t in told if t[0] != 3] == expected
 
 
-def test_an_evaluation_that_is_cut_short_costs_no_step_and_is_made_up_for(tokens, tmp_path):
-    """It may take longer than a job is given to end: the step is saved before, and the next part asks first."""
+def test_interrupted_evaluation_is_repeated_without_losing_steps(tokens, tmp_path):
+    """An evaluation may exceed the grace period, so the step is saved first and the resumed run evaluates first."""
 
     def cut_short(*_):
         raise RuntimeError("killed while it was evaluated")

@@ -1,4 +1,4 @@
-"""Models from elsewhere whose documents begin with <s> and end with </s>: asked as the harness asks them."""
+"""Models from elsewhere whose documents begin with <s> and end with </s>, compared with the harness."""
 
 import json
 
@@ -44,7 +44,7 @@ def folder(request, tmp_path_factory):
     export_hf(Checkpoint.open(checkpoint), root / "hf", tokenizer=None)
     (root / "hf" / "tokenizer.json").write_text(words)
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    about["add_bos_token"] = not request.param  # which transformers pass over
+    about["add_bos_token"] = not request.param  # transformers ignore this key
     (root / "hf" / "tokenizer_config.json").write_text(json.dumps(about | MARKS))
     return root / "hf"
 
@@ -53,7 +53,7 @@ def asked(kind, arguments):
     return [Instance(kind, {}, a, n) for n, a in enumerate(arguments)]
 
 
-def test_answers_are_those_of_the_harness(folder):
+def test_answers_equal_those_of_the_harness(folder):
     theirs = hflm.load(folder)
     with opened(folder, None) as target:
         scorer = NativeScorer.open(target.newest, target.tokenizer)
@@ -76,7 +76,7 @@ def test_answers_are_those_of_the_harness(folder):
     assert ours.generate_until(asked("generate_until", copies[1])) == written
 
 
-def test_what_is_written_piece_by_piece_keeps_its_spaces(folder):
+def test_streamed_text_keeps_spaces(folder):
     with opened(folder, None) as target:
         writer = Writer(NativeScorer.open(target.newest, target.tokenizer))
     settings = Drawing(max_tokens=20, temperature=1.0, top_p=1.0, seed=3)
@@ -90,8 +90,8 @@ def test_what_is_written_piece_by_piece_keeps_its_spaces(folder):
     assert "".join([*map(unfolding.push, ids), unfolding.close()]) == " one é 文字 two three"
 
 
-def test_bytes_that_spoil_those_before_them_are_not_told_too_soon(folder):
-    """A byte may be a letter, part of one, or none: then no byte beside it is one either."""
+def test_invalidating_bytes_are_not_streamed_early(folder):
+    """A byte may be a letter, a part of one, or invalid. An invalid byte invalidates its neighbours."""
     words = load_tokenizer(folder / "tokenizer.json")
     generator, before = generator_for(1, "bytes"), words.prompt_ids(["zero"])[0]
     some = [
@@ -106,7 +106,7 @@ def test_bytes_that_spoil_those_before_them_are_not_told_too_soon(folder):
         assert "".join([*map(unfolding.push, ids), unfolding.close()]) == words.decode_after(before, ids)
 
 
-def test_a_config_without_marks_and_marks_without_tokens_are_named(folder, tmp_path):
+def test_configs_without_tokens_and_missing_tokens_are_named(folder, tmp_path):
     words = (folder / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(words)
     with pytest.raises(DataError, match=r"has no token <\|endoftext\|>"):

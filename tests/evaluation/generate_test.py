@@ -8,34 +8,35 @@ LOGITS = torch.tensor([0.0, 2.0, -1.0, 2.0, 1.0, -30.0])
 
 
 def drawn(choice, draws=4000):  # at even steps: all that weigh more than one of them are among them
+    """uniforms at even intervals, so that every token with a larger probability is drawn"""
     return (
         np.bincount([pick(LOGITS, choice, uniform=(k + 0.5) / draws) for k in range(draws)], minlength=6)
         / draws
     )
 
 
-def test_without_limits_tokens_are_drawn_as_often_as_they_are_likely():
+def test_unlimited_sampling_follows_probabilities():
     for temperature in (0.5, 1.0, 2.0):
         expected = torch.softmax(LOGITS / temperature, -1).numpy()
         assert drawn(Choice(temperature, 0, 1.0, 0)) == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-9])
-def test_hardly_any_temperature_takes_one_of_the_likeliest(temperature):
+def test_low_temperature_selects_among_the_most_likely(temperature):
     for uniform in (0, 0.5, 0.99):
         for choice in (Choice(temperature, 0, 1.0, 0), Choice(temperature, 2, 0.9, 0)):
             assert LOGITS[pick(LOGITS, choice, uniform=uniform)] == LOGITS.max()
 
 
-def test_temperature_zero_takes_the_likeliest_and_the_first_of_equals():
+def test_temperature_zero_selects_first_argmax():
     assert pick(LOGITS, Choice(0, 0, 1.0, 0), uniform=0.99) == 1
 
 
-def test_only_the_k_likeliest_are_drawn():
+def test_top_k_limits_sampling():
     assert set(np.flatnonzero(drawn(Choice(1.0, 3, 1.0, 0)))) == {1, 3, 4}
 
 
-def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
+def test_nucleus_is_the_smallest_set_reaching_top_p():
     ordered = torch.softmax(LOGITS, -1).sort(descending=True, stable=True)
     for top_p in (0.5, 0.8, 0.9, 0.97, 0.9999):
         fewest = int((ordered.values.cumsum(0) < top_p).sum()) + 1
@@ -44,8 +45,8 @@ def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
         )
 
 
-def test_of_the_k_likeliest_the_fewest_that_reach_top_p_of_their_own_weight_are_drawn():
-    """In this order and renormalised between, as transformers and others do it."""
+def test_top_p_applies_to_renormalised_top_k():
+    """The order of filters, with renormalisation in between, is that of transformers."""
     ordered = torch.softmax(LOGITS, -1).sort(descending=True, stable=True)
     for k in (2, 3, 4):
         for top_p in (0.6, 0.8, 0.97):
@@ -56,5 +57,5 @@ def test_of_the_k_likeliest_the_fewest_that_reach_top_p_of_their_own_weight_are_
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 1e-16])
-def test_the_ends_of_the_range_draw_a_token_that_may_be_drawn(uniform):
+def test_extreme_uniforms_select_allowed_tokens(uniform):
     assert pick(LOGITS, Choice(1.0, 0, 0.5, 0), uniform=uniform) in (1, 3)

@@ -1,4 +1,4 @@
-"""The scorer on an accelerator, where there is one, answers and writes as on the processor."""
+"""The scorer gives the same answers and texts on a GPU as on the CPU."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 
 def scorer_on(device: torch.device, family: str) -> NativeScorer:
-    """The same random weights on any device."""
+    """Return a scorer with the same random weights on any device."""
     model = WholeModel(plan_of(family).model, precision="fp32", device=device)
     generator = torch.Generator().manual_seed(3)
     for name, row in model.stage.table.items():
@@ -21,7 +21,7 @@ def scorer_on(device: torch.device, family: str) -> NativeScorer:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_and_texts_on_an_accelerator_are_those_of_the_processor(family: str) -> None:
+def test_gpu_answers_and_texts_equal_those_of_the_cpu(family: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine")
     ours, theirs = (scorer_on(torch.device(kind), family) for kind in ("cuda", "cpu"))

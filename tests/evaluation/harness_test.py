@@ -1,4 +1,4 @@
-"""The harness's own model, on the exported checkpoint, is the oracle."""
+"""The oracle is the harness's Hugging Face model on the exported checkpoint."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def asked(kind, arguments):
     return [Instance(kind, {}, a, n) for n, a in enumerate(arguments)]
 
 
-def test_log_likelihoods_and_greedy_flags_are_those_of_the_harness(both):
+def test_log_likelihoods_equal_those_of_the_harness(both):
     ours, theirs = both
     expected = theirs.loglikelihood(asked("loglikelihood", PAIRS), disable_tqdm=True)
     native = ours.scorer.loglikelihood([Request(*p) for p in PAIRS])
@@ -63,14 +63,14 @@ def test_log_likelihoods_and_greedy_flags_are_those_of_the_harness(both):
         assert (own.loglikelihood, own.greedy) == answer
 
 
-def test_rolling_log_likelihoods_are_those_of_the_harness(both):
+def test_rolling_log_likelihoods_equal_those_of_the_harness(both):
     ours, theirs = both
     expected = theirs.loglikelihood_rolling(asked("rolling", [(t,) for t in ROLLED]), disable_tqdm=True)
     found = ours.loglikelihood_rolling(asked("rolling", [(t,) for t in ROLLED]))
     assert found == pytest.approx(expected, abs=1e-4, rel=1e-6)
 
 
-def test_greedy_texts_are_those_of_the_harness(both):
+def test_greedy_texts_equal_those_of_the_harness(both):
     ours, theirs = both
     settings = {"until": ["zz"], "max_gen_toks": 12, "do_sample": False}
     arguments = [(t, dict(settings)) for t in (*(t[:60] for t in TEXTS[:6]), " ".join(TEXTS[:4]))]
@@ -78,7 +78,7 @@ def test_greedy_texts_are_those_of_the_harness(both):
     assert ours.generate_until(asked("generate_until", arguments)) == expected
 
 
-def test_a_penalty_on_repetition_changes_greedy_texts_as_it_changes_the_harnesss(both):
+def test_repetition_penalty_acts_as_in_the_harness(both):
     ours, theirs = both
     texts = [t[:60] for t in TEXTS[:4]]
     plain = {"until": ["zz"], "max_gen_toks": 12, "do_sample": False}
@@ -109,13 +109,13 @@ def test_a_penalty_on_repetition_changes_greedy_texts_as_it_changes_the_harnesss
     ],
     ids=str,
 )
-def test_a_setting_of_generation_that_would_not_be_heeded_is_refused(scorer, setting, remedy):
+def test_unsupported_generation_setting_is_rejected(scorer, setting, remedy):
     (name, value), wanted = next(iter(setting.items())), {"until": [], "max_gen_toks": 4}
     with pytest.raises(ConfigError, match=f"gen_kwargs {name}={value!r}.*{remedy}"):
         scorer.generate_until(asked("generate_until", [("a", wanted | setting)]))
 
 
-def test_a_setting_of_generation_that_changes_nothing_is_taken(scorer):
+def test_neutral_generation_setting_is_accepted(scorer):
     wanted = {"until": [], "max_gen_toks": 4, "do_sample": False}
     idle = {
         "num_beams": 1,
@@ -129,7 +129,7 @@ def test_a_setting_of_generation_that_changes_nothing_is_taken(scorer):
     assert texts[0] == texts[1]
 
 
-def test_windows_of_a_long_text_are_those_of_the_harness():
+def test_windows_of_long_text_equal_those_of_the_harness():
     for length in (0, 1, 5, 16, 17, 40):
         ids = list(range(100, 100 + length))
         theirs = [
@@ -141,12 +141,12 @@ def test_windows_of_a_long_text_are_those_of_the_harness():
         assert ours == [(list(a), list(b)) for a, b in theirs]
 
 
-def test_a_request_that_leaves_no_room_for_a_prompt_is_refused(both):
+def test_request_without_room_for_a_prompt_is_rejected(both):
     with pytest.raises(ConfigError, match="max_gen_toks 64 leaves no room"):
         both[0].generate_until(asked("generate_until", [("a", {"until": [], "max_gen_toks": 64})]))
 
 
-def test_the_harness_finds_the_model_by_its_name():
+def test_harness_finds_the_model_by_name():
     from lm_eval.api.registry import get_model
 
     assert get_model("trivium") is HarnessModel
@@ -154,8 +154,8 @@ def test_the_harness_finds_the_model_by_its_name():
         HarnessModel()
 
 
-def test_the_tokenizer_is_found_as_generate_finds_it(tmp_path):
-    """Of a run, of one of its checkpoints, and of a Hugging Face folder."""
+def test_tokenizer_is_found_as_in_generate(tmp_path):
+    """The target may be a run, one of its checkpoints, or a Hugging Face folder."""
     for name in ("training", "tokens"):
         (tmp_path / name).mkdir()
     checkpoint = write_checkpoint(tmp_path / "training", plan_of())
@@ -172,16 +172,16 @@ def test_the_tokenizer_is_found_as_generate_finds_it(tmp_path):
 @pytest.mark.parametrize(
     ("name", "hint"), [("tensr", "did you mean 'tensor'"), ("add_bos_token", "known: checkpoint, pipeline")]
 )
-def test_an_argument_that_would_change_nothing_is_refused(name, hint):
+def test_unknown_argument_is_rejected(name, hint):
     added = {"batch_size": 1, "max_batch_size": 64, "device": "cpu"}
     with pytest.raises(ConfigError, match=rf"model_args {name}=2: .*{hint}"):
         HarnessModel.create_from_arg_obj({"checkpoint": "x", "tokenizer": "y", name: 2}, added)
-    with pytest.raises(DataError, match="x does not exist"):  # of what the harness adds nothing is said
+    with pytest.raises(DataError, match="x does not exist"):  # arguments that the harness adds are accepted
         HarnessModel.create_from_arg_obj({"checkpoint": "x", "trust_remote_code": True}, added)
 
 
 @pytest.mark.parametrize("degrees", [{}, {"tensor": 2}], ids=str)
-def test_ranks_of_torchrun_answer_together(tmp_path, degrees):
+def test_torchrun_ranks_answer_together(tmp_path, degrees):
     checkpoint = write_checkpoint(tmp_path, plan_of())
     expected = HarnessModel(str(checkpoint), str(tmp_path / "tokenizer.json")).loglikelihood(
         asked("loglikelihood", PAIRS), disable_tqdm=True
@@ -203,7 +203,7 @@ def _answer(place, root, checkpoint, degrees):
     Path(f"{root}/found-{place.rank}").write_text(json.dumps({"answers": answers, "layout": layout}))
 
 
-def test_ranks_that_do_not_know_one_another_are_refused(tmp_path, monkeypatch):
+def test_unconnected_ranks_are_rejected(tmp_path, monkeypatch):
     for place, degrees in ((Place(0, 2, 0, "env://"), {}), (None, {"tensor": 2})):
         monkeypatch.setattr(harness, "torchrun_place", lambda place=place: place)
         with pytest.raises(ConfigError, match="with torchrun --nproc-per-node"):

@@ -1,4 +1,4 @@
-"""The harness's model of a Hugging Face folder: the oracle of ours."""
+"""The harness's model of a Hugging Face folder, which is the oracle."""
 
 import os
 
@@ -7,7 +7,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def load(folder, *, batch_size=4):
-    """HFLM of a folder, fp32, on the CPU."""
+    """Open a folder as HFLM in fp32 on the CPU."""
     import transformers
     from lm_eval.models.huggingface import HFLM
 

@@ -1,4 +1,4 @@
-"""Rows from the Hub: its own library, pointed at folders of this machine."""
+"""Rows from the Hub, read with its library from local folders."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from trivium.evaluation.tasks.rows import Rows
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A data set of two splits, and nothing of the network."""
+    """Create a data set with two splits, without network access."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     folder = tmp_path / "hans"
@@ -35,7 +35,7 @@ def at(place, **splits):
     return of.model_copy(update={"hub": Hub(**{"path": str(place), "asked": "validation", **splits})})
 
 
-def test_rows_of_the_hub_make_the_same_questions_as_rows_of_files(hub):
+def test_hub_rows_give_the_same_questions_as_files(hub):
     config = BenchmarkConfig(shots=(1,))
     of = at(hub, shots="train")
     found = hub_rows(of)
@@ -46,13 +46,13 @@ def test_rows_of_the_hub_make_the_same_questions_as_rows_of_files(hub):
     assert hub_rows(at(hub)).shots is None
 
 
-def test_what_the_hub_does_not_give_is_named_with_what_to_do(hub, tmp_path):
+def test_missing_hub_data_is_named_with_remedy(hub, tmp_path):
     for of in (at(hub, shots="test"), at(tmp_path / "none")):
         with pytest.raises(DataError, match=r"did not give .* for task hans: .*--data DIR"):
             hub_rows(of)
 
 
-def test_without_its_library_one_is_told_how_to_install_it_or_do_without(monkeypatch):
+def test_missing_library_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MachineError, match=r"'\.\[eval\]'.* --data DIR"):
         hub_rows(definition("hans"))

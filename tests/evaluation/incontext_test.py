@@ -24,7 +24,7 @@ def study(config=CONFIG, rows=HANS, name="hans"):
 
 
 class Copycat:
-    """Says the label that the shots before a question say most (`last`: that the last one says)."""
+    """Prefers the majority label of the shots, or the label of the last shot if `last`."""
 
     def __init__(self, strength=1.0, last=False):
         self.strength, self.last = strength, last
@@ -42,7 +42,7 @@ class Copycat:
 
 
 class Learner:
-    """Knows the answer a little better with each shot, on top of a strong preference for True."""
+    """Prefers the answer more with each shot, in addition to a strong preference for True."""
 
     def __init__(self, solutions):
         self.solutions = solutions
@@ -65,7 +65,7 @@ def solutions():
     }
 
 
-def test_one_who_copies_the_majority_has_a_majority_bias_and_one_who_copies_the_last_a_recency_bias():
+def test_copying_scorers_have_majority_and_recency_bias():
     majority = measure(study(), Copycat())["shots"]["3"]
     assert majority["majority_bias"] > 0.2
     recent = measure(study(), Copycat(last=True))["shots"]["3"]
@@ -76,7 +76,7 @@ def test_one_who_copies_the_majority_has_a_majority_bias_and_one_who_copies_the_
     assert majority["majority_bias"] > blind["majority_bias"] + 0.1
 
 
-def test_one_who_learns_from_shots_gains_with_each_and_calibration_shows_it_before_accuracy():
+def test_learning_scorer_improves_calibration_before_accuracy():
     found = measure(study(), Learner(solutions()))["shots"]
     accuracies = [found[k]["accuracy"] for k in ("0", "1", "2", "3")]
     assert accuracies == sorted(accuracies) and accuracies[-1] == 1.0
@@ -87,9 +87,9 @@ def test_one_who_learns_from_shots_gains_with_each_and_calibration_shows_it_befo
     assert found["3"]["by_label"] == {" True": 1.0, " False": 1.0}
 
 
-def test_of_prompts_that_lost_their_beginning_the_share_is_kept_under_each_condition():
+def test_truncated_fraction_is_kept_by_condition():
     class Short(Copycat):
-        """Reads a question with two shots; of inputs without content, which are no prompts, nothing whole."""
+        """Truncates prompts of more than two shots, and all inputs without content."""
 
         def loglikelihood(self, requests):
             asked = {q.split("\n\n")[-1] for q in solutions()}
@@ -106,7 +106,7 @@ def test_of_prompts_that_lost_their_beginning_the_share_is_kept_under_each_condi
     assert {m["truncated_fraction"] for m in (*found["order"].values(), *found["source"].values())} == {1}
 
 
-def test_no_order_is_measured_twice_and_all_where_there_are_no_more():
+def test_orders_are_distinct_and_complete_if_few():
     for shots, number in ((1, 4), (2, 4), (3, 4), (3, 6), (3, 9), (4, 24), (4, 20), (8, 5)):
         found = orders(number, shots, seed=3)
         assert len(set(found)) == len(found) == min(number, math.factorial(shots))
@@ -116,8 +116,8 @@ def test_no_order_is_measured_twice_and_all_where_there_are_no_more():
     assert [(len(m["order"]), m["order_complete"]) for m in several] == [(4, False), (6, True)]
 
 
-def test_the_correction_is_by_the_mean_probability_after_inputs_without_content():
-    """A model that leans one way after one of them and the other way after the rest, on average neither way."""
+def test_correction_uses_mean_content_free_probability():
+    """The model prefers one choice after one of the inputs and the other after the rest, with no average preference."""
     right = solutions()
 
     class Fickle:
@@ -135,7 +135,7 @@ def test_the_correction_is_by_the_mean_probability_after_inputs_without_content(
     assert found["contextual_accuracy"] == found["accuracy"] == 1.0
 
 
-def test_balance_is_what_it_says():
+def test_balances_have_the_stated_labels():
     found = measure(study(), Copycat())["balance"]
     assert set(found) == {"balanced", "only True", "only False"}
     assert found["only True"]["said"][" True"] == 1.0 and found["only False"]["said"][" False"] == 1.0
@@ -147,28 +147,28 @@ def test_balanced_shots_end_with_either_label():
     assert 0.25 < found["said"][" True"] < 0.75 and found["recency_bias"] > 0.5
 
 
-def test_of_as_many_shots_of_each_label_none_is_the_majority():
+def test_balanced_labels_have_no_majority():
     found = measure(study(CONFIG.model_copy(update={"compare_at": 2})), Copycat(last=True))["balance"][
         "balanced"
     ]
     assert found["majority_bias"] is None and found["recency_bias"] > 0.5
 
 
-def test_a_bias_is_the_difference_from_the_other_draws():
-    """Two draws of one shot each, of either label, and a model that says what the shot said."""
+def test_bias_is_difference_from_other_draws():
+    """Two draws of one shot each, with different labels, and a model that repeats the shot's label."""
     config = CONFIG.model_copy(update={"draws": 2, "shots": (1,), "compare_at": 1})
     found = [measure(study(config.model_copy(update={"seed": n})), Copycat())["shots"]["1"] for n in range(8)]
     assert {f["recency_bias"] for f in found} == {None, 1.0} == {f["majority_bias"] for f in found}
 
 
-def test_no_bias_is_told_where_questions_have_different_shots():
+def test_bias_is_undefined_if_questions_differ_in_shots():
     found = measure(study(), Copycat())
     assert found["shots"]["3"]["majority_bias"] is not None
     assert {m["majority_bias"] for m in found["source"].values()} == {None}
 
 
 def asked_of(config):
-    """{condition: the shots and the question of each prompt}, each without the answer behind it."""
+    """Return {condition: shots and question of each prompt}, without the answer."""
     now, asked = [""], {}
 
     class Spy(Copycat):
@@ -181,7 +181,7 @@ def asked_of(config):
     return asked
 
 
-def test_shots_come_from_the_group_and_label_that_were_asked_for_and_none_comes_twice():
+def test_shots_are_distinct_and_of_requested_group_and_label():
     asked = asked_of(CONFIG.model_copy(update={"draws": 1, "orders": 1, "limit": 8}))
     row = {f"{r['premise']}\nQuestion: {r['hypothesis']}": r for r in HANS}
     assert {k.removeprefix("source ") for k in asked if k.startswith("source")} == {
@@ -196,7 +196,7 @@ def test_shots_come_from_the_group_and_label_that_were_asked_for_and_none_comes_
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_balanced_shots_are_as_even_as_can_be_and_even_over_as_many_draws_as_there_are_labels(at):
+def test_balanced_shots_are_even_over_draws(at):
     asked = asked_of(CONFIG.model_copy(update={"draws": 2, "orders": 1, "limit": 8, "compare_at": at}))
     label = {f"{r['premise']}\nQuestion: {r['hypothesis']}": r["label"] for r in HANS}
     draws = {tuple(label[s] for s in shots) for *shots, _ in asked["balance balanced"]}
@@ -207,7 +207,7 @@ def test_balanced_shots_are_as_even_as_can_be_and_even_over_as_many_draws_as_the
 
 @pytest.mark.parametrize("labels", [2, 3, 4, 5])
 @pytest.mark.parametrize("shots", range(1, 12))
-def test_over_any_number_of_draws_no_label_is_shown_two_more_often_than_another(labels, shots):
+def test_label_counts_differ_by_at_most_one_over_draws(labels, shots):
     each = [lambda example, label=label: [label] * shots for label in range(labels)]
     said = Counter(dict.fromkeys(range(labels), 0))
     for number in range(3 * labels):
@@ -218,13 +218,13 @@ def test_over_any_number_of_draws_no_label_is_shown_two_more_often_than_another(
             assert max(times) - min(times) <= 1
 
 
-def test_more_shots_only_add_at_the_front():
+def test_more_shots_are_added_at_the_front():
     asked = asked_of(CONFIG.model_copy(update={"draws": 1, "orders": 1, "limit": 8}))
     for one, two, three in zip(*(asked[f"shots {k}"] for k in (1, 2, 3)), strict=True):
         assert three[1:] == two and two[1:] == one
 
 
-def test_the_margin_of_several_choices_is_the_lead_over_the_best_of_the_others():
+def test_margin_is_lead_over_best_other_choice():
     row = {"question": "Q", "answer": "B"}
     rows = [{**row, "article": f"A{n}", "options": [f"{x}{n}" for x in "abcd"]} for n in range(30)]
 
@@ -238,7 +238,7 @@ def test_the_margin_of_several_choices_is_the_lead_over_the_best_of_the_others()
     assert found["edges"][0] == 2.5 and found["counts"]["right"][0] == 9
 
 
-def test_results_are_plain_json_and_the_same_at_every_run():
+def test_results_are_plain_json_and_reproducible():
     config = CONFIG.model_copy(update={"draws": 2})
     first = measure(study(config), Copycat(0.3))
     assert json.loads(json.dumps(first, allow_nan=False)) == json.loads(
@@ -248,13 +248,13 @@ def test_results_are_plain_json_and_the_same_at_every_run():
     assert len(first["order"]) == 2 and first["n"] == 30
 
 
-def test_the_interval_is_that_of_the_mean_over_the_draws():
+def test_interval_is_that_of_mean_over_draws():
     for found in measure(study(), Ignorant())["shots"].values():
         right = round(30 * sum(found["accuracies"]) / 8)
         assert found["interval"] == list(wilson(right, 30, confidence=CONFIG.confidence))
 
 
-def test_both_wordings_are_measured_after_as_many_shots_whichever_numbers_are_asked_for():
+def test_both_wordings_are_measured_at_compare_at():
     rows = [{"goal": f"g{n}", "sol1": f"a{n}", "sol2": f"b{n} more", "label": n % 2} for n in range(60)]
     apart = CONFIG.model_copy(update={"draws": 2, "shots": (0,), "compare_at": 2})
     found = measure(study(apart, rows, "piqa"), Ignorant())["template"]
@@ -264,7 +264,7 @@ def test_both_wordings_are_measured_after_as_many_shots_whichever_numbers_are_as
     assert asked_too["template"]["paper"] == asked_too["shots"]["2"]
 
 
-def test_any_task_of_choices_can_be_studied_and_one_without_cannot():
+def test_only_tasks_with_choices_can_be_studied():
     rows = [{"goal": f"g{n}", "sol1": f"a{n}", "sol2": f"b{n} more", "label": n % 2} for n in range(60)]
     found = measure(study(CONFIG.model_copy(update={"draws": 2}), rows, "piqa"), Ignorant())
     assert found["labels"] is None and found["balance"] == {} and found["source"] == {}
@@ -275,8 +275,8 @@ def test_any_task_of_choices_can_be_studied_and_one_without_cannot():
 
 @pytest.mark.parametrize("wording", ["paper", "harness"])
 @pytest.mark.parametrize("name", ["piqa", "race_h", "hans"])
-def test_without_shots_a_study_says_what_the_evaluation_of_the_task_says(name, wording):
-    """It decides between choices by the same score, also by one that is none per token."""
+def test_zero_shot_study_equals_evaluation(name, wording):
+    """The same score decides between choices, including scores that are not per token."""
     words = "aa bb cc dd ee"
     text = lambda *key: " ".join(words.split()[: 1 + int(5 * noise(*map(str, key)))])  # noqa: E731
     rows = {
@@ -316,14 +316,14 @@ def test_without_shots_a_study_says_what_the_evaluation_of_the_task_says(name, w
     result = evaluate_benchmarks([benchmark], Wordy(), asked)[name]["0"]
     assert found["shots"]["0"]["accuracy"] == result["accuracy"]
     assert found["normalisation"] == result["normalisation"]
-    if name != "hans":  # there it is the score that makes the difference
+    if name != "hans":  # the score makes a difference in these tasks
         by = result["accuracy_by_normalisation"]
         assert len({by["token"], by[result["normalisation"]]}) == (
             1 if result["normalisation"] == "token" else 2
         )
 
 
-def test_what_has_too_few_shots_is_left_out_and_told_and_the_rest_is_studied():
+def test_conditions_with_too_few_shots_are_reported():
     one = [r for r in HANS if r["label"] == 0]
     rows = [*one, *[r for r in HANS if r["label"] == 1][:1]]
     config = CONFIG.model_copy(update={"draws": 2, "shots": (0, 2), "limit": 8})
@@ -338,7 +338,7 @@ def test_what_has_too_few_shots_is_left_out_and_told_and_the_rest_is_studied():
     assert "same heuristic" in found["source"] and "other heuristic" not in found["source"]
 
 
-def test_too_many_shots_for_the_rows_are_refused():
+def test_too_many_shots_are_rejected():
     with pytest.raises(DataError, match="60 shots were asked for, but only 50"):
         measure(study(CONFIG.model_copy(update={"shots": (60,)})), Copycat())
     with pytest.raises(ConfigError, match="draws"):

@@ -1,4 +1,4 @@
-"""What stays of earlier results beside those of now, and when the earlier ones would be lost."""
+"""Merging of earlier results with new ones, and detection of losses."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def tree(model=MODEL, tasks=("hans",), skipped=None, **changed):
     return {"model": model, "config": {}, "tasks": results, "skipped": skipped or {}, "series": [point]}
 
 
-def test_a_checkpoint_is_told_by_its_hash_where_both_have_one():
+def test_checkpoints_are_identified_by_hash_if_both_have_one():
     other = {**MODEL, "sha256": "b"}
     assert is_same(MODEL, dict(MODEL)) and not is_same(MODEL, other)
     unhashed = {k: v for k, v in MODEL.items() if k != "sha256"}
@@ -23,39 +23,39 @@ def test_a_checkpoint_is_told_by_its_hash_where_both_have_one():
 
 
 @pytest.mark.parametrize("changed", [{"prompt_hash": "g"}, {"version": 2}, {"normalisation": "byte"}])
-def test_an_answer_to_another_question_or_scored_otherwise_is_not_the_earlier_one(changed):
+def test_other_question_or_scoring_is_another_answer(changed):
     assert loses(tree(), tree(**changed))
     assert not loses(tree(), tree(accuracy=0.25) | {"series": tree()["series"]})
 
 
-def test_answers_through_another_tokenizer_are_not_the_earlier_ones():
+def test_other_tokenizer_gives_other_answers():
     other = tree() | {"config": {"tokenizer": "other.json"}}
     assert joined(tree(), other, [MODEL]) == other and loses(tree(), other)
 
 
-def test_a_task_that_was_answered_at_last_is_no_longer_left_out():
+def test_answered_task_is_no_longer_skipped():
     earlier = tree(tasks=["hans"], skipped={"boolq": "no rows", "piqa": "no rows"})
     found = joined(earlier, tree(tasks=["boolq"]), [MODEL])
     assert set(found["tasks"]) == {"hans", "boolq"} and set(found["skipped"]) == {"piqa"}
     assert set(found["series"][0]["tasks"]) == {"hans", "boolq"}
 
 
-def test_a_point_of_the_series_is_of_one_model():
-    """Step 4 was trained again, and asked another task; step 8, the same as before, stays beside it."""
+def test_series_point_belongs_to_one_model():
+    """Step 4 was trained again and evaluated on another task, which replaces it. Step 8 is unchanged and is merged."""
     before, again = ({**MODEL, "step": 4, "sha256": s} for s in "xy")
     earlier = tree(MODEL) | {"series": [*tree(before)["series"], *tree(MODEL)["series"]]}
     found = joined(earlier, tree(again, tasks=["boolq"]), [again, MODEL])
     assert [set(p["tasks"]) for p in found["series"]] == [{"boolq"}, {"hans"}]
 
 
-def test_nothing_stays_of_a_checkpoint_that_this_call_is_not_of():
+def test_results_of_other_checkpoints_are_dropped():
     earlier, found = tree({**MODEL, "step": 4, "sha256": "b"}), tree(tasks=["boolq"])
     assert joined(earlier, found, [MODEL]) == found
 
 
 @pytest.mark.parametrize("step", [4, 16])
-def test_answers_of_another_checkpoint_of_this_call_stay_in_the_series_alone(step):
-    """While its turn is still to come, they are the tree's; the one that comes last has the tree to itself."""
+def test_other_checkpoints_of_this_call_stay_in_series_only(step):
+    """Its results stay the headline until it is evaluated again. The checkpoint evaluated last has the headline."""
     other = {**MODEL, "step": step, "sha256": "b"}
     earlier, found = tree(other), tree(tasks=["boolq"])
     told = joined(earlier, found, [MODEL, other])
@@ -64,14 +64,14 @@ def test_answers_of_another_checkpoint_of_this_call_stay_in_the_series_alone(ste
     assert [point["step"] for point in told["series"]] == sorted([8, step])
 
 
-def test_the_same_question_is_answered_as_it_is_now():
+def test_repeated_question_is_replaced():
     found = tree(accuracy=0.25)
     found["series"][0]["tasks"]["hans"]["0"] = 0.25
     told = joined(tree(), found, [MODEL])
     assert told["tasks"]["hans"]["0"]["accuracy"] == told["series"][0]["tasks"]["hans"]["0"] == 0.25
 
 
-def test_a_tree_that_lacks_one_point_of_the_series_or_one_of_its_answers_loses_it():
+def test_missing_point_or_answer_is_a_loss():
     before = tree({**MODEL, "step": 4, "sha256": "b"})["series"]
     earlier = tree() | {"series": [*before, *tree()["series"]]}
     assert not loses(earlier, dict(earlier))
@@ -81,7 +81,7 @@ def test_a_tree_that_lacks_one_point_of_the_series_or_one_of_its_answers_loses_i
 
 
 @pytest.mark.parametrize("changed", ["format", "task", "config"])
-def test_a_study_of_something_else_is_not_the_earlier_one(changed):
+def test_other_study_is_a_loss(changed):
     study = {"format": "f", "task": "hans", "config": {"seed": 1}, "models": [{"model": MODEL}]}
     assert not loses_study(study, dict(study))
     assert loses_study(study, {**study, changed: "other"})

@@ -1,4 +1,4 @@
-"""Models with every kind of tokenizer are scored as the harness scores what we export of them."""
+"""Models with every kind of tokenizer get the scores that the harness computes on their exports."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def close(one, other):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_scores_are_those_of_the_harness_on_the_exported_folder(name, tmp_path):
+def test_scores_equal_those_of_the_harness_on_the_export(name, tmp_path):
     made = kind(name)
     words = given_tokenizer(
         str(folder_of(tmp_path / "words", made.description, tokenizer_config=made.config))
@@ -46,7 +46,7 @@ def test_scores_are_those_of_the_harness_on_the_exported_folder(name, tmp_path):
     ours = HarnessModel(scorer=scorer)
 
     harness = [(p, theirs._encode_pair(*p)) for p in ASKED if p[0] and "</s>" not in "".join(p)]
-    # where a token lies across the border, the harness scores what is left of the whole behind it, or nothing
+    # If a token crosses the border, the harness scores the remaining tokens after it, or nothing.
     kept = [p for p, (before, rest) in harness if rest]
     split = [
         p for p, (before, rest) in harness if rest and theirs.tok_encode("".join(p))[: len(before)] == before
@@ -60,7 +60,7 @@ def test_scores_are_those_of_the_harness_on_the_exported_folder(name, tmp_path):
         assert close(likelihood, other) and greedy == same
     for pair, answer in zip(split, scorer.loglikelihood([Request(*p) for p in split]), strict=True):
         assert close(answer.loglikelihood, found[pair][0]) and answer.greedy == found[pair][1]
-    # of which the harness's own model accepts none
+    # the harness's own model accepts none of these
     left = [p for p, (before, rest) in harness if not rest]
     native = [(a.loglikelihood, a.greedy) for a in scorer.loglikelihood([Request(*p) for p in left])]
     assert ours.loglikelihood(asked("loglikelihood", left)) == native and all(x < 0 for x, _ in native)

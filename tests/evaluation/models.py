@@ -1,4 +1,4 @@
-"""Small checkpoints with a tokenizer, for tests that ask a model."""
+"""Small checkpoints with a tokenizer, for tests."""
 
 from pathlib import Path
 
@@ -46,7 +46,8 @@ def plan_of(family="gpt", sequence=48, **more):
 def write_checkpoint(
     root: Path, plan: Plan, *, step: int = 4, scale: float = 0.3, data=None, updates: int | None = None
 ) -> Path:
-    """A checkpoint of random weights, large enough that predictions differ; its tokenizer.json in `root`."""
+    """Write a checkpoint of random weights that are large enough for distinct predictions, and its tokenizer.json,
+    to `root`."""
     trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
     generator = torch.Generator().manual_seed(step)
     with torch.no_grad():
@@ -59,7 +60,7 @@ def write_checkpoint(
 
 
 def scorer_of(plan: Plan, *, scale: float = 0.3) -> NativeScorer:
-    """A scorer of random weights, without a checkpoint."""
+    """Return a scorer with random weights, without a checkpoint."""
     model = WholeModel(plan.model, precision="fp32", device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(3)
     for name, row in model.stage.table.items():

@@ -35,7 +35,7 @@ def solutions(config=CONFIG, seed=1):
     }
 
 
-def test_a_scorer_that_knows_everything_is_always_right(items):
+def test_omniscient_scorer_is_always_right(items):
     results = evaluate(CONFIG, Knowing(solutions()), items, seed=1)["tasks"]
     for by_shots in results.values():
         assert list(by_shots) == ["0", "2"]
@@ -45,7 +45,7 @@ def test_a_scorer_that_knows_everything_is_always_right(items):
             assert result["unigram"] is None
 
 
-def test_a_scorer_that_knows_nothing_is_near_chance(items):
+def test_ignorant_scorer_is_near_chance(items):
     results = evaluate(CONFIG, Ignorant(), items, seed=1)["tasks"]
     for result in results["continuation"].values():
         assert result["interval"][0] < 0.25 < result["interval"][1]
@@ -54,7 +54,7 @@ def test_a_scorer_that_knows_nothing_is_near_chance(items):
     assert 0 < results["last_word"]["0"]["chance"] < 0.1
 
 
-def test_knowing_more_scores_more_and_the_interval_holds_the_truth(items):
+def test_more_knowledge_scores_higher_within_interval(items):
     config = CONFIG.model_copy(update={"confidence": 0.999})
     found = [
         evaluate(config, Knowing(solutions(), share), items, seed=1)["tasks"] for share in (0.2, 0.5, 0.9)
@@ -67,7 +67,7 @@ def test_knowing_more_scores_more_and_the_interval_holds_the_truth(items):
             assert low < share + (1 - share) * guess < high
 
 
-def test_the_baseline_stands_beside_the_model_and_a_clear_difference_is_significant(items):
+def test_clear_lead_over_baseline_is_significant(items):
     config = CONFIG.model_copy(update={"tasks": ("continuation",)})
     known, ignorant = Knowing(solutions()), Ignorant()
     result = evaluate(config, known, items, seed=1, unigram=ignorant)["tasks"]["continuation"]["0"]
@@ -81,7 +81,7 @@ def test_the_baseline_stands_beside_the_model_and_a_clear_difference_is_signific
     assert same["unigram_nats_per_byte"] == same["nats_per_byte"]
 
 
-def test_choices_are_compared_per_token_per_byte_and_in_total():
+def test_choices_are_compared_by_every_normalisation():
     config = EvaluationConfig(tasks=("continuation",), continuation_examples=1)
     task = build_task("continuation", ITEMS, config, seed=1)
     question = task.examples[0]
@@ -91,12 +91,12 @@ def test_choices_are_compared_per_token_per_byte_and_in_total():
     def answers(total, tokens):
         return [scored(total[k], question.choices[k], tokens=tokens[k]) for k in range(4)]
 
-    # Right in total but long in tokens; the others lose in total and win per token.
+    # The right choice has the highest total but many tokens. The others have lower totals but win per token.
     total = [-9.0 if k == question.answer else -10.0 for k in range(4)]
     tokens = [1 if k == question.answer else 100 for k in range(4)]
     found = right(task, answers(total, tokens))
     assert found["token"] == [False] and found["none"] == [True]
-    # Per byte: every choice costs 1 nat a byte except the right one, half a nat.
+    # Every choice costs 1 nat per byte, the right one half a nat.
     total = [-sizes[k] * (0.5 if k == question.answer else 1.0) for k in range(4)]
     assert right(task, answers(total, [1] * 4))["byte"] == [True]
     total[wrong[0]] = -sizes[wrong[0]] * 0.4
@@ -108,8 +108,8 @@ CLOZE = Task("t", 1, "greedy", Template("{context}", "{context}"), (), (), 0.0)
 
 
 def harness_says(nats, choices):
-    """The choices of acc, acc_norm and acc_bytes of lm-evaluation-harness 0.4.13 (api/task.py, process_results):
-    `choices` are without the delimiter, a space, that each is asked with."""
+    """Return the choices by acc, acc_norm and acc_bytes as in lm-evaluation-harness 0.4.13 (api/task.py,
+    process_results). `choices` exclude the delimiting space of the requests."""
     characters, sizes = [len(c) for c in choices], [len(c.encode("utf-8")) for c in choices]
     per = {"none": 1.0, "character": np.array(characters), "byte": np.array(sizes)}
     return {name: int(np.argmax(np.array(nats) / size)) for name, size in per.items()}
@@ -127,7 +127,7 @@ def harness_says(nats, choices):
     )
 )
 @example([(-6.0, "a"), (-15.0, "ab, c"), (-30.0, "ab, cd, ef")])
-def test_of_unequal_choices_the_harness_takes_the_same(scores):
+def test_normalisations_equal_those_of_the_harness(scores):
     nats, choices = zip(*scores, strict=True)
     asked = tuple(f" {c}" for c in choices)
     task = replace(CLOZE, scoring="likelihood")
@@ -136,7 +136,7 @@ def test_of_unequal_choices_the_harness_takes_the_same(scores):
         assert right(only, [scored(n, c) for n, c in zip(nats, asked, strict=True)])[name] == [True]
 
 
-def test_surprise_per_byte_is_that_of_the_right_answer(items):
+def test_surprise_per_byte_is_of_the_correct_answer(items):
     class Flat:
         def loglikelihood(self, requests):
             return [scored(-0.5 * len(r.continuation.encode()), r.continuation) for r in requests]
@@ -149,8 +149,8 @@ def test_surprise_per_byte_is_that_of_the_right_answer(items):
     assert found["nats_per_byte"] == pytest.approx(0.5)
 
 
-def test_the_baseline_is_compared_by_what_only_one_of_the_two_knows_and_intervals_widen_with_confidence():
-    """Both know four, the model alone five, the baseline alone one: a sign test of 5 in 6, 2 (1 + 6) / 2^6."""
+def test_baseline_test_is_paired_and_intervals_widen_with_confidence():
+    """Both know four, only the model five, only the baseline one: a sign test of 5 in 6, p = 2 (1 + 6) / 2^6."""
     task = replace(CLOZE, examples=tuple(Example(f"e{n}", f"d{n}", "c", (" it",), 0) for n in range(12)))
     model, baseline = (
         [scored(-1.0 - n % 5, " it", greedy=known == "1") for n, known in enumerate(flags)]
@@ -180,7 +180,7 @@ def test_equal_hashes_mean_equal_questions(items):
     assert prompt_hash(asked) != prompt_hash(asked[::-1])
 
 
-def test_results_are_the_same_at_every_run_and_are_plain_json(items):
+def test_results_are_plain_json_and_reproducible(items):
     first = evaluate(CONFIG, Knowing(solutions(), 0.4), items, seed=1, unigram=Ignorant())
     assert first == evaluate(CONFIG, Knowing(solutions(), 0.4), items, seed=1, unigram=Ignorant())
     assert json.loads(json.dumps(first, allow_nan=False)) == first
@@ -197,7 +197,7 @@ def test_truncated_contexts_are_counted(items):
     assert results["2"]["truncated_fraction"] == 1.0
 
 
-def test_the_default_amount_of_work_is_bounded():
+def test_default_work_is_bounded():
     config = EvaluationConfig()
     items = [Item(i["id"], i["document"], i["text"] * 5) for i in passages(400)]
     requests = [
@@ -209,10 +209,10 @@ def test_the_default_amount_of_work_is_bounded():
     assert len(requests) <= 2000
     assert (
         sum(len(r.context) + len(r.continuation) for r in requests) / 3 < 150_000
-    )  # some 3 bytes to a token
+    )  # about 3 bytes per token
 
 
-def test_everything_is_refused_before_the_first_question_is_asked(items):
+def test_errors_are_raised_before_the_first_question(items):
     scorer = Knowing([])
     with pytest.raises(DataError, match="400 shots"):
         evaluate(CONFIG.model_copy(update={"shots": (0, 400)}), scorer, items, seed=1)
@@ -220,7 +220,7 @@ def test_everything_is_refused_before_the_first_question_is_asked(items):
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_answers_that_are_no_numbers_are_refused_with_the_cause(items, value):
+def test_non_finite_answers_are_rejected_with_cause(items, value):
     class Diverged:
         def loglikelihood(self, requests):
             return [scored(value, r.continuation) for r in requests]
@@ -229,7 +229,7 @@ def test_answers_that_are_no_numbers_are_refused_with_the_cause(items, value):
         evaluate(CONFIG, Diverged(), items, seed=1)
 
 
-def test_a_scorer_that_loses_answers_is_refused():
+def test_scorer_with_missing_answers_is_rejected():
     class Forgetful:
         def loglikelihood(self, requests):
             return [scored(-1.0, r.continuation) for r in requests[1:]]
@@ -239,12 +239,12 @@ def test_a_scorer_that_loses_answers_is_refused():
         ask(Forgetful(), requests)
 
 
-def test_an_unknown_task_is_refused():
+def test_unknown_task_is_rejected():
     with pytest.raises(DataError, match="'boolq'"):
         build_task("boolq", ITEMS, CONFIG, seed=1)
 
 
-def test_choices_after_the_same_text_share_it():
+def test_choices_after_equal_text_share_it():
     task = build_task("continuation", ITEMS, CONFIG, seed=1)
     requests = requests_of(task, shots=2, seed=1)
     assert len({id(r.context) for r in requests[:4]}) == 1 and len({id(r.context) for r in requests[:8]}) == 2

@@ -1,4 +1,4 @@
-"""Scorers that know the answer, or know nothing: what the tests evaluate instead of a model."""
+"""Scorers with a known amount of knowledge, for tests."""
 
 import hashlib
 
@@ -15,12 +15,13 @@ def scored(loglikelihood, continuation, greedy=False, truncated=False, tokens=No
 
 
 def noise(*texts):
-    """A number in [0, 1) from texts, the same in every process."""
+    """Return a number in [0, 1) that depends only on the texts."""
     return int.from_bytes(hashlib.sha256("\x1f".join(texts).encode()).digest()[:6], "big") / 2**48
 
 
 class Knowing:
-    """Right whenever a keyed draw falls below `share`; `solutions` is what it holds for right."""
+    """Answers correctly if a keyed random number falls below `share`. `solutions` are the answers it considers
+    correct."""
 
     def __init__(self, solutions, share=1.0):
         self.solutions, self.share, self.asked = set(solutions), share, []
@@ -42,14 +43,14 @@ class Knowing:
 
 
 class Ignorant:
-    """Says a pseudo-random number for everything."""
+    """Returns pseudo-random scores."""
 
     def loglikelihood(self, requests):
         return [scored(-10 * noise(r.context, r.continuation), r.continuation) for r in requests]
 
 
 def passages(count, documents=None):
-    """Items of three sentences over a small vocabulary, deterministic and all different."""
+    """Return distinct deterministic items of three sentences over a small vocabulary."""
     words, items = VOCABULARY.split(), []
     for i in range(count):
         pick = lambda k: words[int(noise(str(i), str(k)) * len(words))]  # noqa: B023, E731

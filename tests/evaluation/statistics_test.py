@@ -7,14 +7,14 @@ from trivium.evaluation.statistics import bootstrap_mean, sign_test, wilson
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (10, 10), (250, 1000), (1, 1)])
-def test_wilson_is_wilsons_formula(k, n):
+def test_wilson_follows_the_formula(k, n):
     z, p = 1.959963984540054, k / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     assert wilson(k, n) == pytest.approx((max(0, centre - half), min(1, centre + half)), abs=1e-9)
 
 
-def test_wilson_covers_the_true_share_about_as_often_as_it_says():
+def test_wilson_has_nominal_coverage():
     rng = np.random.default_rng(1)
     for p in (0.05, 0.25, 0.5):
         inside = [
@@ -23,7 +23,7 @@ def test_wilson_covers_the_true_share_about_as_often_as_it_says():
         assert 0.91 < np.mean(inside) <= 0.99
 
 
-def test_the_bootstrap_of_a_mean_agrees_with_its_standard_error():
+def test_bootstrap_of_mean_agrees_with_standard_error():
     values = np.random.default_rng(2).normal(3, 2, size=400).tolist()
     low, high = bootstrap_mean(values, seed=1, name="x", resamples=2000)
     error = np.std(values) / math.sqrt(len(values))
@@ -31,7 +31,7 @@ def test_the_bootstrap_of_a_mean_agrees_with_its_standard_error():
     assert high == pytest.approx(np.mean(values) + 1.96 * error, abs=0.2 * error)
 
 
-def test_the_bootstrap_depends_on_its_seed_and_name_alone():
+def test_bootstrap_depends_on_seed_and_name_only():
     values = [1.0, 2.0, 5.0, 9.0]
     assert bootstrap_mean(values, seed=1, name="x") == bootstrap_mean(values, seed=1, name="x")
     values = np.random.default_rng(2).normal(size=50).tolist()
@@ -39,7 +39,7 @@ def test_the_bootstrap_depends_on_its_seed_and_name_alone():
     assert bootstrap_mean(values, seed=1, name="x") != bootstrap_mean(values, seed=1, name="y")
 
 
-def test_more_confidence_makes_every_interval_wider():
+def test_intervals_widen_with_confidence():
     values = [1.0, 2.0, 5.0, 9.0, 11.0]
     for narrow, wide in (
         (wilson(7, 20, confidence=0.8), wilson(7, 20, confidence=0.99)),
@@ -49,23 +49,23 @@ def test_more_confidence_makes_every_interval_wider():
 
 
 @pytest.mark.parametrize(("positive", "negative"), [(0, 5), (3, 9), (6, 6), (40, 60), (1, 0)])
-def test_the_sign_test_sums_the_binomial(positive, negative):
+def test_sign_test_sums_the_binomial(positive, negative):
     n, k = positive + negative, min(positive, negative)
     tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
     assert sign_test(positive, negative) == pytest.approx(min(1.0, 2 * tail))
     assert sign_test(positive, negative) == sign_test(negative, positive)
 
 
-def test_no_signs_say_nothing():
+def test_sign_test_without_signs_is_one():
     assert sign_test(0, 0) == 1.0
 
 
 @pytest.mark.parametrize(("k", "n"), [(-1, 3), (4, 3), (0, 0)])
-def test_shares_that_cannot_be_are_refused(k, n):
+def test_impossible_shares_are_rejected(k, n):
     with pytest.raises(ValueError, match=f"{k} successes of {n}"):
         wilson(k, n)
 
 
-def test_a_mean_of_nothing_is_refused():
+def test_mean_of_nothing_is_rejected():
     with pytest.raises(ValueError, match="0 values"):
         bootstrap_mean([], seed=1, name="x")

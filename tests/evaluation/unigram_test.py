@@ -12,7 +12,7 @@ TOKENIZER = train_tokenizer(TEXTS, 320)
 COUNTS = np.bincount(sum(TOKENIZER.encode_batch(TEXTS), []), minlength=TOKENIZER.vocabulary)
 
 
-def test_a_continuation_is_as_likely_as_its_tokens_are_frequent():
+def test_likelihood_is_that_of_token_frequencies():
     (answer,) = unigram_scorer(TOKENIZER, COUNTS).loglikelihood([Request("whatever", " parser module")])
     ids = TOKENIZER.encode(" parser module")
     expected = sum(np.log((COUNTS[i] + 1) / (COUNTS.sum() + TOKENIZER.vocabulary)) for i in ids)
@@ -20,14 +20,14 @@ def test_a_continuation_is_as_likely_as_its_tokens_are_frequent():
     assert (answer.tokens, answer.truncated) == (len(ids), False)
 
 
-def test_the_context_changes_nothing():
+def test_context_changes_nothing():
     one, other = unigram_scorer(TOKENIZER, COUNTS).loglikelihood(
         [Request("a", " stream"), Request("", " stream")]
     )
     assert one == other
 
 
-def test_only_the_most_frequent_token_is_its_greedy_answer():
+def test_only_most_frequent_token_is_greedy():
     top = TOKENIZER.decode([int(COUNTS.argmax())])
     scorer = unigram_scorer(TOKENIZER, COUNTS)
     assert scorer.loglikelihood([Request("", top)])[0].greedy
@@ -36,11 +36,11 @@ def test_only_the_most_frequent_token_is_its_greedy_answer():
     assert int(COUNTS.argmax()) in TOKENIZER.encode(f"{top} locale") and not with_top.greedy
 
 
-def test_the_probabilities_of_all_tokens_add_up_to_one():
+def test_probabilities_sum_to_one():
     scorer = unigram_scorer(TOKENIZER, COUNTS)
     assert np.exp(scorer._logs).sum() == pytest.approx(1.0)
 
 
-def test_counts_of_another_vocabulary_are_refused():
+def test_counts_of_other_vocabulary_are_rejected():
     with pytest.raises(DataError, match="319 token counts"):
         unigram_scorer(TOKENIZER, COUNTS[:-1])

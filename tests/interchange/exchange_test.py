@@ -1,4 +1,4 @@
-"""Out to Hugging Face and back: the same logits, the same bits, and no fault that the check does not see."""
+"""Export to Hugging Face and import: equal logits, equal bits, and detection of every fault."""
 
 import json
 import os
@@ -40,7 +40,7 @@ from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, train_tokenizer
 from trivium.training.state import begin_with, fragments
 from trivium.training.trainer import Trainer
 
-SLOWED = {"factor": 4.0, "original": 4, "slow": 0.25, "fast": 2.0}  # every pair in part
+SLOWED = {"factor": 4.0, "original": 4, "slow": 0.25, "fast": 2.0}  # every pair of columns is partly slowed
 MODELS = {
     "gpt": {},
     "gpt untied": {"head": "untied", "ffn": 40},
@@ -82,7 +82,7 @@ MODELS = {
 def written(root: Path, plan: Plan, about: dict[str, object] | None = None) -> Checkpoint:
     trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
     with torch.no_grad():
-        for bucket in trainer.buckets:  # biases and norms too are something
+        for bucket in trainer.buckets:  # biases and norms get nonzero values too
             bucket.weights.add_(
                 torch.randn(bucket.weights.shape, generator=torch.Generator().manual_seed(1)) / 9
             )
@@ -105,7 +105,7 @@ def weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     }
 
 
-def test_what_goes_out_and_comes_back_is_bitwise_the_same(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_export_and_import_are_bitwise_inverse(checkpoint: Checkpoint, tmp_path: Path) -> None:
     found = export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
     assert found.difference <= TOLERANCE
     back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
@@ -118,7 +118,7 @@ def test_what_goes_out_and_comes_back_is_bitwise_the_same(checkpoint: Checkpoint
     assert (ours.kv, ours.ffn_width, ours.std) == (theirs.kv, theirs.ffn_width, theirs.std)
 
 
-def test_the_padded_vocabulary_is_cut(tmp_path: Path) -> None:
+def test_vocabulary_padding_is_not_exported(tmp_path: Path) -> None:
     plan = small(model={"vocabulary": 37, "vocabulary_multiple": 32})
     export_hf(written(tmp_path / "ours", plan), tmp_path / "hf", tokenizer=None)
     assert load_file(tmp_path / "hf" / "model.safetensors")["transformer.wte.weight"].shape == (37, 24)
@@ -126,7 +126,7 @@ def test_the_padded_vocabulary_is_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_an_import_refuses_a_tensor_that_is_not_finite_by_its_name(tmp_path: Path, value: float) -> None:
+def test_import_rejects_non_finite_tensor_by_name(tmp_path: Path, value: float) -> None:
     export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
     file = tmp_path / "hf" / "model.safetensors"
     tensors = load_file(file)
@@ -142,7 +142,7 @@ def test_an_import_refuses_a_tensor_that_is_not_finite_by_its_name(tmp_path: Pat
 @pytest.mark.parametrize(
     "wrong", ["order of heads", "not transposed", "gate and up swapped", "norm left out"]
 )
-def test_a_wrong_export_does_not_get_its_name(tmp_path: Path, monkeypatch, wrong: str) -> None:
+def test_wrong_export_is_not_published(tmp_path: Path, monkeypatch, wrong: str) -> None:
     style = ROTARY if wrong == "gate and up swapped" else {}
     checkpoint = written(tmp_path / "ours", small(model={**style, "ffn": 24}))
     if wrong == "order of heads":
@@ -151,7 +151,7 @@ def test_a_wrong_export_does_not_get_its_name(tmp_path: Path, monkeypatch, wrong
             Fused, "pieces", lambda self, w: w.chunk(3) if len(self.sizes) == 3 else right_pieces(self, w)
         )
     elif wrong == "not transposed":
-        # Square matrices alone: nothing but the logits can tell.
+        # Square matrices have valid shapes when transposed, so only the logits show the fault.
         right = names._turned
         monkeypatch.setattr(
             names, "_turned", lambda w, m: w if w.dim() == 2 and w.shape[0] == w.shape[1] else right(w, m)
@@ -179,7 +179,7 @@ def test_a_wrong_export_does_not_get_its_name(tmp_path: Path, monkeypatch, wrong
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ours"]
 
 
-def test_a_model_whose_training_diverged_is_no_fault_of_the_export(tmp_path: Path, monkeypatch) -> None:
+def test_diverged_model_is_not_reported_as_export_fault(tmp_path: Path, monkeypatch) -> None:
     """Such a checkpoint is not published here, but may come from elsewhere."""
     monkeypatch.setattr(pieces, "is_finite", lambda values: True)
     trainer = Trainer(small(), Mesh.single(), seed=7, rule=RULE)
@@ -195,16 +195,16 @@ def test_a_model_whose_training_diverged_is_no_fault_of_the_export(tmp_path: Pat
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
-def test_rounding_alone_refuses_no_export(tmp_path: Path, monkeypatch, model: str) -> None:
-    """Large weights make that of fp32 larger than any bound that finds faults; in fp64 what is right is equal."""
+def test_rounding_does_not_reject_exports(tmp_path: Path, monkeypatch, model: str) -> None:
+    """With large weights, rounding in fp32 exceeds any bound that detects faults; in fp64 a correct export agrees."""
     monkeypatch.setattr(exporter, "TOLERANCE", 1e-11)
     checkpoint = written(tmp_path / "ours", small(model=MODELS[model]))
     assert export_hf(checkpoint, tmp_path / "hf", tokenizer=None).difference <= 1e-10
 
 
 @pytest.mark.parametrize("model", ["gpt", "llama 3.1", "mistral"])
-def test_what_goes_wrong_only_late_in_the_sequence_is_seen(tmp_path: Path, monkeypatch, model: str) -> None:
-    """Positions that are learned, angles of the last ones, a window longer than what came before."""
+def test_difference_late_in_the_sequence_is_detected(tmp_path: Path, monkeypatch, model: str) -> None:
+    """Faults in learned positions, in rotary angles of the last positions, or in a window longer than the beginning."""
     plan = small(model={**MODELS[model], "sequence": 512, **({"window": 300} if model == "mistral" else {})})
     checkpoint = written(tmp_path / "ours", plan)
     found = export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
@@ -227,10 +227,10 @@ def test_what_goes_wrong_only_late_in_the_sequence_is_seen(tmp_path: Path, monke
     with pytest.raises(CheckpointError, match="logits differ"):
         export_hf(checkpoint, tmp_path / "wrong", tokenizer=None)
     monkeypatch.setattr(exporter, "compared_positions", lambda model: 64)
-    export_hf(checkpoint, tmp_path / "early", tokenizer=None)  # where nothing is wrong
+    export_hf(checkpoint, tmp_path / "early", tokenizer=None)  # nothing differs there
 
 
-def test_of_a_large_model_fewer_positions_are_compared() -> None:
+def test_large_models_compare_fewer_positions() -> None:
     def shape(**sizes: int) -> ModelShape:
         return small(model={"vocabulary": 50_257} | sizes).model
 
@@ -241,7 +241,7 @@ def test_of_a_large_model_fewer_positions_are_compared() -> None:
     assert compared_positions(shape(layers=1, hidden=64, heads=64, sequence=8192, vocabulary=1000)) == 1024
 
 
-def test_large_models_go_into_several_files_with_an_index(tmp_path: Path, monkeypatch) -> None:
+def test_large_models_are_split_into_indexed_files(tmp_path: Path, monkeypatch) -> None:
     checkpoint = written(tmp_path / "ours", small())
     monkeypatch.setattr(exporter, "FILE_BYTES", 20_000)
     found = export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
@@ -256,13 +256,13 @@ def test_large_models_go_into_several_files_with_an_index(tmp_path: Path, monkey
     )
 
 
-def test_files_that_the_index_does_not_name_are_no_part_of_the_model(tmp_path: Path, monkeypatch) -> None:
+def test_files_outside_the_index_are_ignored(tmp_path: Path, monkeypatch) -> None:
     checkpoint, folder = written(tmp_path / "ours", small()), tmp_path / "hf"
     monkeypatch.setattr(exporter, "FILE_BYTES", 20_000)
     export_hf(checkpoint, folder, tokenizer=None)
     index = json.loads((folder / names.INDEX).read_text())["weight_map"]
     key, file = next(iter(index.items()))
-    # Of an earlier download: later in the order of names, and with other weights.
+    # left by an earlier download, with a later name and other weights
     save_file({key: load_file(folder / file)[key] + 1}, folder / "model-00009-of-00009.safetensors")
     back = Checkpoint.open(import_hf(folder, tmp_path / "back"))
     assert all(
@@ -271,14 +271,14 @@ def test_files_that_the_index_does_not_name_are_no_part_of_the_model(tmp_path: P
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": [1]}, {"weight_map": {"a": "../a.safetensors"}}])
-def test_an_index_that_is_none_is_refused(tmp_path: Path, index: object) -> None:
+def test_invalid_index_is_rejected(tmp_path: Path, index: object) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of(small().model, dtype="float32")))
     (tmp_path / names.INDEX).write_text(json.dumps(index))
     with pytest.raises(DataError, match="has no weight_map of tensors to files beside it"):
         import_hf(tmp_path, tmp_path / "back")
 
 
-def test_an_index_that_names_what_no_file_can_be_called_is_refused(tmp_path: Path) -> None:
+def test_index_with_invalid_file_names_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of(small().model, dtype="float32")))
     (tmp_path / names.INDEX).write_text('{"weight_map": {"a": "\\ud83d"}}')
     with pytest.raises(DataError, match="cannot be read"):
@@ -298,18 +298,18 @@ def test_bf16_weights_stay_bf16(tmp_path: Path) -> None:
     [
         (torch.float16, torch.float16, torch.float16),
         (torch.bfloat16, torch.float32, torch.float32),
-        (torch.float16, torch.bfloat16, torch.float32),  # neither holds the other
+        (torch.float16, torch.bfloat16, torch.float32),  # neither represents the other
     ],
     ids=str,
 )
-def test_imported_weights_are_of_the_dtype_that_holds_them_all_whatever_constants_are(
+def test_import_dtype_represents_all_weights(
     tmp_path: Path, matrices: torch.dtype, others: torch.dtype, kept: torch.dtype
 ) -> None:
     model = {**ROTARY}
     export_hf(written(tmp_path / "ours", small(model=model)), tmp_path / "hf", tokenizer=None)
     path = tmp_path / "hf" / "model.safetensors"
     tensors = {n: t.to(matrices if t.dim() > 1 else others) for n, t in load_file(path).items()}
-    # as old folders of Llama keep them beside weights of 16 bits
+    # as old Llama folders store them next to 16-bit weights
     constants = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.ones(3) for n in range(4)}
     save_file(tensors | constants, path)
     back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
@@ -320,7 +320,7 @@ def test_imported_weights_are_of_the_dtype_that_holds_them_all_whatever_constant
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-def test_weights_of_a_quantised_model_are_not_taken_for_numbers(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_quantised_weights_are_rejected(tmp_path: Path, dtype: torch.dtype) -> None:
     export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
     path = tmp_path / "hf" / "model.safetensors"
     tensors = load_file(path)
@@ -346,7 +346,7 @@ def test_weights_of_a_quantised_model_are_not_taken_for_numbers(tmp_path: Path, 
         ),
     ],
 )
-def test_a_config_of_other_sizes_than_the_tensors_is_told_by_the_first(
+def test_config_with_other_sizes_is_reported_by_first_tensor(
     tmp_path: Path, change: dict, error: type, said: str
 ) -> None:
     model = MODELS["llama grouped tied"]
@@ -380,9 +380,7 @@ def begin(place: Place, plan: Plan, path: Path, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
 @pytest.mark.parametrize("degrees", [{"tensor": 2, "pipeline": 2}, {"data": 2, "zero": 3}])
-def test_an_imported_model_begins_in_any_layout(
-    tmp_path: Path, degrees: dict[str, int], precision: str
-) -> None:
+def test_imported_model_starts_in_any_layout(tmp_path: Path, degrees: dict[str, int], precision: str) -> None:
     given = written(tmp_path / "ours", small(precision={"weights": precision}))
     export_hf(given, tmp_path / "hf", tokenizer=None)
     path = import_hf(tmp_path / "hf", tmp_path / "back")
@@ -390,10 +388,10 @@ def test_an_imported_model_begins_in_any_layout(
     on_ranks(plan.layout.world_size, begin, plan, path, torch.zeros(1))
 
 
-def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
+def test_tokenizer_is_exported(tmp_path: Path) -> None:
     words = train_tokenizer(["some words, and some more words"] * 3, 300)
     words.save(tmp_path / "tokenizer.json")
-    other = words.end_of_text + 5  # joined documents may be trained on without a word about their end
+    other = words.end_of_text + 5  # joined documents may be trained on without an end-of-text id
     plan = small(model={"vocabulary": words.vocabulary, "end_of_text": other})
     checkpoint = written(tmp_path / "ours", plan)
     export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
@@ -405,7 +403,7 @@ def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
     assert back.manifest["data"]["tokenizer_sha256"] == words.sha256
 
 
-def test_the_marks_of_a_tokenizer_from_elsewhere_go_along(tmp_path: Path) -> None:
+def test_special_tokens_of_foreign_tokenizer_are_exported(tmp_path: Path) -> None:
     said = {"eos_token": "</s>", "bos_token": "<s>"}
     place = folder_of(tmp_path / "given", llama_words(["some words"] * 3, opens=True), tokenizer_config=said)
     words = given_tokenizer(str(place))
@@ -420,10 +418,8 @@ def test_the_marks_of_a_tokenizer_from_elsewhere_go_along(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("custom", [True, False])
 @pytest.mark.parametrize("begun", [True, False])
-def test_what_stands_before_a_text_in_the_documents_stands_there_in_transformers_too(
-    tmp_path: Path, custom: bool, begun: bool
-) -> None:
-    """Documents that were made elsewhere need not begin as is their tokenizer's custom."""
+def test_document_opening_is_applied_by_transformers(tmp_path: Path, custom: bool, begun: bool) -> None:
+    """Documents made elsewhere need not follow their tokenizer's convention."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     text = llama_words(["some words"] * 3, opens=custom)
     words = Tokenizer(text, Marks("</s>", "<s>", begun))
@@ -447,7 +443,7 @@ def marks(folder: Path, name: str = "config.json") -> dict[str, object]:
         ({"bos_token_id": 1, "eos_token_id": 2}, (), 2),
         ({"bos_token_id": 1, "eos_token_id": [3, 2], "pad_token_id": 5}, (), 5),
         ({"bos_token_id": None, "eos_token_id": 2, "pad_token_id": None}, (), None),
-        ({}, (), None),  # transformers have their own, there and back
+        ({}, (), None),  # transformers' defaults are kept in both directions
         (
             {"bos_token_id": 50256, "eos_token_id": 2, "pad_token_id": -1},
             ("bos_token_id", "pad_token_id"),
@@ -455,11 +451,11 @@ def marks(folder: Path, name: str = "config.json") -> dict[str, object]:
         ),
     ],
 )
-def test_the_ids_that_begin_and_end_texts_come_in_and_go_back(
+def test_special_token_ids_round_trip(
     tmp_path: Path, said: dict[str, object], no_ids: tuple[str, ...], fills: int | None
 ) -> None:
     export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
-    assert marks(tmp_path / "hf") == {"bos_token_id": 0, "eos_token_id": 0}  # of what was trained here
+    assert marks(tmp_path / "hf") == {"bos_token_id": 0, "eos_token_id": 0}  # of a model trained here
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     config = {k: v for k, v in config.items() if k not in marks(tmp_path / "hf")} | said
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
@@ -472,7 +468,7 @@ def test_the_ids_that_begin_and_end_texts_come_in_and_go_back(
     assert found == {k: v for k, v in generation.items() if v is not None}
 
 
-def test_where_a_config_names_no_end_of_texts_its_tokenizer_does(tmp_path: Path) -> None:
+def test_end_of_text_comes_from_tokenizer_if_config_has_none(tmp_path: Path) -> None:
     place = folder_of(
         tmp_path / "hf", llama_words(["some words"] * 3, opens=True), tokenizer_config={"eos_token": "</s>"}
     )
@@ -490,9 +486,7 @@ def test_where_a_config_names_no_end_of_texts_its_tokenizer_does(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("ends", "kept"), [([5, 2], True), (5, False)])
-def test_the_ids_of_an_imported_model_stay_where_its_tokenizer_ends_texts_with_one(
-    tmp_path: Path, ends: object, kept: bool
-) -> None:
+def test_imported_ids_are_kept_if_tokenizer_agrees(tmp_path: Path, ends: object, kept: bool) -> None:
     said = {"eos_token": "</s>", "bos_token": "<s>"}
     place = folder_of(tmp_path / "given", llama_words(["some words"] * 3, opens=True), tokenizer_config=said)
     words = given_tokenizer(str(place))
@@ -504,7 +498,7 @@ def test_the_ids_of_an_imported_model_stay_where_its_tokenizer_ends_texts_with_o
     assert marks(tmp_path / "hf") == expected
 
 
-def test_the_tokenizer_of_another_model_does_not_go_along(tmp_path: Path) -> None:
+def test_foreign_tokenizer_is_not_exported(tmp_path: Path) -> None:
     mine, other = (
         train_tokenizer([text] * 3, 300) for text in ("some words, and some more words", "an other text")
     )
@@ -519,7 +513,7 @@ def test_the_tokenizer_of_another_model_does_not_go_along(tmp_path: Path) -> Non
     assert not (tmp_path / "hf").exists()
 
 
-def test_what_no_architecture_there_computes_is_refused() -> None:
+def test_unsupported_model_is_not_exported() -> None:
     both = {**ROTARY, "bias": "qkv", "qk_norm": "each_head"}
     for model, said in (
         ({"kv_heads": 2}, "plan.model.kv_heads .2. must be"),
@@ -573,7 +567,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"architectures": [["BertModel"]]}, "BertModel"),
     ],
 )
-def test_what_this_engine_does_not_compute_is_refused(change, said: str) -> None:
+def test_unsupported_architecture_is_not_imported(change, said: str) -> None:
     config = config_of(small(model={**ROTARY}).model, dtype="float32")
     assert shape_of(config, "x").positions == "rotary"
     with pytest.raises(DataError, match=said):
@@ -602,7 +596,7 @@ AT_500, AT_600, AT_500K = ({"rope_type": "default", "rope_theta": base} for base
         ({"rope_parameters": [1]}, "it must be a valid dictionary"),
     ],
 )
-def test_an_olmo3_is_taken_where_all_its_layers_are_turned_alike(said: dict, base: float | str) -> None:
+def test_olmo3_with_uniform_rope_is_imported(said: dict, base: float | str) -> None:
     config = config_of(small(model=MODELS["olmo3"]).model, dtype="float32")
     plain = {k: v for k, v in config.items() if not k.startswith("rope_")}
     if isinstance(base, str):
@@ -616,13 +610,13 @@ def test_an_olmo3_is_taken_where_all_its_layers_are_turned_alike(said: dict, bas
         assert read[ALL]["rope_theta"] == base
 
 
-WINDOWS = [  # of an architecture, what its config.json says, and which layers of four have a window of 3
+WINDOWS = [  # architecture, config.json, and which of four layers have a window of 3
     ("MistralForCausalLM", {"sliding_window": None}, []),
     ("MistralForCausalLM", {"sliding_window": 3}, [0, 1, 2, 3]),
     ("MinistralForCausalLM", {"sliding_window": 3}, [0, 1, 2, 3]),
     ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": [ALL, SLIDES, SLIDES, ALL]}, [1, 2]),
     ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": [ALL] * 4}, []),
-    ("LlamaForCausalLM", {"sliding_window": 3, "layer_types": [SLIDES] * 4}, []),  # which asks for neither
+    ("LlamaForCausalLM", {"sliding_window": 3, "layer_types": [SLIDES] * 4}, []),  # neither uses a window
     *(
         (name, {"max_window_layers": 2, **said}, layers)
         for name in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -671,7 +665,7 @@ WINDOWS = [  # of an architecture, what its config.json says, and which layers o
 
 
 @pytest.mark.parametrize(("name", "said", "expected"), WINDOWS)
-def test_a_window_is_taken_as_transformers_takes_it_or_refused(
+def test_window_is_imported_or_rejected_as_in_transformers(
     name: str, said: dict[str, object], expected: list[int] | str
 ) -> None:
     written = config_of(small(model={**ROTARY}).model, dtype="float32")
@@ -685,7 +679,7 @@ def test_a_window_is_taken_as_transformers_takes_it_or_refused(
     assert small(model=model.model_dump()).check() == []
 
 
-def test_a_window_that_a_config_leaves_out_is_that_of_its_architecture() -> None:
+def test_missing_window_has_architectures_default() -> None:
     config = config_of(small(model={**ROTARY, "sequence": 8192}).model, dtype="float32")
     for name in ("MistralForCausalLM", "MinistralForCausalLM"):
         assert shape_of({**config, "architectures": [name]}, "x").window == 4096
@@ -693,7 +687,7 @@ def test_a_window_that_a_config_leaves_out_is_that_of_its_architecture() -> None
     assert later.window is None, "it begins behind the last of few layers"
 
 
-def test_sizes_that_a_config_leaves_out_are_those_of_its_architecture() -> None:
+def test_missing_sizes_have_architectures_defaults() -> None:
     config = config_of(small(model={**ROTARY, "heads": 12}).model, dtype="float32")
     bare = {k: v for k, v in config.items() if k not in ("num_key_value_heads", "head_dim")}
     mistral = shape_of({**bare, "architectures": ["MistralForCausalLM"], "num_attention_heads": 16}, "x")
@@ -705,7 +699,7 @@ def test_sizes_that_a_config_leaves_out_are_those_of_its_architecture() -> None:
 
 @pytest.mark.parametrize("key", ["n_layer", "vocab_size", "n_positions"])
 @pytest.mark.parametrize("value", [None, 0, "two"])
-def test_a_config_without_a_size_is_refused(key: str, value: object) -> None:
+def test_config_without_size_is_rejected(key: str, value: object) -> None:
     config = config_of(small().model, dtype="float32")
     with pytest.raises(
         DataError, match=rf"x: {key} is {value!r}(, and must be a whole number|; it must be )"
@@ -716,7 +710,7 @@ def test_a_config_without_a_size_is_refused(key: str, value: object) -> None:
 
 
 def kinds_of(family: str) -> list[tuple[str, Any, Any]]:
-    """Every field of a model's config.json with its right value and values of another kind."""
+    """Return every field of a config.json with a valid value and values of other types."""
     config = config_of(small(model={"gpt": {}, "llama": ROTARY}[family]).model, dtype="float32")
     more = {"n_inner": 4, "head_dim": 4, "num_key_value_heads": 2, "eos_token_id": 3, "bos_token_id": [1, 2]}
     wrong: dict[type, tuple[Any, ...]] = {
@@ -738,7 +732,7 @@ def kinds_of(family: str) -> list[tuple[str, Any, Any]]:
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_a_field_of_another_kind_is_refused_by_path_field_and_value(family: str) -> None:
+def test_field_of_wrong_type_is_rejected_by_path_field_and_value(family: str) -> None:
     config = config_of(small(model={"gpt": {}, "llama": ROTARY}[family]).model, dtype="float32")
     cases = kinds_of(family)
     assert len(cases) > 50
@@ -758,7 +752,7 @@ def test_a_field_of_another_kind_is_refused_by_path_field_and_value(family: str)
         ({"partial_rotary_factor": True}, "partial_rotary_factor is True"),
     ],
 )
-def test_a_number_of_rotary_positions_is_no_truth_value_and_no_text(rope: dict[str, Any], said: str) -> None:
+def test_number_of_positions_must_be_a_number(rope: dict[str, Any], said: str) -> None:
     config = config_of(small(model={**ROTARY}).model, dtype="float32")
     with pytest.raises(DataError, match=said):
         shape_of({**config, "rope_parameters": rope}, "x")
@@ -766,7 +760,7 @@ def test_a_number_of_rotary_positions_is_no_truth_value_and_no_text(rope: dict[s
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("target", [None, "/dev/zero"])
-def test_no_special_file_of_a_folder_is_waited_for(tmp_path: Path, name: str, target: str | None) -> None:
+def test_special_files_do_not_block(tmp_path: Path, name: str, target: str | None) -> None:
     export_hf(written(tmp_path / "ours", small(model={"dropout": 0.0})), tmp_path / "hf", tokenizer=None)
     path = tmp_path / "hf" / name
     path.unlink()
@@ -775,13 +769,13 @@ def test_no_special_file_of_a_folder_is_waited_for(tmp_path: Path, name: str, ta
         import_hf(tmp_path / "hf", tmp_path / "back")
 
 
-def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+def test_config_that_is_not_a_mapping_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(DataError, match=r"config\.json holds \[1\], not settings by name"):
         import_hf(tmp_path, tmp_path / "back")
 
 
-def test_a_config_of_more_layers_than_there_are_tensors_is_refused_before_they_are_listed(
+def test_more_layers_than_tensors_are_rejected_early(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "hf"
@@ -796,19 +790,19 @@ def test_a_config_of_more_layers_than_there_are_tensors_is_refused_before_they_a
             import_hf(folder, tmp_path / "back")
 
 
-def test_a_config_nested_beyond_reason_is_refused(tmp_path: Path) -> None:
+def test_deeply_nested_config_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match=r"config\.json cannot be read"):
         import_hf(tmp_path, tmp_path / "back")
 
 
 @pytest.mark.parametrize("prefix", ["transformer.", ""])
-def test_weights_of_layers_that_no_part_of_the_model_uses_are_refused(tmp_path: Path, prefix: str) -> None:
+def test_unused_layer_weights_are_rejected(tmp_path: Path, prefix: str) -> None:
     folder = tmp_path / "hf"
     export_hf(written(tmp_path / "ours", small()), folder, tokenizer=None)
     path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     tensors = {f"{prefix}{n.removeprefix('transformer.')}": v for n, v in load_file(path).items()}
-    tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1)  # the mask that old folders keep
+    tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1)  # the mask that old folders store
     save_file(tensors, path)
     import_hf(folder, tmp_path / "back")
     (folder / "config.json").write_text(json.dumps({**config, "n_layer": 3}))
@@ -816,19 +810,15 @@ def test_weights_of_layers_that_no_part_of_the_model_uses_are_refused(tmp_path: 
         import_hf(folder, tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    "said", [{"tie_word_embeddings": True}, {}]
-)  # GPT-2's are tied where nothing is said
-def test_a_head_that_is_another_than_the_table_it_is_said_to_be_is_refused(
-    tmp_path: Path, said: dict
-) -> None:
+@pytest.mark.parametrize("said", [{"tie_word_embeddings": True}, {}])  # GPT-2's are tied by default
+def test_head_that_differs_from_tied_embedding_is_rejected(tmp_path: Path, said: dict) -> None:
     folder = tmp_path / "hf"
     export_hf(written(tmp_path / "ours", small()), folder, tokenizer=None)
     path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     del config["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(config | said))
     tensors = load_file(path)
-    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()  # as old folders keep it
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()  # as old folders store it
     save_file(tensors, path)
     import_hf(folder, tmp_path / "back")
     tensors["lm_head.weight"][-1, -1] += 1e-3
@@ -837,7 +827,7 @@ def test_a_head_that_is_another_than_the_table_it_is_said_to_be_is_refused(
         import_hf(folder, tmp_path / "other")
 
 
-def test_a_folder_without_safetensors_or_with_a_tensor_missing_is_refused(tmp_path: Path) -> None:
+def test_folder_without_safetensors_or_tensors_is_rejected(tmp_path: Path) -> None:
     export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
     path = tmp_path / "hf" / "model.safetensors"
     tensors = load_file(path)
@@ -850,7 +840,7 @@ def test_a_folder_without_safetensors_or_with_a_tensor_missing_is_refused(tmp_pa
         import_hf(tmp_path / "hf", tmp_path / "back")
 
 
-def test_transformers_loads_the_folder_and_says_the_same(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_transformers_loads_the_export_with_equal_logits(checkpoint: Checkpoint, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
     model = build(Plan, checkpoint.manifest["plan"]).model
@@ -865,10 +855,10 @@ def test_transformers_loads_the_folder_and_says_the_same(checkpoint: Checkpoint,
     assert difference <= TOLERANCE
 
 
-def test_an_import_whose_end_of_text_is_no_token_is_refused_before_anything_is_written(
+def test_invalid_end_of_text_is_rejected_before_writing(
     tmp_path: Path,
 ) -> None:
-    """transformers' default is 50256, whatever the vocabulary."""
+    """transformers' default is 50256, whatever the vocabulary is."""
     export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
     config = tmp_path / "hf" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": 50256}))

@@ -1,4 +1,4 @@
-"""What may be asked, and where the tokenizer of a checkpoint is looked for."""
+"""Targets of commands, and the search for a checkpoint's tokenizer."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from trivium.interchange.target import opened, tokenizer_near
 from trivium.provenance import write_json
 
 
-def test_the_tokenizer_is_that_of_the_tokens_a_run_was_trained_on_wherever_they_lie(tmp_path: Path) -> None:
+def test_tokenizer_is_found_with_the_trainings_tokens(tmp_path: Path) -> None:
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     saved = run / "training" / "checkpoints" / "step-00000001"
     saved.mkdir(parents=True)
@@ -20,7 +20,7 @@ def test_the_tokenizer_is_that_of_the_tokens_a_run_was_trained_on_wherever_they_
     assert tokenizer_near(saved) == tokenizer_near(run) == elsewhere / "tokenizer.json"
 
 
-def test_a_run_that_was_moved_has_its_own_tokenizer(tmp_path: Path) -> None:
+def test_moved_run_has_its_own_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     write_json(tmp_path / "training" / "run.json", {"tokens": str(tmp_path / "before" / "tokens")})
     (tmp_path / "tokens").mkdir()
@@ -28,7 +28,7 @@ def test_a_run_that_was_moved_has_its_own_tokenizer(tmp_path: Path) -> None:
     assert tokenizer_near(tmp_path) == tmp_path / "tokens" / "tokenizer.json"
 
 
-def test_a_file_is_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_file_is_not_reported_as_missing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name, what in (("file", "is a file"), ("none", "does not exist")):
         with (

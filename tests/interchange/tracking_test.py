@@ -1,4 +1,4 @@
-"""Metrics reach TensorBoard and wandb whole and once, also when a resumed run does steps again."""
+"""Metrics reach TensorBoard and wandb completely and once, also if a resumed run repeats steps."""
 
 import json
 import time
@@ -30,14 +30,14 @@ def shown(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(e.step, e.value) for e in events.Scalars(name)]
 
 
-def test_numbers_are_named_by_their_path_and_texts_left_out() -> None:
+def test_numbers_are_named_by_path() -> None:
     point = point_of({"step": 7, "time": 2.0, "ok": True, "name": "x", "tasks": {"hans": {"0": {"n": 3}}}})
     assert point == (7, 2.0, {"tasks/hans/0/n": 3.0})
     assert point_of({"step": 1, "loss": 2}).time is None
     assert point_of({"step": 1, "n": 10**400}).values == {}, "no tool has so large a number"
 
 
-def test_every_line_is_given_once_when_it_is_whole(tmp_path: Path) -> None:
+def test_complete_lines_are_returned_once(tmp_path: Path) -> None:
     path, other = tmp_path / "metrics.jsonl", tmp_path / "tasks.jsonl"
     lines = NewLines([path, other], record_of)
     assert steps(lines) == []
@@ -51,7 +51,7 @@ def test_every_line_is_given_once_when_it_is_whole(tmp_path: Path) -> None:
     assert steps(lines) == [2, 2] and steps(lines) == []
 
 
-def test_after_a_resume_only_steps_that_are_done_again_are_given_again(tmp_path: Path) -> None:
+def test_only_repeated_steps_are_returned_after_resume(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = NewLines([path], record_of)
     for n in range(1, 6):
@@ -64,30 +64,30 @@ def test_after_a_resume_only_steps_that_are_done_again_are_given_again(tmp_path:
         append(path, record(n, 1 / n + 0.1))
     assert steps(lines) == list(range(5, 12)) and steps(lines) == []
     forget_after(path, 9)
-    for n in range(10, 15):  # the new file is longer than the old one was
+    for n in range(10, 15):  # the new file is longer than the old one
         append(path, record(n, 1 / n + 0.2))
     assert steps(lines) == list(range(10, 15))
 
 
-def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+def test_lines_are_not_read_twice(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = NewLines([path], record_of)
     append(path, record(1, 3.0))
     assert steps(lines) == [1]
-    with path.open("r+b") as file:  # changed where it lies, as nobody does
+    with path.open("r+b") as file:  # modified in place, which does not happen in practice
         file.write(b'{"step": 9')
     append(path, record(2, 2.0))
     assert steps(lines) == [2]
 
 
-def test_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
+def test_damaged_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\nnot json\n[1]\n{"loss": 1}\n{"step": 2}\n')
     assert steps(NewLines([path], record_of)) == [1, 2]
 
 
-def test_tensorboard_shows_each_number_at_its_step_and_what_was_done_again_once(tmp_path: Path) -> None:
-    for _ in range(2):  # handing over twice changes nothing
+def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
+    for _ in range(2):  # repeated export changes nothing
         keeper = tracker("tensorboard", tmp_path, {})
         for n, loss in ((1, 4.0), (2, 3.0), (3, 9.0), (2, 2.5), (3, 2.25)):
             keeper.add(point_of(record(n, loss)))
@@ -101,13 +101,13 @@ def test_tensorboard_shows_each_number_at_its_step_and_what_was_done_again_once(
 
 
 @pytest.mark.parametrize("files_before", [7, 9])
-def test_tensorboard_shows_the_newest_numbers_however_many_files_this_process_has_written(
+def test_tensorboard_shows_newest_numbers_of_many_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_before: int
 ) -> None:
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(files_before))
     for shift in (0.0, 1.0):
         keeper = tracker("tensorboard", tmp_path, {})
-        for repeat in range(12):  # a training that was resumed again and again
+        for repeat in range(12):  # a training that was resumed many times
             for n in range(repeat + 1, 14):
                 keeper.add(point_of(record(n, n + repeat + shift)))
         keeper.close()
@@ -116,7 +116,7 @@ def test_tensorboard_shows_the_newest_numbers_however_many_files_this_process_ha
 
 
 @pytest.mark.broad
-def test_wandb_keeps_a_run_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_stores_run_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     keeper = tracker("wandb=mine", tmp_path, {"seed": 1234})
@@ -127,13 +127,15 @@ def test_wandb_keeps_a_run_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert after == f"wandb sync {kept.parent}"
     words = (b"mine", b"loss", b"tokens", b"seed", b"1234")
     began = time.monotonic()
-    # wandb's own process writes, and may end a moment after the run has.
+    # wandb writes in a separate process, which may end after the run.
     while not all(word in kept.read_bytes() for word in words):
         assert time.monotonic() - began < WRITTEN_SECONDS, [w for w in words if w not in kept.read_bytes()]
         time.sleep(0.05)
 
 
-def test_what_is_not_known_or_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_kind_and_missing_library_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="--to tensorbord: 'tensorbord'.*tensorboard or wandb"):
         tracker("tensorbord", tmp_path, {})
 

@@ -1,4 +1,4 @@
-"""Both ways with transformers itself: its models begin our trainings, and ours run there with tokenizer and all."""
+"""Conversion in both directions with transformers: its models start trainings here, and ours run there."""
 
 import shlex
 import sys
@@ -53,7 +53,7 @@ LLAMA = {
     "vocab_size": VOCABULARY,
 }
 NEOX = {**LLAMA, "hidden_dropout": 0.0, "attention_dropout": 0.0}
-# Sequences go beyond the original positions; some pairs of columns are slowed in full, some in part.
+# Sequences exceed the original positions; some pairs of columns are slowed fully, some partly.
 LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.05, "high_freq_factor": 1.0}
 LLAMA31["original_max_position_embeddings"] = 4
 QWEN3 = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8, "use_sliding_window": True}
@@ -103,7 +103,7 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 tied": ("Qwen2", {**LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": True}),
     "olmo2": ("Olmo2", {**LLAMA, "rope_theta": 500.0}),
     "olmo2 grouped tied": ("Olmo2", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
-    "olmo3 through a window": ("Olmo3", {**LLAMA, "sliding_window": 4}),  # all but every fourth
+    "olmo3 through a window": ("Olmo3", {**LLAMA, "sliding_window": 4}),  # all layers except every fourth
     "olmo3 grouped through a window": (
         "Olmo3",
         {
@@ -139,7 +139,7 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def theirs(name: str, folder: Path) -> Any:
-    """A model of transformers with random weights, biases and norms too, saved in `folder`."""
+    """Create a model of transformers with random weights, biases and norms, saved in `folder`."""
     family, settings = THEIRS[name]
     config = getattr(transformers, f"{family}Config")(**settings, bos_token_id=0, eos_token_id=0)
     architecture = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
@@ -163,7 +163,7 @@ def ours(checkpoint: Checkpoint) -> WholeModel:
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_a_model_of_transformers_says_the_same_here(tmp_path: Path, name: str) -> None:
+def test_logits_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     model = theirs(name, tmp_path / "theirs")
     here = ours(Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours")))
     rows = torch.randint(0, VOCABULARY, (3, 16), generator=torch.Generator().manual_seed(1))
@@ -171,7 +171,7 @@ def test_a_model_of_transformers_says_the_same_here(tmp_path: Path, name: str) -
         assert (model(rows).logits - here.logits(rows.tolist())).abs().max() <= TOLERANCE
     back = config_of(here.model, dtype="float32")
     told = getattr(model.config, "rope_parameters", {})
-    if back["model_type"] == "olmo2":  # an OLMo-3 that sees all is one
+    if back["model_type"] == "olmo2":  # an OLMo-3 without windows is equivalent
         told = told.get(ALL, told)
     assert back.get("rope_parameters", {}).items() >= told.items(), "the same positions are written back"
     windows = SLIDES in (getattr(model.config, "layer_types", None) or [SLIDES])
@@ -182,11 +182,11 @@ def test_a_model_of_transformers_says_the_same_here(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_its_gradients_are_the_same_here(tmp_path: Path, name: str) -> None:
+def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     model = theirs(name, tmp_path / "theirs").double()
     checkpoint = Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours"))
     shape = build(Plan, checkpoint.manifest["plan"]).model
-    # Every bucket whole, so that what the watch left there is the mean gradient of the batch.
+    # Keep every bucket unsharded, so that the gradient in it is the batch's mean gradient.
     plan = small(
         model=to_tree(shape), batch={"sequences": 2, "micro": 2}, zero=0, precision={"weights": "fp64"}
     )
@@ -206,12 +206,12 @@ def test_its_gradients_are_the_same_here(tmp_path: Path, name: str) -> None:
         )
         found = bucket.gradients[slot.start : slot.stop].view(slot.parameter.shape)[: expected.shape[0]]
         away = (found - expected).abs().max() / max(float(expected.abs().max()), least)
-        assert away <= 1e-5, twin.ours.name  # norms, scores and angles are in fp32 there
+        assert away <= 1e-5, twin.ours.name  # transformers compute norms, scores and angles in fp32
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", [name for name in THEIRS if "window" in name or name == "ministral"])
-def test_beyond_the_window_it_writes_and_scores_what_transformers_does(tmp_path: Path, name: str) -> None:
+def test_generation_beyond_window_equals_transformers(tmp_path: Path, name: str) -> None:
     model = theirs(name, tmp_path / "theirs")
     here = ours(Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours")))
     prompts = [[5, 7, 11], [2, 3, 5, 7, 11, 13, 17, 19], [2, 3, 5, 7, 9], [2, 3, 5, 7, 9, 1, 4, 4]]
@@ -219,7 +219,7 @@ def test_beyond_the_window_it_writes_and_scores_what_transformers_does(tmp_path:
     continue_drafts(here, drafts)
     for prompt, draft in zip(prompts, drafts, strict=True):
         wanted = {"min_new_tokens": 16 - len(prompt), "max_new_tokens": 16 - len(prompt)}
-        # An end of text would end it there, and padding be hidden, and both are only ids of many here.
+        # End-of-text would stop generation and padding would be hidden; here both are ordinary ids.
         model.generation_config.eos_token_id = None
         row = torch.tensor([prompt])
         written = model.generate(row, attention_mask=torch.ones_like(row), do_sample=False, **wanted)
@@ -273,9 +273,7 @@ LAYOUTS = {
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_training_goes_on_from_a_model_of_transformers_in_any_layout(
-    tokens: Path, tmp_path: Path, name: str
-) -> None:
+def test_training_continues_from_transformers_in_any_layout(tokens: Path, tmp_path: Path, name: str) -> None:
     model = theirs(name, tmp_path / "theirs")
     path = import_hf(tmp_path / "theirs", tmp_path / "ours")
     shape = build(Plan, Checkpoint.open(path).manifest["plan"]).model
@@ -301,9 +299,7 @@ TEXTS = (
 )
 
 
-def test_a_trained_model_runs_in_transformers_with_its_tokenizer_and_generation_config(
-    tokens: Path, tmp_path: Path
-) -> None:
+def test_trained_model_runs_in_transformers_with_tokenizer(tokens: Path, tmp_path: Path) -> None:
     model = {"vocabulary": VOCABULARY, "vocabulary_multiple": 64, "sequence": 24, **ROTARY}
     words = load_tokenizer(tokens / "tokenizer.json")
     plan = small(
@@ -332,7 +328,7 @@ def test_a_trained_model_runs_in_transformers_with_its_tokenizer_and_generation_
     assert found == said
 
 
-def test_the_verbs_go_both_ways_and_the_tokenizer_makes_the_same_tokens(
+def test_commands_convert_both_ways_with_equal_tokens(
     tokens: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     plan = small(model={"vocabulary": VOCABULARY}, batch={"sequences": 8, "micro": 2})
@@ -352,7 +348,7 @@ def test_the_verbs_go_both_ways_and_the_tokenizer_makes_the_same_tokens(
     )
     words = [shlex.split(line) for line in told.splitlines() if "trivium corpus run" in line]
     assert [w[:3] + w[4:] for w in words] == [["trivium", "corpus", "run", "--out", str(tmp_path / "my run")]]
-    config = resolve(Given(words[0][3])).checked()  # what is printed can be typed as it is
+    config = resolve(Given(words[0][3])).checked()  # the printed command can be typed as it is
     assert config.tokens.vocabulary == config.plan.model.vocabulary == VOCABULARY
     assert config.training.start_from == str(tmp_path / "back" / "step-00000000")
     again = tmp_path / "again"
@@ -360,5 +356,5 @@ def test_the_verbs_go_both_ways_and_the_tokenizer_makes_the_same_tokens(
     config = TokensConfig(tokenizer=str(tmp_path / "hf"), vocabulary=VOCABULARY, validation_fraction=0.2)
     tokenize(config, tokens.parent / "curated", again, seed=3)
     assert (again / "train-prose.bin").read_bytes() == (tokens / "train-prose.bin").read_bytes()
-    # The imported weights know their tokenizer: tokens made with it are taken.
+    # The imported checkpoint knows its tokenizer, so tokens made with it are accepted.
     train(again, tmp_path / "on", plan, tmp_path / "back" / "step-00000000")

@@ -9,7 +9,7 @@ import pytest
 import trivium.report.collect as module
 from report.fake_run import METRICS, stations, write_run
 from trivium.errors import DataError
-from trivium.report.collect import MOST_POINTS, Curve, collect, results
+from trivium.report.collect import MAX_CURVE_POINTS, Curve, collect, results
 
 KEYS = {
     "funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples", "provenance",
@@ -18,7 +18,7 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_a_finished_run_has_every_key_and_misses_nothing(tmp_path):
+def test_finished_run_has_every_key(tmp_path):
     report = collect(write_run(tmp_path))
     assert set(report) == KEYS
     assert report["missing"] == []
@@ -31,8 +31,8 @@ def test_a_finished_run_has_every_key_and_misses_nothing(tmp_path):
     assert report["provenance"]["training"]["key"] == "k"
 
 
-def test_report_json_has_exactly_the_promised_keys(tmp_path):
-    """The page shows the plan and the memory besides; they are in plan/plan.json and under `training`."""
+def test_report_json_has_exactly_the_documented_keys(tmp_path):
+    """The page also shows the plan and the memory, which are in plan/plan.json and under `training`."""
     promised = {
         *("funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples"),
         *("provenance", "seconds", "corpus", "extraction", "tasks", "incontext", "bias_series", "outdated"),
@@ -43,28 +43,28 @@ def test_report_json_has_exactly_the_promised_keys(tmp_path):
     assert set(empty) == promised and all(value is None for value in empty.values())
 
 
-def test_curves_are_the_metrics_split_by_kind(tmp_path):
+def test_curves_are_split_by_kind(tmp_path):
     curves = collect(write_run(tmp_path))["training"]["curves"]
     assert [s["loss"] for s in curves["steps"]] == [6.5, 5.9, 5.2]
     assert [v["validation_loss"] for v in curves["validation"]] == [5.8]
 
 
-def test_an_empty_run_is_all_missing_and_no_exception(tmp_path):
+def test_empty_run_is_all_missing(tmp_path):
     report = collect(tmp_path)
     assert set(report["missing"]) == KEYS - {"missing", "outdated", "older"}
     assert all(report[key] is None for key in report["missing"])
 
 
 @pytest.mark.parametrize("name", [n for n in stations() if n != "training/timeline.json"])
-def test_each_missing_station_gives_null_and_is_named(tmp_path, name):
+def test_missing_stage_is_null_and_named(tmp_path, name):
     report = collect(write_run(tmp_path, **{name: None}))
     assert report["missing"] and all(report[key] is None for key in report["missing"])
 
 
 @pytest.mark.parametrize("name", stations())
 @pytest.mark.parametrize("damage", ["{", '"text"', "[1]", "\x00", '{"lines": 3}'])
-def test_a_damaged_file_is_named_with_a_remedy_or_is_legal(tmp_path, name, damage):
-    """The last two are legal where any mapping is: what a station adds is its own business."""
+def test_damaged_file_is_named_with_remedy_or_valid(tmp_path, name, damage):
+    """The last two are valid wherever any mapping is, because stages may add fields."""
     run = write_run(tmp_path, **{name: damage})
     try:
         collect(run)
@@ -75,27 +75,27 @@ def test_a_damaged_file_is_named_with_a_remedy_or_is_legal(tmp_path, name, damag
         assert damage == '{"lines": 3}'
 
 
-def test_bytes_that_are_not_text_are_damage(tmp_path):
+def test_binary_file_is_damaged(tmp_path):
     run = write_run(tmp_path)
     (run / "curated" / "funnel.json").write_bytes(b"\xff\xfe\x00[")
     with pytest.raises(DataError, match=r"funnel.json is damaged.*trivium corpus curate"):
         collect(run)
 
 
-def test_a_field_of_the_wrong_kind_is_named(tmp_path):
+def test_field_of_wrong_type_is_named(tmp_path):
     wrong = [{"step": "read", "documents": "many", "bytes": 1}]
     with pytest.raises(DataError, match=r"0\.documents.*'many'"):
         collect(write_run(tmp_path, **{"curated/funnel.json": wrong}))
 
 
 @pytest.mark.parametrize("score", [{"accuracy": 1.5}, {"accuracy": 0.5, "n": -1}])
-def test_a_score_that_no_task_can_have_is_damage(tmp_path, score):
+def test_impossible_score_is_damaged(tmp_path, score):
     results = {"tasks": {"last_word": {"0": score}}}
     with pytest.raises(DataError, match=r"evaluation/results\.json is damaged \(tasks\.last_word\.0\."):
         collect(write_run(tmp_path, **{"evaluation/results.json": results}))
 
 
-def test_a_last_metric_cut_short_by_a_kill_is_left_out_and_one_in_the_middle_is_damage(tmp_path):
+def test_incomplete_last_metric_is_ignored(tmp_path):
     whole = "".join(json.dumps(m) + "\n" for m in METRICS)
     cut = collect(write_run(tmp_path / "a", **{"training/metrics.jsonl": whole + '{"step": 4, "lo'}))
     assert len(cut["training"]["curves"]["steps"]) == 3
@@ -104,13 +104,13 @@ def test_a_last_metric_cut_short_by_a_kill_is_left_out_and_one_in_the_middle_is_
 
 
 @pytest.mark.parametrize("name", ["step", "tokens", "loss", "lr", "validation_loss", "sequences", "seconds"])
-def test_a_metric_of_another_kind_is_damage(tmp_path, name):
+def test_metric_of_wrong_type_is_damaged(tmp_path, name):
     lines = "".join(json.dumps(m) + "\n" for m in (*METRICS, METRICS[-1] | {name: ["x"]}))
     with pytest.raises(DataError, match=rf"metrics\.jsonl is damaged \(\d+\.{name}: "):
         collect(write_run(tmp_path, **{"training/metrics.jsonl": lines}))
 
 
-def test_figures_that_are_not_finite_become_null_so_that_the_report_is_json(tmp_path):
+def test_non_finite_figures_become_null(tmp_path):
     proof = '{"max_loss_difference": Infinity, "tolerance": 1e999, "losses": []}'
     report = collect(write_run(tmp_path, **{"resume/proof.json": proof}))
     assert report["resume_proof"]["max_loss_difference"] is None
@@ -118,17 +118,17 @@ def test_figures_that_are_not_finite_become_null_so_that_the_report_is_json(tmp_
     json.dumps(report, allow_nan=False)
 
 
-def test_long_curves_are_thinned_and_keep_their_last_point(tmp_path):
-    lines = "".join(json.dumps({"step": n, "loss": 1.0}) + "\n" for n in range(3 * MOST_POINTS))
+def test_long_curves_are_thinned_and_keep_last_point(tmp_path):
+    lines = "".join(json.dumps({"step": n, "loss": 1.0}) + "\n" for n in range(3 * MAX_CURVE_POINTS))
     steps = collect(write_run(tmp_path, **{"training/metrics.jsonl": lines}))["training"]["curves"]["steps"]
-    assert len(steps) <= MOST_POINTS + 1
-    assert steps[-1]["step"] == 3 * MOST_POINTS - 1
+    assert len(steps) <= MAX_CURVE_POINTS + 1
+    assert steps[-1]["step"] == 3 * MAX_CURVE_POINTS - 1
 
 
 @pytest.mark.parametrize("most", [2, 5, 8])
 @pytest.mark.parametrize("length", [0, 1, 5, 8, 9, 16, 17, 100, 1023])
-def test_a_curve_keeps_evenly_spaced_points_and_the_last_and_all_of_a_short_one(monkeypatch, most, length):
-    monkeypatch.setattr(module, "MOST_POINTS", most)
+def test_curve_keeps_even_points_and_short_ones_fully(monkeypatch, most, length):
+    monkeypatch.setattr(module, "MAX_CURVE_POINTS", most)
     curve = Curve()
     for n in range(length):
         curve.add({"step": n})
@@ -142,16 +142,17 @@ def test_a_curve_keeps_evenly_spaced_points_and_the_last_and_all_of_a_short_one(
     assert len(set(spaces)) <= 1 and last <= max(spaces, default=length)
 
 
-def test_the_memory_of_a_report_does_not_grow_with_the_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_POINTS", 8)
-    monkeypatch.setattr(module, "read_bytes", Path.read_bytes)  # its own reserves room for the largest file
+def test_memory_does_not_grow_with_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_CURVE_POINTS", 8)
+    # the replaced reader allocates memory for the largest allowed file
+    monkeypatch.setattr(module, "read_bytes", Path.read_bytes)
     peaks = []
     for steps in (1000, 4000):
         lines = "".join(json.dumps(METRICS[0] | {"step": n}) + "\n" for n in range(steps))
         events = json.dumps({"event": "saved", "step": 1}) + "\n"
         files = {"training/metrics.jsonl": lines, "training/events.jsonl": events * steps}
         run = write_run(tmp_path / str(steps), **files)
-        collect(run)  # what is kept for every later report, such as the forms, is not counted
+        collect(run)  # fill caches, such as schemas
         tracemalloc.start()
         collect(run)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -159,12 +160,12 @@ def test_the_memory_of_a_report_does_not_grow_with_the_steps(tmp_path, monkeypat
     assert peaks[1] < 1.3 * peaks[0], peaks
 
 
-def test_samples_may_be_a_bare_list(tmp_path):
+def test_samples_may_be_a_list(tmp_path):
     bare = [{"prompt": "a", "continuation": "b"}]
     assert collect(write_run(tmp_path, **{"generate/samples.json": bare}))["samples"] == bare
 
 
-def test_a_directory_that_does_not_exist_is_refused(tmp_path):
+def test_missing_directory_is_rejected(tmp_path):
     with pytest.raises(DataError, match="nowhere is not a run directory"):
         collect(tmp_path / "nowhere")
 
@@ -176,8 +177,8 @@ BEGUN = {
 
 
 @pytest.mark.parametrize("summary", [None, {"validation_loss": 6.9, "unigram_entropy": 6.4, "steps": 1}])
-def test_of_a_training_that_goes_on_the_report_has_what_is_known_so_far(tmp_path, summary):
-    """With no summary yet, or with that of the shorter training which it goes on from."""
+def test_unfinished_training_is_summarised(tmp_path, summary):
+    """The summary is missing, or is that of a shorter training that is continued."""
     training = collect(write_run(tmp_path, **{"training/summary.json": summary, "training/run.json": BEGUN}))[
         "training"
     ]
@@ -187,7 +188,7 @@ def test_of_a_training_that_goes_on_the_report_has_what_is_known_so_far(tmp_path
     assert [s["loss"] for s in training["curves"]["steps"]] == [6.5, 5.9, 5.2]
 
 
-def test_a_training_that_has_not_done_a_step_has_not_begun(tmp_path):
+def test_training_without_steps_has_not_begun(tmp_path):
     found = write_run(
         tmp_path,
         **{"training/summary.json": None, "training/run.json": BEGUN, "training/metrics.jsonl": None},
@@ -195,7 +196,7 @@ def test_a_training_that_has_not_done_a_step_has_not_begun(tmp_path):
     assert collect(found)["training"] is None
 
 
-def test_what_interrupted_a_training_is_told_and_a_torn_line_costs_only_itself(tmp_path):
+def test_interruptions_are_listed_despite_incomplete_lines(tmp_path):
     events = [
         {"event": "saved", "step": 1},
         {"event": "rank failed", "step": 2, "cause": "rank 1 in step 3 was killed\nby SIGKILL"},
@@ -225,7 +226,7 @@ STAMPS = {
 
 
 def stamped(tmp_path, **changed):
-    """A run whose stations have stamps; changed: station -> its key now, None for no stamp."""
+    """Create a run whose stages have stamps. changed: {stage: its key now, or None for no stamp}."""
     keys = {name: f"k-{name}" for name in STAMPS} | changed
     stamps = {
         f"{name}/provenance.json": {"key": keys[name], "inputs": inputs} if keys[name] else None
@@ -237,26 +238,26 @@ def stamped(tmp_path, **changed):
     return run
 
 
-def test_results_are_outdated_where_what_they_read_is_another_now(tmp_path):
+def test_results_of_changed_inputs_are_outdated(tmp_path):
     assert collect(stamped(tmp_path / "a"))["outdated"] == {}
     assert results(collect(tmp_path / "a"))["outdated"] is None
     trained_again = {"evaluation": "training", "bias": "training"}
     assert collect(stamped(tmp_path / "b", training="new"))["outdated"] == trained_again
-    # One whose training goes on has no stamp.
+    # An unfinished training has no stamp.
     assert collect(stamped(tmp_path / "c", training=None))["outdated"] == trained_again
-    # What stands on something outdated is outdated itself.
+    # Results of outdated inputs are outdated too.
     curated_again = {"tokens": "curated", "training": "tokens", "evaluation": "tokens", "bias": "tokens"}
     assert collect(stamped(tmp_path / "d", curated="new"))["outdated"] == curated_again
 
 
-def test_of_an_input_that_was_deleted_nothing_is_said(tmp_path):
+def test_deleted_input_is_not_reported_as_outdated(tmp_path):
     run = stamped(tmp_path, harvest=None)
     (run / "harvest").rmdir()
     assert collect(run)["outdated"] == {}
 
 
 def asked_at(run, step, **more):
-    """A run whose tasks, studies and biases are of a step, and whose newest checkpoint is that of step 20."""
+    """Create a run with tasks, study and bias of `step`, and a newest checkpoint of step 20."""
     model = {"step": step, "tokens": 1024 * step, "parameters": 466_000, **more}
     files = stations()
     study = files["incontext/results.json"]
@@ -279,15 +280,15 @@ def asked_at(run, step, **more):
     return run
 
 
-def test_results_of_an_older_checkpoint_are_told_with_both_steps(tmp_path):
+def test_results_of_older_checkpoint_name_both_steps(tmp_path):
     of_a_model = {"tasks", "incontext", "bias", "bias_series", "evaluation"}
     trained_on = collect(asked_at(tmp_path / "a", 10))
     assert trained_on["older"] == dict.fromkeys(of_a_model, {"step": 10, "newest": 20})
     assert results(trained_on)["older"] == trained_on["older"]
     current = collect(asked_at(tmp_path / "b", 20, sha256="step-00000020"))
     assert current["older"] == {} and results(current)["older"] is None
-    assert collect(asked_at(tmp_path / "c", 20))["older"] == {}  # as older versions left them
-    # Trained anew, for as many steps.
+    assert collect(asked_at(tmp_path / "c", 20))["older"] == {}  # as written by older versions
+    # Trained again for as many steps.
     another = collect(asked_at(tmp_path / "d", 20, sha256="other"))["older"]
     assert another == dict.fromkeys(of_a_model - {"bias_series"}, {"step": 20, "newest": 20})
     shutil.rmtree(tmp_path / "a" / "training" / "checkpoints")

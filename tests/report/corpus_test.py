@@ -1,4 +1,4 @@
-"""Laws of the page's corpus: every figure of the files is on it, and what is not there is not asked for."""
+"""The corpus sections show every figure of the files, and omit what is missing."""
 
 import json
 
@@ -12,8 +12,7 @@ from trivium.corpus.store import write_documents
 from trivium.errors import DataError
 from trivium.provenance import publishing
 from trivium.report.collect import collect
-from trivium.report.corpus import funnel_section
-from trivium.report.corpus_figures import lengths
+from trivium.report.corpus import funnel_section, lengths
 from trivium.report.sections import sections
 
 
@@ -30,7 +29,7 @@ def by_name(run):
     return {section.name: section for section in sections(collect(run))}
 
 
-def test_every_number_of_the_statistics_is_drawn_or_in_a_table(tmp_path):
+def test_all_statistics_are_shown(tmp_path):
     section = by_name(written(tmp_path))["corpus"]
     bars = [
         list(trace.y if trace.orientation != "h" else trace.x)
@@ -43,7 +42,7 @@ def test_every_number_of_the_statistics_is_drawn_or_in_a_table(tmp_path):
     assert section.tables[0].rows == [("characters of web", "512.00", "3,000.50", "70,000.00")]
 
 
-def test_the_funnel_tells_what_was_lost_and_of_junk_only_where_it_was_planted(tmp_path):
+def test_funnel_shows_losses_and_planted_junk(tmp_path):
     report = collect(written(tmp_path))
     report |= {"planted": {"web_junk": {"planted": 1200, "caught": 1191}}}
     report |= {"honest": {"documents": 4022, "lost": 32, "lost_by": {"language": 1, "quality": 31}}}
@@ -55,13 +54,13 @@ def test_the_funnel_tells_what_was_lost_and_of_junk_only_where_it_was_planted(tm
     assert not others.reading and not others.limits and len(others.tables) == 1
 
 
-def test_extraction_shows_f1_and_what_was_not_measured(tmp_path):
+def test_extraction_shows_f1_and_missing_extractors(tmp_path):
     rows = by_name(written(tmp_path))["extraction"].tables[0].rows
     assert rows[0] == ("resiliparse", "90", "0.950", "0.940", "31.00")
     assert rows[1][1] == "not measured: its package is not installed"
 
 
-def test_what_is_only_looked_at_where_it_is_there_leaves_no_gap(tmp_path):
+def test_optional_sections_leave_no_gap(tmp_path):
     run = written(tmp_path, "statistics.json", "extraction.json")
     assert {"corpus", "extraction"}.isdisjoint(by_name(run))
     assert {"corpus", "extraction"} <= set(collect(run)["missing"])
@@ -74,7 +73,7 @@ def test_damaged_statistics_are_named(tmp_path):
         collect(run)
 
 
-def test_statistics_are_kept_until_the_corpus_is_another(tmp_path):
+def test_statistics_are_cached_until_corpus_changes(tmp_path):
     at = Workspace(tmp_path)
     assert keep_statistics(at) == {}
     for number in (1, 2):
@@ -86,7 +85,7 @@ def test_statistics_are_kept_until_the_corpus_is_another(tmp_path):
         assert keep_statistics(at) == json.loads((tmp_path / "statistics.json").read_text()) == found
 
 
-def test_no_two_of_many_sources_look_alike():
+def test_many_sources_look_different():
     marks = [bar.marker for bar in lengths({f"source {n}": [1] for n in range(20)}).data]
     assert len({(mark.color, mark.pattern.shape) for mark in marks}) == 20
     assert len({mark.color for mark in marks[:8]}) == 8

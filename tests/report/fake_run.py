@@ -1,4 +1,4 @@
-"""A small run directory as the stations would leave it."""
+"""A small run directory with the results of every stage."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ def span(rank: int, action: str, start: float, end: float) -> dict[str, Any]:
 
 
 def published_tasks() -> dict[str, Any]:
-    """As `trivium evaluate RUN` leaves them."""
+    """Return results as written by `trivium evaluate RUN`."""
     group = {"n": 9, "accuracy": 0.5, "interval": [0.2, 0.8]}
     score = {
         "accuracy": 0.5, "interval": [0.3, 0.7], "n": 18, "chance": 0.5, "published": 0.5161, "gpt3": None,
@@ -27,7 +27,7 @@ def published_tasks() -> dict[str, Any]:
 
 
 def incontext_study() -> dict[str, Any]:
-    """As `trivium incontext RUN` leaves it."""
+    """Return results as written by `trivium incontext RUN`."""
     measured = {
         "accuracy": 0.5, "interval": [0.3, 0.7], "threshold_accuracy": 0.6, "contextual_accuracy": None,
         "calibration_error": 0.1, "majority_bias": 0.01, "recency_bias": None,
@@ -43,7 +43,7 @@ def incontext_study() -> dict[str, Any]:
 
 
 def bias_series() -> dict[str, Any]:
-    """As `trivium bias --every` leaves it."""
+    """Return results as written by `trivium bias --every`."""
     effect = {"measure": "association", "of": f"neutral {HOSTILE}", "estimate": -0.4, "unit": "nats",
               "interval": [-0.5, -0.3], "effect_size": -0.8, "p": 0.01, "p_holm": 0.02, "n": 2}  # fmt: skip
     moments = [
@@ -53,7 +53,7 @@ def bias_series() -> dict[str, Any]:
 
 
 def stations() -> dict[str, Any]:
-    """File name -> content."""
+    """Return {file name: content}."""
     spans = [span(0, "F0.0", 0, 1), span(1, "F0.1", 1, 2), span(1, "B0.1", 2, 4), span(0, "B0.0", 4, 6)]
     held = {"weights": 400, "gradients": 400, "optimizer": 400, "activations": 5000}
     priced = {**held, "activations": 6000}
@@ -161,7 +161,8 @@ METRICS = [
 
 
 def write_run(run: Path, **changed: Any) -> Path:
-    """Write the stations; `changed` replaces files by name (None leaves one out), text as it is."""
+    """Write the files of all stages. changed: replaces files by name (None omits one); strings are written as they
+    are."""
     lines = {"training/metrics.jsonl": METRICS, "training/tasks.jsonl": TASKS}
     files = stations() | {n: "".join(json.dumps(m) + "\n" for m in of) for n, of in lines.items()} | changed
     run.mkdir(parents=True, exist_ok=True)

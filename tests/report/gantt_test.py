@@ -29,7 +29,7 @@ def parts(text):
     return json.loads(data), script, policy
 
 
-def test_the_page_holds_every_span_transfer_and_byte_it_was_given():
+def test_page_contains_all_spans_transfers_and_memory():
     data, _, _ = parts(render_chart(chart()))
     assert data == json.loads(json.dumps(drawing(chart())))
     assert [tuple(s) for s in data["lanes"][0]["spans"]] == list(chart().lanes[0].spans)
@@ -37,14 +37,14 @@ def test_the_page_holds_every_span_transfer_and_byte_it_was_given():
     assert data["lanes"][1]["memory"] == [[0, 10], [2.5, 25], [4.5, 10]] and data["duration"] == 7
 
 
-def test_the_table_beside_the_drawing_says_the_same():
+def test_table_agrees_with_drawing():
     assert summary(chart()) == [
         ("pipeline 0", "3 s", "57.1%", "30 B"),
         ("pipeline 1", "3 s", "57.1%", "25 B"),
     ]
 
 
-def test_the_page_asks_the_network_for_nothing_and_runs_its_own_script_only():
+def test_page_needs_no_network_and_runs_only_its_script():
     text = render_chart(chart())
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:|//)", text)
     _, script, policy = parts(text)
@@ -53,7 +53,7 @@ def test_the_page_asks_the_network_for_nothing_and_runs_its_own_script_only():
     assert "unsafe-eval" not in policy
 
 
-def test_no_hostile_text_breaks_out_of_the_page():
+def test_hostile_text_is_escaped():
     bad = chart(
         title=HOSTILE,
         text=[HOSTILE],
@@ -65,7 +65,7 @@ def test_no_hostile_text_breaks_out_of_the_page():
     assert parts(render_chart(bad))[0]["lanes"][0]["name"] == HOSTILE
 
 
-def test_a_step_of_sixteen_thousand_actions_is_a_page_of_a_few_megabytes():
+def test_page_of_sixteen_thousand_actions_has_few_megabytes():
     spans = [("F", m, 0, m * 0.1234567, (m + 1) * 0.1234567) for m in range(480)]
     lanes = [
         Lane(f"pipeline {p}", spans, [(m * 0.1234567, m * 2**30) for m in range(480)]) for p in range(35)
@@ -73,15 +73,15 @@ def test_a_step_of_sixteen_thousand_actions_is_a_page_of_a_few_megabytes():
     assert len(render_chart(chart(lanes=lanes, moved=[]))) < 4e6
 
 
-def test_a_page_is_replaced_whole(tmp_path):
+def test_page_is_replaced_atomically(tmp_path):
     write_chart(tmp_path / "plan.html", chart())
     assert (tmp_path / "plan.html").read_text().startswith("<!DOCTYPE html>")
     assert [p.name for p in tmp_path.iterdir()] == ["plan.html"]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_pages_script_draws_every_span_and_names_what_the_pointer_is_over(tmp_path):
-    """Run in node against a canvas that records what is drawn."""
+def test_script_draws_every_span_and_its_tooltip(tmp_path):
+    """Run in node with a canvas that records drawing calls."""
     data, script, _ = parts(render_chart(chart()))
     stub = f"""
     const drawn = {{}}, on = {{}};

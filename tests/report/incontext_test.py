@@ -1,4 +1,4 @@
-"""The figures of in-context learning say what the study measured, in its own order."""
+"""The figures about in-context learning show the study's results in its order."""
 
 from report.fake_run import incontext_study
 from trivium.report.incontext import against_shots, calibration, incontext_section, margins, varied
@@ -7,37 +7,37 @@ from trivium.report.incontext import against_shots, calibration, incontext_secti
 def model():
     found = incontext_study()["models"][0]
     measured = found["shots"]["2"]
-    # Files hold keys sorted as texts: 16 before 2, False before True.
+    # Keys in files are sorted as strings: 16 before 2, False before True.
     found["shots"] = {k: {**measured, "accuracy": float(k) / 100} for k in ("0", "16", "2")}
     return found
 
 
-def test_shots_stand_in_the_order_of_their_number():
+def test_shots_are_sorted_numerically():
     (accuracy, threshold) = against_shots([model()]).data
     assert list(accuracy.x) == ["0", "2", "16"] and list(accuracy.y) == [0.0, 0.02, 0.16]
     assert "threshold" in threshold.name
 
 
-def test_prompts_that_lost_their_beginning_are_told_where_they_were_counted():
+def test_truncated_prompts_are_shown():
     study = incontext_study()
     study["models"][0]["order"]["2"] = study["models"][0]["order"]["2"] | {"truncated_fraction": 0.25}
     (table,) = incontext_section({"incontext": study}).tables
     cut = {row[1]: row[-1] for row in table.rows}
     assert table.headings[-1] == "prompts cut" and cut["order of the same shots"] == "25.0%"
-    assert cut["number of shots"] == "unknown"  # as of an older version
+    assert cut["number of shots"] == "unknown"  # as in an older version
 
 
-def test_of_several_models_only_the_last_has_its_corrections():
+def test_only_last_model_has_corrections():
     assert len(against_shots([model(), model(), model()]).data) == 3 + 1
 
 
-def test_models_of_one_size_and_step_are_told_apart_by_what_was_named():
+def test_similar_models_are_distinguished_by_target():
     named = [{"target": f"models/{name}", **model()} for name in ("base", "tuned")]
     first, second = (line.name for line in against_shots(named).data[:2])
     assert first.startswith("base: step ") and second.startswith("tuned: step ")
 
 
-def test_margins_are_of_the_first_label_over_the_second_of_the_task():
+def test_margins_are_of_first_label_over_second():
     histogram = {"edges": [-1.0, 0.0, 1.0], "counts": {" False": [5, 0], " True": [0, 7]}}
     figure = margins({"a": histogram, "b": histogram}, [" True", " False"])
     assert [t.name for t in figure.data[:2]] == ["gold: True", "gold: False"]
@@ -47,7 +47,7 @@ def test_margins_are_of_the_first_label_over_the_second_of_the_task():
     assert lead.layout.xaxis.title.text.startswith("lead of the right choice")
 
 
-def test_intervals_and_sureness_are_those_measured():
+def test_intervals_and_confidence_are_shown_as_measured():
     study = model()
     (order,) = varied({"order": study["order"]}).data
     assert list(order.x) == [0.5] and [round(e, 9) for e in order.error_x.array] == [0.2]

@@ -26,7 +26,7 @@ def render(report):
 
 
 class Page(HTMLParser):
-    """Every element with its attributes, the content of scripts, and the visible text."""
+    """All elements with their attributes, the content of scripts, and the visible text."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -59,11 +59,11 @@ def report(tmp_path):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """The page of that report, made once."""
+    """Return the page of the default report, rendered once."""
     return render(collect(write_run(tmp_path_factory.mktemp("run"))))
 
 
-def test_the_report_of_a_run_of_others_is_not_written_over_a_file_of_mine(tmp_path):
+def test_report_does_not_overwrite_link_targets(tmp_path):
     mine, run = tmp_path / "letter", write_run(tmp_path / "run")
     mine.write_text("dear")
     for name in ("report.html", "report.json"):
@@ -74,14 +74,14 @@ def test_the_report_of_a_run_of_others_is_not_written_over_a_file_of_mine(tmp_pa
     assert mine.read_text() == "dear"
 
 
-def test_both_files_are_written_and_the_data_is_the_collected_tree(tmp_path):
+def test_report_files_contain_the_collected_tree(tmp_path):
     page, data = write_report(write_run(tmp_path))
     assert (page.name, data.name) == ("report.html", "report.json")
     assert json.loads(data.read_text()) == json.loads(json.dumps(results(collect(tmp_path))))
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_a_damaged_station_leaves_the_last_report_as_it_was(tmp_path):
+def test_damaged_stage_keeps_previous_report(tmp_path):
     page, data = write_report(write_run(tmp_path))
     before = page.read_bytes(), data.read_bytes()
     (tmp_path / "curated" / "funnel.json").write_text("{")
@@ -90,7 +90,7 @@ def test_a_damaged_station_leaves_the_last_report_as_it_was(tmp_path):
     assert (page.read_bytes(), data.read_bytes()) == before
 
 
-def test_the_page_asks_the_network_for_nothing(text):
+def test_page_needs_no_network(text):
     page = Page(text)
     for tag, attrs in page.elements:
         assert tag not in ("link", "iframe", "img", "object", "embed", "base", "form")
@@ -103,7 +103,7 @@ def test_the_page_asks_the_network_for_nothing(text):
     assert "url(" not in styles and "@import" not in styles
 
 
-def test_the_policy_allows_exactly_the_scripts_of_the_page(text):
+def test_policy_allows_exactly_the_pages_scripts(text):
     page = Page(text)
     policy = next(a["content"] for _, a in page.elements if "http-equiv" in a)
     run = [text for attrs, text in page.scripts if attrs.get("type") != "application/json"]
@@ -112,7 +112,7 @@ def test_the_policy_allows_exactly_the_scripts_of_the_page(text):
     assert len(hashes) == 2
 
 
-def test_every_figure_has_its_data_and_plotly_is_inlined_once(text):
+def test_figures_have_data_and_one_inlined_plotly(text):
     page = Page(text)
     holders = [a["data-figure"] for _, a in page.elements if "data-figure" in a]
     data = {a["id"]: json.loads(text) for a, text in page.scripts if a.get("type") == "application/json"}
@@ -122,7 +122,7 @@ def test_every_figure_has_its_data_and_plotly_is_inlined_once(text):
 
 
 def hostile(value):
-    """Every text of the tree replaced or made worse."""
+    """Replace every string of the tree with a hostile one."""
     if isinstance(value, dict):
         return {k: hostile(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -130,8 +130,8 @@ def hostile(value):
     return value + HOSTILE if isinstance(value, str) else value
 
 
-def test_no_hostile_text_breaks_out_of_the_page(tmp_path):
-    """Every text a station can write, and every name it can choose, carries an attack."""
+def test_hostile_text_is_escaped(tmp_path):
+    """Every string that a stage can write, and every name that it can choose, contains an attack."""
     files = {name: hostile(content) for name, content in stations().items()}
     files["curated/planted.json"] = {HOSTILE: {"planted": 1, "caught": 1}}
     files["evaluation/results.json"]["tasks"] = {
@@ -147,20 +147,20 @@ def test_no_hostile_text_breaks_out_of_the_page(tmp_path):
     assert any(HOSTILE in text for text in attacked.text)
 
 
-def test_a_model_sample_is_shown_as_it_was_written(tmp_path):
+def test_samples_are_shown_as_generated(tmp_path):
     samples = [{"prompt": "a <b> & ", "continuation": HOSTILE}]
     page = Page(render(collect(write_run(tmp_path, **{"generate/samples.json": samples}))))
     assert "a <b> & " in page.text and HOSTILE in page.text
 
 
-def test_a_run_without_results_still_has_a_page_that_says_what_to_run(tmp_path):
+def test_empty_run_has_page_with_commands(tmp_path):
     page, _ = write_report(tmp_path)
     text = "".join(Page(page.read_text()).text)
     for verb in ("corpus curate", "train", "evaluate", "bias", "generate", "plan"):
         assert f"trivium {verb}" in text
 
 
-def test_the_share_of_prompts_that_were_cut_stands_beside_what_was_answered(tmp_path):
+def test_truncated_prompts_are_shown_next_to_scores(tmp_path):
     files = stations()
     scores = files["evaluation/results.json"]["tasks"]["last_word"]
     scores["4"] = scores["4"] | {"truncated_fraction": 0.0625}
@@ -169,12 +169,12 @@ def test_the_share_of_prompts_that_were_cut_stands_beside_what_was_answered(tmp_
     assert table.headings[-1] == "prompts cut" and [row[-1] for row in table.rows] == ["unknown", "6.2%"]
 
 
-def test_the_page_suits_a_phone_and_the_dark(text):
+def test_page_supports_phones_and_dark_mode(text):
     assert 'name="viewport" content="width=device-width, initial-scale=1"' in text
     assert "@media screen and (prefers-color-scheme: dark)" in text
 
 
-def test_closing_lines_say_what_was_proven_what_was_not_and_what_to_do_next(report):
+def test_closing_lines_state_results_and_next_command(report):
     lines = closing_lines(report, COMMAND)
     assert any("✓" in line and "resumed in another layout" in line for line in lines)
     assert any("tiny" in line for line in lines) and any("one machine" in line for line in lines)
@@ -184,11 +184,11 @@ def test_closing_lines_say_what_was_proven_what_was_not_and_what_to_do_next(repo
     assert not any("✓" in line for line in lines[open_:])
 
 
-def test_closing_lines_of_an_empty_run_claim_nothing(tmp_path):
+def test_closing_lines_of_empty_run_claim_nothing(tmp_path):
     assert not any("✓" in line for line in closing_lines(collect(tmp_path), COMMAND))
 
 
-def test_the_next_command_is_beside_this_run_and_never_over_another(report, tmp_path):
+def test_next_command_uses_a_new_directory(report, tmp_path):
     run = tmp_path / "some where" / "first"
     assert next_command(report, run).endswith(f"--corpus YOUR_TEXTS --out '{run.parent / 'mine'}'")
     (run.parent / "mine").mkdir(parents=True)
@@ -198,19 +198,19 @@ def test_the_next_command_is_beside_this_run_and_never_over_another(report, tmp_
     )
 
 
-def test_the_next_command_of_an_unfinished_run_finishes_it(tmp_path):
+def test_next_command_finishes_unfinished_run(tmp_path):
     report = collect(write_run(tmp_path, **{"resume/proof.json": None}))
     assert next_command(report, Path("runs/demo")) == "trivium demo --out runs/demo"
 
 
-def test_the_next_command_of_a_training_on_tokens_made_elsewhere_makes_no_others(report):
+def test_next_command_after_foreign_tokens_does_not_run_demo(report):
     report |= {"funnel": None, "evaluation": None}
     assert next_command(report, Path("my run")) == "trivium generate 'my run'"
     report["training"]["finished"] = False
     assert next_command(report, Path("my run")) == "trivium train --out 'my run'"
 
 
-def test_a_section_of_another_training_says_so_and_the_next_command_does_it_again(report):
+def test_outdated_section_names_its_command(report):
     report["outdated"] = {"bias": "training"}
     text = " ".join(" ".join(Page(render(report)).text).split())
     assert text.count("Outdated.") == 1
@@ -218,7 +218,7 @@ def test_a_section_of_another_training_says_so_and_the_next_command_does_it_agai
     assert next_command(report, Path("runs/demo")) == "trivium demo --out runs/demo"
 
 
-def test_a_section_of_an_older_checkpoint_names_its_step_and_the_newest(report):
+def test_section_of_older_checkpoint_names_both_steps(report):
     report["older"] = {name: {"step": 1000, "newest": 2000} for name in ("tasks", "incontext", "bias")}
     report["older"]["bias_series"] = {"step": 2000, "newest": 2000}
     text = " ".join(" ".join(Page(render(report)).text).split())
@@ -229,7 +229,7 @@ def test_a_section_of_an_older_checkpoint_names_its_step_and_the_newest(report):
     assert text.count("Outdated.") == 4
 
 
-def test_a_training_that_goes_on_is_shown_with_its_steps_interruptions_and_no_claim(tmp_path):
+def test_unfinished_training_is_shown_without_claims(tmp_path):
     begun = {"plan": {"layout": {"tensor": 2}}, "training": {"steps": 9}}
     failed = json.dumps({"event": "rank failed", "step": 2, "cause": HOSTILE})
     report = collect(
@@ -248,14 +248,14 @@ def test_a_training_that_goes_on_is_shown_with_its_steps_interruptions_and_no_cl
     assert next_command(report, tmp_path) == f"trivium demo --out {tmp_path}"
 
 
-def test_a_run_with_text_of_ones_own_is_finished_without_planted_junk(tmp_path):
+def test_run_on_own_text_needs_no_planted_junk(tmp_path):
     report = collect(write_run(tmp_path, **{"curated/planted.json": None, "curated/honest.json": None}))
     assert "YOUR_TEXTS" in next_command(report, Path("runs/demo"))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_pages_own_script_draws_every_figure(text, tmp_path):
-    """Run in node against a minimal document, with Plotly replaced by a recorder."""
+def test_script_draws_every_figure(text, tmp_path):
+    """Run in node with a minimal document and a recorder in place of Plotly."""
     page = Page(text)
     data = {a["id"]: content for a, content in page.scripts if a.get("type") == "application/json"}
     script = [content for a, content in page.scripts if not a][-1]
@@ -284,7 +284,7 @@ def test_the_pages_own_script_draws_every_figure(text, tmp_path):
     assert done.stdout.split() == ["21", "21"], done.stderr
 
 
-def test_json_of_a_figure_cannot_end_its_element(report):
+def test_figure_json_cannot_close_its_element(report):
     steps = [{"step": HOSTILE, "documents": 1, "bytes": 1, "dropped": {HOSTILE: 1}}]
     text = str(figure_json(funnel(steps)))
     assert "<" not in text and json.loads(text)["data"][0]["x"] == [1]

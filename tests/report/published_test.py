@@ -3,7 +3,7 @@
 from trivium.report.published import against_tokens, tasks_section
 
 
-def test_a_task_asked_for_later_in_a_training_is_drawn_from_there():
+def test_task_added_later_is_drawn_from_then():
     moments = [
         {"tokens": 1000, "tasks": {"hans": {"0": 0.5}}},
         {"tokens": 2000, "tasks": {"hans": {"0": 0.6}, "piqa": {"1": 0.7}}},
@@ -14,7 +14,7 @@ def test_a_task_asked_for_later_in_a_training_is_drawn_from_there():
     assert (piqa.name, list(piqa.x), list(piqa.y)) == ("piqa, 1 shot", [2000, 3000], [0.7, 0.8])
 
 
-def test_the_section_names_the_checkpoint_that_was_asked():
+def test_section_names_the_checkpoint():
     score = {"n": 5, "accuracy": 0.4, "interval": [0.1, 0.8], "chance": 0.5}
     found = {"tasks": {"wic": {"0": score}}, "series": [], "skipped": {}}
     told = tasks_section({"tasks": found | {"model": {"step": 1200, "tokens": 614400}}}).shows

@@ -30,28 +30,28 @@ def run(tmp_path, *, phases=True, estimate=True):
     return collect(write_run(tmp_path, **files))
 
 
-def test_every_part_that_was_predicted_or_measured_stands_in_one_row(tmp_path):
+def test_every_part_has_one_row(tmp_path):
     (table,) = step_time(run(tmp_path))
     assert [row[3] for row in table.rows] == ["1.25", "1.50", "0.50", "1.00", "–"]
     assert table.rows[0][1:3] == ("160 ms", "200 ms")
 
 
-def test_the_parts_measured_are_those_of_the_rank_that_works_longest(tmp_path):
+def test_measured_parts_are_of_the_slowest_rank(tmp_path):
     assert busiest(run(tmp_path)["training"]["phases"]) == PHASES
 
 
-def test_predicted_parts_add_up_to_the_prediction_and_measured_ones_to_the_step(tmp_path):
+def test_parts_sum_to_the_total(tmp_path):
     assert sum(PHASES.values()) == pytest.approx(METRICS[0]["seconds"])
     (table,) = step_time(run(tmp_path))
     assert len(table.rows) == 5
 
 
-def test_a_run_without_trace_or_estimate_shows_what_it_has(tmp_path):
+def test_run_without_trace_or_estimate_shows_the_rest(tmp_path):
     (table,) = step_time(run(tmp_path / "a", phases=False, estimate=False))
     assert table.rows == [("step of the full batch, median", "none", "200 ms", "–")]
 
 
-def test_steps_of_an_earlier_part_which_may_have_had_another_layout_do_not_count(tmp_path):
+def test_steps_before_the_last_resume_do_not_count(tmp_path):
     files = stations()
     steps = [{"step": n, "loss": 1.0, "sequences": 8, "seconds": 9.0 if n <= 4 else 0.5} for n in range(1, 7)]
     files["training/metrics.jsonl"] = "".join(json.dumps(step) + "\n" for step in steps)
@@ -61,7 +61,7 @@ def test_steps_of_an_earlier_part_which_may_have_had_another_layout_do_not_count
     assert table.rows[0][2] == "500 ms"
 
 
-def test_only_steps_of_the_largest_batch_count():
+def test_only_steps_of_largest_batch_count():
     steps = [
         {"sequences": 32, "seconds": 1.0},
         {"sequences": 64, "seconds": 3.0},
@@ -70,7 +70,7 @@ def test_only_steps_of_the_largest_batch_count():
     assert median_seconds(steps) == 4.0 and median_seconds([]) is None
 
 
-def test_the_tree_stays_plain_data(tmp_path):
+def test_tree_stays_plain_data(tmp_path):
     assert json.loads(json.dumps(run(tmp_path)["training"]["phases"]))[0]["rank"] == 0
 
 
@@ -83,9 +83,7 @@ def test_the_tree_stays_plain_data(tmp_path):
     ],
     ids=["the same", "another", "of a version with more fields"],
 )
-def test_what_was_predicted_of_another_plan_does_not_stand_beside_what_was_measured(
-    tmp_path, priced, trained, same
-):
+def test_prediction_of_another_plan_is_not_compared(tmp_path, priced, trained, same):
     report = run(tmp_path)
     assert report["plan"]["spans"] and report["outdated"] == {}
     stamp = {"verb": "plan", "config": {"seed": 1, "plan": priced}, "key": "k", "inputs": {}}

@@ -17,11 +17,11 @@ def states(report):
     return [v.state for v in verdicts(report)]
 
 
-def test_a_good_run_proves_everything(report):
+def test_good_run_proves_all_claims(report):
     assert set(states(report)) == {"proven"}
 
 
-def test_an_empty_run_proves_nothing_and_fails_nothing(tmp_path):
+def test_empty_run_proves_and_fails_nothing(tmp_path):
     assert set(states(collect(tmp_path))) == {"not tried"}
 
 
@@ -34,7 +34,7 @@ def test_an_empty_run_proves_nothing_and_fails_nothing(tmp_path):
     (3, ("resume_proof", "max_loss_difference"), None),
     (4, ("memory", 0, "categories", "optimizer"), 404),
 ])  # fmt: skip
-def test_each_claim_fails_alone_when_its_figure_breaks_the_law(report, place, path, value):
+def test_each_claim_fails_independently(report, place, path, value):
     broken = copy.deepcopy(report)
     node = broken
     for key in path[:-1]:
@@ -43,20 +43,20 @@ def test_each_claim_fails_alone_when_its_figure_breaks_the_law(report, place, pa
     assert [i for i, state in enumerate(states(broken)) if state == "failed"] == [place]
 
 
-def test_a_score_whose_interval_touches_chance_is_not_better_than_chance(report):
+def test_interval_touching_chance_is_not_better(report):
     for score in report["evaluation"]["tasks"]["last_word"].values():
         score["interval"] = [0.2, 0.35]
     assert states(report)[6] == "not shown"
 
 
-def test_a_score_above_chance_but_not_above_token_frequencies_is_not_shown_to_be_better(report):
+def test_score_below_unigram_baseline_is_not_better(report):
     for score in report["evaluation"]["tasks"]["last_word"].values():
         score["unigram"] = 0.28
     assert states(report)[6] == "not shown"
 
 
-def test_the_best_of_many_scores_must_be_better_than_luck_makes_the_best_of_many(report):
-    """31 % of 500 against 26 %: 0.7 % by luck if it is the only score, and the same evidence among 40 is none."""
+def test_best_score_is_corrected_for_multiple_tests(report):
+    """31 % of 500 against 26 % has p = 0.7 % as the only score, but is not significant among 40."""
     task = report["evaluation"]["tasks"]["last_word"]
     score = task["0"]
     exact = float(stats.binom.sf(round(0.31 * 500) - 1, 500, 0.26))
@@ -67,27 +67,27 @@ def test_the_best_of_many_scores_must_be_better_than_luck_makes_the_best_of_many
     assert found.state == "not shown" and f"{40 * exact:.3f}" in found.text
 
 
-def test_the_paired_comparison_with_token_frequencies_counts_where_it_was_made(report):
+def test_paired_test_with_baseline_is_used(report):
     for score in report["evaluation"]["tasks"]["last_word"].values():
         score["unigram_p"] = 0.125
     assert states(report)[6] == "not shown"
 
 
-def test_a_score_far_below_token_frequencies_is_no_sure_one(report):
-    """Above chance, and far below token frequencies: a two-sided p says that the difference is sure, not its sign."""
+def test_score_far_below_baseline_is_not_significant(report):
+    """A score is above chance but far below the baseline. A two-sided p-value does not show the direction."""
     task = report["evaluation"]["tasks"]["last_word"]
     report["evaluation"]["tasks"] = {"last_word": {"0": task["0"] | {"unigram": 0.6, "unigram_p": 1e-9}}}
     found = verdicts(report)[6]
     assert found.state == "not shown" and found.text.endswith("p, corrected for their number: 1.000")
 
 
-def test_answers_must_be_less_surprising_than_by_token_frequencies_on_every_task(report):
+def test_surprise_must_beat_baseline_on_every_task(report):
     report["evaluation"]["tasks"]["last_word"]["4"]["nats_per_byte_interval"] = [1.6, 1.71]
     assert states(report)[5] == "failed"
 
 
-def test_no_verdict_reads_as_its_opposite(report):
-    """Each claim is worded as found: what failed does not say it held."""
+def test_verdicts_are_unambiguous(report):
+    """A failed claim is not worded like a proven one."""
     report["planted"]["leaks"]["caught"] = 18
     report["evaluation"]["tasks"]["last_word"]["4"]["interval"] = [0.2, 0.3]
     report["evaluation"]["tasks"]["last_word"]["0"]["interval"] = [0.2, 0.3]
@@ -95,27 +95,27 @@ def test_no_verdict_reads_as_its_opposite(report):
     assert "caught only 90.0%" in texts[0] and texts[6].startswith("No task")
 
 
-def test_the_error_of_predicted_activations_is_told(report):
+def test_activation_error_is_stated(report):
     assert "activations were predicted within 20%" in verdicts(report)[4].text
 
 
 @pytest.mark.parametrize(("predicted", "told"), [
     (1000, "so do activations"), (1001, "within 1%"), (1010, "within 1%"), (1014, "within 2%"), (986, "within 2%"),
 ])  # fmt: skip
-def test_activations_are_within_the_bound_that_is_told(report, predicted, told):
+def test_activation_error_is_within_stated_bound(report, predicted, told):
     for row in report["memory"]:
         row["categories"]["activations"], row["predicted"]["activations"] = 1000, predicted
     assert verdicts(report)[4].text.endswith(told)
 
 
-def test_memory_that_was_not_counted_is_not_a_prediction_that_came_true(report):
+def test_unmeasured_memory_is_not_proven(report):
     for row in report["memory"]:
         row["categories"] = {}
     assert states(report)[4] == "not tried"
 
 
-def test_the_surest_score_is_named_of_those_that_can_be_judged(report):
-    """Above chance by more, on more questions; where token frequencies were not asked, chance is what counts."""
+def test_most_significant_testable_score_is_named(report):
+    """The score has a larger lead over chance on more questions. Without the baseline, only chance counts."""
     score = report["evaluation"]["tasks"]["last_word"]["0"] | {"n": 500, "chance": 0.25}
     sure = score | {"accuracy": 0.5, "interval": [0.46, 0.54], "unigram": None}
     weak = score | {"accuracy": 0.26, "interval": [0.2, 0.3], "unigram": 0.1}
@@ -132,18 +132,18 @@ def test_the_surest_score_is_named_of_those_that_can_be_judged(report):
     assert "against 25.0%" in found.text
 
 
-def test_activations_may_differ_from_their_prediction(report):
+def test_activations_may_differ_from_prediction(report):
     assert report["memory"][0]["predicted"]["activations"] != report["memory"][0]["categories"]["activations"]
     assert states(report)[4] == "proven"
 
 
-def test_the_limits_name_the_size_of_the_model(report):
+def test_limits_name_model_size(report):
     assert "466,000 parameters" in limits(report)[0]
     report["training"]["tokens"] = None
     assert "(466,000 parameters)" in limits(report)[0]
 
 
-def test_limits_are_those_of_what_it_ran_on(report):
+def test_limits_depend_on_machine(report):
     here = " ".join(limits(report))
     assert all(x in here for x in ("tiny", "one CPU", "one machine", "no GPU", "no second node", "no 16-bit"))
     report["training"] |= {"device": "NVIDIA X", "hosts": 2, "precision": "bf16", "parameters": 2 * 10**9}
@@ -151,17 +151,17 @@ def test_limits_are_those_of_what_it_ran_on(report):
     assert not any(x in there for x in ("tiny", "CPU", "one machine", "no ")) and "NVIDIA X" in there
     report["training"] |= {"hosts": 1}
     assert limits(report)[-1] == "Scale: every rank ran on this one machine; no second node."
-    report["training"] |= dict.fromkeys(("device", "hosts", "precision", "parameters"))  # not known
+    report["training"] |= dict.fromkeys(("device", "hosts", "precision", "parameters"))  # unknown
     assert limits(report) == ["Quality: no model was trained to its end."]
 
 
-def test_a_training_that_goes_on_has_neither_learned_nor_failed(report):
+def test_unfinished_training_is_neither_proven_nor_failed(report):
     report["training"] |= {"finished": False, "steps_planned": 9}
     found = verdicts(report)[2]
     assert found.state == "not tried" and "3 of 9 steps" in found.text
 
 
-def test_what_was_found_with_another_training_shows_nothing_of_this_one(report):
+def test_results_of_another_training_prove_nothing(report):
     report["outdated"] = {"evaluation": "training"}
     assert states(report) == ["proven"] * 5 + ["not shown"] * 2
     assert "another training than this report's; `trivium evaluate` does it again" in verdicts(report)[5].text

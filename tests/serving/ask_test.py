@@ -1,4 +1,4 @@
-"""What is wrong with a request is told of the kind that its value is most like."""
+"""Errors of a request refer to the type that matches its value best."""
 
 import json
 
@@ -26,7 +26,7 @@ NEAREST = ask._nearest
         (b'{"prompt": "a", "n": 0}', "n: input should be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_value_is_told_of_the_kind_it_is_most_like(body, message):
+def test_error_refers_to_best_matching_type(body, message):
     with pytest.raises(Refused) as found:
         parse(body)
     assert found.value.message == message
@@ -42,8 +42,8 @@ def test_a_wrong_value_is_told_of_the_kind_it_is_most_like(body, message):
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_of_many_errors_few_are_looked_for(tree, message, errors, monkeypatch):
-    """A megabyte of them would take a server's whole process for seconds: one for each kind of value is enough."""
+def test_validation_stops_at_few_errors(tree, message, errors, monkeypatch):
+    """Reporting a megabyte of errors would block the server for seconds; one per type is enough."""
     seen = []
     monkeypatch.setattr(ask, "_nearest", lambda found: seen.append(len(found)) or NEAREST(found))
     with pytest.raises(Refused) as found:
@@ -51,10 +51,10 @@ def test_of_many_errors_few_are_looked_for(tree, message, errors, monkeypatch):
     assert found.value.message == message and sum(seen) == errors
 
 
-def test_half_a_character_in_a_prompt_is_told_to_those_who_have_no_corpus():
+def test_lone_surrogate_error_suits_clients():
     asked = parse(b'{"prompt": "a\\ud800", "max_tokens": 1}')
     told = r"a text holds half a character .* at position 1\), .*; give it in whole characters, as UTF-8 has them$"
     with pytest.raises(Refused, match=f"^prompt: {told}"):
         prompts_of(asked, TOKENIZER, ServeConfig(), 48)
-    with pytest.raises(DataError, match=f"^{told}"):  # as of `trivium generate --prompt`
+    with pytest.raises(DataError, match=f"^{told}"):  # as in `trivium generate --prompt`
         TOKENIZER.prompt_ids(["a\ud800"])

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe by the DevTools protocol: JSON messages that end with a zero byte."""
+"""A headless Chromium controlled over a pipe by the DevTools protocol (JSON messages terminated by a zero byte)."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = Path("/usr/bin/chromium")
-PATIENCE = 60.0  # seconds, of a busy machine
+PATIENCE = 60.0  # seconds, for a busy machine
 
 
 class Page:
@@ -30,13 +30,13 @@ class Page:
         self.wait_for(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
 
     def ask(self, expression: str) -> Any:
-        """The value of an expression of JavaScript in the page."""
+        """Evaluate a JavaScript expression in the page."""
         found = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def wait_for(self, expression: str) -> None:
-        """Until an expression is true."""
+        """Wait until an expression is true."""
         end = time.monotonic() + PATIENCE
         while not self.ask(expression):
             assert time.monotonic() < end, f"waited in vain for {expression}"
@@ -67,10 +67,10 @@ class Page:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A page of a browser of its own, without a profile."""
+    """Open a page in a new browser without profile."""
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
-    # It reads descriptor 3 and writes descriptor 4; the shell puts ours there.
+    # Chromium reads descriptor 3 and writes descriptor 4, which the shell redirects.
     command = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = (

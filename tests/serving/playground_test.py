@@ -1,4 +1,4 @@
-"""The playground in a browser: it tells the probabilities the server tells, and what is written is only ever text."""
+"""The playground in a browser shows the server's probabilities, and treats generated text only as text."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def page():
 
 
 def in_love_with(word):
-    """A writer whose model always finds this word likeliest."""
+    """Return a writer whose model always prefers this word."""
     tree = json.loads(TOKENIZER.description)
     number = TOKENIZER.vocabulary
     tree["added_tokens"].append(
@@ -57,7 +57,7 @@ def write(page, prompt, tokens):
     assert page.ask("at('problem').textContent") == ""
 
 
-def test_a_completion_shows_the_probabilities_that_the_server_tells(page):
+def test_completion_shows_probabilities(page):
     with listening(LIMITS) as (url, _):
         page.go(url + "/")
         write(page, "Item 7 opens", 6)
@@ -76,7 +76,7 @@ def test_a_completion_shows_the_probabilities_that_the_server_tells(page):
         assert page.ask("at('text').textContent") == "Item 7 opens" + "".join(told["tokens"])
 
 
-def test_tokens_that_are_parts_of_a_character_are_shown_as_it_with_their_probability_together(page):
+def test_partial_characters_are_shown_as_one(page):
     with listening(LIMITS) as (url, _):
         page.go(url + "/")
         told = [
@@ -106,7 +106,7 @@ def test_tokens_that_are_parts_of_a_character_are_shown_as_it_with_their_probabi
         assert rows == ['"<token 4>"10.00 %', '"<token 5>"50.00 %']
 
 
-def test_whatever_is_drawn_the_page_shows_the_text_that_is_answered(page):
+def test_page_shows_exactly_the_response_text(page):
     with listening(LIMITS) as (url, _):
         page.go(url + "/")
         parts = 0
@@ -130,7 +130,7 @@ def test_whatever_is_drawn_the_page_shows_the_text_that_is_answered(page):
         assert parts, "no part of a character was drawn"
 
 
-def test_tokens_are_reached_by_the_keyboard_and_the_legend_says_what_each_line_means(page):
+def test_tokens_are_accessible_by_keyboard_with_legend(page):
     with listening(LIMITS) as (url, _):
         page.go(url + "/")
         write(page, "Item 7 opens", 4)
@@ -160,12 +160,12 @@ def test_tokens_are_reached_by_the_keyboard_and_the_legend_says_what_each_line_m
         assert kinds == ["p4", "p3", "p2", "p1"]
 
 
-def test_markup_that_the_model_writes_is_shown_and_not_run(page):
+def test_generated_markup_is_not_executed(page):
     with listening(LIMITS, in_love_with(EVIL)) as (url, _):
         page.go(url + "/")
         write(page, EVIL + "Item", 3)
         shown = page.ask(TOKENS)
-        assert [text for text, _, _ in shown] == [EVIL] * 3  # so it is one token, and was written
+        assert [text for text, _, _ in shown] == [EVIL] * 3  # so it is one token and was generated
         page.ask("document.querySelectorAll('#text span')[0].click()")
         assert EVIL[:8] in page.ask("at('others').textContent")
         assert page.ask("at('text').textContent") == EVIL + "Item" + 3 * EVIL
@@ -178,7 +178,7 @@ def test_markup_that_the_model_writes_is_shown_and_not_run(page):
         assert page.ask("typeof window.ran") == "undefined"
 
 
-def test_what_is_refused_is_told_in_words_and_nothing_is_left_waiting(page):
+def test_errors_are_shown_and_page_stays_usable(page):
     with listening(LIMITS) as (url, _):
         page.go(url + "/")
         page.ask(f"at('max_tokens').value = {LIMITS.max_tokens + 1}; at('write').click()")
@@ -186,7 +186,7 @@ def test_what_is_refused_is_told_in_words_and_nothing_is_left_waiting(page):
         assert f"{LIMITS.max_tokens + 1} is more than {LIMITS.max_tokens}" in page.ask(
             "at('problem').textContent"
         )
-        # The policy: a script that got into the page would not run.
+        # By the policy, a script that got into the page would not run.
         page.ask(
             "const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s)"
         )

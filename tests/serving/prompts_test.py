@@ -15,7 +15,7 @@ from trivium.tokens.manifest import open_shards
 from trivium.tokens.tokenizer import given_tokenizer, load_tokenizer
 
 
-def test_the_categories_of_the_paper_are_shipped_each_with_settings():
+def test_categories_of_the_paper_have_settings():
     assert categories() == ["code", "logic", "operators", "quiz", "riddles", "writing"]
     for name in categories():
         read = read_prompts(name)
@@ -24,7 +24,7 @@ def test_the_categories_of_the_paper_are_shipped_each_with_settings():
         assert all(p == p.rstrip(" ") for p in read.prompts)
 
 
-def test_a_file_of_ones_own_may_be_text_json_lines_or_yaml(tmp_path):
+def test_prompt_file_may_be_text_json_lines_or_yaml(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\ntwo\n")
     (tmp_path / "a.jsonl").write_text('{"prompt": "one\\nmore"}\n{"prompt": "two"}\n')
     (tmp_path / "a.yaml").write_text("prompts: [one]\nsampling: {temperature: 0}\n")
@@ -33,7 +33,7 @@ def test_a_file_of_ones_own_may_be_text_json_lines_or_yaml(tmp_path):
     assert read_prompts(str(tmp_path / "a.yaml")).sampling.temperature == 0
 
 
-def test_what_is_given_at_the_call_goes_before_the_file_and_the_file_before_the_config(tmp_path):
+def test_call_overrides_file_and_file_overrides_config(tmp_path):
     (tmp_path / "a.yaml").write_text("prompts: [one]\nsampling: {temperature: 0, max_tokens: 7}\n")
     config = Drawing(temperature=0.5, max_tokens=9, top_k=3, seed=5)
     read = read_prompts(str(tmp_path / "a.yaml"))
@@ -42,7 +42,7 @@ def test_what_is_given_at_the_call_goes_before_the_file_and_the_file_before_the_
     assert given == Drawing(temperature=0, max_tokens=2, top_k=3, seed=5, stop=("x",))
 
 
-def test_a_prompt_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
+def test_prompts_may_contain_unicode_line_ends(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "one\u2028two\x85"}\n', encoding="utf-8")
     assert read_prompts(str(tmp_path / "a.jsonl")).prompts == ("one\u2028two\x85",)
 
@@ -51,7 +51,7 @@ def test_a_prompt_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
     ("name", "content"),
     [("a.txt", "one\n"), ("a.jsonl", '{"prompt": "one"}\n'), ("a.yaml", "prompts: [one]\n")],
 )
-def test_the_mark_that_editors_begin_a_file_with_is_no_part_of_a_prompt(tmp_path, name, content):
+def test_byte_order_mark_is_removed(tmp_path, name, content):
     (tmp_path / name).write_text(content, encoding="utf-8-sig")
     assert read_prompts(str(tmp_path / name)).prompts == ("one",)
 
@@ -81,14 +81,14 @@ def test_the_mark_that_editors_begin_a_file_with_is_no_part_of_a_prompt(tmp_path
         ("a.yaml", "sampling: {temperature: 1}", "prompts: .*none was given; give it in the file$"),
     ],
 )
-def test_a_file_that_is_damaged_is_named(tmp_path, name, content, what):
+def test_damaged_file_is_named(tmp_path, name, content, what):
     (tmp_path / name).write_text(content)
     with pytest.raises(TriviumError, match=what) as refused:
         read_prompts(str(tmp_path / name))
     assert all(line.startswith(f"--file {tmp_path / name}") for line in str(refused.value).split("\n"))
 
 
-def test_a_file_that_is_missing_or_a_name_misspelt_is_refused(tmp_path):
+def test_missing_file_and_misspelt_name_are_rejected(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         read_prompts(str(tmp_path / "absent.txt"))
     with pytest.raises(ConfigError, match="did you mean 'riddles'"):
@@ -99,13 +99,13 @@ def test_a_file_that_is_missing_or_a_name_misspelt_is_refused(tmp_path):
 
 
 def tokens_of(tmp_path: Path, docs: list[Document], **more) -> Path:
-    """The folder of a run's tokens, of which a third is held out."""
+    """Create a run's token folder, with a third of the documents held out."""
     sources = {doc.source: 1.0 for doc in docs}
     config = TokensConfig(**{"vocabulary": 300, "validation_fraction": 0.3, **more})
     return tokenize_documents(tmp_path, docs, sources, config)[1]
 
 
-def test_default_prompts_are_beginnings_of_held_out_documents_of_every_source(tmp_path):
+def test_default_prompts_begin_held_out_documents_of_every_source(tmp_path):
     docs = [Document(f"{s}{n}", f"\n{s} {prose(n, 60)}", s) for s in ("news", "law") for n in range(20)]
     folder = tokens_of(tmp_path, docs)
     prompts = default_prompts(folder / "tokenizer.json")
@@ -129,11 +129,11 @@ def test_default_prompts_have_no_special_tokens(tmp_path, name):
     assert len(prompts) == 1 and TEXTS[0].lower().startswith(prompts[0].lower())
 
 
-def test_default_prompts_of_texts_without_spaces_and_of_no_texts(tmp_path):
+def test_default_prompts_without_spaces_or_texts(tmp_path):
     docs = [Document(str(n), f"{n}{'文字の文章を書く' * 9}", "web") for n in range(20)]
     prompts = default_prompts(tokens_of(tmp_path, docs) / "tokenizer.json")
     assert len(prompts) == 3 and all(len(p) == 16 and "文字" in p for p in prompts)
     (tmp_path / "bare").mkdir()
     bare = tokens_of(tmp_path / "bare", [Document(str(n), "x", "web") for n in range(20)])
     assert default_prompts(bare / "tokenizer.json") == NEUTRAL
-    assert default_prompts(tmp_path / "tokenizer.json") == NEUTRAL  # of a model without a run
+    assert default_prompts(tmp_path / "tokenizer.json") == NEUTRAL  # a model without a run

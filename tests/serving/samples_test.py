@@ -7,7 +7,7 @@ from trivium.serving.writer import Writer, Written
 WRITER = Writer(scorer_of(plan_of()))
 
 
-def test_each_prompt_comes_back_with_its_continuation_and_the_settings_used():
+def test_samples_have_continuation_and_settings():
     config = GenerationConfig(prompts=("One", "Two"), sampling=Drawing(max_tokens=5, stop=(".",)))
     settings = drawing_of(config, seed=1)
     texts = WRITER.write(config.prompts, settings)
@@ -20,18 +20,18 @@ def test_each_prompt_comes_back_with_its_continuation_and_the_settings_used():
     }  # fmt: skip
 
 
-def test_the_draws_depend_on_the_seed_of_the_run_and_on_that_of_the_sampling():
+def test_draws_depend_on_run_and_sampling_seed():
     seed = lambda run, own: drawing_of(GenerationConfig(sampling=Drawing(seed=own)), seed=run).seed  # noqa: E731
     assert seed(1, 0) == seed(1, 0)
     assert len({seed(1, 0), seed(2, 0), seed(1, 1)}) == 3
 
 
-def test_parts_of_a_character_are_told_with_the_character_that_they_make():
+def test_partial_characters_are_reported_with_the_full_one():
     text = "Item 🎉 語é opens"
     ids = [*TOKENIZER.encode(text), TOKENIZER.end_of_text]
     rows = token_rows(Written(text, [Token(i, -1.0) for i in ids], "stop"), TOKENIZER)
     parts = [row for row in rows[:-1] if row["token"].startswith("<token")]
     assert len(parts) > sum("joined" in row for row in parts) > 0
-    # every character stands once: in a token of its own, or where its last part is told
+    # Every character is listed once: with its own token, or with the token that completes it.
     whole = "".join(row.get("joined", "" if row in parts else row["token"]) for row in rows[:-1])
     assert whole == text and "joined" not in rows[-1]

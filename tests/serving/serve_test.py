@@ -1,4 +1,4 @@
-"""The server refuses what it must, answers what it may, and forgets what nobody waits for."""
+"""The server rejects invalid requests, answers valid ones, and drops jobs that nobody waits for."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ def parts(client, **more):
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
 
 
-def test_the_text_is_that_of_the_writer_and_a_seed_gives_it_again(client):
+def test_response_equals_writer_and_seed_repeats_it(client):
     first = ask(client).json()
     (expected,) = Writer(SCORER).write(
         [ASK["prompt"]], Drawing(max_tokens=8, temperature=0.8, top_p=1, seed=1)
@@ -76,7 +76,7 @@ def test_the_text_is_that_of_the_writer_and_a_seed_gives_it_again(client):
     assert len(texts) > 1
 
 
-def test_n_texts_of_several_prompts_come_in_order(client):
+def test_several_texts_of_several_prompts_are_in_order(client):
     choices = ask(client, prompt=["The", TOKENIZER and "Item"], n=3, echo=True).json()["choices"]
     assert [c["index"] for c in choices] == list(range(6))
     assert [c["text"].startswith("The") for c in choices] == [True] * 3 + [False] * 3
@@ -85,7 +85,7 @@ def test_n_texts_of_several_prompts_come_in_order(client):
     assert ask(client, prompt=[ids]).json()["choices"] == ask(client).json()["choices"]
 
 
-def test_echo_with_logprobs_gives_those_the_scorer_gives(client):
+def test_echo_with_logprobs_equals_scorer(client):
     found = ask(client, prompt=TEXTS[1][:60] + " yes", echo=True, logprobs=3, max_tokens=0).json()["choices"][
         0
     ]
@@ -100,7 +100,7 @@ def test_echo_with_logprobs_gives_those_the_scorer_gives(client):
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"echo": True}, {"echo": True, "logprobs": 1}, {"n": 3},
                                   {"stop": [" "]}, {"max_tokens": 0, "echo": True}], ids=str)  # fmt: skip
-def test_what_is_streamed_is_what_is_answered_at_once(client, more):
+def test_stream_equals_response(client, more):
     whole = ask(client, **more).json()["choices"]
     found = parts(client, **more)
     for choice in whole:
@@ -116,7 +116,7 @@ def test_what_is_streamed_is_what_is_answered_at_once(client, more):
                                   {"prompt": "", "echo": True}, {"prompt": ["", "é文"], "echo": True},
                                   {"prompt": [0, 5, 7], "echo": True}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("streamed", [False, True])
-def test_log_probabilities_are_those_of_the_tokens_of_the_text(client, more, streamed):
+def test_logprobs_belong_to_tokens_of_the_text(client, more, streamed):
     more = {**more, "logprobs": 1, "max_tokens": 24}
     for whole in ask(client, **more).json()["choices"]:
         text, told = whole["text"], [whole["logprobs"]]
@@ -127,7 +127,7 @@ def test_log_probabilities_are_those_of_the_tokens_of_the_text(client, more, str
         tokens, offsets = ([x for one in told for x in one[name]] for name in ("tokens", "text_offset"))
         assert len(tokens) == sum(len(one["token_logprobs"]) for one in told) > 0
         assert offsets == sorted(offsets) and offsets[0] == 0
-        # the text is told from each token to the next: all of it, and nothing behind a stop
+        # The text is cut from each token to the next, and contains nothing after a stop.
         spelt = [text[a:b] for a, b in zip(offsets, [*offsets[1:], len(text)], strict=True)]
         assert "".join(spelt) == text
         for token, found in zip(tokens, spelt, strict=True):
@@ -136,7 +136,7 @@ def test_log_probabilities_are_those_of_the_tokens_of_the_text(client, more, str
             assert token == found or token.startswith("<token") or nothing or cut, (tokens, spelt)
 
 
-def test_a_stop_ends_the_tokens_where_it_ends_the_text(client):
+def test_stop_ends_tokens_with_text(client):
     free = ask(client, logprobs=0, max_tokens=24).json()["choices"][0]
     stop = free["logprobs"]["tokens"][5][-2:]
     found = ask(client, logprobs=0, max_tokens=24, stop=stop).json()["choices"][0]
@@ -144,11 +144,11 @@ def test_a_stop_ends_the_tokens_where_it_ends_the_text(client):
     assert all(offset < len(found["text"]) for offset in found["logprobs"]["text_offset"])
 
 
-def test_what_clients_of_openai_send_is_understood(client):
+def test_openai_client_fields_are_accepted(client):
     optional = ("model", "max_tokens", "temperature", "top_p", "n", "stop", "logprobs", "echo", "stream", "user",
                 "stream_options", "best_of", "top_k", "logit_bias", "seed", *NEUTRAL, *CLIENT_FIELDS)  # fmt: skip
     bare = {"prompt": "Item 7 opens", "seed": 1}
-    # langchain_openai sends these with every request; LangChain before it sent logit_bias and best_of, too
+    # langchain_openai sends these with every request. LangChain before it also sent logit_bias and best_of.
     langchain = {
         "max_tokens": 16,
         "temperature": 1.0,
@@ -198,14 +198,14 @@ def test_what_clients_of_openai_send_is_understood(client):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_field_that_would_be_ignored_is_an_error_that_names_it(client, wrong, message):
+def test_field_without_effect_is_rejected_by_name(client, wrong, message):
     answer = client.post("/v1/completions", json={"prompt": "x", **wrong})
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == next(iter(wrong))
     assert error["message"].startswith(message)
 
 
-def test_a_negative_seed_is_a_seed(client):
+def test_negative_seed_is_valid(client):
     def texts(seed):
         return ask(client, seed=seed).json()["choices"]
 
@@ -213,7 +213,7 @@ def test_a_negative_seed_is_a_seed(client):
     assert ask(client, seed=-(1 << 63)).status_code == 200
 
 
-def test_a_stream_ends_with_its_usage_where_that_is_asked_for(client):
+def test_stream_ends_with_requested_usage(client):
     text = ask(client, stream=True, stream_options={"include_usage": True}).text
     trees = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]]
     assert trees[-1]["choices"] == [] and trees[-1]["usage"] == ask(client).json()["usage"]
@@ -221,7 +221,7 @@ def test_a_stream_ends_with_its_usage_where_that_is_asked_for(client):
     assert "usage" not in ask(client, stream=True).text
 
 
-def test_models_health_and_the_page_are_served(client):
+def test_models_health_and_page_are_served(client):
     assert client.get("/health").json() == {"status": "ok"}
     (about,) = client.get("/v1/models").json()["data"]
     assert (about["id"], about["object"], about["owned_by"]) == ("tiny", "model", "trivium")
@@ -237,7 +237,7 @@ def test_models_health_and_the_page_are_served(client):
     assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
 
 
-def test_what_is_not_there_is_told_as_every_refusal_with_what_is(client):
+def test_unknown_path_error_lists_endpoints(client):
     for method, path, status in (
         ("POST", "/v1/chat/completions", 404),
         ("GET", "/v1/models/gpt-4", 404),
@@ -280,7 +280,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "status"), REFUSED, ids=[repr(b[:40]) for b, _ in REFUSED])
-def test_what_must_be_refused_is_refused_by_name(client, body, status):
+def test_invalid_requests_are_rejected_by_name(client, body, status):
     answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status, answer.text[:300]
     if status != 200:
@@ -289,7 +289,7 @@ def test_what_must_be_refused_is_refused_by_name(client, body, status):
 
 
 def hostile(number):
-    """A body made of bits of good and bad ones, by number."""
+    """Return a body composed of valid and invalid parts, by number."""
     draw = random.Random(number)
     values = ["x", "", "\ud800", "<script>alert(1)</script>", None, True, -1, 0, 1, 10**30, 1e308, -0.0, [], {}, [[]],
               [[1], ["a"]], "\u0000" * 50, "é" * 300, [1] * 500, {"a": {"b": []}}]  # fmt: skip
@@ -305,7 +305,7 @@ def hostile(number):
     return body
 
 
-def test_two_hundred_hostile_requests_give_no_500_and_leave_nothing_behind(client):
+def test_two_hundred_hostile_requests_cause_no_500(client):
     def send(numbers):
         statuses = []
         for number in numbers:
@@ -315,7 +315,7 @@ def test_two_hundred_hostile_requests_give_no_500_and_leave_nothing_behind(clien
             statuses.append(answer.status_code)
         return statuses
 
-    send(range(40))  # caches are filled
+    send(range(40))  # fill caches
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -329,7 +329,7 @@ def test_two_hundred_hostile_requests_give_no_500_and_leave_nothing_behind(clien
     assert ask(client).status_code == 200
 
 
-def test_strangers_names_types_and_sizes_are_refused_before_the_body_is_read(client):
+def test_invalid_hosts_types_and_sizes_are_rejected_before_reading(client):
     post = lambda **more: client.post("/v1/completions", **{"json": ASK, **more}).status_code  # noqa: E731
     assert post(headers={"host": "evil.example"}) == 400
     assert post(headers={"content-type": "text/plain"}) == 415
@@ -345,7 +345,7 @@ def test_strangers_names_types_and_sizes_are_refused_before_the_body_is_read(cli
     assert sent.status_code == 413
 
 
-def test_a_key_is_asked_for_where_there_are_keys():
+def test_key_is_required_if_configured():
     key = "0123456789abcdef-key"
     with client_of(keys=["another-key-of-ours-1", key]) as client:
         code = lambda **h: ask_with(client, h).status_code  # noqa: E731
@@ -356,7 +356,7 @@ def test_a_key_is_asked_for_where_there_are_keys():
         assert client.get("/health").status_code == client.get("/").status_code == 200
 
 
-def test_keys_that_could_be_guessed_are_refused(tmp_path):
+def test_guessable_keys_are_rejected(tmp_path):
     path = tmp_path / "keys"
     for text in ("", "# none\n", "short\n"):
         path.write_text(text)
@@ -364,14 +364,14 @@ def test_keys_that_could_be_guessed_are_refused(tmp_path):
             read_keys(path)
     path.write_text("# ours\n0123456789abcdef\n\n")
     assert read_keys(path) == ["0123456789abcdef"]
-    path.write_text("0123456789abcdef\n", encoding="utf-8-sig")  # as some editors begin a file
+    path.write_text("0123456789abcdef\n", encoding="utf-8-sig")  # some editors put a byte order mark first
     assert read_keys(path) == ["0123456789abcdef"]
     with pytest.raises(DataError, match="cannot be read"):
         read_keys(tmp_path / "absent")
 
 
 class Hindered(Writer):
-    """Does something with each token of a text; `tokens`: how many were begun."""
+    """Delays each token of a text. `tokens`: number of started tokens."""
 
     tokens = 0
 
@@ -387,21 +387,21 @@ class Hindered(Writer):
 
 
 class Slow(Hindered):
-    """Each token takes a while."""
+    """Takes a long time for each token."""
 
     def hinder(self):
         time.sleep(0.15)
 
 
 class Paced(Hindered):
-    """A token every few hundredths of a second."""
+    """Generates a token every few hundredths of a second."""
 
     def hinder(self):
         time.sleep(0.03)
 
 
 class Held(Hindered):
-    """Stops at the second token until it may go on."""
+    """Stops at the second token until it is released."""
 
     def __init__(self, model):
         super().__init__(model)
@@ -415,7 +415,7 @@ class Held(Hindered):
 
 @contextlib.contextmanager
 def listening(limits, writer=None):
-    """A real server at a free port of this machine."""
+    """Start a real server at a free port of this machine."""
     app = create_app(writer or Writer(SCORER), limits, name="tiny")
     with socket.create_server(("127.0.0.1", 0)) as place:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
@@ -429,13 +429,13 @@ def listening(limits, writer=None):
         app.app.state.server.worker.close()
 
 
-def test_a_real_server_streams_limits_its_queue_and_gives_up_what_nobody_waits_for():
+def test_server_streams_limits_queue_and_cancels_jobs():
     limits = LIMITS.model_copy(update={"queue": 1, "deadline_seconds": 60.0, "together": 1})
     writer = Held(SCORER)
     with listening(limits, writer) as (url, server):
         long = {**ASK, "prompt": [5], "max_tokens": 60, "stream": True, "stop": ["never"]}
         leaving = requests.post(f"{url}/v1/completions", json=long, stream=True, timeout=30)
-        parts = leaving.iter_content(16)  # kept: when it is gone, the connection is closed
+        parts = leaving.iter_content(16)  # Keep the reference: the connection is closed with it.
         assert next(parts)
         waiting = threading.Thread(
             target=requests.post, args=(f"{url}/v1/completions",), kwargs={"json": ASK, "timeout": 30}
@@ -451,12 +451,12 @@ def test_a_real_server_streams_limits_its_queue_and_gives_up_what_nobody_waits_f
         writer.may_go_on.set()
         waiting.join(30)
         assert not waiting.is_alive()
-        assert writer.tokens < 50  # of 60 and a few
+        assert writer.tokens < 50  # far fewer than 60 plus a few
         assert requests.post(f"{url}/v1/completions", json=ASK, timeout=30).status_code == 200
         assert server.worker._waiting.empty()
 
 
-def test_a_client_that_does_not_read_its_answer_keeps_no_server_from_its_end():
+def test_stalled_client_does_not_prevent_shutdown():
     limits = LIMITS.model_copy(update={"deadline_seconds": 3.0})
     app = create_app(Writer(SCORER), limits, name="tiny")
     body = json.dumps(
@@ -464,7 +464,7 @@ def test_a_client_that_does_not_read_its_answer_keeps_no_server_from_its_end():
     ).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_server(("127.0.0.1", 0)) as place, socket.socket() as client:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of connections, too
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # includes the buffers of connections
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         server = uvicorn.Server(uvicorn.Config(app, **uvicorn_options(limits)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
@@ -478,7 +478,7 @@ def test_a_client_that_does_not_read_its_answer_keeps_no_server_from_its_end():
     app.app.state.server.worker.close()
 
 
-def test_a_client_that_leaves_is_missed_however_fast_its_tokens_come():
+def test_disconnect_is_noticed_during_fast_generation():
     writer = Paced(SCORER)
     with listening(LIMITS, writer) as (url, server):
         body = json.dumps({**ASK, "prompt": [5], "max_tokens": 64, "stop": ["never"]}).encode()
@@ -499,8 +499,8 @@ def test_a_client_that_leaves_is_missed_however_fast_its_tokens_come():
         assert writer.tokens == before < 40
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_breaks_nothing(client):
-    """What a handler raises is printed where the server runs, with all that called it."""
+def test_disconnect_during_body_is_handled(client):
+    """An exception in a handler would be printed with its traceback."""
     heard = iter(({"type": "http.request", "body": b'{"pro', "more_body": True}, {"type": "http.disconnect"}))
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"content-length", b"500")]
     scope = {
@@ -522,8 +522,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_breaks_nothing(client):
     assert said[0]["status"] == 499
 
 
-def test_others_are_answered_while_a_large_request_is_tokenized(monkeypatch):
-    """A megabyte takes a second or two; nobody else would be heard, and no stream told."""
+def test_others_are_served_while_large_request_is_tokenized(monkeypatch):
+    """Tokenizing a megabyte takes a second or two, which would block all others and their streams."""
     from trivium.serving import app
 
     begun, may_end, read = threading.Event(), threading.Event(), app.prompts_of
@@ -544,7 +544,7 @@ def test_others_are_answered_while_a_large_request_is_tokenized(monkeypatch):
     assert asked == [200]
 
 
-def test_a_deadline_that_passes_while_prompts_are_read_ends_a_stream_in_order(monkeypatch):
+def test_deadline_during_prompt_reading_ends_stream(monkeypatch):
     from trivium.serving import worker
 
     read = worker.read_prompt
@@ -555,7 +555,7 @@ def test_a_deadline_that_passes_while_prompts_are_read_ends_a_stream_in_order(mo
         assert "not complete: late" in lines[0] and lines[1:] == ["data: [DONE]", ""]
 
 
-def test_a_request_that_takes_too_long_ends_at_its_deadline():
+def test_slow_request_ends_at_deadline():
     limits = LIMITS.model_copy(update={"deadline_seconds": 0.2})
     app = create_app(Slow(SCORER), limits, name="tiny")
     with TestClient(app, base_url="http://127.0.0.1") as client:
@@ -565,17 +565,17 @@ def test_a_request_that_takes_too_long_ends_at_its_deadline():
     app.app.state.server.worker.close()
 
 
-def test_a_request_that_still_waits_at_its_deadline_is_told_so():
+def test_queued_request_ends_at_deadline():
     limits = LIMITS.model_copy(update={"deadline_seconds": 0.3, "together": 1})
     writer = Held(SCORER)
     with listening(limits, writer) as (url, _):
         long = {**ASK, "max_tokens": 60, "stop": ["never"]}
-        for _ in range(2):  # the first is written, the second waits for it
+        for _ in range(2):  # the first is being generated, the second is queued
             assert requests.post(f"{url}/v1/completions", json=long, timeout=20).status_code == 504
         writer.may_go_on.set()
 
 
-def test_a_failure_of_the_model_is_no_end_of_the_server():
+def test_model_failure_does_not_stop_server():
     class Failing(Writer):
         def write_drafts(self, drafts):
             if len(drafts) > 1:
@@ -599,8 +599,8 @@ PAIRS = [
 ]
 
 
-def test_what_lm_eval_sends_and_reads_gives_the_log_likelihoods_of_the_scorer(client):
-    """Its request and its reading of the answer, without its transport."""
+def test_lm_eval_requests_give_scorers_log_likelihoods(client):
+    """Use the client's request and its parsing of the response, without its transport."""
     api = pytest.importorskip("lm_eval.models.openai_completions").LocalCompletionsAPI
     expected = SCORER.loglikelihood([Request(*p) for p in PAIRS])
     for (context, continuation), answer in zip(PAIRS, expected):
@@ -613,7 +613,7 @@ def test_what_lm_eval_sends_and_reads_gives_the_log_likelihoods_of_the_scorer(cl
         assert total == pytest.approx(answer.loglikelihood, abs=1e-4) and greedy == answer.greedy
 
 
-def test_lm_evals_client_gets_the_log_likelihoods_of_the_scorer(tmp_path):
+def test_lm_eval_client_gets_scorers_log_likelihoods(tmp_path):
     for name in ("lm_eval", "transformers", "tenacity", "aiohttp"):
         pytest.importorskip(name, reason="needs lm_eval[api]")
     from lm_eval.api.instance import Instance
@@ -639,8 +639,8 @@ def test_lm_evals_client_gets_the_log_likelihoods_of_the_scorer(tmp_path):
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", ["SentencePiece BPE", "Llama 3", "byte-level", "Unigram"])
-def test_lm_evals_client_agrees_for_every_opening_of_texts(tmp_path, name):
-    """As docs/serving.md says: with add_bos_token where texts begin with a special token, otherwise without."""
+def test_lm_eval_client_agrees_for_every_opening(tmp_path, name):
+    """As in docs/serving.md: with add_bos_token if texts begin with a special token, otherwise without."""
     for library in ("lm_eval", "transformers", "tenacity", "aiohttp"):
         pytest.importorskip(library, reason="needs lm_eval[api]")
     from lm_eval.api.instance import Instance
@@ -671,33 +671,33 @@ def test_lm_evals_client_agrees_for_every_opening_of_texts(tmp_path, name):
 
     with listening(LIMITS, Writer(scorer)) as (url, _):
         found, rolled = asked(url, **({"add_bos_token": True} if words.opening else {}))
-        if words.opening:  # ids are taken as they are given, without one more in front
+        if words.opening:  # given ids are used without a further opening
             assert asked(url)[1] != pytest.approx(rolled, abs=1e-2)
     assert [x for x, _ in found] == pytest.approx([x for x, _ in expected], abs=1e-4)
     assert [g for _, g in found] == [g for _, g in expected]
     assert rolled == pytest.approx(scorer.loglikelihood_rolling(texts), abs=1e-3)
 
 
-def test_names_of_the_server_are_compared_without_case():
+def test_server_names_are_case_insensitive():
     with client_of(LIMITS.model_copy(update={"hosts": ("Model.Example",)})) as client:
         named = lambda host: client.get("/health", headers={"host": host}).status_code  # noqa: E731
         assert named("model.example") == named("MODEL.example:8000") == named("LocalHost") == 200
         assert named("testserver") == named("example") == 400
 
 
-def test_an_address_of_ipv6_is_known_as_browsers_write_it():
+def test_ipv6_host_is_accepted_in_brackets():
     with client_of(LIMITS.model_copy(update={"host": "2001:db8::5"})) as client:
         named = lambda host: client.get("/health", headers={"host": host}).status_code  # noqa: E731
         assert named("[2001:db8::5]:8000") == named("[2001:DB8::5]") == 200
         assert named("2001") == named("[2001:db8::6]:8000") == 400
 
 
-def test_a_body_that_does_not_come_is_waited_for_until_the_deadline():
+def test_missing_body_is_awaited_until_deadline():
     with listening(LIMITS.model_copy(update={"deadline_seconds": 0.2})) as (url, _):
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30) as line:
             line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
                          b"Content-Type: application/json\r\n\r\n{")  # fmt: skip
             answer = b""
-            while data := line.recv(4096):  # until the server hangs up
+            while data := line.recv(4096):  # until the server closes the connection
                 answer += data
         assert answer.startswith(b"HTTP/1.1 408 ")

@@ -1,4 +1,4 @@
-"""Requests are written side by side, and none waits for the end of another."""
+"""Requests are generated in one batch, and none waits for the end of another."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ SHORT = LONG.model_copy(update={"max_tokens": 2})
 
 
 def draft_of(writer, prompt, settings):
-    """A text that goes on to its length, whatever is drawn."""
+    """Create a draft that runs to its full length."""
     draft = writer.draft(TOKENIZER.encode(prompt), settings, seed=1)
     draft.done = lambda ids: False
     return draft
@@ -30,7 +30,7 @@ def alone(prompt, settings):
 
 
 class Asked:
-    """A worker, requests put to it by name, and all that was told of them in its order."""
+    """A worker, its named requests, and all their events in order."""
 
     def __init__(self, writer=None, *, together=4):
         self.writer, self.told, self.jobs = writer or Writer(SCORER), [], {}
@@ -49,7 +49,7 @@ class Asked:
 
 @pytest.fixture
 def two():
-    """A long text at whose fifth token a short one is asked for."""
+    """Create a long text, at whose fifth token a short one is requested."""
     asked = Asked()
     begun = iter(range(1000))
     asked.ask(
@@ -61,19 +61,19 @@ def two():
     return asked
 
 
-def test_a_request_that_comes_later_joins_and_is_answered_while_others_go_on(two):
+def test_later_request_joins_running_batch(two):
     done = two.told.index(("short", "done"))
     assert two.told[:done].count(("long", "token")) < 40
     assert two.told[done:].count(("long", "token")) > 40
     assert two.told[-1] == ("long", "done")
 
 
-def test_to_pause_for_another_changes_no_text(two):
+def test_pausing_changes_no_text(two):
     assert two.ids("long") == alone("Item 7 opens", LONG)
     assert two.ids("short") == alone("The", SHORT)
 
 
-def test_where_there_is_no_room_the_next_waits():
+def test_full_batch_delays_next_request():
     asked, begun = Asked(together=1), threading.Event()
     asked.ask("long", "Item 7 opens", LONG, heard=begun.set)
     begun.wait(60)
@@ -82,7 +82,7 @@ def test_where_there_is_no_room_the_next_waits():
     assert asked.told.index(("short", "token")) > asked.told.index(("long", "done"))
 
 
-def test_a_text_complete_in_time_is_no_late_one_because_others_go_on():
+def test_timely_text_is_not_late_because_of_others():
     asked, both, drawn = Asked(), threading.Event(), iter(range(1000))
 
     def heard():
@@ -97,7 +97,7 @@ def test_a_text_complete_in_time_is_no_late_one_because_others_go_on():
     assert ("short", "done") in asked.told and ("short", "late") not in asked.told
 
 
-def test_what_one_request_breaks_it_breaks_alone(capsys):
+def test_failing_request_fails_alone(capsys):
     class Failing(Writer):
         def write_drafts(self, drafts):
             if any(d.settings.max_tokens == 3 for d in drafts):
@@ -111,10 +111,10 @@ def test_what_one_request_breaks_it_breaks_alone(capsys):
     asked.worker.close()
     assert ("bad", "failed") in asked.told and ("good", "done") in asked.told
     assert asked.ids("good") == alone("Item 7 opens", LONG)
-    assert "out of memory" in capsys.readouterr().err  # whoever runs the server is told
+    assert "out of memory" in capsys.readouterr().err  # the operator sees the cause
 
 
-def test_what_nobody_waits_for_is_not_written():
+def test_abandoned_request_is_not_generated():
     asked = Asked()
     asked.ask("late", "The", SHORT, seconds=-1)
     asked.worker.close()

@@ -17,11 +17,10 @@ from trivium.model.generate import Choice, penalised, pick
 from trivium.plan.layout import Layout
 from trivium.seeds import generator_for, seed_for
 from trivium.serving.answer import Placed, logprobs_of
-from trivium.serving.choose import choose
 from trivium.serving.config import Drawing
 from trivium.serving.speak import speak
 from trivium.serving.unfold import Unfolding
-from trivium.serving.write import Token, read_prompt
+from trivium.serving.write import Token, choose, read_prompt
 from trivium.serving.writer import Writer, stopper
 from trivium.tokens.tokenizer import load_tokenizer
 
@@ -31,7 +30,7 @@ PROMPTS = [TEXTS[0], "The", "", "The", " ".join(TEXTS[:4]), "Item 7 opens", "a",
 
 
 def plainly(scorer, prompt, settings, seed):
-    """Without memory, one token at a time, from the whole text."""
+    """Generate without KV cache, one token at a time, from the full text."""
     ids = TOKENIZER.encode(prompt) or [TOKENIZER.end_of_text]
     done, drawn = stopper(TOKENIZER, settings.stop, ids), []
     choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
@@ -50,7 +49,7 @@ SETTINGS = [GREEDY, DRAWN, DRAWN.model_copy(update={"top_k": 5}),
 @pytest.mark.broad
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_remembering_side_by_side_changes_no_token(family, settings):
+def test_kv_cache_in_batches_changes_no_token(family, settings):
     scorer = scorer_of(plan_of(family, sequence=40))
     written = Writer(scorer, together=3).write(PROMPTS, settings)
     for number, (prompt, found) in enumerate(zip(PROMPTS, written)):
@@ -59,7 +58,7 @@ def test_remembering_side_by_side_changes_no_token(family, settings):
         )
 
 
-def test_the_texts_are_those_of_the_scorer():
+def test_texts_equal_those_of_the_scorer():
     scorer = scorer_of(plan_of())
     for settings in (Sampling(temperature=0, max_tokens=9), Sampling(max_tokens=9, seed=3, top_k=7)):
         assert Writer(scorer).generate(PROMPTS, settings=settings) == scorer.generate(
@@ -67,13 +66,13 @@ def test_the_texts_are_those_of_the_scorer():
         )
 
 
-def test_how_many_are_written_together_changes_no_text():
+def test_batch_size_changes_no_text():
     scorer = scorer_of(plan_of())
     texts = [
         [w.text for w in Writer(scorer, together=n).write(["The"] * 9 + PROMPTS, DRAWN)] for n in (1, 4, 32)
     ]
     assert texts[0] == texts[1] == texts[2]
-    assert len(set(texts[0][:9])) > 1  # equal prompts are drawn apart
+    assert len(set(texts[0][:9])) > 1  # equal prompts have independent draws
 
 
 def test_draws_follow_the_distribution():
@@ -86,7 +85,7 @@ def test_draws_follow_the_distribution():
     assert draw(Drawing(temperature=1, top_p=0.8)).count(0) == 250
 
 
-def test_a_penalty_lowers_what_was_said_already_whatever_its_sign():
+def test_penalty_lowers_scores_of_either_sign():
     logits = torch.tensor([[2.0, -2.0, 1.0, -1.0]])
     found = penalised(logits, [[0, 1, 1]], [2.0])
     assert found.tolist() == [[1.0, -4.0, 1.0, -1.0]]
@@ -94,7 +93,7 @@ def test_a_penalty_lowers_what_was_said_already_whatever_its_sign():
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_p": 0.9}])
-def test_a_model_that_diverged_writes_nothing(settings):
+def test_diverged_model_generates_nothing(settings):
     scorer = scorer_of(plan_of())
     with torch.no_grad():
         next(scorer.model.stage.parameters()).fill_(torch.nan)
@@ -102,7 +101,7 @@ def test_a_model_that_diverged_writes_nothing(settings):
         Writer(scorer).write(["The"], Drawing(max_tokens=3, **settings))
 
 
-def test_a_strong_penalty_repeats_less():
+def test_strong_penalty_reduces_repetition():
     scorer = scorer_of(plan_of())
     repeats = []
     for penalty in (1.0, 5.0):
@@ -112,7 +111,7 @@ def test_a_strong_penalty_repeats_less():
     assert repeats[1] < repeats[0]
 
 
-def test_the_probabilities_told_are_those_the_scorer_gives():
+def test_reported_probabilities_equal_the_scorers():
     scorer = scorer_of(plan_of())
     (written,) = Writer(scorer).write([TEXTS[1]], DRAWN, alternatives=3)
     ids = TOKENIZER.encode(TEXTS[1])
@@ -125,7 +124,7 @@ def test_the_probabilities_told_are_those_the_scorer_gives():
     assert read[0].logprob is None and [t.id for t in read] == [*ids[-20:], *drawn]
 
 
-def test_scores_over_the_vocabulary_are_held_for_few_positions_of_a_prompt(monkeypatch):
+def test_logits_are_held_for_few_positions(monkeypatch):
     scorer, rows = scorer_of(plan_of()), []
     ids = TOKENIZER.encode(TEXTS[1])[:40]
     expected = read_prompt(scorer.model, ids, 2)
@@ -142,7 +141,7 @@ def test_scores_over_the_vocabulary_are_held_for_few_positions_of_a_prompt(monke
         assert [i for i, _ in one.top] == [i for i, _ in other.top]
 
 
-def test_a_text_ends_before_its_stop_and_what_is_told_on_the_way_is_the_text():
+def test_text_ends_before_stop_in_stream_too():
     scorer = scorer_of(plan_of())
     writer = Writer(scorer)
     free = writer.write(["The"], GREEDY)[0].text
@@ -157,7 +156,7 @@ def test_a_text_ends_before_its_stop_and_what_is_told_on_the_way_is_the_text():
 
 
 @pytest.mark.parametrize("text", ["plain words", "é文字\U0001f600 ½", "a\ufffdb", "stop! stopp stop", ""])
-def test_characters_of_several_tokens_are_told_whole(text):
+def test_characters_of_several_tokens_are_streamed_complete(text):
     ids = TOKENIZER.encode(text)
     unfolding = Unfolding(TOKENIZER)
     pieces = [unfolding.push(i) for i in ids] + [unfolding.close()]
@@ -168,9 +167,9 @@ def test_characters_of_several_tokens_are_told_whole(text):
     assert found == min((text.split(s)[0] for s in ("stopp", "!")), key=len)
 
 
-def test_characters_behind_bytes_that_are_none_are_told_whole():
+def test_characters_after_invalid_bytes_are_streamed_complete():
     draw = random.Random(3)
-    odd = TOKENIZER.encode("文😀é½")  # single bytes, in any order
+    odd = TOKENIZER.encode("文😀é½")  # single bytes in any order
     for _ in range(400):
         ids = [draw.choice(odd) for _ in range(draw.randint(1, 9))]
         ids += TOKENIZER.encode(draw.choice(["文字", "😀", "a"])) + ids[:2]
@@ -178,7 +177,7 @@ def test_characters_behind_bytes_that_are_none_are_told_whole():
         assert "".join([*map(unfolding.push, ids), unfolding.close()]) == TOKENIZER.decode(ids)
 
 
-def test_a_listener_ends_its_own_text_alone():
+def test_listener_cancels_only_its_own_text():
     writer = Writer(scorer_of(plan_of()))
     heard = []
     drafts = [
@@ -192,7 +191,7 @@ def test_a_listener_ends_its_own_text_alone():
 
 @pytest.mark.broad
 @pytest.mark.parametrize("layout", [{"tensor": 2}, {"pipeline": 2}, {"data": 2}], ids=str)
-def test_a_seed_gives_the_same_texts_in_every_layout(tmp_path, layout):
+def test_seed_gives_equal_texts_in_every_layout(tmp_path, layout):
     checkpoint = write_checkpoint(tmp_path, plan_of())
     alone = Writer(NativeScorer.open(checkpoint, tmp_path / "tokenizer.json"), together=3)
     expected = [
@@ -222,7 +221,7 @@ def _write(place, layout, folder, checkpoint):
 ENDLESS = DRAWN.model_copy(update={"max_tokens": 10**12, "stop": tuple("abcdefghijklmnopqrstuvwxyz")})
 
 
-def test_ranks_share_what_was_written_however_much_might_have_been(tmp_path):
+def test_ranks_share_generated_texts_only(tmp_path):
     checkpoint = write_checkpoint(tmp_path, plan_of())
     alone = Writer(NativeScorer.open(checkpoint, tmp_path / "tokenizer.json")).write(PROMPTS, ENDLESS)
     on_ranks(2, _write_endless, str(tmp_path), str(checkpoint))
@@ -242,8 +241,8 @@ STOPS = ([" the"], ["字"], ["é文", "item"], [" "], ["m m"])
 
 @pytest.mark.parametrize("stops", STOPS, ids=str)
 @pytest.mark.parametrize("kind", ["ours", "llama's"])
-def test_a_text_is_over_at_the_token_that_completes_a_stop_in_it(kind, stops, tmp_path):
-    """Whatever a tokenizer makes of the space before its first token, and of bytes that are a character together."""
+def test_text_ends_at_token_that_completes_a_stop(kind, stops, tmp_path):
+    """This holds whatever a tokenizer does with the leading space of a text, and with bytes that form a character."""
     words = TOKENIZER
     if kind == "llama's":
         texts = [*TEXTS, "the item the item 文"]
@@ -265,7 +264,7 @@ def test_a_text_is_over_at_the_token_that_completes_a_stop_in_it(kind, stops, tm
     assert seen == 60
 
 
-def test_of_alternatives_that_are_spelled_alike_the_likelier_is_told(tmp_path):
+def test_more_likely_of_equally_spelled_alternatives_is_kept(tmp_path):
     path = folder_of(tmp_path, llama_words(TEXTS, opens=True), tokenizer_config={"eos_token": "</s>"})
     words = load_tokenizer(path / "tokenizer.json")
     letter, byte = words.words()["a"], words.words()["<0x61>"]

@@ -1,4 +1,4 @@
-"""Pairs that Megatron-LM wrote: adopted where they lie, and refused with a reason."""
+"""Megatron-LM pairs are adopted in place, or rejected with a reason."""
 
 import struct
 from dataclasses import replace
@@ -29,10 +29,8 @@ def words() -> Tokenizer:
 
 
 def megatron_pair(prefix: Path, documents: list[list[int]], *, code: int = 8, **other: int | bytes) -> Path:
-    """A pair as Megatron-LM lays it out, field by field, sharing nothing with the code under test.
-
-    other: version, or bytes at the `end` of the index.
-    """
+    """Write a pair field by field as Megatron-LM does, independently of the code under test. other: version, or
+    bytes at the `end` of the index."""
     letter = LETTERS.get(code, "q")
     prefix.with_name(f"{prefix.name}.bin").write_bytes(
         b"".join(struct.pack(f"<{len(ids)}{letter}", *ids) for ids in documents)
@@ -54,7 +52,7 @@ def megatron_pair(prefix: Path, documents: list[list[int]], *, code: int = 8, **
 
 
 def texts(first: int, count: int, *, end: int = 0) -> list[list[int]]:
-    """Documents of 5 to 11 ids, all different, and their end."""
+    """Return distinct documents of 5 to 11 ids, with their ends."""
     return [[*((first + 7 * n + k) % 250 + 1 for k in range(5 + n % 7)), end] for n in range(count)]
 
 
@@ -65,7 +63,7 @@ def adopted(folder: Path, words: Tokenizer, *train: Path, **how) -> Path:
     return out
 
 
-def test_a_training_on_adopted_pairs_sees_exactly_their_documents(tmp_path: Path, words: Tokenizer) -> None:
+def test_training_reads_exactly_the_adopted_documents(tmp_path: Path, words: Tokenizer) -> None:
     every = {"web": texts(0, 30), "code": texts(100, 20)}
     pairs = [
         megatron_pair(tmp_path / "web", every["web"]),
@@ -91,20 +89,20 @@ def test_a_training_on_adopted_pairs_sees_exactly_their_documents(tmp_path: Path
                     row["tokens"][one["offset"] : stop] == text[one["begin"] : one["begin"] + one["length"]]
                 )
                 seen.add((name, int(number)))
-    # The last window of a source, shorter than a sample, is not used.
+    # The last window of a source is shorter than a sample and not used.
     trained = {(name, n) for name, cut in held_out.items() for n in range(cut)}
     assert seen <= trained and len(trained - seen) <= 2
     assert lineage.round_trip(record)["agrees"]
 
 
-def test_the_last_documents_of_each_pair_validate_and_no_other(tmp_path: Path, words: Tokenizer) -> None:
+def test_last_documents_of_each_pair_validate(tmp_path: Path, words: Tokenizer) -> None:
     documents = texts(0, 30)
     tokens = adopted(tmp_path, words, megatron_pair(tmp_path / "web", documents))
     parts = {split: open_shards(tokens, split)["web"] for split in ("train", "validation")}
     split = {name: [part[n].tolist() for n in range(len(part))] for name, part in parts.items()}
     assert split["train"] + split["validation"] == documents
     held_out, total = len(sum(split["validation"], [])), len(sum(documents, []))
-    assert total * 0.2 <= held_out < total * 0.2 + 12  # the share, rounded up to a whole document
+    assert total * 0.2 <= held_out < total * 0.2 + 12  # the fraction, rounded up to a full document
     manifest = read_tokens_manifest(tokens)
     assert manifest["totals"]["validation"] == {"documents": len(split["validation"]), "tokens": held_out}
     assert token_counts(tokens, "validation").tolist() == [
@@ -112,7 +110,7 @@ def test_the_last_documents_of_each_pair_validate_and_no_other(tmp_path: Path, w
     ]
 
 
-def test_a_pair_may_validate_for_the_others(tmp_path: Path, words: Tokenizer) -> None:
+def test_pair_may_be_for_validation(tmp_path: Path, words: Tokenizer) -> None:
     pairs = [megatron_pair(tmp_path / name, texts(n, 9)) for n, name in enumerate(("a", "b", "held"))]
     tokens = adopted(tmp_path, words, *pairs[:2], validation=(pairs[2],))
     assert {s: len(shard) for s, shard in open_shards(tokens, "train").items()} == {"a": 9, "b": 9}
@@ -124,7 +122,7 @@ def test_a_pair_may_validate_for_the_others(tmp_path: Path, words: Tokenizer) ->
     }
 
 
-def test_nothing_is_copied_and_what_changes_later_is_found(tmp_path: Path, words: Tokenizer) -> None:
+def test_pairs_are_linked_and_changes_detected(tmp_path: Path, words: Tokenizer) -> None:
     pair = megatron_pair(tmp_path / "web", texts(0, 9))
     before = {p.name: file_sha256(p) for p in tmp_path.glob("web.*")}
     tokens = adopted(tmp_path, words, pair)
@@ -142,7 +140,7 @@ def test_nothing_is_copied_and_what_changes_later_is_found(tmp_path: Path, words
         TokenDataset.open(tokens, "train", sequence=8, seed=1)
 
 
-def test_pairs_of_one_name_in_two_folders_are_two_sources(tmp_path: Path, words: Tokenizer) -> None:
+def test_equal_names_in_two_folders_are_two_sources(tmp_path: Path, words: Tokenizer) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     pairs = [megatron_pair(tmp_path / name / "text_document", texts(n, 9)) for n, name in enumerate("ab")]
@@ -150,7 +148,7 @@ def test_pairs_of_one_name_in_two_folders_are_two_sources(tmp_path: Path, words:
     assert [shard[0].tolist() for shard in found.values()] == [texts(0, 1)[0], texts(1, 1)[0]]
 
 
-def test_a_source_of_empty_documents_first_trains_and_validates(tmp_path: Path, words: Tokenizer) -> None:
+def test_source_starting_with_empty_documents_trains_and_validates(tmp_path: Path, words: Tokenizer) -> None:
     tokens = adopted(tmp_path, words, megatron_pair(tmp_path / "web", [[], [], *texts(0, 2), []]))
     assert len(open_shards(tokens, "train")["web"].tokens) == 6
     assert len(open_shards(tokens, "validation")["web"].tokens) == 7
@@ -165,9 +163,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("how", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_an_index_that_cannot_be_read_is_refused(
-    how: dict, says: str, tmp_path: Path, words: Tokenizer
-) -> None:
+def test_unreadable_index_is_rejected(how: dict, says: str, tmp_path: Path, words: Tokenizer) -> None:
     with pytest.raises(DataError, match=says):
         adopted(tmp_path, words, megatron_pair(tmp_path / "web", texts(0, 9), **how))
     assert not (tmp_path / "tokens" / MANIFEST).exists()
@@ -183,20 +179,20 @@ IDS = [
 
 
 @pytest.mark.parametrize(("documents", "says"), IDS, ids=[says for _, says in IDS])
-def test_ids_that_are_not_the_tokenizers_are_refused(
+def test_foreign_ids_are_rejected(
     documents: list[list[int]], says: str, tmp_path: Path, words: Tokenizer
 ) -> None:
     with pytest.raises(DataError, match=says):
         adopted(tmp_path, words, megatron_pair(tmp_path / "web", documents, code=4))
 
 
-def test_ends_are_checked_where_blocks_meet(
+def test_document_ends_are_checked_at_block_borders(
     tmp_path: Path, words: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = texts(0, 9)
     pair = megatron_pair(tmp_path / "web", documents)
     for size in range(1, 8):
-        monkeypatch.setattr("trivium.tokens.adopt._AT_ONCE", size)
+        monkeypatch.setattr("trivium.tokens.adopt._BLOCK_TOKENS", size)
         (tmp_path / str(size)).mkdir()
         tokens = adopted(tmp_path / str(size), words, pair)
         verify_tokens(tokens)
@@ -219,14 +215,14 @@ def _made(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("cut", ["web.bin", "web.idx"])
-def test_a_truncated_pair_is_refused(cut: str, tmp_path: Path, words: Tokenizer) -> None:
+def test_truncated_pair_is_rejected(cut: str, tmp_path: Path, words: Tokenizer) -> None:
     pair = megatron_pair(tmp_path / "web", texts(0, 9))
     (tmp_path / cut).write_bytes((tmp_path / cut).read_bytes()[:-2])
     with pytest.raises(DataError, match=rf"{cut}.* has \d+ bytes"):
         adopted(tmp_path, words, pair)
 
 
-def test_weights_that_are_none_and_pairs_named_twice_are_refused(tmp_path: Path, words: Tokenizer) -> None:
+def test_invalid_weights_and_duplicate_pairs_are_rejected(tmp_path: Path, words: Tokenizer) -> None:
     pair = megatron_pair(tmp_path / "web", texts(0, 9))
     for weights in ((0.0,), (-1.0,), (np.inf,), (1e300,), (1.0, 2.0)):
         with pytest.raises(ConfigError, match=r"WEIGHT: 1 pairs need as many weights above 0"):
@@ -236,11 +232,11 @@ def test_weights_that_are_none_and_pairs_named_twice_are_refused(tmp_path: Path,
 
 
 @pytest.mark.parametrize("code", [8, 4])
-def test_a_pair_that_is_a_copy_of_another_is_refused(
+def test_copied_pair_is_rejected(
     code: int, tmp_path: Path, words: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under whatever name and in whatever dtype: one that validates would tell of trained text."""
-    monkeypatch.setattr("trivium.tokens.adopt._AT_ONCE", 7)
+    """Names and dtypes may differ. Validation on a copy would measure trained text."""
+    monkeypatch.setattr("trivium.tokens.adopt._BLOCK_TOKENS", 7)
     train, other = (megatron_pair(tmp_path / name, texts(n, 9)) for n, name in enumerate(("web", "books")))
     copy = megatron_pair(tmp_path / "held", texts(0, 9), code=code)
     with pytest.raises(DataError, match=r"--validation .*held: its ids are those of .*web, which trains"):
@@ -254,10 +250,8 @@ def test_a_pair_that_is_a_copy_of_another_is_refused(
     assert adopted(tmp_path / "nearly", words, train, megatron_pair(tmp_path / "late", nearly, code=code))
 
 
-def test_what_trains_of_an_adopted_pair_is_part_of_what_a_training_is(
-    tmp_path: Path, words: Tokenizer
-) -> None:
-    """The same files under another share that validates hold other samples, which no hash of a file says."""
+def test_training_range_of_pair_is_part_of_the_lineage(tmp_path: Path, words: Tokenizer) -> None:
+    """Equal files with another validation fraction have other samples, which no file hash shows."""
     pair = megatron_pair(tmp_path / "web", texts(0, 30))
     (tmp_path / "more").mkdir()
     few, more = adopted(tmp_path, words, pair), adopted(tmp_path / "more", words, pair, fraction=0.4)

@@ -17,7 +17,7 @@ MT_NLG = {  # MT-NLG, table 2
 
 
 def largest_deficit(shares, samples):
-    """The rule as written, in exact fractions, one sample after another."""
+    """Apply the rule in exact fractions, one sample after another."""
     total = sum(shares)
     counts = [0] * len(shares)
     chosen = []
@@ -32,14 +32,14 @@ def largest_deficit(shares, samples):
 @pytest.mark.broad
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6))
-def test_the_blend_is_the_largest_deficit_rule_and_repeats_exactly(shares):
+def test_blend_follows_largest_deficit_and_repeats(shares):
     blend = Blend({f"s{k}": float(w) for k, w in enumerate(shares)})
     shares_used = list(blend.shares.values())
     n = min(300, 3 * blend.period)
     assert blend.source(np.arange(n)).tolist() == largest_deficit(shares_used, n)
 
 
-def test_rounding_the_weights_of_mt_nlg_moves_no_count_by_more_than_one_sample():
+def test_rounding_mt_nlg_weights_moves_counts_by_at_most_one():
     weights = dict(sorted(MT_NLG.items()))
     exact = largest_deficit([round(10 * w) for w in weights.values()], 2000)
     counts = [
@@ -49,7 +49,7 @@ def test_rounding_the_weights_of_mt_nlg_moves_no_count_by_more_than_one_sample()
     assert np.abs(counts[0] - counts[1]).max() <= 1
 
 
-def test_any_index_gives_the_source_without_the_ones_before():
+def test_source_of_any_index_is_computed_directly():
     blend = Blend(MT_NLG)
     n = np.arange(200_000)
     sources = blend.source(n)
@@ -57,7 +57,7 @@ def test_any_index_gives_the_source_without_the_ones_before():
         assert Blend(MT_NLG).source(np.asarray([k])) == sources[k]
 
 
-def test_counts_and_ordinals_are_exact_at_every_point():
+def test_counts_and_ordinals_are_exact():
     blend = Blend({"a": 0.5, "b": 0.3, "c": 0.2})
     counts = dict.fromkeys(blend.sources, 0)
     n = np.arange(1000)
@@ -67,23 +67,23 @@ def test_counts_and_ordinals_are_exact_at_every_point():
         counts[blend.sources[source]] += 1
 
 
-def test_the_place_of_a_source_is_where_it_comes_for_that_time():
+def test_place_is_inverse_of_ordinal():
     blend = Blend({"a": 0.5, "b": 0.3, "c": 0.2})
     n = np.arange(10**9, 10**9 + 2 * blend.period, 977)
     for sample, source, ordinal in zip(n, blend.source(n), blend.ordinal(n), strict=True):
         assert blend.place(source, ordinal) == sample
 
 
-def test_far_samples_agree_with_near_ones_one_period_earlier():
+def test_samples_repeat_with_the_period():
     blend = Blend(MT_NLG)
-    far = 131_835_937  # 270 billion tokens of 2048
+    far = 131_835_937  # 270 billion tokens in samples of 2048
     counts = blend.counts_after(far)
     assert sum(counts.values()) == far
     for source, weight in MT_NLG.items():
         assert abs(counts[source] / far - weight / sum(MT_NLG.values())) < 1 / 65536
 
 
-def test_far_ordinals_go_on_where_the_period_before_ended():
+def test_ordinals_continue_across_periods():
     blend = Blend({"a": 0.5, "b": 0.3, "c": 0.2})
     n = np.arange(blend.period)
     for turn in (1, 7, 10**9):
@@ -91,7 +91,7 @@ def test_far_ordinals_go_on_where_the_period_before_ended():
         assert ahead.tolist() == [turn * blend.shares[blend.sources[s]] for s in blend.source(n)]
 
 
-def test_no_source_ever_runs_a_whole_sample_ahead_of_its_weight():
+def test_counts_stay_within_one_sample_of_weights():
     blend = Blend(MT_NLG)
     shares = np.asarray(list(blend.shares.values())) / blend.period
     n = 5000
@@ -105,7 +105,7 @@ def test_no_source_ever_runs_a_whole_sample_ahead_of_its_weight():
 @given(
     st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(1e-9, 1e9), min_size=1, max_size=20)
 )
-def test_rounded_shares_stay_within_one_65536th_and_lose_no_source(weights):
+def test_rounded_shares_are_within_one_65536th(weights):
     shares = rounded(weights)
     total, period = sum(weights.values()), sum(shares.values())
     assert set(shares) == set(weights)
@@ -117,24 +117,24 @@ def test_rounded_shares_stay_within_one_65536th_and_lose_no_source(weights):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(4, 99), min_size=1, max_size=12))
-def test_shares_are_all_there_are_and_no_others_are_closer_to_the_weights(weights):
+def test_shares_are_the_closest_to_the_weights(weights):
     shares = rounded({f"s{k:02d}": float(w) for k, w in enumerate(weights)}, 1024)
     scale, rest = divmod(1024, sum(shares.values()))
     assert rest == 0 and math.gcd(*shares.values()) == 1
     above = [
         scale * s - Fraction(1024 * w, sum(weights)) for s, w in zip(shares.values(), weights, strict=True)
     ]
-    assert max(above) - min(above) <= 1  # else one share would be better given from the one to the other
+    assert max(above) - min(above) <= 1  # otherwise moving one share would be closer
 
 
-def test_the_order_in_which_weights_are_named_changes_no_sample():
+def test_order_of_weights_changes_no_sample():
     named = dict(reversed(MT_NLG.items()))
     blend, n = Blend(MT_NLG), np.arange(1000)
     assert Blend(named).sources == blend.sources == tuple(sorted(MT_NLG))
     assert Blend(named).source(n).tolist() == blend.source(n).tolist()
 
 
-def test_as_many_sources_as_there_are_shares_can_be_blended_and_one_more_cannot():
+def test_number_of_sources_is_limited_by_resolution():
     assert set(rounded({f"s{k}": k + 1.0 for k in range(8)}, 8).values()) == {1}
     with pytest.raises(DataError, match="9 sources cannot be blended; at most 8"):
         rounded({f"s{k}": k + 1.0 for k in range(9)}, 8)
@@ -142,9 +142,10 @@ def test_as_many_sources_as_there_are_shares_can_be_blended_and_one_more_cannot(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30))
-def test_what_minimums_cost_is_taken_from_the_largest_share_the_first_of_equal_ones(large):
+def test_surplus_is_taken_from_largest_share(large):
     weights = {f"s{k:02d}": float(w) for k, w in enumerate(large)}
-    weights |= {f"{s}-": 1e-9 for s in weights}  # as many, so that more is added than rounding down left over
+    # this number of sources makes the minimum exceed the rounded-down remainder
+    weights |= {f"{s}-": 1e-9 for s in weights}
     total = sum(w for _, w in sorted(weights.items()))
     shares = {s: max(1, int(w / total * 64)) for s, w in sorted(weights.items())}
     while sum(shares.values()) > 64:
@@ -153,19 +154,19 @@ def test_what_minimums_cost_is_taken_from_the_largest_share_the_first_of_equal_o
     assert rounded(weights, 64) == {s: share // divisor for s, share in shares.items()}
 
 
-@pytest.mark.timeout(60)  # minutes, where the largest of all shares is looked for each time
-def test_one_large_source_among_as_many_as_can_be_blended_is_rounded_at_once():
+@pytest.mark.timeout(60)  # searching for the largest share each time would take minutes
+def test_rounding_many_sources_is_fast():
     shares = rounded({f"s{k:05d}": 1e9 if k == 7 else 1.0 for k in range(65_000)})
     assert shares.pop("s00007") == 65_536 - 64_999 and set(shares.values()) == {1}
 
 
-def test_a_source_of_weight_zero_is_never_chosen():
+def test_source_of_weight_zero_is_never_chosen():
     assert Blend({"a": 1.0, "b": 0.0}).sources == ("a",)
 
 
 @pytest.mark.parametrize(
     "weights", [{}, {"a": 0.0}, {"a": -1.0, "b": 2.0}, {"a": float("nan")}, {"a": float("inf")}]
 )
-def test_weights_that_make_no_blend_are_refused_with_their_values(weights):
+def test_invalid_weights_are_rejected_with_values(weights):
     with pytest.raises(DataError, match="weights must be 0 or more"):
         Blend(weights)

@@ -1,4 +1,4 @@
-"""Laws of the second encoder: it gives the ids of the first for every text, or is not used at all."""
+"""The bulk encoder gives the ids of the library for every text, or is not used."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def gpt2():
 
 
 def same(tokenizer, text):
-    """Both encoders give the same ids, or both refuse."""
+    """Assert that both encoders give the same ids, or both reject."""
     try:
         expected = tokenizer.encode(text)
     except DataError:
@@ -55,12 +55,12 @@ def same(tokenizer, text):
 
 @settings(max_examples=400, deadline=None)
 @given(HARD)
-def test_any_text_has_the_ids_of_the_tokenizers_library(text):
+def test_ids_equal_those_of_the_library(text):
     assert TRAINED.bulk is not None
     same(TRAINED, text)
 
 
-def test_any_text_has_gpt2s_ids(gpt2):
+def test_ids_equal_those_of_gpt2(gpt2):
     assert gpt2.bulk is not None and gpt2.vocabulary == 50257 and gpt2.end_of_text == 50256
 
     @settings(max_examples=400, deadline=None)
@@ -72,8 +72,9 @@ def test_any_text_has_gpt2s_ids(gpt2):
 
 
 @pytest.mark.broad
-def test_every_character_is_of_the_same_kind_to_both():
-    """Letters, numbers, blanks and others part words: each character of Unicode, between two of each kind."""
+def test_characters_have_equal_classes_in_both():
+    """Letters, numbers, blanks and other characters separate words. Each Unicode character is tested between two of
+    each kind."""
     characters = [
         chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co", "Lo")
     ]
@@ -89,13 +90,13 @@ def test_every_character_is_of_the_same_kind_to_both():
     ["\n" * 1_000_000 + "x", " " * 300_000, "ab" * 60_000, "é" * 60_000, END_OF_TEXT * 5_000, "'" * 60_000],
     ids=["line ends", "blanks", "letters", "accents", "end marks", "quotes"],
 )
-def test_long_runs_of_one_thing_have_the_same_ids_too(text):
+def test_long_runs_have_equal_ids(text):
     same(TRAINED, text)
     assert TRAINED.end_of_text not in TRAINED.encode_arrays([text])[0]
 
 
 def changed(**changes):
-    """The trained tokenizer with other settings."""
+    """Return the trained tokenizer with other settings."""
     tree = json.loads(TRAINED.description)
     for path, value in changes.items():
         *names, last = path.split("__")
@@ -125,31 +126,31 @@ NOT_SPECIAL = {"id": 0, "content": END_OF_TEXT, "special": False}
     ],
     ids=str,
 )
-def test_a_tokenizer_that_does_anything_else_is_not_encoded_in_bulk(change):
+def test_other_tokenizers_are_not_encoded_in_bulk(change):
     assert equal_encoding(TRAINED.description) is not None
     assert equal_encoding(changed(**change)) is None
 
 
-def test_a_tokenizer_that_is_not_encoded_in_bulk_still_gives_its_ids():
+def test_other_tokenizers_still_give_their_ids():
     other = Tokenizer(changed(normalizer={"type": "NFC"}))
     texts = ["e\u0301 the parser", "", prose(3, 40)]
     assert [found.tolist() for found in other.encode_arrays(texts)] == [other.encode(text) for text in texts]
 
 
-def test_merges_whose_order_is_not_that_of_their_ids_are_refused():
+def test_merges_out_of_id_order_are_rejected():
     words = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4, "abc": 5}
     assert merges_alone_decide([("a", "b"), ("b", "c"), ("ab", "c")], words)
-    assert not merges_alone_decide([("b", "c"), ("a", "b"), ("a", "bc")], words)  # ids fall
-    # "abc" would come together as ab + c, but its merge joins a + bc
+    assert not merges_alone_decide([("b", "c"), ("a", "b"), ("a", "bc")], words)  # ids decrease
+    # "abc" would be joined as ab + c, but its merge joins a + bc
     assert not merges_alone_decide([("a", "b"), ("b", "c"), ("a", "bc")], words)
-    assert not merges_alone_decide([("a", "b"), ("b", "c"), ("ab", "d")], words)  # no such token
+    assert not merges_alone_decide([("a", "b"), ("b", "c"), ("ab", "d")], words)  # there is no such token
     assert not merges_alone_decide([("a", "b"), ("a", "b")], words)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.text("ab", max_size=60))
-def test_wherever_random_merges_are_said_to_decide_alone_both_agree(seed, text):
-    """Merges drawn at random, most of which no training gives: the check is what makes the two equal."""
+def test_accepted_random_merges_agree(seed, text):
+    """Most random merges could not result from training. The check ensures that both encoders agree."""
     generator = np.random.default_rng(seed)
     words = {letter: number for number, letter in enumerate(BYTE_OF)}
     merges, parts = [], ["a", "b"]

@@ -1,4 +1,4 @@
-"""Small curated directories for the tests of this folder."""
+"""Small curated directories for tests."""
 
 import json
 from pathlib import Path
@@ -15,31 +15,31 @@ SENTENCE = (
 
 
 def prose(seed: int, words: int) -> str:
-    """Seeded words in sentences of ten."""
+    """Return random words in sentences of ten, by seed."""
     chosen = generator_for(seed, "prose").choice(SENTENCE.split(), size=words).tolist()
     return " ".join(w if k % 10 else w.capitalize() for k, w in enumerate(chosen))
 
 
 def documents(count: dict[str, int], *, words: int = 120) -> list[Document]:
-    """Documents of several sources, interleaved, as curation writes them."""
+    """Return documents of several sources, interleaved as curation writes them."""
     made = [(i, s) for s, n in count.items() for i in range(n)]
     return [Document(f"{s}-{i}", prose(hash_free(s, i), words), s) for i, s in sorted(made)]
 
 
 def hash_free(source: str, i: int) -> int:
-    """A seed from a name that is the same in every process."""
+    """Return a seed from a name that is the same in every process."""
     return sum(map(ord, source)) * 1000 + i
 
 
 def curated(directory: Path, docs: list[Document], weights: dict[str, float]) -> Path:
-    """A curated directory: a document store and blend.json."""
+    """Write a curated directory: a document store and blend.json."""
     write_documents(directory / "documents", docs)
     (directory / "blend.json").write_text(json.dumps({s: {"weight": w} for s, w in weights.items()}))
     return directory
 
 
 def tokenized(root: Path, count: dict[str, int], *, words: int, validation_fraction: float) -> Path:
-    """Shards of such documents, each source as often as it has documents, in root/tokens."""
+    """Tokenize such documents into root/tokens; every source has the given number of documents."""
     shares = {source: n / sum(count.values()) for source, n in count.items()}
     source = curated(root / "curated", documents(count, words=words), shares)
     (root / "tokens").mkdir()

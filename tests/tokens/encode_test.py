@@ -32,7 +32,7 @@ def run(tmp_path, docs, weights, config=CONFIG, name="tokens", **options):
     return tokenize(config, source, out, seed=3, **options), out
 
 
-def test_every_document_comes_back_from_the_shards_unchanged_and_once(tmp_path):
+def test_every_document_is_in_the_shards_once(tmp_path):
     docs = documents({"prose": 60, "pages": 25}) + [
         Document("odd", "", "pages"),
         Document("ů🦄", "ů🦄\x00", "pages"),
@@ -51,7 +51,7 @@ def test_every_document_comes_back_from_the_shards_unchanged_and_once(tmp_path):
     assert found == {d.id: (d.source, d.text) for d in docs}
 
 
-def test_the_manifest_counts_what_is_on_disk(tmp_path):
+def test_manifest_counts_match_files(tmp_path):
     docs = documents({"prose": 60, "pages": 25})
     manifest, out = run(tmp_path, docs, {"prose": 3, "pages": 1, "absent": 4})
     assert json.loads((out / "manifest.json").read_text()) == manifest
@@ -70,7 +70,7 @@ def test_the_manifest_counts_what_is_on_disk(tmp_path):
     assert 0 < manifest["validation_entropy"] <= manifest["unigram_entropy"] < np.log(manifest["vocabulary"])
 
 
-def test_the_same_corpus_and_seed_give_the_same_bytes(tmp_path):
+def test_equal_corpus_and_seed_give_equal_bytes(tmp_path):
     docs = documents({"prose": 30})
     first, _ = run(tmp_path, docs, {"prose": 1.0}, name="one")
     second, _ = run(tmp_path, docs, {"prose": 1.0}, name="two")
@@ -78,7 +78,7 @@ def test_the_same_corpus_and_seed_give_the_same_bytes(tmp_path):
 
 
 class Killed(BaseException):
-    """Nothing catches it, as nothing catches a kill."""
+    """A BaseException, which is not caught, like a kill."""
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def bytes_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_number_of_workers_and_the_size_of_pieces_do_not_show_in_any_byte(tmp_path, monkeypatch):
+def test_workers_and_piece_size_change_no_byte(tmp_path, monkeypatch):
     docs = documents({"prose": 300, "pages": 120})
     _, one = run(tmp_path, docs, {"prose": 1, "pages": 1}, name="one")
     monkeypatch.setattr(pieces, "PIECE_BYTES", 30_000)
@@ -105,9 +105,7 @@ def test_the_number_of_workers_and_the_size_of_pieces_do_not_show_in_any_byte(tm
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_killed_after_every_piece_it_goes_on_to_the_same_bytes_and_encodes_nothing_twice(
-    tmp_path, monkeypatch
-):
+def test_killed_run_resumes_to_equal_bytes(tmp_path, monkeypatch):
     docs = documents({"prose": 300})
     _, whole = run(tmp_path, docs, {"prose": 1.0}, name="whole")
     source, out, work = tmp_path / "curated-whole", tmp_path / "out", tmp_path / "work"
@@ -132,7 +130,7 @@ def test_killed_after_every_piece_it_goes_on_to_the_same_bytes_and_encodes_nothi
     names = [name for name in encoded if name != "kill"]
     assert kills >= 4 and len(names) == len(set(names)) == kills + 1
     assert bytes_of(out) == bytes_of(whole)
-    shutil.rmtree(out)  # an output may be lost before it has its name
+    shutil.rmtree(out)  # an output may be lost before it gets its name
     out.mkdir()
     monkeypatch.setattr(pieces, "encode_piece", None)
     monkeypatch.setattr(encode, "train_tokenizer", None)
@@ -141,7 +139,7 @@ def test_killed_after_every_piece_it_goes_on_to_the_same_bytes_and_encodes_nothi
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_pieces_of_another_seed_or_corpus_are_not_gone_on_with(tmp_path, monkeypatch):
+def test_pieces_of_other_seed_or_corpus_are_not_used(tmp_path, monkeypatch):
     docs = documents({"prose": 100})
     _, whole = run(tmp_path, docs, {"prose": 1.0}, name="whole")
     work, out = tmp_path / "work", tmp_path / "out"
@@ -155,7 +153,7 @@ def test_pieces_of_another_seed_or_corpus_are_not_gone_on_with(tmp_path, monkeyp
     assert bytes_of(out) == bytes_of(whole)
 
 
-def test_a_folder_that_somebody_else_filled_is_not_taken_for_pieces_nor_deleted(tmp_path):
+def test_foreign_folder_is_not_taken_for_pieces(tmp_path):
     run(tmp_path, documents({"prose": 20}), {"prose": 1.0}, name="whole")
     work, out = tmp_path / "work", tmp_path / "out"
     for folder in (work, out):
@@ -167,7 +165,7 @@ def test_a_folder_that_somebody_else_filled_is_not_taken_for_pieces_nor_deleted(
 
 
 @pytest.mark.parametrize("form", ["file", "folder"])
-def test_a_tokenizer_that_is_given_is_taken_as_it_is(tmp_path, form):
+def test_given_tokenizer_is_used_unchanged(tmp_path, form):
     given = train_tokenizer([prose(7, 900)], 350)
     given.save(tmp_path / "tokenizer.json")
     place = tmp_path / "tokenizer.json" if form == "file" else tmp_path
@@ -180,14 +178,14 @@ def test_a_tokenizer_that_is_given_is_taken_as_it_is(tmp_path, form):
         run(tmp_path, documents({"p": 3}), {"p": 1.0}, TokensConfig(tokenizer=str(tmp_path / "x")), "third")
 
 
-def test_the_counts_behind_the_entropies_are_those_of_the_shards(tmp_path):
+def test_entropies_use_counts_of_the_shards(tmp_path):
     manifest, out = run(tmp_path, documents({"prose": 60}), {"prose": 1.0})
     counts = token_counts(out, "validation")
     shares = counts[counts > 0] / counts.sum()
     assert manifest["validation_entropy"] == pytest.approx(-(shares * np.log(shares)).sum())
 
 
-def test_one_long_text_alone_is_cut_and_its_end_held_out(tmp_path):
+def test_tail_of_single_text_is_held_out(tmp_path):
     text = prose(1, 3000)
     config = CONFIG.model_copy(update={"validation_fraction": 0.05})
     manifest, out = run(tmp_path, [Document("book", text, "book")], {"book": 1.0}, config)
@@ -204,14 +202,14 @@ def test_validation_text_never_trains_the_tokenizer(tmp_path):
     docs = documents({"prose": 40})
     marked = [Document(d.id, f"{d.id} " + "zyxzyx " * 50, d.source) for d in docs]
     write_documents(tmp_path / "store", marked)
-    chosen = survey(tmp_path / "store", seed=3).draws < 0.1  # whatever the texts of the others are
+    chosen = survey(tmp_path / "store", seed=3).draws < 0.1  # independently of the other texts
     texts = [one if held else d for one, d, held in zip(marked, docs, chosen, strict=True)]
     _, out = run(tmp_path, texts, {"prose": 1.0})
     assert chosen.any()
     assert not any("zyx" in word for word in load_tokenizer(out / "tokenizer.json").words())
 
 
-def test_pieces_fall_apart_into_the_shards_of_their_sources_in_their_order(tmp_path):
+def test_pieces_are_divided_into_shards_in_order(tmp_path):
     generator = generator_for(1, "gather")
     rows = [
         {
@@ -240,7 +238,7 @@ def test_pieces_fall_apart_into_the_shards_of_their_sources_in_their_order(tmp_p
         assert counts.tolist() == np.bincount(ids, minlength=300).tolist()
 
 
-def test_a_limit_on_tokenizer_text_is_kept_and_still_encodes_everything(tmp_path):
+def test_tokenizer_text_limit_keeps_encoding_complete(tmp_path):
     docs = documents({"prose": 60})
     _, whole = run(tmp_path, docs, {"prose": 1.0}, name="whole")
     config = CONFIG.model_copy(update={"tokenizer_bytes": 4000})
@@ -250,14 +248,14 @@ def test_a_limit_on_tokenizer_text_is_kept_and_still_encodes_everything(tmp_path
 
 
 @pytest.mark.parametrize("limit", [1000, 3000, 10_000])
-def test_the_tokenizer_reads_the_limit_and_no_more_whatever_the_seed(tmp_path, monkeypatch, limit):
-    """A few large documents, any of which may be drawn first; the last is cut between characters of two bytes."""
+def test_tokenizer_reads_exactly_the_limit(tmp_path, monkeypatch, limit):
+    """Any of a few large documents may be drawn first. The last one is cut between two-byte characters."""
     read = []
 
     def watched(texts, *rest):
         texts = list(texts)
         read.append(texts)
-        return train_tokenizer(["short"], *rest)  # a word of a thousand characters takes seconds to learn
+        return train_tokenizer(["short"], *rest)  # learning a word of a thousand characters takes seconds
 
     monkeypatch.setattr(encode, "train_tokenizer", watched)
     docs = [Document(str(n), f"{n} a" + "é" * 1000, "s") for n in range(10)]
@@ -275,7 +273,7 @@ def test_the_tokenizer_reads_the_limit_and_no_more_whatever_the_seed(tmp_path, m
     assert len(chosen) > 5
 
 
-def test_a_limit_above_all_text_takes_all_that_trains(tmp_path, monkeypatch):
+def test_limit_above_all_text_uses_all_training_text(tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(encode, "train_tokenizer", lambda t, *r: train_tokenizer(read.extend(t) or read, *r))
     docs = documents({"prose": 20})
@@ -284,7 +282,7 @@ def test_a_limit_above_all_text_takes_all_that_trains(tmp_path, monkeypatch):
     assert set(read) <= {d.text for d in docs}
 
 
-def test_source_names_make_safe_and_different_file_names():
+def test_file_stems_are_safe_and_unique():
     stems = file_stems(["a/b", "a b", "Pile-CC", "pile-cc", "../up", "plain", "x" * 300])
     assert stems["plain"] == "plain"
     assert len({s.lower() for s in stems.values()}) == len(stems)
@@ -298,12 +296,12 @@ def test_sources_with_unsafe_names_are_tokenized(tmp_path):
 
 
 @pytest.mark.parametrize("docs", [[], [Document("empty", "", "s")]])
-def test_an_empty_corpus_is_refused(tmp_path, docs):
+def test_empty_corpus_is_rejected(tmp_path, docs):
     with pytest.raises(DataError, match="holds no text"):
         run(tmp_path, docs, {"s": 1.0})
 
 
-def test_a_corpus_that_was_never_curated_is_refused_with_the_command(tmp_path):
+def test_uncurated_corpus_is_rejected_with_command(tmp_path):
     with pytest.raises(DataError, match="trivium corpus curate"):
         tokenize(CONFIG, tmp_path / "absent", tmp_path, seed=1)
 
@@ -322,7 +320,7 @@ def test_a_corpus_that_was_never_curated_is_refused_with_the_command(tmp_path):
         ('{"s": {"weight": Infinity}}', "0 or more"),
     ],
 )
-def test_a_blend_that_cannot_be_used_is_refused_naming_the_file(tmp_path, text, message):
+def test_unusable_blend_is_rejected_naming_file(tmp_path, text, message):
     path = tmp_path / "blend.json"
     path.write_text(text)
     with pytest.raises(DataError, match=message) as caught:
@@ -330,13 +328,13 @@ def test_a_blend_that_cannot_be_used_is_refused_naming_the_file(tmp_path, text, 
     assert "blend.json" in str(caught.value)
 
 
-def test_a_missing_blend_names_the_command(tmp_path):
+def test_missing_blend_names_the_command(tmp_path):
     write_documents(tmp_path / "c" / "documents", documents({"s": 3}))
     with pytest.raises(DataError, match=r"blend\.json.*curate"):
         tokenize(CONFIG, tmp_path / "c", tmp_path, seed=1)
 
 
-def test_progress_never_goes_back_and_ends_complete(tmp_path):
+def test_progress_is_monotonic_and_complete(tmp_path):
     seen = []
     source = curated(tmp_path / "c", documents({"s": 20}), {"s": 1.0})
     (tmp_path / "out").mkdir()
@@ -351,7 +349,7 @@ def test_progress_never_goes_back_and_ends_complete(tmp_path):
     assert done == sorted(done) and seen[-1][0] == seen[-1][1] > 0
 
 
-def test_the_lineage_says_which_documents_curation_cut_out_of_another(tmp_path):
+def test_lineage_names_originals_of_cut_documents(tmp_path):
     cuts = {"a#1": {"decontamination": {"of": "a"}}, "b": {"decontamination": {"of": "b"}}}
     docs = [
         Document(name, prose(n, 60), "web", cuts.get(name, {}))
@@ -363,8 +361,8 @@ def test_the_lineage_says_which_documents_curation_cut_out_of_another(tmp_path):
     assert said == {"a#0": None, "a#1": "a", "b": None, "b#7": None}
 
 
-def test_work_whose_pieces_have_other_columns_is_not_gone_on_with(tmp_path):
-    """An older version's say nothing of what was cut out of another; every such piece would be taken for a whole."""
+def test_pieces_with_other_columns_are_not_used(tmp_path):
+    """Pieces of an older version lack the column that names the original of a cut document."""
     store = curated(tmp_path / "curated", documents({"web": 3}, words=60), {"web": 1.0}) / "documents"
     begin = lambda: encode._begin(tmp_path / "work", CONFIG, store, None, seed=3)  # noqa: E731
     (begin() / "piece").touch()

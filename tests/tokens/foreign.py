@@ -1,4 +1,4 @@
-"""Tokenizers as they come from elsewhere, and the files that lie beside them."""
+"""Third-party tokenizers and the files next to them."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 
 def llama_words(texts: list[str], *, opens: bool, size: int = 600) -> str:
-    """As Llama's: words begin with ▁, unknown characters are bytes, and <s> stands first where it is wanted."""
+    """Build a Llama-like tokenizer: words begin with ▁, unknown characters are bytes, and <s> comes first if
+    requested."""
     library = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     library.decoder = decoders.Sequence(
@@ -23,12 +24,12 @@ def llama_words(texts: list[str], *, opens: bool, size: int = 600) -> str:
             single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
         )
     tree = json.loads(library.to_str())
-    tree["added_tokens"] = tree["added_tokens"][:3]  # bytes are no marks
+    tree["added_tokens"] = tree["added_tokens"][:3]  # byte tokens are not special
     return json.dumps(tree)
 
 
 def folder_of(folder: Path, words: str, **files: Any) -> Path:
-    """A folder with this tokenizer.json and, by their stems, the files beside it."""
+    """Write a folder with this tokenizer.json and further files, given by their stems."""
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(words)
     for stem, tree in files.items():

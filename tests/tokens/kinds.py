@@ -1,4 +1,4 @@
-"""A small tokenizer of each kind that models come with, made with the tokenizers library, as Hugging Face folders."""
+"""A small tokenizer of each kind used by published models, as Hugging Face folders."""
 
 import json
 import string
@@ -36,10 +36,8 @@ _SPACES = decoders.Sequence(
 
 
 class Kind(NamedTuple):
-    """A tokenizer.json and the tokenizer_config.json beside it.
-
-    lossless: whether every text comes back as it was. spells: whether it spells parts of words.
-    """
+    """A tokenizer.json and its tokenizer_config.json. lossless: whether every text round-trips. spells: whether it
+    encodes parts of words."""
 
     description: str
     config: Mapping[str, Any]
@@ -83,7 +81,7 @@ def _byte_level(*, prefix_space: bool = False, **model: Any) -> Kind:
 
 
 def _split_bytes(end: str, begin: str | None, pattern: str, normalizer: Any = None, **model: Any) -> Kind:
-    """Byte-level with a pattern of its own; special tokens are no pieces of the model."""
+    """Build a byte-level tokenizer with its own pattern; special tokens are not pieces of the model."""
     before = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), "isolated"),
@@ -100,9 +98,10 @@ def _split_bytes(end: str, begin: str | None, pattern: str, normalizer: Any = No
 
 
 def _sentencepiece(model: Any, before: Any, normalizer: Any = None, *, opens: bool = True) -> Kind:
-    """As of SentencePiece: <unk>, <s> and </s> are pieces of the model, and unknown characters are bytes."""
+    """Build a SentencePiece-like BPE: <unk>, <s> and </s> are pieces, and unknown characters are bytes."""
     library = _library(model, None, pre_tokenizers.Metaspace(prepend_scheme="always"), _SPACES)
-    _learned(library, ["<unk>", "<s>", "</s>", *BYTES], 900)  # of words, as SentencePiece learns
+    # pieces within words, as SentencePiece learns them
+    _learned(library, ["<unk>", "<s>", "</s>", *BYTES], 900)
     library.pre_tokenizer, library.normalizer = before, normalizer
     if opens:
         _opened(library, "<s>")
@@ -117,7 +116,7 @@ def _bpe() -> Any:
 
 
 def _unigram(*, scheme: str = "always", closes: bool = False, bytes_too: bool = False) -> Kind:
-    """As of T5: unigrams, some of which are the special tokens."""
+    """Build a T5-like Unigram tokenizer, some pieces of which are the special tokens."""
     space = {"replacement": "▁", "prepend_scheme": scheme}
     decoder: Any = decoders.Metaspace(**space)
     if bytes_too:
@@ -158,7 +157,7 @@ def _word_level() -> Kind:
 
 
 def _characters() -> Kind:
-    """One id for each character, as of small teaching models."""
+    """Build a tokenizer with one id per character, as in small teaching models."""
     letters = sorted({*"".join(TEXTS), *string.printable, "\u0301"})
     words = {token: number for number, token in enumerate(["<eos>", "<unk>", *letters])}
     library = _library(models.BPE(words, [], unk_token="<unk>"), None, None, decoders.Fuse())
@@ -167,7 +166,7 @@ def _characters() -> Kind:
 
 
 def _added() -> Kind:
-    """Byte-level with added tokens that have spaces in them, or take the spaces around them."""
+    """Build a byte-level tokenizer whose added tokens contain spaces or strip adjacent ones."""
     library = tokenizers.Tokenizer.from_str(_byte_level().description)
     library.add_tokens(
         [
@@ -183,7 +182,7 @@ def _added() -> Kind:
 
 
 def _gemma() -> Kind:
-    """Spaces are a letter, and no step before the model parts words."""
+    """Build a Gemma-like tokenizer: spaces are letters, and there is no pre-tokenizer."""
     made = _sentencepiece(
         _bpe(), pre_tokenizers.Split(" ", "merged_with_previous"), normalizers.Replace(" ", "▁")
     )
@@ -227,5 +226,5 @@ def _never() -> Kind:
 
 @cache
 def kind(name: str) -> Kind:
-    """The tokenizer of a kind; made once."""
+    """Return the tokenizer of a kind, built once."""
     return _MAKE[name]()

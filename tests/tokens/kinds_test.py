@@ -1,4 +1,4 @@
-"""Laws of every kind of tokenizer that models come with."""
+"""Properties of every kind of tokenizer used by published models."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ SPECIAL = [
     "the bytes <0x0A>, <0x41> and <<0x41>>",
     "<|begin|> <eos> [EOS] [UNK] <pad> <|pad|> </s>\n",
 ]
-PAIRS = [  # all ways a continuation may touch its context
+PAIRS = [  # all ways in which a continuation may touch its context
     ("The peo", "ple"),
     ("The Government of the", "re"),
     ("citizen", "s of"),
@@ -62,7 +62,7 @@ def names_of(words: Tokenizer, ids: list[int]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_text_comes_back_and_ids_are_those_of_the_library(name: str, tmp_path: Path) -> None:
+def test_text_round_trips_with_ids_of_the_library(name: str, tmp_path: Path) -> None:
     words = words_of(name, tmp_path / "words")
     library = tokenizers.Tokenizer.from_str(kind(name).description)
     for text in PLAIN:
@@ -73,8 +73,8 @@ def test_text_comes_back_and_ids_are_those_of_the_library(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_ids_are_those_of_transformers_on_the_same_folder(name: str, tmp_path: Path) -> None:
-    """Of a text alone, and of what we export with the opening of a prompt."""
+def test_ids_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Both plain texts and exported tokenizers with an opening are compared."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     words = words_of(name, tmp_path / "words")
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path / "words"))
@@ -86,7 +86,7 @@ def test_ids_are_those_of_transformers_on_the_same_folder(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_letters_of_special_tokens_stay_letters(name: str, tmp_path: Path) -> None:
+def test_letters_of_special_tokens_stay_text(name: str, tmp_path: Path) -> None:
     words = words_of(name, tmp_path / "words")
     allowed = {words.unknown}
     for text in [*SPECIAL, *(f"x{token}y {token} {token}" for token in words.special)]:
@@ -100,7 +100,7 @@ def test_letters_of_special_tokens_stay_letters(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_documents_end_once_and_are_encoded_as_text_is(name: str, tmp_path: Path) -> None:
+def test_documents_end_once_and_are_encoded_as_text(name: str, tmp_path: Path) -> None:
     words = words_of(name, tmp_path / "words")
     texts = [*PLAIN, *SPECIAL] * 3
     docs = [Document(str(n), text, "web") for n, text in enumerate(texts)]
@@ -114,8 +114,8 @@ def test_documents_end_once_and_are_encoded_as_text_is(name: str, tmp_path: Path
     assert load_tokenizer(out / "tokenizer.json").identity == words.identity
 
 
-def test_unigram_reads_special_tokens_as_if_it_did_not_have_them(tmp_path: Path) -> None:
-    """As SentencePiece, whose control pieces are never matched."""
+def test_unigram_ignores_special_tokens_in_text(tmp_path: Path) -> None:
+    """SentencePiece never matches its control pieces either."""
     words = words_of("Unigram", tmp_path / "words")
     tree = json.loads(kind("Unigram").description)
     tree["added_tokens"] = []
@@ -127,11 +127,11 @@ def test_unigram_reads_special_tokens_as_if_it_did_not_have_them(tmp_path: Path)
     ]
     matched = tokenizers.Tokenizer.from_str(kind("Unigram").description)
     matched.encode_special_tokens = True
-    assert 1 in matched.encode("a </s>", add_special_tokens=False).ids  # what the library does by itself
+    assert 1 in matched.encode("a </s>", add_special_tokens=False).ids  # the library's default behaviour
 
 
-def test_special_tokens_that_merges_spell_or_that_are_one_letter_are_not_matched() -> None:
-    """Of a BPE, whose merges build the token, or which looks words up whole."""
+def test_special_tokens_spelled_by_merges_are_not_matched() -> None:
+    """The tokens are built by merges, or looked up as full words."""
     letters = [*"<end>~ab"]
     merges = [["<", "e"], ["n", "d"], ["<e", "nd"], ["<end", ">"], ["a", "b"]]
     vocab = {token: n for n, token in enumerate([*letters, *("".join(m) for m in merges)])}
@@ -154,7 +154,7 @@ def test_special_tokens_that_merges_spell_or_that_are_one_letter_are_not_matched
 
 
 @pytest.mark.parametrize("name", [k for k in KINDS if '"BPE"' in kind(k).description])
-def test_dropout_of_training_is_off(name: str, tmp_path: Path) -> None:
+def test_bpe_dropout_is_disabled(name: str, tmp_path: Path) -> None:
     made, plain = kind(name), words_of(name, tmp_path / "plain")
     tree = json.loads(made.description)
     tree["model"]["dropout"] = 0.5
@@ -170,10 +170,10 @@ def test_dropout_of_training_is_off(name: str, tmp_path: Path) -> None:
         assert words.opening == plain.opening
         others = [tokenizers.Tokenizer.from_str(words.for_others) for _ in range(2)]
         assert others[0].model.dropout is None
-        assert words.description == json.dumps(tree)  # the file stays as it is: its hash names it
+        assert words.description == json.dumps(tree)  # the file is unchanged, because its hash identifies it
 
 
-def test_settings_that_sample_unigrams_are_off() -> None:
+def test_unigram_sampling_is_disabled() -> None:
     tree = json.loads(kind("Unigram").description)
     tree["model"] |= {"alpha": 0.1, "nbest_size": 64}
     for description in (without_randomness(json.dumps(tree)), for_text(json.dumps(tree), ["</s>"])):
@@ -196,7 +196,7 @@ def test_ids_of_a_request_spell_its_text(name: str, tmp_path: Path) -> None:
         assert words.decode([*given, *encoded.continuation]) == words.decode(whole)
         if whole[: len(before)] == before and len(whole) > len(before):  # the harness's own rule
             assert encoded == (before, whole[len(before) :])
-        elif kind(name).spells and pair != ("cafe", "\u0301s"):  # NFC makes one letter of two
+        elif kind(name).spells and pair != ("cafe", "\u0301s"):  # NFC composes two characters into one
             assert encoded.context == before
             if kind(name).lossless:
                 assert words.decode_after(before, encoded.continuation) == (
@@ -204,11 +204,11 @@ def test_ids_of_a_request_spell_its_text(name: str, tmp_path: Path) -> None:
                 )
 
 
-def test_a_continuation_of_whole_words_is_asked_behind_what_it_shares_with_its_context(
+def test_word_level_continuation_follows_shared_prefix(
     tmp_path: Path,
 ) -> None:
     words = words_of("WordLevel", tmp_path / "words")
     (encoded,) = encode_all([Request("The peo", "ple")], words)
     assert encoded == (words.encode("The"), words.encode("people"))
-    (encoded,) = encode_all([Request("qx", "zq")], words)  # one unknown word, whatever its letters
+    (encoded,) = encode_all([Request("qx", "zq")], words)  # one unknown word, whatever its letters are
     assert encoded == ([words.before_text], words.encode("qxzq"))

@@ -21,13 +21,13 @@ def shard(tmp_path):
     return TokenShard.open(tmp_path / "s")
 
 
-def test_the_table_names_the_documents_of_its_shard(tmp_path, shard):
+def test_table_names_documents_of_its_shard(tmp_path, shard):
     assert list(Lineage(tmp_path / "l.parquet", shard)) == ["a", "b", "c", "d"]
 
 
 def long_shard(folder, documents, monkeypatch, *, numbered=False):
-    """A shard of documents of one token, and its table in groups of 100 documents; numbered: a pair without a table."""
-    monkeypatch.setattr(tables, "_GROUP", 100)
+    """Create a shard of single-token documents, with a table in groups of 100 documents, or a pair without a table."""
+    monkeypatch.setattr(tables, "_GROUP_DOCUMENTS", 100)
     writer = ShardWriter(folder / "long", dtype="int32")
     writer.append(np.arange(documents), np.ones(documents, np.int64))
     lengths = writer.close()
@@ -41,8 +41,8 @@ def long_shard(folder, documents, monkeypatch, *, numbered=False):
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_a_name_is_the_same_asked_for_alone_in_a_slice_and_in_order(tmp_path, monkeypatch, numbered):
-    monkeypatch.setattr(tables, "HELD_GROUPS", 2)
+def test_names_agree_for_index_slice_and_iteration(tmp_path, monkeypatch, numbered):
+    monkeypatch.setattr(tables, "MAX_CACHED_GROUPS", 2)
     shard = long_shard(tmp_path, 557, monkeypatch, numbered=numbered)
     lineage = Lineage(tmp_path / "long.parquet", shard)
     first = 7 if numbered else 0
@@ -57,9 +57,9 @@ def test_a_name_is_the_same_asked_for_alone_in_a_slice_and_in_order(tmp_path, mo
     assert (found.start, found.stop) == (437 - first, 438 - first)
 
 
-def test_the_memory_of_lookups_does_not_grow_with_the_documents(tmp_path, monkeypatch):
-    """The names may be asked for in any order, one after the other, or by a search."""
-    monkeypatch.setattr(tables, "HELD_GROUPS", 2)
+def test_memory_of_lookups_is_bounded(tmp_path, monkeypatch):
+    """Names are looked up in any order, sequentially, or by a search."""
+    monkeypatch.setattr(tables, "MAX_CACHED_GROUPS", 2)
     most = []
     for documents in (1000, 4000):
         folder = tmp_path / str(documents)
@@ -78,14 +78,14 @@ def test_the_memory_of_lookups_does_not_grow_with_the_documents(tmp_path, monkey
 
 
 @pytest.mark.parametrize("documents", [0, 100])
-def test_a_search_passes_over_a_group_without_documents(tmp_path, monkeypatch, documents):
-    """The writer ends a table whose groups are full, and that of an empty shard, with such a group."""
+def test_search_skips_empty_group(tmp_path, monkeypatch, documents):
+    """The writer ends a table with an empty group if all groups are full, or if the shard is empty."""
     shard = long_shard(tmp_path, documents, monkeypatch)
     assert find_documents(tmp_path / "long.parquet", shard, "web", "absent") == []
     assert len(list(Lineage(tmp_path / "long.parquet", shard))) == documents
 
 
-def test_spans_agree_with_counting_token_by_token(tmp_path):
+def test_spans_agree_with_counting_tokens(tmp_path):
     writer = ShardWriter(tmp_path / "s", dtype="uint16")
     writer.append(np.zeros(6, np.uint16), np.asarray([3, 0, 1, 2]))
     writer.close()
@@ -100,7 +100,7 @@ def test_spans_agree_with_counting_token_by_token(tmp_path):
             ] == expected
 
 
-def test_a_table_of_another_shard_is_refused(tmp_path, shard):
+def test_table_of_another_shard_is_rejected(tmp_path, shard):
     lineage = LineageWriter(tmp_path / "l.parquet")
     lineage.append(["a", "b"], [None] * 2, np.asarray([3, 3]))
     lineage.close()
@@ -108,7 +108,7 @@ def test_a_table_of_another_shard_is_refused(tmp_path, shard):
         Lineage(tmp_path / "l.parquet", shard)
 
 
-def test_a_missing_or_damaged_table_is_refused_by_name(tmp_path, shard):
+def test_missing_or_damaged_table_is_rejected_by_name(tmp_path, shard):
     with pytest.raises(DataError, match=r"absent\.parquet"):
         Lineage(tmp_path / "absent.parquet", shard)
     (tmp_path / "l.parquet").write_bytes(b"PAR1")
@@ -131,7 +131,7 @@ IDS = {"C": None, "C#0": None, "C#1": "C", "C# basics": None, "C#sharp#0": "C#sh
         ("C#sharp", ["C#sharp#0"]),
     ],
 )
-def test_the_pieces_of_a_document_are_told_from_others_whose_id_has_the_mark(tmp_path, asked, found, older):
+def test_pieces_are_distinguished_from_similar_ids(tmp_path, asked, found, older):
     lengths = np.asarray([1, 2, 3, 4, 5])
     writer = ShardWriter(tmp_path / "s", dtype="int32")
     writer.append(np.arange(15), lengths)
@@ -140,15 +140,15 @@ def test_the_pieces_of_a_document_are_told_from_others_whose_id_has_the_mark(tmp
     lineage = LineageWriter(table)
     lineage.append(list(IDS), list(IDS.values()), lengths)
     lineage.close()
-    if older:  # which did not say what is a piece: an id that ends as a piece's is taken for one's
+    if older:  # in older tables, an id that ends like a piece's is taken for a piece
         pq.write_table(pq.read_table(table).drop_columns(["of"]), table)
         found = ["C", "C#0", "C#1"] if asked == "C" else found
     places = find_documents(table, TokenShard.open(tmp_path / "s"), "web", asked)
     assert [place.document for place in places] == found
 
 
-def test_the_bytes_of_a_table_do_not_depend_on_how_its_documents_come(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "_GROUP", 16)
+def test_table_bytes_do_not_depend_on_append_sizes(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_GROUP_DOCUMENTS", 16)
     names, lengths = [f"d{n}" for n in range(100)], np.arange(100)
     for size in (1, 7, 16, 33, 100):
         writer = LineageWriter(tmp_path / f"{size}.parquet")

@@ -17,7 +17,7 @@ def dataset(tmp_path_factory):
     return TokenDataset.open(root / "tokens", "train", sequence=24, seed=5)
 
 
-def test_targets_are_the_inputs_one_position_later(dataset):
+def test_targets_are_inputs_shifted_by_one(dataset):
     inputs, targets = batch_arrays(dataset, 3, 8)
     assert inputs.shape == targets.shape == (8, 24)
     assert inputs.dtype == targets.dtype == np.int64
@@ -26,7 +26,7 @@ def test_targets_are_the_inputs_one_position_later(dataset):
 
 
 @pytest.mark.parametrize(("replicas", "micro"), [(1, 12), (2, 3), (3, 2), (4, 1), (12, 1)])
-def test_a_batch_is_the_same_data_however_it_is_dealt_out(dataset, replicas, micro):
+def test_batch_does_not_depend_on_its_division(dataset, replicas, micro):
     whole = batch_arrays(dataset, 24, 12)
     parts = [batch_arrays(dataset, 24 + k, micro) for k in range(0, 12, micro)]
     assert np.array_equal(np.concatenate([p.inputs for p in parts]), whole.inputs)

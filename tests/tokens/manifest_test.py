@@ -19,7 +19,7 @@ def directory(tmp_path):
     return tmp_path / "tokens"
 
 
-def test_counts_are_those_of_every_token_of_the_split(directory):
+def test_counts_cover_every_token_of_the_split(directory):
     for split in ("train", "validation"):
         counts = token_counts(directory, split)
         tokens = np.concatenate([s.tokens for s in open_shards(directory, split).values()])
@@ -27,7 +27,7 @@ def test_counts_are_those_of_every_token_of_the_split(directory):
         assert all(counts[t] == (tokens == t).sum() for t in range(300))
 
 
-def test_one_changed_byte_in_any_file_is_found(directory):
+def test_changed_byte_in_any_file_is_detected(directory):
     verify_tokens(directory)
     for name in read_tokens_manifest(directory)["files"]:
         path = directory / name
@@ -41,7 +41,7 @@ def test_one_changed_byte_in_any_file_is_found(directory):
         path.write_bytes(whole)
 
 
-def test_the_manifest_names_every_other_file_of_a_published_directory_and_no_other(tmp_path):
+def test_manifest_lists_exactly_the_published_files(tmp_path):
     source = curated(tmp_path / "curated", documents({"a": 20}), {"a": 1})
     with publishing(tmp_path / "tokens", verb="tokenize", config={}, inputs={}) as partial:
         tokenize(TokensConfig(vocabulary=300), source, partial, seed=3)
@@ -50,7 +50,7 @@ def test_the_manifest_names_every_other_file_of_a_published_directory_and_no_oth
     verify_tokens(tmp_path / "tokens")
 
 
-def test_an_id_outside_the_vocabulary_is_refused(directory):
+def test_id_outside_vocabulary_is_rejected(directory):
     path = directory / "train-a.bin"
     path.write_bytes(b"\xff\xff" + path.read_bytes()[2:])
     with pytest.raises(DataError, match="id 65535"):
@@ -60,12 +60,12 @@ def test_an_id_outside_the_vocabulary_is_refused(directory):
 @pytest.mark.parametrize(
     ("text", "message"), [("{", "not JSON"), ("[]", "list"), (json.dumps({"format": "other"}), "'other'")]
 )
-def test_a_file_that_is_no_manifest_is_refused(tmp_path, text, message):
+def test_invalid_manifest_is_rejected(tmp_path, text, message):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(DataError, match=message):
         read_tokens_manifest(tmp_path)
 
 
-def test_a_missing_manifest_names_the_command(tmp_path):
+def test_missing_manifest_names_the_command(tmp_path):
     with pytest.raises(DataError, match="trivium tokenize"):
         read_tokens_manifest(tmp_path)

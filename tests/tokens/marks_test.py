@@ -1,4 +1,4 @@
-"""Tokenizers from elsewhere: what ends and begins their documents is found, given, or asked for; never guessed."""
+"""Special tokens of third-party tokenizers are found, configured or asked for, but never guessed."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ OLD = {"eos_token": {"__type": "AddedToken", "content": "</s>"}, "bos_token": "<
         {"tokenizer_config": OLD, "special_tokens_map": OLD, "generation_config": {"eos_token_id": 2}},
     ],
 )
-def test_the_end_is_what_the_files_beside_the_tokenizer_agree_on(tmp_path: Path, files) -> None:
+def test_end_is_the_token_that_all_files_name(tmp_path: Path, files) -> None:
     place = folder_of(tmp_path / "words", LLAMA, **files)
     for found in (given_tokenizer(str(place)), load_tokenizer(place / "tokenizer.json")):
         assert (found.marks.end, found.end_of_text, found.opening) == ("</s>", 2, [1])
@@ -57,7 +57,7 @@ def test_the_end_is_what_the_files_beside_the_tokenizer_agree_on(tmp_path: Path,
         ),
     ],
 )
-def test_where_the_end_is_not_certain_it_is_asked_for(tmp_path: Path, files, told) -> None:
+def test_uncertain_end_must_be_named(tmp_path: Path, files, told) -> None:
     place = folder_of(tmp_path / "words", LLAMA, **files)
     with pytest.raises(ConfigError, match=told):
         given_tokenizer(str(place))
@@ -68,10 +68,10 @@ def test_where_the_end_is_not_certain_it_is_asked_for(tmp_path: Path, files, tol
 
 @pytest.mark.parametrize(("words", "opening"), [(LLAMA, [1]), (BARE, [])])
 @pytest.mark.parametrize("said", [True, False])
-def test_whether_documents_open_is_the_last_step_of_the_tokenizer_whatever_its_config_says(
+def test_opening_follows_the_post_processor(
     tmp_path: Path, words: str, opening: list[int], said: bool
 ) -> None:
-    """As of transformers 5; a config that was written here says it of documents that were made otherwise."""
+    """This is the behaviour of transformers 5. A config written here also describes documents made differently."""
     given = OLD | {"add_bos_token": said}
     theirs = folder_of(
         tmp_path / "theirs", words, tokenizer_config=given | {"tokenizer_class": "LlamaTokenizer"}
@@ -86,13 +86,13 @@ def test_whether_documents_open_is_the_last_step_of_the_tokenizer_whatever_its_c
     assert (kept.for_others == words) == (kept.opening == opening)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "words", LLAMA, tokenizer_config=[], special_tokens_map=OLD)
     with pytest.raises(DataError, match=r"tokenizer_config\.json cannot be read as a tokenizer's config"):
         given_tokenizer(str(place))
 
 
-def test_end_that_the_file_does_not_declare_special_is_no_token_of_a_text(tmp_path: Path) -> None:
+def test_undeclared_end_is_not_matched_in_text(tmp_path: Path) -> None:
     tree = json.loads(LLAMA)
     tree["added_tokens"][2]["special"] = False
     place = folder_of(tmp_path / "words", json.dumps(tree), tokenizer_config=OLD)
@@ -108,7 +108,7 @@ def test_end_of_one_ordinary_letter_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "opening"), [(LLAMA, [1]), (BARE, [])])
-def test_documents_begin_and_end_as_the_tokenizers_own_do(tmp_path: Path, words: str, opening) -> None:
+def test_documents_begin_and_end_as_the_tokenizers(tmp_path: Path, words: str, opening) -> None:
     marks = {k: v for k, v in OLD.items() if k != "add_bos_token"}
     place = folder_of(tmp_path / "words", words, tokenizer_config=marks)
     given = given_tokenizer(str(place))
@@ -131,7 +131,7 @@ def test_documents_begin_and_end_as_the_tokenizers_own_do(tmp_path: Path, words:
     assert sorted(texts) == sorted(d.text for d in docs)
 
 
-def test_another_end_is_other_tokens_and_no_piece_of_the_one_serves_for_the_other(tmp_path) -> None:
+def test_other_end_gives_other_pieces(tmp_path) -> None:
     place = folder_of(tmp_path / "words", BARE, tokenizer_config={"eos_token": "</s>"})
     config = TokensConfig(vocabulary=given_tokenizer(str(place)).vocabulary, tokenizer=str(place))
     work = tmp_path / "work"
@@ -141,15 +141,15 @@ def test_another_end_is_other_tokens_and_no_piece_of_the_one_serves_for_the_othe
     assert other["end_of_text"] == open_shards(out, "train")["prose"][0][-1] == 1
 
 
-def test_a_trained_tokenizer_ends_documents_with_what_is_asked_for(tmp_path: Path) -> None:
+def test_trained_tokenizer_uses_configured_end(tmp_path: Path) -> None:
     config = TokensConfig(vocabulary=300, end_of_text="</s>", validation_fraction=0.1)
     manifest, out = run(tmp_path, documents({"prose": 30}), {"prose": 1.0}, config)
     kept = load_tokenizer(out / "tokenizer.json")
     assert kept.marks == Marks("</s>") and kept.decode([manifest["end_of_text"]]) == "</s>"
-    assert given_tokenizer(str(out)).identity == kept.identity  # its folder may be given to another run
+    assert given_tokenizer(str(out)).identity == kept.identity  # its folder may be used for another run
 
 
-def test_adopted_documents_need_not_begin_as_the_tokenizer_would(tmp_path: Path) -> None:
+def test_adopted_documents_may_lack_the_opening(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "words", LLAMA, tokenizer_config=OLD)
     words = given_tokenizer(str(place))
     texts = [[7 + n, 8, 9, 2] for n in range(20)]

@@ -8,12 +8,12 @@ LARGE = [875031046472, 147776104390, 524109212914, 632959125254]
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 1000, 65537])
-def test_every_position_is_visited_exactly_once(size):
+def test_every_position_is_visited_once(size):
     order = Permutation(size, 7, "order")[np.arange(size)]
     assert np.array_equal(np.sort(order), np.arange(size))
 
 
-def test_a_permutation_depends_on_its_seed_and_its_names_and_nothing_else():
+def test_permutation_depends_on_seed_and_names_only():
     at = np.arange(1000)
     first = Permutation(1000, 7, "a", 0)[at]
     assert np.array_equal(first, Permutation(1000, 7, "a", 0)[at])
@@ -21,53 +21,53 @@ def test_a_permutation_depends_on_its_seed_and_its_names_and_nothing_else():
         assert (first == other[at]).mean() < 0.02
 
 
-def test_one_position_equals_the_same_position_of_many():
+def test_single_position_equals_array_lookup():
     many = Permutation(12345, 7, "order")[np.arange(12345)]
     for position in (0, 1, 6000, 12344):
         assert Permutation(12345, 7, "order")[np.asarray(position)] == many[position]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 70, 257, 10**12])
-def test_the_inverse_gives_the_position_of_a_value(size):
+def test_inverse_gives_position_of_value(size):
     order, at = Permutation(size, 7, "order"), np.arange(min(size, 500))
     assert np.array_equal(order.inverse(order[at]), at) and np.array_equal(order[order.inverse(at)], at)
 
 
-def test_several_orders_looked_up_together_are_each_its_own():
+def test_each_looks_up_several_permutations():
     orders = [Permutation(70, 7, "order", epoch) for epoch in range(3)]
     which, at = np.arange(210) % 3, np.arange(210) // 3
     together = Permutation.each(orders, which, at)
     assert together.tolist() == [int(orders[w][np.asarray(k)]) for w, k in zip(which, at, strict=True)]
 
 
-def test_orders_are_what_they_always_were():
-    """A training that an older version began goes on with the samples that it would have read."""
+def test_permutations_are_stable_across_versions():
+    """A training of an older version continues with the same samples."""
     assert Permutation(10, 7, "samples", "prose", 0)[np.arange(10)].tolist() == SMALL
     assert Permutation(10**12, 7, "samples", "prose", 3)[np.arange(4)].tolist() == LARGE
 
 
-def test_huge_permutations_cost_nothing_to_make():
+def test_huge_permutations_are_created_instantly():
     size = 10**15
     values = Permutation(size, 7, "order")[np.arange(1000)]
     assert len(set(values.tolist())) == 1000
     assert values.max() < size
 
 
-def test_every_place_is_equally_likely_and_neighbours_are_parted():
-    # Over 4000 keys, each of 10 things stands first about 400 times: chi-square with 9 degrees of freedom.
+def test_positions_are_uniform_and_neighbours_separated():
+    # Over 4000 keys, each of 10 values comes first about 400 times: chi-square with 9 degrees of freedom.
     firsts = [int(Permutation(10, key, "order")[np.asarray(0)]) for key in range(4000)]
     counts = np.bincount(firsts, minlength=10)
-    assert ((counts - 400) ** 2 / 400).sum() < 27.9  # 0.1 % of the time above
+    assert ((counts - 400) ** 2 / 400).sum() < 27.9  # exceeded with probability 0.1 %
     order = Permutation(10000, 7, "order")[np.arange(10000)]
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
 
 
 @pytest.mark.parametrize("position", [-1, 10])
-def test_positions_outside_are_refused(position):
+def test_positions_outside_are_rejected(position):
     with pytest.raises(IndexError, match=str(position)):
         Permutation(10, 7, "order")[np.asarray([position])]
 
 
-def test_a_permutation_of_nothing_is_refused():
+def test_empty_permutation_is_rejected():
     with pytest.raises(ValueError, match="0 things"):
         Permutation(0, 7)

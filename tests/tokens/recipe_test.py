@@ -1,4 +1,4 @@
-"""Laws of recipes: the paper's table adds up, and what a blend contains is known at any place."""
+"""Recipes: the paper's table adds up, and the contents of a blend are known at any place."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from trivium.tokens.recipe import contents_after, load_recipe, recipe_lines, rec
 SEQUENCE = 2048
 
 
-def test_the_table_of_the_paper_adds_up_as_the_paper_says():
+def test_table_of_the_paper_adds_up():
     recipe = load_recipe("mt-nlg")
     assert len(recipe.sources) == 15
     assert sum(row.tokens for row in recipe.sources.values()) == pytest.approx(339e9, abs=0.5e9)
@@ -18,17 +18,17 @@ def test_the_table_of_the_paper_adds_up_as_the_paper_says():
     assert sum(row.tokens * row.epochs for row in recipe.sources.values()) == pytest.approx(270e9, rel=0.01)
 
 
-def test_computed_epochs_are_those_the_paper_prints():
+def test_computed_epochs_equal_the_papers():
     recipe = load_recipe("mt-nlg")
     contents = contents_after(int(recipe.tokens_trained), recipe, sequence=SEQUENCE)
     for source, one in contents.items():
-        # printed with one decimal, from weights printed with one decimal
+        # one decimal is printed, computed from weights with one decimal
         assert one.epochs == pytest.approx(recipe.sources[source].epochs, abs=0.12), source
     assert sum(one.tokens for one in contents.values()) == int(recipe.tokens_trained) // SEQUENCE * SEQUENCE
 
 
 @pytest.mark.parametrize("samples", [0, 1, 777, 70_000])
-def test_contents_are_what_drawing_sample_by_sample_gives(samples):
+def test_contents_equal_those_of_drawing_samples(samples):
     recipe = load_recipe("mt-nlg")
     blend = Blend(recipe.weights)
     drawn = np.bincount(blend.source(np.arange(samples)), minlength=len(blend.sources))
@@ -38,7 +38,7 @@ def test_contents_are_what_drawing_sample_by_sample_gives(samples):
     )
 
 
-def test_the_table_shows_every_source_and_its_epochs():
+def test_table_shows_every_source_and_its_epochs():
     recipe = load_recipe("mt-nlg")
     lines = recipe_lines(contents_after(270 * 10**9, recipe, sequence=SEQUENCE), recipe)
     assert len(lines) == 17
@@ -47,7 +47,7 @@ def test_the_table_shows_every_source_and_its_epochs():
     assert f"{float(line.split()[-3]):.1f}" == f"{100 * 14.3 / sum(recipe.weights.values()):.1f}"
 
 
-def test_an_unknown_recipe_and_a_broken_one_say_what_is_wrong(tmp_path):
+def test_unknown_and_damaged_recipes_are_explained(tmp_path):
     assert recipe_names() == ["mt-nlg"]
     with pytest.raises(ConfigError, match="did you mean 'mt-nlg'"):
         load_recipe("mtnlg")
@@ -72,7 +72,7 @@ def test_an_unknown_recipe_and_a_broken_one_say_what_is_wrong(tmp_path):
         (b"sources: {a: {tokens: 5, weight: 1}}\ntokens_trained: 1.e+300", "tokens_trained is 1e+300"),
     ],
 )
-def test_a_recipe_that_is_none_is_refused_by_its_name(tmp_path, content, told):
+def test_invalid_recipe_is_rejected_by_name(tmp_path, content, told):
     path = tmp_path / "r.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as found:
@@ -81,7 +81,7 @@ def test_a_recipe_that_is_none_is_refused_by_its_name(tmp_path, content, told):
     assert told in str(found.value)
 
 
-def test_the_columns_of_a_recipe_stay_apart_however_much_is_read():
+def test_columns_stay_separated_for_large_numbers():
     recipe = load_recipe("mt-nlg")
     for tokens in (10**9, 270 * 10**9, 10**30):
         head, *rows = recipe_lines(contents_after(tokens, recipe, sequence=SEQUENCE), recipe)

@@ -13,7 +13,7 @@ from trivium.tokens.encode import tokenize
 from trivium.tokens.lineage import Lineage
 from trivium.tokens.manifest import MANIFEST, never_read, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
-from trivium.tokens.samples import BLOCK, TokenDataset
+from trivium.tokens.samples import BLOCK_SAMPLES, TokenDataset
 
 S = 16
 WEIGHTS = {"prose": 0.6, "pages": 0.3, "tiny": 0.1}
@@ -39,7 +39,7 @@ def validation(directory):
     return TokenDataset.open(directory, "validation", sequence=S, seed=5)
 
 
-def test_a_sample_is_the_window_it_says_it_is(train, directory):
+def test_sample_is_the_window_that_where_names(train, directory):
     shards = open_shards(directory, "train")
     for i in range(300):
         source, _, start = train.where(i)
@@ -50,8 +50,8 @@ def test_a_sample_is_the_window_it_says_it_is(train, directory):
 
 
 @pytest.mark.parametrize("sequence", [16, 500, 900, 5000])
-def test_places_looked_up_together_are_those_of_each_source_and_epoch_alone(directory, sequence):
-    """The definition, one sample at a time: also where sources have few windows, or one."""
+def test_batched_lookup_equals_single_lookup(directory, sequence):
+    """Compare with the definition, one sample at a time, including sources with few windows or one."""
     train = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
     windows = {
         s: max(1, (len(shard.tokens) - 1) // sequence) for s, shard in open_shards(directory, "train").items()
@@ -68,17 +68,17 @@ def test_places_looked_up_together_are_those_of_each_source_and_epoch_alone(dire
         assert (source, int(together.epoch[i]), int(together.start[i])) == expected
 
 
-def test_a_block_of_samples_makes_no_order_of_one_window(directory, monkeypatch):
-    """Thousands of epochs stand in a block where sources are no longer than a sample."""
+def test_single_window_source_builds_no_permutation(directory, monkeypatch):
+    """A block contains thousands of epochs of a source that is no longer than a sample."""
     made = []
     monkeypatch.setattr(samples, "Permutation", lambda *args: made.append(args) or Permutation(*args))
     train = TokenDataset.open(directory, "train", sequence=100_000, seed=5)
     assert train.num_samples == len(WEIGHTS)
-    assert train._places(np.arange(BLOCK)).start.tolist() == [0] * BLOCK
+    assert train._places(np.arange(BLOCK_SAMPLES)).start.tolist() == [0] * BLOCK_SAMPLES
     assert not made
 
 
-def test_sample_i_depends_on_the_seed_and_i_alone(directory, train):
+def test_sample_depends_on_seed_and_index_only(directory, train):
     order = np.random.default_rng(0).permutation(200)
     again = TokenDataset.open(directory, "train", sequence=S, seed=5)
     backwards = {i: again.sample(i).tolist() for i in order.tolist()}
@@ -87,7 +87,7 @@ def test_sample_i_depends_on_the_seed_and_i_alone(directory, train):
     assert [other.where(i) for i in range(200)] != [train.where(i) for i in range(200)]
 
 
-def test_every_window_of_a_source_is_seen_once_per_epoch_in_a_new_order(train):
+def test_every_window_is_read_once_per_epoch_in_new_order(train):
     seen = {}
     for i in range(1200):
         where = train.where(i)
@@ -101,7 +101,7 @@ def test_every_window_of_a_source_is_seen_once_per_epoch_in_a_new_order(train):
     assert seen["pages", 0] != seen["pages", 1]
 
 
-def test_counts_after_n_are_the_sources_of_the_first_n_samples_and_follow_the_weights(train):
+def test_counts_follow_samples_and_weights(train):
     counts = dict.fromkeys(WEIGHTS, 0)
     for i in range(500):
         assert train.counts_after(i) == counts
@@ -109,16 +109,16 @@ def test_counts_after_n_are_the_sources_of_the_first_n_samples_and_follow_the_we
     assert counts == {"prose": 300, "pages": 150, "tiny": 50}
 
 
-def test_a_source_has_as_many_windows_as_have_all_their_targets(directory):
+def test_windows_have_all_their_targets(directory):
     lengths = [len(shard.tokens) for shard in open_shards(directory, "train").values()]
-    for sequence in range(1, 60):  # among them, divisors of the lengths
+    for sequence in range(1, 60):  # includes divisors of the lengths
         dataset = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
         assert dataset.num_samples == sum(max(1, (n - 1) // sequence) for n in lengths)
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("sequence", [1, 7, 16, 23, 60])
-def test_the_tails_are_what_no_sample_of_a_whole_pass_reads(directory, sequence):
+def test_never_read_is_the_incomplete_tail(directory, sequence):
     dataset = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
     read, passed, i = {}, set(), 0
     while len(passed) < dataset.num_samples:
@@ -132,7 +132,7 @@ def test_the_tails_are_what_no_sample_of_a_whole_pass_reads(directory, sequence)
     assert sequence == 1 or any(never.values())
 
 
-def test_of_a_source_of_weight_0_no_token_is_read(directory):
+def test_source_of_weight_0_is_never_read(directory):
     manifest = read_tokens_manifest(directory)
     ends = never_read(manifest, S)
     manifest["sources"]["pages"]["weight"] = 0.0
@@ -140,7 +140,7 @@ def test_of_a_source_of_weight_0_no_token_is_read(directory):
     assert never_read(manifest, S) == {**ends, "pages": whole} != ends
 
 
-def test_what_validates_is_the_same_under_every_blend(validation, directory, tmp_path):
+def test_validation_does_not_depend_on_blend(validation, directory, tmp_path):
     other = shutil.copytree(directory, tmp_path / "tokens")
     manifest = read_tokens_manifest(other)
     manifest["sources"]["pages"]["weight"] = 0.0
@@ -151,7 +151,7 @@ def test_what_validates_is_the_same_under_every_blend(validation, directory, tmp
     assert same.samples(every).tolist() == validation.samples(every).tolist()
 
 
-def test_a_source_shorter_than_one_window_repeats_within_it(train, directory):
+def test_short_source_repeats_within_window(train, directory):
     text = np.asarray(open_shards(directory, "train")["tiny"].tokens)
     assert 0 < len(text) < S + 1
     i = next(i for i in range(100) if train.where(i).source == "tiny")
@@ -159,7 +159,7 @@ def test_a_source_shorter_than_one_window_repeats_within_it(train, directory):
     assert sum(span.length for span in train.documents_of(i)) == S + 1
 
 
-def test_each_target_of_validation_is_predicted_once(validation, directory):
+def test_validation_targets_are_predicted_once(validation, directory):
     predicted = {}
     for i in range(validation.num_samples):
         source, epoch, start = validation.where(i)
@@ -174,8 +174,8 @@ def test_each_target_of_validation_is_predicted_once(validation, directory):
     assert validation.counts_after(validation.num_samples) == {s: len(p) for s, p in predicted.items()}
 
 
-def test_the_first_samples_of_validation_are_a_fair_share_of_every_source(directory):
-    """Few are read, and those of the source that is first by its name would tell of it alone."""
+def test_prefix_of_validation_represents_every_source(directory):
+    """Validation often reads few samples, which must not all come from the alphabetically first source."""
     fine = TokenDataset.open(directory, "validation", sequence=2, seed=5)
     other = TokenDataset.open(directory, "validation", sequence=2, seed=6)
     whole, some = fine.counts_after(fine.num_samples), fine.num_samples // 3
@@ -185,7 +185,7 @@ def test_the_first_samples_of_validation_are_a_fair_share_of_every_source(direct
     assert fine.samples(range(some)).tolist() == other.samples(range(some)).tolist()
 
 
-def test_counts_of_validation_are_the_sources_of_its_first_samples(validation):
+def test_validation_counts_follow_samples(validation):
     counts = dict.fromkeys(validation.counts_after(0), 0)
     for i in range(validation.num_samples):
         assert validation.counts_after(i) == counts
@@ -193,7 +193,7 @@ def test_counts_of_validation_are_the_sources_of_its_first_samples(validation):
     assert len([n for n in counts.values() if n]) > 1
 
 
-def test_validation_has_no_sample_beyond_its_last(validation, train):
+def test_validation_ends_after_last_sample(validation, train):
     with pytest.raises(IndexError, match=str(validation.num_samples)):
         validation.sample(validation.num_samples)
     for dataset in (validation, train):
@@ -217,20 +217,20 @@ def test_lineage_names_the_document_of_every_token(train, validation, directory)
             assert at == S + 1
 
 
-def test_the_hash_of_a_batch_names_its_data_in_order(train, directory):
+def test_batch_hash_depends_on_data_and_order(train, directory):
     again = TokenDataset.open(directory, "train", sequence=S, seed=5)
     assert train.digest(10, 10) == again.digest(10, 10)
     assert train.digest(10, 10) != train.digest(11, 10)
 
 
-def test_a_sample_far_away_is_found_at_once(train):
+def test_distant_sample_is_found_quickly(train):
     where = train.where(10**12)
     assert where.start % S == 0
     assert sum(train.counts_after(10**12).values()) == 10**12
 
 
-@pytest.mark.parametrize("first", [0, 5 * BLOCK - 40])
-def test_batches_one_after_another_are_looked_up_together_wherever_they_are(directory, monkeypatch, first):
+@pytest.mark.parametrize("first", [0, 5 * BLOCK_SAMPLES - 40])
+def test_consecutive_batches_are_looked_up_together(directory, monkeypatch, first):
     dataset, asked = TokenDataset.open(directory, "train", sequence=S, seed=5), []
     look_up = dataset._places
     monkeypatch.setattr(dataset, "_places", lambda indices: asked.append(len(indices)) or look_up(indices))
@@ -239,21 +239,21 @@ def test_batches_one_after_another_are_looked_up_together_wherever_they_are(dire
         places = look_up(np.arange(start, start + 8))
         assert all(dataset.where(start + k).start == places.start[k] for k in range(8))
         assert batch.shape == (8, S + 1)
-    assert asked.count(BLOCK) == (1 if first == 0 else 2)
-    assert set(asked) == {BLOCK, 1}
+    assert asked.count(BLOCK_SAMPLES) == (1 if first == 0 else 2)
+    assert set(asked) == {BLOCK_SAMPLES, 1}
 
 
-def test_a_split_too_small_for_one_sample_is_refused_with_the_remedy(directory):
+def test_too_small_split_is_rejected_with_remedy(directory):
     with pytest.raises(DataError, match=r"100000 \+ 1.*validation_fraction"):
         TokenDataset.open(directory, "validation", sequence=100_000, seed=5)
 
 
-def test_an_unknown_split_is_refused(directory):
+def test_unknown_split_is_rejected(directory):
     with pytest.raises(DataError, match="did you mean 'train'"):
         TokenDataset.open(directory, "trian", sequence=S, seed=5)
 
 
-def test_shards_that_are_not_those_of_the_manifest_are_refused(directory, tmp_path):
+def test_shards_that_differ_from_manifest_are_rejected(directory, tmp_path):
     for path in directory.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -263,7 +263,7 @@ def test_shards_that_are_not_those_of_the_manifest_are_refused(directory, tmp_pa
         TokenDataset.open(tmp_path, "train", sequence=S, seed=5)
 
 
-def test_a_text_of_one_word_has_samples_like_any_other(directory, tmp_path):
+def test_text_of_one_word_has_samples(directory, tmp_path):
     copied = shutil.copytree(directory, tmp_path / "tokens")
     for path in copied.glob("train-*.bin"):
         np.full_like(np.fromfile(path, dtype=np.uint16), 7).tofile(path)
@@ -271,7 +271,7 @@ def test_a_text_of_one_word_has_samples_like_any_other(directory, tmp_path):
     assert np.unique(train.samples(range(50))).tolist() == [7]
 
 
-def test_an_id_outside_the_vocabulary_is_refused_with_its_shard(directory, tmp_path):
+def test_id_outside_vocabulary_is_rejected_with_shard(directory, tmp_path):
     copied = shutil.copytree(directory, tmp_path / "tokens")
     path = copied / "train-pages.bin"
     ids = np.fromfile(path, dtype=np.uint16)

@@ -23,12 +23,12 @@ def write(prefix, documents, dtype="uint16"):
 
 
 def columns(documents):
-    """Ids end to end, and the length of each document."""
+    """Return concatenated ids and the length of each document."""
     return np.asarray(sum(documents, []), np.int64), np.asarray([len(d) for d in documents], np.int64)
 
 
 def reference_write(prefix, sequences, dtype, marks):
-    """The published format, one field at a time, sharing nothing with the code under test."""
+    """Write the published format one field at a time, independently of the code under test."""
     item = np.dtype(dtype).itemsize
     letter = {"uint8": "B", "uint16": "H", "int32": "i", "int64": "q"}[dtype]
     with open(f"{prefix}.bin", "wb") as file:
@@ -63,13 +63,13 @@ def reference_read(prefix):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
-def test_what_we_write_an_independent_reader_of_the_format_reads(tmp_path, dtype):
+def test_independent_reader_reads_our_shards(tmp_path, dtype):
     write(tmp_path / "s", DOCUMENTS, dtype)
     assert reference_read(tmp_path / "s") == (dtype, DOCUMENTS, [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
-def test_what_an_independent_writer_writes_we_read(tmp_path, dtype):
+def test_independently_written_shards_are_read(tmp_path, dtype):
     reference_write(tmp_path / "s", DOCUMENTS, dtype, marks=[0, 1, 2, 3, 4])
     shard = TokenShard.open(tmp_path / "s")
     assert [shard[i].tolist() for i in range(len(shard))] == DOCUMENTS
@@ -78,7 +78,7 @@ def test_what_an_independent_writer_writes_we_read(tmp_path, dtype):
     assert shard.document_starts[:].tolist() == [0, 3, 3, 4, 44]
 
 
-def test_a_document_of_several_sequences_is_one_document(tmp_path):
+def test_document_of_several_sequences_is_one_document(tmp_path):
     reference_write(tmp_path / "s", DOCUMENTS, "int32", marks=[0, 1, 3, 4])
     shard = TokenShard.open(tmp_path / "s")
     assert [shard[i].tolist() for i in range(len(shard))] == [[5, 6, 7], [65000], list(range(40))]
@@ -86,7 +86,7 @@ def test_a_document_of_several_sequences_is_one_document(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 65535), max_size=30), max_size=20), st.integers(1, 7))
-def test_any_documents_come_back_whatever_the_chunks(tmp_path_factory, documents, size):
+def test_documents_round_trip_in_any_chunks(tmp_path_factory, documents, size):
     prefix = tmp_path_factory.mktemp("s") / "with.a.dot"
     writer = ShardWriter(prefix, dtype="uint16")
     for k in range(0, len(documents), size):
@@ -97,12 +97,12 @@ def test_any_documents_come_back_whatever_the_chunks(tmp_path_factory, documents
 
 
 @pytest.mark.parametrize("token", [65536, -1])
-def test_an_id_that_does_not_fit_the_dtype_is_refused(tmp_path, token):
+def test_id_outside_dtype_is_rejected(tmp_path, token):
     with pytest.raises(DataError, match=f"{token}.*uint16"):
         write(tmp_path / "s", [[1], [token]])
 
 
-def test_no_document_beyond_the_last_is_given(tmp_path):
+def test_document_index_is_bounded(tmp_path):
     write(tmp_path / "s", DOCUMENTS)
     with pytest.raises(IndexError, match="document 4"):
         TokenShard.open(tmp_path / "s")[4]
@@ -115,8 +115,8 @@ def test_no_document_beyond_the_last_is_given(tmp_path):
     st.integers(0, 9),
     st.integers(0, 9),
 )
-def test_starts_are_found_as_numpy_finds_them_in_an_array(tmp_path_factory, lengths, marks, first, count):
-    """Documents of several sequences and of none, empty sequences, and parts of a shard."""
+def test_search_agrees_with_numpy(tmp_path_factory, lengths, marks, first, count):
+    """Cases: documents of several sequences and of none, empty sequences, and parts of a shard."""
     prefix = tmp_path_factory.mktemp("s") / "s"
     marks = sorted(min(mark, len(lengths)) for mark in marks)
     reference_write(prefix, [[1] * n for n in lengths], "uint16", marks=[0, *marks, len(lengths)])
@@ -133,7 +133,7 @@ def test_starts_are_found_as_numpy_finds_them_in_an_array(tmp_path_factory, leng
             assert starts.search(token, side=side) == np.searchsorted(expected, token, side=side)
 
 
-def test_memory_for_the_starts_of_documents_does_not_grow_with_their_number(tmp_path):
+def test_memory_of_starts_is_bounded(tmp_path):
     documents = 1_000_000
     writer = ShardWriter(tmp_path / "s", dtype="uint16")
     writer.append(np.zeros(documents, np.uint16), np.ones(documents, np.int64))
@@ -149,8 +149,8 @@ def test_memory_for_the_starts_of_documents_does_not_grow_with_their_number(tmp_
     tracemalloc.stop()
 
 
-def test_a_shard_is_opened_without_its_index_in_memory_or_a_file_open_for_it(tmp_path):
-    """Every rank opens every source; who asks for documents pays for them."""
+def test_open_shard_keeps_no_index_or_file(tmp_path):
+    """Every rank opens every source, so only a reader of documents may use memory for the index."""
     documents = 300_000
     writer = ShardWriter(tmp_path / "s", dtype="uint16")
     writer.append(np.arange(documents) % 7, np.ones(documents, np.int64))
@@ -168,7 +168,7 @@ def test_a_shard_is_opened_without_its_index_in_memory_or_a_file_open_for_it(tmp
     assert [part.document_starts[n] for n in (0, 1, -1)] == [0, 1, 200_000]
 
 
-def test_parts_are_the_documents_they_name_also_parts_of_parts(tmp_path):
+def test_parts_of_parts_are_the_named_documents(tmp_path):
     reference_write(tmp_path / "s", DOCUMENTS, "int32", marks=[0, 1, 3, 3, 4])
     shard = TokenShard.open(tmp_path / "s")
     whole = [shard[i].tolist() for i in range(len(shard))]
@@ -185,9 +185,9 @@ def test_parts_are_the_documents_they_name_also_parts_of_parts(tmp_path):
             assert [again[i].tolist() for i in range(len(again))] == whole[first : first + count][1:3]
 
 
-@pytest.mark.parametrize("place", [3, shards._CHECKED_AT_ONCE - 1, shards._CHECKED_AT_ONCE, 150_000])
+@pytest.mark.parametrize("place", [3, shards._BLOCK_ENTRIES - 1, shards._BLOCK_ENTRIES, 150_000])
 @pytest.mark.parametrize("what", ["lengths", "pointers", "marks"])
-def test_damage_is_found_wherever_it_is_in_a_long_index(tmp_path, what, place):
+def test_damage_anywhere_in_long_index_is_detected(tmp_path, what, place):
     documents = 150_001
     writer = ShardWriter(tmp_path / "s", dtype="uint16")
     writer.append(np.zeros(documents, np.int64), np.ones(documents, np.int64))
@@ -209,7 +209,7 @@ def patched(at, value):
     return lambda data: data[:at] + value + data[at + len(value) :]
 
 
-LENGTHS = 34  # where the arrays begin: magic 9, version 8, code 1, two counts of 8
+LENGTHS = 34  # start of the arrays: magic 9, version 8, code 1, and two counts of 8 bytes
 DAMAGE = {
     "magic": (patched(0, b"X"), "starts with"),
     "version": (patched(9, struct.pack("<Q", 2)), "version 2"),
@@ -234,7 +234,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_index_is_refused_naming_the_file_and_what_was_found(tmp_path, damage):
+def test_damaged_index_is_rejected_naming_file_and_cause(tmp_path, damage):
     write(tmp_path / "s", DOCUMENTS)
     change, message = DAMAGE[damage]
     path = tmp_path / "s.idx"
@@ -246,9 +246,7 @@ def test_a_damaged_index_is_refused_naming_the_file_and_what_was_found(tmp_path,
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 34 + 12 * 4 + 8 * 5 - 8), st.binary(min_size=8, max_size=8))
-def test_an_index_that_nobody_checked_gives_tokens_of_its_own_shard_or_an_error(
-    tmp_path_factory, place, damage
-):
+def test_unchecked_index_gives_own_tokens_or_an_error(tmp_path_factory, place, damage):
     prefix = tmp_path_factory.mktemp("s") / "s"
     write(prefix, DOCUMENTS)
     path = prefix.with_name("s.idx")
@@ -262,7 +260,7 @@ def test_an_index_that_nobody_checked_gives_tokens_of_its_own_shard_or_an_error(
         assert str(prefix) in str(error)
 
 
-def test_a_shard_is_mapped_without_reading_its_index(tmp_path):
+def test_mapped_shard_does_not_read_the_index(tmp_path):
     documents = 150_001
     writer = ShardWriter(tmp_path / "s", dtype="uint16")
     writer.append(np.arange(documents) % 7, np.ones(documents, np.int64))
@@ -276,7 +274,7 @@ def test_a_shard_is_mapped_without_reading_its_index(tmp_path):
 
 
 @pytest.mark.parametrize("change", [lambda d: d[:-2], lambda d: d + b"\0\0", lambda d: b""])
-def test_ids_missing_or_left_over_are_refused(tmp_path, change):
+def test_missing_or_surplus_ids_are_rejected(tmp_path, change):
     write(tmp_path / "s", DOCUMENTS)
     path = tmp_path / "s.bin"
     path.write_bytes(change(path.read_bytes()))
@@ -285,25 +283,27 @@ def test_ids_missing_or_left_over_are_refused(tmp_path, change):
 
 
 @pytest.mark.parametrize("name", ["s.idx", "s.bin"])
-def test_a_missing_file_is_refused_by_name(tmp_path, name):
+def test_missing_file_is_rejected_by_name(tmp_path, name):
     write(tmp_path / "s", DOCUMENTS)
     (tmp_path / name).unlink()
     with pytest.raises(DataError, match=name.replace(".", r"\.")):
         TokenShard.open(tmp_path / "s")
 
 
-def test_lengths_that_are_not_those_of_the_ids_are_refused(tmp_path):
+def test_lengths_that_do_not_fit_ids_are_rejected(tmp_path):
     with pytest.raises(DataError, match="3 ids for documents of 2"):
         ShardWriter(tmp_path / "s", dtype="uint16").append(np.arange(3), np.asarray([1, 1]))
 
 
-def test_a_document_longer_than_the_index_can_count_is_refused(tmp_path):
+def test_overlong_document_is_rejected(tmp_path):
     writer = ShardWriter(tmp_path / "s", dtype="uint16")
-    with pytest.raises(DataError, match="a document of 2147483648 tokens; an index counts up to 2147483647"):
+    with pytest.raises(
+        DataError, match="a document has 2147483648 tokens, more than the 2147483647 of an index"
+    ):
         writer.append(np.zeros(0, np.uint32), np.array([5, 2**31]))
 
 
-def test_a_shard_interrupted_before_its_index_is_not_a_shard(tmp_path):
+def test_shard_without_index_is_incomplete(tmp_path):
     ShardWriter(tmp_path / "s", dtype="uint16").append(*columns([[1, 2]]))
     with pytest.raises(DataError, match=r"s\.idx"):
         TokenShard.open(tmp_path / "s")

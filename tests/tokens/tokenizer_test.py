@@ -14,33 +14,33 @@ TOKENIZER = train_tokenizer([prose(i, 400) for i in range(5)], 400)
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_unicode_text_comes_back_unchanged(text):
+def test_any_unicode_text_round_trips(text):
     ids = TOKENIZER.encode(text)
     assert TOKENIZER.decode(ids) == text
     assert all(0 <= i < TOKENIZER.vocabulary for i in ids)
     assert TOKENIZER.end_of_text not in ids
 
 
-def test_every_single_byte_has_an_id_even_if_training_never_saw_it():
+def test_every_byte_has_an_id():
     tiny = train_tokenizer(["aa"], 257)
     assert tiny.vocabulary == 257
     assert tiny.decode(tiny.encode("žluťoučký 🦄\x00\x7f")) == "žluťoučký 🦄\x00\x7f"
 
 
-def test_the_end_mark_written_in_a_document_is_ordinary_text():
+def test_end_of_text_in_a_document_is_ordinary_text():
     text = f"a document about {END_OF_TEXT} tokens"
     assert TOKENIZER.end_of_text not in TOKENIZER.encode(text)
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
     assert TOKENIZER.decode([TOKENIZER.end_of_text]) == END_OF_TEXT
 
 
-def test_the_same_texts_train_the_same_tokenizer_and_other_texts_another():
+def test_equal_texts_train_equal_tokenizers():
     again = train_tokenizer(iter([prose(i, 400) for i in range(5)]), 400)
     assert again.sha256 == TOKENIZER.sha256
     assert train_tokenizer(["something else entirely, " * 20], 400).sha256 != TOKENIZER.sha256
 
 
-def test_a_saved_tokenizer_is_the_same_tokenizer(tmp_path):
+def test_saved_tokenizer_is_equal(tmp_path):
     TOKENIZER.save(tmp_path / "tokenizer.json")
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
     assert loaded.sha256 == TOKENIZER.sha256
@@ -48,23 +48,23 @@ def test_a_saved_tokenizer_is_the_same_tokenizer(tmp_path):
     assert loaded.encode(f"the parser {END_OF_TEXT}") == TOKENIZER.encode(f"the parser {END_OF_TEXT}")
 
 
-def test_training_learns_words_so_that_text_takes_fewer_tokens_than_bytes():
+def test_training_reduces_tokens_below_bytes():
     text = prose(99, 300)
     assert len(TOKENIZER.encode(text)) < len(text) / 3
 
 
-def test_encoding_many_texts_equals_encoding_each():
+def test_batch_encoding_equals_single_encoding():
     texts = [prose(i, 30) for i in range(20)] + ["", "ß"]
     assert TOKENIZER.encode_batch(texts) == [TOKENIZER.encode(t) for t in texts]
 
 
-def test_half_a_character_is_refused_with_its_position():
+def test_lone_surrogate_is_rejected_with_position():
     with pytest.raises(DataError, match="position 3"):
         TOKENIZER.encode("abc\ud800")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"{}", json.dumps({"model": {}}).encode()])
-def test_a_damaged_file_is_refused_by_name(tmp_path, content):
+def test_damaged_file_is_rejected_by_name(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"tokenizer\.json"):
@@ -74,25 +74,25 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, content):
 @pytest.mark.parametrize(
     ("part", "damage"),
     [
-        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),  # when it is read
-        ("pre_tokenizer", {"type": "FixedLength", "length": 0}),  # when a text is encoded
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),  # fails when it is read
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}),  # fails when a text is encoded
     ],
 )
-def test_a_file_that_makes_the_library_panic_is_refused_by_name(tmp_path, part, damage):
+def test_file_causing_panic_is_rejected_by_name(tmp_path, part, damage):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(json.loads(TOKENIZER.description) | {part: damage}))
     with pytest.raises(DataError, match=r"tokenizer\.json is not a tokenizer"):
         load_tokenizer(path)
 
 
-def test_an_interrupt_while_a_tokenizer_is_read_stays_an_interrupt(tmp_path, monkeypatch):
+def test_interrupt_while_reading_is_not_swallowed(tmp_path, monkeypatch):
     TOKENIZER.save(tmp_path / "tokenizer.json")
     monkeypatch.setattr("tokenizers.Tokenizer.from_str", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
-def test_a_tokenizer_without_an_end_mark_is_refused(tmp_path):
+def test_tokenizer_without_end_token_is_rejected(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(TOKENIZER.description.replace(END_OF_TEXT, "<|other|>"))
     with pytest.raises(DataError, match="endoftext"):
@@ -101,6 +101,6 @@ def test_a_tokenizer_without_an_end_mark_is_refused(tmp_path):
         Tokenizer(path.read_text()).end_of_text
 
 
-def test_a_missing_file_names_the_command_that_makes_it(tmp_path):
+def test_missing_file_names_the_command(tmp_path):
     with pytest.raises(DataError, match="trivium tokenize"):
         load_tokenizer(tmp_path / "absent.json")

@@ -1,4 +1,4 @@
-"""A folder of Hugging Face as a checkpoint of ours: weights to begin a training with, in any layout."""
+"""Import a Hugging Face folder as a checkpoint, from which training can start in any layout."""
 
 import filecmp
 import re
@@ -32,23 +32,23 @@ _CONSTANTS = (
     ".attn.bias",
     ".attn.masked_bias",
     ".rotary_emb.inv_freq",
-)  # masks and angles that old folders keep
+)  # attention masks and rotary frequencies that old folders store
 _OURS: dict[str, Dtype] = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
 class Held(NamedTuple):
-    """Which file has a tensor, and its dtype there."""
+    """The file of a tensor, and its dtype there."""
 
     file: Path
     dtype: str
 
 
 def import_hf(folder: str | Path, root: str | Path) -> Path:
-    """Write the weights in `folder` as the checkpoint of step 0 under `root`; returns its directory.
+    """Write the weights in `folder` as the checkpoint of step 0 under `root`, and return its directory.
 
-    The tokenizer's files and generation_config.json are copied into `root`, where `generate` and others find them.
-    Raises DataError when the folder is incomplete or its architecture computes something else, ConfigError when
-    root holds a step 0 already, or other files of a tokenizer.
+    The tokenizer's files and generation_config.json are copied into `root`, where `generate` and others find
+    them. Raises DataError if the folder is incomplete or its architecture is not supported, and ConfigError if
+    `root` contains a step 0 or other tokenizer files already.
     """
     folder, root = Path(folder), Path(root)
     final = root / "step-00000000"
@@ -60,7 +60,7 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
     if not ids_of(config.get("eos_token_id")):
         model = model.model_copy(update={"end_of_text": _end_beside(folder, model)})
     held = _files(folder)
-    if model.layers > len(held):  # before a table of a billion layers is made
+    if model.layers > len(held):  # checked before a parameter table for a wrong number of layers is built
         raise DataError(
             f"{folder}: config.json says {model.layers} layers, and the files hold {len(held)} tensors; they do not "
             f"belong together: download the folder again"
@@ -68,7 +68,7 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
     family = family_named(config, str(folder / "config.json"))
     rows, names = list(twins(model, family)), family.names(model)
     _refuse_unused(held, rows, folder)
-    # Some folders leave out the prefix of the inner model.
+    # Some folders omit the prefix of the inner model.
     where = {f"{prefix}{n}": p for n, p in held.items() for prefix in (names.prefix,)} | held
     _refuse_missing(where, rows, folder)
     dtype = _dtype(where, rows, folder)
@@ -97,13 +97,13 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
 
 
 def words_in(folder: Path) -> list[str]:
-    """The files of a tokenizer and its special tokens, and of generation, in a folder; none without tokenizer.json."""
+    """Return the names of the tokenizer's and generation's files in a folder; [] without tokenizer.json."""
     names = [name for name in (FILE, CONFIG, MAP, GENERATION) if (folder / name).is_file()]
     return names if FILE in names else []
 
 
 def _refuse_other_words(folder: Path, root: Path) -> None:
-    """ConfigError where the files of a tokenizer would take the place of others."""
+    """Raise ConfigError if tokenizer files would be replaced by different ones."""
     for name in words_in(folder):
         if (root / name).is_file() and not filecmp.cmp(folder / name, root / name, shallow=False):
             raise ConfigError(
@@ -119,13 +119,15 @@ def _refuse_missing(where: Mapping[str, Held], rows: Iterable[Twin], folder: Pat
 
 
 def _dtype(where: Mapping[str, Held], rows: Iterable[Twin], folder: Path) -> str:
-    """The one that holds all weights as they are: norms may be wider than matrices."""
+    """Return the dtype that represents all weights exactly; norms may have a wider dtype than matrices."""
     used = {where[name].dtype: name for twin in rows for name in twin.theirs}
     unknown = sorted(used.keys() - _OURS.keys())
     if unknown:
         raise DataError(f"{folder}: tensor '{used[unknown[0]]}' is {unknown[0]}; known: {', '.join(_OURS)}")
     widest = next(dtype for dtype in _OURS if dtype in used)
-    return "F32" if widest == "BF16" and "F16" in used else widest  # neither of the two holds the other
+    return (
+        "F32" if widest == "BF16" and "F16" in used else widest
+    )  # neither of the two can represent the other
 
 
 def _part(twin: Twin, where: Mapping[str, Held], folder: Path, dtype: torch.dtype) -> Part:
@@ -146,7 +148,7 @@ def _part(twin: Twin, where: Mapping[str, Held], folder: Path, dtype: torch.dtyp
 
 
 def _files(folder: Path) -> dict[str, Held]:
-    """Where each tensor is, and what it is."""
+    """Return the file and dtype of every tensor."""
     found: dict[str, Held] = {}
     for path in _named(folder):
         try:
@@ -159,7 +161,7 @@ def _files(folder: Path) -> dict[str, Held]:
 
 
 def _named(folder: Path) -> list[Path]:
-    """The files of the weights, as transformers choose them: one, else those an index names; else all there are."""
+    """Return the weight files, as transformers choose them: the single file, those of the index, or all."""
     whole, index = folder / WEIGHTS, folder / INDEX
     if whole.is_file():
         return [whole]
@@ -184,7 +186,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _refuse_unused(held: Iterable[str], rows: Iterable[Twin], folder: Path) -> None:
-    """DataError when a tensor of a layer would be left behind: the model would compute something else."""
+    """Raise DataError if a layer's tensor would be ignored, because the model would then compute something else."""
     used = {name for twin in rows for name in twin.theirs}
     used |= {name.partition(".")[2] for name in used}
     unused = sorted(n for n in held if _OF_A_LAYER.search(n) and n not in used and not n.endswith(_CONSTANTS))
@@ -196,7 +198,7 @@ def _refuse_unused(held: Iterable[str], rows: Iterable[Twin], folder: Path) -> N
 
 
 def _refuse_another_head(where: Mapping[str, Held], head: str, parts: Iterable[Part], folder: Path) -> None:
-    """DataError when a tied model's files hold a head that is not its embedding: transformers then ties nothing."""
+    """Raise DataError if a tied model has a head that differs from its embedding; transformers would not tie them."""
     table = next(part for part in parts if part.name == "weights/embedding.tokens.weight")
     if not torch.equal(_read(where[head].file, head).to(table.dtype), table.values()):
         raise DataError(
@@ -213,7 +215,7 @@ def _read(path: Path, name: str) -> torch.Tensor:
 
 
 def _end_beside(folder: Path, model: ModelShape) -> int:
-    """The id that ends a text by the tokenizer's files, where config.json does not say; 0 where they do not either."""
+    """Return the end-of-text id of the tokenizer's files, if config.json does not have one; 0 if neither does."""
     try:
         end = given_tokenizer(str(folder)).end_of_text
     except (ConfigError, DataError):

@@ -1,4 +1,4 @@
-"""A checkpoint as a folder that Hugging Face's transformers load; checked before it gets its name."""
+"""Export a checkpoint as a Hugging Face folder, which is verified before it gets its name."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -25,19 +25,25 @@ from trivium.seeds import generator_for
 from trivium.tokens.marks import CONFIG, GENERATION, MAP
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 
-FILE_BYTES = 5_000_000_000  # transformers' own size of a file
-TOLERANCE = 1e-5  # of logits, of the largest one where that is above 1
-_PRECISIONS: tuple[Dtype, ...] = ("fp32", "fp64")  # that are compared in, until they agree
-# What is compared: rows of the whole sequence, where each of the two readings then takes some seconds on a few cores
-# and their logits and scores a few GB; otherwise of as many positions as do, but not fewer than these.
-ROWS, FEWEST, MOST_FLOPS, MOST_BYTES = 2, 64, 1e12, 2 << 30
+FILE_BYTES = 5_000_000_000  # transformers' default size of a file
+TOLERANCE = 1e-5  # maximum difference of logits, relative to the largest logit if that is above 1
+_PRECISIONS: tuple[Dtype, ...] = (
+    "fp32",
+    "fp64",
+)  # precisions of the comparison, tried until the logits agree
+# The comparison uses the full sequence if each model then takes a few seconds and a few GB. Otherwise the sequence
+# is halved, down to MIN_POSITIONS.
+ROWS, MIN_POSITIONS, MAX_FLOPS, MAX_BYTES = 2, 64, 1e12, 2 << 30
 NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A finished export: its folder, and the largest difference of logits that was found (see TOLERANCE) at so many
-    positions of a row: the whole sequence, where the model is small enough."""
+    """A finished export.
+
+    difference: the largest difference of logits (see TOLERANCE). positions: compared positions of each row, the
+    full sequence if the model is small enough.
+    """
 
     folder: Path
     difference: float
@@ -46,11 +52,11 @@ class Exported:
 
 
 def export_hf(source: Checkpoint, folder: str | Path, *, tokenizer: str | Path | None) -> Exported:
-    """Write the weights of a verified checkpoint, config, generation config and tokenizer into a new folder.
+    """Write weights, config, generation config and tokenizer of a verified checkpoint into a new folder.
 
-    The vocabulary is as long as the ids in use: padding is not stored. Raises ConfigError when the folder exists or
-    no architecture there computes the same, CheckpointError when the tokenizer is not the one it was trained with, or
-    the logits of what was written differ.
+    Vocabulary padding is not exported. Raises ConfigError if the folder exists or no Hugging Face architecture
+    computes the same, and CheckpointError if the tokenizer is not the one of the training or the exported logits
+    differ.
     """
     folder = Path(folder)
     if folder.exists():
@@ -90,7 +96,7 @@ def _write_weights(source: Checkpoint, plan: Plan, folder: Path, dtype: torch.dt
 
 
 def _entries(source: Checkpoint, twin: Twin, dtype: torch.dtype) -> Iterator[Entry]:
-    """The tensors there of one parameter; it is read once for each, so that one is in memory at a time."""
+    """Yield the exported tensors of one parameter. It is read again for each, so that only one is in memory."""
     shape = twin.ours.shape
     shapes = [tuple(x.shape) for x in twin.apart(torch.empty(shape, device="meta"))]
     for number, (key, there) in enumerate(zip(twin.theirs, shapes, strict=True)):
@@ -102,12 +108,12 @@ def _entries(source: Checkpoint, twin: Twin, dtype: torch.dtype) -> Iterator[Ent
 
 
 def whole(source: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The weights of one parameter, unsplit."""
+    """Return the full weights of a parameter."""
     return source.read(f"weights/{name}", Box(tuple(0 for _ in shape), shape), dtype)
 
 
 def _words_of(source: Checkpoint, plan: Plan, path: Path) -> Tokenizer:
-    """The tokenizer in a file; CheckpointError when its ids are not those of the model."""
+    """Load a tokenizer. Raises CheckpointError if its ids are not those of the model."""
     words = load_tokenizer(path)
     known = source.manifest.get("data", {}).get("tokenizer_sha256")
     if known not in (None, words.sha256):
@@ -124,10 +130,11 @@ def _words_of(source: Checkpoint, plan: Plan, path: Path) -> Tokenizer:
 
 
 def _marks(source: Checkpoint, model: ModelShape, words: Tokenizer | None) -> dict[str, Any]:
-    """The ids that begin and end texts, by their names there. Of an imported model its folder's, also what that did not
-    say, unless the tokenizer ends texts with another; else the tokenizer's, or those of a model that was trained here.
+    """Return the special token ids as Hugging Face names them.
 
-    Where documents see each other, the model's own id of their end is never asked for: it is believed last.
+    An imported model keeps those of its original folder, unless the tokenizer has another end-of-text id.
+    Otherwise the ids are the tokenizer's, or, without a tokenizer, the model's own. The model's id comes last
+    because it is unused if documents are not separated.
     """
     said: dict[str, Any] | None = source.manifest.get("imported_from", {}).get("marks")
     if words is not None:
@@ -148,7 +155,7 @@ def _write_words(folder: Path, model: ModelShape, marks: Mapping[str, Any], word
         about = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model.sequence,
-            "clean_up_tokenization_spaces": False,  # text comes back as it was
+            "clean_up_tokenization_spaces": False,  # decoding must not change the text
         }
         write_json(folder / CONFIG, {**about, **named})
         write_json(folder / MAP, named)
@@ -156,21 +163,25 @@ def _write_words(folder: Path, model: ModelShape, marks: Mapping[str, Any], word
 
 
 def compared_positions(model: ModelShape) -> int:
-    """The sequence, halved until reading ROWS rows of it takes no more than the most; FEWEST at least."""
+    """Return the sequence length, halved until comparing ROWS rows stays within MAX_FLOPS and MAX_BYTES, or
+    MIN_POSITIONS."""
     weights = sum(math.prod(twin.ours.shape) for twin in twins(model))
     positions = model.sequence
-    while positions > FEWEST:
+    while positions > MIN_POSITIONS:
         scores = model.heads * positions**2
         flops = ROWS * (2 * weights * positions + 4 * model.layers * model.head_columns * scores)
-        if flops <= MOST_FLOPS and 12 * ROWS * (scores + model.vocabulary * positions) <= MOST_BYTES:
+        if flops <= MAX_FLOPS and 12 * ROWS * (scores + model.vocabulary * positions) <= MAX_BYTES:
             return positions
         positions //= 2
-    return min(FEWEST, model.sequence)
+    return min(MIN_POSITIONS, model.sequence)
 
 
 def _difference(source: Checkpoint, plan: Plan, folder: Path, positions: int) -> float:
-    """The largest difference between the engine's logits and a plain reading of the folder, both in fp32; or in fp64,
-    which takes twice the memory, where that of fp32 is too large: large weights make rounding alone so large."""
+    """Return the largest difference between the engine's logits and those of a plain implementation on the folder.
+
+    Both compute in fp32. If that difference is too large, which rounding alone can cause for large weights, both
+    compute in fp64, which needs twice the memory.
+    """
     shape = (ROWS, positions)
     rows = torch.from_numpy(generator_for(0, "export").integers(0, plan.model.vocabulary, shape))
     for precision in _PRECISIONS:

@@ -1,4 +1,4 @@
-"""Which tensors of a Hugging Face model hold which parameter of ours, and how they are laid out there."""
+"""Map each parameter to its Hugging Face tensors and their layout."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -12,7 +12,10 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import parameters
 
 Tensors = tuple[torch.Tensor, ...]
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # all in one file, or which holds which
+WEIGHTS, INDEX = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+)  # all weights in one file, or the index of several
 
 
 class Twin(NamedTuple):
@@ -25,9 +28,9 @@ class Twin(NamedTuple):
 
 
 def twins(model: ModelShape, family: Family | None = None) -> Iterator[Twin]:
-    """Yield every parameter of a model with its tensors there, in the order of the parameter table.
+    """Yield every parameter with its Hugging Face tensors, in the order of the parameter table.
 
-    family: the one whose tensors they are; by default the one as which the model is exported.
+    family: the tensors' family; by default the one of the export.
     """
     names = (family or family_of(model)).names(model)
     return (_twin(row, names) for row in parameters(model))

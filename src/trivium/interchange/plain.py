@@ -1,6 +1,6 @@
-"""Logits of an exported folder, read and computed as Hugging Face's architectures define them.
+"""Logits of an exported folder, computed as the Hugging Face architectures define them.
 
-It shares nothing with the engine or the exporter, whose work it checks.
+This verifies the engine and the exporter, so it shares no code with them.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 def logits(folder: Path, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """tokens [B, S] -> logits [B, S, vocabulary], computed in `dtype`, whatever that of the files."""
+    """Compute logits [B, S, vocabulary] of tokens [B, S] in `dtype`, whatever the files' dtype is."""
     config = read_json(folder / "config.json")
     (architecture,) = config["architectures"]
     with torch.no_grad():

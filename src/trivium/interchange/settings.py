@@ -1,4 +1,4 @@
-"""A model's shape as the config.json of Hugging Face, and back."""
+"""Convert a model's shape to a Hugging Face config.json and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from trivium.plan.model_shape import ModelShape
 
 
 def family_of(model: ModelShape) -> Family:
-    """The family as which a model is exported. Raises ConfigError when none computes the same."""
+    """Return the family as which a model is exported. Raises ConfigError if none computes the same."""
     every = families()
     named = [family for family in every.values() if _given(model, family) == dict(family.settings)]
     if not named:
@@ -37,8 +37,8 @@ def _given(model: ModelShape, family: Family) -> dict[str, Any]:
 
 
 def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:
-    """config.json for a model, without the ids of its marks; ConfigError when no architecture of Hugging Face computes
-    the same."""
+    """Return the config.json of a model, without special token ids. Raises ConfigError if no Hugging Face
+    architecture computes the same."""
     family = family_of(model)
     return {
         "architectures": [family.architecture],
@@ -47,13 +47,13 @@ def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": model.head == "tied",
         "use_cache": True,
         "dtype": dtype,
-        "torch_dtype": dtype,  # transformers before 4.56, and what was written against it
+        "torch_dtype": dtype,  # read by transformers before 4.56 and by code written for it
         **family.write(model),
     }
 
 
 def family_named(config: Mapping[str, Any], where: str) -> Family:
-    """The family that a config.json names. Raises DataError where there is none."""
+    """Return the family that a config.json names. Raises DataError if it is unknown."""
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named else named
     if not isinstance(name, str) or name not in families():
@@ -62,7 +62,7 @@ def family_named(config: Mapping[str, Any], where: str) -> Family:
 
 
 def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
-    """The shape of a model of Hugging Face; DataError when this engine would compute something else."""
+    """Return the shape of a Hugging Face model. Raises DataError if this engine would compute something else."""
     family = family_named(config, where)
     refuse_other_kinds(config, where)
     config = {**family.unsaid, **config}
@@ -88,13 +88,13 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
 
 
 def marks_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config.json says of the ids that begin, end and fill texts; transformers have others where it says
-    nothing. What is no id of its model is left out."""
+    """Return the special token ids of a config.json. Ids outside of the vocabulary are omitted; a missing key stays
+    missing, because transformers have defaults for it."""
     said = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
     known = range(config["vocab_size"])
     return {k: v for k, v in said.items() if v is None or all(i in known for i in ids_of(v))}
 
 
 def ids_of(mark: Any) -> list[Any]:
-    """What a config.json names for one mark, the first first; chat models end texts with several."""
+    """Return the ids of one special token as a list, the main one first; chat models have several end-of-text ids."""
     return mark if isinstance(mark, list) else [] if mark is None else [mark]

@@ -1,4 +1,4 @@
-"""What may be asked: the checkpoints of a run, one checkpoint, or a folder of Hugging Face; and its tokenizer."""
+"""Find checkpoints and tokenizer of a run, a checkpoint or a Hugging Face folder."""
 
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _OF_A_RUN = Path("training", "checkpoints")
 
 @dataclass(frozen=True)
 class Target:
-    """Checkpoints, oldest first, and the tokenizer of their ids; `run`: the run directory they are of."""
+    """Checkpoints, oldest first, and their tokenizer. run: the run directory, if they are part of one."""
 
     checkpoints: tuple[Path, ...]
     tokenizer: Path
@@ -31,17 +31,17 @@ class Target:
 
     @property
     def documents(self) -> Path | None:
-        """The curated corpus it was trained on, where that is known."""
+        """The curated corpus of the training, or None if it is unknown."""
         folder = self.run / "curated" / "documents" if self.run else None
         return folder if folder is not None and folder.is_dir() else None
 
 
 @contextmanager
 def opened(place: str | Path, tokenizer: str | Path | None = None) -> Iterator[Target]:
-    """The target at a place; a folder of Hugging Face is imported to a temporary one, which is removed afterwards.
+    """Open a target. A Hugging Face folder is imported into a temporary folder, which is removed afterwards.
 
-    tokenizer: its tokenizer.json or the folder of it, None to look for one near it. Raises DataError when nothing is
-    there, CheckpointError for a checkpoint without tokenizer.
+    tokenizer: tokenizer.json or its folder; None searches near the target. Raises DataError if nothing is there,
+    and CheckpointError for a checkpoint without tokenizer.
     """
     place, words = Path(place), None if tokenizer is None else tokenizer_file(str(tokenizer))
     if is_model_folder(place):
@@ -69,9 +69,9 @@ def _native(place: Path, tokenizer: Path | None) -> Target:
 
 
 def tokenizer_near(place: Path) -> Path | None:
-    """The tokenizer.json of the tokens that a run was trained on, or of the run that a directory is of, or lies in;
-    None where there is none."""
-    for folder in (place, *list(place.resolve().parents)[:3]):  # what is nearest belongs to it
+    """Return the tokenizer.json of the training's tokens, or the one of the run that contains `place`; None if there
+    is none."""
+    for folder in (place, *list(place.resolve().parents)[:3]):  # the nearest folder takes precedence
         trained = tokens_of_training(folder)
         places = [*([trained] if trained else []), folder / "tokens", folder]
         for found in (p / "tokenizer.json" for p in places):
@@ -90,6 +90,6 @@ def _existing(tokenizer: Path | None, place: Path) -> Path:
 
 
 def run_of(place: Path) -> Path | None:
-    """The place itself where it is a run directory, or the one it lies in: RUN/training/checkpoints/step-…"""
+    """Return the run directory that is or contains `place` (RUN/training/checkpoints/step-…), or None."""
     above = list(place.resolve().parents)[:3]
     return next((p for p in (place, *above) if (p / _OF_A_RUN).is_dir()), None)

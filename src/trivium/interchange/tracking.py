@@ -1,6 +1,6 @@
-"""A run's metrics for those who read TensorBoard or Weights & Biases (extra `track`).
+"""Export a run's metrics to TensorBoard or Weights & Biases (extra `track`).
 
-Beside the training, not in it: it reads what was written, so it can begin at any time, and nothing of it hurts a run.
+This reads files that the training wrote, so it can start at any time and cannot disturb the run.
 """
 
 import importlib
@@ -19,12 +19,12 @@ from trivium.untrusted import open_regular
 
 KINDS = ("tensorboard", "wandb")
 STEP, TIME = "step", "time"
-NEVER = -1  # before the first step
+BEFORE_FIRST_STEP = -1
 _EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 
 
 class Point(NamedTuple):
-    """Numbers of a step by name, and the second at which they were written, where that is known."""
+    """Named numbers of a step, and the time at which they were written (seconds, None if unknown)."""
 
     step: int
     time: float | None
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Something that keeps points. close: what a person does next."""
+    """A destination of points. `close` returns what the user can do next."""
 
     def add(self, point: Point) -> None: ...
 
@@ -40,17 +40,17 @@ class Tracker(Protocol):
 
 
 def point_of(record: Mapping[str, Any]) -> Point:
-    """The numbers of a record of metrics or of tasks; of nested ones the path: `tasks/hans/0/accuracy`."""
+    """Convert a record of metrics or tasks. Nested numbers are named by their path, such as `tasks/hans/0/accuracy`."""
     seconds = record.get(TIME)
     rest = {k: v for k, v in record.items() if k not in (STEP, TIME)}
     return Point(int(record[STEP]), seconds, dict(_numbers(rest, "")))
 
 
 def tracker(kind: str, run: Path, config: Mapping[str, Any], *, online: bool = False) -> Tracker:
-    """`tensorboard[=FOLDER]`, by default RUN/tensorboard, or `wandb[=PROJECT]`. config: kept beside the run. online:
-    wandb may send what it keeps.
+    """Create `tensorboard[=FOLDER]` (default RUN/tensorboard) or `wandb[=PROJECT]`.
 
-    Raises ConfigError for another kind or a FOLDER that is a file, MachineError where its library is missing.
+    config: stored with the run. online: allow wandb to upload. Raises ConfigError for another kind or if FOLDER
+    is a file, and MachineError if the library is missing.
     """
     name, _, where = kind.partition("=")
     if name not in KINDS:
@@ -64,16 +64,19 @@ def tracker(kind: str, run: Path, config: Mapping[str, Any], *, online: bool = F
 
 
 class NewLines:
-    """The whole lines of files that grow. A resumed run drops the lines of steps that it does again, by writing the
-    file anew: lines that were given before are not given again. record_of: what a line holds, None of what is none."""
+    """Iterates over complete new lines of growing files.
+
+    A resumed run rewrites the file without the lines of repeated steps; lines that were returned before are not
+    returned again. record_of: parses a line, or returns None for one that is no record.
+    """
 
     def __init__(self, paths: Iterable[Path], record_of: Callable[[bytes], dict[str, Any] | None]) -> None:
         self.paths, self._record_of = tuple(paths), record_of
         self._given: set[int] = set()
-        self._read: dict[Path, tuple[int, int]] = {}  # which file, and how far
+        self._read: dict[Path, tuple[int, int]] = {}  # inode and offset
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Records that came since the last time."""
+        """Yield the records that were added since the last iteration."""
         for path in self.paths:
             for line in self._lines(path):
                 record = None if hash(line) in self._given else self._record_of(line)
@@ -82,7 +85,7 @@ class NewLines:
                     yield record
 
     def _lines(self, path: Path) -> Iterator[bytes]:
-        """The whole lines from where reading ended, one at a time; from the start of a file that was written anew."""
+        """Yield complete lines from the last offset on, or from the start if the file was rewritten."""
         try:
             file = open_regular(path)
         except FileNotFoundError:
@@ -102,24 +105,24 @@ class NewLines:
 
 
 class TensorBoard:
-    """Writes one event file into a folder. Points of a step that is done again hide the earlier ones."""
+    """Writes one event file into a folder. Points of a repeated step hide the earlier ones."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._write = _library("torch.utils.tensorboard", "tensorboard").SummaryWriter
         self._events = _library("tensorboard.compat.proto.event_pb2", "tensorboard")
         self._writer: Any = None
-        self._last = NEVER
+        self._last = BEFORE_FIRST_STEP
 
     def add(self, point: Point) -> None:
-        """Keep the numbers of a step."""
+        """Write the numbers of a step."""
         if self._writer is None:
             _wait_for_a_later_name(self.folder)
-            # From this step on, TensorBoard no longer shows what earlier files of the folder contain.
+            # TensorBoard then hides what earlier files of the folder contain from this step on.
             self._writer = self._write(str(self.folder), purge_step=point.step)
         elif point.step < self._last:
-            # The same for what this file contains. A second file would not do: names of files that were made in the
-            # same second sort by a counter without leading zeros, so that the tenth is read before the ninth.
+            # Do the same for this file's points. A second file would not work: files made in the same second sort by
+            # a counter without leading zeros, so the tenth would be read before the ninth.
             restart = self._events.SessionLog(status=self._events.SessionLog.START)
             self._writer.file_writer.add_event(self._events.Event(session_log=restart), step=point.step)
         self._last = point.step
@@ -128,22 +131,22 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> str:
-        """Finish the file."""
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
         return f"tensorboard --logdir {shlex.quote(str(self.folder))}"
 
 
 def _wait_for_a_later_name(folder: Path) -> None:
-    """Return once an event file that is made now sorts after those of a folder: TensorBoard reads files in the order of
-    their names, which begin with the second in which each was made."""
+    """Wait until a new event file sorts after those of the folder. TensorBoard reads files by name, which begins
+    with the second of creation."""
     made = {name[1] for path in folder.glob("*") if (name := _EVENT_FILE.match(path.name))}
     while f"{int(time.time()):010d}" in made:
         time.sleep(0.02)
 
 
 class WeightsAndBiases:
-    """A run of wandb, written to RUN/wandb and sent only where it is `online`."""
+    """A wandb run, written to RUN/wandb and uploaded only if `online`."""
 
     def __init__(self, project: str, run: Path, config: Mapping[str, Any], *, online: bool) -> None:
         self._online = online
@@ -154,11 +157,11 @@ class WeightsAndBiases:
             config=redacted(config),
             mode="online" if online else "offline",
         )
-        # wandb's own count only rises; steps that a resumed run does again come back to where they were.
+        # wandb's own counter only increases, but a resumed run repeats steps.
         self._run.define_metric("*", step_metric=STEP)
 
     def add(self, point: Point) -> None:
-        """Keep the numbers of a step."""
+        """Log the numbers of a step."""
         self._run.log({**point.values, STEP: point.step})
 
     def close(self) -> str:
@@ -182,5 +185,5 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
         for key, inner in value.items():
             yield from _numbers(inner, f"{path}/{key}" if path else str(key))
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        with suppress(OverflowError):  # more digits than a number of these tools has
+        with suppress(OverflowError):  # integers beyond the float range
             yield path, float(value)

@@ -1,4 +1,1 @@
-"""Reads the results every station left in a run directory.
-
-Writes report.json and one self-contained report.html.
-"""
+"""Collect the results of all stages of a run into report.json and a self-contained report.html."""

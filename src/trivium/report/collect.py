@@ -1,6 +1,6 @@
-"""The results of a run as one tree: what report.json holds."""
+"""Collect the results of a run into one tree, the content of report.json."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from trivium.errors import DataError
 from trivium.finite import finite
 from trivium.jsonlines import parse_line, read_lines
 from trivium.provenance import STAMP
-from trivium.report.interruptions import interruptions, resumed_from
 from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
 from trivium.report.stations import (
     AskedMoment,
@@ -32,9 +31,10 @@ from trivium.report.stations import (
     Tasks,
     checked,
 )
+from trivium.report.words import layout_text
 from trivium.untrusted import open_regular, parse_json, read_bytes
 
-# Station directories, in the order of the path, and the command that fills each.
+# Directories of the stages in their order, and the command that fills each.
 STATIONS = (
     ("doctor", "doctor"),
     ("harvest", "corpus harvest"),
@@ -47,9 +47,9 @@ STATIONS = (
     ("bias", "bias"),
     ("generate", "generate"),
 )
-# Curves longer than this are thinned: a browser draws no more points than it has columns.
-MOST_POINTS = 2000
-# What report.json holds; the page shows the plan besides, which plan/plan.json has.
+# Longer curves are thinned, because a browser cannot show more points than it has pixel columns.
+MAX_CURVE_POINTS = 2000
+# The content of report.json. The page also shows the plan, which is in plan/plan.json.
 KEYS = (
     "funnel",
     "planted",
@@ -67,17 +67,15 @@ KEYS = (
     "provenance",
     "seconds",
 )
-# What the page shows only where it is there: the pages with gold text are the user's own.
+# The page omits these sections if there are no results.
 OPTIONAL = ("corpus", "extraction", "tasks", "incontext", "bias_series")
 
 
 def collect(run: Path) -> dict[str, Any]:
-    """Everything the stations left in `run`; a station that has not run gives None and is named under `missing`.
+    """Collect the results of all stages in `run`. A stage without results is None and listed under `missing`.
 
-    outdated: stations whose results are of another input than the one that is there now, and that input. older:
-    results of another checkpoint than the newest, the step they are of and its step.
-
-    Raises DataError, with the file and the remedy, where a file is there but damaged.
+    outdated: {stage: input that has changed since}. older: {section: steps} of results that are not of the newest
+    checkpoint. Raises DataError, with file and remedy, if a file is damaged.
     """
     if not run.is_dir():
         raise DataError(f"{run} is not a run directory: it does not exist; give the --out of `trivium demo`")
@@ -112,12 +110,13 @@ def collect(run: Path) -> dict[str, Any]:
 
 
 def results(report: dict[str, Any]) -> dict[str, Any]:
-    """The part of a collected tree that report.json holds; null for a station that has not run."""
+    """Return the content of report.json; a stage without results is null."""
     return {key: report[key] for key in KEYS} | {key: report[key] or None for key in ("outdated", "older")}
 
 
 def _priced_otherwise(run: Path, stamps: dict[str, Any]) -> dict[str, str]:
-    """The plan, where the training ran under another: what was predicted of the one is not measured in the other."""
+    """Return the plan as outdated if the training used another one: its predictions do not apply to these
+    measurements."""
     begun = _station(run, "training/run.json", Begun)
     priced = stamps.get("plan", {}).get("config")
     if (
@@ -130,7 +129,7 @@ def _priced_otherwise(run: Path, stamps: dict[str, Any]) -> dict[str, str]:
 
 
 def _models(tree: dict[str, Any]) -> dict[str, Any]:
-    """What results say of the checkpoint they are of; of several of one training, the last."""
+    """Return what results say about their checkpoint; for several checkpoints of one training, about the last."""
     found = {name: (tree[name] or {}).get("model") for name in ("evaluation", "tasks", "bias")}
     studied = (tree["incontext"] or {}).get("models") or [{}]
     moments = (tree["bias_series"] or {}).get("checkpoints") or [{}]
@@ -138,7 +137,7 @@ def _models(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 class Curve:
-    """Evenly spaced records of a series, and its last one: at most MOST_POINTS + 1, however long the series is."""
+    """Evenly spaced records of a series and its last record: at most MAX_CURVE_POINTS + 1 of any number."""
 
     def __init__(self) -> None:
         self._kept: list[dict[str, Any]] = []
@@ -146,16 +145,16 @@ class Curve:
         self._seen, self._every = 0, 1
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take the next record of the series; a full curve lets every other point go."""
+        """Add the next record. A full curve drops every second point."""
         if self._seen % self._every == 0:
             self._kept.append(record)
-        if len(self._kept) > MOST_POINTS:
+        if len(self._kept) > MAX_CURVE_POINTS:
             self._kept, self._every = self._kept[::2], 2 * self._every
         self._last = record
         self._seen += 1
 
     def points(self) -> list[dict[str, Any]]:
-        """Return the records that are kept, in their order."""
+        """Return the kept records in order."""
         if self._last is None or self._last is self._kept[-1]:
             return self._kept
         return [*self._kept, self._last]
@@ -163,11 +162,11 @@ class Curve:
 
 @dataclass
 class _Steps:
-    """What the report needs of all metrics, in memory that does not grow with their number."""
+    """Aggregates of all metrics, in memory that does not grow with their number."""
 
     done: int = 0
     tokens: int | None = None
-    validation_loss: float | None = None  # the newest
+    validation_loss: float | None = None  # the newest one
     any: bool = False
     losses: Curve = field(default_factory=Curve)
     validation: Curve = field(default_factory=Curve)
@@ -185,7 +184,7 @@ class _Steps:
 
 
 def _training(run: Path) -> dict[str, Any] | None:
-    """The summary, or of a training that goes on what is known so far; with the curves and the executed timeline."""
+    """Return the summary, or that of an unfinished training, with curves, events and the executed timeline."""
     metrics = _Steps()
     for metric in _lines(run / "training" / "metrics.jsonl", Metric):
         metrics.add(metric)
@@ -206,7 +205,7 @@ def _training(run: Path) -> dict[str, Any] | None:
 
 
 def _so_far(run: Path, metrics: _Steps) -> dict[str, Any] | None:
-    """What is known of a training that has not ended, in the form of a summary; None where none has begun."""
+    """Summarise a training that has not ended; None if none has begun."""
     begun = _station(run, "training/run.json", Begun)
     if begun is None or not metrics.any:
         return None
@@ -232,7 +231,7 @@ def _samples(run: Path) -> list[dict[str, Any]] | None:
 
 
 def _provenance(run: Path) -> dict[str, Any] | None:
-    """The stamp of every station that has one."""
+    """Return the stamps of all stages that have one."""
     stamps = {
         name: _form(run / name / STAMP, stamp, dict[str, Any])
         for name, _ in STATIONS
@@ -247,7 +246,7 @@ def _station(run: Path, name: str, kind: Any) -> Any:
 
 
 def _read(path: Path) -> Any:
-    """The file's plain data, None where it does not exist."""
+    """Return the content of a JSON file, or None if it does not exist."""
     if not path.exists():
         return None
     try:
@@ -257,10 +256,10 @@ def _read(path: Path) -> Any:
 
 
 def _lines(path: Path, kind: Any) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file of JSON lines; a last line cut off by a killed process is not one yet."""
+    """Yield the records of a JSON-lines file. An incomplete last line, as a killed process leaves it, is ignored."""
     if not path.exists():
         return
-    torn: ValueError | None = None  # of the line before; only the last line may be half of one
+    torn: ValueError | None = None  # error of the previous line: only the last line may be incomplete
     try:
         with open_regular(path) as file:
             for number, line in enumerate(read_lines(file)):
@@ -277,7 +276,7 @@ def _lines(path: Path, kind: Any) -> Iterator[dict[str, Any]]:
 
 
 def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file to which processes append until they die; what is no record is passed over."""
+    """Yield the records of a file that processes append to; lines that are no record are skipped."""
     if not path.is_file():
         return
     try:
@@ -289,7 +288,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
                     continue
                 if isinstance(record, dict):
                     yield record
-    except (OSError, ValueError) as error:  # of the file itself, or a line that is too long
+    except (OSError, ValueError) as error:  # an error of the file itself, or a line that is too long
         raise _damaged(path, error) from None
 
 
@@ -304,3 +303,43 @@ def _damaged(path: Path, error: Exception) -> DataError:
     verb = dict(STATIONS).get(path.parent.name)
     remedy = f"run `trivium {verb}` again" if verb else "remove the file and run the stages again"
     return DataError(f"{path} is damaged ({error}); {remedy}")
+
+
+MAX_CAUSE_CHARACTERS = 200  # a cause may be a full traceback
+
+
+def interruptions(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return {step, what} of every event that interrupted the training or changed its layout, in order."""
+    found = []
+    for event in events:
+        text = _text(event)
+        if text is not None:
+            found.append({"step": event.get("step"), "what": text})
+    return found
+
+
+def resumed_from(events: Iterable[Mapping[str, Any]]) -> int:
+    """Return the step after which the last part of the training began. Only this part surely has its layout and
+    hosts."""
+    after = 0
+    for event in events:
+        if event.get("event") == "resumed" and isinstance(event.get("step"), int):
+            after = event["step"]
+    return after
+
+
+def _text(event: Mapping[str, Any]) -> str | None:
+    cause = " ".join(str(event.get("cause", "unknown")).split())[:MAX_CAUSE_CHARACTERS]
+    match event.get("event"):
+        case "rank failed":
+            return f"failed: {cause}"
+        case "resumed":
+            layout = event.get("layout")
+            return f"went on from the checkpoint, {layout_text(layout if isinstance(layout, dict) else {})}"
+        case "preempted":
+            return "asked to end as it started" if event.get("in") == "starting" else "asked to end; saved"
+        case "save failed":
+            return f"a save failed: {cause}"
+        case "spike":
+            return f"refused: {cause}; policy {event.get('policy', 'unknown')}"
+    return None

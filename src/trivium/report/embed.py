@@ -1,4 +1,4 @@
-"""Scripts and data inside a page: nothing can leave its element, and nothing is asked of the network."""
+"""Embed scripts and data in a page so that data cannot leave its element and the page needs no network."""
 
 import base64
 import hashlib
@@ -11,7 +11,7 @@ from trivium.units import plain
 
 
 def embedded_json(value: Any) -> str:
-    """Plain data as JSON in which nothing can close a script element."""
+    """Serialize plain data as JSON that cannot close a script element."""
     text = dumps(value, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -19,7 +19,7 @@ def embedded_json(value: Any) -> str:
 
 
 def policy(*scripts: str, functions_from_text: bool = False) -> str:
-    """A content security policy: these scripts by their hashes, no others, and nothing from anywhere."""
+    """Return a content security policy that allows only these scripts, by hash, and no network access."""
     hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     more = " 'unsafe-eval'" if functions_from_text else ""
@@ -30,8 +30,8 @@ def policy(*scripts: str, functions_from_text: bool = False) -> str:
 
 
 def environment_of_pages() -> Environment:
-    """Templates of this package. Data comes into them as text: escaped, and without what a terminal obeys, because
-    pages are also searched on terminals."""
+    """Return the template environment. Data is escaped and stripped of terminal control sequences, because pages are
+    also viewed in terminals."""
     return Environment(
         loader=PackageLoader("trivium.report"),
         autoescape=True,

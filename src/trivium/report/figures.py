@@ -1,4 +1,4 @@
-"""The figures of the report, each from a part of its tree. Colours and fonts follow the page, set by its script."""
+"""Figures of the report, each drawn from a part of its tree. The page's script sets colours and fonts."""
 
 import html
 from typing import Any
@@ -9,20 +9,20 @@ from plotly.subplots import make_subplots
 from trivium.report.ranks import Alike, categories
 from trivium.report.words import shots_text
 
-# Okabe and Ito's palette: told apart with any colour vision, on light and dark.
+# Okabe and Ito's palette can be distinguished with any colour vision, on light and dark backgrounds.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 YELLOW, GREY = "#F0E442", "#808080"
 CATEGORY_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY)
 HATCHES, DASHES = (
     ("", "/", "x", "."),
     ("solid", "dash", "dot", "dashdot"),
-)  # where there are more than colours
-ROW = 34  # pixels of a bar
-MOST_OCCUPATIONS = 24  # bars: the most skewed of either side
+)  # used if there are more series than colours
+ROW = 34  # pixels per bar
+MAX_OCCUPATIONS = 24  # bars, for the most skewed of either side
 
 
 def funnel(steps: list[dict[str, Any]]) -> go.Figure:
-    """Documents left after each step."""
+    """Draw the number of documents after each step."""
     names = [plain_label(step["step"]) for step in steps]
     figure = go.Figure(
         go.Bar(
@@ -41,7 +41,7 @@ def funnel(steps: list[dict[str, Any]]) -> go.Figure:
 
 
 def curves(training: dict[str, Any]) -> go.Figure:
-    """Loss and validation loss against tokens, with the entropy of token frequencies; below, the learning rate."""
+    """Draw loss and validation loss against tokens, with the unigram entropy, and the learning rate below."""
     steps, validation = training["curves"]["steps"], training["curves"]["validation"]
     x = _tokens(steps)
     figure = make_subplots(rows=2, shared_xaxes=True, row_heights=(0.74, 0.26), vertical_spacing=0.07)
@@ -81,7 +81,7 @@ def curves(training: dict[str, Any]) -> go.Figure:
 
 
 def gantt(spans: list[dict[str, Any]]) -> go.Figure:
-    """One bar per action on the row of its pipeline rank; actions are written op, micro-batch, stage."""
+    """Draw one bar per action in the row of its pipeline rank. Actions are written as op, micro-batch, stage."""
     figure = go.Figure()
     ranks = sorted({span["pipeline_rank"] for span in spans})
     kinds = {"F": ("forward", BLUE), "B": ("backward", ORANGE), "I": ("input gradient", GREEN)}
@@ -110,7 +110,7 @@ def gantt(spans: list[dict[str, Any]]) -> go.Figure:
 
 
 def memory(groups: list[Alike]) -> go.Figure:
-    """Bytes per rank by category: what was predicted above what was counted."""
+    """Draw bytes per rank by category, predicted above measured."""
     figure = go.Figure()
     for name, colour in zip(categories(groups), CATEGORY_COLOURS * len(categories(groups)), strict=False):
         values = [held.get(name, 0) / 2**20 for g in groups for held in (g.predicted, g.counted)]
@@ -129,7 +129,7 @@ def memory(groups: list[Alike]) -> go.Figure:
 
 
 def resume(proof: dict[str, Any]) -> go.Figure:
-    """The unbroken and the resumed run; below, how far they are apart."""
+    """Draw the losses of the unbroken and the resumed run, and their difference below."""
     losses, moved = proof["losses"], proof["resumed_from"]
     steps = [row["step"] for row in losses]
     figure = make_subplots(rows=2, shared_xaxes=True, row_heights=(0.66, 0.34), vertical_spacing=0.08)
@@ -169,7 +169,7 @@ def resume(proof: dict[str, Any]) -> go.Figure:
 
 
 def accuracies(tasks: dict[str, dict[str, Any]]) -> go.Figure:
-    """Accuracy with its interval for each task and number of shots, beside chance and the unigram baseline."""
+    """Draw accuracy and interval of each task and number of shots, with chance and the unigram baseline."""
     scores = [(f"{task}, {shots_text(shots)}", s) for task, by in tasks.items() for shots, s in by.items()]
     names = [plain_label(name) for name, _ in scores]
     bounds = [s["interval"] or (s["accuracy"], s["accuracy"]) for _, s in scores]
@@ -203,13 +203,13 @@ def accuracies(tasks: dict[str, dict[str, Any]]) -> go.Figure:
 
 
 def occupations(ratios: list[tuple[str, float]], *, against: str) -> go.Figure:
-    """Log ratio of female to male identifiers, by occupation; the most skewed of either side when there are many.
+    """Draw the log ratio of female to male identifiers for the most skewed occupations.
 
-    against: what zero means, for the axis.
+    against: label of the axis, which says what zero means.
     """
     order = sorted(ratios, key=lambda row: row[1])
-    if len(order) > MOST_OCCUPATIONS:
-        half = MOST_OCCUPATIONS // 2
+    if len(order) > MAX_OCCUPATIONS:
+        half = MAX_OCCUPATIONS // 2
         order = [*order[:half], *order[-half:]]
     figure = go.Figure(
         go.Bar(
@@ -235,18 +235,19 @@ def _reasons(dropped: dict[str, int]) -> str:
 
 
 def look(number: int) -> tuple[str, str, str]:
-    """Colour, hatch and dash of the n-th of many, so that neighbours and repeated colours are told apart."""
+    """Return colour, hatch and dash of series `number`, so that neighbouring and repeated colours can be
+    distinguished."""
     turn, colour = divmod(number, len(CATEGORY_COLOURS))
     return CATEGORY_COLOURS[colour], HATCHES[turn % len(HATCHES)], DASHES[turn % len(DASHES)]
 
 
 def plain_label(text: str) -> str:
-    """Plotly reads labels as a little HTML: what comes from data must be plain text."""
+    """Escape a label, because Plotly interprets a subset of HTML."""
     return html.escape(str(text))
 
 
 def sized(figure: go.Figure, height: int) -> go.Figure:
-    """The figure in the manner of the page, so many pixels high."""
+    """Apply the page's style and a height in pixels."""
     figure.update_yaxes(automargin=True)
     figure.update_layout(
         template="none",

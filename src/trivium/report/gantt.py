@@ -1,6 +1,6 @@
-"""One page of one plan: its figures, and the schedule drawn over time with what each pipeline rank holds.
+"""A page about one plan: its figures, and its schedule over time with the memory of each pipeline rank.
 
-The drawing is a canvas: a step of MT-NLG has 16,800 actions, too many for one element each.
+The schedule is drawn on a canvas, because a step of MT-NLG has 16,800 actions, too many for individual elements.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,15 @@ from trivium.provenance import write_whole
 from trivium.report.embed import embedded_json, environment_of_pages, policy
 from trivium.units import format_bytes, format_seconds
 
-DIGITS = 7  # of a time in seconds: a step of a day is drawn to the hundredth of a second
+TIME_DIGITS = 7  # significant digits of seconds: 0.01 s precision in a step of a day
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One pipeline rank. spans: op (F, B, I or W), micro-batch, stage, start and end in seconds, in order.
+    """One pipeline rank.
 
-    memory: (seconds, bytes held from then on), in order.
+    spans: (op F, B, I or W; micro-batch; stage; start and end in seconds), in order. memory: (seconds, bytes from
+    then on), in order.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Moved:
-    """A tensor that crosses from one lane to another: sent and arrived in seconds."""
+    """A tensor sent from one lane to another; `sent` and `arrived` in seconds."""
 
     source: int
     target: int
@@ -46,7 +47,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Titled:
-    """A table under a title; the first column is text, the others stand to the right."""
+    """A table with a title. The first column is text, the others are right-aligned."""
 
     title: str
     headings: tuple[str, ...]
@@ -55,7 +56,7 @@ class Titled:
 
 @dataclass(frozen=True)
 class Chart:
-    """What the page shows. memory_limit: bytes a rank may use, the full height of a lane's memory."""
+    """The content of the page. memory_limit: bytes available to a rank, the full height of a lane's memory curve."""
 
     title: str
     text: Sequence[str]
@@ -71,12 +72,12 @@ class Chart:
 
 
 def write_chart(path: Path, chart: Chart) -> None:
-    """Write the page, replacing an older one in one step."""
+    """Write the page, atomically replacing an existing one."""
     write_whole(path, render_chart(chart))
 
 
 def render_chart(chart: Chart) -> str:
-    """The page as text; data reaches it only through escaping."""
+    """Render the page; all data is escaped."""
     environment = environment_of_pages()
     script = str(environment.get_template("gantt.js").render())
     return environment.get_template("gantt.html").render(
@@ -90,7 +91,7 @@ def render_chart(chart: Chart) -> str:
 
 
 def drawing(chart: Chart) -> dict[str, Any]:
-    """The chart as the page's script reads it: lists of numbers, times rounded."""
+    """Return the chart as plain lists for the page's script, with rounded times."""
     return {
         "duration": _rounded(chart.duration),
         "limit": chart.memory_limit,
@@ -107,7 +108,7 @@ def drawing(chart: Chart) -> dict[str, Any]:
 
 
 def summary(chart: Chart) -> list[tuple[str, str, str, str]]:
-    """For every lane its name, work, idle time and largest memory: the drawing in words."""
+    """Return name, busy time, idle share and peak memory of every lane, as a text alternative to the drawing."""
     return [
         (
             lane.name,
@@ -120,4 +121,4 @@ def summary(chart: Chart) -> list[tuple[str, str, str, str]]:
 
 
 def _rounded(seconds: float) -> float:
-    return float(f"{seconds:.{DIGITS}g}")
+    return float(f"{seconds:.{TIME_DIGITS}g}")

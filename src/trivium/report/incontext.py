@@ -22,7 +22,7 @@ VARIED = {
 
 
 def incontext_section(report: Tree) -> Section:
-    """How answers depend on the solved examples in front of a question."""
+    """Show how answers depend on the solved examples before a question."""
     found = report["incontext"]
     models = found["models"]
     rows = [
@@ -31,7 +31,7 @@ def incontext_section(report: Tree) -> Section:
             *(range_text(v["interval"], percent_text), percent_text(v["threshold_accuracy"])),
             *(percent_text(v["contextual_accuracy"]), number_text(v["calibration_error"])),
             *(number_text(v["majority_bias"]), number_text(v["recency_bias"])),
-            percent_text(v.get("truncated_fraction")),  # not of an older version
+            percent_text(v.get("truncated_fraction")),  # missing in results of an older version
         )
         for m in models
         for kind in VARIED
@@ -66,7 +66,7 @@ def incontext_section(report: Tree) -> Section:
 
 
 def _all_orders(model: Tree) -> str:
-    """That the orders of the last model's shots are all there are, where they are."""
+    """Say that the orders of the last model's shots are complete, if they are."""
     return (
         f" The orders are all {len(model['order'])} that the shots have."
         if model.get("order_complete")
@@ -75,7 +75,7 @@ def _all_orders(model: Tree) -> str:
 
 
 def _left_out(model: Tree) -> str:
-    """What was not measured of the last model for want of shots; an older version left nothing out."""
+    """Name the conditions that were not measured for the last model because there were too few shots."""
     names = [
         f"{VARIED[kind]}: {name}" for kind, lacking in model.get("left_out", {}).items() for name in lacking
     ]
@@ -83,7 +83,7 @@ def _left_out(model: Tree) -> str:
 
 
 def _of_model(model: Tree) -> list[Drawn]:
-    """The figures of one model: what else was varied, how sure it is, and the margins before and after shots."""
+    """Draw the varied conditions, the calibration, and the margins before and after shots of one model."""
     shots = model["shots"]
     fewest, most = _ordered(shots)[0], _ordered(shots)[-1]
     compared = {kind: found for kind in VARIED if kind != "shots" and (found := _there(model[kind]))}
@@ -104,7 +104,7 @@ def _of_model(model: Tree) -> list[Drawn]:
 
 
 def _ordered(shots: Tree) -> list[str]:
-    """Numbers of shots as numbers: files hold them as texts, sorted."""
+    """Sort the numbers of shots numerically; in files they are strings."""
     return sorted(shots, key=int)
 
 
@@ -113,7 +113,8 @@ def _there(values: Tree) -> Tree:
 
 
 def against_shots(models: list[Tree]) -> go.Figure:
-    """Accuracy of each model by number of shots; of the last also with a threshold, and content-free corrected."""
+    """Draw accuracy by number of shots for each model; for the last model also with a threshold and with
+    content-free correction."""
     figure = go.Figure()
     ways = (
         ("accuracy", "", "solid"),
@@ -139,14 +140,14 @@ def against_shots(models: list[Tree]) -> go.Figure:
 
 
 def _name_of(model: Tree) -> str:
-    """Which of several it is; results of older versions do not say what was named."""
+    """Name one of several models; results of older versions do not record the target."""
     target = model.get("target")
     step = f"step {model['model']['step']}, {model['model']['parameters']:,} parameters"
     return f"{Path(target).name or target}: {step}" if target else step
 
 
 def varied(kinds: Tree) -> go.Figure:
-    """{what is varied: {value: measures}}: accuracies with their intervals, one row a value."""
+    """Draw accuracies with intervals from {condition: {value: measures}}, one row per value."""
     figure = go.Figure()
     for number, (kind, values) in enumerate(kinds.items()):
         accuracies = [v["accuracy"] for v in values.values()]
@@ -172,7 +173,7 @@ def varied(kinds: Tree) -> go.Figure:
 
 
 def calibration(by_shots: Tree) -> go.Figure:
-    """Accuracy against the probability of the answer given, over bins of it."""
+    """Draw accuracy against the predicted probability of the answer, in bins."""
     figure = go.Figure()
     figure.add_scatter(
         name="as right as sure", x=[0, 1], y=[0, 1], mode="lines", line={"color": RED, "dash": "dash"}
@@ -193,9 +194,9 @@ def calibration(by_shots: Tree) -> go.Figure:
 
 
 def margins(groups: Tree, labels: list[str] | None) -> go.Figure:
-    """{group: histogram}: how far the first of two labels is ahead of the second, by gold label; a row for each group.
+    """Draw a histogram per group of the margin of the first of two labels over the second, by gold label.
 
-    labels: the answers in the order of the task, where every question has the same.
+    labels: the choices in the task's order, if all questions share them.
     """
     figure = make_subplots(
         rows=len(groups),

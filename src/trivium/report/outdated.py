@@ -1,5 +1,5 @@
-"""Results that are of another input than the one this report shows: stamps name the keys of what a station read, and
-results of a model its checkpoint."""
+"""Detect outdated results. Stamps contain the keys of a stage's inputs, and results of a model describe its
+checkpoint."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -12,14 +12,14 @@ Stamps = Mapping[str, Mapping[str, Any]]
 
 _STEP = re.compile(r"step-(\d{8,})")  # docs/formats/checkpoint.md
 
-# What a station's folder holds, as the page says it.
+# The content of a stage's folder, as the page calls it.
 _WORDS = {"harvest": "another harvest", "curated": "another corpus", "training": "another training"}
 
 
 def outdated(stations: Sequence[str], stamps: Stamps, there: Collection[str]) -> dict[str, str]:
-    """Stations, in the order of the path, whose input is another now, or is outdated itself; and that input.
+    """Return {stage: input} for the stages whose input has changed since, or is outdated itself.
 
-    stamps: of the finished stations. there: stations that have a folder; of an input that is gone nothing is said.
+    stamps: of the finished stages. there: stages that have a folder; deleted inputs are not reported.
     """
     found: dict[str, str] = {}
     for name in stations:
@@ -32,15 +32,14 @@ def outdated(stations: Sequence[str], stamps: Stamps, there: Collection[str]) ->
 
 
 def of_another_plan(priced: object, trained: object) -> bool:
-    """Whether a training ran under another plan than the one that was priced; of fields that one of the two versions
-    did not know, nothing is said."""
+    """Whether a training used another plan than the priced one. Fields that only one of the two has are ignored."""
     if isinstance(priced, Mapping) and isinstance(trained, Mapping):
         return any(of_another_plan(priced[name], trained[name]) for name in priced.keys() & trained.keys())
     return priced != trained
 
 
 def newest_checkpoint(run: Path) -> dict[str, Any] | None:
-    """`step` and `sha256` of the newest checkpoint of a run, None where it has none any more."""
+    """Return `step` and `sha256` of the newest checkpoint of a run; None if it has no checkpoint."""
     folders = (run / "training" / "checkpoints").glob("step-*/manifest.json")
     named = [(int(step[1]), path) for path in folders if (step := _STEP.fullmatch(path.parent.name))]
     if not named:
@@ -48,15 +47,15 @@ def newest_checkpoint(run: Path) -> dict[str, Any] | None:
     number, path = max(named)
     try:
         hashed = read_json(path).get("sha256")
-    except (OSError, ValueError, AttributeError):  # whoever resumes from it says that it is damaged
+    except (OSError, ValueError, AttributeError):  # resuming from it will report the damage
         hashed = None
     return {"step": number, "sha256": hashed}
 
 
 def older(models: Mapping[str, Any], newest: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
-    """Results of another checkpoint than the run's newest: {name: the `step` they are of, and that of the `newest`}.
+    """Return {name: {step, newest}} for results that are not of the newest checkpoint.
 
-    models: of each name what its results say of their checkpoint; of what names no step nothing is said.
+    models: descriptions of the results' checkpoints by name; one without a step is ignored.
     """
     found = {}
     for name, model in models.items():
@@ -70,7 +69,7 @@ def older(models: Mapping[str, Any], newest: Mapping[str, Any] | None) -> dict[s
 
 
 def told_older(steps: Mapping[str, int], verb: str) -> str:
-    """The same of results of another checkpoint."""
+    """Say that results are of an older checkpoint, and which command updates them."""
     of, now = f"{steps['step']:,}", f"{steps['newest']:,}"
     what = f"step {of}, and the newest is of step {now}"
     if of == now:
@@ -79,5 +78,5 @@ def told_older(steps: Mapping[str, int], verb: str) -> str:
 
 
 def told(earlier: str, verb: str) -> str:
-    """That results are of another input, and what does them again."""
+    """Say that results are of another input, and which command updates them."""
     return f"of {_WORDS.get(earlier, f'other {earlier}')} than this report's; `trivium {verb}` does it again"

@@ -1,4 +1,4 @@
-"""One self-contained page: text, tables and figures in a single file that asks the network for nothing."""
+"""Render the report as one self-contained page that needs no network."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ from trivium.report.embed import embedded_json, environment_of_pages, policy
 from trivium.report.sections import facts, sections
 from trivium.report.verdicts import Verdict, limits, verdicts
 
-OWN = "mine"  # the run directory proposed for the user's own text, beside this one
+OWN = "mine"  # the run directory that is proposed for the user's own text, next to this one
 STATIONS = (
     "funnel",
     "training",
@@ -30,10 +30,10 @@ _MARKS = {"proven": "✓", "failed": "✗", "not shown": "–", "not tried": "�
 
 
 def write_report(run: Path, report: dict[str, Any] | None = None) -> tuple[Path, Path]:
-    """Write report.html and report.json into the run directory; returns their paths.
+    """Write report.html and report.json into the run directory, and return their paths.
 
-    report: what was collected there, if it was. Raises DataError where a station's results are damaged; nothing is
-    written then.
+    report: the tree, if it has been collected already. Raises DataError if a stage's results are damaged; then
+    nothing is written.
     """
     report = collect(run) if report is None else report
     page, data = run / "report.html", run / "report.json"
@@ -44,15 +44,15 @@ def write_report(run: Path, report: dict[str, Any] | None = None) -> tuple[Path,
 
 
 def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium") -> str:
-    """What to do next: finish this run, or what is outdated in it; then the same with the user's own text beside it.
-    A training on tokens made elsewhere is gone on with, or asked.
+    """Return the command to run next.
 
-    `program` is how the user calls trivium.
+    The order is: finish this run or update it, then a run on the user's own text. A training on existing tokens
+    is resumed, or its model used. `program` is the command for trivium.
     """
     home = shlex.quote(str(run))
     if (
         report["training"] is not None and report["funnel"] is None
-    ):  # the demo would train anew, on tokens of its own
+    ):  # the demo would train again on its own tokens
         return f"{program} {'generate' if report['training']['finished'] else 'train --out'} {home}"
     if (
         report["outdated"]
@@ -66,9 +66,9 @@ def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium")
 
 
 def render(report: dict[str, Any], command: str) -> str:
-    """The page as text, `command` being the next to run.
+    """Render the page; `command` is the one to run next.
 
-    Data reaches it only through escaping: as text, or as JSON that cannot end its element.
+    All data is escaped: as text, or as JSON that cannot close its element.
     """
     environment = environment_of_pages()
     script = str(environment.get_template("page.js").render())
@@ -85,13 +85,13 @@ def render(report: dict[str, Any], command: str) -> str:
         figure_json=figure_json,
         plotly=Markup(plotly),
         script=Markup(script),
-        # Plotly makes functions from text for some kinds of figure; styles it adds are inline.
+        # Plotly compiles functions from strings for some figures, and adds inline styles.
         policy=policy(plotly, script, functions_from_text=True),
     )
 
 
 def closing_lines(report: dict[str, Any], command: str) -> list[str]:
-    """The last lines on the terminal: what was proven, what was not, and the next command."""
+    """Return the last lines for the terminal: what was shown, what was not, and the next command."""
     found = verdicts(report)
     proven = [f"  {_MARKS[v.state]} {v.text}" for v in found if v.state == "proven"]
     other = [f"  {_MARKS[v.state]} {v.text}{_state(v)}" for v in found if v.state != "proven"]
@@ -106,10 +106,10 @@ def closing_lines(report: dict[str, Any], command: str) -> list[str]:
 
 
 def _state(verdict: Verdict) -> str:
-    """The state of a claim that does not hold, where its text does not say it already."""
+    """Return the state of a claim that does not hold, unless its text says so already."""
     return "" if verdict.state in ("proven", "not shown") else f" ({verdict.state})"
 
 
 def figure_json(figure: go.Figure) -> Markup:
-    """A figure as JSON in which nothing can close a script element."""
+    """Serialize a figure as JSON that cannot close a script element."""
     return Markup(embedded_json(json.loads(figure.to_json())))

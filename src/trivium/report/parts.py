@@ -1,4 +1,4 @@
-"""What a page is made of: sections with figures, tables and text."""
+"""Parts of a page: sections with figures, tables and text."""
 
 import re
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ import plotly.graph_objects as go
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headings; without headings, names and their values."""
+    """Rows of text with headings, or names and values without headings."""
 
     headings: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """For each column, whether it holds numbers, which stand to the right."""
+        """For each column, whether it contains numbers, which are right-aligned."""
         return tuple(all(map(_NUMBER.fullmatch, column)) for column in zip(*self.rows, strict=True))
 
 
@@ -35,8 +35,11 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. missing: the command that would fill it, when nothing is there yet. outdated: that it is of
-    another input than the page's, if it is."""
+    """A section of the page.
+
+    missing: the command that creates its results, if there are none. outdated: a note that its results are of
+    another input.
+    """
 
     name: str
     title: str

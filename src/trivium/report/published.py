@@ -12,7 +12,7 @@ Tree = dict[str, Any]
 
 
 def tasks_section(report: Tree) -> Section:
-    """Accuracy on published tasks, beside what the paper reports of MT-NLG 530B."""
+    """Show accuracy on published tasks, next to that of MT-NLG 530B."""
     found = report["tasks"]
     scores = [(task, shots, s) for task, by in found["tasks"].items() for shots, s in by.items()]
     rows = [
@@ -51,7 +51,7 @@ def tasks_section(report: Tree) -> Section:
 
 
 def _asked_of(model: Tree | None) -> str:
-    """Which checkpoint answered: of several of a run, results may be of any."""
+    """Name the checkpoint that was evaluated, because a run may have several."""
     if not isinstance(model, dict) or not isinstance(model.get("step"), int):
         return ""
     seen = model.get("tokens")
@@ -82,7 +82,10 @@ def _beside(scores: list[tuple[str, str, Tree]]) -> go.Figure:
 
 
 def against_tokens(series: list[Tree]) -> go.Figure:
-    """series: of each moment its `tokens`, and `tasks`: {task: {shots: accuracy}}; not every moment has all."""
+    """Draw accuracy against tokens.
+
+    series: points {tokens, tasks: {task: {shots: accuracy}}}. A point may lack tasks.
+    """
     lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for point in series:
         for task, by_shots in point["tasks"].items():

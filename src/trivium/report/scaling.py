@@ -1,4 +1,4 @@
-"""Scaling curves as one page that needs no network: tokens per second and utilisation against devices."""
+"""A page of scaling curves that needs no network: tokens per second and utilisation against devices."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ COLOURS = {"strong": "#0072B2", "weak": "#E69F00"}
 
 
 def write_curves(path: Path, title: str, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """curves: of each kind its points, with `devices`, `tokens_per_second`, `utilisation` and `efficiency`."""
+    """Write the page. curves: {kind: points}, with devices, tokens_per_second, utilisation and efficiency."""
     figure = make_subplots(
         rows=1, cols=2, subplot_titles=("tokens per second", "utilisation (model FLOP/s over peak)")
     )

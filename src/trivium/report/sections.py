@@ -1,15 +1,14 @@
-"""The sections of the page: for people, what each figure shows, what it proves, and what it does not."""
+"""The sections of the page. Each says what a figure shows, what it proves, and what it does not prove."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from trivium.report import figures
-from trivium.report.bias_figures import bias_figures, series_section
-from trivium.report.bias_tables import bias_tables
+from trivium.report.bias import bias_figures, bias_tables, series_section
 from trivium.report.collect import OPTIONAL, STATIONS
 from trivium.report.corpus import corpus_section, extraction_section, funnel_section
-from trivium.report.held_out import evaluation_section
+from trivium.report.figures import accuracies
 from trivium.report.incontext import incontext_section
 from trivium.report.outdated import told, told_older
 from trivium.report.parts import Drawn, Section, Table
@@ -36,7 +35,7 @@ Tree = dict[str, Any]
 
 
 def facts(report: Tree) -> list[str]:
-    """When, with what and on what the run was made, in a few words each."""
+    """Return when, with which code and on what machine the run was made, in short phrases."""
     stamps = list((report["provenance"] or {}).values())
     last = max(stamps, key=lambda stamp: str(stamp.get("finished", "")), default=None)
     found = []
@@ -51,7 +50,7 @@ def facts(report: Tree) -> list[str]:
 
 
 def _where(report: Tree) -> list[str]:
-    """On what it trained; where that was on processors, or is not known, the machine that the plan was priced for."""
+    """Return the training's device, or the machine of the plan if the device was a CPU or is unknown."""
     device = (report["training"] or {}).get("device")
     if device not in (None, CPU):
         return [f"trained on {device}"]
@@ -60,7 +59,7 @@ def _where(report: Tree) -> list[str]:
     return [f"on {number} {machine.get('device', 'device')}{'' if number == 1 else 's'}"] if number else []
 
 
-# The sections that show a station's results, and the station.
+# Sections that show results of a single stage, and that stage.
 _STATION_OF = {
     "funnel": "curated",
     "training": "training",
@@ -75,7 +74,7 @@ _STATION_OF = {
 
 
 def sections(report: Tree) -> list[Section]:
-    """Every section in the order of the path; those whose station has not run say which command runs it."""
+    """Build all sections in order. A section without results names the command that creates them."""
     build: tuple[tuple[str, str, str, Callable[[Tree], Section]], ...] = (
         ("funnel", "The corpus funnel", "corpus curate", funnel_section),
         ("corpus", "What the corpus is like", "corpus stats", corpus_section),
@@ -104,7 +103,7 @@ def sections(report: Tree) -> list[Section]:
 
 
 def _outdated(report: Tree, section: str, verb: str) -> str:
-    """That a section's results are of another input than the page's; empty where they are not."""
+    """Return a note that a section's results are outdated, or ""."""
     station = _STATION_OF.get(section, "")
     earlier, steps = report["outdated"].get(station), report["older"].get(section)
     if steps is not None and earlier in (None, "training"):
@@ -155,7 +154,7 @@ _ONE = "One training: another seed, size or corpus may come out otherwise."
 
 
 def _asked(training: Tree) -> list[Drawn]:
-    """What published tasks said while it trained."""
+    """Draw the accuracies on published tasks during training."""
     asked = training["asked"]
     if not asked:
         return []
@@ -283,7 +282,7 @@ def _neutral_first(name: str) -> tuple[bool, str]:
 
 
 def _occupations(bias: Tree, variant: str | None) -> list[Drawn]:
-    """The occupations of a template against 'person'; as they are where that was not measured."""
+    """Draw the occupations of a template relative to 'person', or absolute values if that was not measured."""
     found = log_ratios(bias, variant) if variant else []
     if not variant or not found:
         return []
@@ -291,14 +290,14 @@ def _occupations(bias: Tree, variant: str | None) -> list[Drawn]:
     against, shift = "log ratio of female to male words, nats", 0.0
     if isinstance(person, int | float):
         against, shift = "nats above or below 'person' (right: more female)", float(person)
-    drawn = min(len(found), figures.MOST_OCCUPATIONS)
+    drawn = min(len(found), figures.MAX_OCCUPATIONS)
     caption = f"Template '{variant}': the {drawn} most skewed of {len(found)} occupations"
     shifted = [(name, value - shift) for name, value in found]
     return [Drawn(caption, figures.occupations(shifted, against=against))]
 
 
 def log_ratios(bias: Tree, variant: str) -> list[tuple[str, float]]:
-    """Occupations and their log ratios of one variant, where the results hold them."""
+    """Return (occupation, log ratio) of one variant, as far as the results contain them."""
     return [
         (str(row.get("occupation")), float(row[variant]))
         for row in bias["occupations"]
@@ -355,8 +354,49 @@ def _provenance(report: Tree) -> Section:
     )
 
 
-# In the order of the path, as `trivium demo` runs them.
+# In the order in which `trivium demo` runs them.
 _STAGES = (
     *("doctor", "harvest", "curate", "tokenize", "plan", "train", "prove"),
     *("evaluate", "bias", "generate", "report"),
 )
+
+
+def evaluation_section(report: Tree) -> Section:
+    """Show accuracy and surprise on held-out questions, with the baselines that use no context."""
+    tasks = report["evaluation"]["tasks"]
+    scores = [(task, shots, s) for task, by_shots in tasks.items() for shots, s in by_shots.items()]
+    rows = [
+        (
+            *(task, shots, str(s["n"] or "unknown")),
+            *(percent_text(s["accuracy"]), range_text(s["interval"], percent_text)),
+            *(percent_text(s["chance"]), percent_text(s["unigram"]), percent_text(s["truncated_fraction"])),
+        )
+        for task, shots, s in scores
+    ]
+    surprise = [
+        (
+            *(task, shots, number_text(s["nats_per_byte"])),
+            *(range_text(s["nats_per_byte_interval"], number_text), number_text(s["unigram_nats_per_byte"])),
+        )
+        for task, shots, s in scores
+        if s["nats_per_byte"] is not None
+    ]
+    interval = level_text([s for _, _, s in scores])
+    headings: tuple[str, ...] = ("task", "shots", "examples", "accuracy", interval)
+    headings += ("chance", "token frequencies", "prompts cut")
+    tables = [Table(headings, rows)]
+    if surprise:
+        of_surprise = ("task", "shots", "surprise, nats per byte", interval, "token frequencies")
+        tables.append(Table(of_surprise, surprise))
+    return Section(
+        "evaluation",
+        "Evaluation",
+        shows="Questions made from documents that training never saw: how often the model is right, and how "
+        "surprising it finds the right answer (lower is better).",
+        reading="A score above both chance and token frequencies, with its whole interval, would mean that the model "
+        "uses the context. Surprise shows the same earlier: it moves long before any answer turns right. A prompt that "
+        "is longer than the model's sequence loses its beginning, and with it solved examples.",
+        limits="No score here is comparable with a published one.",
+        figures=[Drawn("Accuracy, with its interval and baselines", accuracies(tasks))] if rows else [],
+        tables=tables,
+    )

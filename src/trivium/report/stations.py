@@ -1,15 +1,15 @@
-"""What the report asks of each station's results; more is welcome and kept, less or other is refused."""
+"""Schemas of each stage's results. Additional fields are kept; missing or invalid ones are errors."""
 
 from functools import cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-Number = float | None  # a figure that is not finite is stored as null
+Number = float | None  # null represents a non-finite number
 
 
 class Result(BaseModel):
-    """A part of a station's results."""
+    """A part of a stage's results."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -71,8 +71,8 @@ class Summary(Result):
     memory: list[RankMemory] = []
     phases: list[RankPhases] = []
     finished: bool = True
-    steps_planned: int | None = None  # of a training that is not finished
-    device: str | None = None  # "cpu", or the name of an accelerator
+    steps_planned: int | None = None  # of an unfinished training
+    device: str | None = None  # "cpu", or the name of a GPU
     hosts: int | None = None
     precision: str | None = None
 
@@ -231,13 +231,13 @@ class Plan(Result):
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)  # building one costs far more than checking a record with it
+    return TypeAdapter(kind)  # building an adapter costs much more than checking a record with it
 
 
 def checked(kind: Any, value: Any, *within: int | str) -> Any:
-    """Return `value` as plain data of the asked form, with defaults filled in.
+    """Validate `value` and return it as plain data with defaults filled in.
 
-    within: where the value is in its file. Raises ValueError naming the first bad field.
+    within: the location of the value in its file. Raises ValueError, which names the first invalid field.
     """
     adapter = _adapter(kind)
     try:

@@ -1,4 +1,4 @@
-"""Seconds of a step: predicted before the run, and measured in it, part by part as far as the trace tells."""
+"""Predicted and measured seconds of a step, and of its parts as far as the trace contains them."""
 
 from statistics import median
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ LIMITS = (
 
 
 class Part(NamedTuple):
-    """One part of a step as people read it, the parts of the estimate in it, and the measured phase."""
+    """A part of a step: its label, the corresponding parts of the estimate, and the measured phase."""
 
     name: str
     predicted: tuple[str, ...]
@@ -35,12 +35,12 @@ PARTS = (
 
 
 def priced(report: Tree) -> Tree:
-    """What was predicted of the plan that was trained under; nothing where another was priced."""
+    """Return the plan's predictions, or {} if the training used another plan."""
     return {} if "plan" in report["outdated"] else report["plan"] or {}
 
 
 def step_time(report: Tree) -> list[Table]:
-    """The table of predicted against measured; nothing where neither is known."""
+    """Return the table of predicted and measured times, or [] if none was measured."""
     estimate = priced(report).get("estimate") or {}
     training = report["training"]
     last_part = [s for s in training["curves"]["steps"] if s["step"] > training["resumed_from"]]
@@ -57,14 +57,14 @@ def step_time(report: Tree) -> list[Table]:
 
 
 def median_seconds(steps: list[Tree]) -> float | None:
-    """Of a step of the largest batch, by the metrics; None when none was timed."""
+    """Return the median seconds of steps with the largest batch; None if none was timed."""
     largest = max((s.get("sequences") or 0 for s in steps), default=0)
     found = [s["seconds"] for s in steps if s.get("seconds") and (s.get("sequences") or 0) == largest]
     return median(found) if found else None
 
 
 def busiest(phases: list[Tree]) -> dict[str, float]:
-    """The measured phases of the rank whose stages took longest; empty when no rank has all."""
+    """Return the phases of the rank whose stages took longest; {} if no rank has all phases."""
     found = [p["seconds"] for p in phases if all(part.measured in p["seconds"] for part in PARTS)]
     return max(found, key=lambda seconds: seconds["stages"], default={})
 

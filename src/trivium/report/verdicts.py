@@ -1,4 +1,4 @@
-"""What a run proved: each claim with its figures, true, false, or not tried."""
+"""Claims about a run with their figures, each proven, failed, not shown, or not tried."""
 
 import math
 from typing import Any, Literal, NamedTuple
@@ -6,27 +6,27 @@ from typing import Any, Literal, NamedTuple
 from trivium.report.outdated import told
 from trivium.report.words import chance_text, layout_text, shots_text
 
-# "not shown": the figure is there and falls short, as that of a tiny model may; "failed": it must not.
+# "not shown" means that a figure falls short where it may, as for a tiny model; "failed", that it must not.
 State = Literal["proven", "failed", "not shown", "not tried"]
 
-CAUGHT = 0.95  # of the planted documents of each kind
-LOST = 0.02  # of the honest documents
-EXACT = ("weights", "gradients", "optimizer")  # categories of memory that must be predicted to the byte
-LUCK = 0.05  # a claim about scores may be this likely to be mere luck
-TINY = 100_000_000  # parameters; GPT-2's smallest has 124 million
-CPU = "cpu"  # as a training's summary names the processor
+MIN_CAUGHT_SHARE = 0.95  # of the planted documents of each kind
+MAX_LOST_SHARE = 0.02  # of the clean documents
+EXACT = ("weights", "gradients", "optimizer")  # memory categories that must be predicted to the byte
+SIGNIFICANCE_LEVEL = 0.05
+MIN_PARAMETERS = 100_000_000  # the smallest GPT-2 has 124 million
+CPU = "cpu"  # the name of a CPU in a training's summary
 
 
 class Verdict(NamedTuple):
-    """A claim and whether it holds."""
+    """A claim and its state."""
 
     state: State
     text: str
 
 
 def verdicts(report: dict[str, Any]) -> list[Verdict]:
-    """Every claim, in the order of the path; what was found with other inputs than the report's shows nothing here."""
-    planted = (  # only the demo's corpus has junk planted in it: of a user's own there is nothing to claim
+    """Return all claims in order. A result with outdated inputs proves nothing here."""
+    planted = (  # only the demo's corpus contains planted junk
         ("curated", "corpus curate", _planted(report["planted"])),
         ("curated", "corpus curate", _honest(report["honest"])),
     )
@@ -48,14 +48,14 @@ def _of_this_report(verdict: Verdict, verb: str, earlier: str | None) -> Verdict
 
 
 def limits(report: dict[str, Any]) -> list[str]:
-    """What a run of this kind does not prove, as far as it is known on what it ran."""
+    """Return what a run of this kind cannot prove, as far as its machine is known."""
     training = report["training"] or {}
     return [*_quality(training), *_speed(training), *_scale(training)]
 
 
 def is_tiny(training: dict[str, Any]) -> bool:
-    """Whether a model is known to be too small for its quality to say anything of the method."""
-    return 0 < (training.get("parameters") or 0) < TINY
+    """Whether a model is known to be too small for its quality to mean anything for the method."""
+    return 0 < (training.get("parameters") or 0) < MIN_PARAMETERS
 
 
 def _quality(training: dict[str, Any]) -> list[str]:
@@ -101,12 +101,13 @@ def _planted(planted: dict[str, Any] | None) -> Verdict:
     total, kinds = sum(row["planted"] for row in planted.values()), len(shares)
     if shares[worst] == 1:
         text = f"Curation caught all {total:,} planted documents, of {kinds} kind{'s' if kinds > 1 else ''} of junk"
-    elif shares[worst] >= CAUGHT:
+    elif shares[worst] >= MIN_CAUGHT_SHARE:
         text = f"Curation caught at least {shares[worst]:.1%} of each kind of planted junk (worst: {worst})"
     else:
         text = f"Curation caught only {shares[worst]:.1%} of the planted junk of kind {worst}"
     return Verdict(
-        "proven" if shares[worst] >= CAUGHT else "failed", f"{text}; asked: {CAUGHT:.0%} of each kind"
+        "proven" if shares[worst] >= MIN_CAUGHT_SHARE else "failed",
+        f"{text}; asked: {MIN_CAUGHT_SHARE:.0%} of each kind",
     )
 
 
@@ -115,9 +116,9 @@ def _honest(honest: dict[str, Any] | None) -> Verdict:
         return Verdict("not tried", "Honest documents survive curation")
     share = honest["lost"] / honest["documents"]
     return Verdict(
-        "proven" if share <= LOST else "failed",
+        "proven" if share <= MAX_LOST_SHARE else "failed",
         f"Curation lost {honest['lost']:,} of {honest['documents']:,} honest documents, {share:.1%}; allowed: "
-        f"{LOST:.0%}",
+        f"{MAX_LOST_SHARE:.0%}",
     )
 
 
@@ -171,7 +172,8 @@ def _counted(memory: list[dict[str, Any]] | None) -> Verdict:
 
 
 def _activations_off(rows: list[dict[str, Any]]) -> int:
-    """The largest relative error of the predicted activations, in percent, rounded up: it is told as a bound."""
+    """Return the largest relative error of the predicted activations in percent, rounded up, because it is reported
+    as a bound."""
     pairs: list[tuple[int, int]] = [
         (row["predicted"].get("activations", 0), row["categories"].get("activations", 0)) for row in rows
     ]
@@ -198,7 +200,7 @@ def _answers(evaluation: dict[str, Any] | None) -> Verdict:
 
 
 def _scores(evaluation: dict[str, Any] | None) -> list[tuple[str, str, dict[str, Any]]]:
-    """Task, shots, score."""
+    """Return (task, shots, score) of all scores."""
     tasks = (evaluation or {}).get("tasks", {})
     return [(task, shots, score) for task, by_shots in tasks.items() for shots, score in by_shots.items()]
 
@@ -213,8 +215,8 @@ def _above_chance(evaluation: dict[str, Any] | None) -> Verdict:
         return Verdict("not tried", "Some task is answered better than by chance")
     task, shots, best = min(scores, key=lambda item: (_luck(item[2]), -item[2]["accuracy"]))
     low, high = best["interval"]
-    luck = min(1.0, len(scores) * _luck(best))  # the best of several is better than any one
-    better = low > _baseline(best) and luck < LUCK
+    luck = min(1.0, len(scores) * _luck(best))  # correct for choosing the best of several scores
+    better = low > _baseline(best) and luck < SIGNIFICANCE_LEVEL
     return Verdict(
         "proven" if better else "not shown",
         f"{'Some' if better else 'No'} task is answered better than by chance and by token frequencies: the surest of "
@@ -224,18 +226,19 @@ def _above_chance(evaluation: dict[str, Any] | None) -> Verdict:
 
 
 def _luck(score: dict[str, Any]) -> float:
-    """The probability of so many right answers by chance, or of being so far above token frequencies: the larger."""
+    """Return the larger p-value of two tests: as many correct answers by chance, and as large a lead over the
+    unigram baseline."""
     right = round(score["accuracy"] * score["n"])
     by_tokens = score.get("unigram_p")
     if score["accuracy"] <= (score["unigram"] or 0.0):
-        by_tokens = 1.0  # that test has two sides: far below token frequencies is unlikely, too
+        by_tokens = 1.0  # the test is two-sided, so a score far below the baseline is also significant
     elif by_tokens is None:
         by_tokens = _at_least(right, score["n"], score["unigram"] or 0.0)
     return max(_at_least(right, score["n"], score["chance"]), by_tokens)
 
 
 def _at_least(successes: int, trials: int, rate: float) -> float:
-    """The probability of so many successes or more in independent trials."""
+    """Return the binomial probability of at least this number of successes."""
     if successes == 0 or rate >= 1:
         return 1.0
     if rate <= 0:
@@ -249,5 +252,5 @@ def _at_least(successes: int, trials: int, rate: float) -> float:
 
 
 def _baseline(score: dict[str, Any]) -> float:
-    """What a score must exceed: chance, and the unigram baseline where it was measured."""
+    """Return what a score must exceed: chance, and the unigram baseline if it was measured."""
     return max(float(score["chance"]), float(score["unigram"] or 0))

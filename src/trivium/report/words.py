@@ -1,4 +1,4 @@
-"""Figures as words, for the tables of the page."""
+"""Format figures as text for the tables of the page."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ Tree = dict[str, Any]
 
 
 def moment_text(finished: Any) -> str:
-    """2026-01-31 12:00 UTC, of an ISO time; other text as it is."""
+    """Format an ISO time as 2026-01-31 12:00 UTC; other text is unchanged."""
     try:
         return datetime.fromisoformat(str(finished)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
@@ -16,7 +16,7 @@ def moment_text(finished: Any) -> str:
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:
-    """tensor 2 x pipeline 2 (2 chunks) x data 2."""
+    """Format a layout as tensor 2 x pipeline 2 (2 chunks) x data 2."""
     chunks = layout.get("chunks", 1)
     held = f" ({chunks} chunks)" if chunks not in (None, 1) else ""
     axes = [
@@ -28,13 +28,13 @@ def layout_text(layout: Mapping[str, Any]) -> str:
 
 
 def killed_text(killed: dict[str, Any]) -> str:
-    """rank 7, by SIGKILL, at step 166."""
+    """Format a kill as rank 7, by SIGKILL, at step 166."""
     words = (("rank", "rank {}"), ("signal", "by {}"), ("step", "at step {}"))
     return ", ".join(text.format(killed[key]) for key, text in words if key in killed) or "unknown"
 
 
 def reasons_text(dropped: dict[str, int], step: Tree, was: int | None) -> str:
-    """What went and why; documents that a step made by cutting others in two."""
+    """Format the reasons of dropped documents, and the number of documents added by cutting passages out of others."""
     ordered = sorted(dropped.items(), key=lambda item: -item[1])
     told = [f"{reason} {number:,}" for reason, number in ordered]
     more = step["documents"] - was + sum(dropped.values()) if was is not None else 0
@@ -44,7 +44,7 @@ def reasons_text(dropped: dict[str, int], step: Tree, was: int | None) -> str:
 
 
 def shots_text(shots: str) -> str:
-    """1 shot, few shots."""
+    """Format as 1 shot, few shots."""
     return f"{shots} shot{'' if shots == '1' else 's'}"
 
 
@@ -53,7 +53,7 @@ def share_text(row: Tree) -> str:
 
 
 def level_text(scores: list[Tree]) -> str:
-    """95% interval."""
+    """Return the heading of intervals, such as 95% interval."""
     levels = {s["confidence"] for s in scores if isinstance(s.get("confidence"), int | float)}
     return f"{100 * levels.pop():.6g}% interval" if len(levels) == 1 else "interval"
 
@@ -67,7 +67,7 @@ def nats_text(value: float | None) -> str:
 
 
 def chance_text(p: Any) -> str:
-    """A probability; below a thousandth its digits say nothing."""
+    """Format a p-value; below 0.001 its digits are not meaningful."""
     if not isinstance(p, int | float):
         return "unknown"
     return "< 0.001" if p < 0.001 else f"{p:.3f}"

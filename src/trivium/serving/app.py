@@ -1,8 +1,11 @@
 """The server: `/v1/completions`, `/v1/models`, `/health`, and a playground."""
 
 import asyncio
+import base64
+import hashlib
 import itertools
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +23,6 @@ from trivium.serving.answer import Placed, Telling, choice, envelope, logprobs_o
 from trivium.serving.ask import Completion, Refused, parse, prompts_of
 from trivium.serving.config import ServeConfig
 from trivium.serving.guard import Guard, TooLarge
-from trivium.serving.page import page_policy
 from trivium.serving.worker import Event, Job, Worker
 from trivium.serving.write import Draft, Token
 from trivium.serving.writer import Writer
@@ -324,3 +326,18 @@ def _refusal(refused: Refused) -> JSONResponse:
     return JSONResponse(
         json.loads(json.dumps(tree, ensure_ascii=False).encode("utf-8", "replace")), refused.status, headers
     )
+
+
+def page_policy(page: str) -> str:
+    """Return the content security policy of a page with inline scripts and styles."""
+    scripts = " ".join(_hashes(page, "script"))
+    styles = " ".join(_hashes(page, "style"))
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hashes(page: str, element: str) -> list[str]:
+    found = re.findall(rf"<{element}>(.*?)</{element}>", page, re.DOTALL)
+    return [f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in found]

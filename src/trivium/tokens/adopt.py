@@ -1,4 +1,4 @@
-"""Megatron-LM's own `.bin/.idx` pairs become a token directory: linked where they lie, read once, never changed."""
+"""Use Megatron-LM `.bin/.idx` pairs as a token directory. They are linked in place, read once and never changed."""
 
 import hashlib
 import math
@@ -22,14 +22,15 @@ from trivium.tokens.shards import TokenShard, files_of
 from trivium.tokens.split import TRAIN, VALIDATION
 from trivium.tokens.tokenizer import Tokenizer
 
-_AT_ONCE = 1 << 22  # tokens
+_BLOCK_TOKENS = 1 << 22
 
 
 class Pairs(NamedTuple):
-    """Pairs by their prefixes.
+    """Prefixes of pairs.
 
-    weights: of those in `train`, in any unit; none: as their tokens. fraction: of each pair's tokens, which validate
-    from its end where `validation` is empty. ended: whether every document must end with the tokenizer's end.
+    weights: those of `train` in any unit; empty: proportional to their tokens. fraction: part of each pair's tokens,
+    at its end, used for validation if `validation` is empty. ended: whether every document must end with the
+    tokenizer's end-of-text token.
     """
 
     train: tuple[Path, ...]
@@ -40,14 +41,14 @@ class Pairs(NamedTuple):
 
 
 class Adopted(NamedTuple):
-    """A pair; its documents from `cut` on validate, those before it train."""
+    """A pair. Its documents from `cut` on are for validation, those before it for training."""
 
     shard: TokenShard
     cut: int
-    stem: str  # of its links
+    stem: str  # of the links' names
 
     def entry(self) -> dict[str, Any]:
-        """What the manifest says of it: by split, which documents of the pair it has."""
+        """Return the pair's manifest entry: the range of its documents in each split."""
         starts = self.shard.document_starts
         parts = zip(SPLITS, ((0, self.cut), (self.cut, len(self.shard))), strict=True)
         return {
@@ -63,11 +64,11 @@ class Adopted(NamedTuple):
 
 
 def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progress = silent) -> dict[str, Any]:
-    """Make the existing directory `out` a token directory of these pairs; returns the manifest.
+    """Make the existing directory `out` a token directory of these pairs, and return its manifest.
 
-    Each pair is read once, for its hash and its ids. DataError when one is damaged, empty, or has an id or an end of
-    a document that is not the tokenizer's, when nothing validates, or two hold the same ids. ConfigError for weights
-    that are none, and for a pair that is named twice.
+    Each pair is read once, for its hash and ids. Raises DataError if one is damaged or empty, contains an id or a
+    document end that does not fit the tokenizer, if there is no validation text, or if two pairs have the same ids.
+    Raises ConfigError for invalid weights and for a pair that is named twice.
     """
     sources = source_names((*pairs.train, *pairs.validation))
     stems = file_stems(sources)
@@ -107,7 +108,8 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
 
 
 def source_names(prefixes: Iterable[Path]) -> dict[str, Path]:
-    """Each pair under the last part of its prefix, or under all of it where several end alike."""
+    """Name each pair by the last part of its prefix, or by all of it if that is not unique. Raises ConfigError for a
+    duplicate."""
     every = list(prefixes)
     often = Counter(prefix.resolve() for prefix in every)
     if twice := next((prefix for prefix in every if often[prefix.resolve()] > 1), None):
@@ -123,12 +125,12 @@ def _cut(shard: TokenShard, pairs: Pairs, *, validates: bool) -> int:
     if pairs.validation:
         return 0 if validates else len(shard)
     held_out = starts.search(math.floor(total * (1 - pairs.fraction)), side="right") - 1
-    cut = max(held_out, starts.search(0, side="right"))  # something of every pair trains
+    cut = max(held_out, starts.search(0, side="right"))  # some documents of every pair are for training
     return cut if starts[cut] < total else len(shard)
 
 
 def _weights(pairs: Pairs, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """By source, scaled to sum to 1; those that only validate have none."""
+    """Return the weight of each source, scaled to sum to 1; 0 for validation pairs."""
     given = pairs.weights or tuple(float(e[TRAIN]["tokens"]) for e in entries.values() if TRAIN in e)
     if len(given) != len(pairs.train) or not all(0 < weight <= MOST for weight in given):
         raise ConfigError(
@@ -138,9 +140,10 @@ def _weights(pairs: Pairs, entries: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 class _Ids(NamedTuple):
-    """What the ids of a pair must be, and how often each occurs in a split: [vocabulary].
+    """Checks the ids of pairs, and counts each id by split [vocabulary].
 
-    begun: of each block, how many documents begin as the tokenizer's do; most pairs are made one way throughout.
+    begun: number of documents of each block that begin with the tokenizer's opening. Most pairs have it always or
+    never.
     """
 
     tokenizer: Tokenizer
@@ -149,12 +152,13 @@ class _Ids(NamedTuple):
     begun: list[int]
 
     def read(self, pair: Adopted, told: Callable[[int], None]) -> str:
-        """Count and check a pair's ids; returns the sha256 of its `.bin`. told: how many tokens were read."""
+        """Count and check a pair's ids, and return the sha256 of its `.bin`. told: called with the number of tokens
+        read."""
         tokens, starts = pair.shard.tokens, pair.shard.document_starts
         digest = hashlib.sha256()
-        for at in range(0, len(tokens), _AT_ONCE):
+        for at in range(0, len(tokens), _BLOCK_TOKENS):
             told(at)
-            block = np.ascontiguousarray(tokens[at : at + _AT_ONCE])
+            block = np.ascontiguousarray(tokens[at : at + _BLOCK_TOKENS])
             digest.update(block.data)
             self._check(pair.shard, at, block)
             cut = min(max(starts[pair.cut] - at, 0), len(block))
@@ -164,7 +168,7 @@ class _Ids(NamedTuple):
         return digest.hexdigest()
 
     def _check(self, shard: TokenShard, at: int, block: NDArray[np.integer]) -> None:
-        """DataError for an id that is none, and a document that ends otherwise; block: the ids from token `at` on."""
+        """Raise DataError for an invalid id or document end. block: the ids from token `at` on."""
         starts, size = shard.document_starts, self.tokenizer.vocabulary
         if not 0 <= block.min() <= block.max() < size:
             place = int(np.argmax((block < 0) | (block >= size)))
@@ -186,7 +190,7 @@ class _Ids(NamedTuple):
 
 
 def _linked(pairs: Iterable[Adopted], out: Path, ids: _Ids, progress: Progress) -> dict[str, str]:
-    """Read every pair and link its files into `out`; returns the sha256 of each link's file by its name."""
+    """Read every pair and link its files into `out`. Return the sha256 of each file by the name of its link."""
     every, files = list(pairs), {}
     total, done = sum(len(one.shard.tokens) for one in every), 0
     for one in every:
@@ -205,8 +209,8 @@ def _linked(pairs: Iterable[Adopted], out: Path, ids: _Ids, progress: Progress) 
 
 
 def _refuse_copies(pairs: Iterable[Adopted]) -> None:
-    """DataError where two pairs hold the same ids, under whatever names and in whatever dtypes."""
-    for one, other in combinations(pairs, 2):  # those that train come first
+    """Raise DataError if two pairs have the same ids, whatever their names and dtypes are."""
+    for one, other in combinations(pairs, 2):  # training pairs come first
         if not _same(one.shard.tokens, other.shard.tokens):
             continue
         told = f"{other.shard.prefix}: its ids are those of {one.shard.prefix}"
@@ -221,8 +225,8 @@ def _refuse_copies(pairs: Iterable[Adopted]) -> None:
 
 
 def _same(one: NDArray[np.integer], other: NDArray[np.integer]) -> bool:
-    """Whether both are the same ids; most are of another length, or differ at once."""
-    blocks = (slice(at, at + _AT_ONCE) for at in range(0, len(one), _AT_ONCE))
+    """Whether both arrays have the same ids. Most pairs differ in length or in the first block."""
+    blocks = (slice(at, at + _BLOCK_TOKENS) for at in range(0, len(one), _BLOCK_TOKENS))
     return len(one) == len(other) and all(np.array_equal(one[block], other[block]) for block in blocks)
 
 

@@ -1,7 +1,7 @@
-"""Whether a tokenizer that somebody else wrote encodes text in bounded time and memory.
+"""Check that a third-party tokenizer encodes text in bounded time and memory.
 
-Its file holds patterns, which may backtrack without end, and replacements, which may multiply a text: sixteen steps
-that each replace a letter by two make 65,536 of it.
+Its patterns may backtrack exponentially. Its replacements may multiply the text: sixteen steps that each replace a
+letter by two turn it into 65,536.
 """
 
 import re
@@ -11,17 +11,18 @@ from typing import Any
 
 import tokenizers
 
-# What all steps together may make of a character. Published files reach 4 (a character as its bytes), and 2 for a
-# pattern of several blanks.
-MOST_GROWTH = 64
-MOST_STEPS = 64  # of published files, the longest list has about 10
-# The library takes cubic time in the length of a word that a WordPiece model looks up. Published ones allow 100.
-LONGEST_WORDPIECE = 4096
-PROBE_SECONDS = 0.5  # of processor time; a text of _PROBE_CHARACTERS takes less than a millisecond
-# Patterns that take exponential time reach the library's own limit in 64 characters, those that take cubic time in 512.
+# Maximum number of characters that all steps together may make of one. Published files reach 4 (a character as its
+# bytes), and 2 for a pattern of several blanks.
+MAX_GROWTH = 64
+MAX_STEPS = 64  # published files have at most about 10
+# The library takes time cubic in the length of a word that a WordPiece model looks up. Published models allow 100
+# characters.
+MAX_WORDPIECE_CHARACTERS = 4096
+PROBE_SECONDS = 0.5  # CPU time; a text of _PROBE_CHARACTERS normally takes less than a millisecond
+# Exponential patterns reach the library's own limit within 64 characters, cubic ones within 512.
 _PROBE_CHARACTERS = (64, 512)
-_PROBED = "a b1.\n-é中"  # letters, blanks, digits, marks
-_MOST_PROBED = 32  # characters of the file's own patterns
+_PROBED = "a b1.\n-é中"  # letters, blanks, digits and punctuation
+_MAX_PROBED_CHARACTERS = 32  # taken from the file's own patterns
 SIMPLER = (
     "write the patterns of its normalizer and pre_tokenizer without nested repeats, as a++ in place of (a+)+"
 )
@@ -29,37 +30,36 @@ _PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decode
 
 
 def problem_of(tree: Mapping[str, Any]) -> str:
-    """What is wrong with the description of a tokenizer, and what to do; nothing where its steps are bounded."""
+    """Return what is unbounded in a tokenizer's description and the remedy, or ""."""
     longest = tree["model"].get("max_input_chars_per_word") or 0
-    if longest > LONGEST_WORDPIECE:
+    if longest > MAX_WORDPIECE_CHARACTERS:
         return (
             f"model.max_input_chars_per_word = {longest}, but a word takes time cubic in its length; set it to "
-            f"{LONGEST_WORDPIECE} or less (published tokenizers have 100)"
+            f"{MAX_WORDPIECE_CHARACTERS} or less (published tokenizers have 100)"
         )
     for part in _PARTS:
         growth = 1
         steps = list(_steps(tree.get(part)))
-        if len(steps) > MOST_STEPS:
+        if len(steps) > MAX_STEPS:
             return (
-                f"{part} has {len(steps)} steps, and each takes time; the limit is {MOST_STEPS}: remove some"
+                f"{part} has {len(steps)} steps, and each takes time; the limit is {MAX_STEPS}: remove some"
             )
         for step in steps:
             growth *= _growth(step)
-            if growth > MOST_GROWTH:
+            if growth > MAX_GROWTH:
                 return (
                     f"{part} may make {growth:,} characters of one up to its step {step['type']}; the limit is "
-                    f"{MOST_GROWTH}: remove or shorten its replacements"
+                    f"{MAX_GROWTH}: remove or shorten its replacements"
                 )
     return ""
 
 
 def slow_text(library: tokenizers.Tokenizer, tree: Mapping[str, Any]) -> str:
-    """What is wrong with the patterns of a tokenizer, found by encoding short texts of few characters; nothing where
-    they encode at once."""
+    """Return what is wrong with a tokenizer's patterns, found by encoding short repetitive texts, or ""."""
     patterns = "".join(_patterns(tree))
     own = dict.fromkeys(re.sub(r"[^\w\s]", "", patterns))
-    letters = "".join(dict.fromkeys([*_PROBED, *list(own)[:_MOST_PROBED]]))
-    # The library skips a text that lacks a letter of which the pattern says that it must come: all stand at the end.
+    letters = "".join(dict.fromkeys([*_PROBED, *list(own)[:_MAX_PROBED_CHARACTERS]]))
+    # The library skips a text that lacks a character which the pattern requires, so all of them are appended.
     end = "\0" + "".join(own)
     for size in _PROBE_CHARACTERS:
         for text in (letter * size + end for letter in letters):
@@ -68,7 +68,7 @@ def slow_text(library: tokenizers.Tokenizer, tree: Mapping[str, Any]) -> str:
                 library.encode(text, add_special_tokens=False)
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except BaseException as error:  # a panic of the library is no Exception
+            except BaseException as error:  # a panic of the library is a BaseException
                 return f"{size} times {text[0]!r} cannot be encoded ({error}); {SIMPLER}"
             if (seconds := time.thread_time() - begin) > PROBE_SECONDS:
                 return f"{size} times {text[0]!r} take {seconds:.1f} s to encode; {SIMPLER}"
@@ -76,7 +76,7 @@ def slow_text(library: tokenizers.Tokenizer, tree: Mapping[str, Any]) -> str:
 
 
 def _steps(step: Any) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or decoder, those of sequences one by one."""
+    """Yield the steps of a normalizer, pre-tokenizer or decoder, with sequences flattened."""
     if not isinstance(step, Mapping):
         return
     if step.get("type") != "Sequence":
@@ -87,19 +87,19 @@ def _steps(step: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> int:
-    """Characters that a step may make of one."""
+    """Return the maximum number of characters that a step can make of one."""
     match step.get("type"):
         case "Replace":
             pattern, content = step.get("pattern"), len(step.get("content") or "")
             if isinstance(pattern, Mapping) and pattern.get("String"):
                 return max(1, -(-content // len(pattern["String"])))
-            return 1 + content  # a pattern may match between any two characters
+            return 1 + content  # a pattern can match between any two characters
         case "Prepend":
-            return max(1, len(step.get("prepend") or ""))  # of a text of one character or more
+            return max(1, len(step.get("prepend") or ""))  # for a text of one character
         case "ByteLevel":
-            return 4  # a character has up to four bytes
+            return 4  # a character has up to four bytes in UTF-8
         case "BertNormalizer":
-            return 3  # blanks around an ideograph
+            return 3  # blanks are added around an ideograph
         case _:
             return 1
 

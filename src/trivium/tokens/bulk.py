@@ -1,8 +1,8 @@
-"""The same tokenizer in tiktoken, several times as fast, where its ids are certain to be the same.
+"""Encode with tiktoken, which is several times as fast, if it certainly gives the same ids.
 
-tiktoken knows no list of merges: it joins the two neighbours whose bytes together are the token of the lowest id.
-That is what a byte-level BPE does when ids rise in the order of the merges and the bytes of every token, merged by
-the earlier merges alone, end as the two parts that its own merge joins. Both are checked here, merge by merge.
+tiktoken has no list of merges. It joins the two neighbours whose concatenation is the token with the lowest id. A
+byte-level BPE does the same if ids rise in the order of the merges, and if the bytes of every token, merged by
+earlier merges alone, become the two parts that its own merge joins. Both are checked here for every merge.
 """
 
 import json
@@ -12,15 +12,16 @@ from typing import Any
 
 import tiktoken
 
-# The pattern of GPT-2 with possessive repeats, which match the same pieces and never go back (tiktoken's r50k_base).
+# GPT-2's pattern with possessive repeats, which match the same pieces without backtracking (tiktoken's r50k_base).
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 Merges = Sequence[tuple[str, str]]
 
 
 def equal_encoding(description: str) -> tiktoken.Encoding | None:
-    """The encoding whose `encode_to_numpy` gives the ids of this tokenizer for every text; None if none is certain.
+    """Return the encoding whose `encode_to_numpy` gives this tokenizer's ids for every text, or None if that is
+    uncertain.
 
-    description: the JSON text of the Hugging Face tokenizers library, read with `encode_special_tokens`.
+    description: JSON of the Hugging Face tokenizers library, used with `encode_special_tokens`.
     """
     tree: Mapping[str, Any] = json.loads(description)
     if not _is_byte_level_bpe(tree):
@@ -31,20 +32,20 @@ def equal_encoding(description: str) -> tiktoken.Encoding | None:
         return None
     tokens = [*BYTE_OF, *(a + b for a, b in merges)]
     ranks = {bytes(BYTE_OF[letter] for letter in token): words[token] for token in tokens}
-    # tiktoken looks for special tokens in a text, and finds an empty list of them everywhere.
+    # An empty list of special tokens would make tiktoken match everywhere.
     special = {one["content"]: one["id"] for one in tree["added_tokens"]}
     return tiktoken.Encoding("trivium", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 
-# Bytes of a token. The check takes quadratic time in them; the longest tokens of published vocabularies have 256.
-_LONGEST_CHECKED = 512
+# Limits the bytes of a token, because the check is quadratic in them. Published vocabularies have at most 256.
+_MAX_TOKEN_BYTES = 512
 
 
 def merges_alone_decide(merges: Merges, words: Mapping[str, int]) -> bool:
-    """Whether ids rise with the merges and every token's own bytes come together by its own merge."""
+    """Whether ids rise with the merges, and every token's bytes are joined last by its own merge."""
     if not all(a in words and b in words and a + b in words for a, b in merges):
         return False
-    if any(len(a) + len(b) > _LONGEST_CHECKED for a, b in merges):
+    if any(len(a) + len(b) > _MAX_TOKEN_BYTES for a, b in merges):
         return False
     ids = [words[a + b] for a, b in merges]
     if any(one >= next_ for one, next_ in pairwise(ids)):
@@ -54,7 +55,7 @@ def merges_alone_decide(merges: Merges, words: Mapping[str, int]) -> bool:
 
 
 def _parts(token: str, places: Mapping[tuple[str, str], int], *, before: int) -> list[str]:
-    """What is left of a token's bytes when only the merges before one of them are done, lowest first."""
+    """Merge the bytes of a token with the merges before `before`, lowest first, and return the remaining parts."""
     parts = list(token)
     while len(parts) > 1:
         place, at = min((places.get(pair, before), n) for n, pair in enumerate(pairwise(parts)))
@@ -75,11 +76,11 @@ def _is_byte_level_bpe(tree: Mapping[str, Any]) -> bool:
         and not before.get("add_prefix_space", True)
         and bool(before.get("use_regex", True))
         and bool(added)
-        and all(one["special"] for one in added)  # others are found in a text
+        and all(one["special"] for one in added)  # other added tokens are matched in text
     )
 
 
-# settings of a model that change what merges alone would give
+# Settings of a model that change the result of the merges.
 _OTHERWISE = (
     "dropout",
     "continuing_subword_prefix",
@@ -90,13 +91,13 @@ _OTHERWISE = (
 
 
 def pair_of(merge: str | Sequence[str]) -> tuple[str, str]:
-    """The two parts of a merge, which older files write as one text with a space between them."""
+    """Return both parts of a merge, which older files store as one string with a space."""
     first, second = merge.split(" ") if isinstance(merge, str) else merge
     return first, second
 
 
 def _byte_of_letter() -> dict[str, int]:
-    """The letter that stands for each byte in a byte-level vocabulary (GPT-2, `bytes_to_unicode`)."""
+    """Return the letter of each byte in a byte-level vocabulary (GPT-2, `bytes_to_unicode`)."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -1,4 +1,4 @@
-"""What the tokens station may be told."""
+"""Settings of tokenization."""
 
 from typing import Annotated, Literal
 
@@ -6,26 +6,27 @@ from pydantic import Field
 
 from trivium.config import Config, Positive
 
-BYTE_ALPHABET = 256  # a byte-level tokenizer knows every byte, plus the end of a text
-UINT16_VOCABULARY = 65500  # Megatron-LM's own threshold for two-byte shards
+BYTE_ALPHABET = 256  # a byte-level tokenizer has all bytes and the end of text
+UINT16_VOCABULARY = 65500  # Megatron-LM's threshold for two-byte shards
 
 
 class TokensConfig(Config):
-    """How documents become tokens."""
+    """Conversion of documents to tokens."""
 
     vocabulary: Positive = (
-        2048  # of one that is trained the target (little text may give fewer), otherwise its own
+        2048  # ids of a tokenizer to train (small corpora may give fewer), or of the given tokenizer
     )
-    tokenizer: str | None = None  # a tokenizer.json or its folder; None: one is trained on the corpus
+    tokenizer: str | None = None  # a tokenizer.json or its folder; None trains one on the corpus
     end_of_text: Annotated[str, Field(min_length=1)] | None = (
-        None  # the token that closes documents; None: as found
+        None  # the token that closes documents; None uses the one that the tokenizer's files name
     )
-    validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.03  # share of documents held out
-    dtype: Literal["auto", "uint16", "int32"] = "auto"  # of the shards; auto: uint16 below 65,500 ids
-    tokenizer_bytes: Positive = 64 << 20  # at most this much text trains the tokenizer
+    # fraction of the documents that is held out
+    validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.03
+    dtype: Literal["auto", "uint16", "int32"] = "auto"  # of the shards; auto selects uint16 below 65,500 ids
+    tokenizer_bytes: Positive = 64 << 20  # text that trains the tokenizer, at most
 
     def shard_dtype(self, vocabulary: int) -> str:
-        """The dtype of shards that hold ids of a vocabulary of this size."""
+        """Return the shard dtype for a vocabulary of this size."""
         if self.dtype != "auto":
             return self.dtype
         return "uint16" if vocabulary < UINT16_VOCABULARY else "int32"

@@ -1,4 +1,4 @@
-"""A hash of a batch that ranks can add up: each hashes the rows it read, and the sum knows nothing of layouts."""
+"""A layout-independent hash of a batch: every rank hashes the rows that it read, and the hashes are summed."""
 
 import hashlib
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ _MASK = (1 << _BITS) - 1
 
 
 class Digest(NamedTuple):
-    """Sums of the high and the low halves of the hashes of rows; exact in fp64 up to 2^21 rows."""
+    """Sums of the high and low halves of the rows' hashes. They are exact in fp64 for up to 2^21 rows."""
 
     high: int
     low: int
@@ -25,12 +25,12 @@ NO_ROWS = Digest(0, 0)
 
 
 def digest(numbers: Iterable[int], inputs: NDArray[np.int64], targets: NDArray[np.int64]) -> Digest:
-    """The digest of rows of a batch, each with its sample number: another token, target, place or row changes it.
+    """Return the digest of a batch's rows. It depends on every token, target, position and sample number.
 
     inputs, targets: [rows, positions].
     """
     high = low = 0
-    # Ids fit 32 bits in every shard; half the bytes are hashed in half the time.
+    # Ids of all shards fit into 32 bits, and hashing half the bytes takes half the time.
     rows = np.concatenate([inputs, targets], axis=1).astype("<i4")
     for number, row in zip(numbers, rows, strict=True):
         salted = hashlib.blake2b(row, digest_size=8, salt=int(number).to_bytes(8, "little"))

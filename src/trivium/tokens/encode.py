@@ -1,4 +1,4 @@
-"""A curated corpus becomes a tokenizer, shards per source and split, their lineage, and a manifest."""
+"""Tokenize a curated corpus: tokenizer, shards per source and split, their lineage, and a manifest."""
 
 import re
 from collections import Counter
@@ -48,13 +48,13 @@ def tokenize(
     workers: int = 1,
     work: Path | None = None,
 ) -> dict[str, Any]:
-    """Tokenize the curated corpus in `source` into the existing directory `out`; returns the manifest.
+    """Tokenize the curated corpus in `source` into the existing directory `out`, and return the manifest.
 
-    Reads `source/documents` (a document store) and `source/blend.json` (weights by source). `workers`: how many
-    pieces are encoded at a time; the result does not depend on it. `work`: the folder of finished pieces, from which
-    an interrupted call goes on; who names it deletes it.
-    Raises DataError when the corpus is empty, damaged, or has a source without a weight, and ConfigError when the
-    tokenizer that `config` names has another number of ids than it says.
+    Reads `source/documents` (a document store) and `source/blend.json` (weights by source).
+    workers: number of pieces encoded in parallel; it does not affect the result.
+    work: folder of finished pieces, from which an interrupted call resumes. A caller that names it also deletes it.
+    Raises DataError if the corpus is empty, damaged, or has a source without weight, and ConfigError if the
+    configured tokenizer has another number of ids than configured.
     """
     store = source / "documents"
     found = survey(store, seed=seed)
@@ -62,7 +62,7 @@ def tokenize(
     if not total:
         raise DataError(f"{store} holds no text: curation left nothing; look at its funnel, or add text")
     weights = blend_weights(source / "blend.json", found.sources)
-    rounded(weights)  # more sources than can be blended are an error before any text is encoded
+    rounded(weights)  # raises for too many sources before any text is encoded
     held_out = choose_held_out(found, fraction=config.validation_fraction)
 
     progress(0, total, "training the tokenizer" if config.tokenizer is None else "reading the tokenizer")
@@ -97,7 +97,10 @@ def tokenize(
 
 
 def blend_weights(path: Path, sources: Iterable[str]) -> dict[str, float]:
-    """Weight of each source that has documents, scaled to sum to 1; `blend.json` is {source: {"weight": number, …}}."""
+    """Return the weights of the sources that have documents, scaled to sum to 1.
+
+    `blend.json` is {source: {"weight": number, …}}. Raises DataError if it is unreadable or incomplete.
+    """
     try:
         tree = read_json(path)
         entries = [(source, entry["weight"]) for source, entry in tree.items()]
@@ -119,7 +122,7 @@ def blend_weights(path: Path, sources: Iterable[str]) -> dict[str, float]:
 
 
 def file_stems(sources: Iterable[str]) -> dict[str, str]:
-    """Each source's name as part of a file name: unsafe characters become '-', a hash parts what would collide."""
+    """Return a file name part for each source. Unsafe characters become '-', and a hash separates colliding names."""
     slugs = {s: re.sub(r"[^A-Za-z0-9._-]+", "-", s)[:80] for s in sources}
     crowd = Counter(slug.lower() for slug in slugs.values())
     return {
@@ -129,8 +132,8 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
 
 
 def configured_tokenizer(config: TokensConfig) -> Tokenizer:
-    """The tokenizer that `config.tokenizer` names. Raises DataError where there is none, and ConfigError where the end
-    of its documents is not certain, or it has another number of ids than the config says."""
+    """Return the tokenizer that `config.tokenizer` names. Raises DataError if it does not exist, and ConfigError if
+    its end-of-text token is uncertain or its number of ids is not the configured one."""
     tokenizer = given_tokenizer(str(config.tokenizer), config.end_of_text)
     if tokenizer.vocabulary != config.vocabulary:
         size = tokenizer.vocabulary
@@ -142,7 +145,7 @@ def configured_tokenizer(config: TokensConfig) -> Tokenizer:
 
 
 def _begin(work: Path, config: TokensConfig, store: Path, given: Tokenizer | None, *, seed: int) -> Path:
-    """The folder of pieces; those of another corpus, config, tokenizer or seed are deleted, and nothing else."""
+    """Return the folder of pieces, after deleting those of another corpus, config, tokenizer or seed."""
     refuse_others_pieces(work)
     job = {
         "trivium": __version__,
@@ -162,7 +165,7 @@ def _begin(work: Path, config: TokensConfig, store: Path, given: Tokenizer | Non
 def _trained(
     work: Path, config: TokensConfig, store: Path, found: Survey, held_out: HeldOut, *, seed: int
 ) -> Tokenizer:
-    """The tokenizer trained on its part of the training text; once, however often the work is interrupted."""
+    """Return the trained tokenizer. Training is not repeated after an interruption."""
     path = work / TOKENIZER
     if path.is_file():
         return load_tokenizer(path)
@@ -175,7 +178,7 @@ def _trained(
 
 
 def _training_texts(store: Path, found: Survey, held_out: HeldOut, *, limit: int, seed: int) -> Iterator[str]:
-    """Text of the training split, at most `limit` bytes: whole documents, but for the last one drawn."""
+    """Yield text of the training split, at most `limit` bytes: full documents except for the last one drawn."""
     taken = _taken_bytes(store, found, held_out, limit=limit, seed=seed)
     first = 0
     for table in read_tables(store, ["id", "source", "text"], verify=False):
@@ -189,10 +192,10 @@ def _training_texts(store: Path, found: Survey, held_out: HeldOut, *, limit: int
 def _taken_bytes(
     store: Path, found: Survey, held_out: HeldOut, *, limit: int, seed: int
 ) -> NDArray[np.int64]:
-    """How many bytes of each document train the tokenizer.
+    """Return how many bytes of each document train the tokenizer.
 
-    Documents are taken by their draws, keyed by their ids, until the limit. To draw for each whether it is taken would
-    keep the limit in the mean only: a few large documents go over it, or none is taken.
+    Documents are taken in a random order keyed by their ids until the limit is reached. Independent draws per
+    document would keep the limit only on average: a few large documents could exceed it, or none be drawn.
     """
     sizes = np.where(held_out.whole, 0, found.text_bytes)
     if sizes.sum() <= limit:
@@ -207,7 +210,7 @@ def _taken_bytes(
 
 
 def _beginning(text: str, most: int) -> str:
-    """As much of a text as has so many bytes, in whole characters."""
+    """Return the beginning of a text that has at most `most` bytes, cut between characters."""
     return text if 4 * len(text) <= most else text.encode()[:most].decode("utf-8", "ignore")
 
 

@@ -1,9 +1,9 @@
-"""Tokenizer descriptions for encoding text: nothing is random, and no text can spell a special token.
+"""Prepare tokenizer descriptions for encoding text: without randomness, and so that no text becomes a special token.
 
-Two things in a `tokenizer.json` are wrong for text. Settings of training (BPE dropout, sampling of a Unigram model)
-give other ids each time. And where a special token is also a piece of the model, a text with its letters becomes that
-token, even if the library is told to treat special tokens as text: a Unigram model matches `</s>` because it is a piece
-with score 0. SentencePiece itself never matches control pieces in text.
+Two properties of a `tokenizer.json` are wrong for text. Training settings (BPE dropout, Unigram sampling) give
+different ids each time. And if a special token is also a piece of the model, a text with the same letters becomes
+that token, even if the library is set to treat special tokens as text: a Unigram model matches `</s>` because it is
+a piece with score 0. SentencePiece itself never matches control pieces in text.
 """
 
 import json
@@ -13,10 +13,10 @@ from typing import Any
 
 from trivium.tokens.bulk import pair_of
 
-_RANDOM = ("dropout", "alpha", "nbest_size")  # settings of a model that make encoding random
-# Keeps a Unigram model from matching the letters of a byte's piece, as "<0x0A>", which is decoded as a line's end: its
-# first letter is a piece of text by itself. The model needs these pieces under their names for characters it lacks.
-_APART = {
+_RANDOM = ("dropout", "alpha", "nbest_size")  # settings of a model that randomise encoding
+# Prevents a Unigram model from matching the letters of a byte piece such as "<0x0A>", which would be decoded as a
+# line feed: the first letter is split off. The model needs these pieces by name for characters that it lacks.
+_SPLIT_BYTE_PIECES = {
     "type": "Split",
     "pattern": {"Regex": "<(?=0x[0-9A-Fa-f]{2}>)"},
     "behavior": "Isolated",
@@ -27,7 +27,7 @@ Tree = dict[str, Any]
 
 
 def without_randomness(description: str) -> str:
-    """The description with all random settings of training off; the same text if there are none."""
+    """Return the description with all random settings disabled, or unchanged if there are none."""
     tree = json.loads(description)
     found = [name for name in _RANDOM if tree["model"].get(name) is not None]
     if not found:
@@ -36,11 +36,11 @@ def without_randomness(description: str) -> str:
 
 
 def for_text(description: str, marks: Iterable[str]) -> str:
-    """The description that encodes text; the same text if nothing has to change.
+    """Return a description that encodes text, or the same one if nothing has to change.
 
-    Ids stay the same: special tokens that are pieces of the model keep their id under a name that no text can contain.
-    marks: the tokens that end and begin documents, which are special whatever the file says of them. A mark of one
-    character that the file does not declare stays an ordinary piece: without it, texts could not be spelled.
+    Ids stay the same. Special tokens that are pieces of the model get a name that no text can contain.
+    marks: tokens that begin and end documents; they are special even if the file does not say so. An undeclared one
+    of a single character stays an ordinary piece, because texts could not be encoded without it.
     """
     description = without_randomness(description)
     tree = json.loads(description)
@@ -53,8 +53,8 @@ def for_text(description: str, marks: Iterable[str]) -> str:
         return description
     if bytes_match:
         steps = [tree["pre_tokenizer"]] if tree.get("pre_tokenizer") else []
-        tree["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*steps, _APART]}
-    # Random names, so that nobody can write a text that contains one; no id depends on them.
+        tree["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*steps, _SPLIT_BYTE_PIECES]}
+    # The names are random, so that nobody can write a text that contains one. No id depends on them.
     names = {token: secrets.token_hex(16) for token in sorted(hidden)}
     tree["model"] = _renamed(tree["model"], names)
     tree["added_tokens"] = [
@@ -67,7 +67,7 @@ def for_text(description: str, marks: Iterable[str]) -> str:
 
 
 def unknown_of(model: Mapping[str, Any]) -> str | None:
-    """The piece that stands for text that no other piece spells; None if the model has none."""
+    """Return the piece for text that no other piece spells, or None if the model has none."""
     vocab, number = model.get("vocab"), model.get("unk_id")
     if isinstance(vocab, list):
         return None if number is None else str(vocab[number][0])
@@ -75,14 +75,14 @@ def unknown_of(model: Mapping[str, Any]) -> str | None:
 
 
 def _matchable(model: Mapping[str, Any], special: Collection[str]) -> set[str]:
-    """The special tokens that the model itself would find in a text."""
+    """Return the special tokens that the model itself would match in a text."""
     vocab = model["vocab"]
-    if isinstance(vocab, list):  # Unigram, which matches every piece
+    if isinstance(vocab, list):  # a Unigram model matches every piece
         unknown = unknown_of(model)
         special = {*special, *([unknown] if unknown is not None and len(unknown) > 1 else [])}
         return special & {piece for piece, _ in vocab}
     pieces = {token for token in special if token in vocab}
-    if "merges" not in model or model.get("ignore_merges"):  # words are looked up whole
+    if "merges" not in model or model.get("ignore_merges"):  # such models look up full words
         return pieces
     return {one for one in pieces if len(one) == 1} | (pieces & {_product(m, model) for m in model["merges"]})
 

@@ -1,4 +1,4 @@
-"""Encoded pieces, in order → one shard for each source and split, with its lineage."""
+"""Assemble encoded pieces, in order, into one shard with lineage per source and split."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,11 +13,12 @@ from trivium.tokens.lineage import LineageWriter
 from trivium.tokens.manifest import SPLITS
 from trivium.tokens.shards import ShardWriter
 
-_KINDS = [(column, "ascending") for column in ("source", "split")]  # documents of one stay in their order
+# a stable sort keeps the order of documents within a source and split
+_KINDS = [(column, "ascending") for column in ("source", "split")]
 
 
 class ShardSet:
-    """Shards being written; `counts`: how often each id occurs in a split, [vocabulary]."""
+    """Writers of all shards. `counts`: occurrences of each id by split [vocabulary]."""
 
     def __init__(self, out: Path, stems: Mapping[str, str], *, dtype: str, vocabulary: int) -> None:
         self._out, self._stems, self._dtype = out, stems, dtype
@@ -26,15 +27,16 @@ class ShardSet:
         self.counts = {split: np.zeros(vocabulary, np.int64) for split in SPLITS}
 
     def append(self, piece: pa.Table) -> None:
-        """Each document of a piece to its shard."""
-        # Sorted once, not looked through once a source: a corpus may have thousands.
+        """Append each document of a piece to its shard."""
+        # Sort once instead of filtering once per source, because a corpus may have thousands of sources.
         order = pc.sort_indices(piece, sort_keys=_KINDS)
         kinds = piece.group_by(["source", "split"]).aggregate([([], "count_all")]).sort_by(_KINDS)
         begin = 0
         for kind in kinds.to_pylist():
             source, split, mine = kind["source"], kind["split"], order.slice(begin, kind["count_all"])
             begin += len(mine)
-            rows = piece.take(mine)  # a copy: of a slice, the lineage that is held would hold the whole piece
+            # copied, because a slice kept by the lineage writer would keep the full piece in memory
+            rows = piece.take(mine)
             ids = np.concatenate([chunk.flatten().to_numpy() for chunk in rows["ids"].chunks])
             lengths = pc.list_value_length(rows["ids"]).to_numpy()
             shard, lineage = self._opened(source, split)
@@ -45,7 +47,7 @@ class ShardSet:
             counts += np.bincount(ids, minlength=len(counts))
 
     def close(self) -> dict[str, dict[str, Any]]:
-        """Finish all; source → split → its entry in the manifest."""
+        """Close all shards and return {source: {split: manifest entry}}."""
         entries: dict[str, dict[str, Any]] = {}
         for (source, split), (shard, lineage) in self._writers.items():
             lengths = shard.close()

@@ -1,7 +1,7 @@
-"""Samples that are never trained on: what a rewound training passes over, recorded, so that the order stays pure.
+"""Samples that are skipped by a rewound training. They are recorded, so that the order remains a pure function.
 
-A *place* is a position in the endless order of samples that seed and blend define; a sample's *number* counts
-only the places that are not left out. With nothing left out the two are the same.
+A *place* is a position in the infinite order of samples that seed and blend define. A sample's *number* counts only
+the places that are not skipped. If nothing is skipped, both are equal.
 """
 
 from collections.abc import Iterable
@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
-NOWHERE = -1  # the number of a place that is left out
+SKIPPED = -1  # the number of a skipped place
 
 
 class Gap(NamedTuple):
-    """Places [first, stop)."""
+    """The places [first, stop)."""
 
     first: int
     stop: int
 
 
 class LeftOut:
-    """Gaps in the order of samples; they are kept sorted, apart, and not empty."""
+    """Skipped ranges of places, kept sorted, disjoint and non-empty."""
 
     def __init__(self, gaps: Iterable[tuple[int, int]] = ()) -> None:
         joined: list[Gap] = []
@@ -41,24 +41,24 @@ class LeftOut:
         return hash(self.gaps)
 
     def places(self, numbers: Integers) -> Integers:
-        """The place of each sample number."""
+        """Return the place of each sample number."""
         numbers = np.asarray(numbers, dtype=np.int64)
         return numbers + self._lost[np.searchsorted(self._at, numbers, side="right")]
 
     def numbers(self, places: Integers) -> Integers:
-        """The number of the sample at each place; NOWHERE where it is left out."""
+        """Return the number of the sample at each place, or SKIPPED."""
         places = np.asarray(places, dtype=np.int64)
         before = np.searchsorted(self._firsts, places, side="right")
         inside = (before > 0) & (places < np.append(0, self._stops)[before])
-        return np.where(inside, NOWHERE, places - self._lost[before])
+        return np.where(inside, SKIPPED, places - self._lost[before])
 
     def without(self, first: int, stop: int) -> "LeftOut":
-        """These gaps, and the places that sample numbers [first, stop) have now."""
+        """Return these gaps plus the current places of sample numbers [first, stop)."""
         places = self.places(np.arange(first, stop))
         return LeftOut([*self.gaps, *((int(p), int(p) + 1) for p in places)])
 
     def before(self, number: int) -> tuple[Gap, ...]:
-        """The gaps that were passed over when the first `number` samples were taken."""
+        """Return the gaps that lie before the first `number` samples end."""
         return tuple(gap for gap, at in zip(self.gaps, self._at, strict=True) if at < number)
 
     @cached_property
@@ -71,12 +71,12 @@ class LeftOut:
 
     @cached_property
     def _lost(self) -> Integers:
-        """Places lost before the first gap, the second, …, and after the last."""
+        """Cumulative skipped places: before the first gap, the second, …, and after the last."""
         return np.concatenate([[0], np.cumsum(self._stops - self._firsts)]).astype(np.int64)
 
     @cached_property
     def _at(self) -> Integers:
-        """The sample number before which each gap lies."""
+        """The sample number that follows each gap."""
         return self._firsts - self._lost[:-1]
 
 

@@ -1,9 +1,8 @@
-"""Which document each token came from: one Parquet table beside every shard, a row per document, in shard order.
+"""The lineage of tokens: a Parquet table next to every shard with one row per document, in the shard's order.
 
-documents-<split>-<source>.parquet   columns document (id in the corpus), of (the id of the document that it is a
-                                     piece of; null: a whole one), tokens (with its end mark)
-
-A pair that was made elsewhere has no table: its document number n, from 0, is called PAIR/n.
+documents-<split>-<source>.parquet has the columns document (id in the corpus), of (id of the document that it is a
+piece of, or null) and tokens (including the end-of-text token). An adopted Megatron pair has no table: its document
+n, counted from 0, is called PAIR/n.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +22,12 @@ from trivium.errors import DataError
 from trivium.tokens.shards import Starts, TokenShard
 
 SCHEMA = pa.schema([("document", pa.string()), ("of", pa.string()), ("tokens", pa.int64())])
-_GROUP = 1 << 16  # documents that are written together
-HELD_GROUPS = 16  # of a table, in memory at most: a million ids
+_GROUP_DOCUMENTS = 1 << 16  # of a Parquet row group
+MAX_CACHED_GROUPS = 16  # per table: about a million ids
 
 
 class Span(NamedTuple):
-    """`length` tokens of one document, starting at `offset` in a sample and at its own token `begin`."""
+    """`length` tokens of a document, at `offset` in a sample and from the document's token `begin` on."""
 
     document: str
     offset: int
@@ -37,7 +36,7 @@ class Span(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A document among the tokens of a source: [start, stop)."""
+    """A document at tokens [start, stop) of a source."""
 
     document: str
     source: str
@@ -46,21 +45,22 @@ class Found(NamedTuple):
 
 
 def lineage_file(shard: TokenShard) -> Path:
-    """The table beside a shard."""
+    """Return the path of a shard's lineage table."""
     return shard.prefix.with_name(f"documents-{shard.prefix.name}.parquet")
 
 
 class LineageWriter:
-    """Appends documents to the table beside a shard.
+    """Appends documents to a shard's lineage table.
 
-    Its file is open only once there are many: a corpus may have more sources than a process may have files.
+    The file is opened only after many documents, because a corpus may have more sources than a process may open
+    files.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: pq.ParquetWriter | None = None
         self._held = [SCHEMA.empty_table()]
-        self._rows = 0  # of those
+        self._rows = 0  # number of held rows
 
     def append(
         self,
@@ -68,13 +68,14 @@ class LineageWriter:
         wholes: pa.Array | Sequence[str | None],
         lengths: NDArray[np.int64],
     ) -> None:
-        """Add the id in the corpus of each document, that of the one it is a piece of, and its length in tokens."""
+        """Append documents: their ids, the ids of the documents that they are pieces of, and their lengths in
+        tokens."""
         more = pa.table({"document": documents, "of": wholes, "tokens": lengths}, schema=SCHEMA)
         self._held.append(more)
         self._rows += more.num_rows
-        if self._rows >= _GROUP:
+        if self._rows >= _GROUP_DOCUMENTS:
             together = pa.concat_tables(self._held)
-            whole = self._rows - self._rows % _GROUP
+            whole = self._rows - self._rows % _GROUP_DOCUMENTS
             self._write(together.slice(0, whole))
             self._held, self._rows = [together.slice(whole)], self._rows - whole
 
@@ -84,23 +85,23 @@ class LineageWriter:
 
     def _write(self, table: pa.Table) -> pq.ParquetWriter:
         self._file = self._file or pq.ParquetWriter(self._path, SCHEMA, compression="zstd")
-        self._file.write_table(table.combine_chunks(), row_group_size=_GROUP)
+        self._file.write_table(table.combine_chunks(), row_group_size=_GROUP_DOCUMENTS)
         return self._file
 
 
 class Lineage(Sequence[str]):
-    """The document ids of a shard, in its order, read from its table when they are asked for.
+    """The document ids of a shard in its order, read from the table on demand.
 
-    At most HELD_GROUPS groups of the table are in memory, however many documents the shard has. The file is open only
-    while a group is read: a corpus may have more sources than a process may have files.
+    At most MAX_CACHED_GROUPS groups are in memory. The file is open only while a group is read, because a corpus may
+    have more sources than a process may open files.
     """
 
     def __init__(self, path: Path, shard: TokenShard) -> None:
-        """Raises DataError when the table is missing, damaged, or of another shard."""
+        """Raises DataError if the table is missing, damaged, or does not belong to the shard."""
         self._path, self._shard = path, shard
-        self._numbered = shard.first is not None  # a pair made elsewhere, which has no table
+        self._numbered = shard.first is not None  # an adopted pair has no table
         self._edges = self._group_edges()
-        self._held: dict[int, pa.ChunkedArray] = {}  # the ids of a group, the latest read last
+        self._held: dict[int, pa.ChunkedArray] = {}  # ids by group, the most recently read last
         if not self._numbered:
             self._refuse_another_shard()
 
@@ -124,24 +125,25 @@ class Lineage(Sequence[str]):
             yield from map(str, table["document"].to_pylist())
 
     def tables(self, columns: Sequence[str] = SCHEMA.names) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the groups in their order, each with the number of its first document. columns: those that are read, as
-        far as the table has them."""
+        """Yield (number of the first document, table) of each group. columns: those to read, if the table has them."""
         for group, (first, stop) in enumerate(pairwise(self._edges.tolist())):
-            if first < stop:  # pyarrow crashes when it computes with a column of no chunks
+            if first < stop:  # pyarrow crashes when it computes with a column without chunks
                 yield first, self._read(group, columns)
 
     def _names(self, group: int) -> pa.ChunkedArray:
         names = self._held.pop(group, None)
         if names is None:
             names = self._read(group, ["document"])["document"]
-            if len(self._held) == HELD_GROUPS:
+            if len(self._held) == MAX_CACHED_GROUPS:
                 self._held.pop(next(iter(self._held)))
         self._held[group] = names
         return names
 
     def _group_edges(self) -> NDArray[np.int64]:
         if self._numbered:
-            return np.asarray([*range(0, len(self._shard), _GROUP), len(self._shard)], dtype=np.int64)
+            return np.asarray(
+                [*range(0, len(self._shard), _GROUP_DOCUMENTS), len(self._shard)], dtype=np.int64
+            )
         with self._opened() as file:
             rows = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
         return np.cumsum([0, *rows], dtype=np.int64)
@@ -185,7 +187,7 @@ class Lineage(Sequence[str]):
 
 
 def find_documents(path: Path, shard: TokenShard, source: str, document: str) -> list[Found]:
-    """A document's place in a shard, or those of the pieces it was split into; one that left no token is none."""
+    """Return the places of a document in a shard, or of the pieces that it was split into, omitting empty ones."""
     starts, found = shard.document_starts, []
     for first, table in Lineage(path, shard).tables():
         names = table["document"]
@@ -199,7 +201,7 @@ def find_documents(path: Path, shard: TokenShard, source: str, document: str) ->
 def _are_pieces_of(document: str, table: pa.Table) -> pa.ChunkedArray:
     if "of" in table.column_names:
         return pc.fill_null(pc.equal(table["of"], document), False)
-    # A table of an older version: an id that ends as a piece's is taken for one's, though it may be a document's own.
+    # A table of an older version has no such column. Ids that end like a piece's are taken for pieces.
     names = table["document"]
     likely = pc.indices_nonzero(pc.starts_with(names, pattern=document + PIECE)).to_pylist()
     are = np.zeros(table.num_rows, np.bool_)
@@ -208,14 +210,14 @@ def _are_pieces_of(document: str, table: pa.Table) -> pa.ChunkedArray:
 
 
 def spans(documents: Sequence[str], starts: Starts, window: tuple[int, int]) -> list[Span]:
-    """The documents under tokens [window[0], window[1]) of a shard; past its end it begins again."""
+    """Return the documents of tokens [window[0], window[1]) of a shard, which repeats after its end."""
     found: list[Span] = []
     at, end = window
     total = starts[-1]
     while at < end:
         place = at % total
         until = min(place + end - at, total)
-        # The last document that starts at or before `place`: empty ones before it hold no token.
+        # Find the last document that starts at or before `place`; empty ones before it have no tokens.
         first = starts.search(place, side="right") - 1
         behind = starts.search(until, side="left")
         begins = starts[first:behind].tolist()

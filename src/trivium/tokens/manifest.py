@@ -1,4 +1,4 @@
-"""The manifest of a token directory: what it holds, how it was made, and the sha256 of every file."""
+"""The manifest of a token directory: its contents, how they were made, and the sha256 of every file."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,11 +16,11 @@ FORMAT = "trivium-tokens-1"
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "validation")
-_COUNTED = 1 << 22  # tokens at once
+_BLOCK_TOKENS = 1 << 22
 
 
 def read_tokens_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a token directory, checked to be one."""
+    """Read the manifest of a token directory. Raises DataError if there is none or it is invalid."""
     missing = (
         f"{directory} holds no tokens ({MANIFEST} is missing); run `trivium tokenize`, or `trivium data adopt` "
         "where pairs of .bin and .idx are there already"
@@ -33,13 +33,14 @@ def read_tokens_manifest(directory: Path) -> dict[str, Any]:
 def open_shards(
     directory: Path, split: str, opened: Callable[[Path], TokenShard] = TokenShard.open
 ) -> dict[str, TokenShard]:
-    """The shards of a split by source; DataError when one differs from what the manifest says. opened: how."""
+    """Open the shards of a split by source. Raises DataError if one differs from the manifest. opened: how to open
+    one."""
     shards: dict[str, TokenShard] = {}
     for source, entry in read_tokens_manifest(directory)["sources"].items():
         if split not in entry:
             continue
         shard = opened(directory / entry[split]["prefix"])
-        if "first" in entry[split]:  # a part of a pair that was adopted
+        if "first" in entry[split]:  # a part of an adopted pair
             shard = shard.part(entry[split]["first"], entry[split]["documents"])
         found, listed = (len(shard), len(shard.tokens)), (entry[split]["documents"], entry[split]["tokens"])
         if found != listed:
@@ -52,7 +53,8 @@ def open_shards(
 
 
 def blend_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What of the order of "train" no hash of a file says: each source's weight, and how many documents of it train."""
+    """Return the properties of the training order that no file hash covers: weight and number of training documents
+    by source."""
     return {
         source: {"weight": entry["weight"], "documents": entry.get("train", {}).get("documents", 0)}
         for source, entry in manifest["sources"].items()
@@ -60,10 +62,10 @@ def blend_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def never_read(manifest: Mapping[str, Any], sequence: int) -> dict[str, int]:
-    """Tokens of each source that no sample of "train" reads: all where its weight is 0, else less than a whole sample,
-    which is left at its end.
+    """Return for each source the training tokens that no sample reads.
 
-    A source shorter than one sample repeats within it, and loses none. Sources without training tokens are left out.
+    These are all tokens if the weight is 0, otherwise an incomplete sample at the end. A source shorter than one
+    sample repeats within it, so it loses none. Sources without training tokens are omitted.
     """
     found = {}
     for source, entry in manifest["sources"].items():
@@ -74,12 +76,12 @@ def never_read(manifest: Mapping[str, Any], sequence: int) -> dict[str, int]:
 
 
 def token_counts(directory: Path, split: str) -> NDArray[np.int64]:
-    """How often each id occurs in a split, over all sources: [vocabulary]."""
+    """Count the occurrences of each id in a split over all sources [vocabulary]."""
     vocabulary = int(read_tokens_manifest(directory)["vocabulary"])
     total = np.zeros(vocabulary, dtype=np.int64)
     for shard in open_shards(directory, split).values():
-        for first in range(0, len(shard.tokens), _COUNTED):
-            counts = np.bincount(shard.tokens[first : first + _COUNTED], minlength=vocabulary)
+        for first in range(0, len(shard.tokens), _BLOCK_TOKENS):
+            counts = np.bincount(shard.tokens[first : first + _BLOCK_TOKENS], minlength=vocabulary)
             if len(counts) > vocabulary:
                 raise DataError(
                     f"{shard.prefix}.bin holds id {len(counts) - 1}, but the vocabulary has {vocabulary}; "
@@ -92,9 +94,10 @@ def token_counts(directory: Path, split: str) -> NDArray[np.int64]:
 def verify_tokens(
     directory: Path, names: Iterable[str] | None = None, alive: Callable[[], None] = unheard
 ) -> None:
-    """Compare files with their sha256 in the manifest, and check indices whole; DataError names the first that differs.
+    """Compare files with their sha256 in the manifest and check the indices. Raises DataError for the first
+    difference.
 
-    names: of the files; None: all. alive: called after every block that was read.
+    names: the files; None checks all. alive: called after every block.
     """
     files = read_tokens_manifest(directory)["files"]
     for name in files if names is None else names:
@@ -117,7 +120,7 @@ def verify_tokens(
 
 
 def tokens_of_training(run: Path) -> Path | None:
-    """The folder of tokens that the training of a run directory was given; None where that is not known."""
+    """Return the token folder of a run's training, or None if it is unknown."""
     try:
         return Path(read_json(run / "training" / "run.json")["tokens"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,5 @@
-"""Which tokens end and begin a document: as the files beside a `tokenizer.json` say, in the words of transformers."""
+"""The special tokens that begin and end documents, read from the files next to a `tokenizer.json` as transformers
+do."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,15 +8,17 @@ from typing import Any, NamedTuple
 from trivium.errors import DataError
 from trivium.untrusted import read_json
 
-END_OF_TEXT = "<|endoftext|>"  # of the tokenizers that are trained here, and where no file names another
+END_OF_TEXT = "<|endoftext|>"  # of tokenizers that are trained here, and the default if no file names another
 CONFIG, MAP, GENERATION = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
-OURS = {"eos_token", "bos_token", "add_bos_token"}  # all that a config has which `as_config` wrote
+OWN_KEYS = {"eos_token", "bos_token", "add_bos_token"}  # all keys of a config that `as_config` wrote
 Tree = Mapping[str, Any]
 
 
 class Marks(NamedTuple):
-    """The tokens that end and begin a document. opens: whether the beginning stands before every text; None: where
-    the description's own last step puts it."""
+    """The tokens that begin and end documents.
+
+    opens: whether the beginning token precedes every text; None if the description's post-processor decides.
+    """
 
     end: str = END_OF_TEXT
     begin: str | None = None
@@ -23,14 +26,16 @@ class Marks(NamedTuple):
 
     @property
     def as_config(self) -> dict[str, Any]:
-        """What `tokenizer_config.json` says of them."""
+        """The content of `tokenizer_config.json`."""
         named = {"bos_token": self.begin, "add_bos_token": self.opens}
         return {"eos_token": self.end} | {key: value for key, value in named.items() if value is not None}
 
 
 class Beside(NamedTuple):
-    """What the files say. ends: the tokens that each file lets a text end with, by its name, the first to be believed
-    first; files that name none are left out."""
+    """The special tokens that the files name.
+
+    ends: {file: end tokens}, in the order of precedence, omitting files that name none.
+    """
 
     ends: Mapping[str, tuple[str, ...]]
     begin: str | None
@@ -38,12 +43,12 @@ class Beside(NamedTuple):
 
     @property
     def found(self) -> str:
-        """For an error: which file names which end."""
+        """Describe for an error which file names which end tokens."""
         return "; ".join(f"{name}: {', '.join(tokens)}" for name, tokens in self.ends.items())
 
 
 def beside(path: Path, words: Mapping[int, str]) -> Beside:
-    """What the files beside a `tokenizer.json` say; words: its tokens by id. DataError when one cannot be read."""
+    """Read the files next to a `tokenizer.json`. words: its tokens by id. Raises DataError if one is unreadable."""
     trees = {name: _tree(path.with_name(name)) for name in (CONFIG, MAP, GENERATION)}
     ids = trees[GENERATION].get("eos_token_id")
     every = ids if isinstance(ids, list) else [] if ids is None else [ids]
@@ -53,8 +58,8 @@ def beside(path: Path, words: Mapping[int, str]) -> Beside:
     ends = {name: (token,) for name, token in named.items() if token is not None}
     begins = [_token(trees[name], "bos_token", path.with_name(name)) for name in (CONFIG, MAP)]
     begin = next((token for token in begins if token is not None), None)
-    # Of a tokenizer.json with a config of theirs, transformers pass this over (since 5), and go by its last step.
-    opens = trees[CONFIG].get("add_bos_token") if trees[CONFIG].keys() <= OURS else None
+    # Since version 5, transformers ignore this key in a config of their own and use the post-processor.
+    opens = trees[CONFIG].get("add_bos_token") if trees[CONFIG].keys() <= OWN_KEYS else None
     spelled = {GENERATION: tuple(words.get(one, f"id {one}") for one in every)} if every else {}
     return Beside(ends | spelled, begin, None if opens and begin is None else opens)
 
@@ -72,7 +77,7 @@ def _tree(path: Path) -> Tree:
 
 
 def _token(tree: Tree, name: str, path: Path) -> str | None:
-    """A token in a config: its text, or an object that holds it."""
+    """Return a token of a config, which is a string or an object with its content."""
     found = tree.get(name)
     token = found.get("content") if isinstance(found, Mapping) else found
     if found is not None and not isinstance(token, str):

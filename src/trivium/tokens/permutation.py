@@ -1,8 +1,8 @@
-"""Shuffle without storing the shuffle: position j of a keyed permutation of any size, in constant time and memory.
+"""Keyed permutations of any size that need constant time and memory per position, instead of a stored shuffle.
 
-A balanced Feistel network on the smallest even number of bits that holds `size`; results outside the range are
-put through again until they fall inside (cycle walking), which keeps it a permutation. Unlike a shuffle drawn
-from a library's generator, the order stays the same with every version of every library.
+The permutation is a balanced Feistel network on the smallest even number of bits that can represent `size`. Results
+outside of the range are mapped again until they fall inside (cycle walking), which preserves the bijection. Unlike a
+shuffle by a library's generator, the order does not depend on the version of any library.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from trivium.seeds import seed_for
 
-ROUNDS = 6
+FEISTEL_ROUNDS = 6
 Network = Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
 
 
 class Permutation:
-    """A permutation of range(size) named by (root seed, names); `p[j]` for one position or an array of them."""
+    """A permutation of range(size), keyed by a root seed and names. `p[j]` accepts an array of positions."""
 
     def __init__(self, size: int, root: int, *names: str | int) -> None:
         if size < 1:
@@ -25,23 +25,24 @@ class Permutation:
         self.size = size
         self._half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
         self._mask = np.uint64((1 << int(self._half)) - 1)
-        self._keys = [np.uint64(seed_for(root, *names, r)) for r in range(ROUNDS)]
+        self._keys = [np.uint64(seed_for(root, *names, r)) for r in range(FEISTEL_ROUNDS)]
 
     def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What stands at each position; positions are in [0, size)."""
+        """Return the value at each position in [0, size)."""
         return self._walk(positions, self._network)
 
     def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The position of each value; values are in [0, size)."""
+        """Return the position of each value in [0, size)."""
         return self._walk(values, self._backwards)
 
     @staticmethod
     def each(
         orders: Sequence["Permutation"], which: NDArray[np.intp], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """What stands at each position of its own permutation, `orders[which]`; all are of one size.
+        """Return the value at each position of its own permutation, `orders[which]`; all must have the same size.
 
-        As fast for thousands of small ones as for one: a source of few windows has thousands of epochs in a block.
+        Thousands of small permutations are as fast as one, which matters for sources with few windows, that have
+        thousands of epochs in a block.
         """
         size, keys = orders[0].size, np.array([order._keys for order in orders])[which].T
         values = orders[0]._through(positions.astype(np.uint64), keys)
@@ -81,7 +82,7 @@ class Permutation:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    # The finaliser of splitmix64 (Steele, Lea and Flood 2014); products wrap at 64 bits by intent.
+    # The finaliser of splitmix64 (Steele, Lea and Flood 2014); products wrap at 64 bits intentionally.
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,7 +1,7 @@
-"""Documents → encoded pieces: some megabytes of text each, done side by side, and whole or not there at all.
+"""Encode documents in pieces of some megabytes of text, in parallel. A piece is either complete or absent.
 
-A piece depends on its text and the tokenizer only, and where it begins on the documents only: neither the number
-of threads nor an interruption can show in what is made of them.
+A piece depends only on its text and the tokenizer, and its boundaries only on the documents. Neither the number of
+threads nor an interruption affects the result.
 """
 
 import json
@@ -22,7 +22,7 @@ from trivium.provenance import partial_of
 from trivium.tokens.split import HeldOut, parts_of
 from trivium.tokens.tokenizer import Tokenizer
 
-PIECE_BYTES = 8 << 20  # of text in a piece: what is lost when a process is killed, at most, for each thread
+PIECE_BYTES = 8 << 20  # text per piece; a kill loses at most one piece per thread
 PIECE_SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in ("document", "of", "source", "split")),
@@ -33,7 +33,7 @@ PIECE_SCHEMA = pa.schema(
 
 
 class Work(NamedTuple):
-    """What is to be encoded, how, and the folder of finished pieces."""
+    """The documents to encode, the tokenizer, the split, and the folder of finished pieces."""
 
     store: Path
     tokenizer: Tokenizer
@@ -41,15 +41,15 @@ class Work(NamedTuple):
     folder: Path
 
     def piece(self, number: int) -> Path:
-        """The file of a piece."""
+        """Return the path of a piece."""
         return self.folder / f"piece-{number:06d}.arrow"
 
 
 def encode_pieces(work: Work, *, workers: int, total: int, progress: Progress) -> list[Path]:
-    """Encode every document, `workers` pieces at a time, but those that are there; the files in order."""
+    """Encode all documents, `workers` pieces in parallel, skipping finished pieces. Return the files in order."""
     files: list[Path] = []
     done, waiting = 0, deque[Future[int]]()
-    _ = work.tokenizer.bulk  # found once, not by each thread
+    _ = work.tokenizer.bulk  # built once here instead of in every thread
     with ThreadPoolExecutor(workers) as pool:
         for number, (first, table, text_bytes) in enumerate(_tables(work.store)):
             files.append(work.piece(number))
@@ -57,7 +57,7 @@ def encode_pieces(work: Work, *, workers: int, total: int, progress: Progress) -
                 done += text_bytes
             else:
                 waiting.append(pool.submit(encode_piece, work, files[-1], table, first))
-            while len(waiting) > workers:  # no more text is held than they need
+            while len(waiting) > workers:  # limits the text in memory
                 done += waiting.popleft().result()
             progress(done, total, "encoding")
         for future in waiting:
@@ -67,7 +67,7 @@ def encode_pieces(work: Work, *, workers: int, total: int, progress: Progress) -
 
 
 def encode_piece(work: Work, path: Path, table: pa.Table, first: int) -> int:
-    """Encode the documents of a table whose first is number `first`; returns their bytes."""
+    """Encode the documents of a table, the first of which has number `first`. Return their size in bytes."""
     parts, wholes = list(parts_of(table, first, work.held_out)), _wholes(table)
     begin = np.array(work.tokenizer.opening, np.uint32)
     end = np.array([work.tokenizer.end_of_text], np.uint32)
@@ -92,13 +92,13 @@ def encode_piece(work: Work, path: Path, table: pa.Table, first: int) -> int:
 
 
 def read_piece(path: Path) -> pa.Table:
-    """An encoded piece: document, of, source, split, text_bytes, ids."""
+    """Read an encoded piece with the columns document, of, source, split, text_bytes and ids."""
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source).read_all()
 
 
 def _wholes(table: pa.Table) -> dict[str, str]:
-    """Of the documents that curation cut out of another, its id by theirs."""
+    """Return {id: id of the original} for documents that curation cut out of another."""
     marked = table.filter(pc.match_substring_regex(table["id"], f"{PIECE}[0-9]+$"))
     rows = marked.select(["id", "metadata"]).to_pylist()
     found = {row["id"]: origin_of(row["id"], json.loads(row["metadata"])) for row in rows}
@@ -106,7 +106,7 @@ def _wholes(table: pa.Table) -> dict[str, str]:
 
 
 def _tables(store: Path) -> Iterator[tuple[int, pa.Table, int]]:
-    """(number of the first document, the documents, their bytes) of each piece."""
+    """Yield (number of the first document, the documents, their bytes) of each piece."""
     held: list[pa.Table] = []
     first = size = 0
     for table in read_tables(store, verify=False):

@@ -1,6 +1,6 @@
-"""A blend as it is written down: sources with their tokens and weights; what it contains after N tokens.
+"""Recipes of data blends: sources with tokens and weights, and the contents of a blend after N tokens.
 
-MT-NLG's own (table 2 of the paper) is shipped as `mt-nlg`.
+The recipe of MT-NLG (table 2 of the paper) is included as `mt-nlg`.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from trivium.tokens.blend import Blend
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.units import format_count
 
-FOLDER = "presets/blends"  # in the package
+FOLDER = "presets/blends"  # inside the package
 Tokens = Annotated[float, Field(ge=1, le=MOST)]
 
 
 class SourceRow(Config):
-    """One source: the tokens it has, its weight in any unit, and the epochs its authors state."""
+    """A source: its number of tokens, its weight in any unit, and the epochs that its authors report."""
 
     tokens: Tokens
     weight: Weight
@@ -28,7 +28,7 @@ class SourceRow(Config):
 
 
 class Recipe(Config):
-    """A table of sources, and the tokens it was trained for."""
+    """Sources and the number of training tokens."""
 
     remedy: ClassVar[str] = "give it in the file"
 
@@ -37,12 +37,12 @@ class Recipe(Config):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weight by source, in the unit of the table."""
+        """The weight of each source, in the unit of the table."""
         return {source: row.weight for source, row in self.sources.items()}
 
 
 class Content(NamedTuple):
-    """What of one source has been read: whole samples, their tokens, and how often the source was seen."""
+    """The part of a source that was read: samples, tokens, weight, and epochs."""
 
     samples: int
     tokens: int
@@ -51,12 +51,12 @@ class Content(NamedTuple):
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes shipped inside the package."""
+    """Return the names of the recipes included in the package."""
     return shipped_names(FOLDER)
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe shipped under this name, or in the YAML file of this path."""
+    """Load an included recipe by name, or a YAML file by path. Raises ConfigError if it is invalid."""
     path = shipped(f"{FOLDER}/{name}.yaml")
     if not path.is_file():
         path = Path(name)
@@ -73,7 +73,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def recipe_of_tokens(directory: Path) -> Recipe:
-    """The recipe that training on a token directory follows; for as many tokens as it has."""
+    """Return the recipe of training on a token directory, for as many tokens as it contains."""
     manifest = read_tokens_manifest(directory)
     rows = {
         source: SourceRow(tokens=entry["train"]["tokens"], weight=entry["weight"])
@@ -84,9 +84,9 @@ def recipe_of_tokens(directory: Path) -> Recipe:
 
 
 def contents_after(tokens: int, recipe: Recipe, *, sequence: int) -> dict[str, Content]:
-    """What the blend of a recipe contains after `tokens`, read as whole samples of `sequence` tokens.
+    """Return the contents of a blend after `tokens` tokens, read as full samples of `sequence` tokens.
 
-    Pure: the interleaving by largest deficit is known at any place, so no sample is drawn to answer.
+    The counts of the blend are computed directly, without drawing samples.
     """
     counts = Blend(recipe.weights).counts_after(tokens // sequence)
     total = sum(recipe.weights.values())
@@ -101,11 +101,11 @@ def contents_after(tokens: int, recipe: Recipe, *, sequence: int) -> dict[str, C
     }
 
 
-_WIDTHS = (12, 10, 10, 8)  # of the columns of a recipe behind its sources, at least
+_MIN_COLUMN_WIDTHS = (12, 10, 10, 8)  # in characters, without the column of sources
 
 
 def recipe_lines(contents: Mapping[str, Content], recipe: Recipe) -> list[str]:
-    """The table of a recipe for a terminal: tokens there are, weight, tokens read, epochs."""
+    """Format a recipe as a table for the terminal: tokens, weight, tokens read, and epochs of each source."""
     there = sum(row.tokens for row in recipe.sources.values())
     read = sum(one.tokens for one in contents.values())
     rows = [("source", "tokens", "weight %", "read", "epochs")]
@@ -115,8 +115,11 @@ def recipe_lines(contents: Mapping[str, Content], recipe: Recipe) -> list[str]:
     ]
     rows.append(_row("together", there, 100, read, read / there))
     first, *columns = zip(*rows, strict=True)
-    # two blanks at least before each, however long its numbers
-    widths = [max(least, 2 + max(map(len, column))) for column, least in zip(columns, _WIDTHS, strict=True)]
+    # Columns are separated by at least two blanks.
+    widths = [
+        max(least, 2 + max(map(len, column)))
+        for column, least in zip(columns, _MIN_COLUMN_WIDTHS, strict=True)
+    ]
     width = max(map(len, first))
     return [
         f"{name:<{width}}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))

@@ -1,7 +1,7 @@
 """The order of training data: sample i is a pure function of the seed and i.
 
-It depends on no layout, micro-batch, number of processes or length of run, so resuming in another layout, or
-repeating one batch of a million, needs only the number of the sample.
+It does not depend on layout, micro-batches, processes or length of the run. Resuming in another layout, or repeating
+one batch of a million, therefore needs only the sample's number.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from trivium.errors import DataError, nearest
 from trivium.tokens.blend import Blend
 from trivium.tokens.digest import Digest, digest
-from trivium.tokens.left_out import NOTHING, NOWHERE, LeftOut
+from trivium.tokens.left_out import NOTHING, SKIPPED, LeftOut
 from trivium.tokens.lineage import Found, Lineage, Span, find_documents, lineage_file, spans
 from trivium.tokens.manifest import SPLITS, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
 from trivium.tokens.shards import TokenShard
 
-BLOCK = 1 << 14  # samples whose places are looked up together: NumPy costs as much for a few as for thousands
+BLOCK_SAMPLES = 1 << 14  # looked up at a time: NumPy's cost is the same for a few as for thousands
 
 
 class Where(NamedTuple):
-    """A sample's place: tokens [start, start + sequence + 1) of a source, on its `epoch`-th pass from 0."""
+    """The place of a sample: tokens [start, start + sequence + 1) of a source in `epoch`, counted from 0."""
 
     source: str
     epoch: int
@@ -34,7 +34,7 @@ class Where(NamedTuple):
 
 
 class Sighting(NamedTuple):
-    """Where a sample saw a document: its tokens [offset, offset + length) are the document's from `begin` on."""
+    """An occurrence of a document in a sample: tokens [offset, offset + length) are the document's from `begin` on."""
 
     sample: int
     epoch: int
@@ -44,7 +44,7 @@ class Sighting(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Places of several samples, one array each; sources are numbers."""
+    """Places of several samples, one array per field; sources are indices."""
 
     source: NDArray[np.int64]
     epoch: NDArray[np.int64]
@@ -52,13 +52,14 @@ class _Places(NamedTuple):
 
 
 class TokenDataset:
-    """Samples of `sequence + 1` tokens over the documents of a split, end to end.
+    """Samples of `sequence + 1` tokens from the concatenated documents of a split.
 
-    Windows start every `sequence` tokens, so each target is predicted once per epoch. "train" has a sample for
-    every i >= 0: sources by largest deficit (`Blend`), within a source a new keyed permutation of its windows each
-    epoch; a source shorter than one window repeats within it. "validation" has `num_samples`: the windows of all
-    sources in one order, of which any first part is a fair share of each, whatever the seed. `left_out`: samples of
-    "train" that are passed over; i counts the others.
+    Windows start every `sequence` tokens, so each target is predicted once per epoch.
+    "train" has a sample for every i >= 0. Sources are chosen by largest deficit (`Blend`). Within a source, each
+    epoch has a new keyed permutation of its windows. A source shorter than one window repeats within it.
+    "validation" has `num_samples`: the windows of all sources in one order that does not depend on the seed. Any
+    prefix is a representative part of all sources.
+    left_out: samples of "train" that are skipped; i counts only the others.
     """
 
     left_out: LeftOut = NOTHING
@@ -73,7 +74,7 @@ class TokenDataset:
         sequence: int,
         seed: int,
     ) -> None:
-        """Use `TokenDataset.open`."""
+        """Use `TokenDataset.open` instead."""
         self.directory, self.split, self.sequence, self.seed = directory, split, sequence, seed
         self.vocabulary = int(manifest["vocabulary"])
         self.end_of_text = int(manifest["end_of_text"])
@@ -93,9 +94,9 @@ class TokenDataset:
                 "plan.model.sequence"
             )
         self._lineage: dict[int, Lineage] = {}
-        # Plain views: slicing a mapped array costs more than copying what is sliced.
+        # Slicing a memmap costs more than copying the slice, so use plain views.
         self._texts = [np.asarray(shard.tokens).view(np.ndarray) for shard in self._shards]
-        self._blocks: dict[int, _Places] = {}  # of samples that follow one another, looked up together
+        self._blocks: dict[int, _Places] = {}  # of consecutive samples
 
     @staticmethod
     def open(
@@ -106,8 +107,10 @@ class TokenDataset:
         seed: int,
         opened: Callable[[Path], TokenShard] = TokenShard.open,
     ) -> "TokenDataset":
-        """Map a split; DataError when the directory is damaged or too small for one sample. opened: how its shards are;
-        who asks for nothing but tokens needs no more than `TokenShard.mapped`."""
+        """Open a split. Raises DataError if the directory is damaged or too small for one sample.
+
+        opened: opens a shard. `TokenShard.mapped` suffices if only tokens are read.
+        """
         if split not in SPLITS:
             raise DataError(f"there is no split '{split}'; {nearest(split, SPLITS)}")
         directory = Path(directory)
@@ -116,16 +119,17 @@ class TokenDataset:
 
     @property
     def num_samples(self) -> int:
-        """Different windows of the split: all of validation; one pass over every source of train."""
+        """The number of distinct windows: all of validation, or one epoch of every source of train."""
         return int(self._windows.sum())
 
     def sample(self, i: int) -> NDArray[np.int64]:
-        """Tokens of sample i: [sequence + 1]."""
+        """Return the tokens of sample i [sequence + 1]."""
         tokens: NDArray[np.int64] = self.samples([i])[0]
         return tokens
 
     def samples(self, indices: Iterable[int]) -> NDArray[np.int64]:
-        """Tokens of several samples: [samples, sequence + 1]."""
+        """Return the tokens of several samples [samples, sequence + 1]. Raises DataError for ids outside of the
+        vocabulary."""
         places = self._places_ahead(np.fromiter(indices, dtype=np.int64))
         tokens = np.empty((len(places.start), self.sequence + 1), dtype=np.int64)
         for row, (source, start) in enumerate(
@@ -133,14 +137,14 @@ class TokenDataset:
         ):
             text = self._texts[source]
             window = text[start : start + self.sequence + 1]
-            # Only a source shorter than one window falls short: it begins again.
+            # Only a source shorter than one window is too short, and it repeats.
             tokens[row] = window if len(window) > self.sequence else np.resize(text, self.sequence + 1)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
             self._refuse(tokens, places)
         return tokens
 
     def _refuse(self, tokens: NDArray[np.int64], places: _Places) -> NoReturn:
-        """tokens: of the samples at `places`, with an id that is none."""
+        """Raise DataError for the first invalid id in `tokens`, the samples at `places`."""
         row, column = np.argwhere((tokens < 0) | (tokens >= self.vocabulary))[0]
         shard = self._shards[places.source[row]]
         raise DataError(
@@ -149,19 +153,19 @@ class TokenDataset:
         )
 
     def where(self, i: int) -> Where:
-        """The place of sample i."""
+        """Return the place of sample i."""
         places = self._places(np.asarray([i], dtype=np.int64))
         return Where(self._sources[places.source[0]], int(places.epoch[0]), int(places.start[0]))
 
     def documents_of(self, i: int) -> list[Span]:
-        """The documents sample i is made of, in order; lengths sum to sequence + 1."""
+        """Return the documents of sample i in order; their lengths sum to sequence + 1."""
         places = self._places(np.asarray([i], dtype=np.int64))
         source, start = int(places.source[0]), int(places.start[0])
         shard = self._shards[source]
         return spans(self._names(source), shard.document_starts, (start, start + self.sequence + 1))
 
     def documents(self) -> Iterator[Found]:
-        """Every document that has tokens in this split."""
+        """Yield every document that has tokens in this split."""
         for number, (source, shard) in enumerate(zip(self._sources, self._shards, strict=True)):
             for first, table in self._names(number).tables(["document"]):
                 starts = shard.document_starts[first : first + table.num_rows + 1].tolist()
@@ -170,7 +174,7 @@ class TokenDataset:
                         yield Found(str(name), source, start, stop)
 
     def find(self, document: str) -> list[Found]:
-        """The places of a document, or of every piece of it, among the tokens of this split; none: not in it."""
+        """Return the places of a document, or of all its pieces, in this split; [] if it has none."""
         return [
             found
             for source, shard in zip(self._sources, self._shards, strict=True)
@@ -178,10 +182,10 @@ class TokenDataset:
         ]
 
     def sightings(self, found: Found, samples: int) -> list[Sighting]:
-        """Where the first `samples` samples of "train" saw a document, in their order.
+        """Return the occurrences of a document in the first `samples` samples of "train", in order.
 
-        Not by looking through the samples: the windows that hold the document, their positions in each epoch's
-        permutation, and the places of these in the blend are all computed.
+        They are computed without reading samples, from the windows that contain the document, their positions in
+        each epoch's permutation, and the places of these in the blend.
         """
         if found.source not in self._sources or found.start == found.stop:
             return []
@@ -199,7 +203,7 @@ class TokenDataset:
             seen += [
                 Sighting(int(n), epoch, *touch)
                 for n, w in zip(numbers, here, strict=True)
-                if n != NOWHERE and n < samples
+                if n != SKIPPED and n < samples
                 for touch in self._touches(source, int(w) * self.sequence, found)
             ]
         return sorted(seen)
@@ -211,22 +215,22 @@ class TokenDataset:
         return self._lineage[source]
 
     def _windows_over(self, source: int, start: int, stop: int) -> NDArray[np.int64]:
-        """The windows of a source that hold any of its tokens [start, stop)."""
+        """Return the windows of a source that contain any of its tokens [start, stop)."""
         if len(self._shards[source].tokens) <= self.sequence:
-            return np.zeros(1, dtype=np.int64)  # the only one, in which the source repeats
-        # Window w holds tokens from w x sequence to (w + 1) x sequence, that one included.
+            return np.zeros(1, dtype=np.int64)  # there is one window, in which the source repeats
+        # Window w has tokens w * sequence to (w + 1) * sequence, inclusive.
         first, last = max(0, (start - 1) // self.sequence), (stop - 1) // self.sequence
         return np.arange(first, min(last + 1, int(self._windows[source])), dtype=np.int64)
 
     def _touches(self, source: int, start: int, found: Found) -> list[tuple[int, int, int]]:
-        """(offset, length, begin) of a document in the window that starts at a token; several where it repeats."""
+        """Return (offset, length, begin) of a document in the window at `start`; several if the source repeats."""
         window, total = (start, start + self.sequence + 1), len(self._shards[source].tokens)
         turns = range(0, self.sequence + 1 if total <= self.sequence else 1, total)
         parts = [(max(window[0], found.start + t), min(window[1], found.stop + t), t) for t in turns]
         return [(a - start, b - a, a - t - found.start) for a, b, t in parts if a < b]
 
     def counts_after(self, n: int) -> dict[str, int]:
-        """Samples of each source among the first n."""
+        """Return the number of samples of each source among the first n."""
         if self.split == "train":
             gaps = self.left_out.before(n)
             counts = self._blend.counts_after(n + sum(stop - first for first, stop in gaps))
@@ -238,30 +242,33 @@ class TokenDataset:
         return dict(zip(self._sources, read.tolist(), strict=True))
 
     def digest(self, first: int, count: int) -> Digest:
-        """The digest of samples [first, first + count), as training logs it."""
+        """Return the digest of samples [first, first + count), as logged by training."""
         tokens = self.samples(range(first, first + count))
         return digest(range(first, first + count), tokens[:, :-1], tokens[:, 1:])
 
     def leaving_out(self, left_out: LeftOut) -> "TokenDataset":
-        """The same samples but these, numbered anew."""
+        """Return a copy that skips these samples and renumbers the others."""
         other = copy(self)
         other.left_out, other._blocks = left_out, {}
         return other
 
     def _places_ahead(self, indices: NDArray[np.int64]) -> _Places:
-        """As `_places`, through blocks of samples: batches follow one another, and looking up many costs as one."""
+        """Return the places of samples, cached in blocks, because batches are consecutive and a lookup costs the
+        same for many."""
         if not indices.size:
             return self._places(indices)
-        first, last = int(indices.min()) // BLOCK, int(indices.max()) // BLOCK
+        first, last = int(indices.min()) // BLOCK_SAMPLES, int(indices.max()) // BLOCK_SAMPLES
         if self.split != "train" or first < 0 or last > first + 1:
             return self._places(indices)
         for number in range(first, last + 1):
             if number not in self._blocks:
                 self._blocks = {n: b for n, b in self._blocks.items() if n == number - 1}
-                self._blocks[number] = self._places(np.arange(number * BLOCK, (number + 1) * BLOCK))
+                self._blocks[number] = self._places(
+                    np.arange(number * BLOCK_SAMPLES, (number + 1) * BLOCK_SAMPLES)
+                )
         blocks = [self._blocks[number] for number in range(first, last + 1)]
         together = blocks[0] if len(blocks) == 1 else _Places(*map(np.concatenate, zip(*blocks, strict=True)))
-        return _Places(*(each[indices - first * BLOCK] for each in together))
+        return _Places(*(each[indices - first * BLOCK_SAMPLES] for each in together))
 
     def _places(self, indices: NDArray[np.int64]) -> _Places:
         limit = self.num_samples if self.split == "validation" else np.iinfo(np.int64).max
@@ -282,8 +289,8 @@ class TokenDataset:
     def _shuffled(
         self, source: NDArray[np.int64], epoch: NDArray[np.int64], position: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Which window stands at each position of its source's order in its epoch."""
-        window = np.zeros_like(position)  # of a source with one window, the only one, in any order
+        """Return the window at each position of its source's permutation in its epoch."""
+        window = np.zeros_like(position)  # sources with a single window need no permutation
         for s in np.unique(source[self._windows[source] > 1]).tolist():
             mine = np.flatnonzero(source == s)
             epochs, which = np.unique(epoch[mine], return_inverse=True)

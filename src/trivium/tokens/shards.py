@@ -23,14 +23,17 @@ from trivium.untrusted import open_regular
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
-_LONGEST = 2**31 - 1  # tokens of a document: the index counts them in 32 bits
-_CHECKED_AT_ONCE = 1 << 16  # sequences, or marks, of an index
+_MAX_DOCUMENT_TOKENS = 2**31 - 1  # the index stores lengths in 32 bits
+_BLOCK_ENTRIES = 1 << 16  # of an index, checked at a time
 _REDO = "restore it, or make the tokens again (`trivium tokenize`, or the program that wrote them)"
 
 
 class Index(NamedTuple):
-    """What an `.idx` says; only its ends were looked at. Its arrays are mapped when they are asked for and never kept:
-    an index of a hundred million documents has 2 GB, and every rank opens it."""
+    """The description in an `.idx`.
+
+    Only the ends of its arrays have been read. The arrays are mapped on demand and not kept, because the index of a
+    hundred million documents has 2 GB, and every rank opens it.
+    """
 
     path: Path
     dtype: np.dtype
@@ -39,30 +42,35 @@ class Index(NamedTuple):
     tokens: int
 
     def starts(self, first: int, stop: int) -> "Starts":
-        """Where documents [first, stop) start, in tokens, and where the last of them ends: [stop - first + 1]."""
+        """Return the starts of documents [first, stop) and the end of the last, in tokens [stop - first + 1]."""
         _, pointers, marks = _arrays(self.path, self.sequences, self.documents + 1)
         return Starts(self, pointers, marks[first : stop + 1])
 
     def check(self) -> None:
-        """Read all of it; DataError when sequences do not follow one another, or documents do not."""
+        """Check the full index. Raises DataError if sequences or documents are not consecutive."""
         lengths, pointers, marks = _arrays(self.path, self.sequences, self.documents + 1)
         _check_sequences(self.path, lengths, pointers, self.dtype.itemsize)
         _check_documents(self.path, marks, self.sequences)
 
 
 class Starts:
-    """Where documents start in a shard, and where the last ends, read from its index when they are asked for: an array
-    of all of them has 800 MB for a hundred million documents. Starts are counted from that of the first document."""
+    """Starts of the documents of a shard and the end of the last, in tokens, read from the index on demand.
+
+    An array of all of them would have 800 MB for a hundred million documents. Starts are relative to that of the
+    first document.
+    """
 
     def __init__(self, index: Index, pointers: NDArray[np.int64], marks: NDArray[np.int64]) -> None:
-        """pointers: the byte offsets of all sequences. marks: the first sequences of the documents that are meant, and
-        of the one behind them. Raises DataError where the first mark is none of a sequence."""
+        """pointers: the byte offsets of all sequences.
+        marks: the first sequence of each document, and of the one after the last.
+        Raises DataError if the first mark is not the number of a sequence.
+        """
         self._index, self._pointers, self._marks = index, pointers, marks
         self._origin = 0
         self._origin = int(self[0])
 
     def __len__(self) -> int:
-        """Number of documents, and one for the end."""
+        """The number of documents plus one."""
         return len(self._marks)
 
     @overload
@@ -70,7 +78,7 @@ class Starts:
     @overload
     def __getitem__(self, place: slice) -> NDArray[np.int64]: ...
     def __getitem__(self, place: int | slice) -> int | NDArray[np.int64]:
-        """Raises DataError where a mark is none of a sequence."""
+        """Raises DataError if a mark is not the number of a sequence."""
         sequences = np.atleast_1d(self._marks[place])
         index, tokens = self._index, self._index.tokens
         if sequences.size and not 0 <= sequences.min() <= sequences.max() <= index.sequences:
@@ -85,11 +93,11 @@ class Starts:
         return found if isinstance(place, slice) else int(found[0])
 
     def search(self, token: int, *, side: Literal["left", "right"]) -> int:
-        """How many of the starts are before a token ("left"), or before or at it ("right"), as numpy's searchsorted."""
+        """Count the starts before a token ("left"), or before or at it ("right"), as numpy's searchsorted does."""
         token += self._origin
         if token > self._index.tokens or (token == self._index.tokens and side == "right"):
             return len(self)
-        # numpy's own would copy the arrays: the header's 34 bytes leave them unaligned.
+        # numpy's own function would copy the arrays, because the 34-byte header leaves them unaligned.
         bisected = bisect_left if side == "left" else bisect_right
         begun = bisected(self._pointers, token * self._index.dtype.itemsize)  # sequences
         return bisect_left(self._marks, begun)
@@ -97,27 +105,31 @@ class Starts:
 
 @dataclass(frozen=True)
 class TokenShard:
-    """One shard, mapped from disk, never copied: document i is `shard[i]`."""
+    """A shard, mapped from disk. Document i is `shard[i]`."""
 
     prefix: Path
-    tokens: NDArray[np.integer]  # every id, in order
+    tokens: NDArray[np.integer]  # all ids in order
     index: Index
-    begin: int  # the first of its documents among those of the index …
-    documents: int  # … and how many it has
+    begin: int  # index of its first document in the index file
+    documents: int  # number of documents
     first: int | None = (
         None  # in a pair made elsewhere: the number of its first document, as they have no other name
     )
 
     @staticmethod
     def open(prefix: str | Path) -> "TokenShard":
-        """Map a shard; DataError when `.idx` or `.bin` is missing, damaged, or they disagree. Reads the whole index."""
+        """Open a shard. Raises DataError if `.idx` or `.bin` is missing, damaged or inconsistent. Reads the full
+        index."""
         check_index(files_of(Path(prefix))[0])
         return TokenShard.mapped(Path(prefix))
 
     @staticmethod
     def mapped(prefix: Path) -> "TokenShard":
-        """The same where somebody else checks the index, or has: reads no more of it than its ends, so that thousands
-        of ranks may open it. DataError when these and `.bin` disagree."""
+        """Open a shard whose index is checked elsewhere.
+
+        Only the ends of the index are read, so that thousands of ranks can open it. Raises DataError if they do not
+        fit `.bin`.
+        """
         idx, bin_ = files_of(prefix)
         index = _read_index(idx)
         expected = index.tokens * index.dtype.itemsize
@@ -134,12 +146,15 @@ class TokenShard:
 
     @property
     def document_starts(self) -> Starts:
-        """Where each document starts in `tokens`, and where the last ends: [documents + 1]. Their file is open as long
-        as they are held: a corpus may have more sources than a process may have files."""
+        """Starts of the documents in `tokens` and the end of the last [documents + 1].
+
+        The index file stays open while the result exists. Do not keep it: a corpus may have more sources than a
+        process may open files.
+        """
         return self.index.starts(self.begin, self.begin + self.documents)
 
     def part(self, first: int, documents: int) -> "TokenShard":
-        """So many documents from the first on, known by their numbers; fewer where there are not so many."""
+        """Return `documents` documents from number `first` on, or fewer at the end; they keep their numbers."""
         begin = min(first, len(self))
         stop = min(first + documents, len(self))
         starts = self.document_starts
@@ -147,11 +162,11 @@ class TokenShard:
         return TokenShard(self.prefix, tokens, self.index, self.begin + begin, stop - begin, first)
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """The number of documents."""
         return self.documents
 
     def __getitem__(self, index: int) -> NDArray[np.integer]:
-        """The ids of one document."""
+        """Return the ids of a document."""
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {self.prefix}: it has {len(self)} documents")
         begin, end = self.document_starts[index : index + 2].tolist()
@@ -159,24 +174,24 @@ class TokenShard:
 
 
 def check_index(path: Path) -> None:
-    """DataError when an `.idx` is missing or anything in it is damaged."""
+    """Check an `.idx`. Raises DataError if it is missing or damaged."""
     _read_index(path).check()
 
 
 def files_of(prefix: Path) -> tuple[Path, Path]:
-    """`PREFIX.idx` and `PREFIX.bin`; a dot in the prefix stays."""
+    """Return `PREFIX.idx` and `PREFIX.bin`; a dot in the prefix is kept."""
     return prefix.with_name(prefix.name + ".idx"), prefix.with_name(prefix.name + ".bin")
 
 
 def _told(path: Path) -> str:
-    """A path, and what it links to."""
+    """Format a path with the target of its link."""
     return f"{path} (a link to {path.readlink()})" if path.is_symlink() else str(path)
 
 
 class ShardWriter:
-    """Appends documents to a shard; `close` writes the index, without which it is not a shard.
+    """Appends documents to a shard. `close` writes the index, without which it is incomplete.
 
-    No file stays open between appends: a corpus may have more sources than a process may have files.
+    No file stays open between appends, because a corpus may have more sources than a process may open files.
     """
 
     def __init__(self, prefix: Path, *, dtype: str) -> None:
@@ -188,17 +203,17 @@ class ShardWriter:
         self._path.write_bytes(b"")
 
     def append(self, ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> None:
-        """Add documents: their ids end to end, and how many each has; DataError when one does not fit its type."""
+        """Append documents: concatenated ids and the length of each. Raises DataError if one does not fit the dtype."""
         limits = np.iinfo(self.dtype)
         if ids.size and not limits.min <= ids.min() <= ids.max() <= limits.max:
             raise DataError(
                 f"{self._path}: ids from {ids.min()} to {ids.max()} do not fit {self.dtype.name} "
                 f"({limits.min} to {limits.max}); set tokens.dtype to int32"
             )
-        if lengths.size and lengths.max() > _LONGEST:
+        if lengths.size and lengths.max() > _MAX_DOCUMENT_TOKENS:
             raise DataError(
-                f"{self._path}: a document of {lengths.max()} tokens; an index counts up to {_LONGEST}; lower "
-                "harvest.read.longest_bytes, or cut the text"
+                f"{self._path}: a document has {lengths.max()} tokens, more than the {_MAX_DOCUMENT_TOKENS} of "
+                "an index; lower harvest.read.longest_bytes, or cut the text"
             )
         if lengths.sum() != ids.size:
             raise DataError(
@@ -209,7 +224,7 @@ class ShardWriter:
         self._lengths.append(np.asarray(lengths, dtype=np.int64))
 
     def close(self) -> NDArray[np.int64]:
-        """Finish the shard; returns the length of each document in tokens."""
+        """Write the index, and return the length of each document in tokens."""
         lengths = np.concatenate([np.empty(0, np.int64), *self._lengths])
         _write_index(files_of(self.prefix)[0], self._code, self.dtype.itemsize, lengths)
         return lengths
@@ -226,7 +241,7 @@ def _write_index(path: Path, code: int, item_bytes: int, lengths: NDArray[np.int
 
 
 def _read_index(path: Path) -> Index:
-    """What its ends say; DataError when it is missing, or these are damaged."""
+    """Read the header and the ends of an index. Raises DataError if it is missing or these are damaged."""
     try:
         size = path.stat().st_size
         with open_regular(path) as file:
@@ -264,7 +279,7 @@ def _read_index(path: Path) -> Index:
 def _arrays(
     path: Path, sequences: int, marks: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """The mapped arrays of an index: length of each sequence, its byte offset, first sequence of each document."""
+    """Map the arrays of an index: lengths and byte offsets of sequences, and the first sequence of each document."""
     data = np.memmap(path, dtype=np.uint8, mode="r")
     lengths = np.frombuffer(data, "<i4", sequences, _HEADER.size)
     pointers = np.frombuffer(data, "<i8", sequences, _HEADER.size + 4 * sequences)
@@ -272,10 +287,10 @@ def _arrays(
 
 
 def _check_sequences(path: Path, lengths: NDArray[np.int32], pointers: NDArray[np.int64], item: int) -> None:
-    """Whether each begins where those before it end. item: bytes of an id."""
+    """Raise DataError unless each sequence begins where the previous one ends. item: bytes per id."""
     total = 0
-    for first in range(0, len(lengths), _CHECKED_AT_ONCE):
-        here = lengths[first : first + _CHECKED_AT_ONCE].astype(np.int64)
+    for first in range(0, len(lengths), _BLOCK_ENTRIES):
+        here = lengths[first : first + _BLOCK_ENTRIES].astype(np.int64)
         if here.min() < 0:
             at = int(np.argmin(here))
             raise DataError(
@@ -283,7 +298,7 @@ def _check_sequences(path: Path, lengths: NDArray[np.int32], pointers: NDArray[n
             )
         ends = total + np.cumsum(here)
         expected = (ends - here) * item
-        differ = np.flatnonzero(pointers[first : first + _CHECKED_AT_ONCE] != expected)
+        differ = np.flatnonzero(pointers[first : first + _BLOCK_ENTRIES] != expected)
         if differ.size:
             at = int(differ[0])
             raise DataError(
@@ -294,9 +309,9 @@ def _check_sequences(path: Path, lengths: NDArray[np.int32], pointers: NDArray[n
 
 
 def _check_documents(path: Path, marks: NDArray[np.int64], sequences: int) -> None:
-    """Whether each begins where the one before it does, or later. marks: from 0 to `sequences`, at their ends."""
-    starts = range(0, len(marks), _CHECKED_AT_ONCE)
-    if any((np.diff(marks[n : n + _CHECKED_AT_ONCE + 1]) < 0).any() for n in starts):
+    """Raise DataError unless the marks rise from 0 to `sequences`."""
+    starts = range(0, len(marks), _BLOCK_ENTRIES)
+    if any((np.diff(marks[n : n + _BLOCK_ENTRIES + 1]) < 0).any() for n in starts):
         raise _not_rising(path, marks, sequences)
 
 
@@ -308,5 +323,5 @@ def _not_rising(path: Path, marks: NDArray[np.int64], sequences: int) -> DataErr
 
 
 def _dtypes() -> dict[int, np.dtype]:
-    codes = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, never ids
+    codes = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # codes 6 and 7 are floats
     return {code: np.dtype(name) for code, name in codes.items()}

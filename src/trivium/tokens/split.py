@@ -1,4 +1,4 @@
-"""Which text validates: chosen document by document, by keyed hashes, so that more text moves no other document."""
+"""Choose the validation documents by keyed hashes, so that adding text does not move other documents."""
 
 import re
 from collections.abc import Iterator
@@ -17,27 +17,28 @@ TRAIN, VALIDATION = "train", "validation"
 
 
 class Survey(NamedTuple):
-    """What choosing needs to know of every document, in the order of the store; `source` numbers `sources`."""
+    """The properties of all documents that the split needs, in the order of the store. `source` is an index into
+    `sources`."""
 
     sources: tuple[str, ...]
     source: NDArray[np.int32]
     text_bytes: NDArray[np.int64]
-    draws: NDArray[np.float64]  # a keyed number of each, between 0 and 1
+    draws: NDArray[np.float64]  # a keyed random number for each document, between 0 and 1
 
     def __len__(self) -> int:
         return len(self.source)
 
 
 class HeldOut(NamedTuple):
-    """Which text validates: whole documents, or, when no source has two documents, the end of one."""
+    """The validation text: full documents, or, if no source has two documents, the end of one."""
 
-    whole: NDArray[np.bool_]  # of each document
+    whole: NDArray[np.bool_]  # by document
     tail_of: int = -1
     tail_fraction: float = 0.0
 
 
 class Part(NamedTuple):
-    """A document, or a piece of one, with its split."""
+    """A document, or a part of one, with its split."""
 
     document: str
     source: str
@@ -46,7 +47,7 @@ class Part(NamedTuple):
 
 
 def survey(store: Path, *, seed: int) -> Survey:
-    """Look at every document of a store once, verifying its shards."""
+    """Read every document of a store once, verifying its shards."""
     numbers: dict[str, int] = {}
     found: list[tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = []
     for table in read_tables(store, ["id", "source", "text"]):
@@ -56,8 +57,8 @@ def survey(store: Path, *, seed: int) -> Survey:
         found.append((np.array(sources, np.int32), sizes.astype(np.int64), *draws))
     empty = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0), np.empty(0))
     source, text_bytes, of_texts, of_ids = map(np.concatenate, zip(*[empty, *found], strict=True))
-    # The text decides, as it is the same in every kind of file, where ids differ. The id decides of a text that stood
-    # before, which no curated corpus has.
+    # The draw is keyed by the text, which is the same in every file format, unlike ids. Duplicate texts are keyed by
+    # their ids; curated corpora contain none.
     first = np.zeros(len(of_texts), np.bool_)
     first[np.unique(of_texts, return_index=True)[1]] = True
     return Survey(tuple(numbers), source, text_bytes, np.where(first, of_texts, of_ids))
@@ -68,10 +69,10 @@ def _draws(names: list[str], *, seed: int) -> NDArray[np.float64]:
 
 
 def choose_held_out(found: Survey, *, fraction: float) -> HeldOut:
-    """Documents whose draw falls below `fraction`, but never all documents of a source.
+    """Choose documents whose draw is below `fraction`, but never all documents of a source.
 
-    Where their text is less than half that fraction of all (few documents, or short ones were drawn), those of the
-    next lowest draws too; when no source has several documents, the last `fraction` of the longest document.
+    If their text is less than half of that fraction, documents with the next lowest draws are added. If no source
+    has several documents, the last `fraction` of the longest document is held out.
     """
     drawn = found.draws < fraction
     totals = np.bincount(found.source, minlength=len(found.sources))
@@ -94,7 +95,8 @@ def choose_held_out(found: Survey, *, fraction: float) -> HeldOut:
 
 
 def parts_of(table: pa.Table, first: int, held_out: HeldOut) -> Iterator[Part]:
-    """The documents of a table whose first is number `first`; the one whose tail is held out in two, cut at a space."""
+    """Yield the documents of a table, the first of which has number `first`. The document whose tail is held out is
+    cut at a blank."""
     columns = (table[name].to_pylist() for name in ("id", "source", "text"))
     for row, (document, source, text) in enumerate(zip(*columns, strict=True), first):
         if row == held_out.tail_of:

@@ -1,7 +1,7 @@
-"""A byte-level BPE: any text becomes ids and comes back unchanged.
+"""Byte-level BPE tokenizers: any text becomes ids and is restored unchanged.
 
-Training and `encode_batch` use one thread per core inside the tokenizers library; `encode` uses none, so that
-several ranks on one machine can encode without multiplying threads. `encode_arrays` is for whole corpora.
+Training and `encode_batch` use one thread per core inside the tokenizers library. `encode` uses none, so that
+several ranks on one machine can encode without oversubscribing it. `encode_arrays` is for full corpora.
 """
 
 import hashlib
@@ -33,39 +33,39 @@ from trivium.untrusted import read_bytes
 FILE = "tokenizer.json"
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _CALLED_END = ("eos", "/s", "end", "eot", "sep")
-_SHOWN = 8  # special tokens in an error
-_WRITTEN = "{0} a{0} {0}\n{0}"  # a special token where text may have it
-# Letters to encode a continuation behind, until one is found that does not merge with it.
+_MAX_LISTED_TOKENS = 8  # special tokens in an error message
+_WRITTEN = "{0} a{0} {0}\n{0}"  # a special token in typical positions of a text
+# Letters to encode before a continuation; the first one that does not merge with it is used.
 _NEUTRAL = ("x", "z", "e", "0", ".", "\n", "中", "\x01")
-# Of a tokenizer that is trained here. The trainer takes quadratic time in the length of a word, so longer words are cut
-# before it sees them. A token of more bytes would stand for a run of one letter, or for a text that is repeated.
-_LONGEST_TOKEN_BYTES, _LONGEST_WORD = 128, 1024
-# Unicode's White_Space, at which the library ends words. Python's \s also matches U+001C to U+001F.
+# Limits of tokenizers trained here. The trainer takes time quadratic in the length of a word, so longer words are
+# cut. Longer tokens would only stand for runs of one letter, or for repeated texts.
+_MAX_TOKEN_BYTES, _MAX_WORD_CHARACTERS = 128, 1024
+# Unicode's White_Space, which separates words in the library. Python's \s also matches U+001C to U+001F.
 _BLANKS = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _LONG_RUN = re.compile(
-    rf"(?<![^{_BLANKS}])[^{_BLANKS}]{{{_LONGEST_WORD + 1},}}+|(?<![{_BLANKS}])[{_BLANKS}]{{{_LONGEST_WORD + 1},}}+"
+    rf"(?<![^{_BLANKS}])[^{_BLANKS}]{{{_MAX_WORD_CHARACTERS + 1},}}+"
+    rf"|(?<![{_BLANKS}])[{_BLANKS}]{{{_MAX_WORD_CHARACTERS + 1},}}+"
 )
 
 
 class Tokenizer:
-    """Text to ids and back.
+    """Converts text to ids and back.
 
-    Encoding is deterministic and reads text as text: settings of training (BPE dropout, sampling) are off, truncation
-    and padding too, and no letters become a special token. Equal `sha256` and equal `marks` mean equal ids for every
-    text.
+    Encoding is deterministic and never produces special tokens from text: BPE dropout, sampling, truncation and
+    padding are disabled. Equal `sha256` and equal `marks` imply equal ids for every text.
     """
 
     def __init__(
         self, description: str, marks: Marks = Marks(), library: tokenizers.Tokenizer | None = None
     ) -> None:
-        """`description`: the JSON text of the Hugging Face tokenizers library. library: the same, read already."""
+        """description: JSON of the Hugging Face tokenizers library. library: the parsed description, if available."""
         self.description, self.marks = description, marks
-        # Decodes, and knows all tokens by name.
+        # used for decoding and token names
         self._library = library or _read(description)
 
     @cached_property
     def _for_text(self) -> str:
-        """The description that encodes: only the corpus writer may end a document, not the text of one."""
+        """The description used for encoding, with which no text can contain the end of a document."""
         return for_text(self.description, [mark for mark in (self.marks.end, self.marks.begin) if mark])
 
     @cached_property
@@ -74,27 +74,27 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> int:
-        """The largest id and one: number of ids a model needs."""
+        """The largest id plus one: the number of ids that a model needs."""
         return 1 + max(self._words.values(), default=-1)
 
     @cached_property
     def bulk(self) -> tiktoken.Encoding | None:
-        """The same tokenizer in tiktoken, where identical ids are certain; checking takes a second or two."""
+        """The same tokenizer in tiktoken, or None if identical ids are not certain. The check takes a second or two."""
         return equal_encoding(self._for_text)
 
     @cached_property
     def end_of_text(self) -> int:
-        """The id that closes every document."""
+        """The id of the token that closes every document."""
         return self._id_of(self.marks.end)
 
     @cached_property
     def before_text(self) -> int:
-        """The id that stands before a text of which nothing is given: the beginning, or the end of another."""
+        """The id that precedes a text without context: the beginning token, or the end-of-text token."""
         return self.end_of_text if self.marks.begin is None else self._id_of(self.marks.begin)
 
     @cached_property
     def opening(self) -> list[int]:
-        """The ids that stand before every text, where that is the custom: the beginning of a document."""
+        """The ids that precede every text by the tokenizer's convention."""
         if self.marks.opens is not None:
             return [self.before_text] if self.marks.opens else []
         encoded = self._with_special_tokens
@@ -103,15 +103,17 @@ class Tokenizer:
 
     @cached_property
     def _with_special_tokens(self) -> tokenizers.Encoding:
-        """A short text with all that the description's last step adds to one."""
+        """A short text with everything that the description's post-processor adds."""
         encodings = (self._library.encode(text) for text in chain(("a",), self._words))
-        # Without a token of the text, it would not show whether special tokens stand before or after it.
+        # The text must have a token of its own, to show whether special tokens precede or follow it.
         return next((e for e in encodings if not all(e.special_tokens_mask)), self._library.encode(""))
 
     @property
     def for_others(self) -> str:
-        """The description with which others, who know no other rules, get the ids that texts have here: the opening
-        stands before them, nothing behind them, and nothing is random."""
+        """The description for other programs, which gives the ids used here without further rules.
+
+        The post-processor adds the opening before a text and nothing after it, and nothing is random.
+        """
         description = without_randomness(self.description)
         encoded = self._with_special_tokens
         added = [n for n, special in zip(encoded.ids, encoded.special_tokens_mask, strict=True) if special]
@@ -127,45 +129,47 @@ class Tokenizer:
         return str(library.to_str())
 
     def without_opening(self) -> "Tokenizer":
-        """The same, of documents that begin with their text."""
+        """Return the same tokenizer for documents without an opening."""
         bare = self.with_marks(Marks(self.marks.end))
         return self.with_marks(Marks(self.marks.end, opens=False)) if bare.opening else bare
 
     def with_marks(self, marks: Marks) -> "Tokenizer":
-        """The same, whose documents end and begin with other tokens."""
+        """Return the same tokenizer with other special tokens."""
         return Tokenizer(self.description, marks, self._library)
 
     @cached_property
     def is_concatenative(self) -> bool:
-        """Whether the text of ids is that of their parts in turn; others take a space from the beginning."""
+        """Whether decoding ids equals concatenating their decoded parts. Other decoders strip a space at the
+        beginning."""
         decoder = json.loads(self.description).get("decoder") or {}
         return decoder.get("type") == "ByteLevel"
 
     @cached_property
     def byte_tokens(self) -> frozenset[int]:
-        """Ids of single bytes, where a run of them is read together: one that makes no character spoils them all."""
+        """Ids of byte tokens that are decoded together. One that forms no character invalidates the full run."""
         if '"ByteFallback"' not in json.dumps(json.loads(self.description).get("decoder")):
             return frozenset()
         return frozenset(id for token, id in self._words.items() if BYTE.fullmatch(token))
 
     @property
     def unknown(self) -> str:
-        """The token that stands for what has none; the end of a text where every text has ids."""
+        """The token for unknown text, or the end-of-text token if every text has ids."""
         return unknown_of(json.loads(self.description)["model"]) or self.marks.end
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the description, which is also the file's content."""
+        """The hash of the description, which is also the hash of its file."""
         return hashlib.sha256(self.description.encode()).hexdigest()
 
     @cached_property
     def identity(self) -> str:
-        """Equal ones make equal documents: the description's hash, with the marks where they are not ours."""
+        """A key that is equal if documents are encoded equally: the description's hash, combined with marks if not
+        default."""
         return self.sha256 if self.marks == Marks() else fingerprint([self.sha256, *self.marks])
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the manifest of tokens says of it."""
+        """The tokenizer's entries in the manifest of tokens."""
         return {
             "tokenizer_sha256": self.sha256,
             "vocabulary": self.vocabulary,
@@ -175,14 +179,14 @@ class Tokenizer:
         }
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text, without an end mark; starts no threads."""
+        """Return the ids of a text, without special tokens; starts no threads."""
         with _named_panics():
             return list(self._encoder.encode(_checked(text), add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text; equal to `encode` of each, on all cores.
+        """Return the ids of each text, equal to those of `encode`, using all cores.
 
-        DataError for one text in place of several, of which each letter would be one.
+        Raises DataError if `texts` is a single string, whose letters would otherwise be encoded separately.
         """
         if isinstance(texts, str):
             raise DataError(f"{texts[:40]!r} is one text, and a list of texts is asked for; give [text]")
@@ -191,16 +195,17 @@ class Tokenizer:
             return [e.ids for e in self._encoder.encode_batch_fast(checked, add_special_tokens=False)]
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of texts to be continued: as `encode_batch`, with the beginning before them where that is the custom."""
+        """Return the ids of texts to be continued: those of `encode_batch` after the opening, if the tokenizer has
+        one."""
         return [self.opening + ids for ids in self.encode_batch(texts)]
 
     def encode_continuations(
         self, pairs: Sequence[tuple[list[int], str, list[int]]]
     ) -> list[list[int] | None]:
-        """Ids of texts that go on where other ids end, as (ids before, text, ids of both encoded as one text).
+        """Return the ids of continuations of other ids. pairs: (ids before, text, ids of both encoded as one text).
 
-        Some tokenizers put a space before every text: such a text is encoded behind a letter, whose ids are then cut
-        off. None for a text that no ids spell there, as of a tokenizer that has only whole words.
+        Some tokenizers put a space before every text. Such a text is encoded after a letter, whose ids are removed.
+        The result is None for a text that no ids spell at that place, as with a tokenizer of full words.
         """
         wanted = [self.decode(whole) for *_, whole in pairs]
         found: list[list[int] | None] = [None] * len(pairs)
@@ -216,11 +221,11 @@ class Tokenizer:
         return found
 
     def prompt_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same, of one id at least: there must be something to go on from."""
+        """Return the ids of `encode_prompts`, at least one per text, because generation needs a first token."""
         return [ids or [self.before_text] for ids in self.encode_prompts(texts)]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Ids of each text; equal to `encode` of each, on this thread, which lets other threads run meanwhile."""
+        """Return the ids of each text, equal to those of `encode`, on this thread and without holding the GIL."""
         encoding = self.bulk
         if encoding is None:
             return [np.array(ids, np.uint32) for ids in self.encode_batch(texts)]
@@ -229,15 +234,15 @@ class Tokenizer:
     def _in_bulk(self, encoding: tiktoken.Encoding, text: str) -> NDArray[np.uint32]:
         try:
             return encoding.encode_to_numpy(text, disallowed_special=())
-        except (ValueError, UnicodeError):  # too long a run of blanks for its stack, or half a character
+        except (ValueError, UnicodeError):  # a run of blanks that exceeds its stack, or a lone surrogate
             return np.array(self.encode(text), np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; bytes that do not form a character become U+FFFD."""
+        """Return the text of ids; bytes that do not form a character become U+FFFD."""
         return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def decode_text(self, ids: Sequence[int]) -> str:
-        """The text of ids without special tokens, as transformers decode with `skip_special_tokens`."""
+        """Return the text of ids without special tokens, as transformers do with `skip_special_tokens`."""
         return self.decode([number for number in ids if number not in self._special_ids])
 
     @cached_property
@@ -246,13 +251,13 @@ class Tokenizer:
         return frozenset(number for token, number in self._words.items() if token in tokens)
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """The text that ids add to that of the ids before them."""
+        """Return the text that `ids` add to the text of `before`."""
         if self.is_concatenative or not before:
             return self.decode(ids)
         return self.decode([*before, *ids])[len(self.decode(before)) :]
 
     def words(self) -> dict[str, int]:
-        """Every token, in the library's spelling, and its id."""
+        """Return {token: id}, in the library's spelling."""
         return dict(self._words)
 
     @cached_property
@@ -260,12 +265,12 @@ class Tokenizer:
         return dict(self._library.get_vocab())
 
     def spelled(self) -> dict[int, str]:
-        """Every id, and its token."""
+        """Return {id: token}."""
         return {number: token for token, number in self._words.items()}
 
     @property
     def special(self) -> list[str]:
-        """The special tokens by the description; those that are called an end first."""
+        """The special tokens of the description; those whose name suggests an end come first."""
         added = json.loads(self.description).get("added_tokens") or []
         found = [one["content"] for one in added if one["special"]]
         return sorted(found, key=lambda token: not any(name in token.lower() for name in _CALLED_END))
@@ -279,8 +284,7 @@ class Tokenizer:
         return found
 
     def save(self, path: Path) -> list[Path]:
-        """Write the description, and beside it which tokens end and begin documents where a reader would not know;
-        `load_tokenizer` reads both. Returns what was written."""
+        """Write the description and, unless it has the default marks, a config with them. Return the written paths."""
         path.write_text(self.description, encoding="utf-8", newline="")
         if self.marks == Marks():
             return [path]
@@ -289,7 +293,7 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, end: str = END_OF_TEXT) -> Tokenizer:
-    """Learn a byte-level BPE of at most `vocabulary` ids; the same texts in the same order give the same one.
+    """Train a byte-level BPE with at most `vocabulary` ids; equal texts in equal order give the same tokenizer.
 
     end: the token that closes documents.
     """
@@ -300,7 +304,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, end: str = END_OF_TEX
         vocab_size=vocabulary,
         special_tokens=[end],
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-        max_token_length=_LONGEST_TOKEN_BYTES,
+        max_token_length=_MAX_TOKEN_BYTES,
         show_progress=False,
     )
     library.train_from_iterator((part for text in texts for part in _short_words(_checked(text))), trainer)
@@ -308,19 +312,22 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, end: str = END_OF_TEX
 
 
 def _short_words(text: str) -> Iterator[str]:
-    """The text, cut inside every run of more than _LONGEST_WORD characters that holds no blank, or nothing else."""
+    """Yield the text, cut inside every run of more than _MAX_WORD_CHARACTERS characters without blanks, or of blanks
+    only."""
     begin = 0
     for run in _LONG_RUN.finditer(text):
-        for at in range(run.start() + _LONGEST_WORD, run.end(), _LONGEST_WORD):
+        for at in range(run.start() + _MAX_WORD_CHARACTERS, run.end(), _MAX_WORD_CHARACTERS):
             yield text[begin:at]
             begin = at
     yield text[begin:]
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a `tokenizer.json`, with the marks that the first file beside it names; else `<|endoftext|>`.
+    """Load a `tokenizer.json` with the special tokens of the first file next to it that names some, or
+    `<|endoftext|>`.
 
-    DataError when it is missing or damaged, lacks the mark that ends or begins its documents, or several may end them.
+    Raises DataError if it is missing or damaged, lacks the tokens that begin or end its documents, or names several
+    ends.
     """
     path = Path(path)
     found = _opened(path)
@@ -338,11 +345,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
-    """The tokenizer of `tokens.tokenizer`: this file, or the `tokenizer.json` of this folder, to write documents with.
+    """Load the tokenizer that `tokens.tokenizer` names, a file or a folder with `tokenizer.json`, for writing
+    documents.
 
-    end: `tokens.end_of_text`; None: the token that all files beside it agree on, `<|endoftext|>` where none names one.
-    DataError when there is no such file or it is damaged; ConfigError when it is not certain what ends a document, or
-    a text could write it.
+    end: `tokens.end_of_text`; None uses the token on which all files next to it agree, or `<|endoftext|>`. Raises
+    DataError if the file is missing or damaged, and ConfigError if the end of documents is uncertain or a text can
+    contain it.
     """
     path = tokenizer_file(place)
     if not path.is_file():
@@ -367,7 +375,7 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
 
 
 def _one_end(found: Tokenizer, said: Beside, end: str | None, path: Path) -> str:
-    """The token that closes every document; ConfigError where it is not certain, or is none."""
+    """Return the token that closes every document. Raises ConfigError if it is uncertain or does not exist."""
     named = {token for tokens in said.ends.values() for token in tokens}
     if end is None and len(named) > 1:
         raise ConfigError(
@@ -385,26 +393,26 @@ def _one_end(found: Tokenizer, said: Beside, end: str | None, path: Path) -> str
 
 
 def _choose(tokens: Sequence[str]) -> str:
-    """The remedy where the end of documents has to be named: the tokens to choose from, and what to type."""
+    """Return the remedy if the end of documents must be named: the candidates, and the option to type."""
     if not tokens:
         return "it has no special tokens: add one to its added_tokens"
-    more = f", … ({len(tokens)} in all)" if len(tokens) > _SHOWN else ""
+    more = f", … ({len(tokens)} in all)" if len(tokens) > _MAX_LISTED_TOKENS else ""
     example = shlex.quote(f"tokens.end_of_text={as_value(tokens[0])}")
-    return f"name one of {', '.join(tokens[:_SHOWN])}{more} with --set, as --set {example}"
+    return f"name one of {', '.join(tokens[:_MAX_LISTED_TOKENS])}{more} with --set, as --set {example}"
 
 
 def _read(description: str) -> tokenizers.Tokenizer:
     library = tokenizers.Tokenizer.from_str(description)
-    library.encode_special_tokens = True  # they are text where text has them
+    library.encode_special_tokens = True  # special tokens in a text are encoded as text
     library.no_truncation()
     library.no_padding()
     return library
 
 
 def _opened(path: Path, field: str = "") -> Tokenizer:
-    """A file that the library can read, with no marks of its own. field: that names it, for errors.
+    """Load a file of the tokenizers library, with default marks. field: config field for the error.
 
-    Raises DataError where it is no tokenizer, ConfigError where it may encode without end or multiply a text.
+    Raises DataError if it is not a tokenizer, and ConfigError if it may take unbounded time or multiply a text.
     """
     try:
         description = read_bytes(path).decode("utf-8")
@@ -416,7 +424,7 @@ def _opened(path: Path, field: str = "") -> Tokenizer:
         library, tree = _read(description), json.loads(description)
         problem = problem_of(tree)
         if not problem:
-            library.encode("a")  # some damage shows only when a text is encoded
+            library.encode("a")  # some damage appears only when a text is encoded
     except (KeyboardInterrupt, SystemExit):
         raise
     except (
@@ -430,7 +438,7 @@ def _opened(path: Path, field: str = "") -> Tokenizer:
 
 @contextmanager
 def _named_panics() -> Iterator[None]:
-    """A panic of the library is no Exception: it would end a command with a traceback."""
+    """Convert a panic of the library, which is a BaseException, into DataError."""
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -440,7 +448,7 @@ def _named_panics() -> Iterator[None]:
 
 
 def tokenizer_file(place: str) -> Path:
-    """The file that `tokens.tokenizer` names."""
+    """Return the file that `tokens.tokenizer` names."""
     path = Path(place)
     return path / FILE if path.is_dir() else path
 

@@ -11,7 +11,7 @@ CONFIG = EvaluationConfig(context_characters=90)
 ITEMS = [Item(**i) for i in passages(60)]
 
 
-def test_each_choice_is_an_ending_and_exactly_one_is_the_passages_own():
+def test_exactly_one_choice_is_the_passages_own_ending():
     common = [Item(f"c{n}", f"d{n}", f"It begins {n}. Ends of {n % 7} are told often.") for n in range(30)]
     for example in continuation_task(common, CONFIG, seed=1).examples:
         assert len(set(example.choices)) == 4
@@ -24,7 +24,7 @@ def test_each_choice_is_an_ending_and_exactly_one_is_the_passages_own():
         assert sum(o.document == example.document for o in owners) == 1
 
 
-def test_a_question_is_a_passage_before_its_last_sentence_and_chance_is_a_guess_among_its_choices():
+def test_question_is_passage_without_last_sentence():
     task = continuation_task([*ITEMS, Item("single", "its own", "Only one sentence.")], CONFIG, seed=1)
     assert len(task.pool) == len(ITEMS)
     text_of = {item.id: " ".join(item.text.split()) for item in ITEMS}
@@ -33,15 +33,15 @@ def test_a_question_is_a_passage_before_its_last_sentence_and_chance_is_a_guess_
         assert f"{example.context}{example.solution}" in text_of[example.id]
 
 
-def test_the_right_choice_stands_in_every_place_about_equally_often():
+def test_correct_choice_is_uniformly_placed():
     items = [Item(**i) for i in passages(400)]
     task = continuation_task(items, CONFIG.model_copy(update={"continuation_examples": 400}), seed=1)
     places = [sum(e.answer == k for e in task.examples) for k in range(4)]
-    assert min(places) > 70  # 100 expected, standard deviation 9
+    assert min(places) > 70  # expected 100, standard deviation 9
 
 
-def test_no_shot_of_a_question_ends_in_one_of_its_choices():
-    """Distractors are endings of passages that are shots of other questions: a solved one would point to itself."""
+def test_shots_do_not_end_in_choices_of_the_question():
+    """Distractors are endings of other passages. A shot with such an ending would suggest the distractor."""
     task = continuation_task(ITEMS, CONFIG, seed=1)
     choose = choose_shots(task, shots=len(task.pool) - 4, seed=1)
     for example in task.examples:
@@ -50,7 +50,7 @@ def test_no_shot_of_a_question_ends_in_one_of_its_choices():
         choose_shots(task, shots=len(task.pool) - 3, seed=1)(task.examples[0])
 
 
-def test_too_few_passages_for_four_choices_are_refused():
+def test_too_few_passages_are_rejected():
     with pytest.raises(DataError, match="3 of 3 evaluation items"):
         continuation_task(ITEMS[:3], CONFIG, seed=1)
     same = [Item(i.id, "one document", i.text) for i in ITEMS]

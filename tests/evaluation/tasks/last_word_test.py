@@ -11,14 +11,14 @@ CONFIG = EvaluationConfig(context_characters=90)
 ITEMS = [Item(**i) for i in passages(60)]
 
 
-def test_the_last_word_is_the_answer_and_never_shown():
+def test_last_word_is_the_hidden_answer():
     item = Item("a", "d", 'It "returns" the mapping of each name to its (new) value.")')
     example = last_word_task([item], CONFIG, seed=1).examples[0]
     assert example.context == 'It "returns" the mapping of each name to its (new)'
     assert example.choices == (" value",)
 
 
-def test_passages_without_a_word_at_the_end_are_left_out():
+def test_passages_without_final_word_are_skipped():
     bad = [
         Item(str(k), "d", t)
         for k, t in enumerate(["see f(x, y).", "about 12.", "word", "up to it.", "to run foo()."])
@@ -28,16 +28,16 @@ def test_passages_without_a_word_at_the_end_are_left_out():
         last_word_task(bad, CONFIG, seed=1)
 
 
-def test_chance_of_the_last_word_is_that_of_a_word_drawn_from_the_passage():
+def test_chance_is_a_guess_among_passage_words():
     items = [
         Item("a", "d", "the name of the name is no other name"),
         Item("b", "e", "there is no such thing as luck"),
-        Item("c", "f", "1 2 3 4 five"),  # no word to draw
+        Item("c", "f", "1 2 3 4 five"),  # no word to guess
     ]
     assert last_word_task(items, CONFIG, seed=1).chance == pytest.approx((2 / 8 + 0 + 0) / 3)
 
 
-def test_shots_of_the_last_word_are_gpt3s_cloze():
+def test_shots_use_gpt3s_cloze_format():
     task = last_word_task(ITEMS, CONFIG, seed=1)
     shots = [
         Example("x", "x", "Alice went to visit her", (" friend",), 0),

@@ -1,4 +1,4 @@
-"""Published tasks: rows become the prompts, choices and answers that the paper asks."""
+"""Published tasks: rows become the paper's prompts, choices and answers."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def made(name, rows, shots=None, config=ONE):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_row_becomes_the_papers_prompt(name):
+def test_rows_become_the_papers_prompts(name):
     benchmark = made(name, [ROWS[name]])
     requests = benchmark_requests(benchmark, 0, ONE)
     prompt, choices, answer = EXPECTED[name]
@@ -61,13 +61,13 @@ def test_a_row_becomes_the_papers_prompt(name):
     assert benchmark.task.examples[0].answer == answer
 
 
-def test_partial_evaluation_scores_the_same_text_after_either_option():
+def test_winogrande_scores_the_same_text_after_both_options():
     first, second = benchmark_requests(made("winogrande", [ROWS["winogrande"]]), 0, ONE)
     assert (first.context, second.context) == ("A beat B as A", "A beat B as B")
     assert first.continuation == second.continuation == " was fast."
 
 
-def test_a_passage_of_race_asks_its_last_question_after_the_others_with_their_answers():
+def test_race_asks_last_question_after_solved_ones():
     question = lambda n, answer: {  # noqa: E731
         "article": "Long ago.", "question": f"Q{n} _ ?", "options": [f"{n}{x}" for x in "wxyz"], "answer": answer,
     }  # fmt: skip
@@ -80,7 +80,7 @@ def test_a_passage_of_race_asks_its_last_question_after_the_others_with_their_an
     assert benchmark.task.unconditional == "Answer:" and benchmark.task.normalisation == "unconditional"
 
 
-def test_lambada_is_a_cloze_only_with_shots():
+def test_lambada_uses_cloze_only_with_shots():
     rows = [{"text": f"the word number {n} is w{n}"} for n in range(5)]
     config = ONE.model_copy(update={"shots": (0, 2)})
     benchmark = made("lambada", rows, config=config)
@@ -89,7 +89,7 @@ def test_lambada_is_a_cloze_only_with_shots():
     assert among.count(" ____. →") == 3 and among.endswith("is ____. →")
 
 
-def test_the_harness_asks_in_its_own_words_and_scores_in_its_own_way():
+def test_harness_wording_uses_its_own_prompt_and_score():
     config = ONE.model_copy(update={"wording": "harness"})
     benchmark = made("piqa", [ROWS["piqa"]], config=config)
     assert benchmark_requests(benchmark, 0, config)[0].context == "Question: Open it\nAnswer:"
@@ -97,7 +97,7 @@ def test_the_harness_asks_in_its_own_words_and_scores_in_its_own_way():
     assert made("hellaswag", [ROWS["hellaswag"]], config=config).task.normalisation == "character"
 
 
-def test_shots_come_from_the_training_rows_and_more_only_add_in_front():
+def test_shots_are_training_rows_and_grow_at_the_front():
     pool = [{**ROWS["boolq"], "question": f"number {n}"} for n in range(9)]
     config = ONE.model_copy(update={"shots": (1, 3)})
     benchmark = made("boolq", [ROWS["boolq"]], pool, config)
@@ -106,7 +106,7 @@ def test_shots_come_from_the_training_rows_and_more_only_add_in_front():
     assert three.count("Answer: yes") == 3
 
 
-def test_shots_drawn_once_are_the_same_for_all_and_else_differ():
+def test_shots_drawn_once_are_shared():
     pool = [{**ROWS["boolq"], "question": f"number {n}"} for n in range(40)]
     asked = [{**ROWS["boolq"], "question": f"asked {n}"} for n in range(6)]
     for drawn, different in (("once", 1), ("each", 6)):
@@ -115,7 +115,7 @@ def test_shots_drawn_once_are_the_same_for_all_and_else_differ():
         assert len({r.context.split("P\nQuestion: asked")[0] for r in requests}) == different
 
 
-def test_every_definition_names_its_data_and_how_many_shots_are_few():
+def test_every_definition_has_data_and_few_shots():
     assert {"lambada", "race_h", "boolq", "piqa", "hellaswag", "winogrande", "anli_r1", "anli_r2", "anli_r3", "hans",
             "wic"} == set(names())  # fmt: skip
     for name in names():
@@ -125,7 +125,7 @@ def test_every_definition_names_its_data_and_how_many_shots_are_few():
     assert definition("hans").shots("few") == 32 and definition("hans").shots(7) == 7
 
 
-def test_a_group_is_all_its_tasks_and_a_named_task_is_remembered_as_named():
+def test_group_selects_all_tasks_and_keeps_named_ones():
     found = chosen(f"{GROUP},boolq")
     assert set(found) == set(names()) and found["boolq"] and not found["piqa"]
     with pytest.raises(ConfigError, match="did you mean 'hellaswag'"):
@@ -143,7 +143,7 @@ def test_a_group_is_all_its_tasks_and_a_named_task_is_remembered_as_named():
         ("piqa", {**ROWS["piqa"], "sol2": " "}, "a choice is empty"),
         ("lambada", {"text": "word"}, "no last word"),
         ("winogrande", {**ROWS["winogrande"], "sentence": "no blank"}, "no blank _"),
-        # what would be asked, or counted as right, without a word
+        # Without the checks these would be asked silently, or counted as correct.
         ("boolq", {**ROWS["boolq"], "label": 0.7}, "the answer 0.7 is no whole number"),
         ("boolq", {**ROWS["boolq"], "label": float("inf")}, "the answer inf is no whole number"),
         ("boolq", {**ROWS["boolq"], "passage": None}, "the field 'passage' is null"),
@@ -179,27 +179,25 @@ def test_damaged_rows_are_named(name, row, message):
     ids=str,
 )
 @pytest.mark.parametrize("number", [3, 4])
-def test_a_damaged_question_of_race_is_named_by_its_row_wherever_it_stands_in_its_passage(
-    number, damage, message
-):
+def test_damaged_race_question_is_named_by_row(number, damage, message):
     rows = [{**RACE, "article": f"Ago {n // 2}.", "question": f"Why {n}?"} for n in range(6)]
     rows[number - 1] |= damage
     with pytest.raises(DataError, match=f"here, row {number}: .*{message}"):
         made("race_h", rows)
 
 
-def test_half_a_character_is_refused_in_ids_and_texts():
+def test_lone_surrogate_is_rejected_in_ids_and_texts():
     for row in ({**ROWS["hans"], "pairID": "ex\ud800"}, {**ROWS["hans"], "hypothesis": "\ud800 ."}):
         with pytest.raises(DataError, match="here, row 2: .* is half a character"):
             made("hans", [ROWS["hans"], row])
 
 
-def test_a_task_without_rows_is_refused():
+def test_task_without_rows_is_rejected():
     with pytest.raises(DataError, match="no rows for task boolq"):
         read_examples([], definition("boolq"), "paper", where="x")
 
 
-def test_braces_and_any_letters_in_a_row_are_text():
+def test_braces_and_letters_in_rows_are_text():
     row = {**ROWS["boolq"], "passage": "{x} {{y}} ½ 文字 \U0001f600", "question": "{"}
     assert benchmark_requests(made("boolq", [row]), 0, ONE)[0].context.startswith(
         "{x} {{y}} ½ 文字 \U0001f600\n"
@@ -220,8 +218,8 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     assert read_json_lines(path) == [{"a": "  "}]
 
 
-def test_all_shards_of_a_file_are_read_in_their_order(tmp_path):
-    """Of which there may be more than ten, and other files beside them."""
+def test_all_shards_are_read_in_order(tmp_path):
+    """There may be more than ten shards, and other files next to them."""
     (tmp_path / "boolq").mkdir()
     rows = [{**ROWS["boolq"], "passage": f"Row {n}."} for n in range(24)]
     for name, several in (("validation", 12), ("train", 3)):
@@ -237,7 +235,7 @@ def test_all_shards_of_a_file_are_read_in_their_order(tmp_path):
     (tmp_path / "boolq" / "validation-00007-of-00012.jsonl").unlink()
     with pytest.raises(DataError, match=r"one of 12 shards, and 11 are there \(number 7 is missing\)"):
         local_rows(definition("boolq"), tmp_path)
-    for path in (tmp_path / "boolq").glob("validation-*"):  # counted from 1, in as few digits as it takes
+    for path in (tmp_path / "boolq").glob("validation-*"):  # numbered from 1, with the minimum of digits
         path.unlink()
     for shard in (2, 10, 1, *range(3, 10)):
         (tmp_path / "boolq" / f"validation_{shard}_of_10.jsonl").write_text(json.dumps(rows[shard]) + "\n")
@@ -252,7 +250,7 @@ def test_all_shards_of_a_file_are_read_in_their_order(tmp_path):
 
 
 @pytest.mark.skipif("TRIVIUM_DATA" not in os.environ, reason="TRIVIUM_DATA names no folder of real data")
-def test_every_row_of_the_real_files_is_read():
+def test_all_rows_of_published_files_are_read():
     folder = Path(os.environ["TRIVIUM_DATA"]) / "tasks"
     counts = {"lambada": 5153, "boolq": 3270, "piqa": 1838, "hellaswag": 1000, "winogrande": 1267, "wic": 500}
     for name, count in counts.items():
@@ -267,11 +265,11 @@ PARSES = {"sentence1": "P .", "sentence2": "H .", "heuristic": "constituent", "s
 @pytest.mark.parametrize(
     "row",
     [
-        {**HANS, "label": 1},  # as the Hub has them
-        {**PARSES, "gold_label": "non-entailment"},  # as their authors publish them
+        {**HANS, "label": 1},  # format of the Hub
+        {**PARSES, "gold_label": "non-entailment"},  # format of the authors
     ],
 )
-def test_rows_of_hans_are_read_whoever_published_them(row):
+def test_hans_rows_are_read_from_every_publisher(row):
     task = made("hans", [row]).task
     assert task.examples[0].context == EXPECTED["hans"][0] and task.examples[0].answer == 1
     assert task.examples[0].groups["heuristic × gold_label"] == "constituent × non-entailment"
@@ -292,7 +290,7 @@ FILES = {
 @pytest.mark.parametrize(
     ("name", "files"), [(name, files) for name, kinds in FILES.items() for files in kinds]
 )
-def test_questions_are_never_those_to_learn_from(name, files, tmp_path):
+def test_questions_are_never_training_rows(name, files, tmp_path):
     folder = tmp_path / name
     folder.mkdir()
     for file in files:
@@ -302,7 +300,7 @@ def test_questions_are_never_those_to_learn_from(name, files, tmp_path):
     assert "train" in found.shots[0]["file"] and found.shots[0]["file"] == files[0 if name == "hans" else -1]
 
 
-def test_rows_of_anli_are_read_as_their_authors_publish_them():
+def test_anli_rows_are_read_as_published():
     row = ROWS["anli_r2"]
     theirs = {"context": row["premise"], "hypothesis": row["hypothesis"], "label": row["label"]}
     ours, read = (made("anli_r2", [r]).task.examples[0].context for r in (row, theirs))
@@ -314,7 +312,7 @@ def test_rows_of_anli_are_read_as_their_authors_publish_them():
     [("It is", "It is."), ("It is.", "It is."), ("Is it? ", "Is it?"), ('He said "no."', 'He said "no."')],
 )
 @pytest.mark.parametrize("name", ["anli_r1", "anli_r2", "anli_r3"])
-def test_a_hypothesis_of_anli_ends_with_one_mark(name, hypothesis, asked):
+def test_anli_hypothesis_ends_with_one_punctuation_mark(name, hypothesis, asked):
     row = {**ROWS["anli_r2"], "hypothesis": hypothesis}
     context = made(name, [row]).task.examples[0].context
     assert context == f"P.\nQuestion: {asked} True, False or Neither?\nAnswer:"
@@ -325,8 +323,8 @@ def test_a_hypothesis_of_anli_ends_with_one_mark(name, hypothesis, asked):
 
 
 @pytest.mark.parametrize("wording", ["paper", "harness"])
-def test_rows_of_hellaswag_ask_the_same_as_published_and_as_prepared(wording):
-    """Where a mark of wikiHow was, the harness leaves a blank, and counts it; the paper's wording does not."""
+def test_hellaswag_rows_agree_as_published_and_prepared(wording):
+    """The harness leaves a space in place of a wikiHow tag and scores it; the paper's wording removes it."""
     published = {**ROWS["hellaswag"], "endings": ["[step] Go. [title] On.", "b  b", "[substeps] c.", "d."]}
     prepared = {"query": "Roof: A man sits. He", "choices": [" Go.. On.", "b b", " c.", "d."], "gold": 2}
     config = ONE.model_copy(update={"wording": wording})
@@ -340,14 +338,14 @@ def test_rows_of_hellaswag_ask_the_same_as_published_and_as_prepared(wording):
 
 
 @pytest.mark.timeout(60)
-def test_a_row_of_hellaswag_keeps_brackets_that_do_not_close_and_is_read_once():
+def test_hellaswag_keeps_unclosed_brackets_in_linear_time():
     row = {**ROWS["hellaswag"], "endings": ["[" * 500_000, "a [step] b [c", "[a\n[b] c]", "d"]}
     endings = [c.removeprefix(" ") for c in made("hellaswag", [row]).task.examples[0].choices]
     assert endings == ["[" * 500_000, "a b [c", "[a\n c]", "d"]
 
 
 @pytest.mark.skipif("TRIVIUM_DATA" not in os.environ, reason="TRIVIUM_DATA names no folder of real data")
-def test_no_ending_of_the_real_hellaswag_begins_with_two_blanks_in_the_papers_wording():
+def test_papers_wording_of_hellaswag_has_single_spaces():
     rows = local_rows(definition("hellaswag"), Path(os.environ["TRIVIUM_DATA"]) / "tasks").asked
     found = {
         wording: read_examples(rows, definition("hellaswag"), wording, where="x")
@@ -359,7 +357,7 @@ def test_no_ending_of_the_real_hellaswag_begins_with_two_blanks_in_the_papers_wo
     assert doubled["paper"] == 0 < doubled["harness"]
 
 
-def test_the_harness_shows_the_word_as_it_stands_and_fills_the_blanks_of_race():
+def test_harness_shows_wic_word_as_written_and_fills_race_blanks():
     config = ONE.model_copy(update={"wording": "harness"})
     row = {
         "word": "earn",

@@ -16,7 +16,7 @@ ITEMS = [Item(**i) for i in passages(60)]
 TASKS = [last_word_task(ITEMS, CONFIG, seed=1), continuation_task(ITEMS, CONFIG, seed=1)]
 
 
-def test_braces_in_a_passage_are_text():
+def test_braces_in_passages_are_text():
     template = Template(alone="{context}", among="{context} ->")
     example = Example("q", "q", "a {dict} of {0} {context}", (" x",), 0)
     assert (
@@ -26,7 +26,7 @@ def test_braces_in_a_passage_are_text():
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
-def test_no_question_is_among_its_own_shots_nor_any_of_its_document(task):
+def test_shots_exclude_question_and_its_document(task):
     shared = [Item(**i) for i in passages(60, documents=20)]
     task = {"last_word": last_word_task, "continuation": continuation_task}[task.name](shared, CONFIG, seed=1)
     for example in task.examples:
@@ -35,7 +35,7 @@ def test_no_question_is_among_its_own_shots_nor_any_of_its_document(task):
         assert all(s.id != example.id and s.document != example.document for s in shots)
 
 
-def test_more_shots_only_add_at_the_front():
+def test_more_shots_are_added_at_the_front():
     task = TASKS[0]
     for example in task.examples[:10]:
         five = choose_shots(task, shots=5, seed=1)(example)
@@ -46,12 +46,12 @@ def test_more_shots_only_add_at_the_front():
     )
 
 
-def test_more_shots_than_there_are_examples_are_refused():
+def test_more_shots_than_examples_are_rejected():
     with pytest.raises(DataError, match="60 shots were asked for, but only 59"):
         choose_shots(TASKS[0], shots=60, seed=1)(TASKS[0].examples[0])
 
 
-def test_a_question_that_stands_twice_in_a_file_is_no_shot_of_itself():
+def test_duplicate_question_is_not_its_own_shot():
     twice = replace(TASKS[0].examples[0], id="again", document="another")
     task = replace(TASKS[0], pool=(*TASKS[0].pool, twice))
     everything = len(task.pool) - 2
@@ -62,7 +62,7 @@ def test_a_question_that_stands_twice_in_a_file_is_no_shot_of_itself():
     assert len(left) == everything and all(e.text != twice.text for e in left)
 
 
-def test_the_shots_of_many_questions_are_found_without_looking_through_the_pool_for_each():
+def test_choosing_shots_does_not_scan_the_pool_per_question():
     class Document(str):
         compared = 0
         __hash__ = str.__hash__
@@ -87,7 +87,7 @@ def test_the_shots_of_many_questions_are_found_without_looking_through_the_pool_
     assert Document.compared <= 2 * len(pool)
 
 
-def test_a_higher_limit_keeps_the_questions_of_a_lower_one():
+def test_higher_limit_keeps_earlier_questions():
     few = last_word_task(ITEMS, CONFIG.model_copy(update={"last_word_examples": 10}), seed=1).examples
     assert len(few) == 10
     assert TASKS[0].examples[:10] == few

@@ -19,7 +19,7 @@ from trivium.tokens.blend import Blend
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.digest import digest
 from trivium.tokens.encode import tokenize
-from trivium.tokens.left_out import NOWHERE, LeftOut
+from trivium.tokens.left_out import SKIPPED, LeftOut
 from trivium.tokens.lineage import Found
 from trivium.tokens.manifest import never_read, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
@@ -78,7 +78,7 @@ def test_numbers_of_samples_count_what_is_not_left_out() -> None:
     there = [p for p in range(20) if p not in (3, 4, 5, 7, 8)]
     assert left.places(np.arange(len(there))).tolist() == there
     assert left.numbers(np.arange(20)).tolist() == [
-        there.index(p) if p in there else NOWHERE for p in range(20)
+        there.index(p) if p in there else SKIPPED for p in range(20)
     ]
     more = left.without(2, 5)  # places 2, 6 and 9
     assert more.gaps == ((2, 10),)

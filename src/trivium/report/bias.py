@@ -1,18 +1,19 @@
-"""The figures about bias besides the occupations: one-sided adjectives, sentiment, and effects along a training."""
+"""Figures and tables of the bias section; figures of occupations are in figures.py."""
 
 from typing import Any
 
 import plotly.graph_objects as go
 
 from trivium.report.figures import BLUE, ORANGE, ROW, look, plain_label, sized
-from trivium.report.parts import Drawn, Section
+from trivium.report.parts import Drawn, Section, Table
+from trivium.report.words import chance_text, number_text, range_text
 
 Tree = dict[str, Any]
-MOST_WORDS = 6  # of each group
+MAX_WORDS_PER_GROUP = 6
 
 
 def bias_figures(bias: Tree) -> list[Drawn]:
-    """Of each axis its one-sided adjectives and the sentiment of its groups; those that were measured."""
+    """Draw the one-sided adjectives and the sentiment of each axis that was measured."""
     drawn = [
         Drawn(f"Adjectives most a group's own: {axis}", one_sided(groups))
         for axis, groups in bias["adjectives"].items()
@@ -25,7 +26,7 @@ def bias_figures(bias: Tree) -> list[Drawn]:
 
 
 def series_section(report: Tree) -> Section:
-    """Every effect at every checkpoint of a training."""
+    """Show every effect at every checkpoint of a training run."""
     checkpoints = report["bias_series"]["checkpoints"]
     measures = list(dict.fromkeys(e["measure"] for c in checkpoints for e in c["effects"]))
     return Section(
@@ -41,8 +42,10 @@ def series_section(report: Tree) -> Section:
 
 
 def one_sided(groups: Tree) -> go.Figure:
-    """{group: its words}: log-odds ratios with their intervals; filled where significant after correction."""
-    rows = [(group, word) for group, found in groups.items() for word in found["one_sided"][:MOST_WORDS]]
+    """Draw log-odds ratios with their intervals from {group: words}; filled marks are significant after correction."""
+    rows = [
+        (group, word) for group, found in groups.items() for word in found["one_sided"][:MAX_WORDS_PER_GROUP]
+    ]
     names = [plain_label(f"{group}: {word['word']}") for group, word in rows]
     values = [word["log_odds"] for _, word in rows]
     return _dots(names, values, [word["interval"] for _, word in rows], "log-odds ratio, nats",
@@ -50,7 +53,7 @@ def one_sided(groups: Tree) -> go.Figure:
 
 
 def sentiment(groups: Tree) -> go.Figure:
-    """{group: scores}: the mean of each group with its interval, from -100 to 100."""
+    """Draw the mean sentiment of each group, from -100 to 100, with its interval."""
     found = {name: g for name, g in groups.items() if g["mean"] is not None}
     names = [plain_label(name) for name in found]
     values, bounds = [g["mean"] for g in found.values()], [g["interval"] for g in found.values()]
@@ -60,7 +63,7 @@ def sentiment(groups: Tree) -> go.Figure:
 
 
 def against_tokens(checkpoints: list[Tree], measure: str) -> go.Figure:
-    """The effects of one measure at each checkpoint, with their intervals."""
+    """Draw the effects of one measure at each checkpoint, with their intervals."""
     figure = go.Figure()
     kinds = dict.fromkeys(e["of"] for c in checkpoints for e in c["effects"] if e["measure"] == measure)
     unit = ""
@@ -103,7 +106,7 @@ def _dots(
 
 
 def _error(values: list[float], bounds: list[Any]) -> Tree:
-    """Intervals as plotly wants them; none where there is none."""
+    """Return plotly's error bars for intervals; a missing interval has length 0."""
     pairs = list(zip(values, bounds, strict=True))
     return {
         "type": "data",
@@ -112,3 +115,47 @@ def _error(values: list[float], bounds: list[Any]) -> Tree:
         "arrayminus": [v - b[0] if b else 0 for v, b in pairs],
         "color": "#808080",
     }
+
+
+WORD_HEADINGS = ("most frequent adjectives (texts)", "most one-sided (log-odds, nats)")
+
+
+def bias_tables(bias: Tree) -> list[Table]:
+    """Return the table of effects, and for each axis the table of its adjectives, omitting empty tables."""
+    tables: list[Table] = []
+    rows = [_effect(row) for row in bias["effects"]] + [_unmeasured(row) for row in bias["not_measured"]]
+    if rows:
+        headings = ("measure", "of", "estimate", "unit", "interval", "Cohen's d", "p, corrected", "n")
+        tables.append(Table(headings, rows))
+    for axis, groups in bias["adjectives"].items():
+        words = [
+            (group, _words(g["frequent"], "count"), _sided(g["one_sided"])) for group, g in groups.items()
+        ]
+        tables.append(Table((axis, *WORD_HEADINGS), words))
+    return tables
+
+
+def _effect(row: Tree) -> tuple[str, ...]:
+    size = row["effect_size"]
+    return (
+        *(row["measure"], row["of"], number_text(row["estimate"]), row["unit"]),
+        range_text(row["interval"], number_text) if row["interval"] else "–",
+        "–" if size is None else number_text(size),
+        *(chance_text(row["p_holm"]), number_text(row["n"])),
+    )
+
+
+def _unmeasured(row: Tree) -> tuple[str, ...]:
+    """List an effect that could not be measured, because a group has no counted words, so that it does not seem
+    forgotten."""
+    return (row["measure"], row["of"], "not measured", *("–",) * 4, number_text(row["n"]))
+
+
+def _words(rows: list[Tree], key: str) -> str:
+    return ", ".join(f"{row['word']} ({row[key]})" for row in rows) or "none"
+
+
+def _sided(rows: list[Tree]) -> str:
+    """Mark words that are significant after correction with a star."""
+    told = [f"{r['word']} ({r['log_odds']:+.2f}{'*' if r['p_holm'] < 0.05 else ''})" for r in rows]
+    return ", ".join(told) or "none"
