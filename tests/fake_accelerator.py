@@ -1,6 +1,6 @@
-"""An accelerator without memory, which tells when the processor would have waited for it.
+"""A fake GPU without memory, which records when the CPU would have waited for it.
 
-What it can do where torch was built without CUDA is little: no slices, no reading.
+Little works where torch was built without CUDA: neither slices nor reading values.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Crossings(TorchDispatchMode):
-    """copies: from the processor to the accelerator or back. waits: those that hold the processor up: they do not let
-    it go on, or are of memory that is not pinned."""
+    """Records copies between CPU and GPU.
+
+    waits: copies that block the CPU, because they are synchronous or use memory that is not pinned.
+    """
 
     device = torch.device("cuda", 0)
 

@@ -1,4 +1,4 @@
-"""A rank of a training is killed at a step, however busy the machine is."""
+"""Kill a rank of a training at a step, however busy the machine is."""
 
 import os
 import signal

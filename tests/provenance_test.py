@@ -171,7 +171,7 @@ def test_foreign_files_in_place_of_pieces_are_kept(tmp_path: Path, letter: str, 
         pass
     discard(work_of(tmp_path / "curated"))
     assert mine.read_text() == "dear" and stamp_hash(tmp_path / "curated")
-    with pytest.raises(MachineError, match=rf"{name} is where .* did not leave; move it"):
+    with pytest.raises(MachineError, match=rf"{name} is the folder .* did not create; move it"):
         refuse_others_pieces(work_of(tmp_path / "curated"))
 
 
@@ -222,7 +222,7 @@ def test_foreign_folder_is_not_taken_for_leftovers(tmp_path: Path, name: str, th
     (tmp_path / name).mkdir()
     (tmp_path / name / "letter").write_text("dear")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    says = f"{name} is a name that .*curated needs beside it"
+    says = f"{name} is needed while .*curated is written"
     with pytest.raises(MachineError, match=says), publishing(tmp_path / "curated", **WHAT):
         raise AssertionError("the work begins")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

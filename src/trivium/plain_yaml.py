@@ -32,7 +32,7 @@ class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Reject aliases and deep nesting."""
         if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it has an alias (*name); write out what that stands for")
+            raise yaml.YAMLError("aliases (*name) are not allowed; write out the value")
         self._levels += 1
         if self._levels > MAX_NESTING_LEVELS:
             line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]

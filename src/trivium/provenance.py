@@ -188,8 +188,8 @@ def refuse_others_pieces(folder: Path) -> None:
     for place in (folder, _doomed(folder)):
         if os.path.lexists(place) and not _holds_pieces(place):
             raise MachineError(
-                f"{place} is where finished pieces lie until the output is there, and holds what trivium did not "
-                f"leave; move it elsewhere, or write to another place"
+                f"{place} is the folder for finished pieces of an output, but contains files that trivium did not "
+                f"create; move it, or write the output elsewhere"
             )
 
 
@@ -231,8 +231,8 @@ def _refuse_others(folder: Path, mark: str, directory: Path) -> None:
     is_ours = (folder / mark).is_file() or _is_empty(folder) or (folder / mark).is_file()
     if not is_ours and os.path.lexists(folder):
         raise MachineError(
-            f"{folder} is a name that {directory} needs beside it while it is written, and holds what trivium did not "
-            f"leave; move it elsewhere, or write to another place"
+            f"{folder} is needed while {directory} is written, but contains files that trivium did not "
+            f"create; move it, or write the output elsewhere"
         )
 
 

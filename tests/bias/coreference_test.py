@@ -171,7 +171,7 @@ def test_first_and_last_shot_are_of_either_side(tmp_path, shots):
 
 def test_too_many_shots_are_rejected(tmp_path):
     write_winobias(tmp_path, number=4)
-    with pytest.raises(DataError, match=r"bias\.shots asks for 9"):
+    with pytest.raises(DataError, match=r"bias\.shots is 9, but only"):
         coreference(config(tmp_path, shots=[9]), Prejudiced(0), seed=1)
 
 

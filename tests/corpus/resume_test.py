@@ -220,7 +220,7 @@ def test_pieces_judged_by_another_model_are_not_gone_on_with(tmp_path):
 def test_a_folder_that_somebody_else_filled_is_not_taken_for_pieces_nor_deleted(raw, tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "letter").write_text("dear")
-    with pytest.raises(MachineError, match="work is where .* did not leave; move it elsewhere"):
+    with pytest.raises(MachineError, match="work is the folder .* did not create; move it"):
         begin_curation(tmp_path / "work", raw, CONFIG, seed=1)
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["letter"]
 

@@ -230,7 +230,7 @@ def test_unsuitable_layout_is_rejected(checkpoint):
 
 def test_foreign_tokenizer_is_rejected(tmp_path):
     other = write_checkpoint(tmp_path, plan_of(), data={"tokenizer_sha256": "0" * 64})
-    with pytest.raises(CheckpointError, match="ids mean other words"):
+    with pytest.raises(CheckpointError, match="ids have other meanings"):
         NativeScorer.open(other, tmp_path / "tokenizer.json")
     small = plan_of(model={"vocabulary": 200})
     narrow = write_checkpoint(

@@ -82,7 +82,7 @@ def test_contextual_correction_removes_prior_preference():
 
 
 def test_content_free_probabilities_are_averaged_then_normalised():
-    """Their formula: p is the normalised mean over the inputs; the answer is argmax of diag(p)^-1 p(choice)."""
+    """In the paper, p is the normalised mean over the inputs; the answer is argmax of diag(p)^-1 p(choice)."""
     empty, scores = np.log(RNG.uniform(0, 0.3, (3, 4))), np.log(RNG.uniform(0, 0.3, (50, 4)))
     p = np.exp(empty).mean(0)
     p /= p.sum()

@@ -98,14 +98,14 @@ def test_repetition_penalty_acts_as_in_the_harness(both):
         ({"typo": None}, "known: do_sample"),
         ({"repetition_penalty": 0}, "a number above 0"),
         ({"repetition_penalty": "two"}, "a number above 0"),
-        ({"top_p": 0}, "above 0 and up to 1"),
-        ({"top_p": 1.5}, "above 0 and up to 1"),
+        ({"top_p": 0}, "above 0 and at most 1"),
+        ({"top_p": 1.5}, "above 0 and at most 1"),
         ({"top_k": -3}, "a whole number from 0"),
         ({"top_k": 2.5}, "a whole number from 0"),
         ({"top_k": float("inf")}, "a whole number from 0"),
         ({"temperature": -1}, "a number from 0"),
         ({"temperature": "hot"}, "a number from 0"),
-        ({"temperature": 0, "do_sample": True}, "do_sample=True draws at a temperature above 0"),
+        ({"temperature": 0, "do_sample": True}, "do_sample=True requires a temperature above 0"),
     ],
     ids=str,
 )
@@ -150,7 +150,7 @@ def test_harness_finds_the_model_by_name():
     from lm_eval.api.registry import get_model
 
     assert get_model("trivium") is HarnessModel
-    with pytest.raises(ConfigError, match="no model is named"):
+    with pytest.raises(ConfigError, match="the model is missing"):
         HarnessModel()
 
 

@@ -330,7 +330,7 @@ def test_conditions_with_too_few_shots_are_reported():
     whole, found = measure(study(config), Copycat()), measure(study(config, rows), Copycat())
     assert whole["left_out"] == {"balance": {}, "source": {}}
     assert set(found["left_out"]["balance"]) == {"balanced", "only False"}
-    assert "3 shots of the label False were asked for, but only" in found["left_out"]["balance"]["only False"]
+    assert "3 shots of the label False were requested, but only" in found["left_out"]["balance"]["only False"]
     assert set(found["balance"]) == {"only True"} and set(found["shots"]) == {"0", "2"}
     single = [r for r in HANS if r["heuristic"] == "subsequence"]
     found = measure(study(config, single), Copycat())
@@ -339,7 +339,7 @@ def test_conditions_with_too_few_shots_are_reported():
 
 
 def test_too_many_shots_are_rejected():
-    with pytest.raises(DataError, match="60 shots were asked for, but only 50"):
+    with pytest.raises(DataError, match="60 shots were requested, but only 50"):
         measure(study(CONFIG.model_copy(update={"shots": (60,)})), Copycat())
     with pytest.raises(ConfigError, match="draws"):
         build(IncontextConfig, {"draws": 0})

@@ -55,7 +55,7 @@ def test_results_of_other_checkpoints_are_dropped():
 
 @pytest.mark.parametrize("step", [4, 16])
 def test_other_checkpoints_of_this_call_stay_in_series_only(step):
-    """Its results stay the headline until it is evaluated again. The checkpoint evaluated last has the headline."""
+    """A checkpoint keeps the headline until its turn; then the last one evaluated has it."""
     other = {**MODEL, "step": step, "sha256": "b"}
     earlier, found = tree(other), tree(tasks=["boolq"])
     told = joined(earlier, found, [MODEL, other])

@@ -505,7 +505,7 @@ def test_foreign_tokenizer_is_not_exported(tmp_path: Path) -> None:
     other.save(tmp_path / "tokenizer.json")
     plan = small(model={"vocabulary": mine.vocabulary})
     checkpoint = written(tmp_path / "ours", plan, {"data": {"tokenizer_sha256": mine.sha256}})
-    with pytest.raises(CheckpointError, match="its ids mean other words"):
+    with pytest.raises(CheckpointError, match="its ids have other meanings"):
         export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
     unknown = written(tmp_path / "unknown", small(model={"vocabulary": 50}))
     with pytest.raises(CheckpointError, match="ids, but the model of .* predicts 50"):

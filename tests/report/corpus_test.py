@@ -47,7 +47,7 @@ def test_funnel_shows_losses_and_planted_junk(tmp_path):
     report |= {"planted": {"web_junk": {"planted": 1200, "caught": 1191}}}
     report |= {"honest": {"documents": 4022, "lost": 32, "lost_by": {"language": 1, "quality": 31}}}
     section = funnel_section(report)
-    assert "Of 4,022 honest documents 32 were lost (language 1, quality 31)." in section.reading
+    assert "Of 4,022 clean documents 32 were lost (language 1, quality 31)." in section.reading
     assert section.limits and section.tables[1].rows == [("web junk", "1,200", "1,191", "99.2%")]
     assert section.tables[0].headings[0] == "step"
     others = funnel_section(report | {"planted": None, "honest": None})

@@ -53,7 +53,7 @@ def test_validation_stops_at_few_errors(tree, message, errors, monkeypatch):
 
 def test_lone_surrogate_error_suits_clients():
     asked = parse(b'{"prompt": "a\\ud800", "max_tokens": 1}')
-    told = r"a text holds half a character .* at position 1\), .*; give it in whole characters, as UTF-8 has them$"
+    told = r"a text contains a lone surrogate .* at position 1\), .*; give full characters$"
     with pytest.raises(Refused, match=f"^prompt: {told}"):
         prompts_of(asked, TOKENIZER, ServeConfig(), 48)
     with pytest.raises(DataError, match=f"^{told}"):  # as in `trivium generate --prompt`

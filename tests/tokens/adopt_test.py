@@ -173,7 +173,7 @@ IDS = [
     ([[1, 400, 0], [1, 0]], "holds id 400 at token 1, but the tokenizer has ids 0 to"),
     ([[1, 2, 0], [1, -1, 0]], "holds id -1 at token 4"),
     ([[1, 2, 0], [], [1, 7], [3, 0]], "document 2 of .*web ends with id 7, .*end of a text is 0.*--unended"),
-    ([[1, 2, 0]], "nothing validates.*--validation PREFIX"),
+    ([[1, 2, 0]], "there is no validation text.*--validation PREFIX"),
     ([[]], "web.bin holds 0 tokens; leave this pair out"),
 ]
 

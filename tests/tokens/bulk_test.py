@@ -45,7 +45,7 @@ def same(tokenizer, text):
     try:
         expected = tokenizer.encode(text)
     except DataError:
-        with pytest.raises(DataError, match="half a character"):
+        with pytest.raises(DataError, match="lone surrogate"):
             tokenizer.encode_arrays([text])
         return
     (found,) = tokenizer.encode_arrays([text])

@@ -159,7 +159,7 @@ def test_foreign_folder_is_not_taken_for_pieces(tmp_path):
     for folder in (work, out):
         folder.mkdir()
     (work / "letter").write_text("dear")
-    with pytest.raises(MachineError, match="work is where .* did not leave; move it elsewhere"):
+    with pytest.raises(MachineError, match="work is the folder .* did not create; move it"):
         tokenize(CONFIG, tmp_path / "curated-whole", out, seed=3, work=work)
     assert [path.name for path in work.iterdir()] == ["letter"]
 

@@ -104,8 +104,7 @@ def prompt_of(question: Question, questions: Sequence[Question], *, shots: int, 
             chosen.append(other)
     if len(chosen) < shots:
         raise DataError(
-            f"bias.shots asks for {shots} solved sentences before each, and there are {len(chosen)} others; "
-            "ask for fewer"
+            f"bias.shots is {shots}, but only {len(chosen)} other sentences are available; reduce it"
         )
     return "\n\n".join([*(q.query + q.choices[0] for q in chosen), question.query])
 

@@ -65,7 +65,7 @@ class NativeScorer:
         if known and known != words.sha256:
             raise CheckpointError(
                 f"{tokenizer} has sha256 {words.sha256[:12]}…, but {opened.directory} was trained with "
-                f"{known[:12]}…: its ids mean other words; use the tokenizer the model was trained with"
+                f"{known[:12]}…: its ids have other meanings; use the tokenizer the model was trained with"
             )
         return cls(_load(opened, plan, mesh), words)
 

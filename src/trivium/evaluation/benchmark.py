@@ -172,7 +172,7 @@ def _pool(of: Definition, rows: Rows, wording: Wording, asked: list[Example]) ->
 
 def _among(template: str | None) -> str:
     if template is not None and "{context}" not in template:
-        raise DataError(f"the prompt among shots {template!r} has no {{context}}; fix the task's file")
+        raise DataError(f"the few-shot prompt {template!r} has no {{context}}; fix the task's file")
     return template or "{context}"
 
 

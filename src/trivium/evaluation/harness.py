@@ -53,19 +53,19 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 LAWS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (
         lambda value: 0 <= value < math.inf,
-        "scores are divided by it, so it is a number from 0; 0 takes the likeliest token",
+        "it divides the logits, so it must be a number from 0; 0 selects the most likely token",
     ),
     "top_k": (
         lambda value: 0 <= value < math.inf and value == int(value),
-        "so many of the likeliest tokens may be drawn, a whole number from 0; 0 allows all",
+        "it limits sampling to the k most likely tokens, so it must be a whole number from 0; 0 allows all",
     ),
     "top_p": (
         lambda value: 0 < value <= 1,
-        "the likeliest tokens that hold so much probability may be drawn, a number above 0 and up to 1; 1 allows all",
+        "it limits sampling to the nucleus, so it must be above 0 and at most 1; 1 allows all",
     ),
     "repetition_penalty": (
         lambda value: 0 < value < math.inf,
-        "scores are divided by it, so it is a number above 0; 1 changes nothing",
+        "it divides scores, so it must be a number above 0; 1 changes nothing",
     ),
 }
 Pair = tuple[tuple[str, str], list[int], list[int]]
@@ -99,8 +99,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             )
         if scorer is None and not checkpoint:
             raise ConfigError(
-                f"model_args checkpoint={checkpoint!r}: no model is named; write --model_args checkpoint=RUN, a run, a "
-                "checkpoint or a folder of Hugging Face"
+                f"model_args checkpoint={checkpoint!r}: the model is missing; write --model_args checkpoint=RUN with "
+                "a run, a checkpoint or a Hugging Face folder"
             )
         self.scorer = scorer or _opened(checkpoint, tokenizer, _mesh(int(tensor), int(pipeline)))
         self._seed = int(seed)
@@ -202,13 +202,13 @@ def _refuse_unheeded(settings: Mapping[str, Any]) -> None:
         value = settings[name]
         if name not in NEUTRAL_VALUES:
             raise ConfigError(
-                f"gen_kwargs {name}={value!r}: this model draws by nothing of that name; leave it out, or "
+                f"gen_kwargs {name}={value!r}: this model has no such sampling setting; remove it, or "
                 f"{nearest(name, HEEDED)}"
             )
         if value is not None and value not in NEUTRAL_VALUES[name]:
             raise ConfigError(
-                f"gen_kwargs {name}={value!r} would change the texts, and this model cannot draw so; leave it out, or "
-                f"ask the exported folder through the harness's own model (trivium checkpoint export, --model hf)"
+                f"gen_kwargs {name}={value!r} would change the texts, but is not supported; remove it, or "
+                f"evaluate the exported folder with the harness's own model (trivium checkpoint export, --model hf)"
             )
 
 
@@ -217,8 +217,8 @@ def _temperature(settings: Mapping[str, Any]) -> float:
     value = _number(settings, "temperature", 0.0)
     if settings.get("do_sample") and not value:
         raise ConfigError(
-            f"gen_kwargs temperature={settings.get('temperature')!r}: do_sample={settings['do_sample']!r} draws at a "
-            "temperature above 0; give one, or leave do_sample out"
+            f"gen_kwargs temperature={settings.get('temperature')!r}: do_sample={settings['do_sample']!r} requires a "
+            "temperature above 0; give one, or remove do_sample"
         )
     return value if settings.get("do_sample") else 0.0
 

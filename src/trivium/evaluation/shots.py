@@ -31,8 +31,8 @@ def drawn(
     pool = [e for e in others_than(task.examples, task.pool) if keep is None or keep(e)]
     if len(pool) < shots:
         raise TooFewError(
-            f"task {task.name}: {shots} shots{whose} were asked for, but only {len(pool)} examples are left beside the "
-            f"{len(task.examples)} questions; lower --limit, --shots or compare_at (--set compare_at=N)"
+            f"task {task.name}: {shots} shots{whose} were requested, but only {len(pool)} examples are left besides "
+            f"the {len(task.examples)} questions; lower --limit, --shots or compare_at (--set compare_at=N)"
         )
     order = generator_for(seed, "shots", task.name, draw).permutation(len(pool))
     found = [pool[k] for k in order[:shots].tolist()][::-1]

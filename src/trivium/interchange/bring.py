@@ -107,7 +107,7 @@ def _refuse_other_words(folder: Path, root: Path) -> None:
     for name in words_in(folder):
         if (root / name).is_file() and not filecmp.cmp(folder / name, root / name, shallow=False):
             raise ConfigError(
-                f"{root / name} exists already, and is another than {folder / name}; choose another --to"
+                f"{root / name} exists already and differs from {folder / name}; choose another --to"
             )
 
 

@@ -119,7 +119,7 @@ def _words_of(source: Checkpoint, plan: Plan, path: Path) -> Tokenizer:
     if known not in (None, words.sha256):
         raise CheckpointError(
             f"{path} has sha256 {words.sha256[:12]}…, but {source.directory} was trained with {known[:12]}…: its ids "
-            "mean other words; name the tokenizer.json the model was trained with"
+            "have other meanings; name the tokenizer.json the model was trained with"
         )
     if words.vocabulary > plan.model.vocabulary:
         raise CheckpointError(

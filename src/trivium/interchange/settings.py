@@ -84,7 +84,7 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
     try:
         return build(ModelShape, ours)
     except ConfigError as error:
-        raise DataError(f"{where}: of the model that it describes, {error}") from None
+        raise DataError(f"{where}: invalid model: {error}") from None
 
 
 def marks_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,15 +46,15 @@ def funnel_section(report: Tree) -> Section:
     lost = ""
     if honest:
         by = ", ".join(f"{reason} {number:,}" for reason, number in (honest.get("lost_by") or {}).items())
-        lost = f" Of {honest['documents']:,} honest documents {honest['lost']:,} were lost{f' ({by})' if by else ''}."
+        lost = f" Of {honest['documents']:,} clean documents {honest['lost']:,} were lost{f' ({by})' if by else ''}."
     return Section(
         "funnel",
         "The corpus funnel",
         shows="Documents left after each step of curation, and why the others went.",
-        reading=f"Junk was planted in known numbers, so what is caught can be counted.{lost}"
+        reading=f"The numbers of planted junk documents are known, so recall can be measured.{lost}"
         if planted or honest
         else "",
-        limits="Planted junk was made by rules, and rules find it: what the web invents is harder."
+        limits="Planted junk follows simple rules, which makes it easier to find than real junk."
         if planted
         else "",
         figures=[Drawn("Documents left after each step", figures.funnel(steps))],
@@ -76,10 +76,10 @@ def corpus_section(report: Tree) -> Section:
     rows = [(name, *map(number_text, map(_float, values))) for name, values in found["figures"].items()]
     return Section(
         "corpus",
-        "What the corpus is like",
-        shows="How long the documents are that were kept, the figures the filters judged them by, and why and in "
-        "what numbers others went.",
-        reading="A figure whose most or least lies close to a threshold is one where the threshold cuts. Near "
+        "Corpus statistics",
+        shows="Lengths of the kept documents, the values used by the filters, and the numbers and reasons of "
+        "the rejected ones.",
+        reading="A value whose maximum or minimum is close to a threshold is limited by it. Near "
         "duplicates all lie at or above the threshold of similarity, since each was verified.",
         figures=drawn,
         tables=[Table(("figure", *heads), rows)] if rows else [],
@@ -102,8 +102,8 @@ def extraction_section(report: Tree) -> Section:
     return Section(
         "extraction",
         "Extraction",
-        shows="How well the text of pages is found whose text is known.",
-        reading="F1 weighs what was missed against what does not belong; 1 is the gold text, word for word.",
+        shows="Accuracy of text extraction on pages with known text.",
+        reading="F1 combines missed and superfluous text; 1 is exactly the gold text.",
         tables=[Table(headings, rows)],
     )
 

@@ -51,12 +51,12 @@ def incontext_section(report: Tree) -> Section:
     return Section(
         "incontext",
         f"In-context learning: {found['task']}",
-        shows="The same questions after more solved examples, in other orders, of other labels, from other places.",
-        reading="Learning from shots separates the margins of the two labels; a shift of both is a preference, which a "
-        "threshold fixes. Biases are in shares of answers: 0 is none. On the diagonal, the model is as often right as "
-        "it is sure.",
-        limits="Few questions, and the same shots for all of them: the mean of a few draws. The intervals are of the "
-        "questions, and say nothing of how draws differ." + _all_orders(models[-1]) + _left_out(models[-1]),
+        shows="The same questions after different numbers, orders, labels and sources of solved examples.",
+        reading="Learning from shots separates the margins of the two labels; a shift of both is a label bias, which a "
+        "decision threshold corrects. Biases are in shares of answers: 0 is none. On the diagonal, accuracy equals "
+        "confidence.",
+        limits="Few questions with shared shots, averaged over a few draws. The intervals cover the choice of "
+        "questions, not the choice of draws." + _all_orders(models[-1]) + _left_out(models[-1]),
         figures=[
             Drawn("Accuracy against shots", against_shots(models)),
             *_of_model(models[-1]),
@@ -68,9 +68,7 @@ def incontext_section(report: Tree) -> Section:
 def _all_orders(model: Tree) -> str:
     """Say that the orders of the last model's shots are complete, if they are."""
     return (
-        f" The orders are all {len(model['order'])} that the shots have."
-        if model.get("order_complete")
-        else ""
+        f" All {len(model['order'])} orders of the shots are included." if model.get("order_complete") else ""
     )
 
 
@@ -79,7 +77,7 @@ def _left_out(model: Tree) -> str:
     names = [
         f"{VARIED[kind]}: {name}" for kind, lacking in model.get("left_out", {}).items() for name in lacking
     ]
-    return f" Left out, as there were too few shots for it: {'; '.join(names)}." if names else ""
+    return f" Not measured, because there were too few shots: {'; '.join(names)}." if names else ""
 
 
 def _of_model(model: Tree) -> list[Drawn]:

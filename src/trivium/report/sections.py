@@ -77,7 +77,7 @@ def sections(report: Tree) -> list[Section]:
     """Build all sections in order. A section without results names the command that creates them."""
     build: tuple[tuple[str, str, str, Callable[[Tree], Section]], ...] = (
         ("funnel", "The corpus funnel", "corpus curate", funnel_section),
-        ("corpus", "What the corpus is like", "corpus stats", corpus_section),
+        ("corpus", "Corpus statistics", "corpus stats", corpus_section),
         ("extraction", "Extraction", "corpus extract-check", extraction_section),
         ("training", "Training", "train", _training),
         ("schedule", "The pipeline schedule", "train", _schedule),

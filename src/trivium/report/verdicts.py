@@ -107,18 +107,18 @@ def _planted(planted: dict[str, Any] | None) -> Verdict:
         text = f"Curation caught only {shares[worst]:.1%} of the planted junk of kind {worst}"
     return Verdict(
         "proven" if shares[worst] >= MIN_CAUGHT_SHARE else "failed",
-        f"{text}; asked: {MIN_CAUGHT_SHARE:.0%} of each kind",
+        f"{text}; required: {MIN_CAUGHT_SHARE:.0%} of each kind",
     )
 
 
 def _honest(honest: dict[str, Any] | None) -> Verdict:
     if not honest or not honest["documents"]:
-        return Verdict("not tried", "Honest documents survive curation")
+        return Verdict("not tried", "Clean documents survive curation")
     share = honest["lost"] / honest["documents"]
     return Verdict(
         "proven" if share <= MAX_LOST_SHARE else "failed",
-        f"Curation lost {honest['lost']:,} of {honest['documents']:,} honest documents, {share:.1%}; allowed: "
-        f"{MAX_LOST_SHARE:.0%}",
+        f"Curation wrongly dropped {honest['lost']:,} of {honest['documents']:,} clean documents ({share:.1%}; limit "
+        f"{MAX_LOST_SHARE:.0%})",
     )
 
 

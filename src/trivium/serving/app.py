@@ -29,7 +29,7 @@ from trivium.serving.writer import Writer
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 DISCONNECT_POLL_SECONDS = 0.1
-DISCONNECTED = "the client left"
+DISCONNECTED = "the client disconnected"
 ENDPOINTS = "there are POST /v1/completions, GET /v1/models, GET /health, and a playground at /"
 
 
@@ -129,7 +129,7 @@ async def _complete(server: Server, request: Request) -> Response:
     except TooLarge as error:
         raise Refused(413, str(error)) from None
     except TimeoutError:
-        raise Refused(408, "the deadline passed before the whole body came; send it at once") from None
+        raise Refused(408, "the deadline passed before the full body arrived; send it faster") from None
     except ClientDisconnect:  # Nobody receives this response, but an exception would be logged.
         raise Refused(499, DISCONNECTED) from None
     # Tokenizing 1 MB takes about a second, so run it outside of the event loop.

@@ -171,7 +171,7 @@ def prompts_of(
     """Return the prompts as ids. Raises Refused for limits of the server or the model that are exceeded."""
     prompts = _encoded(asked.prompt, tokenizer)
     if not prompts:
-        raise Refused(400, "prompt: there is none; give a text, token ids, or a list of either", "prompt")
+        raise Refused(400, "prompt: the list is empty; give a text, token ids, or a list of either", "prompt")
     for field, found, most in (
         ("max_tokens", asked.max_tokens, limits.max_tokens),
         ("logprobs", asked.logprobs or 0, limits.logprobs),
@@ -181,7 +181,11 @@ def prompts_of(
         _refuse_more(field, found, most)
     for ids in prompts:
         if max(ids) >= tokenizer.vocabulary:
-            raise Refused(400, f"prompt: {max(ids)} is no token; there are {tokenizer.vocabulary}", "prompt")
+            raise Refused(
+                400,
+                f"prompt: {max(ids)} is not a token id; the vocabulary has {tokenizer.vocabulary}",
+                "prompt",
+            )
         room = sequence + (0 if asked.max_tokens == 0 else 1)
         if len(ids) + asked.max_tokens > room:
             raise Refused(
@@ -257,7 +261,7 @@ def _nearest(errors: Sequence[Any]) -> Any:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:

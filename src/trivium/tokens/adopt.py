@@ -80,8 +80,8 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
         )
     if all(one.cut == len(one.shard) for one in found.values()):
         raise DataError(
-            f"nothing validates: a pair is held out by whole documents, and {len(found)} of {len(found)} have only one "
-            "with tokens; name a pair that validates with --validation PREFIX"
+            f"there is no validation text: pairs are split by documents, and {len(found)} of {len(found)} have only "
+            "one with tokens; name a pair that validates with --validation PREFIX"
         )
     _refuse_copies(found.values())
     entries = {source: one.entry() for source, one in found.items()}

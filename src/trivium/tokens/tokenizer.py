@@ -458,7 +458,7 @@ def _checked(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
-            f"a text holds half a character (surrogate {text[error.start]!a} at position {error.start}), "
-            "which no encoding can write; give it in whole characters, as UTF-8 has them"
+            f"a text contains a lone surrogate ({text[error.start]!a} at position {error.start}), "
+            "which UTF-8 cannot encode; give full characters"
         ) from None
     return text

@@ -45,7 +45,7 @@ def test_invalid_line_is_named(tmp_path, line):
 def test_lone_surrogate_is_rejected_naming_field(tmp_path, name):
     """A surrogate that is not rejected here would fail later without a name."""
     line = json.dumps({"id": "i", "document": "d", "text": "Some text."} | {name: "half \ud800"})
-    with pytest.raises(DataError, match=rf"i\.jsonl, line 3, {name}: '\\ud800' is half a character"):
+    with pytest.raises(DataError, match=rf"i\.jsonl, line 3, {name}: '\\ud800' is a lone surrogate"):
         read_items(write(tmp_path / "i.jsonl", [*passages(2), line]))
 
 

@@ -47,7 +47,7 @@ def test_more_shots_are_added_at_the_front():
 
 
 def test_more_shots_than_examples_are_rejected():
-    with pytest.raises(DataError, match="60 shots were asked for, but only 59"):
+    with pytest.raises(DataError, match="60 shots were requested, but only 59"):
         choose_shots(TASKS[0], shots=60, seed=1)(TASKS[0].examples[0])
 
 

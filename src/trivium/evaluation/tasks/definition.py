@@ -109,7 +109,7 @@ def chosen(wanted: str, field: str = "--tasks") -> dict[str, bool]:
             _refuse_unknown(name, [GROUP, *names()], field)
             found[name] = True
     if not found:
-        raise ConfigError(f"{field} {wanted!r} names none; write {GROUP} or some of {', '.join(names())}")
+        raise ConfigError(f"{field} {wanted!r} names no task; write {GROUP} or some of {', '.join(names())}")
     return found
 
 

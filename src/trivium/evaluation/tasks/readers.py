@@ -156,7 +156,7 @@ def _together(rows: Iterable[Row], of: Definition, wording: Wording, where: str)
         with _naming(of, row, where, number):
             article = _Fields(row)["article"]
             if not isinstance(article, str):
-                raise ValueError(f"the article {str(article)[:40]!r} is no text")
+                raise ValueError(f"the article {str(article)[:40]!r} is not a string")
             _solved(row, wording)
         passages.setdefault(article, {**row, "questions": []})["questions"].append(row)
         last[article] = number
@@ -173,7 +173,7 @@ def _example(
     contexts: tuple[str, ...] = (),
 ) -> Example:
     if not 0 <= answer < len(choices):
-        raise ValueError(f"the answer {answer} is none of {len(choices)} choices")
+        raise ValueError(f"the answer {answer} is not one of the {len(choices)} choices")
     if not all(c.strip() for c in choices):
         raise ValueError("a choice is empty")
     context = contexts[0] if contexts else _filled(of.prompts(wording).prompt, row)
@@ -191,7 +191,7 @@ def refuse_halves(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{text[error.start]!r} is half a character; write it whole or leave it out"
+            f"{text[error.start]!r} is a lone surrogate; write a full character or remove it"
         ) from None
 
 
@@ -223,7 +223,7 @@ def _number(value: Any, spelt: Mapping[str, int] | None = None) -> int:
     if spelt and str(value) in spelt:
         return spelt[str(value)]
     if isinstance(value, float) and not value.is_integer():
-        raise ValueError(f"the answer {value} is no whole number")
+        raise ValueError(f"the answer {value} is not a whole number")
     return int(value)
 
 

@@ -91,7 +91,7 @@ def _shards(first: Path) -> list[Path]:
     missing = sorted({*range(begin, begin + total)} - found.keys())
     if missing or begin > 1 or len(found) != total:
         raise DataError(
-            f"{first} is one of {total} shards, and {len(found)} are there"
+            f"{first} is one of {total} shards, and {len(found)} files were found"
             + (f" (number {', '.join(map(str, missing[:3]))} is missing)" if missing else "")
             + "; download all of them, none twice"
         )

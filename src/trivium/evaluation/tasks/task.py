@@ -120,7 +120,7 @@ def choose_shots(task: Task, *, shots: int, seed: int) -> Callable[[Example], li
         if others < shots:
             besides = " and end in none of its choices" if task.borrowed else ""
             raise DataError(
-                f"task {task.name}: {shots} shots were asked for, but only {others} examples are of other documents "
+                f"task {task.name}: {shots} shots were requested, but only {others} examples are of other documents "
                 f"than {example.id}{besides}; ask for fewer (--shots, or evaluation.shots for a run's own tasks) or "
                 "give more rows"
             )
