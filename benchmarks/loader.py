@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from trivium.tokens.manifest import FORMAT, MANIFEST
-from trivium.tokens.samples import BLOCK, TokenDataset
+from trivium.tokens.samples import BLOCK_SAMPLES, TokenDataset
 from trivium.tokens.shards import ShardWriter
 
 OPEN_SECONDS_TARGET, OPEN_BYTES_TARGET = 10.0, 1 << 30
 SEQUENCE, BATCH = 2048, 32
-BATCHES = BLOCK // BATCH  # of a round: each pays once for looking places up
+BATCHES = BLOCK_SAMPLES // BATCH  # of a round: each pays once for looking places up
 SMALL_TOKENS, LARGE_TOKENS, SOURCES = 50_000_000, 1_000_000_000, 15
 DOCUMENT = 800  # tokens, about the mean of a page of the Pile
 CHUNK = 20_000_000  # tokens written at once

@@ -71,8 +71,8 @@ class Config(BaseModel):
 
 
 def preset_names() -> list[str]:
-    """Return the names of the included presets."""
-    return sorted({*shipped_names("presets"), *_family_presets()})
+    """Return the names of the included presets. Those that begin with _ are only for others to inherit from."""
+    return sorted({*shipped_names("presets"), *(name for name in _family_presets() if name[0] != "_")})
 
 
 @cache

@@ -149,7 +149,7 @@ def test_equal_hashes_mean_equal_questions():
 
 
 def test_more_shots_than_examples_are_rejected():
-    with pytest.raises(DataError, match="90 shots were asked for"):
+    with pytest.raises(DataError, match="90 shots were requested"):
         benchmark_requests(hans(), 90, CONFIG)
 
 

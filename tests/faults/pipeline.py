@@ -14,7 +14,7 @@ from trivium.model.inputs import Inputs
 from trivium.model.layers import wiring
 from trivium.model.stage import Stage
 from trivium.parallel.pipeline.executor import Executor
-from trivium.parallel.sharding import zero
+from trivium.parallel.sharding import shard, zero
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 from trivium.plan import buckets
 from trivium.plan.layers.part import Parameter
@@ -95,7 +95,7 @@ def tied_gradients_not_summed(original, mesh):
     return lambda plan, p: tuple(over for over in original(plan, p) if over != "ends")
 
 
-@fault(zero, "_counted", PIPELINE)
+@fault(shard, "_counted", PIPELINE)
 def tied_table_counted_twice(original, mesh):
     """The tied table enters the global norm at both ends of the pipeline."""
     return lambda bucket: (slice(None),)
@@ -107,7 +107,7 @@ def heads_in_turns_not_summed(original, mesh):
     return lambda plan, p: tuple(over for over in original(plan, p) if over != "ends" or p.owner != "head")
 
 
-@fault(zero, "_counted", TURNS)
+@fault(shard, "_counted", TURNS)
 def heads_in_turns_all_counted(original, mesh):
     """Every rank's copy of the head enters the global norm."""
     return lambda bucket: (slice(None),)

@@ -17,7 +17,7 @@ from trivium.model import inputs, stage
 from trivium.model.layers import embedding, head
 from trivium.model.layers.linear import RowLinear
 from trivium.parallel.context.attention import Context
-from trivium.parallel.sharding import zero
+from trivium.parallel.sharding import shard
 from trivium.parallel.tensor import column_product, norm_over_heads, vocabulary, weight_gradients
 from trivium.parallel.tensor import regions as tensor
 from trivium.parallel.tensor.regions import Region
@@ -168,7 +168,7 @@ def foreign_tokens_embedded(original, mesh):
     return embed
 
 
-@fault(zero, "_counted", SPLIT)
+@fault(shard, "_counted", SPLIT)
 def replicated_counted_per_rank(original, mesh):
     """Parameters that every tensor rank holds whole are counted once per rank in the global norm."""
     return lambda bucket: (slice(None),)

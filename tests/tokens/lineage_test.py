@@ -74,7 +74,7 @@ def test_memory_of_lookups_is_bounded(tmp_path, monkeypatch):
             seen.append(pa.total_allocated_bytes() - before)
         assert find_documents(folder / "long.parquet", shard, "web", f"long/{documents - 1}")
         most.append(max(seen))
-    assert 0 < most[1] < 1.3 * most[0], most
+    assert 0 < most[1] < 2 * most[0], most  # of four times as many documents; other threads allocate too
 
 
 @pytest.mark.parametrize("documents", [0, 100])

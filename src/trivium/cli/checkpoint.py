@@ -85,7 +85,7 @@ def verify(
         bool, typer.Option("--all", help="Every checkpoint of --out, or of the run that DIR is.")
     ] = False,
 ) -> None:
-    """Compare every file with its sha256, and look for NaNs and infinities. Exit code 5 when one is bad."""
+    """Check every file's sha256, and that values are finite. Exit code 5 when one is bad."""
     from trivium.checkpoint.summary import summary
 
     paths = _all(which, out) if every else [_one(which, out)]

@@ -111,10 +111,9 @@ class Case(Place):
 
 
 def mean(parts: Shares[PartT], value: Callable[[PartT], Number]) -> Number:
-    """Return the mean of `value` over parts, weighted by their shares."""
-    if len(parts) == 1:
-        return value(parts[0][0])
-    return sum((share * value(part) for part, share in parts), 0.0)
+    """Return the mean of `value` over parts, weighted by their shares; parts with one value have exactly that mean."""
+    first = value(parts[0][0])
+    return sum((share * (value(part) - first) for part, share in parts[1:]), first)
 
 
 def case_of(plan: Plan) -> Case:
