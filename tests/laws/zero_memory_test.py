@@ -115,3 +115,4 @@ def test_a_rank_keeps_what_is_predicted_and_no_tensor_besides(zero: int, rank: i
         trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
         predicted = memory_of_rank(plan, mesh.at)
     assert bytes_held() - before == predicted.weights + predicted.optimizer
+    del trainer  # it must exist until here
