@@ -349,7 +349,7 @@ def _weights(
 
 
 def _share_of_largest(share: float, whole: Tensors) -> float:
-    """Of all tensors."""
+    """The total over all tensors."""
     return max(share * max(float(x.abs().max()) for x in whole.values()), 1e-300)
 
 

@@ -52,7 +52,7 @@ class Losses(NamedTuple):
 
 
 def losses_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor, drop: Drop) -> Losses:
-    """Of tokens and targets [B, S]."""
+    """Return the losses of a batch of tokens and targets [B, S]: cross-entropy and z-loss."""
     order = order_of(model, tokens)
     x = weights["embedding.tokens.weight"][tokens]
     if model.positions == "learned":

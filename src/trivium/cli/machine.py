@@ -205,7 +205,7 @@ def _at_least(name: str, good: bool, found: str, otherwise: Verdict, remedy: str
 
 
 def version_of(package: str) -> str:
-    """Of an installed package; empty where there is none of this name."""
+    """Return the version of an installed package, or nothing if there is none of this name."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -86,7 +86,7 @@ class Case(Place):
 
     @property
     def numbers(self) -> list[Number]:
-        """Its fields but the parts."""
+        """The fields that are numbers or arrays, without the parts."""
         return [value for value in vars(self).values() if not isinstance(value, tuple)]
 
     @property
@@ -101,7 +101,7 @@ class Case(Place):
 
     @property
     def copies(self) -> Number:
-        """Of what ZeRO shards."""
+        """How many copies there are of the state that ZeRO shards."""
         return self.replicas / self.sharers
 
     @property

@@ -44,7 +44,7 @@ def all_reduce_seconds(tensor_bytes: Number, degree: Number, road: Link | Road) 
 
 
 def all_gather_seconds(tensor_bytes: Number, degree: Number, road: Link | Road) -> Number:
-    """Of a tensor of so many bytes when whole; a reduce-scatter takes as long.
+    """Return the seconds of an all-gather, by the bytes of the whole tensor; a reduce-scatter takes as long.
 
     The start is that of an all-reduce, shared by its two halves.
     """
@@ -106,7 +106,7 @@ def even_stride(machine: Machine, ranks: Number, degree: Number, stride: Number)
 
 
 def ranks_in_node(machine: Machine, degree: Number, stride: Number) -> Number:
-    """Of a group of `degree` ranks, `stride` apart, how many share a node."""
+    """Return how many ranks of a group of `degree` ranks, `stride` apart, share a node."""
     node = np.inf if machine.sharing == "shared" else machine.devices_per_node
     return np.clip(np.floor(node / np.asarray(stride) + WHOLE), 1, degree)
 

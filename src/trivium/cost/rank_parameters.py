@@ -12,7 +12,7 @@ from trivium.plan.layers.part import Number, Row
 
 
 def layer_parameters(case: Case) -> Number:
-    """Of one layer on one tensor rank."""
+    """Return the parameters of one layer on one tensor rank."""
     return case.of_a_layer(lambda layer: _held(layer.rows, case))
 
 

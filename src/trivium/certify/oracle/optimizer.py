@@ -29,11 +29,11 @@ class Recipe:
     lrs: tuple[float, ...]
 
     def clip(self, step: int) -> float:
-        """Of a step, counted from 0."""
+        """Return the largest gradient norm that a step leaves unclipped; 0 clips nothing. Steps count from 0."""
         return self.clips[step % len(self.clips)]
 
     def lr(self, step: int) -> float:
-        """Of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         return self.lrs[step % len(self.lrs)]
 
 
