@@ -77,7 +77,7 @@ def _activations(case: Case, at: Moment) -> Number:
     c = case
     whole, kept = _layer(c, NONE), _layer(c, c.recompute)
     again = np.where(np.asarray(c.recompute) == LAYER, whole - kept, 0)
-    dropout = mean(c.embeddings, lambda embedding: embedding.drops)
+    dropout = mean(c.embeddings, lambda embedding: 1 * np.asarray(embedding.drops))
     mask = at.embedded * dropout * c.positions * c.hidden / c.along
     return at.kept * whole + at.recomputed * kept + (np.asarray(at.layers) > 0) * again + mask
 
