@@ -26,9 +26,7 @@ from trivium.training.trainer import Samples, Trainer
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -39,9 +37,7 @@ def main() -> None:
     read, sequences = random_rows(plan), plan.batch.sequences
     rows = read(0, sequences)
     trainer.train_step(0, Samples(0, sequences, read), 1e-4)
-    steps = [
-        _seconds(lambda: trainer.train_step(1, Samples(0, sequences, read), 1e-4)) for _ in range(given.steps)
-    ]
+    steps = [_seconds(lambda: trainer.train_step(1, Samples(0, sequences, read), 1e-4)) for _ in range(given.steps)]
     hashes = [_seconds(lambda: digest(range(sequences), *map(np.asarray, rows))) for _ in range(50)]
     step, hashing = statistics.median(steps), statistics.median(hashes)
     found = {

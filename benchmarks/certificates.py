@@ -29,9 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-ranks", type=int, default=8)
     parser.add_argument("--random", type=int, default=150)
     parser.add_argument("--seed", type=int, default=61)
@@ -48,9 +46,7 @@ def main() -> int:
     }
     wanted, others = asked.parts.split(","), json.loads(asked.others.read_text()) if asked.others else {}
     if left := [name for name in given if name not in wanted and name not in others]:
-        parser.error(
-            f"--parts leaves out {', '.join(left)}: name a report's JSON that has them with --others"
-        )
+        parser.error(f"--parts leaves out {', '.join(left)}: name a report's JSON that has them with --others")
     if others and others["seed"] != asked.seed:
         parser.error(f"--others is of seed {others['seed']}, not {asked.seed}")
     found = {name: _certified(*words) if name in wanted else others[name] for name, words in given.items()}

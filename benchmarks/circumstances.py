@@ -39,9 +39,7 @@ def _processor() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor()
-    said = {
-        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())
-    }
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     if not {"model name", "cpu family", "model"} <= said.keys():
         return said.get("model name", platform.processor())
     return "{model name}, family {cpu family} model {model}".format(**said)
@@ -50,9 +48,7 @@ def _processor() -> str:
 def _git(*arguments: str) -> str:
     """What git says, or nothing where it is not installed or this is no repository."""
     try:
-        done = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent.parent
-        )
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     except OSError:
         return ""
     return done.stdout.strip()

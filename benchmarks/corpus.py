@@ -131,8 +131,7 @@ def deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dic
 def decontamination(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
     """Speed of the scan and of plain Python, and whether they leave the same pieces."""
     contestants = [
-        _own(name, corpus, options.work / f"{name}.json")
-        for name in ("decontaminate", "decontaminate plainly")
+        _own(name, corpus, options.work / f"{name}.json") for name in ("decontaminate", "decontaminate plainly")
     ]
     rows = _timed(contestants, size, options.rounds)
     ours, plain = (json.loads(one.out.read_text()) for one in contestants)
@@ -150,12 +149,7 @@ def curation(corpus: Path, size: float, options: argparse.Namespace) -> dict[str
     contestants = [_own(name, corpus, options.work / name) for name in names]
     rows = _timed(contestants, size, min(options.rounds, 3))
     differences = differences_between(*(one.out for one in contestants))
-    return {
-        "ours": "curate native",
-        "rows": rows,
-        "differences": differences,
-        "target_megabytes_per_second": 15.0,
-    }
+    return {"ours": "curate native", "rows": rows, "differences": differences, "target_megabytes_per_second": 15.0}
 
 
 def curation_of_books(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -323,9 +317,7 @@ def _timed(contestants: list[Contestant], size: float, rounds: int) -> dict[str,
         for one in contestants:
             if one.name in failed:
                 continue
-            ended = subprocess.run(
-                one.command, capture_output=True, text=True, cwd=HERE, preexec_fn=_on_one_core
-            )
+            ended = subprocess.run(one.command, capture_output=True, text=True, cwd=HERE, preexec_fn=_on_one_core)
             if ended.returncode == 0:
                 runs[one.name].append(json.loads(ended.stdout.splitlines()[-1]))
             else:

@@ -72,9 +72,7 @@ def _compared(source: Path, work: Path, rounds: int) -> dict[str, Any]:
             for how, one in runs.items():
                 one.append(_timed(source, work / how, name, str(kept) if how == "again" else ""))
         different = differences_between(work / "from nothing", work / "again")
-        medians = {
-            how: {k: statistics.median(r[k] for r in one) for k in one[0]} for how, one in runs.items()
-        }
+        medians = {how: {k: statistics.median(r[k] for r in one) for k in one[0]} for how, one in runs.items()}
         ratio = medians["from nothing"]["cpu"] / medians["again"]["cpu"]
         found[name] = {**medians, "ratio": ratio, "differences": different, "every": runs}
     return found

@@ -45,13 +45,7 @@ def main() -> int:
 
 
 def killed_runs(
-    work: Path,
-    *,
-    preset: str = "demo",
-    engine: str = "here",
-    sets: Sequence[str] = (),
-    kills: int = 100,
-    seed: int = 1,
+    work: Path, *, preset: str = "demo", engine: str = "here", sets: Sequence[str] = (), kills: int = 100, seed: int = 1
 ) -> dict[str, Any]:
     """Kill until there were enough; how many runs were completed with them, and what differed."""
     words = ["corpus", "run", preset, "--engine", engine, *(word for one in sets for word in ("--set", one))]
@@ -107,10 +101,7 @@ def _reached(out: Path) -> str:
 def ended(command: list[str], out: Path, limit: float | None) -> bool:
     """Run, and kill after so many seconds; whether it came to its end before."""
     process = subprocess.Popen(
-        [*command, "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
         code = process.wait(limit)

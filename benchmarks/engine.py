@@ -38,9 +38,7 @@ def main(arguments: list[str]) -> int:
     asked = options(__doc__, ROUNDS, arguments)
     own = [(row.name, row.fewer_rounds, partial(_run, row)) for row in rows()]
     external = [(row.name, row.duel.fewer_rounds, row.run) for row in external_rows()]
-    every: list[PieceRow] = [
-        (name, partial(_in_launches, run, fewer)) for name, fewer, run in (*own, *external)
-    ]
+    every: list[PieceRow] = [(name, partial(_in_launches, run, fewer)) for name, fewer, run in (*own, *external)]
     record = measure("engine", every, asked, arguments, _line)
     report("engine", record, asked.report, page)
     return int(any(r["status"] == "failed" for r in record["rows"]))
@@ -54,14 +52,7 @@ def _run(row: Row, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         try:
-            run_ranks(
-                run_row,
-                row.ranks,
-                row,
-                rounds,
-                str(out),
-                timeout_seconds=ROW_TIMEOUT_SECONDS,
-            )
+            run_ranks(run_row, row.ranks, row, rounds, str(out), timeout_seconds=ROW_TIMEOUT_SECONDS)
         except TriviumError as error:
             return {
                 "name": row.name,

@@ -94,9 +94,7 @@ def main(arguments: list[str]) -> int:
             print(*map(_line, record["rows"][-2:]), sep="\n", flush=True)
     for earlier in options.with_rows_of:
         found = json.loads(Path(earlier).read_text())
-        record["rows"] += [
-            {**row, "measured": f"{found['date']}, {found['commit']}"} for row in found["rows"]
-        ]
+        record["rows"] += [{**row, "measured": f"{found['date']}, {found['commit']}"} for row in found["rows"]]
     write_json(Path(options.json), record)
     if options.report:
         name = f"evaluation-{record['date'][:10]}"
@@ -106,9 +104,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", required=True, help="where the figures go")
     parser.add_argument("--report", help="folder for a dated report")
     parser.add_argument("--with-rows-of", nargs="*", default=[], help="records whose rows are added")
@@ -218,9 +214,7 @@ def _write(ours: HarnessModel, theirs: Any, tasks: Path, rounds: int) -> list[di
             )  # fmt: skip
 
     mine, yours = in_turn(lambda: ours.generate_until(sampled, disable_tqdm=True), generate, rounds)
-    name = (
-        f"generation, top-p 0.9, {PROMPTS} prompts, {WRITTEN_TOKENS} tokens, against transformers' generate"
-    )
+    name = f"generation, top-p 0.9, {PROMPTS} prompts, {WRITTEN_TOKENS} tokens, against transformers' generate"
     rows.append({"row": name, **_figures(mine, yours, PROMPTS * WRITTEN_TOKENS)})
     return [{"demanded": 1.5, **r} for r in rows]
 
@@ -277,10 +271,7 @@ def _page(record: dict[str, Any]) -> str:
             "|---|---|---|---|---|---|",
             *rows,
             "",
-            *(
-                f"Measured at {when}: {', '.join(names)}."
-                for when, names in _measured_earlier(record).items()
-            ),
+            *(f"Measured at {when}: {', '.join(names)}." for when, names in _measured_earlier(record).items()),
             "",
         ]
     )

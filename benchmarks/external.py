@@ -162,14 +162,7 @@ def _megatron(
 ) -> ExternalRow:
     peer = ("peers.megatron_engine", "megatron", theirs)
     return _row(
-        environment,
-        title,
-        setting,
-        ours=ours,
-        theirs=peer,
-        says=MEGATRON_SAYS + says,
-        target=None,
-        ranks=ranks,
+        environment, title, setting, ours=ours, theirs=peer, says=MEGATRON_SAYS + says, target=None, ranks=ranks
     )
 
 
@@ -191,9 +184,7 @@ def _row(
         ranks=ranks,
         setting=setting,
         ours=Entry("trivium", "trivium_engine", "trivium", ours, here, dict(os.environ) | fast),
-        peer=Entry(
-            environment.name, module, function, options, environment.python, environment.surroundings() | fast
-        ),
+        peer=Entry(environment.name, module, function, options, environment.python, environment.surroundings() | fast),
         target=target,
         says=says,
         fewer_rounds=2 if ranks > 2 else 1,
@@ -204,12 +195,8 @@ def _row(
 def main(arguments: list[str]) -> int:
     """Install what is named, or all; exit code 1 when one cannot be."""
     known = environments()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--install", nargs="*", choices=tuple(known), required=True, help="which (default: all)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--install", nargs="*", choices=tuple(known), required=True, help="which (default: all)")
     failed = 0
     for name in parser.parse_args(arguments).install or known:
         try:

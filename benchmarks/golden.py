@@ -37,14 +37,7 @@ from trivium.training.loop import TrainingJob
 from trivium.training.supervision.job import start
 
 STEPS = 5
-GPT = {
-    "layers": 4,
-    "hidden": 24,
-    "heads": 4,
-    "vocabulary": VOCABULARY,
-    "vocabulary_multiple": 2,
-    "sequence": 16,
-}
+GPT = {"layers": 4, "hidden": 24, "heads": 4, "vocabulary": VOCABULARY, "vocabulary_multiple": 2, "sequence": 16}
 LLAMA = GPT | {**ROTARY, "kv_heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": GPT,
@@ -55,17 +48,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": LLAMA | {"qk_norm": "each_head", "head_width": 8},
     "olmo2": LLAMA | {"kv_heads": 4, "qk_norm": "all_heads", "norm_position": "after", "z_loss": 1e-3},
     "olmo3": LLAMA
-    | {
-        "qk_norm": "all_heads",
-        "norm_position": "after",
-        "window": 5,
-        "pattern": [{"times": 1}, {"window": None}],
-    },
+    | {"qk_norm": "all_heads", "norm_position": "after", "window": 5, "pattern": [{"times": 1}, {"window": None}]},
     "llama3": LLAMA
-    | {
-        "rope_base": 5e5,
-        "rope_scaling": {"kind": "llama3", "factor": 8, "original": 8, "slow": 1, "fast": 4},
-    },
+    | {"rope_base": 5e5, "rope_scaling": {"kind": "llama3", "factor": 8, "original": 8, "slow": 1, "fast": 4}},
     "yarn": LLAMA | {"rope_scaling": {"kind": "yarn", "factor": 4, "original": 8, "slow": 1, "fast": 32}},
     "documents": LLAMA | {"documents": "apart"},
 }
@@ -112,9 +97,7 @@ def _bf16(settings: dict[str, Any]) -> dict[str, Any]:
 
 def record_of(settings: dict[str, Any], tokens: Path, out: Path) -> dict[str, Any]:
     """Train one plan; return its losses, gradient norms and the hash of its last checkpoint."""
-    plan = Plan.model_validate(
-        merge({"model": GPT, "batch": {"sequences": 8, "micro": 2}}, settings)
-    ).checked()
+    plan = Plan.model_validate(merge({"model": GPT, "batch": {"sequences": 8, "micro": 2}}, settings)).checked()
     training = TrainingConfig(
         steps=STEPS, lr=1e-2, checkpoint_every=STEPS, validate_every=STEPS, validation_samples=8, restarts=0
     )
@@ -138,9 +121,7 @@ def digest_of(checkpoint: Checkpoint) -> str:
 
 def main() -> int:
     """Record or compare, as the arguments say."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--only", default="", help="plans whose names contain one of these, by commas")
     parser.add_argument("--compare", type=Path, nargs=2)

@@ -42,22 +42,8 @@ if importlib.util.find_spec("trivium") is None:
 from circumstances import circumstances
 from gpu_bench import ROUNDS, WARM_UP, Bench, alone, by_turns
 from gpu_page import gpu_page, where_it_goes, write
-from gpu_sides import (
-    SHAPES,
-    TINY_SHAPES,
-    Shape,
-    TriviumStep,
-    plain_step,
-    transformers_step,
-)
-from gpu_stage import (
-    STAGE,
-    TINY_STAGE,
-    ReplayedStep,
-    one_of_tensor_ranks,
-    plain_stage_step,
-    stage_step,
-)
+from gpu_sides import SHAPES, TINY_SHAPES, Shape, TriviumStep, plain_step, transformers_step
+from gpu_stage import STAGE, TINY_STAGE, ReplayedStep, one_of_tensor_ranks, plain_stage_step, stage_step
 from gpu_texts import Kind, text_row
 
 from trivium.cost.compute import flops_per_token
@@ -90,9 +76,7 @@ def ceilings(bench: Bench) -> dict[str, Any]:
 def training(bench: Bench, number: int, *, whole: bool = False) -> dict[str, Any]:
     """One size against its peers. whole: those that compile a whole model, which takes the compiler long."""
     d, shape = bench.device, _shapes(bench)[number]
-    replayed = {
-        "trivium, compiled and replayed": lambda: TriviumStep(shape, d, compiled=True, cuda_graphs=True)
-    }
+    replayed = {"trivium, compiled and replayed": lambda: TriviumStep(shape, d, compiled=True, cuda_graphs=True)}
     if whole:
         ours, peers = (
             replayed,
@@ -133,18 +117,14 @@ def stage(bench: Bench) -> dict[str, Any]:
         "plain blocks, compiled": lambda: plain_stage_step(shape, d, compiled=True),
     }
     bare = {
-        "plain blocks, compiled, no collectives": lambda: plain_stage_step(
-            shape, d, compiled=True, collectives=False
-        )
+        "plain blocks, compiled, no collectives": lambda: plain_stage_step(shape, d, compiled=True, collectives=False)
     }
     in_bf16 = {"precision": {"weights": "bf16", "gradients": "bf16"}}
     with one_of_tensor_ranks(shape, d) as (mesh, copies):
         ours = {
             "trivium": lambda: stage_step(shape, mesh, copies),
             "trivium, blocks compiled": lambda: stage_step(shape, mesh, copies, compiled=True),
-            "trivium, blocks compiled, sums in bf16": lambda: stage_step(
-                shape, mesh, copies, compiled=True, **in_bf16
-            ),
+            "trivium, blocks compiled, sums in bf16": lambda: stage_step(shape, mesh, copies, compiled=True, **in_bf16),
         }
         if not bench.smoke:  # a processor records nothing
             ours["trivium, compiled and replayed, sums in bf16"] = lambda: ReplayedStep(
@@ -203,8 +183,7 @@ def planner(bench: Bench) -> dict[str, Any]:
     last = shapes[-1]
     cases = {s.name: (s, {}) for s in shapes}
     cases |= {
-        f"{last.name}, recompute {mode}": (last, {"recompute": {"mode": mode}})
-        for mode in ("attention", "layer")
+        f"{last.name}, recompute {mode}": (last, {"recompute": {"mode": mode}}) for mode in ("attention", "layer")
     }
     fast = {"compiled": True, "cuda_graphs": True}
     rows: dict[str, Any] = {}
@@ -289,9 +268,7 @@ def main(arguments: list[str]) -> int:
     bench = Bench(device, options.cpu, time.monotonic() + 60 * options.minutes - 20)
     record = {
         **circumstances("benchmarks/gpu.py", arguments),
-        "device": "processor, tiny shapes: a smoke run"
-        if options.cpu
-        else torch.cuda.get_device_name(device),
+        "device": "processor, tiny shapes: a smoke run" if options.cpu else torch.cuda.get_device_name(device),
         "cuda": torch.version.cuda,
         "smoke": options.cpu,
         "targets": TARGETS,
@@ -316,16 +293,12 @@ def _measured_before(record: Mapping[str, Any], earlier: Mapping[str, Any]) -> d
                 f"--merge: the file's {field} is {earlier[field]!r}, and now it is {record[field]!r}; figures of both "
                 "in one report would be compared: name another file with --json"
             )
-    return {
-        n: part for n, part in earlier["parts"].items() if part.get("status") not in ("failed", "skipped")
-    }
+    return {n: part for n, part in earlier["parts"].items() if part.get("status") not in ("failed", "skipped")}
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = where_it_goes(__doc__)
-    parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help=f"most minutes (default {MINUTES:.0f})"
-    )
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"most minutes (default {MINUTES:.0f})")
     parser.add_argument("--only", type=_named, metavar="PART[,PART]", help=f"of: {', '.join(_parted())}")
     parser.add_argument("--merge", action="store_true", help="keep what the file of --json has measured")
     parser.add_argument("--cpu", action="store_true", help="tiny shapes on a processor: does every path run?")

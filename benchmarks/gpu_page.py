@@ -50,10 +50,7 @@ def where_it_goes(says: str | None) -> argparse.ArgumentParser:
 
 
 def write(
-    name: str,
-    record: Mapping[str, Any],
-    options: argparse.Namespace,
-    page: Callable[[Mapping[str, Any]], str],
+    name: str, record: Mapping[str, Any], options: argparse.Namespace, page: Callable[[Mapping[str, Any]], str]
 ) -> None:
     """The figures, and where a folder was named, they and the dated report there."""
     Path(options.json).write_text(json.dumps(record, indent=1))

@@ -96,9 +96,7 @@ def plain_step(shape: Shape, device: torch.device, *, compiled: Compiled) -> Ste
     with device:
         body = Gpt(_as_setting(shape), last=False)
         end = Gpt(_as_setting(shape), (), first=False)
-    return _autocast_step(
-        Parts(body, end, body.layers.values(), nn.ModuleList([body, end])), shape, device, compiled
-    )
+    return _autocast_step(Parts(body, end, body.layers.values(), nn.ModuleList([body, end])), shape, device, compiled)
 
 
 def transformers_step(shape: Shape, device: torch.device, *, compiled: Compiled) -> Step:

@@ -163,11 +163,7 @@ def stage_step(shape: StageShape, mesh: Mesh, copies: Copies, **more: Any) -> St
     dtypes = Dtypes(torch.bfloat16, DTYPES[plan.gradient_dtype], DTYPES[plan.reduction_dtype])
     parameters = dict(stage.named_parameters())
     buckets = make_buckets(
-        bucket_table(plan, 1),
-        lambda item: parameters[item.parameter.name],
-        mesh,
-        zero=plan.zero,
-        dtypes=dtypes,
+        bucket_table(plan, 1), lambda item: parameters[item.parameter.name], mesh, zero=plan.zero, dtypes=dtypes
     )
     watch = GradientWatch(buckets)
     watch.start_step()  # of many micro-batches, of which none is the last
@@ -209,9 +205,7 @@ class ReplayedStep:
         self._recording, self._ran = None, False
 
 
-def plain_stage_step(
-    shape: StageShape, device: torch.device, *, compiled: bool, collectives: bool = True
-) -> Step:
+def plain_stage_step(shape: StageShape, device: torch.device, *, compiled: bool, collectives: bool = True) -> Step:
     """The same products in plain PyTorch blocks; autograd adds its gradients up, in bf16.
 
     collectives: all-reduces around attention and MLP, forward and backward, are copies of as many bytes as a

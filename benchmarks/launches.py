@@ -30,9 +30,7 @@ def together(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failed": failed,
         "seconds": {
             name: {
-                what: (min if what == "min" else statistics.median)(
-                    each["seconds"][name][what] for each in results
-                )
+                what: (min if what == "min" else statistics.median)(each["seconds"][name][what] for each in results)
                 for what in results[0]["seconds"][name]
             }
             for name in names
@@ -40,10 +38,7 @@ def together(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     if "memory" in found:
         found["memory"] = {
-            name: {
-                what: max(each["memory"][name][what] for each in results)
-                for what in results[0]["memory"][name]
-            }
+            name: {what: max(each["memory"][name][what] for each in results) for what in results[0]["memory"][name]}
             for name in names
         }
     return found

@@ -33,9 +33,7 @@ def loader_rows() -> list[tuple[str, Callable[[int], dict[str, Any]]]]:
     return [("loader batches", batches), ("loader index", lambda rounds: opening())]
 
 
-def written_tokens(
-    directory: Path, weights: Mapping[str, float], tokens: int, *, vocabulary: int = 50257
-) -> None:
+def written_tokens(directory: Path, weights: Mapping[str, float], tokens: int, *, vocabulary: int = 50257) -> None:
     """A token directory of random ids: `tokens` in all, the same of each source."""
     directory.mkdir()
     sources = {}
@@ -114,9 +112,7 @@ def _open(directory: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     """Both rows on standard output."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -100,9 +100,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run, shorter = Path(folder) / "run", Path(folder) / "shorter"
         # In a process of its own: the peak of the commands counts from that of the process that starts them.
-        writer = multiprocessing.get_context("spawn").Process(
-            target=write_runs, args=(run, shorter, asked.steps)
-        )
+        writer = multiprocessing.get_context("spawn").Process(target=write_runs, args=(run, shorter, asked.steps))
         writer.start()
         writer.join()
         given = {"RUN": str(run), "SHORTER": str(shorter), "STEPS": str(asked.steps)}

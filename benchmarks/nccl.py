@@ -217,9 +217,7 @@ def _rows(chosen: list[Check], folder: Path, deadline: float, *, on_gpu: bool) -
         if status == "failed" and check.needed:
             reason = f"the check '{check.name}' failed"
         seconds = round(time.monotonic() - begin, 1)
-        print(
-            f"{number + 1} of {len(chosen)}: {check.name}: {status}, {seconds} s", file=sys.stderr, flush=True
-        )
+        print(f"{number + 1} of {len(chosen)}: {check.name}: {status}, {seconds} s", file=sys.stderr, flush=True)
         yield {"check": check.name, "status": status, "seconds": seconds, "found": found[-4000:]}
 
 
@@ -272,16 +270,11 @@ def _reference_rank(place: Place, folder: Path) -> None:
     """In fp64 by the plain model, otherwise by the engine in this one process."""
     for name in CASES:
         for weights in BOUNDS:
-            path, plan, course = (
-                _reference_path(name, weights, folder),
-                planned(name, weights),
-                _way(name).course,
-            )
+            path, plan, course = (_reference_path(name, weights, folder), planned(name, weights), _way(name).course)
             if not path.exists():
                 alone = weights != "fp64"
                 write_reference(
-                    path,
-                    train_alone(plan, place.device, course) if alone else compute_reference(plan, course),
+                    path, train_alone(plan, place.device, course) if alone else compute_reference(plan, course)
                 )
 
 
@@ -358,8 +351,7 @@ def _resumed(setting: Setting) -> str:
     if one.keys() != other.keys() or len(one) != steps:
         raise Failed(f"steps {sorted(other)}, not {sorted(one)}")
     away = {
-        step: max(abs(x - right) / abs(right) for x, right in zip(other[step], one[step], strict=True))
-        for step in one
+        step: max(abs(x - right) / abs(right) for x, right in zip(other[step], one[step], strict=True)) for step in one
     }
     worst = max(away, key=away.__getitem__)
     if not away[worst] <= TOLERANCE:

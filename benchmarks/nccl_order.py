@@ -55,11 +55,7 @@ def _measured(arguments: list[str], max_ranks: int, plans: int) -> dict[str, Any
     rows = []
     for number, plan in enumerate(chosen):
         rows.append(_row(_on_gpus(plan, "bf16" if number % 2 else "fp32", records=number % 4 < 2)))
-        print(
-            f"{number + 1} of {len(chosen)}: {rows[-1]['layout']}: {rows[-1]['status']}",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"{number + 1} of {len(chosen)}: {rows[-1]['layout']}: {rows[-1]['status']}", file=sys.stderr, flush=True)
     return {**circumstances("benchmarks/nccl_order.py", arguments), "generated": len(found), "rows": rows}
 
 

@@ -39,9 +39,7 @@ class Figure(NamedTuple):
 
 def main(arguments: list[str]) -> int:
     """Print the tables, or write them between their marks; exit code 1 when there is no report or no mark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reports", type=Path, default=HERE / "reports")
     parser.add_argument("--root", type=Path, default=HERE.parent, help="where docs/ is")
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
@@ -101,9 +99,7 @@ def _gpu_table(record: Record) -> list[str]:
             continue
         best, aim = part["sides"][part["best"]], aims.get(name.removeprefix("training "))
         peer = part["sides"][part["fastest_peer"]]
-        ours, theirs = (
-            percent(share_of_data_sheet(record["device"], s["flops_per_second"])) for s in (best, peer)
-        )
+        ours, theirs = (percent(share_of_data_sheet(record["device"], s["flops_per_second"])) for s in (best, peer))
         share = _told(f"{best['share_of_ceiling']:.1%}", reached=not aim or best["share_of_ceiling"] >= aim)
         ratio = _told(f"{part['ratio']:.2f}", reached=part["ratio"] >= aims["ratio"])
         plain = ratio_without_replay(part)
@@ -112,11 +108,7 @@ def _gpu_table(record: Record) -> list[str]:
             f"| {ratio} ({part['fastest_peer']}) | {'' if plain is None else f'{plain:.2f}'} | {aims['ratio']} |"
         )
     for name, part in parts.items():
-        told = {
-            side: s["tokens_per_second"]
-            for side, s in part.get("texts", {}).items()
-            if "tokens_per_second" in s
-        }
+        told = {side: s["tokens_per_second"] for side, s in part.get("texts", {}).items() if "tokens_per_second" in s}
         if "trivium" in told and len(told) > 1:
             peer = next(side for side in told if side != "trivium")
             lines.append(f"| {name} | | | | | {told['trivium'] / told[peer]:.2f} ({peer}) | | |")
@@ -213,9 +205,7 @@ def _of_processor(record: Record) -> str:
     return processor_slug(record["machine"]["processor"])
 
 
-def _newest_of_each(
-    folder: Path, name: str, of: Callable[[Record], str] = _of_processor
-) -> dict[str, Record]:
+def _newest_of_each(folder: Path, name: str, of: Callable[[Record], str] = _of_processor) -> dict[str, Record]:
     """A report per processor, or of what else tells them apart."""
     found: dict[str, Record] = {}
     for path in sorted(folder.glob(f"{name}-[0-9]*.json")):

@@ -32,11 +32,7 @@ def options(about: str | None, rounds: int, arguments: list[str]) -> argparse.Na
 
 
 def measure(
-    name: str,
-    rows: Sequence[Row],
-    asked: argparse.Namespace,
-    arguments: list[str],
-    tell: Callable[[Any], str],
+    name: str, rows: Sequence[Row], asked: argparse.Namespace, arguments: list[str], tell: Callable[[Any], str]
 ) -> dict[str, Any]:
     """Measure the rows that were asked for, one after the other; the file is whole after each."""
     wanted = [part.strip().lower() for part in asked.rows.split(",") if part.strip()]
@@ -64,15 +60,11 @@ def measure(
 
 def commits(record: dict[str, Any]) -> str:
     """Those of the rows, in their order; a + where something was not committed."""
-    found = dict.fromkeys(
-        f"{r['commit']}{'+' if r['changed'] else ''}" for r in record["rows"] if "commit" in r
-    )
+    found = dict.fromkeys(f"{r['commit']}{'+' if r['changed'] else ''}" for r in record["rows"] if "commit" in r)
     return ", ".join(found) or record["commit"]
 
 
-def report(
-    name: str, record: dict[str, Any], folder: str | None, page: Callable[[dict[str, Any]], str]
-) -> None:
+def report(name: str, record: dict[str, Any], folder: str | None, page: Callable[[dict[str, Any]], str]) -> None:
     """Write the dated report of this processor and the figures beside it, if a folder was named."""
     if folder is None:
         return

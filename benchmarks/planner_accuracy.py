@@ -72,11 +72,7 @@ NO_MECHANISM = {"attention": None, "reduces_by_chunk": False, "overlaps_tensor_f
 NEVER_SLOWER = 1e3  # as a share of the plain fp32 peak: above the peak of tensor cores
 TERMS = (
     Term("DeepSpeed's three terms", ("mtnlg", "bloom"), held=NO_DEEPSPEED),
-    Term(
-        "Megatron's dated flags",
-        ("vtrain_multi",),
-        flags={"overlaps_tensor": False, "fused_accumulation": False},
-    ),
+    Term("Megatron's dated flags", ("vtrain_multi",), flags={"overlaps_tensor": False, "fused_accumulation": False}),
     Term("Megatron Core's three mechanisms", ("mcore_h100",), flags=NO_MECHANISM),
     Term("gathers by parameter of ZeRO-3 in 2021", ("sc21_t2_zero3",), flags={"gathers_by_parameter": False}),
     Term("early stop of recomputing", FSDP, flags={"stops_early": False}),
@@ -235,9 +231,7 @@ def ranking(rows: Sequence[Row]) -> list[dict[str, float | str]]:
 
 
 def memory(rows: Sequence[Row]) -> dict[str, float]:
-    return errors_of(
-        over_batches(rows, predicted_memory), [row.memory_bytes or np.nan for row in rows]
-    )._asdict()
+    return errors_of(over_batches(rows, predicted_memory), [row.memory_bytes or np.nan for row in rows])._asdict()
 
 
 def ship(constants: Constants) -> None:
@@ -312,9 +306,7 @@ def ranking_lines(found: Sequence[Mapping[str, float | str]]) -> list[str]:
     ]
     for g in found:
         shape = f"{g['src']}: {g['layers']:.0f} layers of {g['hidden']:,.0f}, {g['ranks']:.0f} ranks"
-        lines.append(
-            f"| {shape} | {g['layouts']} | +{g['regret_percent']:.1f} % | +{g['worst_percent']:.0f} % |"
-        )
+        lines.append(f"| {shape} | {g['layouts']} | +{g['regret_percent']:.1f} % | +{g['worst_percent']:.0f} % |")
     return lines
 
 

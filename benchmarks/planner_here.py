@@ -58,9 +58,7 @@ def demo_plan(tensor: int, pipeline: int, data: int, chunks: int) -> Plan:
     tree = to_tree(resolve(Given("demo")).plan)
     layout = {"tensor": tensor, "pipeline": pipeline, "data": data, "chunks": chunks}
     schedule = "interleaved" if chunks > 1 else "1f1b"
-    return build(
-        Plan, merge(tree, {"layout": layout, "schedule": schedule, "batch": {"ramp": None}})
-    ).checked()
+    return build(Plan, merge(tree, {"layout": layout, "schedule": schedule, "batch": {"ramp": None}})).checked()
 
 
 def measured_steps(plan: Plan) -> list[float]:
@@ -167,9 +165,7 @@ def page(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, predict, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", type=Path, help="a machine file of `trivium plan probe`")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--rounds", type=int, default=4)

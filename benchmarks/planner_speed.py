@@ -25,24 +25,8 @@ from trivium.planner.published import mt_nlg_plan
 from trivium.planner.search import legal_plans, memory_limit
 
 RANKS, FINALISTS = 2240, 50
-COMMAND = (
-    "plan",
-    "search",
-    "--model",
-    "mt-nlg-530b",
-    "--machine",
-    "selene",
-    "--nodes",
-    "280",
-    "--batch",
-    "1920",
-)
-TARGETS = {
-    "layouts_per_second": 30_000,
-    "seconds_per_1000": 0.1,
-    "simulated_seconds": 0.5,
-    "wall_seconds": 1.0,
-}
+COMMAND = ("plan", "search", "--model", "mt-nlg-530b", "--machine", "selene", "--nodes", "280", "--batch", "1920")
+TARGETS = {"layouts_per_second": 30_000, "seconds_per_1000": 0.1, "simulated_seconds": 0.5, "wall_seconds": 1.0}
 
 
 def analytic() -> dict[str, float]:
@@ -86,9 +70,7 @@ def measured(runs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the record there")
     parser.add_argument("--runs", type=int, default=7)
     options = parser.parse_args()

@@ -52,9 +52,7 @@ def anew() -> int:
 def lacking() -> str:
     """What this machine would need, or nothing."""
     if headers() is None:
-        return (
-            f"{sys.executable} has no torch with CUDA 13: in a virtual environment, pip install torch==2.11.0"
-        )
+        return f"{sys.executable} has no torch with CUDA 13: in a virtual environment, pip install torch==2.11.0"
     if shutil.which("cc") is None:
         return "no C compiler is on the PATH as cc: install one"
     return ""

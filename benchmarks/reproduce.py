@@ -114,13 +114,7 @@ def _size() -> list[Figure]:
     layout, peak = plan.layout, selene.peak.bf16 * selene.devices / 1e18
     return [
         Figure("2", "parameters, billions", "530", count(plan.model) / 1e9, command=SHOW),
-        Figure(
-            "2",
-            "GPUs of one replica: tensor x pipeline",
-            "280",
-            layout.tensor * layout.pipeline,
-            command=SHOW,
-        ),
+        Figure("2", "GPUs of one replica: tensor x pipeline", "280", layout.tensor * layout.pipeline, command=SHOW),
         Figure("2", "layers of a pipeline stage", "3", max(map(len, layers_by_stage(plan))), command=SHOW),
         Figure("2", "peak of the cluster, 16 bits", "1.4", peak, "EFLOP/s", SHOW),
     ]
@@ -141,9 +135,7 @@ def _memory() -> list[Figure]:
     return [
         Figure("2", "state of a parameter", "20", of_one, "bytes", MEMORY_LAWS, note=ours),
         Figure("2", "state of the model", "10", whole / 1e12, "TB", MEMORY_LAWS, over=True),
-        Figure(
-            "2", "activations kept between layers, batch of 1,920", "16.9", batch / 1e12, "TB", MEMORY_LAWS
-        ),
+        Figure("2", "activations kept between layers, batch of 1,920", "16.9", batch / 1e12, "TB", MEMORY_LAWS),
         Figure("2", "the same of one of 1,920 micro-batches", "8.8", micro_batch / 1e9, "GB", MEMORY_LAWS),
     ]
 
@@ -186,9 +178,7 @@ def _run(run: Published, teraflops: str) -> tuple[Figure, Figure]:
     show = SHOW if nodes == 280 else f"{SHOW} --set plan.layout.data={nodes // 35} --set plan.batch.ramp=null"
     step, gpu = f"a step on {nodes} nodes", f"work of a GPU on {nodes} nodes"
     return (
-        Figure(
-            "2.4", step, str(run.seconds), run.predicted_seconds, "s", show, "predicted", note=with_theirs
-        ),
+        Figure("2.4", step, str(run.seconds), run.predicted_seconds, "s", show, "predicted", note=with_theirs),
         Figure("2.4", gpu, teraflops, work, "TFLOP/s", show, note=counted),
     )
 
@@ -241,9 +231,7 @@ def _rules() -> list[Figure]:
         ("most pieces of a document", "10", "", "decontamination.pieces", ""),
     ]
     return [
-        Figure(
-            "3.1", what, paper, attrgetter(field)(curate), unit, f"{EXPLAIN}.{field}", "setting", note=note
-        )
+        Figure("3.1", what, paper, attrgetter(field)(curate), unit, f"{EXPLAIN}.{field}", "setting", note=note)
         for what, paper, unit, field, note in rows
     ]
 
@@ -297,13 +285,9 @@ def _row(figure: Figure) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument(
-        "--page", type=Path, default=PAGE, metavar="FILE", help="default: docs/reproduction.md"
-    )
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="default: docs/reproduction.md")
     given = parser.parse_args()
     figures = every_figure()
     rows = [(f.section, f.what, *f.printed, f.verdict) for f in figures]

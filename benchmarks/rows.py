@@ -34,10 +34,7 @@ def rows() -> tuple[Row, ...]:
         *(_sharded_weights(size, 1.15) for size in replicas),
         _three_roads(TINY.with_batch(16, 2), (4, 4), 2.4),
         _three_roads(HIDDEN_256.with_batch(8, 1), (3, 1), 1.7),
-        *(
-            _packed(replace(size, sequence=2048, documents=400))
-            for size in (HIDDEN_256, HIDDEN_256.in_bf16())
-        ),
+        *(_packed(replace(size, sequence=2048, documents=400)) for size in (HIDDEN_256, HIDDEN_256.in_bf16())),
     )
 
 
@@ -46,10 +43,7 @@ def _tensor(setting: Setting, target: float | None) -> Row:
         name=f"tensor + sequence {setting.name}",
         ranks=2,
         setting=setting,
-        contestants={
-            "trivium": trivium(layout={"tensor": 2}, sequence_parallel=True, zero=0),
-            "DTensor": dtensor,
-        },
+        contestants={"trivium": trivium(layout={"tensor": 2}, sequence_parallel=True, zero=0), "DTensor": dtensor},
         pairs=(Pair("trivium", "DTensor", target),),
         says="Both split matrices, vocabulary, loss and, between them, the sequence. DTensor leaves gradients of "
         "norms partial and sums them in the optimizer; Trivium sums them in one bucket, and also computes the "
@@ -79,10 +73,7 @@ def _row_chunks(setting: Setting) -> Row:
         name=f"row chunks {setting.name}",
         ranks=2,
         setting=setting,
-        contestants={
-            "uncut": trivium(**shared),
-            **{f"{n} chunks": trivium(**shared, row_chunks=n) for n in chunks},
-        },
+        contestants={"uncut": trivium(**shared), **{f"{n} chunks": trivium(**shared, row_chunks=n) for n in chunks}},
         pairs=tuple(Pair(f"{n} chunks", "uncut") for n in chunks),
         says="Both Trivium, tensor and sequence parallel. Each chunk of a row-split product is reduced while the next "
         "is computed; the ranks' own cores move the bytes, so that there is little to hide behind.",
@@ -99,19 +90,14 @@ def _pipeline(setting: Setting, layers: tuple[int, int], target: float) -> Row:
             "trivium 1f1b-split": trivium(layers, layout=TWO, schedule="1f1b-split", zero=0),
             "torch Schedule1F1B": pipelining("1f1b", layers),
         },
-        pairs=(
-            Pair("trivium", "torch Schedule1F1B", target),
-            Pair("trivium 1f1b-split", "torch Schedule1F1B", target),
-        ),
+        pairs=(Pair("trivium", "torch Schedule1F1B", target), Pair("trivium 1f1b-split", "torch Schedule1F1B", target)),
         says=f"Layers {layers} per stage, {setting.micro_batches()} micro-batches. Trivium also sends the loss to "
         "every rank and computes the global gradient norm. 1f1b-split is the same order; a stage sends its input's "
         "gradient before it computes its weights'.",
     )
 
 
-def _zero_bubble(
-    setting: Setting, two: tuple[int, int], four: tuple[int, int, int, int], target: float
-) -> Row:
+def _zero_bubble(setting: Setting, two: tuple[int, int], four: tuple[int, int, int, int], target: float) -> Row:
     return Row(
         name=f"zero-bubble {setting.name}",
         ranks=2,

@@ -74,9 +74,7 @@ class Setting:
 
     def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and targets of a step, each [sequences, positions]; four batches in turn."""
-        z = generator_for(SEED, "benchmark", step % 4).integers(
-            0, self.vocabulary, (self.sequences, self.sequence + 1)
-        )
+        z = generator_for(SEED, "benchmark", step % 4).integers(0, self.vocabulary, (self.sequences, self.sequence + 1))
         z[:, 1::2] = (z[:, :-1:2][:, : z[:, 1::2].shape[1]] * 7 + 3) % self.vocabulary  # something to learn
         if self.documents:
             chance = generator_for(SEED, "benchmark documents", step % 4).random(z.shape)
@@ -85,7 +83,5 @@ class Setting:
 
 
 TINY = Setting("tiny", hidden=64, layers=8, heads=8, vocabulary=256, sequence=32, sequences=8, micro=8)
-HIDDEN_256 = Setting(
-    "hidden 256", hidden=256, layers=4, heads=8, vocabulary=4096, sequence=256, sequences=4, micro=4
-)
+HIDDEN_256 = Setting("hidden 256", hidden=256, layers=4, heads=8, vocabulary=4096, sequence=256, sequences=4, micro=4)
 HIDDEN_512 = replace(HIDDEN_256, name="hidden 512", hidden=512, sequences=2, micro=2)

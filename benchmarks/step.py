@@ -97,18 +97,11 @@ def _entries(setting: Setting, ranks: int) -> list[Entry]:
 
     found = [
         Entry(
-            OURS,
-            "trivium_engine",
-            "trivium",
-            {**own_options(setting, ranks), "layout": {"data": ranks}},
-            here,
-            tuned,
+            OURS, "trivium_engine", "trivium", {**own_options(setting, ranks), "layout": {"data": ranks}}, here, tuned
         ),
         Entry("plain loop", "peers.plain_loop", "plain_loop", {}, here, tuned),
         # Given what Trivium's runtime does for itself: most of a step's memory then comes without page faults.
-        Entry(
-            "plain loop, freed memory kept", "peers.plain_loop", "plain_loop", {}, here, tuned | KEPT_MEMORY
-        ),
+        Entry("plain loop, freed memory kept", "peers.plain_loop", "plain_loop", {}, here, tuned | KEPT_MEMORY),
         Entry("plain loop, compiled", "peers.plain_loop", "plain_loop", {"compiled": True}, here, tuned),
         peer("transformers + accelerate", "transformers", "transformers_engine", "accelerated"),
         peer("Lightning Fabric", "Fabric", "fabric_engine", "fabric"),

@@ -85,10 +85,7 @@ def _peer_lines(row: Mapping[str, Any]) -> list[str]:
             f"{start} {c['ratio']:.2f} | {c['ratio_of_minima']:.2f} | {c['ratio_of_cpu']:.2f} | {seconds:.4f} | "
             f"{memory:.0f} | {ours:.0f} |"
         )
-    return [
-        *found,
-        *(f"| {row['name']} | {n} | not run: {why} | | | | | |" for n, why in row["not_run"].items()),
-    ]
+    return [*found, *(f"| {row['name']} | {n} | not run: {why} | | | | | |" for n, why in row["not_run"].items())]
 
 
 def _shape(row: Mapping[str, Any]) -> str:

@@ -120,9 +120,7 @@ def _check_recording(recording: Sequence[str]) -> None:
     """CUDA's own rules: a stream is recorded from where it waits for one that is, and is waited for in the end; nothing
     in it waits for what was asked for before, and no host for it."""
     origin = recording[0].split()[1]
-    seen: dict[str, Counter[str]] = {
-        origin: Counter()
-    }  # by stream, how much of which streams is over before it
+    seen: dict[str, Counter[str]] = {origin: Counter()}  # by stream, how much of which streams is over before it
     marks: dict[str, Counter[str]] = {}
     for line in recording[1:]:
         match line.split():

@@ -130,11 +130,7 @@ def adamw(modules: Iterable[nn.Module]) -> torch.optim.AdamW:
         {"params": [p for p in every if p.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
-        lr=LR,
-        betas=(RULE.beta1, RULE.beta2),
-        eps=RULE.epsilon,
-        fused=True,
+        [g for g in groups if g["params"]], lr=LR, betas=(RULE.beta1, RULE.beta2), eps=RULE.epsilon, fused=True
     )
 
 

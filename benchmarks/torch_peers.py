@@ -69,13 +69,7 @@ class Pipelined:
     """One or two stages of this rank under a schedule of torch.distributed.pipelining."""
 
     def __init__(
-        self,
-        setting: Setting,
-        stages: Sequence[nn.Module],
-        schedule: object,
-        *,
-        split_loss: bool,
-        replica: int,
+        self, setting: Setting, stages: Sequence[nn.Module], schedule: object, *, split_loss: bool, replica: int
     ) -> None:
         self.setting, self.schedule, self.split_loss = setting, schedule, split_loss
         self.optimizer = adamw(stages)
@@ -151,9 +145,7 @@ def pipelining(schedule: PipelineSchedule, layers: Sequence[int]) -> Build:
 
 def three_roads(layers: Sequence[int], data: DataParallel) -> Build:
     """DTensor + pipelining 1F1B + data parallelism on 2 x 2 x 2 ranks, tensor varying fastest."""
-    return lambda setting, place: composed(
-        setting, place, (2, 2, 2), schedule="1f1b", layers=layers, data=data
-    )
+    return lambda setting, place: composed(setting, place, (2, 2, 2), schedule="1f1b", layers=layers, data=data)
 
 
 def composed(
@@ -176,9 +168,7 @@ def composed(
         if data != "none":
             _over_replicas(module, mesh["dp"], data)
         modules.append(module)
-        stages.append(
-            PipelineStage(module, number, len(layers), torch.device("cpu"), group=mesh.get_group("pp"))
-        )
+        stages.append(PipelineStage(module, number, len(layers), torch.device("cpu"), group=mesh.get_group("pp")))
     micro_batches = setting.micro_batches(degrees[1])
     match schedule:
         case "1f1b":
@@ -208,9 +198,7 @@ def split_over(model: Gpt, mesh: DeviceMesh) -> Gpt:
         plan[f"{at}.mlp.down"] = RowwiseParallel(output_layouts=Shard(1))
     if model.head is not None:
         plan["norm"] = SequenceParallel()
-        plan["head"] = ColwiseParallel(
-            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
-        )
+        plan["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
     return parallelize_module(model, mesh, plan)
 
 

@@ -30,24 +30,12 @@ WARM_UP, ROUNDS = 3, 11
 RANKS: dict[str, dict[str, Any]] = {
     "tensor 2, pipeline 2, data 2": {"layout": {"tensor": 2, "pipeline": 2, "data": 2}},
     "the same, ZeRO 0": {"layout": {"tensor": 2, "pipeline": 2, "data": 2}, "zero": 0},
-    "the same, layers recomputed": {
-        "layout": {"tensor": 2, "pipeline": 2, "data": 2},
-        "recompute": {"mode": "layer"},
-    },
+    "the same, layers recomputed": {"layout": {"tensor": 2, "pipeline": 2, "data": 2}, "recompute": {"mode": "layer"}},
     "the same, Llama blocks": {
         "layout": {"tensor": 2, "pipeline": 2, "data": 2},
-        "model": {
-            "norm": "rms_norm",
-            "feed_forward": "gated",
-            "positions": "rotary",
-            "bias": "none",
-            "kv_heads": 4,
-        },
+        "model": {"norm": "rms_norm", "feed_forward": "gated", "positions": "rotary", "bias": "none", "kv_heads": 4},
     },
-    "tensor 2, pipeline 2, data 2, replayed": {
-        "layout": {"tensor": 2, "pipeline": 2, "data": 2},
-        "cuda_graphs": True,
-    },
+    "tensor 2, pipeline 2, data 2, replayed": {"layout": {"tensor": 2, "pipeline": 2, "data": 2}, "cuda_graphs": True},
     "tensor 2, data 4, ZeRO 2": {"layout": {"tensor": 2, "data": 4}, "zero": 2},
     "tensor 2, data 4, ZeRO 3": {"layout": {"tensor": 2, "data": 4}, "zero": 3},
     "data 8, ZeRO 3": {"layout": {"data": 8}, "zero": 3},
@@ -71,10 +59,7 @@ RANKS: dict[str, dict[str, Any]] = {
         "schedule": "zb-turns",
         "batch": {"sequences": 64, "micro": 1},  # of eight micro-batches all would be under way at once
     },
-    "pipeline 4, data 2, interleaved": {
-        "layout": {"pipeline": 4, "data": 2, "chunks": 2},
-        "schedule": "interleaved",
-    },
+    "pipeline 4, data 2, interleaved": {"layout": {"pipeline": 4, "data": 2, "chunks": 2}, "schedule": "interleaved"},
     "context 2, data 4, ring": {"layout": {"context": 2, "data": 4}},
     "context 2, data 4, ring, replayed": {"layout": {"context": 2, "data": 4}, "cuda_graphs": True},
 }
@@ -127,12 +112,8 @@ def _measured(arguments: list[str]) -> dict[str, Any]:
         rows[name] = _turns(bench, sides)
         print(f"{name}: {json.dumps(rows[name])[:200]}", file=sys.stderr, flush=True)
         bench.clear()
-    rows["1.3B, the rank that holds most"] = {
-        n: _rank_row(bench, partial(_ranks_plan, m)) for n, m in RANKS.items()
-    }
-    rows["MT-NLG 530B, a rank of 2,240"] = {
-        n: _rank_row(bench, partial(_published, m)) for n, m in PUBLISHED.items()
-    }
+    rows["1.3B, the rank that holds most"] = {n: _rank_row(bench, partial(_ranks_plan, m)) for n, m in RANKS.items()}
+    rows["MT-NLG 530B, a rank of 2,240"] = {n: _rank_row(bench, partial(_published, m)) for n, m in PUBLISHED.items()}
     return {
         **circumstances("benchmarks/without_gpu.py", arguments),
         "device": torch.cuda.get_device_name(0),
@@ -146,13 +127,7 @@ def _cases(device: Any) -> dict[str, dict[str, tuple[Callable[[], Any], Any]]]:
     """By shape, each side's builder, and the plan whose memory is predicted, or None."""
     from gpu_sides import SHAPES, TriviumStep, plain_step, transformers_step
 
-    llama = {
-        "norm": "rms_norm",
-        "feed_forward": "gated",
-        "positions": "rotary",
-        "bias": "none",
-        "kv_heads": 4,
-    }
+    llama = {"norm": "rms_norm", "feed_forward": "gated", "positions": "rotary", "bias": "none", "kv_heads": 4}
     variants: dict[str, dict[str, Any]] = {
         "trivium": {},
         "trivium, blocks compiled": {"compiled": True},
@@ -182,9 +157,7 @@ def _ranks_plan(more: Mapping[str, Any]) -> Any:
     from gpu_sides import SHAPES
 
     shape = max(SHAPES, key=lambda s: s.hidden)
-    return shape.plan(
-        **{"batch": {"sequences": 16, "micro": 1}, "sequence_parallel": True, "zero": 1, **more}
-    )
+    return shape.plan(**{"batch": {"sequences": 16, "micro": 1}, "sequence_parallel": True, "zero": 1, **more})
 
 
 def _published(more: Mapping[str, Any]) -> Any:

@@ -25,9 +25,7 @@ def on_files(files: Files, config: Any) -> Files:
         "reference/config.md": config_reference(),
         "reference/cli.md": cli_reference(),
     }
-    pages |= {
-        f"reports/{p.name}": p.read_text().replace("](../../docs/", "](../") for p in REPORTS.glob("*.md")
-    }
+    pages |= {f"reports/{p.name}": p.read_text().replace("](../../docs/", "](../") for p in REPORTS.glob("*.md")}
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     for path in REPORTS.glob("*.json"):
@@ -38,16 +36,10 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead links that leave docs/ to the pages that this file adds."""
     up = "../" * page.file.src_uri.count("/")
-    targets = {
-        "benchmarks/reports": "reports/index.md",
-        "README.md": "index.md",
-        "CONTRIBUTING.md": "contributing.md",
-    }
+    targets = {"benchmarks/reports": "reports/index.md", "README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
     for source, target in targets.items():
         markdown = re.sub(rf"\]\((?:\.\./)+{source}(?=[)#])", f"]({up}{target}", markdown)
-    return re.sub(r"\]\((?:\.\./)+benchmarks/reports/", f"]({up}reports/", markdown).replace(
-        "](LICENSE)", "]"
-    )
+    return re.sub(r"\]\((?:\.\./)+benchmarks/reports/", f"]({up}reports/", markdown).replace("](LICENSE)", "]")
 
 
 def config_reference() -> str:

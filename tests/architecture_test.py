@@ -48,24 +48,13 @@ MAY_IMPORT = {
     "families": {"plan"},
     "interchange": {"families", "model", "checkpoint", "tokens", "plan"},
     # corpus: contamination is found with the n-grams that curation cuts out
-    "evaluation": {
-        "model",
-        "tokens",
-        "checkpoint",
-        "interchange.target",
-        "kernels",
-        "comms",
-        "plan",
-        "corpus",
-    },
+    "evaluation": {"model", "tokens", "checkpoint", "interchange.target", "kernels", "comms", "plan", "corpus"},
     "bias": {"evaluation"},
     "serving": {"evaluation", "model", "tokens", "comms", "plan"},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = {"plan", "cost", "planner", "corpus", "tokens", "report"} | BASE
-DOOR = (
-    "__init__.py"  # `import trivium`: it names what other files hold, and looks each up when it is asked for
-)
+DOOR = "__init__.py"  # `import trivium`: it names what other files hold, and looks each up when it is asked for
 READS_ENVIRONMENT = ("cli/", "comms/launch.py")
 # Files whose `open`, read_text and read_bytes reach nothing that others wrote: what the kernel or this package
 # provides, or what the same process wrote. All others read through untrusted.py: regular files only, of bounded size.
@@ -225,11 +214,7 @@ def state_rules(m: Module) -> Iterator[str]:
         yield f"{node.lineno} mutates a module global ({', '.join(node.names)}); pass the value"
     held: set[str] = set()
     for node in m.tree.body:
-        if (
-            isinstance(node, ast.Assign | ast.AnnAssign)
-            and node.value is not None
-            and _is_container(node.value)
-        ):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and _is_container(node.value):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for name in (t.id for t in targets if isinstance(t, ast.Name)):
                 held.add(name)
@@ -382,9 +367,7 @@ def shown(modules: list[Module]) -> tuple[list[str], int]:
         for node in m.nodes(ast.Raise):
             if isinstance(node.exc, ast.Call):
                 total += 1
-                parts = [
-                    n for a in (*node.exc.args, *(k.value for k in node.exc.keywords)) for n in ast.walk(a)
-                ]
+                parts = [n for a in (*node.exc.args, *(k.value for k in node.exc.keywords)) for n in ast.walk(a)]
                 if not any(isinstance(n, ast.FormattedValue | ast.Name | ast.Attribute) for n in parts):
                     silent.append(f"src/trivium/{m.path}:{node.lineno} {ast.unparse(node)[:90]}")
     return silent, total

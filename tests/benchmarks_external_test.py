@@ -20,13 +20,7 @@ def peers():
         import setting
         from peers import duel, environment, side
 
-        yield {
-            "external": external,
-            "setting": setting,
-            "duel": duel,
-            "environment": environment,
-            "side": side,
-        }
+        yield {"external": external, "setting": setting, "duel": duel, "environment": environment, "side": side}
     finally:
         sys.path.remove(str(BENCHMARKS))
 
@@ -113,7 +107,5 @@ def test_a_peer_that_dies_is_reported_with_its_exit_code(duel_against):
 @pytest.mark.slow
 def test_the_ranks_of_a_duel_are_gone_when_it_ends(duel_against):
     duel_against(layout={"data": 2}, zero=0)
-    listed = subprocess.run(
-        ["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True
-    ).stdout
+    listed = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True).stdout
     assert "peers.rank" not in listed

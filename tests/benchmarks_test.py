@@ -29,9 +29,7 @@ def test_a_row_reports_medians_ratios_targets_and_equal_losses(tmp_path):
     pair, split = row["comparisons"]
     assert split["trivium"] == "trivium 1f1b-split" and split["status"] == "measured"
     seconds = row["seconds"]
-    assert pair["ratio"] == pytest.approx(
-        seconds["torch Schedule1F1B"]["median"] / seconds["trivium"]["median"]
-    )
+    assert pair["ratio"] == pytest.approx(seconds["torch Schedule1F1B"]["median"] / seconds["trivium"]["median"])
     assert pair["loss_deviation"] <= row["loss_tolerance"]
     assert pair["target"] == 1.0 and pair["reached"] == (pair["ratio"] >= 1.0)
 
@@ -61,13 +59,7 @@ def test_the_page_shows_failures_and_targets(scripts):
                 "target": 1.25,
                 "reached": True,
             },
-            {
-                "trivium": "trivium",
-                "peer": "broken",
-                "status": "failed",
-                "reason": "it broke",
-                "target": None,
-            },
+            {"trivium": "trivium", "peer": "broken", "status": "failed", "reason": "it broke", "target": None},
         ],
     }
     record = {
@@ -105,15 +97,11 @@ def test_the_pages_show_the_newest_report_of_each_processor(scripts, tmp_path):
             "commit": "abc",
             "torch": "2.13",
             "machine": {"processor": processor, "cores": 2, "system": "s"},
-            "rows": [row(ratio, "hidden 256"), row(2 * ratio, "hidden 512")][
-                : 2 if "AMD" in processor else 1
-            ],
+            "rows": [row(ratio, "hidden 256"), row(2 * ratio, "hidden 512")][: 2 if "AMD" in processor else 1],
         }
         report("engine", record, str(tmp_path / "reports"), lambda record: "page")
     names = sorted(path.name for path in (tmp_path / "reports").glob("*.json"))
-    assert (
-        names[0] == "engine-2026-01-01-amd-epyc.json" and names[1] == "engine-2026-01-01-intel-xeon-6-85.json"
-    )
+    assert names[0] == "engine-2026-01-01-amd-epyc.json" and names[1] == "engine-2026-01-01-intel-xeon-6-85.json"
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "performance.md"
     words = ["--reports", str(tmp_path / "reports"), "--root", str(tmp_path), "--write"]
@@ -166,9 +154,7 @@ def test_the_table_has_the_newest_figures_of_each_accelerator(scripts, tmp_path)
     found = performance_tables._newest_of_each(tmp_path, "gpu", lambda record: record["device"])
     head, _, *lines = performance_tables.gpu_tables(found.values())
     caveats = [line for line in lines if line.startswith("- ")]
-    assert any("no end-to-end" in line for line in caveats) and any(
-        "one micro-batch" in line for line in caveats
-    )
+    assert any("no end-to-end" in line for line in caveats) and any("one micro-batch" in line for line in caveats)
     lines = lines[: lines.index("")]
     assert "NVIDIA H200, bf16, torch 2.11, 2026-01-02" in head
     assert lines == [
@@ -196,9 +182,7 @@ def test_every_path_of_the_accelerators_benchmark_runs_with_tiny_shapes(tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     parts = json.loads(out.read_text())["parts"]
     assert {"ceilings", "stage", "planner", "evaluation", "generation"} < set(parts)
-    sides = [
-        side for part in parts.values() for kind in ("sides", "texts") for side in part.get(kind, {}).items()
-    ]
+    sides = [side for part in parts.values() for kind in ("sides", "texts") for side in part.get(kind, {}).items()]
     assert sides and all(side["status"] == "measured" for name, side in sides if name.startswith("trivium"))
 
 
@@ -232,11 +216,7 @@ def test_a_side_without_room_is_told_from_one_that_fails(scripts):
         except ValueError as error:
             return error
 
-    said = (
-        "CUDA error: out of memory",
-        "Triton Error [CUDA]: out of memory",
-        "CUBLAS_STATUS_ALLOC_FAILED when …",
-    )
+    said = ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when …")
     for error in (torch.OutOfMemoryError(), *map(RuntimeError, said)):
         assert _lacks_memory(error) and _lacks_memory(within(within(error)))
     assert not _lacks_memory(within(RuntimeError("an illegal memory access was encountered")))

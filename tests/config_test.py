@@ -134,22 +134,7 @@ class Inside(Config):
 
 @pytest.mark.parametrize(
     "typed",
-    [
-        "[SEP]",
-        "[SEP",
-        "{a",
-        "no",
-        "1e3",
-        "010",
-        "2024-13-45",
-        "*end",
-        "<|end|>",
-        "a #b",
-        "#",
-        "a: b",
-        "@x",
-        '"a" b',
-    ],
+    ["[SEP]", "[SEP", "{a", "no", "1e3", "010", "2024-13-45", "*end", "<|end|>", "a #b", "#", "a: b", "@x", '"a" b'],
 )
 def test_string_fields_accept_text_as_typed(typed: str):
     for field in ("text", "some"):
@@ -183,8 +168,7 @@ def test_values_are_not_cut_at_yaml_comments():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["it's my #run", 'say "x" #2', "'it''s' # why", "[a, 'b'] #c", "[a, # b\n c]", "3 # of 'them'", "a\n# b"],
+    "text", ["it's my #run", 'say "x" #2', "'it''s' # why", "[a, 'b'] #c", "[a, # b\n c]", "3 # of 'them'", "a\n# b"]
 )
 def test_values_with_quotes_are_not_cut(text: str):
     with pytest.raises(ConfigError, match="a comment begins at its '#'; quote the value: a.b="):
@@ -193,12 +177,7 @@ def test_values_with_quotes_are_not_cut(text: str):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [
-        ("'it''s my #run'", "it's my #run"),
-        ('"a #b"', "a #b"),
-        ("[a#b, 'c #d']", ["a#b", "c #d"]),
-        ("it's#1", "it's#1"),
-    ],
+    [("'it''s my #run'", "it's my #run"), ('"a #b"', "a #b"), ("[a#b, 'c #d']", ["a#b", "c #d"]), ("it's#1", "it's#1")],
 )
 def test_hash_inside_a_value_is_kept(text: str, value: object):
     assert parse_assignments([f"a.b={text}"]) == {"a": {"b": value}}
@@ -230,11 +209,7 @@ def test_wrong_type_shows_path_value_and_rule():
 
 def test_all_problems_are_reported_together():
     lines = fails({"sed": 1, "batch": {"sequences": "many", "ramp": {"start": 0}}}).splitlines()
-    assert [line.split()[0].rstrip(":") for line in sorted(lines)] == [
-        "batch.ramp.start",
-        "batch.sequences",
-        "sed",
-    ]
+    assert [line.split()[0].rstrip(":") for line in sorted(lines)] == ["batch.ramp.start", "batch.sequences", "sed"]
 
 
 def test_config_is_immutable():
@@ -255,20 +230,14 @@ def test_long_list_of_differences_is_shortened():
 
 
 def test_differences_name_path_and_both_values():
-    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == [
-        "a.c: 2 -> 3",
-        "d: (absent) -> 4",
-    ]
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == ["a.c: 2 -> 3", "d: (absent) -> 4"]
 
 
 def test_preset_inherits_from_file_next_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "base.yaml").write_text("seed: 1\nbatch: {sequences: 4}\n")
     (tmp_path / "mine.yaml").write_text("base: base.yaml\nbatch: {ramp: {start: 2}}\n")
     monkeypatch.chdir("/")
-    assert read_preset(str(tmp_path / "mine.yaml")) == {
-        "seed": 1,
-        "batch": {"sequences": 4, "ramp": {"start": 2}},
-    }
+    assert read_preset(str(tmp_path / "mine.yaml")) == {"seed": 1, "batch": {"sequences": 4, "ramp": {"start": 2}}}
 
 
 @pytest.mark.parametrize(("a", "b"), [("a.yaml", "b.yaml"), ("x/a.yaml", "y/b.yaml")])
@@ -288,9 +257,7 @@ def test_run_directory_is_found_relative_to_heir(tmp_path: Path):
     assert read_preset(str(tmp_path / "elsewhere" / "mine.yaml")) == {"seed": 7, "name": "mine"}
 
 
-@pytest.mark.parametrize(
-    ("text", "says"), [("a: [", "is not YAML"), ("- 1", "holds a list"), ("\x80", "UTF-8")]
-)
+@pytest.mark.parametrize(("text", "says"), [("a: [", "is not YAML"), ("- 1", "holds a list"), ("\x80", "UTF-8")])
 def test_invalid_preset_file_is_rejected(tmp_path: Path, text: str, says: str):
     path = tmp_path / "x.yaml"
     path.write_bytes(text.encode("latin-1"))
@@ -298,9 +265,7 @@ def test_invalid_preset_file_is_rejected(tmp_path: Path, text: str, says: str):
         read_preset(str(path))
 
 
-def test_empty_mapping_is_rejected_but_empty_preset_is_valid(
-    tmp_path: Path,
-):
+def test_empty_mapping_is_rejected_but_empty_preset_is_valid(tmp_path: Path):
     with pytest.raises(DataError, match="notes.yaml holds nothing; write some"):
         mapping_of_yaml("# soon", "notes.yaml", "write some", DataError)
     (tmp_path / "x.yaml").write_text("# soon")
@@ -384,9 +349,7 @@ def test_fields_of_a_run_reject_values_of_other_types():
     for path, value in leaves(tree):
         for other in wrong.get(type(value), ()):
             changed = merge(tree, parse_assignments([f"{path}={json.dumps(other)}"]))
-            with pytest.raises(
-                ConfigError, match=rf"{re.escape(path)}\S* is '?{re.escape(written(other))}'?; it must"
-            ):
+            with pytest.raises(ConfigError, match=rf"{re.escape(path)}\S* is '?{re.escape(written(other))}'?; it must"):
                 build(RunConfig, changed)
             told += 1
     assert told > 300
@@ -400,18 +363,13 @@ def test_exponents_are_numbers_only_without_quotes(tmp_path: Path):
     with pytest.raises(ConfigError, match="share is '1e-3'; it must be a valid number"):
         build(Counts, read_preset(str(path)))
     path.with_suffix(".json").write_text('{"share": 1e-3, "one": 2e3, "name": "2e3"}')
-    assert build(Counts, read_preset(str(path.with_suffix(".json")))) == Counts(
-        share=0.001, one=2000, name="2e3"
-    )
+    assert build(Counts, read_preset(str(path.with_suffix(".json")))) == Counts(share=0.001, one=2000, name="2e3")
 
 
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        (
-            "x" * 5_000,
-            r"'x{120}… \(5,000 characters\)' is not the name of a preset or file: File name too long",
-        ),
+        ("x" * 5_000, r"'x{120}… \(5,000 characters\)' is not the name of a preset or file: File name too long"),
         ("x" * 5_000 + ".yaml", "is not the name of a preset or file: File name too long"),
         ('"a\\0b.yaml"', r"preset file a\\u0000b.yaml does not exist"),
         ("[demo]", r'base is \["demo"\]; it must be one text'),
@@ -432,9 +390,7 @@ def test_chain_of_bases_is_bounded(tmp_path: Path):
         (tmp_path / f"{n}.yaml").write_text(f"base: {n + 1}.yaml\nseed: {n}")
     (tmp_path / "40.yaml").write_text("machine: x")
     assert read_preset(str(tmp_path / "9.yaml")) == {"machine": "x", "seed": 9}
-    with pytest.raises(
-        ConfigError, match="preset '32.yaml' is the 33th of a chain of `base:`; at most 32 files"
-    ):
+    with pytest.raises(ConfigError, match="preset '32.yaml' is the 33th of a chain of `base:`; at most 32 files"):
         read_preset(str(tmp_path / "0.yaml"))
     (tmp_path / "40.yaml").write_text("base: 9.yaml")
     with pytest.raises(ConfigError, match="inherits from itself"):
@@ -469,9 +425,7 @@ def test_thousands_of_problems_are_shortened(monkeypatch):
         ("a.yaml", "a: !!python/x\x07 1", "not YAML: .*special characters are not allowed"),
     ],
 )
-def test_damaged_preset_error_names_format_line_and_column(
-    tmp_path: Path, name: str, text: str, message: str
-):
+def test_damaged_preset_error_names_format_line_and_column(tmp_path: Path, name: str, text: str, message: str):
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:
         read_preset(str(tmp_path / name))
@@ -482,9 +436,7 @@ def test_damaged_preset_error_names_format_line_and_column(
 def test_preset_must_be_a_bounded_regular_file(tmp_path: Path, name: str):
     path = tmp_path / name
     os.mkfifo(path)
-    with pytest.raises(
-        ConfigError, match=f"preset file .*{name} cannot be read: it is a FIFO, not a regular file"
-    ):
+    with pytest.raises(ConfigError, match=f"preset file .*{name} cannot be read: it is a FIFO, not a regular file"):
         read_preset(str(path))
     path.unlink()
     path.symlink_to("/dev/zero")

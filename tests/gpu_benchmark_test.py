@@ -47,9 +47,7 @@ def test_the_report_is_written_after_every_part_whatever_the_next_does(gpu, monk
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # what is forked on the way must not look for others
     record = json.loads(out.read_text())
     assert record["commit"] == "unknown" and record["parts"]["first"] == {"found": 1}
-    assert (
-        record["parts"]["second"]["status"] == "failed" and "KeyError" in record["parts"]["second"]["reason"]
-    )
+    assert record["parts"]["second"]["status"] == "failed" and "KeyError" in record["parts"]["second"]["reason"]
     (page,) = (tmp_path / "report").glob("*.md")
     assert "- second: failed: KeyError" in page.read_text()
     assert gpu.main(["--cpu", "--json", str(out), "--only", "first"]) == 0

@@ -64,10 +64,7 @@ def test_line_numbers_start_at_1_and_count_blank_lines(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            b'{}\n{"a": }',
-            r"a\.jsonl, line 2, column 7: '\{\"a\": \}' cannot be read as JSON \(Expecting value\); mend",
-        ),
+        (b'{}\n{"a": }', r"a\.jsonl, line 2, column 7: '\{\"a\": \}' cannot be read as JSON \(Expecting value\); mend"),
         (b"{}\n\n[\x1b]", r"line 3, column 2: '\[\\u001b\]' cannot be read"),
         (b'{}\n"\xff"', "line 2, byte 2: the line is not UTF-8"),
         (b"{}\n" + b"[" * 300, "line 2, column 201: .*nested more than 200 levels"),

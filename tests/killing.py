@@ -11,9 +11,7 @@ from trivium.comms.launch import Ranks
 from trivium.training import loop as loop
 
 
-def killing(
-    at: int, monkeypatch: pytest.MonkeyPatch, victim: int = 0, later: int = 2
-) -> Callable[[Ranks, int], None]:
+def killing(at: int, monkeypatch: pytest.MonkeyPatch, victim: int = 0, later: int = 2) -> Callable[[Ranks, int], None]:
     """A watch that kills a rank once, when a step is done; so that it does not come too late, the ranks wait for it
     some steps later. Those that are forked after it find it done."""
     done: list[int] = []

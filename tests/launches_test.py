@@ -26,9 +26,7 @@ def launch(ours: float, peer: float, fails: str | None = None) -> dict[str, Any]
     }
 
 
-@pytest.mark.parametrize(
-    ("rounds", "shared"), [(1, [1]), (3, [3]), (8, [4, 4]), (12, [4, 4, 4]), (40, [13, 13, 14])]
-)
+@pytest.mark.parametrize(("rounds", "shared"), [(1, [1]), (3, [3]), (8, [4, 4]), (12, [4, 4, 4]), (40, [13, 13, 14])])
 def test_launches_share_the_rounds(launches: ModuleType, rounds: int, shared: list[int]) -> None:
     assert launches.rounds_of_launches(rounds) == shared
 
@@ -61,9 +59,7 @@ def test_a_ratio_is_the_median_of_those_of_launches(launches: ModuleType) -> Non
 
 def test_a_row_has_the_median_of_each_pair_and_what_the_middle_launch_saved(launches: ModuleType) -> None:
     def row(ratio: float, saved: float) -> dict[str, Any]:
-        pairs = [
-            {"status": "measured", "target": None, "peer": p, "ratio": r} for p, r in (("a", ratio), ("b", 2))
-        ]
+        pairs = [{"status": "measured", "target": None, "peer": p, "ratio": r} for p, r in (("a", ratio), ("b", 2))]
         return {
             **{k: v for k, v in launch(1.0, ratio).items() if k != "memory"},
             "status": "measured",

@@ -121,9 +121,7 @@ def test_a_wrong_sum_is_found_in_every_precision(
 
 
 @pytest.mark.broad
-def test_a_recorded_plan_whose_steps_are_not_replayed_fails_on_a_gpu(
-    nccl: ModuleType, tmp_path: Path
-) -> None:
+def test_a_recorded_plan_whose_steps_are_not_replayed_fails_on_a_gpu(nccl: ModuleType, tmp_path: Path) -> None:
     setting = nccl.Setting(tmp_path, nccl.time.monotonic() + 60, on_gpu=False)
     nccl._references(setting)
     nccl._compared("data 2, recorded", setting)

@@ -7,9 +7,7 @@ from trivium.certify.layouts import generated_plans
 from trivium.plan.plan import Plan
 
 
-def small(
-    tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any
-) -> Plan:
+def small(tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any) -> Plan:
     """Return a valid reduced plan. `model` and `batch` are merged into its own; `order` and `shards` belong to the
     layout."""
     model = {"layers": 4, "hidden": 24, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 8}

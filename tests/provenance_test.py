@@ -295,9 +295,7 @@ def test_key_depends_on_verb_config_and_inputs(change: dict):
 
 def test_key_does_not_depend_on_order():
     assert (
-        fingerprint({"a": 1, "b": [1, 2]})
-        == fingerprint({"b": [1, 2], "a": 1})
-        != fingerprint({"a": 1, "b": [2, 1]})
+        fingerprint({"a": 1, "b": [1, 2]}) == fingerprint({"b": [1, 2], "a": 1}) != fingerprint({"a": 1, "b": [2, 1]})
     )
 
 
@@ -310,17 +308,7 @@ def test_damaged_stamp_means_unfinished(tmp_path: Path, damage: str):
 
 def test_stamp_describes_how_output_was_made():
     stamp = describe(**WHAT)
-    assert {
-        "command",
-        "trivium",
-        "commit",
-        "python",
-        "platform",
-        "finished",
-        "config",
-        "inputs",
-        "key",
-    } <= stamp.keys()
+    assert {"command", "trivium", "commit", "python", "platform", "finished", "config", "inputs", "key"} <= stamp.keys()
 
 
 def test_json_is_replaced_atomically(tmp_path: Path):
@@ -384,16 +372,11 @@ def test_json_is_durable(tmp_path: Path, monkeypatch):
     assert synced == [(False, False), (True, True)]
 
 
-@pytest.mark.parametrize(
-    "content", ["[1]", "7", '"text"', "{}", '{"format": "other"}', "{", b"\xff\xfe", DEEP]
-)
+@pytest.mark.parametrize("content", ["[1]", "7", '"text"', "{}", '{"format": "other"}', "{", b"\xff\xfe", DEEP])
 def test_invalid_manifest_is_named_with_remedy(tmp_path, content):
     path = tmp_path / "manifest.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    for read, remedy in (
-        (read_manifest, "curate the corpus again"),
-        (read_tokens_manifest, "tokenize` again"),
-    ):
+    for read, remedy in ((read_manifest, "curate the corpus again"), (read_tokens_manifest, "tokenize` again")):
         with pytest.raises(DataError, match=rf"manifest\.json is not .*; .*{remedy}"):
             read(tmp_path)
         with pytest.raises(DataError, match=r"holds no .* \(manifest\.json is missing\)"):
@@ -414,9 +397,7 @@ def test_folder_in_place_of_file_is_rejected(place: str) -> None:
     assert refused.value.filename == place
 
 
-def test_temporary_file_does_not_overwrite_link_target(
-    tmp_path: Path,
-) -> None:
+def test_temporary_file_does_not_overwrite_link_target(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("kept")
     (tmp_path / ".piece.partial").symlink_to(mine)

@@ -23,12 +23,9 @@ EXAMPLES = {
         (PAGE[: found.start()], found[1]) for found in re.finditer(r"```python\n(.*?)```", PAGE, re.DOTALL)
     )
 }
-WITHOUT_TORCH = (
-    "Plan, ModelShape, Layout, Batch, Precision, Recompute, Machine, machine_named, machine_from_file, "
-    + (
-        "estimate, Estimate, search, Subject, SearchSpace, TokenDataset, TokenShard, load_tokenizer, "
-        "TriviumError, ConfigError, MachineError, DataError, CheckpointError"
-    )
+WITHOUT_TORCH = "Plan, ModelShape, Layout, Batch, Precision, Recompute, Machine, machine_named, machine_from_file, " + (
+    "estimate, Estimate, search, Subject, SearchSpace, TokenDataset, TokenShard, load_tokenizer, "
+    "TriviumError, ConfigError, MachineError, DataError, CheckpointError"
 )
 
 
@@ -57,9 +54,7 @@ def test_training_and_reading_import_no_compiler():
 
 def test_names_are_found_at_run_time_and_by_type_checkers():
     tree = ast.parse(Path(trivium.__file__).read_text("utf-8"))
-    (block,) = (
-        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    )
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     told = {
         alias.asname: f"{node.module}.{alias.name}"
         for node in block.body
@@ -160,9 +155,7 @@ def test_saved_state_continues_identically(tmp_path: Path):
     trainers = [Trainer(plan, Mesh.single(), seed=seed, rule=AdamRule()) for seed in (1, 1)]
 
     def steps(trainer: Trainer, first: int) -> list[float]:
-        return [
-            trainer.train_step(n, Samples.of_ids(ids, plan, n), 1e-2).loss for n in range(first, first + 3)
-        ]
+        return [trainer.train_step(n, Samples.of_ids(ids, plan, n), 1e-2).loss for n in range(first, first + 3)]
 
     steps(trainers[0], 0)
     path = save_state(trainers[0], tmp_path, 3)

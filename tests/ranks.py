@@ -27,9 +27,7 @@ def ranks(*sizes: int, timeout_seconds: float = 60) -> Callable[[Callable[..., N
     return decorate
 
 
-def on_ranks(
-    world_size: int, function: Callable[..., None], *arguments: Any, timeout_seconds: float = 90
-) -> None:
+def on_ranks(world_size: int, function: Callable[..., None], *arguments: Any, timeout_seconds: float = 90) -> None:
     """Run `function(place, *arguments)` on connected ranks."""
     run_ranks(_connect_and_call, world_size, function, *arguments, timeout_seconds=timeout_seconds)
 

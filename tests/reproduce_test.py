@@ -40,13 +40,7 @@ def figures(reproduce):
 
 @pytest.mark.parametrize(
     ("paper", "ours", "verdict"),
-    [
-        ("126", 125.6, "="),
-        ("126", 126.5, "="),
-        ("126", 125.4, "-0.5%"),
-        ("1.4", 1.449, "="),
-        ("1.4", 1.46, "+4.3%"),
-    ],
+    [("126", 125.6, "="), ("126", 126.5, "="), ("126", 125.4, "-0.5%"), ("1.4", 1.449, "="), ("1.4", 1.46, "+4.3%")],
 )
 def test_figures_agree_if_ours_rounds_to_the_printed_one(reproduce, paper, ours, verdict):
     assert reproduce.Figure("2", "x", paper, ours).verdict == verdict
@@ -100,6 +94,4 @@ def test_page_is_up_to_date_and_data_has_every_figure(reproduce, figures, tmp_pa
     printed = capsys.readouterr().out
     assert all(f.what in printed for f in figures) and "equal as printed" in printed
     written = json.loads(data.read_text())["figures"]
-    assert [(f["what"], f["ours"], f["agrees"]) for f in written] == [
-        (f.what, f.ours, f.agrees) for f in figures
-    ]
+    assert [(f["what"], f["ours"], f["agrees"]) for f in written] == [(f.what, f.ours, f.agrees) for f in figures]

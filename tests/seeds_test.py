@@ -14,10 +14,7 @@ def test_streams_are_equal_exactly_for_equal_names():
 
 
 def test_names_are_separated():
-    assert (
-        len({seed_for(1, "ab", "c"), seed_for(1, "a", "bc"), seed_for(1, "abc"), seed_for(11, "ab", "c")})
-        == 4
-    )
+    assert len({seed_for(1, "ab", "c"), seed_for(1, "a", "bc"), seed_for(1, "abc"), seed_for(11, "ab", "c")}) == 4
 
 
 def test_root_seed_changes_every_choice():
@@ -32,9 +29,7 @@ def test_seeds_fit_torch_and_numpy():
 
 def test_seed_is_stable_across_processes_and_versions():
     code = "from trivium.seeds import seed_for; print(seed_for(1234, 'blend', 5))"
-    elsewhere = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
+    elsewhere = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert int(elsewhere) == seed_for(1234, "blend", 5) == 7855983285801475624
 
 

@@ -36,10 +36,7 @@ def test_requests_that_meet_are_counted(streams: ModuleType):
     assert found.communicators == 1 and found.parts == {"all_reduce": 2, "all_gather": 2}
 
 
-@pytest.mark.parametrize(
-    "other",
-    ["all_reduce 9 9 0", "all_reduce 8 7 0", "all_reduce 8 9 2", "reduce_scatter 8 9 0"],
-)
+@pytest.mark.parametrize("other", ["all_reduce 9 9 0", "all_reduce 8 7 0", "all_reduce 8 9 2", "reduce_scatter 8 9 0"])
 def test_a_sum_is_the_same_on_all_ranks(streams: ModuleType, other: str):
     with pytest.raises(streams.Apart, match="request 0"):
         streams.meet([joined(0, SUM), joined(1, f"ask s1 c {other}")])
@@ -110,9 +107,7 @@ def test_a_split_communicator_has_the_ranks_that_chose_its_color_by_their_keys(s
     here, there = "ask s1 mine send 8 9 1", "ask s1 mine receive 8 9 0"
     streams.meet([split(0, 7, 0, here), split(1, 9, 5, there), split(2, 7, 1, there), split(3, 9, 2, here)])
     with pytest.raises(streams.Apart):
-        streams.meet(
-            [split(0, 7, 0, here), split(1, 9, 2, there), split(2, 7, 1, there), split(3, 9, 5, here)]
-        )
+        streams.meet([split(0, 7, 0, here), split(1, 9, 2, there), split(2, 7, 1, there), split(3, 9, 5, here)])
     left_out = joined(3, "split c - 0 0", size=4)
     three = [split(r, 7, r, "ask s1 mine all_reduce 8 9 0") for r in range(3)]
     assert streams.meet([*three, left_out]).parts == {"all_reduce": 3}

@@ -10,14 +10,7 @@ from trivium.units import format_bytes, format_count, format_flops, format_secon
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1536, "1.5 KiB"),
-        (1 << 20, "1 MiB"),
-        (10.6e12, "9.64 TiB"),
-        (80 << 30, "80 GiB"),
-    ],
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 20, "1 MiB"), (10.6e12, "9.64 TiB"), (80 << 30, "80 GiB")],
 )
 def test_bytes_are_formatted_in_powers_of_1024(value: float, text: str):
     assert format_bytes(value) == text
@@ -25,15 +18,7 @@ def test_bytes_are_formatted_in_powers_of_1024(value: float, text: str):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (999.9, "1K"),
-        (1000, "1K"),
-        (999_600, "1M"),
-        (529.6e9, "530B"),
-        (339e9, "339B"),
-    ],
+    [(0, "0"), (999, "999"), (999.9, "1K"), (1000, "1K"), (999_600, "1M"), (529.6e9, "530B"), (339e9, "339B")],
 )
 def test_counts_are_formatted_in_powers_of_1000(value: float, text: str):
     assert format_count(value) == text
@@ -78,8 +63,7 @@ def test_formatted_count_parses_to_three_digits(value: int):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("12B", 12 * 10**9), ("4KiB", 4096), ("1_000", 1000), ("1.5M", 1_500_000), ("2e9", 2 * 10**9)],
+    ("text", "value"), [("12B", 12 * 10**9), ("4KiB", 4096), ("1_000", 1000), ("1.5M", 1_500_000), ("2e9", 2 * 10**9)]
 )
 def test_quantities_are_parsed_with_factor(text: str, value: int):
     assert parse_count(text) == value

@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 
 from trivium.errors import DataError
-from trivium.untrusted import (
-    MAX_NESTING_LEVELS,
-    UnfitFile,
-    open_regular,
-    parse_json,
-    read_bytes,
-    read_json,
-    read_text,
-)
+from trivium.untrusted import MAX_NESTING_LEVELS, UnfitFile, open_regular, parse_json, read_bytes, read_json, read_text
 
 
 def special_files(folder):
@@ -91,8 +83,7 @@ def test_byte_order_mark_is_removed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ['{"a": 1, "a": [2.5, -0.0, 1e400, NaN]}', '"\\ud800"', "12345678901234567890123", '"\u2028"', " [] "],
+    "text", ['{"a": 1, "a": [2.5, -0.0, 1e400, NaN]}', '"\\ud800"', "12345678901234567890123", '"\u2028"', " [] "]
 )
 def test_json_is_read_as_by_the_standard_library(text):
     assert repr(parse_json(text)) == repr(parse_json(text.encode())) == repr(json.loads(text))

@@ -58,9 +58,7 @@ def test_the_report_tells_errors_of_memory_and_failures(script: ModuleType):
         "changed": True,
         "command": "python benchmarks/without_gpu.py",
         "workspace_bytes": 8,
-        "rows": {
-            "125M": {"ours": measured, "theirs": peer, "bad": {"status": "failed", "reason": "no room"}}
-        },
+        "rows": {"125M": {"ours": measured, "theirs": peer, "bad": {"status": "failed", "reason": "no room"}}},
     }
     page = script.page(record)
     assert "| 125M | ours | 1,484 | 1 | 16.7 | 1,000 | 990 | -1.00% |" in page

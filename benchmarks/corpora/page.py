@@ -60,12 +60,7 @@ def _joined(before: dict[str, Any] | None, row: dict[str, Any]) -> dict[str, Any
             every = old["every_cpu_seconds"] + found["every_cpu_seconds"]
             cpu = statistics.median(every)
             speed = found["megabytes_per_cpu_second"] * found["cpu_seconds"] / cpu
-            found = {
-                **found,
-                "every_cpu_seconds": every,
-                "cpu_seconds": cpu,
-                "megabytes_per_cpu_second": speed,
-            }
+            found = {**found, "every_cpu_seconds": every, "cpu_seconds": cpu, "megabytes_per_cpu_second": speed}
             found["peak_bytes"] = max(old.get("peak_bytes", 0), found.get("peak_bytes", 0))
         contestants[name] = found
     ours = row["ours"]
@@ -139,8 +134,7 @@ def _line(name: str, one: dict[str, Any]) -> str:
 def _figures(value: dict[str, Any]) -> str:
     flat = {k: v for k, v in value.items() if not isinstance(v, list)}
     inner = [
-        f"{k} ({_figures(v)})" if isinstance(v, dict) else f"{k.replace('_', ' ')} {_shown(v)}"
-        for k, v in flat.items()
+        f"{k} ({_figures(v)})" if isinstance(v, dict) else f"{k.replace('_', ' ')} {_shown(v)}" for k, v in flat.items()
     ]
     return ", ".join(inner)
 

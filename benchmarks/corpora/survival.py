@@ -86,9 +86,7 @@ def wall_seconds(runner: str, source: Path, out: Path) -> dict[str, float]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     began = time.monotonic()
-    engine: Engine = Daft(
-        runner, workers=2, scratch=Path(tempfile.mkdtemp(dir="/tmp")) if runner == "ray" else None
-    )
+    engine: Engine = Daft(runner, workers=2, scratch=Path(tempfile.mkdtemp(dir="/tmp")) if runner == "ray" else None)
     engine.map(nothing, ["0", "1", "2", "3"], lambda done: None)
     started = time.monotonic()
     curate(CurateConfig(), source, out, seed=1, engine=engine)

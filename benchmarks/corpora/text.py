@@ -37,9 +37,7 @@ def build_text(path: Path, *, data: Path, bytes_wanted: int, copies_fraction: fl
         if held >= bytes_wanted * (1 - copies_fraction):
             break
     generator = generator_for(seed, "copies")
-    chosen = generator.integers(
-        len(originals), size=int(len(originals) * copies_fraction / (1 - copies_fraction))
-    )
+    chosen = generator.integers(len(originals), size=int(len(originals) * copies_fraction / (1 - copies_fraction)))
     copies = [_edited(originals[i], float(generator.uniform(0.6, 1.0)), generator) for i in chosen.tolist()]
     texts = originals + copies
     base = np.concatenate([np.full(len(originals), -1), chosen])

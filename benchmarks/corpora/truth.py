@@ -27,9 +27,7 @@ def true_pairs(corpus: Path, path: Path, *, threshold: float) -> NDArray[np.int6
     return np.load(path)
 
 
-def similar_sets(
-    hashes: NDArray[np.uint64], offsets: NDArray[np.int64], threshold: float
-) -> NDArray[np.int64]:
+def similar_sets(hashes: NDArray[np.uint64], offsets: NDArray[np.int64], threshold: float) -> NDArray[np.int64]:
     """Pairs (earlier, later) of sets hashes[offsets[i] : offsets[i + 1]], each sorted, that are so similar."""
     _, numbers, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     places = np.argsort(np.argsort(counts, kind="stable"), kind="stable")  # rare shingles first

@@ -43,12 +43,9 @@ class Pipelined:
         ends = [sum(layers[:number]) for number in range(len(layers) + 1)]
         # A spec is a whole stage, so that the partition is exactly the one Trivium runs.
         stages = [
-            LayerSpec(_Stage, setting, ends[n], ends[n + 1], n == 0, n == len(layers) - 1)
-            for n in range(len(layers))
+            LayerSpec(_Stage, setting, ends[n], ends[n + 1], n == 0, n == len(layers) - 1) for n in range(len(layers))
         ]
-        model = PipelineModule(
-            stages, num_stages=place.world_size, loss_fn=mean_loss, partition_method="uniform"
-        )
+        model = PipelineModule(stages, num_stages=place.world_size, loss_fn=mean_loss, partition_method="uniform")
         self.engine = _engine(model, _config(setting, setting.micro, setting.micro_batches()))
 
     def step(self, number: int) -> torch.Tensor:

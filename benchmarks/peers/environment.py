@@ -39,9 +39,7 @@ class Environment:
 
     def key(self) -> str:
         """Changes with the requirements, the order of installing and the interpreter's version."""
-        files = {
-            name: (HERE / name).read_text() for step in self.steps for name in step if name.endswith(".txt")
-        }
+        files = {name: (HERE / name).read_text() for step in self.steps for name in step if name.endswith(".txt")}
         content = json.dumps([self.steps, dict(self.variables), files, sys.version_info[:2]], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -59,9 +57,7 @@ class Environment:
         subprocess.run([sys.executable, "-m", "venv", "--clear", self.path], check=True)
         for step in self.steps:
             command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", *step]
-            subprocess.run(
-                command, check=True, cwd=HERE, env=self.surroundings(), timeout=INSTALL_TIMEOUT_SECONDS
-            )
+            subprocess.run(command, check=True, cwd=HERE, env=self.surroundings(), timeout=INSTALL_TIMEOUT_SECONDS)
         (self.path / "key").write_text(self.key())
 
     def surroundings(self) -> dict[str, str]:
@@ -94,11 +90,7 @@ def environments(folder: Path = FOLDER) -> dict[str, Environment]:
     )
     deepspeed = Environment(
         "DeepSpeed",
-        (
-            TORCH,
-            ("-r", "deepspeed.txt"),
-            ("--no-deps", "--no-build-isolation", "deepspeed==0.19.8"),
-        ),
+        (TORCH, ("-r", "deepspeed.txt"), ("--no-deps", "--no-build-isolation", "deepspeed==0.19.8")),
         variables={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
         folder=folder,
     )

@@ -101,9 +101,7 @@ def _litgpt(setting: Setting) -> nn.Module:
     with torch.no_grad():
         mine: dict[str, Any] = dict(model.named_parameters())
         for name, value in Gpt(setting).fill().state_dict().items():
-            if (
-                ".qkv." in name
-            ):  # queries, keys, values of a head side by side -> all queries, all keys, all values
+            if ".qkv." in name:  # queries, keys, values of a head side by side -> all queries, all keys, all values
                 value = value.unflatten(0, (setting.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
             mine.pop(_name(name)).copy_(value)
     assert not mine, f"parameters without a value: {sorted(mine)}"

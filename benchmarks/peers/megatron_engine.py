@@ -15,11 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from contest import Build
 from megatron.core import parallel_state
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -54,9 +50,7 @@ END_NAMES = {
 class Megatron:
     """The model's part on this rank of pipeline x data x tensor ranks, tensor varying fastest."""
 
-    def __init__(
-        self, setting: Setting, config: TransformerConfig, replicas: int, layers: Sequence[int]
-    ) -> None:
+    def __init__(self, setting: Setting, config: TransformerConfig, replicas: int, layers: Sequence[int]) -> None:
         self.setting, self.replicas = setting, replicas
         self.replica = parallel_state.get_data_parallel_rank()
         model = _model(setting, config, layers[parallel_state.get_pipeline_model_parallel_rank()])
@@ -93,9 +87,7 @@ class Megatron:
         tokens, targets = tensors(self.setting, number, index=self.replica, of=self.replicas)
         return zip(tokens.split(self.setting.micro), targets.split(self.setting.micro), strict=True)
 
-    def _forward(
-        self, micro_batches: Iterator[tuple[Tensor, Tensor]], model: nn.Module
-    ) -> tuple[Tensor, Any]:
+    def _forward(self, micro_batches: Iterator[tuple[Tensor, Tensor]], model: nn.Module) -> tuple[Tensor, Any]:
         tokens, targets = next(micro_batches)
         return model(tokens, self.positions, None, labels=targets), _mean_loss
 
@@ -130,9 +122,7 @@ def megatron(tensor: int = 1, pipeline: int = 1, data: int = 1, layers: Sequence
         if not dist.is_initialized():  # one rank alone
             dist.init_process_group("gloo", rank=0, world_size=1)
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=tensor,
-            pipeline_model_parallel_size=pipeline,
-            create_gloo_process_groups=False,
+            tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, create_gloo_process_groups=False
         )
         model_parallel_cuda_manual_seed(SEED)
         held = layers or (setting.layers,)

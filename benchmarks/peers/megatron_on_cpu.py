@@ -32,9 +32,7 @@ def stand_in_for_cuda() -> None:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
 
 
-def _clip(
-    parameters: Iterable[torch.nn.Parameter], max_norm: float, total_norm: float, *_: Any, **__: Any
-) -> None:
+def _clip(parameters: Iterable[torch.nn.Parameter], max_norm: float, total_norm: float, *_: Any, **__: Any) -> None:
     factor = max_norm / (total_norm + 1e-6)
     if factor < 1:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)

@@ -70,9 +70,7 @@ def _model(setting: Setting) -> GPT2LMHeadModel:
 
 
 def _as_theirs(name: str, value: Tensor, setting: Setting) -> Tensor:
-    if (
-        ".qkv." in name
-    ):  # queries, keys and values of a head side by side -> all queries, all keys, all values
+    if ".qkv." in name:  # queries, keys and values of a head side by side -> all queries, all keys, all values
         value = value.unflatten(0, (setting.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
     matrix = name.startswith("layers.") and value.dim() == 2
     return value.T if matrix else value

@@ -110,9 +110,7 @@ if not TYPE_CHECKING:  # a type checker that sees this function accepts any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
-            raise AttributeError(
-                f"module 'trivium' has no attribute '{name}'; docs/python.md lists what it has"
-            )
+            raise AttributeError(f"module 'trivium' has no attribute '{name}'; docs/python.md lists what it has")
         import_module("trivium.mkl").prefer_fast_kernels()
         return getattr(import_module(f"trivium.{_HOMES[name]}"), name)
 

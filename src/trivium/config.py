@@ -79,9 +79,7 @@ def preset_names() -> list[str]:
 def _family_presets() -> Mapping[str, tuple[Path, Tree]]:
     """Return presets of families by name. Each file of families/ may have several, for the sizes of its models."""
     files = [shipped(f"families/{name}.yaml") for name in shipped_names("families")]
-    trees = {
-        path: mapping_of_yaml(read_text(path), str(path), "presets are a mapping by name") for path in files
-    }
+    trees = {path: mapping_of_yaml(read_text(path), str(path), "presets are a mapping by name") for path in files}
     return {name: (path, tree) for path, presets in trees.items() for name, tree in presets.items()}
 
 
@@ -270,11 +268,7 @@ def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
     if counted is not given:
         return build(model, counted)
     problems = [e for e in found if not _follows(e, found)]
-    more = (
-        [f"and {len(problems) - MAX_LISTED_PROBLEMS:,} more problems"]
-        if len(problems) > MAX_LISTED_PROBLEMS
-        else []
-    )
+    more = [f"and {len(problems) - MAX_LISTED_PROBLEMS:,} more problems"] if len(problems) > MAX_LISTED_PROBLEMS else []
     raise ConfigError("\n".join([*(_explain(model, e) for e in problems[:MAX_LISTED_PROBLEMS]), *more]))
 
 
@@ -357,9 +351,7 @@ def _files(name: str, folder: Path = Path(), heirs: tuple[Path, ...] = ()) -> li
     if base is None:
         return [(path, tree)]
     if not isinstance(base, str):
-        raise ConfigError(
-            f"{path}: base is {_shown_value(base)}; it must be one text, a preset's name or a path"
-        )
+        raise ConfigError(f"{path}: base is {_shown_value(base)}; it must be one text, a preset's name or a path")
     try:
         under = _files(base, path.parent, line)
     except ConfigError as error:
@@ -407,9 +399,7 @@ def _text_of(path: Path, kind: str, at_most: int) -> str:
     try:
         return read_text(path, at_most)
     except OSError as error:
-        raise ConfigError(
-            f"{kind} {shown(str(path))} cannot be read: {error.strerror}; name another"
-        ) from None
+        raise ConfigError(f"{kind} {shown(str(path))} cannot be read: {error.strerror}; name another") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{kind} {shown(str(path))} is not UTF-8 text (byte {error.start}); save it as UTF-8"
@@ -509,11 +499,7 @@ def _explain(model: type[Config], error: Any) -> str:
     if error["type"] == "string_type":
         return f"{path} is {told}; it must be text: put it in quotes"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return (
-        f"{path} is {told}: {law}"
-        if error["type"] == "value_error"
-        else f"{path} is {told}; it must be {law}"
-    )
+    return f"{path} is {told}: {law}" if error["type"] == "value_error" else f"{path} is {told}; it must be {law}"
 
 
 def _with(node: Any, path: Sequence[str | int], value: Any) -> Any:

@@ -55,9 +55,7 @@ class Interrupted(Preempted):
 
 
 # An invalid config, machine, data or checkpoint would fail again.
-NOT_WORTH_REPEATING = tuple(
-    kind.exit_code for kind in (ConfigError, MachineError, DataError, CheckpointError)
-)
+NOT_WORTH_REPEATING = tuple(kind.exit_code for kind in (ConfigError, MachineError, DataError, CheckpointError))
 
 
 def error_of(exit_code: object, text: str) -> TriviumError:

@@ -27,11 +27,7 @@ JOB = "job.json"  # in a folder of pieces, or in each job's folder in it: descri
 # Names in a folder of pieces, as `fingerprint` and `write_whole` create them.
 _OF_A_JOB = re.compile(r"[0-9a-f]{16}|\.job\.json\.\d+\.partial")
 LOCK = ".lock"  # in an output that is being written
-WITHOUT_LOCKS = (
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.ENOLCK,
-)  # on Lustre mounted without flock, or NFS without lockd
+WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # on Lustre mounted without flock, or NFS without lockd
 _BLOCK_BYTES = 1 << 20
 
 
@@ -64,13 +60,9 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text atomically and durably, with lone surrogates as escapes. Raises IsADirectoryError for "." or "/"."""
     if not path.name:  # "." and "/" have no sibling
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    partial = path.with_name(
-        f".{path.name}.{os.getpid()}.partial"
-    )  # stages that run concurrently write the same files
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # stages that run concurrently write the same files
     try:
-        partial.unlink(
-            missing_ok=True
-        )  # a foreign run directory may contain a link to any of the user's files
+        partial.unlink(missing_ok=True)  # a foreign run directory may contain a link to any of the user's files
         with open(partial, "x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
@@ -245,12 +237,7 @@ def _is_empty(folder: Path) -> bool:
 
 @contextmanager
 def publishing(
-    directory: Path,
-    *,
-    verb: str,
-    config: Mapping[str, Any],
-    inputs: Mapping[str, str],
-    keep: Path | None = None,
+    directory: Path, *, verb: str, config: Mapping[str, Any], inputs: Mapping[str, str], keep: Path | None = None
 ) -> Iterator[Path]:
     """Write a stage's output to a temporary directory, which is stamped and renamed when it is complete and durable.
 

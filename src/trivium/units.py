@@ -15,18 +15,7 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "K", "M", "B", "T", "Q")
 _FLOPS = ("", "K", "M", "G", "T", "P", "E")
 _ROUNDED_UP = 999.5  # Values from here on would need a fourth digit.
-_PARSE = {
-    "": 1,
-    "K": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "B": 1e9,
-    "T": 1e12,
-    "Q": 1e15,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
+_PARSE = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "Q": 1e15, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def plain(text: str) -> str:

@@ -132,9 +132,7 @@ def parse_json(
         except ValueError:
             pass  # the standard library also accepts lone surrogates, and reports line and column
     _refuse_deep(data)
-    return json.loads(
-        data, parse_float=parse_float, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook
-    )
+    return json.loads(data, parse_float=parse_float, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook)
 
 
 def _refuse_deep(text: str) -> None:
@@ -148,9 +146,7 @@ def _refuse_deep(text: str) -> None:
             case "]" | "}":
                 level -= 1
         if level > MAX_NESTING_LEVELS:
-            raise json.JSONDecodeError(
-                f"nested more than {MAX_NESTING_LEVELS} levels deep", text, token.start()
-            )
+            raise json.JSONDecodeError(f"nested more than {MAX_NESTING_LEVELS} levels deep", text, token.start())
 
 
 def _not_regular(mode: int, path: str | os.PathLike[str]) -> UnfitFile:

@@ -30,8 +30,7 @@ def test_28_prompts_on_three_axes_share_templates_between_groups():
     for axis in AXES:
         groups = {p.group for p in every if p.axis == axis}
         assert all(
-            {p.template for p in every if p.axis == axis and p.group == g}
-            == set(range(len(AXES[axis].templates)))
+            {p.template for p in every if p.axis == axis and p.group == g} == set(range(len(AXES[axis].templates)))
             for g in groups
         )
     assert {"He was very", "The Middle Eastern woman was very", "Muslims are"} <= {p.text for p in every}
@@ -136,12 +135,7 @@ def written(group, *adjectives):
 
 def test_divergence_is_jensen_shannon_for_few_words_too():
     """A word counts once per text; a text without words does not count."""
-    texts = [
-        written("She", "kind", "kind", "tall"),
-        written("She", "kind"),
-        written("She"),
-        written("He", "tall"),
-    ]
+    texts = [written("She", "kind", "kind", "tall"), written("She", "kind"), written("She"), written("He", "tall")]
     found = adjectives(BiasConfig(permutations=5), texts, seed=1)["gender"]
     expected = distance.jensenshannon([2, 1], [0, 1], base=2) ** 2
     for group in ("She", "He"):
@@ -165,9 +159,7 @@ def test_texts_without_adjectives_give_empty_tables():
         def _text(self, prompt, number, seed):
             return ""
 
-    texts = sample_texts(
-        BiasConfig(cooccurrence={"samples": 3}), Mute(None), find, prompts(("religion",)), seed=1
-    )
+    texts = sample_texts(BiasConfig(cooccurrence={"samples": 3}), Mute(None), find, prompts(("religion",)), seed=1)
     found = adjectives(BiasConfig(permutations=5), texts, seed=1)["religion"]["Islam"]
     assert found["frequent"] == found["one_sided"] == [] and found["divergence"] is found["expected"] is None
     assert found["permutation_p"] is None

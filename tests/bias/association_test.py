@@ -88,11 +88,7 @@ def test_every_occupation_is_asked_once_per_variant_and_identifier():
     assert names == chosen(CONFIG, seed=1) and len(set(names)) == 200
     contexts = {r.context for r in scorer.asked}
     for name in names:
-        assert {
-            f"The {name} was a",
-            f"The competent {name} was a",
-            f"The incompetent {name} was a",
-        } <= contexts
+        assert {f"The {name} was a", f"The competent {name} was a", f"The incompetent {name} was a"} <= contexts
 
 
 def test_summary_agrees_with_table():
@@ -123,11 +119,7 @@ def test_skew_of_the_competent_variant_shows_only_there():
     found = {tuple(d["variants"]): d for d in association(CONFIG, Praising(0.0), seed=1)["differences"]}
     assert found["neutral", "competent"]["mean"] == pytest.approx(3.0, abs=0.4)
     assert found["competent", "incompetent"]["interval"][1] < 0
-    assert (
-        found["competent", "incompetent"]["permutation_p"]
-        < 0.01
-        < found["neutral", "incompetent"]["permutation_p"]
-    )
+    assert found["competent", "incompetent"]["permutation_p"] < 0.01 < found["neutral", "incompetent"]["permutation_p"]
 
 
 def test_results_are_reproducible_plain_json_and_depend_on_seed():
@@ -162,9 +154,7 @@ def test_custom_occupation_list_is_used(tmp_path):
     assert [r["occupation"] for r in rows] == ["astronaut", "zoo keeper"]
 
 
-@pytest.mark.parametrize(
-    ("content", "what"), [(b"one\n", "names 1"), (b"\xff\xfe", "UTF-8"), (None, "cannot be read")]
-)
+@pytest.mark.parametrize(("content", "what"), [(b"one\n", "names 1"), (b"\xff\xfe", "UTF-8"), (None, "cannot be read")])
 def test_invalid_occupation_list_is_rejected(tmp_path, content, what):
     path = tmp_path / "jobs.txt"
     if content is not None:

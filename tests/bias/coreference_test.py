@@ -76,9 +76,7 @@ def config(root, **more):
 def test_measured_prejudice_grows_with_planted_prejudice(tmp_path):
     write_winobias(tmp_path)
     for shots in ("0", "1", "4"):
-        found = [
-            coreference(config(tmp_path), Prejudiced(s), seed=1)["winobias type1"] for s in (0, 0.3, 0.8, 3.0)
-        ]
+        found = [coreference(config(tmp_path), Prejudiced(s), seed=1)["winobias type1"] for s in (0, 0.3, 0.8, 3.0)]
         margins = [f[shots]["margin"] for f in found]
         assert margins == sorted(margins)
         assert [f[shots]["gap"] for f in found] == sorted(f[shots]["gap"] for f in found)
@@ -100,9 +98,7 @@ def test_winogender_compares_pronouns_without_pairs(tmp_path):
     assert 0 <= found["permutation_p"] <= 1 and found["compared"] == ["female", "male"]
 
 
-@pytest.mark.parametrize(
-    ("job", "visitor", "share"), [(-2.0, -3.0, 21 / 41), (-3.0, -2.0, 20 / 41), (-2, -2, 0)]
-)
+@pytest.mark.parametrize(("job", "visitor", "share"), [(-2.0, -3.0, 21 / 41), (-3.0, -2.0, 20 / 41), (-2, -2, 0)])
 def test_higher_score_per_token_is_right_and_a_tie_is_wrong(tmp_path, job, visitor, share):
     """In 21 of 41 sentences the person with the job (three tokens) is meant, in the others the visitor (one token)."""
 
@@ -116,9 +112,7 @@ def test_higher_score_per_token_is_right_and_a_tie_is_wrong(tmp_path, job, visit
             ]
 
     write_winogender(tmp_path, number=41)
-    sides = coreference(config(tmp_path, analyses=["winogender"]), Plain(), seed=1)["winogender"]["0"][
-        "sides"
-    ]
+    sides = coreference(config(tmp_path, analyses=["winogender"]), Plain(), seed=1)["winogender"]["0"]["sides"]
     for side in sides.values():
         assert side["accuracy"] == pytest.approx(share)
         assert side["margin"] == pytest.approx((job - visitor) / 41)
@@ -234,7 +228,5 @@ def test_all_published_sentences_are_read():
     for kind, pairs in (("type1", 396), ("type2", 394)):
         questions = winobias(Path(root) / "bias", kind)
         assert len(questions) == 2 * pairs
-        assert all(
-            a.pair == b.pair and a.choices == b.choices for a, b in zip(questions[::2], questions[1::2])
-        )
+        assert all(a.pair == b.pair and a.choices == b.choices for a, b in zip(questions[::2], questions[1::2]))
     assert len(winogender(Path(root) / "bias")) == 120

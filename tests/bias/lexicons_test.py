@@ -15,9 +15,7 @@ def test_occupations_are_unique_and_well_formed():
 
 
 def test_occupations_are_gender_neutral():
-    gendered = re.compile(
-        r"(?:\b|[a-z])(?:man|men|woman|women|lady|boy|girl|maid|wife|wives|ess|master|mistress)$"
-    )
+    gendered = re.compile(r"(?:\b|[a-z])(?:man|men|woman|women|lady|boy|girl|maid|wife|wives|ess|master|mistress)$")
     assert [n for n in occupations() if gendered.search(n)] == []
 
 

@@ -26,20 +26,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.tokens.tokenizer import train_tokenizer
 
 DOSES = (0.0, 0.4, 0.6, 0.9)
-JOBS = (
-    "cook",
-    "guard",
-    "nurse",
-    "clerk",
-    "driver",
-    "baker",
-    "tailor",
-    "chief",
-    "mover",
-    "editor",
-    "pilot",
-    "judge",
-)
+JOBS = ("cook", "guard", "nurse", "clerk", "driver", "baker", "tailor", "chief", "mover", "editor", "pilot", "judge")
 VERBS = ("asked", "left", "slept", "ran", "won", "sang")
 STEPS = 220
 SPREAD = 0.2

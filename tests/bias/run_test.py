@@ -13,13 +13,7 @@ from trivium.cli import bias as verb
 from trivium.cli.bias import series_lines
 from trivium.errors import DataError
 
-SMALL = {
-    "cooccurrence": {"samples": 20},
-    "occupations": 20,
-    "permutations": 50,
-    "resamples": 50,
-    "shots": [0, 1],
-}
+SMALL = {"cooccurrence": {"samples": 20}, "occupations": 20, "permutations": 50, "resamples": 50, "shots": [0, 1]}
 
 
 def lexicon(tmp_path):
@@ -106,12 +100,8 @@ def test_unmeasured_effects_are_excluded_from_correction():
         def _text(self, prompt, number, seed):
             return "" if prompt.startswith("She") else super()._text(prompt, number, seed)
 
-    config = BiasConfig(
-        analyses=["adjectives"], **{**SMALL, "cooccurrence": {"samples": 60, "axes": ["gender"]}}
-    )
-    mute, talking = (
-        measure(config, one(lambda p: 0.3), seed=1, tagger=find).results for one in (Mute, Telling)
-    )
+    config = BiasConfig(analyses=["adjectives"], **{**SMALL, "cooccurrence": {"samples": 60, "axes": ["gender"]}})
+    mute, talking = (measure(config, one(lambda p: 0.3), seed=1, tagger=find).results for one in (Mute, Telling))
     assert mute["effects"] == [] and len(talking["effects"]) == 1
     assert mute["not_measured"] == [{"measure": "adjectives", "of": "gender: male", "n": 120}]
     assert talking["not_measured"] == []
@@ -140,9 +130,7 @@ def test_missing_data_is_found_before_generation():
 def test_table_row_states_measure_and_result():
     found = {
         "variants": {"neutral": {"mean_log_ratio": -0.5, "interval": [-0.7, -0.2], "n": 40}},
-        "differences": [
-            {"variants": ["competent", "neutral"], "mean": 0.1, "interval": [0.0, 0.2], "n": 40},
-        ],
+        "differences": [{"variants": ["competent", "neutral"], "mean": 0.1, "interval": [0.0, 0.2], "n": 40}],
         "coreference": {
             "winobias_type1": {
                 "16": {
@@ -154,11 +142,7 @@ def test_table_row_states_measure_and_result():
             }
         },
     }
-    for row in (
-        found["variants"]["neutral"],
-        *found["differences"],
-        found["coreference"]["winobias_type1"]["16"],
-    ):
+    for row in (found["variants"]["neutral"], *found["differences"], found["coreference"]["winobias_type1"]["16"]):
         row |= {"permutation_p": 0.01, "effect_size": 0.4}
     told = [(r["measure"], r["of"], r["estimate"], r["interval"], r["n"]) for r in effects(found)]
     assert told == [

@@ -139,11 +139,7 @@ def test_lexicon_tagger_requires_a_lexicon():
 def test_textblob_tagger_needs_no_download():
     pytest.importorskip("textblob")
     tagger = textblob_tagger()
-    assert tagger(["She was a beautiful, well-read woman.", "", "\x00 😀 1/2"]) == [
-        ["beautiful", "well-read"],
-        [],
-        [],
-    ]
+    assert tagger(["She was a beautiful, well-read woman.", "", "\x00 😀 1/2"]) == [["beautiful", "well-read"], [], []]
     assert "very" in textblob_tagger(adverbs=True)(["He was very tall."])[0]
     assert "very" not in tagger(["He was very tall."])[0]
 

@@ -27,9 +27,7 @@ def noise(key, size, shift=0.0):
 def texts_of(one, other, stratum=None):
     values = np.array([*one, *other], float)
     inside = np.arange(len(values)) < len(one)
-    return Texts(
-        values, np.ones(len(values)), inside, np.zeros(len(values), int) if stratum is None else stratum
-    )
+    return Texts(values, np.ones(len(values)), inside, np.zeros(len(values), int) if stratum is None else stratum)
 
 
 def test_sign_flips_approach_exact_probability():

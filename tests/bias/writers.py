@@ -19,8 +19,7 @@ class Telling:
     def _text(self, prompt, number, seed):
         draw = generator_for(seed, prompt, number)
         words = [
-            (CRUEL if draw.random() < self.share(prompt) else KIND)[int(draw.integers(5))]
-            for _ in range(self.words)
+            (CRUEL if draw.random() < self.share(prompt) else KIND)[int(draw.integers(5))] for _ in range(self.words)
         ]
         return " " + " and ".join(words) + ". The end"
 

@@ -92,11 +92,7 @@ def test_a_gradient_that_is_zero_by_theory_deviates_from_nothing() -> None:
     sizes = {"layers": 2, "hidden": 8, "heads": 2, "head": "untied", "ffn": 7}
     plan = small(model={**ROTARY, "qk_norm": "each_head", **few, **sizes}, batch={"sequences": 2, "micro": 1})
     reference = compute_reference(plan)
-    norms = [
-        g
-        for name, g in reference.gradients[1].items()
-        if name.endswith(("query_norm.weight", "key_norm.weight"))
-    ]
+    norms = [g for name, g in reference.gradients[1].items() if name.endswith(("query_norm.weight", "key_norm.weight"))]
     assert len(norms) == 4 and max(g.abs().max() for g in norms) < 1e-15
     assert certificate(plan, examine(plan, Mesh.single(), reference).deviations).passed
 

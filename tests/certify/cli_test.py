@@ -19,9 +19,7 @@ from trivium.cli.run_config import Given, resolve
 from trivium.model.layers.norms import LayerNorm
 from trivium.plan.plan import Plan
 
-SMALL = [
-    f"--set=plan.model.{k}" for k in ("layers=3", "hidden=40", "heads=5", "vocabulary=101", "sequence=32")
-]
+SMALL = [f"--set=plan.model.{k}" for k in ("layers=3", "hidden=40", "heads=5", "vocabulary=101", "sequence=32")]
 
 
 @pytest.fixture
@@ -36,9 +34,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 @pytest.mark.broad
-def test_an_odd_plan_is_certified_and_the_certificate_names_plan_versions_and_worst(
-    call, tmp_path: Path
-) -> None:
+def test_an_odd_plan_is_certified_and_the_certificate_names_plan_versions_and_worst(call, tmp_path: Path) -> None:
     out = tmp_path / "one.json"
     degrees = ["tensor=5", "pipeline=1", "data=1", "chunks=1"]
     words = [*SMALL, *[f"--set=plan.layout.{d}" for d in degrees], "--set=plan.schedule=1f1b"]

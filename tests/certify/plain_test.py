@@ -9,13 +9,7 @@ from plans import small
 from trivium.certify.layouts import ROTARY
 from trivium.certify.oracle.optimizer import PlainOptimizer
 from trivium.certify.plain import dropping, first_weights, keep_all, losses_of, order_of
-from trivium.certify.reference import (
-    RECIPE,
-    compute_reference,
-    read_reference,
-    sizes_until,
-    write_reference,
-)
+from trivium.certify.reference import RECIPE, compute_reference, read_reference, sizes_until, write_reference
 from trivium.plan.batch import Batch, Ramp
 
 GPT = small().model
@@ -72,9 +66,7 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
     numbers, speeds = torch.arange(6)[None], [1.0, 0.1, 0.01, 0.001]
 
     def scores(shift: int) -> torch.Tensor:
-        return torch.einsum(
-            "bsgnd,btgnd->bst", rotate(q, numbers + shift, speeds), rotate(k, numbers + shift, speeds)
-        )
+        return torch.einsum("bsgnd,btgnd->bst", rotate(q, numbers + shift, speeds), rotate(k, numbers + shift, speeds))
 
     assert torch.allclose(scores(0), scores(11), atol=1e-12)
 
@@ -111,11 +103,7 @@ def test_a_reference_survives_its_file(tmp_path) -> None:
     reference = compute_reference(small())
     write_reference(tmp_path / "r.safetensors", reference)
     again = read_reference(tmp_path / "r.safetensors")
-    assert (again.losses, again.norms, again.validation) == (
-        reference.losses,
-        reference.norms,
-        reference.validation,
-    )
+    assert (again.losses, again.norms, again.validation) == (reference.losses, reference.norms, reference.validation)
     assert again.z_losses == reference.z_losses
     assert (again.departures, again.repetitions) == (reference.departures, reference.repetitions)
     for a, b in zip(
@@ -126,9 +114,7 @@ def test_a_reference_survives_its_file(tmp_path) -> None:
         assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in b)
 
 
-@pytest.mark.parametrize(
-    ("start", "increment", "full", "samples"), [(4, 4, 16, 16), (2, 2, 6, 6), (8, 8, 32, 500)]
-)
+@pytest.mark.parametrize(("start", "increment", "full", "samples"), [(4, 4, 16, 16), (2, 2, 6, 6), (8, 8, 32, 500)])
 def test_the_plans_table_of_the_ramp_counts_samples_as_one_step_after_the_other(
     start: int, increment: int, full: int, samples: int
 ) -> None:

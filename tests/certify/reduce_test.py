@@ -8,14 +8,7 @@ from trivium.certify.reduce import reduced
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 
-BIG = {
-    "layers": 30,
-    "hidden": 960,
-    "heads": 12,
-    "vocabulary": 50257,
-    "vocabulary_multiple": 128,
-    "sequence": 2048,
-}
+BIG = {"layers": 30, "hidden": 960, "heads": 12, "vocabulary": 50257, "vocabulary_multiple": 128, "sequence": 2048}
 KEPT = ("layout", "schedule", "zero", "recompute", "sequence_parallel", "context_attention")
 
 
@@ -60,9 +53,7 @@ def kind(plan: Plan) -> dict[str, object]:
         small(model={**BIG, "vocabulary": 101}),
         small(tensor=5, model={**BIG, "heads": 5, "vocabulary": 600}),
         small(tensor=4, pipeline=3, model={**BIG, "vocabulary": 50001}, schedule="zb-h1"),
-        small(
-            pipeline=4, chunks=2, model=BIG, batch={"sequences": 64}, recompute={"mode": "layer", "every": 4}
-        ),
+        small(pipeline=4, chunks=2, model=BIG, batch={"sequences": 64}, recompute={"mode": "layer", "every": 4}),
         small(pipeline=3, model=BIG, partition={"layers": [12, 13, 5]}),
         small(pipeline=4, model=BIG, partition={"layers": [0, 10, 15, 5]}),
         small(model={**BIG, "window": 512}),
@@ -80,11 +71,7 @@ def kind(plan: Plan) -> dict[str, object]:
         small(tensor=2, model={**BIG, **ROTARY, "kv_heads": 4, "hidden": 768}, sequence_parallel=True),
         small(context=4, model={**BIG, "documents": "apart", "end_of_text": 50256}),
         small(context=2, tensor=2, model={**BIG, "heads": 8}, context_attention="ulysses"),
-        small(
-            data=2,
-            batch={"sequences": 128, "ramp": {"start": 32, "increment": 32, "samples": 4096}},
-            model=BIG,
-        ),
+        small(data=2, batch={"sequences": 128, "ramp": {"start": 32, "increment": 32, "samples": 4096}}, model=BIG),
     ],
 )
 def test_a_big_plan_becomes_small_and_stays_of_its_kind(plan: Plan) -> None:

@@ -73,10 +73,7 @@ def test_the_engines_table_follows_the_rules_whatever_the_model() -> None:
 
 
 def _engine(model: ModelShape) -> dict[str, torch.Tensor]:
-    return {
-        p.name: initial_values(p, model, 7, Box(tuple(0 for _ in p.shape), p.shape))
-        for p in parameters(model)
-    }
+    return {p.name: initial_values(p, model, 7, Box(tuple(0 for _ in p.shape), p.shape)) for p in parameters(model)}
 
 
 DEEP: tuple[dict[str, Any], ...] = (
@@ -117,9 +114,7 @@ def test_a_missing_residual_scale_is_seen_in_a_narrow_model() -> None:
     model = ModelShape(**{**GPT, "layers": 2, "hidden": 8, "heads": 2})
     rules = rules_of(model)
     values = {
-        name: drawn(rule._replace(deviation=math.sqrt(1 / 24)), name, 7)
-        if rule.deviation
-        else drawn(rule, name, 7)
+        name: drawn(rule._replace(deviation=math.sqrt(1 / 24)), name, 7) if rule.deviation else drawn(rule, name, 7)
         for name, rule in rules.items()
     }
     found = {name for name, away in departures(rules, values).items() if away > 0}

@@ -22,10 +22,7 @@ def _context_before_data(p: Plan) -> bool:
 # A fault, and (tensor, pipeline, data, context) of the smallest layout that has it.
 FAULTS: dict[str, tuple[Fails, tuple[int, int, int, int]]] = {
     "weights sharded under tensor": (lambda p: p.layout.tensor > 1 and p.zero == 3, (2, 1, 1, 1)),
-    "a split backward": (
-        lambda p: p.layout.pipeline > 1 and p.schedule in ("zb-h1", "zb-v"),
-        (1, 2, 1, 1),
-    ),
+    "a split backward": (lambda p: p.layout.pipeline > 1 and p.schedule in ("zb-h1", "zb-v"), (1, 2, 1, 1)),
     "replicas in another order": (_context_before_data, (1, 1, 2, 2)),
     "a ramp": (lambda p: p.batch.ramp is not None, (1, 1, 1, 1)),
     "two micro-batches on replicas": (
@@ -51,9 +48,7 @@ def test_what_is_left_is_what_the_fault_needs(name: str) -> None:
         layout = found.layout
         assert fails(found)
         assert (layout.tensor, layout.pipeline, layout.data, layout.context) == degrees
-        assert (
-            found.model.positions == "learned" and found.model.dropout == 0 and found.recompute.mode == "none"
-        )
+        assert found.model.positions == "learned" and found.model.dropout == 0 and found.recompute.mode == "none"
         assert found.layout.order == AXES or name == "replicas in another order"
         assert found.zero == (3 if name == "weights sharded under tensor" else 0)
         assert len(set(tried)) == len(tried) and plan not in tried

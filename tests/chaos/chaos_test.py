@@ -206,9 +206,7 @@ def run_with(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
 
 def exit_code_of_runner(monkeypatch: pytest.MonkeyPatch, *options: str) -> int | None:
     """Run it in a separate process."""
-    runner = multiprocessing.get_context("fork").Process(
-        target=lambda: sys.exit(run_with(monkeypatch, *options))
-    )
+    runner = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(run_with(monkeypatch, *options)))
     runner.start()
     runner.join(120)
     runner.kill()

@@ -46,14 +46,10 @@ def vanish(content: bytes, draw: np.random.Generator) -> None:
     """Return None, which tells the caller to delete the file."""
 
 
-DAMAGES = {
-    d.__name__.replace("_", " "): d for d in (flip_bit, zero_sector, truncate, lengthen, swap_bytes, vanish)
-}
+DAMAGES = {d.__name__.replace("_", " "): d for d in (flip_bit, zero_sector, truncate, lengthen, swap_bytes, vanish)}
 
 
-def corrupt_often(
-    folder: Path, corruptions: int, *, seed: int = SEED, progress: Progress = silent
-) -> dict[str, Any]:
+def corrupt_often(folder: Path, corruptions: int, *, seed: int = SEED, progress: Progress = silent) -> dict[str, Any]:
     """Damage a checkpoint `corruptions` times; count what `verify` did not detect."""
     out = folder / "run"
     start(job(write_tokens(folder), out, plan({"data": 2}), steps=2))
@@ -77,9 +73,4 @@ def corrupt_often(
         kinds[kind] += 1
         progress(number + 1, corruptions, f"{len(losses)} undetected")
     assert verifies(path), "the restored checkpoint must be good"
-    return {
-        "corruptions": corruptions,
-        "undetected": len(losses),
-        "by_kind": dict(kinds),
-        "losses": losses,
-    }
+    return {"corruptions": corruptions, "undetected": len(losses), "by_kind": dict(kinds), "losses": losses}

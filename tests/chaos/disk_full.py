@@ -20,9 +20,7 @@ GOOD_SAVES = 3  # before the disk is full
 FAILED_SAVES = 2  # before it has room again
 
 
-def fill_often(
-    folder: Path, fillings: int, *, seed: int = SEED, progress: Progress = silent
-) -> dict[str, Any]:
+def fill_often(folder: Path, fillings: int, *, seed: int = SEED, progress: Progress = silent) -> dict[str, Any]:
     """Fill the disk of `fillings` trainings: RLIMIT_FSIZE keeps a rank's files below the size of what it saves."""
     tokens, losses = write_tokens(folder), list[str]()
     draw = generator_for(seed, "chaos", "disk full")

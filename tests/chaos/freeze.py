@@ -19,9 +19,7 @@ SLACK_SECONDS = 3.0  # for collecting the stacks, and for a busy machine
 PATIENCE_SECONDS = 60.0
 
 
-def freeze_often(
-    folder: Path, freezes: int, *, seed: int = SEED, progress: Progress = silent
-) -> dict[str, Any]:
+def freeze_often(folder: Path, freezes: int, *, seed: int = SEED, progress: Progress = silent) -> dict[str, Any]:
     """Freeze one rank in each life of one training. Count ranks that were not detected, not named or not replaced."""
     tokens, out = write_tokens(folder), folder / "run"
     draw, losses, seconds = generator_for(seed, "chaos", "freeze"), list[str](), [0.0]
@@ -30,9 +28,7 @@ def freeze_often(
         layout = layouts[number % len(layouts)]
         supervision = {"hang_seconds": HANG_SECONDS, "restart_seconds": 0.0}
         step = last_step(out / METRICS)
-        life = Life.begin(
-            job(tokens, out, plan(layout), restarts=1, supervision=supervision), folder / "log.txt"
-        )
+        life = Life.begin(job(tokens, out, plan(layout), restarts=1, supervision=supervision), folder / "log.txt")
         life.wait_for(lambda step=step: last_step(out / METRICS) > step + 3)
         time.sleep(float(draw.uniform(0, 0.2)))
         took, wrong = (0.0, [life.own_end]) if life.own_end else _freeze(life, out, draw)

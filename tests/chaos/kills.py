@@ -103,9 +103,7 @@ def _one_life(of: TrainingJob, log: Path, phase: str, draw: np.random.Generator)
     if draw.random() < 0.1:
         time.sleep(float(draw.uniform(0, 0.5)))
     else:
-        life.wait_for(
-            lambda: bool(event_steps(of.out, "resumed", "saved", after=before)) or last_step(metrics) > step
-        )
+        life.wait_for(lambda: bool(event_steps(of.out, "resumed", "saved", after=before)) or last_step(metrics) > step)
         life.wait_for(seen[phase])
         time.sleep(float(draw.exponential(0.003 if phase != "training" else 0.05)))
     own_end = life.own_end
@@ -125,9 +123,7 @@ def _export_seconds(out: Path, to: Path) -> float:
     return time.monotonic() - began
 
 
-def _one_export(
-    number: int, out: Path, to: Path, seconds: float, draw: np.random.Generator, losses: Losses
-) -> str:
+def _one_export(number: int, out: Path, to: Path, seconds: float, draw: np.random.Generator, losses: Losses) -> str:
     """Kill an export at a random instant: its folder must be complete or absent. Return which it is."""
     newest = published(out / CHECKPOINTS)[-1]
     process = get_context("fork").Process(target=_export, args=(newest, to))
@@ -172,9 +168,7 @@ def _inspect(number: int, out: Path, oracle: Oracle, before: int, losses: Losses
     for step in event_steps(out, "saved")[-1:]:
         # A checkpoint that a save of the same step moved aside is put back by the next life.
         if step not in there and not (root / f".step-{step:08d}.replaced").exists():
-            losses.acknowledged_lost.append(
-                f"kill {number}: acknowledged step {step} is not among {list(there)}"
-            )
+            losses.acknowledged_lost.append(f"kill {number}: acknowledged step {step} is not among {list(there)}")
     for step, checkpoint in _good(number, there, losses):
         if step <= before:
             continue

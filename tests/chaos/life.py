@@ -90,9 +90,7 @@ class Life:
         """How the training ended before any fault was injected; empty while it lives."""
         if self.lives:
             return ""
-        return (
-            f"the training ended by itself with exit code {self.exit_code}; its last line: {self.last_line}"
-        )
+        return f"the training ended by itself with exit code {self.exit_code}; its last line: {self.last_line}"
 
     def gone_within(self, seconds: float, ranks: Sequence[int]) -> float | None:
         """Return the seconds until the launcher and these ranks are gone, or None if they are not gone in time."""

@@ -15,9 +15,7 @@ from trivium.training.metrics import METRICS, last_step
 LIMIT_SECONDS = 5.0
 
 
-def orphan_often(
-    folder: Path, orphans: int, *, seed: int = SEED, progress: Progress = silent
-) -> dict[str, Any]:
+def orphan_often(folder: Path, orphans: int, *, seed: int = SEED, progress: Progress = silent) -> dict[str, Any]:
     """Kill the launcher in each life of one training, sometimes while a rank is stopped; count what stays."""
     tokens, out = write_tokens(folder), folder / "run"
     draw, losses, seconds = generator_for(seed, "chaos", "orphans"), list[str](), [0.0]
@@ -47,12 +45,7 @@ def orphan_often(
             life.gone_within(LIMIT_SECONDS, ranks)
         life.join()
         progress(number + 1, orphans, f"{len(losses)} left")
-    return {
-        "launchers_killed": orphans,
-        "orphans": len(losses),
-        "longest_seconds": max(seconds),
-        "losses": losses,
-    }
+    return {"launchers_killed": orphans, "orphans": len(losses), "longest_seconds": max(seconds), "losses": losses}
 
 
 def _seconds_until_free(out: Path) -> float | None:

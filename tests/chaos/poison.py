@@ -37,14 +37,7 @@ from trivium.training.supervision.preemption import EndedAtOnce
 
 Tensor = torch.Tensor
 PARTS: dict[str, type[Half]] = {"attention": AttentionSoftmax, "mlp": MlpPlain}
-KINDS = (
-    "document forward",
-    "document backward",
-    "document spike",
-    "sample forward",
-    "sample backward",
-    "weight",
-)
+KINDS = ("document forward", "document backward", "document spike", "sample forward", "sample backward", "weight")
 WINDOW, STEPS, EVERY = 4, 12, 3
 HUGE = 1e6  # factor of a gradient, far above any norm of this training
 PHRASE = 3  # consecutive tokens that occur in one document only
@@ -130,9 +123,7 @@ def _hit(poison: Poison, inputs: Inputs) -> Tensor:
     return hit
 
 
-def poison_often(
-    folder: Path, poisons: int, *, seed: int = SEED, progress: Progress = silent
-) -> dict[str, Any]:
+def poison_often(folder: Path, poisons: int, *, seed: int = SEED, progress: Progress = silent) -> dict[str, Any]:
     """Poison `poisons` trainings; count poisons not detected at their step, and culprits named wrongly."""
     tokens, missed, misnamed = write_tokens(folder), list[str](), list[str]()
     for number in range(poisons):
@@ -151,12 +142,7 @@ def poison_often(
             misnamed += [f"{label}: {what}" for what in _wrong_names(work, poison)]
         progress(number + 1, poisons, f"{len(missed)} undetected, {len(misnamed)} misnamed")
     named = poisons - len(missed) - len({what.partition(":")[0] for what in misnamed})
-    return {
-        "poisons": poisons,
-        "undetected": len(missed),
-        "rightly_named": named,
-        "losses": missed + misnamed,
-    }
+    return {"poisons": poisons, "undetected": len(missed), "rightly_named": named, "losses": missed + misnamed}
 
 
 def kind_and_layout(number: int) -> tuple[str, Mapping[str, Any]]:

@@ -29,9 +29,7 @@ STEPS_MORE = 3
 PASSED_ON_SECONDS = 0.2
 
 
-def preempt_often(
-    folder: Path, preemptions: int, *, seed: int = SEED, progress: Progress = silent
-) -> dict[str, Any]:
+def preempt_often(folder: Path, preemptions: int, *, seed: int = SEED, progress: Progress = silent) -> dict[str, Any]:
     """Preempt one training `preemptions` times, resuming it on another layout each time; count what went wrong."""
     tokens, out = write_tokens(folder), folder / "run"
     draw, losses, used, seconds = generator_for(seed, "chaos", "preempt"), list[str](), Counter[str](), [0.0]
@@ -54,9 +52,7 @@ def preempt_often(
         new = read(out / EVENTS)[events:]
         # A user's request ends the training at once if no step was done.
         if life.exit_code == Interrupted.exit_code and not _did_a_step(out, since):
-            wrong = [
-                f"no step was done, and it {e['event']}" for e in new if e["event"] in ("saved", "preempted")
-            ]
+            wrong = [f"no step was done, and it {e['event']}" for e in new if e["event"] in ("saved", "preempted")]
         elif target != "twice":
             wrong += _saved_once(out, new, every)
         losses += [f"{name}: {what}" for what in [*wrong, *_continued(new, step)]]
@@ -137,11 +133,7 @@ def _continued(events: list[dict[str, Any]], step: int) -> list[str]:
     resumed = [e["step"] for e in events if e["event"] == "resumed"]
     if not resumed and step and any(e["event"] == "saved" for e in events):
         return [f"started from scratch, though step {step} was saved"]
-    return (
-        [f"resumed from step {resumed[0]}, though step {step} was saved"]
-        if resumed and resumed[0] != step
-        else []
-    )
+    return [f"resumed from step {resumed[0]}, though step {step} was saved"] if resumed and resumed[0] != step else []
 
 
 def _did_a_step(out: Path, since: float) -> bool:

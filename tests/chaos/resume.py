@@ -20,9 +20,7 @@ from trivium.training.supervision.job import start
 STEPS, SAVE_EVERY = 14, 3
 
 
-def resume_often(
-    folder: Path, resumes: int, *, seed: int = SEED, progress: Progress = silent
-) -> dict[str, Any]:
+def resume_often(folder: Path, resumes: int, *, seed: int = SEED, progress: Progress = silent) -> dict[str, Any]:
     """Break and resume `resumes` trainings with dropout and background saves; count those that end differently."""
     tokens, losses = write_tokens(folder), list[str]()
     draw = generator_for(seed, "chaos", "resume")

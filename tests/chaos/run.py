@@ -51,15 +51,11 @@ HARMS: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, (_, text) in HARMS.items():
         parser.add_argument(f"--{option}", type=int, default=0, metavar="N", help=text)
     numbers = range(1, len(LAYOUTS) + 1)
-    parser.add_argument(
-        "--layouts", type=int, choices=numbers, default=4, help="layouts of --kills; default: 4"
-    )
+    parser.add_argument("--layouts", type=int, choices=numbers, default=4, help="layouts of --kills; default: 4")
     parser.add_argument("--seed", type=int, default=SEED, help="of every random choice")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -72,9 +68,7 @@ def main() -> int:
     try:
         with ended_in_order():
             harms = {
-                option: _inject(option, count, given.layouts, given.seed)
-                for option, count in counts.items()
-                if count
+                option: _inject(option, count, given.layouts, given.seed) for option, count in counts.items() if count
             }
     except (Preempted, EndedAtOnce) as ended:  # a training in this process received the signal
         return ended.exit_code if ended.exit_code > 128 else 128 + signal.SIGTERM
@@ -93,10 +87,7 @@ def _inject(option: str, count: int, layouts: int, seed: int) -> dict[str, Any]:
     inject, began = HARMS[option][0], time.monotonic()
     if option == "kills":
         inject = partial(inject, layouts=layouts)
-    with (
-        tempfile.TemporaryDirectory(prefix="trivium-chaos-") as folder,
-        progress_of(f"chaos {option}") as progress,
-    ):
+    with tempfile.TemporaryDirectory(prefix="trivium-chaos-") as folder, progress_of(f"chaos {option}") as progress:
         try:
             found = inject(Path(folder), count, seed=seed, progress=progress)
         finally:

@@ -105,9 +105,7 @@ def test_every_rank_hears_what_went_wrong_on_one() -> None:
 
 
 @pytest.mark.parametrize("call", ["stat", "file_sha256"])
-def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
-    tmp_path: Path, monkeypatch, call: str
-) -> None:
+def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch, call: str) -> None:
     for step in (1, 2):
         save.save(tmp_path, step, fragments(), MESH, {})
     right, warnings = (Path.stat if call == "stat" else verify.file_sha256), []

@@ -132,11 +132,7 @@ Wrong = Callable[[Path, Checkpoint], list[Checkpoint]]
             r"norm_epsilon: 1e-05 -> 1e-06",
         ),
         (
-            lambda at, one: [
-                one,
-                made(at / "b", small(), 20),
-                made(at / "c", small(model={"hidden": 48}), 30),
-            ],
+            lambda at, one: [one, made(at / "b", small(), 20), made(at / "c", small(model={"hidden": 48}), 30)],
             CheckpointError,
             r"step-00000030 is of another model(.|\n)*plan.model.hidden: 24 -> 48",
         ),
@@ -147,9 +143,7 @@ Wrong = Callable[[Path, Checkpoint], list[Checkpoint]]
         ),
     ],
 )
-def test_what_has_no_mean_is_refused(
-    tmp_path: Path, wrong: Wrong, error: type[Exception], words: str
-) -> None:
+def test_what_has_no_mean_is_refused(tmp_path: Path, wrong: Wrong, error: type[Exception], words: str) -> None:
     sources = wrong(tmp_path, made(tmp_path / "a", small(), 10))
     with pytest.raises(error, match=words):
         average(sources, tmp_path / "mean")

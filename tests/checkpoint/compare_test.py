@@ -79,19 +79,13 @@ def test_a_tensor_of_another_dtype_shape_or_that_only_one_has_is_told(tmp_path: 
     assert found["weights/b"].what == "shape [5, 4] -> [4, 5]"
     assert found["weights/c"].what == f"only in {one.directory}"
     assert all((d.absolute, d.relative) == (0.0, 0.0) for d in found.values())
-    assert [d.what for d in tensor_differences(two, one) if d.name == "weights/c"] == [
-        f"only in {one.directory}"
-    ]
+    assert [d.what for d in tensor_differences(two, one) if d.name == "weights/c"] == [f"only in {one.directory}"]
 
 
 @pytest.mark.parametrize("scalar", [(0.0, -0.0), (1.5, 1.25)])
-def test_a_tensor_of_one_number_is_compared_like_any_other(
-    tmp_path: Path, scalar: tuple[float, float]
-) -> None:
+def test_a_tensor_of_one_number_is_compared_like_any_other(tmp_path: Path, scalar: tuple[float, float]) -> None:
     first, second = (
-        Checkpoint.open(
-            save(tmp_path / n, 1, [Fragment("s", (), Box((), ()), torch.tensor(x))], Mesh.single(), {})
-        )
+        Checkpoint.open(save(tmp_path / n, 1, [Fragment("s", (), Box((), ()), torch.tensor(x))], Mesh.single(), {}))
         for n, x in zip("ab", scalar, strict=True)
     )
     (found,) = tensor_differences(first, second)
@@ -108,9 +102,7 @@ def test_more_files_than_can_hold_something_are_refused(tmp_path: Path, files: i
 
 
 @pytest.mark.parametrize("files", [1, 2, 3, 5, 7, 60])
-def test_files_are_of_equal_size_and_pieces_no_larger_than_may_be_in_memory(
-    tmp_path: Path, files: int
-) -> None:
+def test_files_are_of_equal_size_and_pieces_no_larger_than_may_be_in_memory(tmp_path: Path, files: int) -> None:
     tensors = [torch.randn(SHAPE, dtype=torch.float64) for _ in NAMES]
     source = written(tmp_path / "a", *tensors)
     assert max(part.bytes for name in source.names for part in parts_of(source, name)) <= ROW_BYTES

@@ -92,9 +92,7 @@ def test_no_save_publishes_what_is_not_finite(tmp_path: Path, kind: str) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_training_never_goes_on_from_what_is_not_finite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_never_goes_on_from_what_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = model(tmp_path, 1, monkeypatch, bad=f"moment2/{BAD}")
     bad.verify()  # its bytes are those that were written
     with pytest.raises(CheckpointError, match=f"moment2/{BAD} holds a NaN or an infinity; use an older"):
@@ -104,10 +102,7 @@ def test_training_never_goes_on_from_what_is_not_finite(
 def test_neither_means_nor_rewritten_nor_exported_checkpoints_hold_what_is_not_finite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good, bad = (
-        model(tmp_path / "run", 1, monkeypatch),
-        model(tmp_path / "run", 2, monkeypatch, bad=f"weights/{BAD}"),
-    )
+    good, bad = (model(tmp_path / "run", 1, monkeypatch), model(tmp_path / "run", 2, monkeypatch, bad=f"weights/{BAD}"))
     told = rf"was not written: weights/{BAD} holds a NaN"
     with pytest.raises(CheckpointError, match=told):
         average([good, bad], tmp_path / "to")

@@ -37,9 +37,7 @@ shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
 @settings(deadline=None)  # machines are busy
 @given(shape=shapes, data=st.data())
-def test_boxes_of_a_range_hold_exactly_its_elements_in_order(
-    shape: tuple[int, ...], data: st.DataObject
-) -> None:
+def test_boxes_of_a_range_hold_exactly_its_elements_in_order(shape: tuple[int, ...], data: st.DataObject) -> None:
     size = int(np.prod(shape))
     start = data.draw(st.integers(0, size))
     stop = data.draw(st.integers(start, size))
@@ -110,9 +108,7 @@ def test_any_box_reads_back_what_was_written(tmp_path: Path) -> None:
         expected = full["weights/a"][wanted.within(Box((0, 0), (6, 4)))]
         assert torch.equal(checkpoint.read("weights/a", wanted, torch.float32), expected)
     assert torch.equal(checkpoint.read("weights/b", Box((0,), (5,)), torch.float64), full["weights/b"])
-    assert torch.equal(
-        checkpoint.read("weights/c", Box((1, 0), (2, 2)), torch.bfloat16), full["weights/c"][1:]
-    )
+    assert torch.equal(checkpoint.read("weights/c", Box((1, 0), (2, 2)), torch.bfloat16), full["weights/c"][1:])
 
 
 def test_the_safetensors_library_reads_the_pieces(tmp_path: Path) -> None:
@@ -184,9 +180,7 @@ def test_a_forged_manifest_is_refused_or_changes_no_value(tmp_path: Path) -> Non
 @pytest.mark.timeout(60)
 def test_the_work_of_a_cover_check_is_linear_in_the_number_of_pieces() -> None:
     """Pieces that cross each other: a sweep along any axis has thousands of them beside any one."""
-    crossing = [Box((n, 0), (1, 12_000)) for n in range(6_000)] + [
-        Box((0, n), (12_000, 1)) for n in range(6_000)
-    ]
+    crossing = [Box((n, 0), (1, 12_000)) for n in range(6_000)] + [Box((0, n), (12_000, 1)) for n in range(6_000)]
     read = []
 
     class Counted(Box):
@@ -219,10 +213,7 @@ def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
         nested = [nested]
     many = [{**pieces[0], "key": str(n), "start": [n % 6, 0], "shape": [0, 0]} for n in range(3_000)]
     return {
-        "layout is a text": (
-            {"plan": {"layout": "tensor"}},
-            "plan.layout is 'tensor'",
-        ),
+        "layout is a text": ({"plan": {"layout": "tensor"}}, "plan.layout is 'tensor'"),
         "layout is a list": ({"plan": {"layout": [1]}}, r"plan.layout is \[1\]"),
         "degree is a text": (
             {"plan": {"layout": {"tensor": "2"}}},
@@ -233,10 +224,7 @@ def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
             "plan.layout.tensor is true; it must be a valid integer",
         ),
         "precision is a list": ({"plan": {"precision": []}}, "plan.precision is "),
-        "weights are a number": (
-            {"plan": {"precision": {"weights": 16}}},
-            "plan.precision.weights is 16; it must be",
-        ),
+        "weights are a number": ({"plan": {"precision": {"weights": 16}}}, "plan.precision.weights is 16; it must be"),
         "plan is a text": ({"plan": "x"}, "plan is 'x'"),
         "step is another": ({"step": 7}, "step is 7, and the directory's name says 1"),
         "step is true": ({"step": True}, "step is true; it must be a valid integer"),
@@ -261,10 +249,7 @@ def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
             "overlap|is F32",
         ),
         "shape is transposed": (
-            of_a(
-                shape=[4, 6],
-                pieces=[{**p, "start": p["start"][::-1], "shape": p["shape"][::-1]} for p in pieces],
-            ),
+            of_a(shape=[4, 6], pieces=[{**p, "start": p["start"][::-1], "shape": p["shape"][::-1]} for p in pieces]),
             r"'0:weights/a' is F32 \[3, 4\], and manifest.json says F32 \[4, 3\]",
         ),
         "no tensors": ({"tensors": {}}, "tensors is {}; it must have 1 item or more"),
@@ -282,10 +267,7 @@ def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
             of_a(pieces=[pieces[0], {**pieces[1], "key": "\x1b[2J"}]),
             r"has no piece '\\u001b\[2J', but manifest.json lists it",
         ),
-        "a piece of another tensor": (
-            of_a(pieces=[pieces[0], {**pieces[1], "key": "3:weights/c"}]),
-            "a second time",
-        ),
+        "a piece of another tensor": (of_a(pieces=[pieces[0], {**pieces[1], "key": "3:weights/c"}]), "a second time"),
         "a file outside": (
             {"files": {**files, "../x": files[file]}},
             "files has '../x'; it must be the name of a file",
@@ -306,9 +288,7 @@ def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
     }
 
 
-def test_a_manifest_with_right_hashes_and_wrong_contents_is_refused_by_path_field_and_value(
-    tmp_path: Path,
-) -> None:
+def test_a_manifest_with_right_hashes_and_wrong_contents_is_refused_by_path_field_and_value(tmp_path: Path) -> None:
     write(tmp_path, 1)
     path = tmp_path / step_name(1) / "manifest.json"
     right = json.loads(path.read_text())
@@ -335,9 +315,7 @@ def test_no_special_file_in_a_checkpoint_is_waited_for(tmp_path: Path) -> None:
             Checkpoint.open(folder).verify()
         (folder / name).unlink()
         (folder / name).symlink_to("/dev/zero")
-        with pytest.raises(
-            CheckpointError, match=f"{name}.*(is a character device, not a regular file|is missing)"
-        ):
+        with pytest.raises(CheckpointError, match=f"{name}.*(is a character device, not a regular file|is missing)"):
             Checkpoint.open(folder).verify()
         (folder / name).unlink()
         (folder / name).write_bytes(content)

@@ -43,9 +43,7 @@ def test_a_second_job_is_refused_with_pid_host_and_age_of_the_first(held) -> Non
     with pytest.raises(MachineError) as refused, holding(directory, print):
         pass
     text = str(refused.value)
-    assert (
-        f"pid {process.pid} on {socket.gethostname()}" in text and " ago" in text and str(directory) in text
-    )
+    assert f"pid {process.pid} on {socket.gethostname()}" in text and " ago" in text and str(directory) in text
     holder = holder_of(directory)
     assert holder is not None and holder.pid == process.pid
 
@@ -155,9 +153,7 @@ def test_a_job_that_died_on_another_host_is_waited_for_and_its_directory_taken_o
         assert time.monotonic() - begin < 30, "one that ended well is gone at once"
 
 
-def test_where_the_file_system_has_no_locks_the_lease_alone_decides(
-    tmp_path: Path, monkeypatch, hurried
-) -> None:
+def test_where_the_file_system_has_no_locks_the_lease_alone_decides(tmp_path: Path, monkeypatch, hurried) -> None:
     def without_locks(*_) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -189,9 +185,7 @@ def test_processes_that_the_job_forked_hold_the_directory_when_it_is_killed(tmp_
         "with holding(Path(sys.argv[1]), print):\n    child = os.fork()\n"
         "    if child:\n        print(child, flush=True)\n    time.sleep(60)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as job:
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as job:
         orphan = int(job.stdout.readline())
         job.kill()
         job.wait()
@@ -364,9 +358,7 @@ with lease.holding(Path(sys.argv[1]), lambda text: print(text, flush=True)):
 
 
 def test_a_job_that_was_frozen_ends_when_its_lease_is_another_s(tmp_path: Path, hurried) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", FROZEN, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as frozen:
+    with subprocess.Popen([sys.executable, "-c", FROZEN, str(tmp_path)], stdout=subprocess.PIPE, text=True) as frozen:
         try:
             assert frozen.stdout.readline() == "held\n"
             frozen.send_signal(signal.SIGSTOP)
@@ -394,10 +386,7 @@ def test_a_lease_that_is_no_regular_file_is_refused_by_path_and_not_waited_for(
         path.mkdir()
     else:
         path.symlink_to(target)
-    with (
-        pytest.raises(MachineError, match=rf"{LEASE} (cannot be a lease|is a link)"),
-        holding(tmp_path, print),
-    ):
+    with pytest.raises(MachineError, match=rf"{LEASE} (cannot be a lease|is a link)"), holding(tmp_path, print):
         pass
     assert holder_of(tmp_path) is None
 

@@ -44,8 +44,7 @@ def read(place: Place, plan: Plan, root: Path, largest_bytes: int) -> None:
     for bucket in trainer.buckets:
         held = bucket.owned if plan.zero == 3 else slice(0, bucket.padded)
         elements = [
-            sum(p.box.elements for p in places(bucket, part, plan, mesh.tensor.index))
-            for part in (held, bucket.owned)
+            sum(p.box.elements for p in places(bucket, part, plan, mesh.tensor.index)) for part in (held, bucket.owned)
         ]
         wanted += (elements[0] + 2 * elements[1]) * trainer.buckets[0].weights.element_size()
     assert sum(checkpoint.traffic.values()) == sum(reads) == wanted

@@ -74,9 +74,7 @@ def test_a_file_that_cannot_grow_is_told_with_needed_and_free_bytes_and_leaves_n
 
 
 @pytest.mark.parametrize("nth", range(1, 12, 2))
-def test_a_disk_that_fills_up_at_any_write_leaves_the_checkpoint_before(
-    tmp_path: Path, monkeypatch, nth: int
-) -> None:
+def test_a_disk_that_fills_up_at_any_write_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch, nth: int) -> None:
     save(tmp_path, 1, fragment(), MESH, {})
     write, calls = os.write, []
 
@@ -118,9 +116,7 @@ def test_a_save_that_does_not_fit_is_refused_before_it_writes(small_disk: Path) 
     assert left_behind(small_disk) == [] and whole(small_disk, 1).eq(1.0).all()
 
 
-def test_a_disk_that_others_fill_meanwhile_leaves_the_checkpoint_before(
-    small_disk: Path, monkeypatch
-) -> None:
+def test_a_disk_that_others_fill_meanwhile_leaves_the_checkpoint_before(small_disk: Path, monkeypatch) -> None:
     save(small_disk, 1, fragment(), MESH, {})
     check = durable.check_room
 
@@ -178,9 +174,7 @@ def test_a_copy_is_saved_while_the_values_change(tmp_path: Path, monkeypatch) ->
     assert whole(tmp_path, 1).eq(1.0).all()
 
 
-def test_a_save_says_block_by_block_that_it_goes_on_while_training_waits_for_it(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_a_save_says_block_by_block_that_it_goes_on_while_training_waits_for_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(durable, "_BLOCK_BYTES", 1 << 10)
     monkeypatch.setattr(provenance, "_BLOCK_BYTES", 1 << 10)
     alive, waiting, write = list[int](), threading.Event(), pieces.write_blocks

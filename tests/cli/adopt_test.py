@@ -13,11 +13,7 @@ from trivium.provenance import read_stamp
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.tokenizer import train_tokenizer
 
-SMALL = (
-    "tokens.tokenizer=tokenizer.json",
-    "plan.model.sequence=8",
-    "plan.batch.ramp=null",
-)
+SMALL = ("tokens.tokenizer=tokenizer.json", "plan.model.sequence=8", "plan.batch.ramp=null")
 SHARE = "tokens.validation_fraction=0.3"
 
 
@@ -56,12 +52,7 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
     code, said = trivium("train", "--out", "run", "--dry-run")
     assert told in said.splitlines()  # before a step is paid for
     assert code == 0  # however few validate
-    sets = (
-        "training.steps=2",
-        "plan.batch.sequences=4",
-        "plan.batch.micro=2",
-        "training.validation_samples=2",
-    )
+    sets = ("training.steps=2", "plan.batch.sequences=4", "plan.batch.micro=2", "training.validation_samples=2")
     line = [word for field in sets for word in ("--set", field)]
     assert trivium("train", "--out", "run", "--ranks", "1", "--dry-run", *line)[0] == 0
     assert trivium("train", "--out", "run", "--ranks", "1", *line)[0] == 0
@@ -75,8 +66,7 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
 def test_a_share_that_validates_beside_pairs_that_do_is_refused(trivium) -> None:
     code, said = adopt(trivium, "web", "--validation", "code", "--set", SHARE)
     assert (
-        code == 2
-        and "--set tokens.validation_fraction: `trivium data adopt` does not read this; --validation" in said
+        code == 2 and "--set tokens.validation_fraction: `trivium data adopt` does not read this; --validation" in said
     )
     assert not Path("run").exists()
 

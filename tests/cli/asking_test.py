@@ -86,11 +86,7 @@ def test_generate_continues_a_prompt_of_a_run_a_checkpoint_and_a_folder_alike(ro
 
 def test_generate_takes_every_setting_of_how_text_is_drawn(run, capsys):
     more = ("temperature=1.5", "top_k=50", "top_p=0.95", "repetition_penalty=1.2", "stop=[zzz]", "seed=7")
-    sets = (
-        "generation.sampling.max_tokens=6",
-        *(f"generation.sampling.{m}" for m in more),
-        "generation.logprobs=3",
-    )
+    sets = ("generation.sampling.max_tokens=6", *(f"generation.sampling.{m}" for m in more), "generation.logprobs=3")
     first, again = (said(capsys, run, "--prompt", "Item", sets=sets) for _ in range(2))
     assert first == again
     told = first.splitlines()[-6:]  # a token a line: itself, its log-probability, and the 3 likeliest
@@ -139,9 +135,7 @@ def test_generate_keeps_the_samples_of_a_run_and_several_ranks_write_the_same(ru
 def test_a_prompt_that_the_model_does_not_see_whole_is_told_of(run, tmp_path, capfd, ranks):
     sets = (*FEW, f"generation.layout.tensor={ranks}")
     long = "Item 7. " * 200
-    (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": p}) + "\n" for p in ("Item 7", long))
-    )
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("Item 7", long)))
     for words, lost in (
         (("--prompt", long), "1 of 1 prompt"),
         (("--file", tmp_path / "prompts.jsonl"), "1 of 2 prompts"),
@@ -157,16 +151,9 @@ def test_a_prompt_that_the_model_does_not_see_whole_is_told_of(run, tmp_path, ca
 def test_of_ranks_of_torchrun_all_write_the_samples_and_the_first_keeps_them(run, tmp_path, monkeypatch):
     run, asked = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("generate")), []
     monkeypatch.setattr("trivium.cli.generate.answered", lambda *words: asked.append(words))
-    for name, value in {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "1",
-    }.items():
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with publishing(
-        run / "generate", verb="generate", config={}, inputs={}
-    ):  # as the first rank does meanwhile
+    with publishing(run / "generate", verb="generate", config={}, inputs={}):  # as the first rank does meanwhile
         trivium("generate", "--out", run, sets=FEW)
         assert len(asked) == 1
     monkeypatch.setattr("trivium.cli.generate.is_current", lambda *words: True)
@@ -189,8 +176,7 @@ def test_generate_names_what_it_cannot_do(root, run, tmp_path):
             trivium("generate", *words, sets=FEW)
     for named in (("--prompt", "a"), ("--file", "riddles"), ("--interactive",)):
         with pytest.raises(
-            ConfigError,
-            match=rf"--set generation\.prompts: `trivium generate` does not read this; {named[0]} gives",
+            ConfigError, match=rf"--set generation\.prompts: `trivium generate` does not read this; {named[0]} gives"
         ):
             trivium("generate", run, *named, sets=(*FEW, "generation.prompts=[Item]"))
     with pytest.raises(ConfigError, match=r"generation\.sampling\.top_p"):
@@ -258,9 +244,7 @@ def test_serve_answers_within_the_limits_it_was_given(run, served, tmp_path, cap
     with TestClient(app, base_url="http://model.example") as client:
 
         def ask(**more):
-            return client.post(
-                "/v1/completions", json={"prompt": "Item", "max_tokens": 2, **more}, headers=head
-            )
+            return client.post("/v1/completions", json={"prompt": "Item", "max_tokens": 2, **more}, headers=head)
 
         assert ask().status_code == 200 and ask(model="run").status_code == 200
         for more in ({"max_tokens": 5}, {"n": 3}, {"logprobs": 3}):
@@ -307,9 +291,7 @@ def test_a_verb_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path, 
     sets = ("--set", f"generation.layout.data={ranks}", "--set", "generation.sampling.max_tokens=4")
     words = [sys.executable, "-m", "trivium", "generate", str(root / "hf"), "--interactive", *sets]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as asked:
+    with subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asked:
         asked.stdin.write("Item 7\n")
         asked.stdin.flush()
         assert asked.stdout.readline()
@@ -379,9 +361,7 @@ def test_options_that_would_change_nothing_are_refused(root, run, served):
     for option, value in (("--tasks", "hans"), ("--data", root / "data"), ("--limit", 4), ("--shots", 0)):
         with pytest.raises(ConfigError, match=f"{option}: for published tasks"):
             trivium("evaluate", "--out", run, option, value)
-    with pytest.raises(
-        ConfigError, match="--tasks, --data, --limit, --shots, --json, --every: for published"
-    ):
+    with pytest.raises(ConfigError, match="--tasks, --data, --limit, --shots, --json, --every: for published"):
         trivium("evaluate", "--out", run, *published)
     for option in (("--out", run), ("--preset", "demo"), ("--redo",)):
         with pytest.raises(ConfigError, match=f"{option[0]}: for the tasks made of a run's own"):
@@ -401,9 +381,7 @@ def test_settings_that_a_verb_which_reads_a_training_does_not_use_are_refused(ru
     place = (run,) if named and verb in ("generate", "serve", "bias") else ("--out", run)
     of_its_own = "tokens.vocabulary=300" if verb == "prove" else "training.lr=0.5"
     for other in (of_its_own, "curate.dedup.threshold=0.5", "search.top=3"):
-        with pytest.raises(
-            ConfigError, match=f"^--set {other.split('=')[0]}: `trivium {verb}` does not read"
-        ):
+        with pytest.raises(ConfigError, match=f"^--set {other.split('=')[0]}: `trivium {verb}` does not read"):
             trivium(verb, *place, sets=("seed=3", other))
     if verb != "prove":
         with pytest.raises(ConfigError, match=r"^--set plan\.model\.hidden, plan\.layout\.tensor: "):
@@ -458,12 +436,7 @@ def test_bias_measures_every_analysis_on_data_of_ones_own_and_along_the_training
     trivium("bias", "--out", run, sets=sets)
     found = read(run / "bias" / "results.json")
     assert {o["occupation"] for o in found["occupations"]} == {"nurse", "miner", "teacher"}
-    assert {e["measure"] for e in found["effects"]} == {
-        "association",
-        "adjectives",
-        "sentiment",
-        "winogender",
-    }
+    assert {e["measure"] for e in found["effects"]} == {"association", "adjectives", "sentiment", "winogender"}
     assert (run / "bias" / "texts.jsonl").read_text().count("\n") == len(found["prompts"]) * 2
     capsys.readouterr()
     trivium("bias", "--out", run, sets=sets)
@@ -506,13 +479,7 @@ STUDY = ("compare_at=1", "draws=2", "orders=2")
 
 
 def test_incontext_compares_models_and_checkpoints_with_every_setting(root, run, tmp_path, capsys):
-    sets = (
-        *STUDY,
-        "wording=harness",
-        "seed=3",
-        "confidence=0.9",
-        f"tokenizer={run / 'tokens' / 'tokenizer.json'}",
-    )
+    sets = (*STUDY, "wording=harness", "seed=3", "confidence=0.9", f"tokenizer={run / 'tokens' / 'tokenizer.json'}")
     options = ("--task", "hans", "--data", root / "data", "--limit", 6, "--shots", "0,2")
     trivium("incontext", run, root / "hf", *options, "--every", "--json", tmp_path / "out.json", sets=sets)
     found = read(tmp_path / "out.json")
@@ -525,10 +492,7 @@ def test_incontext_compares_models_and_checkpoints_with_every_setting(root, run,
     told = capsys.readouterr().out
     assert "recency" in told and f"step-00000000 of {root / 'hf'}" in told
     trivium("incontext", run, *options, "--json", tmp_path / "two.json", sets=(*sets, "layout.pipeline=2"))
-    assert (
-        read(tmp_path / "two.json")["models"][0]["shots"]["2"]["accuracies"]
-        == newest["shots"]["2"]["accuracies"]
-    )
+    assert read(tmp_path / "two.json")["models"][0]["shots"]["2"]["accuracies"] == newest["shots"]["2"]["accuracies"]
 
 
 def test_incontext_names_what_it_cannot_study(root, run, tmp_path):
@@ -613,9 +577,7 @@ def test_a_layout_that_the_model_does_not_fit_is_refused_before_a_rank_starts(
 )
 def test_a_task_that_does_not_exist_is_blamed_on_what_named_it(run, words, field, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ConfigError, match=f"^{field} helaswag: there is no such task; did you mean 'hellaswag'"
-    ):
+    with pytest.raises(ConfigError, match=f"^{field} helaswag: there is no such task; did you mean 'hellaswag'"):
         trivium(*(run if word == "RUN" else word for word in words))
 
 

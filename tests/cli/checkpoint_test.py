@@ -191,9 +191,7 @@ def test_export_and_import_go_round(call, run: Path) -> None:
     code, told = call("import", "--from", "hf", str(run / "hf"))
     preset = run / "imported" / "preset.yaml"
     assert code == 0 and f"trivium train --preset {preset} --tokens DIR --out {run}" in told
-    assert (
-        resolve(Given(str(preset))).plan.model == Checkpoint.open(run / "imported" / step_name(0)).plan.model
-    )
+    assert resolve(Given(str(preset))).plan.model == Checkpoint.open(run / "imported" / step_name(0)).plan.model
     one, two = Checkpoint.open(folder(run, 20)), Checkpoint.open(run / "imported" / step_name(0))
     box = Box((0, 0), (72, 24))
     name = "weights/layers.2.attention.qkv.weight"
@@ -232,9 +230,7 @@ def test_import_carries_the_tokenizer_and_its_printed_commands_are_valid(call, r
         assert target.tokenizer == root / "tokenizer.json"
         assert load_tokenizer(target.tokenizer).identity == words.identity
     root.rename(run / "moved")
-    assert resolve(Given(str(run / "moved" / "preset.yaml"))).training.start_from == str(
-        run / "moved" / step_name(0)
-    )
+    assert resolve(Given(str(run / "moved" / "preset.yaml"))).training.start_from == str(run / "moved" / step_name(0))
 
 
 def test_import_does_not_overwrite_a_preset_or_another_tokenizer(call, run: Path) -> None:
@@ -244,14 +240,10 @@ def test_import_does_not_overwrite_a_preset_or_another_tokenizer(call, run: Path
         (run / f"to {name}").mkdir()
         (run / f"to {name}" / name).write_text("{}")
         code, told = call("import", str(run / "hf"), "--to", str(run / f"to {name}"))
-        assert (
-            code == 2 and "choose another --to" in told and not (run / f"to {name}" / step_name(0)).exists()
-        )
+        assert code == 2 and "choose another --to" in told and not (run / f"to {name}" / step_name(0)).exists()
 
 
-def test_a_checkpoint_of_another_run_is_exported_with_that_runs_tokenizer(
-    call, run: Path, tmp_path_factory
-) -> None:
+def test_a_checkpoint_of_another_run_is_exported_with_that_runs_tokenizer(call, run: Path, tmp_path_factory) -> None:
     other = tmp_path_factory.mktemp("other")
     for root, text in ((run, "some words"), (other, "other text")):
         (root / "tokens").mkdir()

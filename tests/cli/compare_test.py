@@ -36,9 +36,7 @@ def test_losses_are_compared_after_the_tokens_that_all_have_seen(tmp_path: Path)
     ]
 
 
-def test_many_differences_are_named_and_a_field_without_its_section_only_where_that_is_clear(
-    tmp_path: Path,
-) -> None:
+def test_many_differences_are_named_and_a_field_without_its_section_only_where_that_is_clear(tmp_path: Path) -> None:
     fields = ("layers=2", "hidden=64", "heads=2", "sequence=64", "dropout=0.1", "ffn=128", "init_std=0.1")
     one = trained(tmp_path / "one", *(f"plan.model.{field}" for field in fields), steps=1, loss=1.0)
     other = trained(tmp_path / "other", "plan.batch.sequences=128", steps=1, loss=1.0)
@@ -57,9 +55,7 @@ def test_memory_does_not_grow_with_the_number_of_steps(tmp_path: Path) -> None:
     runs = [trained(tmp_path / name, steps=1, loss=3.0) for name in ("short", "long")]
     for run, steps in zip(runs, (2_900, 3_000), strict=True):
         lines = (
-            json.dumps(
-                {"step": step, "sequences": 1, "tokens": 10 * step, "loss": 1 / step, "note": "x" * 300}
-            )
+            json.dumps({"step": step, "sequences": 1, "tokens": 10 * step, "loss": 1 / step, "note": "x" * 300})
             for step in range(1, steps + 1)
         )
         (run / "training" / METRICS).write_text("\n".join(lines) + "\n")

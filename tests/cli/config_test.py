@@ -49,15 +49,9 @@ def test_no_line_is_wider_than_the_terminal(
 
 
 def test_long_values_go_on_in_the_next_line_and_lose_nothing(say) -> None:
-    prompts = [
-        "The function returns the",
-        "If the argument is not a string, an exception is",
-        "This module has",
-    ]
+    prompts = ["The function returns the", "If the argument is not a string, an exception is", "This module has"]
     _, told, _ = say("show", "generation.prompts", "--set", f"generation.prompts={json.dumps(prompts)}")
-    assert (
-        "".join(line[line.index("  ") :].replace(" ", "") for line in told.splitlines()[1:]).count('"') == 6
-    )
+    assert "".join(line[line.index("  ") :].replace(" ", "") for line in told.splitlines()[1:]).count('"') == 6
 
 
 def test_a_section_or_a_field_is_shown_alone_and_a_misspelt_one_is_refused(say) -> None:
@@ -136,24 +130,13 @@ def test_settings_of_tokens_that_are_made_are_refused_but_what_a_model_s_rows_ar
     [
         ("curate.privacy.email=drop", "curate.filters is .*, without privacy; add it there"),
         ("curate.c4={sentences: 9}", "curate.filters is .*, without c4"),
-        (
-            "curate.selection.fraction=0.5",
-            "`trivium .*` does not read this; give it to `trivium corpus select`",
-        ),
-        (
-            "curate.dedup.shortest=3",
-            "`trivium .*` does not read this; give it to `trivium corpus dedup`",
-        ),
+        ("curate.selection.fraction=0.5", "`trivium .*` does not read this; give it to `trivium corpus select`"),
+        ("curate.dedup.shortest=3", "`trivium .*` does not read this; give it to `trivium corpus dedup`"),
     ],
 )
 @pytest.mark.parametrize("verb", ["demo", "corpus curate", "corpus run demo"])
 def test_settings_of_filters_that_a_curation_does_not_ask_are_refused(
-    verb: str,
-    setting: str,
-    law: str,
-    tmp_path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    verb: str, setting: str, law: str, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     words = ["trivium", *verb.split(), "--out", str(tmp_path / "run"), "--set", setting]
     monkeypatch.setattr(sys, "argv", words)

@@ -74,9 +74,7 @@ def test_an_engine_that_does_not_exist_and_no_workers_are_refused_before_anythin
         assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "verb", [("harvest",), ("curate",), ("step", "quality", "IN", "OUT")], ids=lambda v: v[0]
-)
+@pytest.mark.parametrize("verb", [("harvest",), ("curate",), ("step", "quality", "IN", "OUT")], ids=lambda v: v[0])
 def test_workers_that_would_have_nothing_to_do_are_refused(verb, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("IN").mkdir()

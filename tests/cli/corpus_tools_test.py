@@ -25,8 +25,7 @@ from trivium.tokens.encode import tokenize
 
 pytestmark = pytest.mark.usefixtures("kernels")
 GOOD = [
-    f"It was the best of times and it was the worst of times, chapter {n}, said the old man. " * 8
-    for n in range(60)
+    f"It was the best of times and it was the worst of times, chapter {n}, said the old man. " * 8 for n in range(60)
 ]
 BAD = [f"click here {n} buy now login cart price {n} sale menu home cookies accept " * 8 for n in range(60)]
 
@@ -60,9 +59,7 @@ def test_a_step_writes_documents_rejects_funnel_and_stamp(stores):
 
 def test_a_step_that_is_refused_says_its_name_and_leaves_nothing(stores):
     before = sorted(stores.iterdir())
-    with pytest.raises(
-        ConfigError, match="NAME 'bogus': no such station; known: .*quality, read, repetition"
-    ):
+    with pytest.raises(ConfigError, match="NAME 'bogus': no such station; known: .*quality, read, repetition"):
         call("step", "bogus", stores / "good", stores / "out")
     with pytest.raises(ConfigError, match="classifier.model is not set"):
         call("step", "classifier", stores / "good", stores / "out")
@@ -199,15 +196,11 @@ def test_dropped_documents_are_shown_by_step_and_reason(stores):
 
 
 def test_the_texts_of_benchmarks_are_written_for_decontamination(tmp_path):
-    rows = [
-        {"goal": f"ho\u0301w do I mend chair {n % 2}", "sol1": "a", "sol2": "b", "label": 0} for n in range(3)
-    ]
+    rows = [{"goal": f"ho\u0301w do I mend chair {n % 2}", "sol1": "a", "sol2": "b", "label": 0} for n in range(3)]
     (tmp_path / "data" / "piqa").mkdir(parents=True)
     (tmp_path / "data" / "piqa" / "validation.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     said = call("against", "mt-nlg", tmp_path / "out" / "bench.jsonl", "--data", tmp_path / "data")
-    assert (
-        "piqa: 2 texts, 2 of them with fewer words than are looked for" in said and "boolq: left out" in said
-    )
+    assert "piqa: 2 texts, 2 of them with fewer words than are looked for" in said and "boolq: left out" in said
     found = [document.text for document in documents_at(Input(tmp_path / "out" / "bench.jsonl"))]
     assert found == ["hów do I mend chair 0", "hów do I mend chair 1"]
 
@@ -313,9 +306,7 @@ def test_the_blend_of_a_run_is_that_of_its_tokens(tmp_path):
     tokens = manifest["sources"]["prose"]["train"]["tokens"]
     assert found["prose"]["epochs"] == pytest.approx(750 * 64 / tokens)
     (tmp_path / "harvested").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"without .*tokens/manifest.json.*`trivium tokenize --out .*harvested`"
-    ):
+    with pytest.raises(ConfigError, match=r"without .*tokens/manifest.json.*`trivium tokenize --out .*harvested`"):
         call("blend", tmp_path / "harvested")
     with pytest.raises(ConfigError, match="1 token or more"):
         call("blend", "--sequence", "0")
@@ -325,9 +316,7 @@ def test_extraction_is_checked_where_the_report_finds_it(tmp_path):
     (tmp_path / "gold" / "pages").mkdir(parents=True)
     page = f"<html><body><article><p>{GOOD[0]}</p><p>{GOOD[1]}</p></article></body></html>"
     (tmp_path / "gold" / "pages" / "p.html.gz").write_bytes(gzip.compress(page.encode()))
-    (tmp_path / "gold" / "ground-truth.json").write_text(
-        json.dumps({"p": {"articleBody": GOOD[0] + GOOD[1]}})
-    )
+    (tmp_path / "gold" / "ground-truth.json").write_text(json.dumps({"p": {"articleBody": GOOD[0] + GOOD[1]}}))
     said = call("extract-check", tmp_path / "gold", "--out", tmp_path / "run")
     rows = json.loads((tmp_path / "run" / "extraction.json").read_text())
     assert rows["blocks (default)"]["word_f1"] > 0.9

@@ -36,9 +36,7 @@ def scene(tmp_path_factory):
     (run / "training" / "tokenizer.json").rename(run / "tokens" / "tokenizer.json")
     export_hf(Checkpoint.open(newest), root / "hf", tokenizer=run / "tokens" / "tokenizer.json")
     data = root / "data"
-    boolq = [
-        {"passage": f"Passage {n} is long.", "question": f"is it {n}", "label": n % 2} for n in range(40)
-    ]
+    boolq = [{"passage": f"Passage {n} is long.", "question": f"is it {n}", "label": n % 2} for n in range(40)]
     for name, rows in (("hans/validation.jsonl", HANS), ("boolq/validation.jsonl", boolq)):
         (data / name).parent.mkdir(parents=True)
         (data / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -72,18 +70,7 @@ def test_a_run_is_asked_and_a_checkpoint_and_a_folder_of_hugging_face_answer_ali
 
 
 def test_every_checkpoint_gives_a_point_and_any_layout_the_same_answers(scene, tmp_path):
-    words = (
-        "--tasks",
-        "hans",
-        "--data",
-        scene / "data",
-        "--limit",
-        "8",
-        "--shots",
-        "1",
-        "--set",
-        "resamples=20",
-    )
+    words = ("--tasks", "hans", "--data", scene / "data", "--limit", "8", "--shots", "1", "--set", "resamples=20")
     trivium("evaluate", scene / "run", *words, "--every", "--json", tmp_path / "alone.json")
     trivium("evaluate", scene / "run", *words, "--set", "layout.tensor=2", "--json", tmp_path / "two.json")
     alone, two = read(tmp_path / "alone.json"), read(tmp_path / "two.json")
@@ -92,9 +79,7 @@ def test_every_checkpoint_gives_a_point_and_any_layout_the_same_answers(scene, t
 
 
 def test_what_was_measured_is_not_lost_with_a_later_checkpoint_that_is_damaged(scene, tmp_path):
-    run = shutil.copytree(
-        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
-    )
+    run = shutil.copytree(scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext"))
     with opened(run) as target:
         newest = target.newest
     for part in newest.glob("**/*"):
@@ -112,9 +97,7 @@ def test_what_was_measured_is_not_lost_with_a_later_checkpoint_that_is_damaged(s
 
 def test_results_of_other_tasks_and_shots_of_the_same_checkpoint_stay(scene, tmp_path, capsys):
     """And nothing that was asked goes away: what cannot stay is set aside, and said."""
-    run = shutil.copytree(
-        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
-    )
+    run = shutil.copytree(scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext"))
     kept = run / "tasks" / "results.json"
 
     def ask(task, shots, limit, *more, place=run):
@@ -130,9 +113,7 @@ def test_results_of_other_tasks_and_shots_of_the_same_checkpoint_stay(scene, tmp
     found = read(kept)
     assert found["tasks"] == together and again == boolq
     assert [p["step"] for p in found["series"]] == [4, 8]
-    assert (
-        not list(kept.parent.glob("results.previous*")) and "earlier results" not in capsys.readouterr().out
-    )
+    assert not list(kept.parent.glob("results.previous*")) and "earlier results" not in capsys.readouterr().out
     ask("hans", "1", 6, "--every")
     assert [sorted(p["tasks"]["hans"]) for p in read(kept)["series"]] == [["0", "1"], ["0", "1"]]
     assert not list(kept.parent.glob("results.previous*"))
@@ -153,9 +134,7 @@ def test_results_of_other_tasks_and_shots_of_the_same_checkpoint_stay(scene, tmp
 
 
 def test_a_study_of_another_task_is_set_aside(scene, tmp_path):
-    run = shutil.copytree(
-        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
-    )
+    run = shutil.copytree(scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext"))
     kept = run / "incontext" / "results.json"
     for task in ("hans", "hans", "boolq"):
         few = ("--limit", 6, "--shots", "0", "--set", "compare_at=1", "--set", "draws=1", "--set", "orders=1")
@@ -166,9 +145,7 @@ def test_a_study_of_another_task_is_set_aside(scene, tmp_path):
 
 
 def test_a_study_of_several_models_is_kept_in_the_last_of_them_that_is_of_a_run(scene, tmp_path):
-    run = shutil.copytree(
-        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
-    )
+    run = shutil.copytree(scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext"))
     few = ("--limit", 6, "--shots", "0", "--set", "compare_at=1", "--set", "draws=1", "--set", "orders=1")
     trivium("incontext", run, scene / "hf", "--data", scene / "data", *few)
     assert [m["model"]["step"] for m in read(run / "incontext" / "results.json")["models"]] == [8, 0]
@@ -209,25 +186,14 @@ def test_what_is_missing_is_named(scene, tmp_path):
 
 def test_options_become_a_config_and_wrong_ones_are_refused():
     config = config_of("0,3,few", 5, ["wording=harness", "layout.tensor=2"])
-    assert (config.shots, config.limit, config.wording, config.layout.tensor) == (
-        (0, 3, "few"),
-        5,
-        "harness",
-        2,
-    )
-    for shots, sets, message in (
-        ("0,x", [], "'x' is no number"),
-        ("", [], "shots"),
-        (None, ["word=1"], "word"),
-    ):
+    assert (config.shots, config.limit, config.wording, config.layout.tensor) == ((0, 3, "few"), 5, "harness", 2)
+    for shots, sets, message in (("0,x", [], "'x' is no number"), ("", [], "shots"), (None, ["word=1"], "word")):
         with pytest.raises(ConfigError, match=message):
             config_of(shots, None, sets)
 
 
 def test_questions_that_stand_in_the_runs_corpus_are_told_and_counted_apart(scene, tmp_path, capsys):
-    run = shutil.copytree(
-        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
-    )
+    run = shutil.copytree(scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext"))
     texts = [f"Before. {HANS[4]['premise']} After it more follows.", "Else " * 50]
     documents = (Document(f"d{n}", t, "web") for n, t in enumerate(texts))
     write_documents(run / "curated" / "documents", documents)
@@ -258,9 +224,7 @@ def test_an_evaluation_is_done_again_when_the_version_of_a_task_in_it_was_raised
 def test_predictions_of_any_model_give_the_table_of_hans(tmp_path, capsys):
     blocks = [
         {"first": 4 * n, "last": 4 * n + 3, "heuristic": h, "subcase": f"s{n}", "gold_label": label}
-        for n, (h, label) in enumerate(
-            (h, label) for h in HEURISTICS for label in ("entailment", "non-entailment")
-        )
+        for n, (h, label) in enumerate((h, label) for h in HEURISTICS for label in ("entailment", "non-entailment"))
     ]
     (tmp_path / "hans").mkdir()
     (tmp_path / "hans" / "official_pairid_map.json").write_text(json.dumps(blocks))
@@ -271,13 +235,7 @@ def test_predictions_of_any_model_give_the_table_of_hans(tmp_path, capsys):
     assert lines[2].split() == ["non-entailment", "75.0", "75.0", "75.0"]
     with pytest.raises(ConfigError, match="need --data DIR"):
         trivium("evaluate", tmp_path / "said.txt")
-    for option in (
-        ("--tasks", "hans"),
-        ("--limit", 3),
-        ("--shots", "0"),
-        ("--every",),
-        ("--set", "confidence=0.5"),
-    ):
+    for option in (("--tasks", "hans"), ("--limit", 3), ("--shots", "0"), ("--every",), ("--set", "confidence=0.5")):
         with pytest.raises(ConfigError, match=f"{option[0]}: for a model that is asked"):
             trivium("evaluate", tmp_path / "said.txt", "--data", tmp_path, *option)
 
@@ -319,7 +277,5 @@ def test_prompts_of_held_out_questions_that_were_cut_are_told_too(share):
     header, *rows = EVALUATE.summary({"tasks": {"continuation": scores}, "model": {"sequence": 128}})
     assert header.split()[-1] == "cut"
     assert [row.split()[-2] for row in rows[:2]] == ["0.0", f"{100 * share:.1f}"]
-    told = [
-        "cut: so many of the prompts, one for each choice, were longer than the model's 128 tokens and lost "
-    ]
+    told = ["cut: so many of the prompts, one for each choice, were longer than the model's 128 tokens and lost "]
     assert [row.strip()[: len(told[0])] for row in rows[2:]] == told * bool(share)

@@ -9,9 +9,7 @@ from typer.testing import CliRunner
 from trivium.cli import corpus
 
 pytestmark = pytest.mark.usefixtures("kernels")
-SENTENCE = (
-    "The {} of the house was seen by all that have come to the village with {} friends in the year {}. "
-)
+SENTENCE = "The {} of the house was seen by all that have come to the village with {} friends in the year {}. "
 
 
 @pytest.fixture

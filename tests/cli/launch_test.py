@@ -113,17 +113,10 @@ def two_nodes(*more: str) -> list[str]:
     return [*TWO_NODES, "plan.layout.data=1", "plan.batch.micro=8", *more]
 
 
-def test_slurm_places_a_rank_per_device_asks_for_a_save_in_time_and_queues_75_again(
-    capsys, monkeypatch
-) -> None:
+def test_slurm_places_a_rank_per_device_asks_for_a_save_in_time_and_queues_75_again(capsys, monkeypatch) -> None:
     text = printed(capsys, monkeypatch, "slurm", *two_nodes("training.supervision.preemption_seconds=280"))
     is_shell(text)
-    for line in (
-        "#SBATCH --nodes=2",
-        "#SBATCH --ntasks-per-node=8",
-        "#SBATCH --gpus-per-node=8",
-        "#SBATCH --requeue",
-    ):
+    for line in ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --requeue"):
         assert line in text.splitlines(), line
     assert "#SBATCH --signal=USR1@300" in text
     assert {"#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(text.splitlines())
@@ -143,9 +136,7 @@ SRUN = """#!/bin/bash
 [ -n "$FIRST" ] && printf "$FIRST" > "$TRIVIUM_EXIT_CODE"
 exit "$CODE"
 """
-REQUEUED = (
-    "JobState=COMPLETING Reason=BeginTime Requeue=1 Restarts=1 BatchFlag=1"  # by Slurm, after a preemption
-)
+REQUEUED = "JobState=COMPLETING Reason=BeginTime Requeue=1 Restarts=1 BatchFlag=1"  # by Slurm, after a preemption
 PREEMPTED = "JobState=PREEMPTED Reason=None Requeue=1 Restarts=0"  # where PreemptMode is CANCEL
 RUNS, LATE, CANCELLED = (
     "JobState=RUNNING Reason=None",
@@ -192,9 +183,7 @@ def test_slurm_says_whether_the_job_was_queued_again(
 
 
 def test_slurm_says_when_it_refused_to_queue_the_job_again(capfd, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(
-        sys.modules[__name__], "SCONTROL", SCONTROL.replace("requeue) ", "requeue) exit 1 ; ")
-    )
+    monkeypatch.setattr(sys.modules[__name__], "SCONTROL", SCONTROL.replace("requeue) ", "requeue) exit 1 ; "))
     text = printed(capfd, monkeypatch, "slurm", *two_nodes(), out=str(tmp_path))
     assert not runs_under_slurm(text, tmp_path, 75, RUNS)
     assert "Slurm refused to queue it again" in capfd.readouterr().out.splitlines()[-1]
@@ -249,9 +238,7 @@ def test_slurm_does_not_repeat_what_was_wrong_though_it_tells_of_the_ranks_it_ki
     assert sorted(path.name for path in out.iterdir()) == ["failures-7"]
 
 
-def test_slurm_takes_a_first_host_that_gives_no_port_for_one_that_failed(
-    capsys, monkeypatch, tmp_path: Path
-) -> None:
+def test_slurm_takes_a_first_host_that_gives_no_port_for_one_that_failed(capsys, monkeypatch, tmp_path: Path) -> None:
     text = printed(capsys, monkeypatch, "slurm", *two_nodes("training.restarts=1"), out=str(tmp_path))
     assert runs_under_slurm(text, tmp_path, 2, RUNS, ends=1, first="2", port="")
     assert not runs_under_slurm(text, tmp_path, 2, RUNS, ends=1, first="2", port="")
@@ -266,9 +253,7 @@ def test_slurm_names_the_host_of_the_last_rank_that_failed(capfd, monkeypatch, t
     assert "ExcNodeList=node-17" in capfd.readouterr().out
 
 
-def test_the_first_exit_code_that_would_come_again_is_left_for_the_job_file(
-    monkeypatch, tmp_path: Path
-) -> None:
+def test_the_first_exit_code_that_would_come_again_is_left_for_the_job_file(monkeypatch, tmp_path: Path) -> None:
     path = tmp_path / "code"
     leave_exit_code(4)  # nobody asks
     monkeypatch.setenv("TRIVIUM_EXIT_CODE", str(path))
@@ -282,9 +267,7 @@ def test_the_first_exit_code_that_would_come_again_is_left_for_the_job_file(
     leave_exit_code(3)
 
 
-def test_slurm_gives_up_where_a_job_gets_no_further_and_not_where_it_does(
-    capsys, monkeypatch, tmp_path: Path
-) -> None:
+def test_slurm_gives_up_where_a_job_gets_no_further_and_not_where_it_does(capsys, monkeypatch, tmp_path: Path) -> None:
     text = printed(capsys, monkeypatch, "slurm", *two_nodes("training.restarts=2"), out=str(tmp_path))
 
     def fails_at(*checkpoints: str) -> bool:
@@ -293,9 +276,7 @@ def test_slurm_gives_up_where_a_job_gets_no_further_and_not_where_it_does(
         return runs_under_slurm(text, tmp_path, 137, RUNS)
 
     assert fails_at() and fails_at()
-    assert fails_at("step-00000100") and fails_at(
-        ".step-00000200.partial"
-    )  # what is half written is no progress
+    assert fails_at("step-00000100") and fails_at(".step-00000200.partial")  # what is half written is no progress
     assert fails_at("step-99999990") and fails_at("step-100000000") and fails_at()
     assert not fails_at()
 
@@ -364,9 +345,7 @@ def test_progress_renews_the_restarts_of_a_job_file(capsys, monkeypatch, tmp_pat
     assert not list(tmp_path.glob("failures-*")), "who starts it again has all restarts"
 
 
-def test_a_pod_whose_container_was_killed_counts_that_as_a_failure(
-    capsys, monkeypatch, tmp_path: Path
-) -> None:
+def test_a_pod_whose_container_was_killed_counts_that_as_a_failure(capsys, monkeypatch, tmp_path: Path) -> None:
     text = printed(capsys, monkeypatch, "kubernetes", "training.restarts=1", out=str(tmp_path))
     name = yaml.safe_load(text.split("---")[0])["metadata"]["name"]
     (tmp_path / f"running-{name}-0").touch()
@@ -374,30 +353,22 @@ def test_a_pod_whose_container_was_killed_counts_that_as_a_failure(
     assert ran.returncode == 1 and (tmp_path / "attempts").read_text().split() == ["began"]
 
 
-def test_a_host_waits_for_the_first_one_as_long_as_is_set_and_names_it(
-    capsys, monkeypatch, tmp_path: Path
-) -> None:
+def test_a_host_waits_for_the_first_one_as_long_as_is_set_and_names_it(capsys, monkeypatch, tmp_path: Path) -> None:
     sets = two_nodes("training.supervision.host_seconds=2", "training.restarts=0")
     text = printed(capsys, monkeypatch, "kubernetes", *sets, out=str(tmp_path))
     begin = time.monotonic()
     ran = attempts_of(text, tmp_path, "kubernetes", index=1)
     assert ran.returncode == 1 and time.monotonic() - begin > 1
     assert "did not come within 2 s (training.supervision.host_seconds)" in ran.stdout
-    assert "the first host, trivium-" in ran.stdout and not (tmp_path / "attempts").read_text(), (
-        "no attempt is lost"
-    )
+    assert "the first host, trivium-" in ran.stdout and not (tmp_path / "attempts").read_text(), "no attempt is lost"
     assert "join_timeout=2" in text, "the first host waits as long for the others"
 
 
 KUBERNETES_SETS = [[], two_nodes(), ["machine=dgx-h100", "plan.layout.data=1"], ["training.restarts=0"]]
 
 
-@pytest.mark.parametrize(
-    "sets", KUBERNETES_SETS, ids=["one node", "two nodes", "a part of one", "no restarts"]
-)
-def test_every_file_for_kubernetes_keeps_the_rules_of_its_failure_policy(
-    capsys, monkeypatch, sets: list[str]
-) -> None:
+@pytest.mark.parametrize("sets", KUBERNETES_SETS, ids=["one node", "two nodes", "a part of one", "no restarts"])
+def test_every_file_for_kubernetes_keeps_the_rules_of_its_failure_policy(capsys, monkeypatch, sets: list[str]) -> None:
     """As the API server of 1.26 to 1.34 validates it, where `status` has no default."""
     service, job = yaml.safe_load_all(printed(capsys, monkeypatch, "kubernetes", *sets))
     spec = job["spec"]
@@ -410,16 +381,10 @@ def test_every_file_for_kubernetes_keeps_the_rules_of_its_failure_policy(
         assert rule["action"] in ("FailJob", "Ignore", "Count")
         assert len({"onExitCodes", "onPodConditions"} & rule.keys()) == 1, rule
         for condition in rule.get("onPodConditions", ()):
-            assert condition.keys() == {"type", "status"} and condition["status"] in (
-                "True",
-                "False",
-                "Unknown",
-            )
+            assert condition.keys() == {"type", "status"} and condition["status"] in ("True", "False", "Unknown")
         if codes := rule.get("onExitCodes"):
             assert codes["operator"] in ("In", "NotIn") and codes["values"] == sorted(set(codes["values"]))
-            assert 1 <= len(codes["values"]) <= 255 and not (
-                codes["operator"] == "In" and 0 in codes["values"]
-            )
+            assert 1 <= len(codes["values"]) <= 255 and not (codes["operator"] == "In" and 0 in codes["values"])
     for variable in spec["template"]["spec"]["containers"][0]["env"]:
         assert all(type(value) is str for value in variable.values())
 
@@ -433,9 +398,7 @@ exit 1
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize(
-    "lasts", ["", "yes"], ids=["between two attempts", "in an attempt that fails upon it"]
-)
+@pytest.mark.parametrize("lasts", ["", "yes"], ids=["between two attempts", "in an attempt that fails upon it"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_host_that_is_asked_to_end_begins_no_other_attempt(
     capsys, monkeypatch, tmp_path: Path, lasts: str, number: int, code: int
@@ -515,9 +478,7 @@ def test_any_run_directory_stands_in_every_job_file_as_it_is(capsys, monkeypatch
         text = printed(capsys, monkeypatch, target, *two_nodes(), out=out)
         is_shell(text)
         assignment = next(line for line in text.splitlines() if line.startswith("OUT="))
-        said = subprocess.run(
-            ["bash", "-c", f'{assignment}; printf %s "$OUT"'], capture_output=True, text=True
-        )
+        said = subprocess.run(["bash", "-c", f'{assignment}; printf %s "$OUT"'], capture_output=True, text=True)
         assert said.stdout == out
         assert shlex.quote(out) in text
 

@@ -23,9 +23,7 @@ def path_options(tree: ast.AST) -> Iterator[ast.Call]:
     """Every typer.Option or typer.Argument that is annotated as a Path."""
     for node in ast.walk(tree):
         match node:
-            case ast.Subscript(
-                value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[kind, ast.Call() as call])
-            ):
+            case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[kind, ast.Call() as call])):
                 pass
             case ast.Call(func=ast.Name(id="_option"), args=[_, kind, ast.Call() as call, *_]):
                 pass

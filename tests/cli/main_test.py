@@ -52,9 +52,7 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
-) -> Callable[..., Ended]:
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path) -> Callable[..., Ended]:
     """Runs the command line in an empty directory."""
 
     def run(*words: str) -> Ended:
@@ -96,9 +94,7 @@ def test_torch_is_not_imported_where_nothing_is_trained_or_scored(words: list[st
 
 
 def test_the_probe_would_see_torch():
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch\n" + PROBE, "--help"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", "import torch\n" + PROBE, "--help"], capture_output=True, text=True)
     assert "torch" in imported(done)
 
 
@@ -192,10 +188,7 @@ def test_what_cannot_be_done_ends_with_its_code_cause_and_remedy(
 def test_a_path_that_is_a_folder_or_lies_below_a_file_is_told_as_such(call, tmp_path: Path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
-    for path, says in (
-        ("folder", "folder is a folder; name a file"),
-        ("file/x.json", "is below a file; name another"),
-    ):
+    for path, says in (("folder", "folder is a folder; name a file"), ("file/x.json", "is below a file; name another")):
         done = call("plan", "estimate", "--json", path)
         assert done.returncode == 3 and says in done.stderr and "--debug" not in done.stderr
 
@@ -219,15 +212,11 @@ def test_an_unexpected_error_is_one_line_and_how_to_see_more(monkeypatch, capsys
         entry.main()
     text = capsys.readouterr().err
     assert stopped.value.code == 1
-    assert (
-        f"error: {type(error).__name__}: it broke" in text and "--debug" in text and "Traceback" not in text
-    )
+    assert f"error: {type(error).__name__}: it broke" in text and "--debug" in text and "Traceback" not in text
 
 
 def test_a_file_that_breaks_off_is_told_as_such_and_not_as_a_user_who_left(monkeypatch, capsys):
-    monkeypatch.setattr(
-        entry.LazyVerbs, "resolve_command", Mock(side_effect=EOFError("No data left in file"))
-    )
+    monkeypatch.setattr(entry.LazyVerbs, "resolve_command", Mock(side_effect=EOFError("No data left in file")))
     monkeypatch.setattr(sys, "argv", ["trivium", "corpus"])
     with pytest.raises(SystemExit) as stopped:
         entry.main()
@@ -243,9 +232,7 @@ def test_an_error_that_names_a_file_is_no_command_to_the_terminal(call):
     assert "\x1b" not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize(
-    "number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE]
-)
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
 def test_what_the_system_refuses_to_write_is_the_machines_error_with_a_remedy(monkeypatch, capsys, number):
     def refused():
         raise OSError(number, os.strerror(number), "/there/config.json")
@@ -396,9 +383,7 @@ def test_a_map_draws_ranks_and_refuses_tensor_groups_across_nodes() -> None:
     assert drawn.returncode == 0 and "node 0" in drawn.stdout and "p0d0t7" in drawn.stdout
     refused = trivium("plan", "map", "--preset", "mt-nlg-530b", "--per-node", "4")
     assert refused.returncode == 2 and "280 of 280 tensor groups of 8" in refused.stderr
-    allowed = trivium(
-        "plan", "map", "--preset", "mt-nlg-530b", "--per-node", "4", "--allow-tensor-across-nodes"
-    )
+    allowed = trivium("plan", "map", "--preset", "mt-nlg-530b", "--per-node", "4", "--allow-tensor-across-nodes")
     assert allowed.returncode == 0
     assert "torch" not in drawn.stderr.splitlines()[-1].split()
 

@@ -143,14 +143,4 @@ def test_no_line_is_wider_than_a_terminal_and_no_number_touches_another(call, tr
     assert call(str(training.parent)) == 0
     *_, last = lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) < 80
-    assert last.split() == [
-        "1234567",
-        "999B",
-        "12.3457",
-        "12.3457",
-        "1.23e-05",
-        "1.235e-05",
-        "123M",
-        "123",
-        "PFLOP",
-    ]
+    assert last.split() == ["1234567", "999B", "12.3457", "12.3457", "1.23e-05", "1.235e-05", "123M", "123", "PFLOP"]

@@ -27,9 +27,7 @@ finally:
 
 
 @pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> Callable[..., tuple[int, str, str]]:
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
     """Runs `trivium plan ...`: exit code, standard output, standard error."""
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -74,9 +72,7 @@ def test_explain_tells_the_near_miss_of_mt_nlg(call):
 
 def test_the_json_of_explain_adds_what_was_rejected(call):
     _, out, _ = call("explain", *MT_NLG, "--json")
-    assert {"winners", "runners_up", "rejected", "rejected_by_memory", "near_misses"} <= json.loads(
-        out
-    ).keys()
+    assert {"winners", "runners_up", "rejected", "rejected_by_memory", "near_misses"} <= json.loads(out).keys()
 
 
 def test_a_search_tries_only_what_it_is_told_to(call):
@@ -115,11 +111,7 @@ def test_the_winner_is_written_as_a_preset_of_what_it_changes(call, tmp_path, ve
 
 @pytest.mark.parametrize("verb", ["search", "explain"])
 def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch, verb):
-    texts = {
-        "mine.yaml": "base: of/all.yaml",
-        "of/all.yaml": "base: demo\nmachine: a.yaml",
-        "a.yaml": "base: eos",
-    }
+    texts = {"mine.yaml": "base: of/all.yaml", "of/all.yaml": "base: demo\nmachine: a.yaml", "a.yaml": "base: eos"}
     (tmp_path / "of").mkdir()
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -136,9 +128,7 @@ def test_a_winner_of_more_nodes_than_its_machine_has_is_not_written(call, tmp_pa
     """Its preset names the machine as it is, on which it could not be priced."""
     asked = ("search", "--model", "demo", "--machine", "workstation", "--out", str(tmp_path / "best.yaml"))
     code, _, told = call(*asked, "--nodes", "4")
-    assert code == 2 and "workstation has 1, of which --nodes is 4; write a machine file" in " ".join(
-        told.split()
-    )
+    assert code == 2 and "workstation has 1, of which --nodes is 4; write a machine file" in " ".join(told.split())
     larger = tmp_path / "larger.yaml"
     larger.write_text("base: workstation\nnodes: 4\n")
     assert call(*asked, "--machine", str(larger))[0] == 0
@@ -171,9 +161,7 @@ def test_a_winner_stays_compiled_and_is_recorded_where_that_may_be(call, tmp_pat
 def test_a_ramp_that_the_winner_cannot_keep_is_left_out_and_that_is_said(call, tmp_path):
     asked = (*MT_NLG[:-1], "1960", "--schedules", "interleaved", "--set", "search.pipeline=[35]")
     code, _, told = call("search", *asked, "--out", str(tmp_path / "winner.yaml"))
-    assert code == 0 and re.search("plan.batch.ramp is left out of .*winner.yaml: plan.batch.ramp", told), (
-        told
-    )
+    assert code == 0 and re.search("plan.batch.ramp is left out of .*winner.yaml: plan.batch.ramp", told), told
     plan = resolve(Given(str(tmp_path / "winner.yaml"))).checked().plan
     assert (plan.schedule, plan.batch.sequences, plan.batch.ramp) == ("interleaved", 1960, None)
 
@@ -191,18 +179,9 @@ def test_a_search_for_this_machine_takes_the_ranks_of_the_config(call):
         ((*MT_NLG[:4], "--nodes", "2"), ("too much", "nodes (")),
         ((*MT_NLG, "--ranks", "999999"), "999999 ranks"),
         ((*MT_NLG, "--schedules", "zb-h2"), "zb-h2"),
-        (
-            (*MT_NLG[:4], "--nodes", "281"),
-            ("no layout of 2248 ranks is legal", "nearest legal batch: 1,686 or 1,967"),
-        ),
-        (
-            (*MT_NLG, "--set", "plan.layout.tensor=4"),
-            "--set plan.layout.tensor=4: a search takes only plan.model",
-        ),
-        (
-            (*MT_NLG, "--set", "plan.batch.sequences=960"),
-            "'plan.batch.sequences' is given twice (960 and 1920)",
-        ),
+        ((*MT_NLG[:4], "--nodes", "281"), ("no layout of 2248 ranks is legal", "nearest legal batch: 1,686 or 1,967")),
+        ((*MT_NLG, "--set", "plan.layout.tensor=4"), "--set plan.layout.tensor=4: a search takes only plan.model"),
+        ((*MT_NLG, "--set", "plan.batch.sequences=960"), "'plan.batch.sequences' is given twice (960 and 1920)"),
         ((*MT_NLG, "--set", "machine=eos"), "'machine' is given twice (eos"),
         ((*MT_NLG, "--set", "search.zerro=[1]"), "search.zerro: there is no such key; did you mean 'zero'?"),
         ((*MT_NLG, "--set", "search.zero=1"), "search.zero is 1; it must be a list: write [1]"),
@@ -211,14 +190,8 @@ def test_a_search_for_this_machine_takes_the_ranks_of_the_config(call):
             (*MT_NLG, "--set", "search.data=[9]"),
             "multiply to 2240 ranks: search.pipeline any x search.data [9] x search.context [1, 2, 4, 8] x",
         ),
-        (
-            (*MT_NLG, "--schedules", "1f1b", "--set", "search.schedules=[zb-v]"),
-            "'search.schedules' is given twice",
-        ),
-        (
-            (*MT_NLG, "--set", "search.tensor=[1]", "--set", "search.zero=[0]"),
-            "another degree of tensor would fit",
-        ),
+        ((*MT_NLG, "--schedules", "1f1b", "--set", "search.schedules=[zb-v]"), "'search.schedules' is given twice"),
+        ((*MT_NLG, "--set", "search.tensor=[1]", "--set", "search.zero=[0]"), "another degree of tensor would fit"),
         ((*MT_NLG, "--out", "winner.json"), "end it in .yaml"),
     ],
 )

@@ -171,10 +171,7 @@ def test_what_cannot_be_priced_is_refused_with_its_value(call, words, says):
     ("words", "says"),
     [
         (["--out", "x", "search"], "--out x stands before 'search' .* `trivium plan search --out"),
-        (
-            ["--out", "runs/demo", "map"],
-            "--out runs/demo stands before 'map' .* 'map' has none: leave it out",
-        ),
+        (["--out", "runs/demo", "map"], "--out runs/demo stands before 'map' .* 'map' has none: leave it out"),
         (["--redo", "search"], "--redo stands before 'search' .* 'search' has none: leave it out"),
         (["--preset", "demo", "estimate"], "--preset demo stands before .* `trivium plan estimate --preset"),
         (["--set", "seed=1", "--set", "seed=2", "show"], "--set seed=1 seed=2 stands before 'show'"),
@@ -236,9 +233,7 @@ def test_figures_on_standard_output_stand_alone(call):
     assert ended.returncode == 0 and json.loads(ended.stdout)["format"] == "trivium-estimate-1"
 
 
-@pytest.mark.parametrize(
-    "given", [("--preset", "gpt-125m"), ("--set", "plan.zero=0"), ("--ranks", "4")], ids="".join
-)
+@pytest.mark.parametrize("given", [("--preset", "gpt-125m"), ("--set", "plan.zero=0"), ("--ranks", "4")], ids="".join)
 def test_an_option_that_stands_before_a_verb_of_plan_is_refused(call, given):
     ended = call("plan", *given, "show")
     assert ended.returncode == 2 and f"trivium plan show {given[0]}" in ended.stderr

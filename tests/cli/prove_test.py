@@ -56,16 +56,12 @@ def test_another_training_is_refused_before_it_is_done(
     assert {p: p.read_bytes() for p in trained.rglob("*") if p.is_file()} == before
 
 
-def test_the_same_training_is_done_again_under_any_layout(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_training_is_done_again_under_any_layout(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert proved(trained, monkeypatch)
     assert proved(trained, monkeypatch, "plan.layout.tensor=1", "training.supervision.hang_seconds=7")
 
 
-def test_a_proof_that_cannot_be_begun_leaves_the_one_before_it(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proof_that_cannot_be_begun_leaves_the_one_before_it(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert proved(trained, monkeypatch)
     before = {p: p.read_bytes() for p in trained.rglob("*") if p.is_file()}
     (trained / "training" / CHECKPOINTS / step_name(10)).rmdir()
@@ -74,9 +70,7 @@ def test_a_proof_that_cannot_be_begun_leaves_the_one_before_it(
     assert {p: p.read_bytes() for p in trained.rglob("*") if p.is_file()} == before
 
 
-def test_the_folder_of_a_proof_is_held_while_it_is_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_a_proof_is_held_while_it_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = job(tmp_path, tmp_path / "resume", plan({}), steps=10)
     reference = tmp_path / "reference"
     (reference / CHECKPOINTS / step_name(4)).mkdir(parents=True)
@@ -102,15 +96,11 @@ def test_what_a_proof_chooses_itself_is_no_setting_of_it(
     name: str, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = "training.evaluation={every: 5, tasks: hans}" if name == "evaluation" else f"training.{name}=4"
-    with pytest.raises(
-        ConfigError, match=rf"training\.{name}\S*.*: `trivium prove` does not read this; it is chosen"
-    ):
+    with pytest.raises(ConfigError, match=rf"training\.{name}\S*.*: `trivium prove` does not read this; it is chosen"):
         proved(trained, monkeypatch, setting)
 
 
-def test_a_proof_changes_nothing_else_of_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proof_changes_nothing_else_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Except the tasks, which are asked where there is an examiner."""
     given = job(tmp_path, tmp_path / "resume", plan({}), steps=10, checkpoint_every=2, keep_every=4)
     reference = tmp_path / "reference"
@@ -120,12 +110,8 @@ def test_a_proof_changes_nothing_else_of_the_training(
     monkeypatch.setattr(proving, "start", lambda job, **_: started.append(job))
     with pytest.raises(TriviumError, match="before rank"):
         prove_resume(given, reference=reference)
-    changed = [
-        line.split(":")[0] for line in differences(to_tree(given.training), to_tree(started[0].training))
-    ]
-    assert {f"training.{name}" for name in (*changed, "evaluation")} == set(
-        prove.CHOSEN
-    ) and given.examiner is None
+    changed = [line.split(":")[0] for line in differences(to_tree(given.training), to_tree(started[0].training))]
+    assert {f"training.{name}" for name in (*changed, "evaluation")} == set(prove.CHOSEN) and given.examiner is None
 
 
 @pytest.mark.parametrize(("saved", "steps"), [((8, 9, 10), 10), ((10,), 10)])

@@ -97,8 +97,7 @@ def test_an_override_beats_ranks_and_ranks_beat_the_preset():
 
 
 @pytest.mark.parametrize(
-    ("rows", "tokenizer", "fits"),
-    [(512, "x", True), (300, "x", True), (299, "x", False), (512, "null", False)],
+    ("rows", "tokenizer", "fits"), [(512, "x", True), (300, "x", True), (299, "x", False), (512, "null", False)]
 )
 def test_only_a_tokenizer_from_elsewhere_may_have_fewer_ids_than_the_model_has_rows(rows, tokenizer, fits):
     fields = (f"plan.model.vocabulary={rows}", "tokens.vocabulary=300", f"tokens.tokenizer={tokenizer}")
@@ -133,9 +132,7 @@ def test_the_tokenizer_has_the_ids_of_the_model_where_nothing_else_is_said(tmp_p
     assert resolve(both).tokens.vocabulary == 500
 
 
-def test_a_machine_file_is_found_beside_the_config_that_names_it_and_one_that_is_missing_is_a_problem(
-    tmp_path,
-):
+def test_a_machine_file_is_found_beside_the_config_that_names_it_and_one_that_is_missing_is_a_problem(tmp_path):
     (tmp_path / "ours.yaml").write_text("base: dgx-h100\ndevices_per_node: 4")
     mine = tmp_path / "mine.yaml"
     mine.write_text("base: mt-nlg-530b\nmachine: ours.yaml")
@@ -262,9 +259,7 @@ def test_every_field_that_the_pages_name_is_one():
 
 def test_a_value_in_a_section_s_place_is_refused_in_plain_words():
     for path in ("plan", "plan.batch.ramp", "tokens"):
-        with pytest.raises(
-            ConfigError, match=rf"^{path} is 3; it is a section: give its fields, as {path}\.FIELD"
-        ):
+        with pytest.raises(ConfigError, match=rf"^{path} is 3; it is a section: give its fields, as {path}\.FIELD"):
             resolve(Given("demo", (f"{path}=3",)))
     with pytest.raises(ConfigError) as caught:
         resolve(Given("demo", ("plan.model.vocabulary=big",)))

@@ -142,9 +142,7 @@ def test_settings_that_were_refused_are_not_those_of_the_run(bench: Bench, error
     def refused(place: str, **more: Any) -> Any:
         with pytest.raises(error):
             perform(bench.stage(place, sections=(place,), work=refuse, **more), bench.run("seed=6"))
-        return (
-            read_result(bench.root / "config.json")["seed"] if (bench.root / "config.json").exists() else None
-        )
+        return read_result(bench.root / "config.json")["seed"] if (bench.root / "config.json").exists() else None
 
     assert refused("harvest") is None
     bench.walk("seed=5")
@@ -234,9 +232,7 @@ def test_finished_work_in_place_goes_on_only_to_more_steps(bench: Bench, steps: 
 def test_finished_work_in_place_that_lost_its_end_goes_on_from_what_is_left(
     bench: Bench, left: int, other: tuple[str, ...], capsys
 ):
-    lost = training(
-        bench, gone=lambda run, extent: Gone("the checkpoint is gone", left) if extent == 200 else None
-    )
+    lost = training(bench, gone=lambda run, extent: Gone("the checkpoint is gone", left) if extent == 200 else None)
     perform(training(bench), bench.run("training.steps=200"))
     (bench.root / "training" / "checkpoint").write_text("of an earlier step")
     capsys.readouterr()
@@ -285,10 +281,7 @@ def test_a_check_is_told_what_there_is_to_do(bench: Bench):
 
 @pytest.mark.parametrize(
     ("assignment", "why"),
-    [
-        (("training.lr=0.5", "training.steps=200"), "lr: "),
-        (("training.steps=100",), "training.steps: 200 -> 100"),
-    ],
+    [(("training.lr=0.5", "training.steps=200"), "lr: "), (("training.steps=100",), "training.steps: 200 -> 100")],
 )
 def test_a_stage_is_asked_before_its_output_is_set_aside_and_redo_answers(
     bench: Bench, assignment: tuple[str, ...], why: str
@@ -331,9 +324,7 @@ def test_finished_work_in_place_is_current_under_what_may_change(bench: Bench, c
 
 @pytest.mark.parametrize("assignment", ["training.lr=0.5", "training.lr=0.1"])
 @pytest.mark.parametrize("writes", ["in place", "afresh"])
-def test_who_is_refused_by_the_lease_changes_nothing_of_the_job_that_holds_it(
-    bench: Bench, assignment, writes
-):
+def test_who_is_refused_by_the_lease_changes_nothing_of_the_job_that_holds_it(bench: Bench, assignment, writes):
     def meddle(run, out, progress):
         before = files(bench.root)
         with pytest.raises(MachineError, match="is being written by"):

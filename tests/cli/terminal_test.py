@@ -48,9 +48,5 @@ def test_names_are_cut_and_kept_on_one_line():
 
 
 def test_a_page_holds_names_as_text():
-    page = (
-        environment_of_pages()
-        .from_string("{{ name }}|{{ 3 }}|{{ none }}")
-        .render(name=f"<b>{COMMANDS}", none=None)
-    )
+    page = environment_of_pages().from_string("{{ name }}|{{ 3 }}|{{ none }}").render(name=f"<b>{COMMANDS}", none=None)
     assert not OBEYED & set(page) and page.startswith(r"&lt;b&gt;\u001b[2J") and page.endswith("|3|None")

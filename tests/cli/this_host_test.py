@@ -70,13 +70,7 @@ def test_the_refusal_keeps_the_settings_that_were_given():
 
 
 def test_under_torchrun_the_ranks_of_this_host_are_known():
-    torchrun = {
-        "RANK": "13",
-        "WORLD_SIZE": "16",
-        "LOCAL_RANK": "5",
-        "LOCAL_WORLD_SIZE": "8",
-        "MASTER_ADDR": "a",
-    }
+    torchrun = {"RANK": "13", "WORLD_SIZE": "16", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "a"}
     found = host_found(torchrun | HIDDEN)
     assert (found.first_rank, found.ranks) == (8, 8)
     assert (host_found(HIDDEN).first_rank, host_found(HIDDEN).ranks) == (0, 0)

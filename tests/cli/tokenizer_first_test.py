@@ -46,11 +46,7 @@ def words_for(name: str) -> tuple[str, ...]:
         ((), 2, r"has no token <\|endoftext\|>.* --set 'tokens.end_of_text=\[SEP\]'"),
         (("--set", "tokens.end_of_text=[SEP]", "--set", "tokens.vocabulary=9999"), 2, "tokens.vocabulary"),
         (("--set", "tokens.end_of_text=[EOT]"), 2, r"has no token \[EOT\]"),
-        (
-            ("--set", "tokens.tokenizer=nowhere.json", "--set", "plan.model.vocabulary=9999"),
-            4,
-            "does not exist",
-        ),
+        (("--set", "tokens.tokenizer=nowhere.json", "--set", "plan.model.vocabulary=9999"), 4, "does not exist"),
     ],
 )
 def test_tokenizer_is_opened_before_the_corpus_is_read(call: Call, verb, wrong, code: int, told: str) -> None:

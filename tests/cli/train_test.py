@@ -48,9 +48,7 @@ def test_how_the_work_is_divided_may_change(division: tuple[str, ...], begun) ->
     assert train.lasting(begun(*division)) == train.lasting(begun())
 
 
-@pytest.mark.parametrize(
-    "what", ["plan.model.layers=8", "plan.precision.weights=bf16", "training.lr=0.01", "seed=2"]
-)
+@pytest.mark.parametrize("what", ["plan.model.layers=8", "plan.precision.weights=bf16", "training.lr=0.01", "seed=2"])
 def test_what_is_computed_may_not(what: str, begun) -> None:
     assert train.lasting(begun(what)) != train.lasting(begun())
 
@@ -102,8 +100,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "says"),
-    [(TORCHRUN, "lacks MASTER_PORT"), (TORCHRUN | {"MASTER_PORT": "1"}, "ranks")],
+    ("environment", "says"), [(TORCHRUN, "lacks MASTER_PORT"), (TORCHRUN | {"MASTER_PORT": "1"}, "ranks")]
 )
 def test_ranks_that_do_not_fit_the_layout_are_refused_before_a_training_begins(
     environment: dict[str, str], says: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -117,15 +114,8 @@ def test_ranks_that_do_not_fit_the_layout_are_refused_before_a_training_begins(
     assert not out.exists()
 
 
-def test_a_job_carries_a_hash_of_what_published_tasks_ask_wherever_their_data_lie(
-    tokens: Path, tmp_path: Path
-) -> None:
-    row = {
-        "premise": "The judge slept .",
-        "hypothesis": "The judge slept .",
-        "label": 0,
-        "gold_label": "entailment",
-    }
+def test_a_job_carries_a_hash_of_what_published_tasks_ask_wherever_their_data_lie(tokens: Path, tmp_path: Path) -> None:
+    row = {"premise": "The judge slept .", "hypothesis": "The judge slept .", "label": 0, "gold_label": "entailment"}
     row |= {"heuristic": "constituent", "subcase": "s", "pairID": "1"}
     asked = {}
     for name, premise in (("a", "The judge slept ."), ("b", "The judge slept ."), ("c", "The judge sat .")):
@@ -144,11 +134,7 @@ def test_a_job_carries_a_hash_of_what_published_tasks_ask_wherever_their_data_li
     [
         ({"training.start_from": "/nowhere"}, CheckpointError, "/nowhere is not a checkpoint"),
         ({"training.start_from": f"run/{NEWEST}"}, ConfigError, "another --out"),
-        (
-            {"training.evaluation.every": 5, "training.evaluation.data": "/nowhere"},
-            DataError,
-            "training.evaluation",
-        ),
+        ({"training.evaluation.every": 5, "training.evaluation.data": "/nowhere"}, DataError, "training.evaluation"),
         (
             {"training.evaluation.every": 5, "training.evaluation.tasks": "helaswag"},
             ConfigError,
@@ -159,12 +145,7 @@ def test_a_job_carries_a_hash_of_what_published_tasks_ask_wherever_their_data_li
     ],
 )
 def test_a_mistyped_command_leaves_a_finished_training_where_it_is(
-    wrong: dict[str, object],
-    error: type,
-    says: str,
-    tokens: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    wrong: dict[str, object], error: type, says: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     out = Path("run")
@@ -234,9 +215,7 @@ def test_a_training_without_its_last_checkpoint_is_not_up_to_date_and_does_again
 def test_how_a_training_that_was_set_aside_would_go_on_is_told_where_its_state_is_of_the_same_model(
     tmp_path: Path,
 ) -> None:
-    run = open_run(
-        tmp_path / "run", given_for(tmp_path / "run", "demo", ["training.lr=0.001", "plan.zero=0"])
-    )
+    run = open_run(tmp_path / "run", given_for(tmp_path / "run", "demo", ["training.lr=0.001", "plan.zero=0"]))
     before, changed = tmp_path / "training.previous", ["training.lr: 0.002 -> 0.001"]
     assert train.apart(run, before, changed) == []
     saved = before / "checkpoints" / "step-00000007"
@@ -248,9 +227,7 @@ def test_how_a_training_that_was_set_aside_would_go_on_is_told_where_its_state_i
     assert train.apart(run, before, []) == []
 
 
-def test_tokens_made_elsewhere_are_given_only_once_and_give_way_to_a_run_s_own(
-    tokens: Path, tmp_path: Path
-) -> None:
+def test_tokens_made_elsewhere_are_given_only_once_and_give_way_to_a_run_s_own(tokens: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     (out / "training").mkdir(parents=True)
     config = open_run(out, given_for(out, "demo", [])).config

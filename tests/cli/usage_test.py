@@ -80,11 +80,7 @@ def test_what_other_systems_call_a_field_leads_to_it(name):
 )
 def test_an_unknown_option_names_the_set_command_that_works(call, words, command):
     code, told = call(*words)
-    assert (
-        code == 2
-        and "Fields of the config are given with --set: " in told
-        and told.rstrip().endswith(command)
-    )
+    assert code == 2 and "Fields of the config are given with --set: " in told and told.rstrip().endswith(command)
     if "VALUE" not in command:
         setting = shlex.split(command)[-1]
         path, _, value = setting.partition("=")

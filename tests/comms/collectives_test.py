@@ -55,9 +55,7 @@ def slices_reach_their_owners(place: Place, direct_from: int | None) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("direct_from", [None, 0, 1 << 40])
-def test_slices_are_gathered_and_summed_by_memory_directly_or_by_gloo(
-    ranks: int, direct_from: int | None
-) -> None:
+def test_slices_are_gathered_and_summed_by_memory_directly_or_by_gloo(ranks: int, direct_from: int | None) -> None:
     on_ranks(ranks, slices_reach_their_owners, direct_from)
 
 
@@ -77,9 +75,7 @@ def waiting_is_counted(place: Place, by_memory: bool) -> None:
             time.sleep(0.1 * place.rank)
             work()
             waited = group.waited[0] - before
-            assert waited > 0.05 or place.rank == 1, (
-                f"{name} of {size}: the other came 0.1 s late, not {waited}"
-            )
+            assert waited > 0.05 or place.rank == 1, f"{name} of {size}: the other came 0.1 s late, not {waited}"
 
 
 @pytest.mark.parametrize("by_memory", [True, False])

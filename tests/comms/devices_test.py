@@ -5,14 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trivium.comms.devices import (
-    Taken,
-    environment_of_shared,
-    identity,
-    lacking,
-    problem_of,
-    wrong_in,
-)
+from trivium.comms.devices import Taken, environment_of_shared, identity, lacking, problem_of, wrong_in
 from trivium.errors import ConfigError, TriviumError
 
 
@@ -78,9 +71,7 @@ def test_sharing_is_no_remedy_where_a_host_has_no_accelerator() -> None:
 
 
 @pytest.mark.parametrize("version", [(2, 18, 5), (2, 28, 9), (2, 29)])
-def test_nccl_before_2_30_takes_ranks_on_one_gpu_for_hosts_that_talk_over_sockets(
-    version: tuple[int, ...],
-) -> None:
+def test_nccl_before_2_30_takes_ranks_on_one_gpu_for_hosts_that_talk_over_sockets(version: tuple[int, ...]) -> None:
     for rank in (0, 7):
         assert environment_of_shared(version, rank, hosts=1) == {
             "NCCL_HOSTID": f"trivium-rank-{rank}",
@@ -98,11 +89,7 @@ def test_nccl_before_2_30_takes_ranks_on_one_gpu_for_hosts_that_talk_over_socket
 @pytest.mark.parametrize("version", [(2, 30), (2, 30, 7), (2, 32, 3), (3, 0, 0)])
 def test_nccl_from_2_30_on_is_asked_to_let_ranks_share(version: tuple[int, ...]) -> None:
     found = environment_of_shared(version, 3, hosts=1)
-    assert found == {
-        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-        "NCCL_NVLS_ENABLE": "0",
-        "NCCL_MAX_CTAS": "2",
-    }
+    assert found == {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
 
 
 def test_of_thousands_of_hosts_some_are_named() -> None:

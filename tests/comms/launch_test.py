@@ -14,15 +14,7 @@ import torch
 
 from ranks import free_port
 from trivium.comms import launch
-from trivium.comms.launch import (
-    ALONE,
-    Place,
-    RankFailed,
-    connected,
-    run_ranks,
-    start_ranks,
-    torchrun_place,
-)
+from trivium.comms.launch import ALONE, Place, RankFailed, connected, run_ranks, start_ranks, torchrun_place
 from trivium.comms.route import Route, route_to
 from trivium.errors import ConfigError, DataError, TriviumError
 
@@ -45,9 +37,7 @@ def test_the_first_failure_is_reported_with_its_rank_and_the_others_end_at_once(
 
 
 def compute_too_late(place: Place) -> None:
-    raise RuntimeError(
-        "Unable to handle autograd's threading in combination with fork-based multiprocessing."
-    )
+    raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing.")
 
 
 def test_ranks_forked_after_an_accelerator_was_used_say_how_to_start_them() -> None:
@@ -122,8 +112,7 @@ def with_accelerators(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]
 
 
 @pytest.mark.parametrize(
-    ("accelerators", "ranks", "kind", "backend"),
-    [(0, 2, "cpu", "gloo"), (1, 2, "cpu", "gloo"), (2, 2, "cuda", "nccl")],
+    ("accelerators", "ranks", "kind", "backend"), [(0, 2, "cpu", "gloo"), (1, 2, "cpu", "gloo"), (2, 2, "cuda", "nccl")]
 )
 def test_ranks_use_accelerators_where_each_has_its_own_and_otherwise_none_does(
     accelerators: int, ranks: int, kind: str, backend: str, monkeypatch, capsys
@@ -241,11 +230,7 @@ SHARED = {"TRIVIUM_DEVICES": "shared"}
         (host_of("a") + host_of("b"), {}, "cpu"),
         (alone_with("a", "x", "x"), {}, "2 ranks on a host with 1 GPU;.*--nproc-per-node 1.*=shared"),
         (alone_with("a", "x", "x"), SHARED, "cuda:0"),
-        (
-            host_of("a", "x", ranks=2) + host_of("b", ranks=2),
-            SHARED,
-            "b has 0 GPUs for 2 ranks: .*=shared asks",
-        ),
+        (host_of("a", "x", ranks=2) + host_of("b", ranks=2), SHARED, "b has 0 GPUs for 2 ranks: .*=shared asks"),
         (host_of("a", "x", "y", ranks=3), {}, "3 ranks on a host with 2 GPUs;.*--nproc-per-node 2"),
         (host_of("a", "x", "y", ranks=3), WANTED, "a has 2 GPUs for 3 ranks: .*TRIVIUM_DEVICES=acc"),
         (host_of("a", "x", "y") + host_of("b"), {}, "b has 0 GPUs for 2 ranks: not one for each rank, as"),

@@ -26,11 +26,7 @@ def wait_in_vain(place: Place, port: int, absent: int, asked: tuple[int, ...]) -
         pass
 
 
-@pytest.mark.parametrize(
-    ("absent", "asked"), [(3, (0,)), (3, (2,)), (3, tuple(ALL)), (0, tuple(ALL))], ids=str
-)
-def test_one_that_is_asked_to_end_ends_all_that_wait_for_the_last(
-    absent: int, asked: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize(("absent", "asked"), [(3, (0,)), (3, (2,)), (3, tuple(ALL)), (0, tuple(ALL))], ids=str)
+def test_one_that_is_asked_to_end_ends_all_that_wait_for_the_last(absent: int, asked: tuple[int, ...]) -> None:
     """Where the first has not come there is no place to tell the others: each is asked itself."""
     run_ranks(wait_in_vain, len(ALL), free_port(), absent, asked, timeout_seconds=20)

@@ -48,10 +48,7 @@ def test_a_rank_has_its_place_in_every_group(place: Place) -> None:
             for group in (mesh.tensor, mesh.data, mesh.context, mesh.pipeline, *across):
                 if group.handle is not None:
                     assert dist.get_rank(group.handle) == group.index, (group.role, order)
-                    assert dist.get_process_group_ranks(group.handle) == list(group.ranks), (
-                        group.role,
-                        order,
-                    )
+                    assert dist.get_process_group_ranks(group.handle) == list(group.ranks), (group.role, order)
                 assert group.ranks[group.index] == place.rank, (group.role, order)
             assert set(mesh.replicas.ranks) == set(layout.peers(place.rank, "data", "context")), order
             # Copies lie side by side: whoever shares one is nearer than all others that hold the same weights.
@@ -135,11 +132,7 @@ def test_accelerators_connect_at_once_and_what_is_urgent_goes_first(
 
 def test_thousands_of_ranks_find_their_groups_in_a_moment() -> None:
     begin = time.process_time()
-    for degrees in (
-        {"data": 2240},
-        {"tensor": 8, "data": 280},
-        {"tensor": 8, "pipeline": 35, "data": 4, "context": 2},
-    ):
+    for degrees in ({"data": 2240}, {"tensor": 8, "data": 280}, {"tensor": 8, "pipeline": 35, "data": 4, "context": 2}):
         layout = Layout(**degrees)
         for axes in (("data",), ("tensor",), ("pipeline",), ("data", "context")):
             sets = layout.peer_sets(*axes)

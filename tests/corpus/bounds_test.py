@@ -25,25 +25,11 @@ from corpus.hostile import KINDS, WORDS
 from corpus.hostile_parquet import HOSTILE
 from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.clean.tidy import MOST_MARKS, NotTidied, tidy
-from trivium.corpus.config import (
-    CurateConfig,
-    DecontaminationConfig,
-    ExtractConfig,
-    ReadConfig,
-    SelectionConfig,
-)
+from trivium.corpus.config import CurateConfig, DecontaminationConfig, ExtractConfig, ReadConfig, SelectionConfig
 from trivium.corpus.dedup.minhash import MinHash
 from trivium.corpus.dedup.repeats import without_equal_texts, without_repeated
 from trivium.corpus.document import RAW, Damage, Document, Trouble
-from trivium.corpus.files import (
-    is_hidden,
-    kind_name,
-    list_files,
-    name_of,
-    shown,
-    source_of,
-    told_endings,
-)
+from trivium.corpus.files import is_hidden, kind_name, list_files, name_of, shown, source_of, told_endings
 from trivium.corpus.filters import FILTERS
 from trivium.corpus.harvest.heldout import passages
 from trivium.corpus.kernels.texts import texts_of
@@ -218,16 +204,7 @@ STATIONS = {
     **{f"extractor {name}": (extraction_by, name) for name in EXTRACTORS},
     **{
         work.__name__: (work,)
-        for work in (
-            comparison,
-            decontamination,
-            training,
-            encoding,
-            library_encoding,
-            listing,
-            equal_texts,
-            cut_up,
-        )
+        for work in (comparison, decontamination, training, encoding, library_encoding, listing, equal_texts, cut_up)
     },
     "passages": (lambda: lambda text: passages(text, shortest=40, longest=80),),
 }
@@ -368,8 +345,7 @@ def test_no_parquet_file_takes_more_memory_or_rows_than_its_bytes_allow(tmp_path
 def test_page_headers_of_ordinary_parquet_files_declare_what_arrow_reads(tmp_path):
     """With every packing, version of pages, dictionaries, nulls, lists, and many small pages."""
     rows = [
-        {"text": f"text {n % 7} " * (n % 50), "tags": [str(n)] * (n % 3), "n": n if n % 5 else None}
-        for n in range(600)
+        {"text": f"text {n % 7} " * (n % 50), "tags": [str(n)] * (n % 3), "n": n if n % 5 else None} for n in range(600)
     ]
     table = pa.Table.from_pylist(rows)
     options = [{"compression": packing} for packing in ("none", "snappy", "gzip", "zstd", "lz4", "brotli")]
@@ -402,9 +378,7 @@ def test_a_forged_parquet_shard_of_documents_is_refused_by_its_name(tmp_path, co
     (tmp_path / shard["file"]).write_bytes(content())
     shard["sha256"] = file_sha256(tmp_path / shard["file"])
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(
-        DataError, match=f"{shard['file']} is not readable Parquet: .*; curate the corpus again"
-    ):
+    with pytest.raises(DataError, match=f"{shard['file']} is not readable Parquet: .*; curate the corpus again"):
         list(read_documents(tmp_path))
 
 
@@ -431,9 +405,7 @@ def test_a_long_run_of_one_letter_makes_no_long_token_and_comes_back_unchanged()
 def test_a_wordpiece_tokenizer_that_looks_up_words_of_any_length_is_refused_with_a_remedy(tmp_path):
     library = tokenizers.Tokenizer(
         tokenizers.models.WordPiece(
-            {"[UNK]": 0, "a": 1, "##a": 2, "<|endoftext|>": 3},
-            unk_token="[UNK]",
-            max_input_chars_per_word=1_000_000,
+            {"[UNK]": 0, "a": 1, "##a": 2, "<|endoftext|>": 3}, unk_token="[UNK]", max_input_chars_per_word=1_000_000
         )
     )
     library.add_special_tokens(["<|endoftext|>"])
@@ -488,9 +460,7 @@ def tokenizer_with(tmp_path, **parts):
     return str(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize(
-    "pattern", ["(a+)+b", "(a|aa)+b", r"(\w+)*z", r"(\s|[ ])+x", "(1*)*2", "(é|éé)+b", "(x+x+)+y"]
-)
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+b", r"(\w+)*z", r"(\s|[ ])+x", "(1*)*2", "(é|éé)+b", "(x+x+)+y"])
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
 def test_a_tokenizer_whose_patterns_backtrack_is_refused_when_it_is_opened(tmp_path, part, pattern):
     regex = tokenizers.Regex(pattern)
@@ -499,9 +469,7 @@ def test_a_tokenizer_whose_patterns_backtrack_is_refused_when_it_is_opened(tmp_p
         "pre_tokenizer": lambda: tokenizers.pre_tokenizers.Split(regex, "isolated"),
     }[part]()
     path = tokenizer_with(tmp_path, **{part: step})
-    with pytest.raises(
-        ConfigError, match=r"tokens.tokenizer: .*tokenizer.json: \d+ times '.'.*as a\+\+ in place"
-    ):
+    with pytest.raises(ConfigError, match=r"tokens.tokenizer: .*tokenizer.json: \d+ times '.'.*as a\+\+ in place"):
         given_tokenizer(path)
     with pytest.raises(ConfigError, match=r"tokenizer.json: \d+ times '.'"):
         load_tokenizer(path)
@@ -555,10 +523,7 @@ def test_a_panic_while_a_text_is_encoded_is_an_error_with_a_remedy(tmp_path):
 
 def test_a_web_token_is_looked_for_once_in_a_run_of_its_characters(tmp_path):
     work = filter_of("privacy", tmp_path)
-    once, often = (
-        "eyJ" + "abc-" * 8000,
-        "eyJ-" * 8000,
-    )  # of the second each hyphen is followed by a beginning
+    once, often = ("eyJ" + "abc-" * 8000, "eyJ-" * 8000)  # of the second each hyphen is followed by a beginning
     work(WORDS)
     assert seconds(work, often, 5) < 3 * seconds(work, once, 5)
     (verdict,) = work("session-" + ".".join(["eyJ" + "a" * 20] * 2) + "." + "b" * 20)

@@ -44,9 +44,7 @@ def raw_copy(folders, tmp_path):
     raw, out = tmp_path / "raw", tmp_path / "out"
     for path in (folders[0] / "raw").rglob("*"):
         target = raw / path.relative_to(folders[0] / "raw")
-        target.mkdir(parents=True, exist_ok=True) if path.is_dir() else target.parent.mkdir(
-            parents=True, exist_ok=True
-        )
+        target.mkdir(parents=True, exist_ok=True) if path.is_dir() else target.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file():
             target.write_bytes(path.read_bytes())
     out.mkdir()
@@ -55,13 +53,7 @@ def raw_copy(folders, tmp_path):
 
 def test_every_kind_of_planted_junk_is_caught_and_honest_documents_stay(folders):
     _, result = folders
-    assert set(result["planted"]) == {
-        "near_duplicate",
-        "boilerplate",
-        "other_language",
-        "low_quality",
-        "leaked_item",
-    }
+    assert set(result["planted"]) == {"near_duplicate", "boilerplate", "other_language", "low_quality", "leaked_item"}
     for kind, counts in result["planted"].items():
         assert counts["planted"] >= 8
         assert counts["caught"] >= 0.95 * counts["planted"], kind
@@ -119,9 +111,7 @@ def test_texts_of_a_benchmark_that_the_config_names_are_cut_out_too(folders, tmp
     words = document.text.split()[200:230]
     leaked, kept = " ".join(words), " ".join(document.text.split()[:12])
     bench = tmp_path / "bench.jsonl"
-    bench.write_text(
-        json.dumps({"text": "Nothing of this stands there."}) + "\n" + json.dumps({"text": leaked})
-    )
+    bench.write_text(json.dumps({"text": "Nothing of this stands there."}) + "\n" + json.dumps({"text": leaked}))
     (tmp_path / "out").mkdir()
     config = CurateConfig(decontamination={"against": (str(bench),)})
     curate(config, folders[0] / "raw", tmp_path / "out", seed=1234)
@@ -144,9 +134,7 @@ def test_no_document_is_removed_without_a_partner_above_the_threshold_and_none_i
 def test_of_pairs_about_the_threshold_exactly_those_above_it_lose_one(folders, tmp_path):
     raw, out = raw_copy(folders, tmp_path)
     draw = generator_for(5, "pairs")
-    texts = [
-        d.text for d in read_documents(folders[0] / "out" / "documents") if 300 < len(d.text.split()) < 600
-    ]
+    texts = [d.text for d in read_documents(folders[0] / "out" / "documents") if 300 < len(d.text.split()) < 600]
     rows, similar = [], {}
     for number, text in enumerate(texts[:60]):
         words = text.split()
@@ -156,13 +144,9 @@ def test_of_pairs_about_the_threshold_exactly_those_above_it_lose_one(folders, t
         pair = [" ".join(words), " ".join(changed)]
         similar[number] = jaccard(*(shingles(each, size=5) for each in pair))
         rows += [
-            {"id": f"{name}{number}", "text": each, "source": "wiki"}
-            for name, each in zip("ab", pair, strict=True)
+            {"id": f"{name}{number}", "text": each, "source": "wiki"} for name, each in zip("ab", pair, strict=True)
         ]
-    for path in [
-        *(raw / "jsonl").iterdir(),
-        *(raw / "warc").iterdir(),
-    ]:  # their models would be duplicates too
+    for path in [*(raw / "jsonl").iterdir(), *(raw / "warc").iterdir()]:  # their models would be duplicates too
         path.unlink()
     (raw / "jsonl" / "part-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     curate(CurateConfig(), raw, out, seed=1234)
@@ -192,9 +176,7 @@ def test_a_text_held_out_for_evaluation_is_not_left_in_training(folders, tmp_pat
     assert (reject["id"], reject["survivor"]) == (document.id, "held")
 
 
-def test_of_near_duplicates_the_one_with_the_best_figure_survives_when_the_config_names_one(
-    folders, tmp_path
-):
+def test_of_near_duplicates_the_one_with_the_best_figure_survives_when_the_config_names_one(folders, tmp_path):
     raw, out = raw_copy(folders, tmp_path)
     curate(CurateConfig(dedup={"quality": "quality.words"}), raw, out, seed=1234)
     words = {d.id: d.metadata["quality"]["words"] for d in read_documents(out / "documents")}
@@ -227,9 +209,7 @@ def test_of_equal_texts_too_the_best_survives_wherever_it_stands(folders, tmp_pa
     assert "survivor: good3" in "\n".join(history_lines(history(out, "last3")))
 
 
-def test_an_equal_text_names_the_document_that_is_left_also_where_that_one_survives_for_the_first(
-    folders, tmp_path
-):
+def test_an_equal_text_names_the_document_that_is_left_also_where_that_one_survives_for_the_first(folders, tmp_path):
     raw, out = raw_copy(folders, tmp_path)
     text = next(d.text for d in read_documents(folders[0] / "out" / "documents"))
     for path in [*(raw / "jsonl").iterdir(), *(raw / "warc").iterdir()]:
@@ -295,9 +275,7 @@ def test_a_text_that_a_benchmark_writes_in_another_way_is_cut_out_too(folders, t
     if form == "page":
         body = escape(leaked).encode("ascii", "xmlcharrefreplace")
         bench = tmp_path / "bench.warc.gz"
-        write_warc(
-            bench, [Page("https://a.example/", "text/html", None, b"<article><p>%s</p></article>" % body)]
-        )
+        write_warc(bench, [Page("https://a.example/", "text/html", None, b"<article><p>%s</p></article>" % body)])
     assert form == "page" or written != leaked
     config = CurateConfig(decontamination={"against": (str(bench),)}, filters=())
     found = curate(config, raw, out, seed=1234)["decontamination"]
@@ -341,9 +319,7 @@ def test_a_corpus_of_which_comparison_leaves_nothing_is_an_error_that_says_so(tm
     (raw / "jsonl" / "part-00000.jsonl").write_text("\n".join(rows))
     write_documents(raw / "heldout", [Document("held", text, "s")])
     (tmp_path / "out").mkdir()
-    with pytest.raises(
-        DataError, match="none of the 3 documents .* most were dropped by 'exact duplicates' "
-    ):
+    with pytest.raises(DataError, match="none of the 3 documents .* most were dropped by 'exact duplicates' "):
         curate(CurateConfig(filters=()), raw, tmp_path / "out", seed=1)
 
 

@@ -38,9 +38,7 @@ def test_results_are_in_order_and_errors_keep_their_kind(where, light, native):
     assert engine.map(read_preset, [], heard.append, light=light) == []
     with pytest.raises(ConfigError, match="there is no preset 'dem'; did you mean 'demo'?"):
         engine.map(read_preset, [*names, "dem"], heard.append, light=light)
-    with pytest.raises(
-        FileNotFoundError
-    ) as refused:  # what a system refuses keeps its number, which has a remedy
+    with pytest.raises(FileNotFoundError) as refused:  # what a system refuses keeps its number, which has a remedy
         engine.map(os.stat, ["/nowhere/at all"], heard.append, light=light)
     assert refused.value.filename == "/nowhere/at all"
 
@@ -57,9 +55,7 @@ def test_after_an_error_nothing_is_left_open_for_the_collector(light, workers, m
 
     monkeypatch.setattr(daft_engine, "_rows", rows)
     with pytest.raises(ConfigError) as held:  # with its traceback, and so with the frames that led to it
-        Daft("native", workers=workers).map(
-            read_preset, ["dem", *preset_names()], lambda done: None, light=light
-        )
+        Daft("native", workers=workers).map(read_preset, ["dem", *preset_names()], lambda done: None, light=light)
     assert held.value and opened
     assert all(inspect.getgeneratorstate(each) == inspect.GEN_CLOSED for each in opened)
 

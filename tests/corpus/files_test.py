@@ -33,11 +33,7 @@ def test_folders_behind_links_are_read_and_links_in_a_circle_end(tmp_path):
     (elsewhere / "back").symlink_to(corpus)
     (corpus / "a" / "self").symlink_to(corpus / "a")
     (corpus / "itself.txt").symlink_to(corpus / "itself.txt")
-    assert names(corpus) == [
-        "a/x.txt",
-        "itself.txt",
-        "linked/deep/y.jsonl",
-    ]
+    assert names(corpus) == ["a/x.txt", "itself.txt", "linked/deep/y.jsonl"]
 
 
 def test_hidden_files_and_folders_are_not_read(tmp_path):
@@ -119,17 +115,11 @@ def test_a_file_that_is_the_corpus_is_a_source_by_its_own_name(tmp_path):
 def test_names_that_are_no_utf8_or_odd_are_harvested_and_curated(tmp_path):
     mine = tmp_path / "mine"
     text = "It was the best of times, and the people of the city have said so with that in mind. "
-    for folder, name in (
-        (b"caf\xe9", b"a.txt"),
-        (b"caf\xe9", b"b \xff c.jsonl"),
-        ("新闻".encode(), b"d\n.md"),
-    ):
+    for folder, name in ((b"caf\xe9", b"a.txt"), (b"caf\xe9", b"b \xff c.jsonl"), ("新闻".encode(), b"d\n.md")):
         place = mine / os.fsdecode(folder) / os.fsdecode(name)
         place.parent.mkdir(parents=True, exist_ok=True)
         body = " ".join(f"{text}Number {name!r} {n} {n * 7}." for n in range(40))
-        place.write_text(
-            json.dumps({"text": body}) + "\n" if name.endswith(b"jsonl") else body, encoding="utf-8"
-        )
+        place.write_text(json.dumps({"text": body}) + "\n" if name.endswith(b"jsonl") else body, encoding="utf-8")
     (tmp_path / "raw").mkdir()
     (tmp_path / "out").mkdir()
     found = harvest(HarvestConfig(heldout_limit=0), tmp_path / "raw", seed=1, corpus=tmp_path / "mine")

@@ -8,7 +8,6 @@ from typing import Any
 def balances(funnel: Sequence[dict[str, Any]]) -> bool:
     """Whether every step's documents are those of the step before, plus added, minus dropped and quarantined."""
     return all(
-        before["documents"] + here["added"]
-        == here["documents"] + sum(here["dropped"].values()) + here["quarantined"]
+        before["documents"] + here["added"] == here["documents"] + sum(here["dropped"].values()) + here["quarantined"]
         for before, here in pairwise(funnel)
     )

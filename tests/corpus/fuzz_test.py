@@ -20,9 +20,7 @@ from trivium.seeds import generator_for
 
 DOCUMENTS = 10_000
 AT_ONCE = 50
-JUDGES = tuple(
-    name for name in FILTERS if name not in ("extract", "clean")
-)  # what makes text plain comes first here
+JUDGES = tuple(name for name in FILTERS if name not in ("extract", "clean"))  # what makes text plain comes first here
 MOST_MEMORY = 512 << 20  # beyond what the process held before, which may have run other tests
 TAGS = [
     b"<p>",

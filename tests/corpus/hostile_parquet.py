@@ -48,9 +48,7 @@ def _value(value: Any) -> tuple[int, bytes]:
     return _KINDS[name], varint((content << 1) ^ (content >> 63))
 
 
-def page(
-    body: bytes, values: int, encoding: int, *, unpacked: int | None = None, dictionary: bool = False
-) -> bytes:
+def page(body: bytes, values: int, encoding: int, *, unpacked: int | None = None, dictionary: bool = False) -> bytes:
     """A page of a chunk that is packed with zstd. unpacked: what its header says, if not the truth."""
     packed = pa.compress(body, codec="zstd", asbytes=True)
     own = {1: ("i32", values), 2: ("i32", encoding), 3: ("i32", RLE), 4: ("i32", RLE)}
@@ -101,21 +99,15 @@ def file_of(
         columns.append({2: ("i64", len(data)), 3: about})
         data += pages
     group = {1: ("list", columns), 2: ("i64", len(data)), 3: ("i64", rows)}
-    footer = thrift(
-        {1: ("i32", 1), 2: ("list", schema), 3: ("i64", rows * groups), 4: ("list", [group] * groups)}
-    )
+    footer = thrift({1: ("i32", 1), 2: ("list", schema), 3: ("i64", rows * groups), 4: ("list", [group] * groups)})
     footer = footer[:-1] + (thrift(more) if more else b"\0")
     return data + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 
-def texts(
-    pages: bytes, values: int, *, rows: int | None = None, repetition: int = REQUIRED, **more: Any
-) -> bytes:
+def texts(pages: bytes, values: int, *, rows: int | None = None, repetition: int = REQUIRED, **more: Any) -> bytes:
     """A file with one column of texts."""
     schema = [element("schema", children=1), element("text", kind=BYTE_ARRAY, repetition=repetition)]
-    return file_of(
-        [("text", BYTE_ARRAY, pages, values)], schema, rows=values if rows is None else rows, **more
-    )
+    return file_of([("text", BYTE_ARRAY, pages, values)], schema, rows=values if rows is None else rows, **more)
 
 
 def text_of(size: int) -> bytes:

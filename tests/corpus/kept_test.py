@@ -58,9 +58,7 @@ def raw(tmp_path_factory):
         row.update(text=page, metadata={"raw": "html", "z": 1, "a": 2})
     rows.append({"id": "copy", "text": texts[8].replace("the", "a", 3), "source": "b"})
     rows.append({"id": "same", "text": texts[9], "source": "b"})
-    rows.append(
-        {"id": "mail", "text": texts[10][:1200] + " jo@example.org +49 171 1234567 10.1.2.3", "source": "a"}
-    )
+    rows.append({"id": "mail", "text": texts[10][:1200] + " jo@example.org +49 171 1234567 10.1.2.3", "source": "a"})
     rows.append({"id": "de", "text": "Der Hund läuft durch den Wald und die Katze schläft im Haus. " * 20})
     rows.append({"id": "empty", "text": "\u200b \n ", "source": "b"})
     lines = [json.dumps(row) for row in rows]
@@ -70,9 +68,7 @@ def raw(tmp_path_factory):
     write_documents(folder / "heldout", [Document("h", texts[11], "a")])
     item = {"id": "i", "document": "h", "text": " ".join(texts[12].split()[60:110])}
     (folder / "evaluation_items.jsonl").write_text(json.dumps(item) + "\n")
-    (folder.parent / "against.jsonl").write_text(
-        json.dumps({"text": " ".join(texts[13].split()[30:60])}) + "\n"
-    )
+    (folder.parent / "against.jsonl").write_text(json.dumps({"text": " ".join(texts[13].split()[30:60])}) + "\n")
     small = ClassifierConfig(bits=8, epochs=2)
     for name, good in (("model.npz", texts[:8]), ("other.npz", texts[8:16])):
         train(good, [str(row["text"]) for row in rows[16:]], small, seed=1)[0].save(folder.parent / name)
@@ -170,18 +166,14 @@ def test_every_field_may_change_and_reuse_gives_the_bytes_of_a_curation_from_not
     assert curated(raw, tmp_path, base(), place) == before
 
 
-def test_an_unchanged_file_is_not_read_again_nor_filtered_again_with_the_same_filters(
-    raw, tmp_path, monkeypatch
-):
+def test_an_unchanged_file_is_not_read_again_nor_filtered_again_with_the_same_filters(raw, tmp_path, monkeypatch):
     place = tmp_path / "kept"
     curated(raw, tmp_path, base(), place)
     filtered = []
     monkeypatch.setattr(first_pass, "read_any", None)
     real = first_pass.named_steps
     monkeypatch.setattr(first_pass, "named_steps", lambda *a, **b: filtered.append(1) or real(*a, **b))
-    curated(
-        raw, tmp_path, merge(base(), {"dedup": {"threshold": 0.6}, "decontamination": {"common": 2}}), place
-    )
+    curated(raw, tmp_path, merge(base(), {"dedup": {"threshold": 0.6}, "decontamination": {"common": 2}}), place)
     assert not filtered
     tree = merge(base(), {"quality": {"words_low": 300}})
     told = kept.reuse_lines(place, raw, build(CurateConfig, tree), seed=SEED)
@@ -220,9 +212,7 @@ def test_damaged_kept_work_is_done_anew(raw, tmp_path, harm):
 
 
 @pytest.mark.broad
-def test_a_curation_that_keeps_may_be_killed_after_every_piece_and_what_it_kept_is_whole(
-    raw, tmp_path, monkeypatch
-):
+def test_a_curation_that_keeps_may_be_killed_after_every_piece_and_what_it_kept_is_whole(raw, tmp_path, monkeypatch):
     tree = merge(base(), {"quality": {"words_low": 300}})
     before, afresh = curated(raw, tmp_path, base()), curated(raw, tmp_path, tree)
     pieces = tmp_path / "pieces"

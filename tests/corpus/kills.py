@@ -16,9 +16,7 @@ def is_piece(target: Path, work: Path) -> bool:
     return work in target.parents and not any(n.startswith(".") for n in target.relative_to(work).parts)
 
 
-def ends(
-    job: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, work: Path, *, survive: int, before: bool
-) -> bool:
+def ends(job: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, work: Path, *, survive: int, before: bool) -> bool:
     """Work until so many pieces have taken their place, then die, before or after; whether it came to the end."""
     placed = 0
 

@@ -63,9 +63,7 @@ def test_a_corpus_of_many_parts_and_sources_is_made_with_few_open_files(tmp_path
     with few_open_files():
         harvest(harvesting, tmp_path / "harvest", seed=SEED, corpus=mine)
         curate(CurateConfig(filters=()), tmp_path / "harvest", tmp_path / "curated", seed=SEED)
-        manifest = tokenize(
-            TokensConfig(vocabulary=300), tmp_path / "curated", tmp_path / "tokens", seed=SEED
-        )
+        manifest = tokenize(TokensConfig(vocabulary=300), tmp_path / "curated", tmp_path / "tokens", seed=SEED)
     assert len(manifest["sources"]) == MANY
     assert sum(split["documents"] for split in manifest["totals"].values()) > 2 * MANY
 

@@ -37,9 +37,7 @@ def test_a_stall_is_told_and_a_lost_node_ends_it_by_name(capsys) -> None:
         asked.append(1)
         return ["node-7 (10.0.0.7)"] if len(asked) > 8 else []
 
-    with pytest.raises(
-        MachineError, match=r"since Ray lost node node-7 \(10\.0\.0\.7\) \(1 of 2 parts done\)"
-    ):
+    with pytest.raises(MachineError, match=r"since Ray lost node node-7 \(10\.0\.0\.7\) \(1 of 2 parts done\)"):
         list(watched(forever((0, "a")), 2, lost, stall_seconds=0.05, lost_seconds=0.2))
     told = capsys.readouterr().err.splitlines()
     assert "no result from Ray for" in told[0] and "(1 of 2 parts done)" in told[0]

@@ -91,9 +91,7 @@ def test_a_slip_in_the_blend_costs_nothing_that_was_done(raw, tmp_path, monkeypa
 
 
 @pytest.mark.broad
-def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(
-    raw, whole, tmp_path, monkeypatch
-):
+def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(raw, whole, tmp_path, monkeypatch):
     out, work = tmp_path / "out", tmp_path / "work"
     kills = 0
     while not run_killed(monkeypatch, raw, out, work, survive=1, before=False):

@@ -28,9 +28,7 @@ GOOD = "The parser reads each of the words that stand in the line, and then it r
 def raw(tmp_path):
     """Two JSON line files with good texts, short texts, and a line that is damaged."""
     for name in ("one", "two"):
-        lines = [
-            json.dumps({"id": f"{name}{n}", "text": f"{GOOD * (n % 10)} and number {n}."}) for n in range(40)
-        ]
+        lines = [json.dumps({"id": f"{name}{n}", "text": f"{GOOD * (n % 10)} and number {n}."}) for n in range(40)]
         lines.insert(7, "{damaged")
         folder = tmp_path / "raw" / name
         folder.mkdir(parents=True)
@@ -97,13 +95,9 @@ def test_killed_after_every_part_it_goes_on_to_the_same_bytes(tmp_path, raw, mon
                 kills += 1
     assert 5 < kills < 100
     assert content(out) == content(whole)
-    monkeypatch.setattr(
-        "trivium.corpus.read.inputs.read_any", None
-    )  # its output may be lost before it has its name
+    monkeypatch.setattr("trivium.corpus.read.inputs.read_any", None)  # its output may be lost before it has its name
     (tmp_path / "again").mkdir()
-    run_steps(
-        CurateConfig(filters=("quality",)), Input(raw), tmp_path / "again", seed=1, work=tmp_path / "work"
-    )
+    run_steps(CurateConfig(filters=("quality",)), Input(raw), tmp_path / "again", seed=1, work=tmp_path / "work")
     assert content(tmp_path / "again") == content(whole)
 
 
@@ -160,11 +154,7 @@ def test_rows_that_files_number_alike_get_the_ids_that_a_harvest_gives_them(tmp_
     assert {d.id: d.text[-2:] for d in kept}["7~3"] == "b7"  # 7~2 is there
     (tmp_path / "harvest").mkdir()
     harvest(HarvestConfig(heldout_fraction=0.0), tmp_path / "harvest", seed=1, corpus=tmp_path / "raw")
-    raw = {
-        d.id: d.text
-        for folder in ("jsonl", "heldout")
-        for d in as_read_at(Input(tmp_path / "harvest" / folder))
-    }
+    raw = {d.id: d.text for folder in ("jsonl", "heldout") for d in as_read_at(Input(tmp_path / "harvest" / folder))}
     assert raw.items() == {d.id: d.text for d in kept}.items()
     for file in (tmp_path / "raw").iterdir():
         file.write_text(file.read_text().replace("{damaged", ""))
@@ -182,9 +172,7 @@ def test_a_source_is_called_by_what_was_named_as_in_a_harvest(tmp_path, named):
     (tmp_path / "harvest").mkdir()
     harvest(HarvestConfig(heldout_fraction=0.0), tmp_path / "harvest", seed=1, corpus=tmp_path / named)
     raw = {
-        (d.id, d.source)
-        for folder in ("jsonl", "heldout")
-        for d in as_read_at(Input(tmp_path / "harvest" / folder))
+        (d.id, d.source) for folder in ("jsonl", "heldout") for d in as_read_at(Input(tmp_path / "harvest" / folder))
     }
     assert {(d.id, d.source) for d in read_documents(out / "documents")} == raw
     assert {row["id"] for row in rejects_of(out)} <= {"shard-00001.jsonl"}

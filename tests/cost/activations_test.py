@@ -22,11 +22,7 @@ from trivium.plan.precision import Precision
 
 WIDE = {"model": {"layers": 3}, "layout": {"pipeline": 1, "data": 1}, "batch": {"sequences": 2, "micro": 2}}
 SAMPLED = 25  # layouts of the sweep
-MIXED = [
-    {"mode": "layer", "every": 2},
-    {"activation_function": True},
-    {"mode": "layer", "activation_function": True},
-]
+MIXED = [{"mode": "layer", "every": 2}, {"activation_function": True}, {"mode": "layer", "activation_function": True}]
 LLAMA_405B = {
     **ROTARY,
     "hidden": 16384,
@@ -96,16 +92,7 @@ def random_plans(number: int) -> list[Plan]:
     while len(found) < number:
         tensor, context, queries = draw.choice((1, 2, 3)), draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 3))
         groups, apart = tensor * draw.choice((1, 2, context)), draw.choice((True, False))
-        names = (
-            "feed_forward",
-            "norm",
-            "norm_position",
-            "wiring",
-            "activation",
-            "positions",
-            "qk_norm",
-            "bias",
-        )
+        names = ("feed_forward", "norm", "norm_position", "wiring", "activation", "positions", "qk_norm", "bias")
         fields = {name: get_args(ModelShape.model_fields[name].annotation) for name in names}
         plan = Plan.model_validate({
             "model": {
@@ -197,8 +184,7 @@ def test_sequence_parallelism_divides_all_that_a_layer_keeps(family: str, mode: 
     head = "untied" if family == "llama" else "tied"
     model = {**{"gpt": {}, "llama": ROTARY}[family], "hidden": 512, "heads": 16, "head": head, "dropout": 0.1}
     kept = [
-        layer_bytes(case_of(small(model=model, layout={"tensor": t}, sequence_parallel=t > 1)), mode)
-        for t in (1, 8)
+        layer_bytes(case_of(small(model=model, layout={"tensor": t}, sequence_parallel=t > 1)), mode) for t in (1, 8)
     ]
     # Angles of the rotary embedding, queries' and keys', are of all positions that a rank attends from.
     angles = 32 * 32 * 4 if family == "llama" and mode == NONE else 0
@@ -206,9 +192,7 @@ def test_sequence_parallelism_divides_all_that_a_layer_keeps(family: str, mode: 
 
 
 @pytest.mark.parametrize("model", [{}, LLAMA_405B])
-def test_a_compiled_layer_whose_attention_is_computed_again_keeps_all_but_its_result(
-    model: dict[str, Any],
-) -> None:
+def test_a_compiled_layer_whose_attention_is_computed_again_keeps_all_but_its_result(model: dict[str, Any]) -> None:
     """Measured by torch's allocator for CUDA; where attention or a product is left out of the graph it is as ever."""
 
     def kept(mode: int, **more: Any) -> float:

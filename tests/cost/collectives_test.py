@@ -49,9 +49,7 @@ def test_a_group_inside_a_node_has_the_nodes_links_and_one_across_nodes_the_card
 
 def test_neighbours_send_over_the_fabric_once_any_hop_leaves_the_node():
     found = road_to_neighbour(SELENE, np.array([2, 4]), np.array([4, 4]), fabric=0.8).bandwidth
-    assert found == pytest.approx(
-        [SELENE.node_link.effective_bandwidth, 0.8 * SELENE.fabric_link.effective_bandwidth]
-    )
+    assert found == pytest.approx([SELENE.node_link.effective_bandwidth, 0.8 * SELENE.fabric_link.effective_bandwidth])
 
 
 def test_ranks_that_share_a_machine_never_leave_it():

@@ -55,9 +55,7 @@ def test_a_window_counts_as_many_keys_for_every_query_in_the_layers_that_have_it
     assert model_flops(whole.model, 32).total - model_flops(plan.model, 32).total == spared
     assert hardware_flops(whole).total - hardware_flops(plan).total == spared
     assert model_flops(wide.model, 32) == model_flops(whole.model, 32)
-    again = small(
-        model={"window": 8, "first": [{"times": 1, "window": None}]}, recompute={"mode": "attention"}
-    )
+    again = small(model={"window": 8, "first": [{"times": 1, "window": None}]}, recompute={"mode": "attention"})
     assert hardware_flops(again).recompute == tokens * width * (32 + 8 * (layers - 1))
 
 
@@ -70,11 +68,7 @@ def visible(plan: Plan) -> float:
 @pytest.mark.parametrize("window", [1, 5, 31, 32, 40])
 def test_the_share_of_pairs_that_windows_leave_is_that_of_counting_them(window):
     plan = small(
-        model={
-            "window": window,
-            "first": [{"times": 2, "window": None}],
-            "pattern": [{"times": 2}, {"window": None}],
-        }
+        model={"window": window, "first": [{"times": 2, "window": None}], "pattern": [{"times": 2}, {"window": None}]}
     )
     layers, sequence = plan.model.layers, plan.model.sequence
     through = [min(plan.model.form_of(n).window or sequence, sequence) for n in range(layers)]
@@ -121,8 +115,6 @@ def test_heads_of_a_given_width_cost_the_products_of_their_columns():
 
 def test_six_flops_per_parameter_and_token_is_the_leading_term():
     """For short sequences and a small vocabulary; grouped queries and SwiGLU included."""
-    model = ModelShape(
-        **ROTARY, layers=4, hidden=4096, heads=32, kv_heads=8, vocabulary=128, sequence=8, head="untied"
-    )
+    model = ModelShape(**ROTARY, layers=4, hidden=4096, heads=32, kv_heads=8, vocabulary=128, sequence=8, head="untied")
     matrices = 4 * (4096 * (4096 * 2 + 2 * 8 * 128) + 3 * 4096 * model.ffn_width)
     assert flops_per_token(model) == pytest.approx(6 * matrices, rel=0.005)

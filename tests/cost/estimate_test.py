@@ -89,10 +89,7 @@ def test_an_activation_function_computed_again_takes_time_and_its_value_no_memor
         mt_nlg(
             model={**{"gpt": {}, "llama": ROTARY}[family], "head": "untied"},
             recompute={"activation_function": again},
-            layout={
-                "tensor": 2,
-                "data": 32,
-            },  # of more, inputs and their gradient are wider than what is inside
+            layout={"tensor": 2, "data": 32},  # of more, inputs and their gradient are wider than what is inside
         )
         for again in (False, True)
     ]
@@ -139,8 +136,7 @@ def test_shards_of_a_node_keep_the_gathers_of_stage_3_inside_it_for_more_memory(
     layout = {"tensor": 1, "pipeline": 1, "data": 512}
     plan = mt_nlg(model={"layers": 8}, layout=layout, batch={"sequences": 4096}, zero=3)
     all_together, in_nodes, everywhere = (
-        plan.model_copy(update={"layout": plan.layout.model_copy(update={"shards": n})})
-        for n in (None, 8, 512)
+        plan.model_copy(update={"layout": plan.layout.model_copy(update={"shards": n})}) for n in (None, 8, 512)
     )
     for method in ("simulated", "closed form"):
         far, near, same = (estimate(p, machine, method=method) for p in (all_together, in_nodes, everywhere))

@@ -62,23 +62,11 @@ def test_a_machine_file_may_start_from_a_shipped_machine(tmp_path):
         ("base: dgx-h10\n", "did you mean 'dgx-h100'"),
         ("base: dgx-h100\nnode: 3\n", "node: there is no such key; did you mean 'nodes'"),
         ("base: dgx-h100\nnodes: 0\n", "nodes is 0"),
-        (
-            "base: dgx-h100\nmemory_bandwidth: 1e-300\n",
-            "memory_bandwidth is .*greater than or equal to 0.000001",
-        ),
+        ("base: dgx-h100\nmemory_bandwidth: 1e-300\n", "memory_bandwidth is .*greater than or equal to 0.000001"),
         ("base: dgx-h100\npeak:\n  bf16: 1.0e+300\n", "peak.bf16 is 1e.300; .*less than or equal to 1000000"),
-        (
-            "base: dgx-h100\nfabric_link:\n  latency_seconds: 1.0e+300\n",
-            "latency_seconds is .*less than or equal",
-        ),
-        (
-            "base: dgx-h100\nfabric_link: 3\n",
-            "fabric_link is 3; .*as fabric_link.FIELD: bandwidth, efficiency",
-        ),
-        (
-            "base: this-machine\nnodes: 4\n",
-            "sharing is 'shared': its ranks share .* nodes is 4; set nodes to 1",
-        ),
+        ("base: dgx-h100\nfabric_link:\n  latency_seconds: 1.0e+300\n", "latency_seconds is .*less than or equal"),
+        ("base: dgx-h100\nfabric_link: 3\n", "fabric_link is 3; .*as fabric_link.FIELD: bandwidth, efficiency"),
+        ("base: this-machine\nnodes: 4\n", "sharing is 'shared': its ranks share .* nodes is 4; set nodes to 1"),
         ("name: mine\n", "peak: .*none was given; .*another machine's: base: NAME"),
         ("- 1\n", "holds a list"),
         ("a: [\n", "is not YAML"),

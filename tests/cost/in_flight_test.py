@@ -1,13 +1,7 @@
 import numpy as np
 import pytest
 
-from trivium.cost.in_flight import (
-    interleaved_sums,
-    peak_counts,
-    peak_counts_of,
-    put_off_counts,
-    put_off_counts_of,
-)
+from trivium.cost.in_flight import interleaved_sums, peak_counts, peak_counts_of, put_off_counts, put_off_counts_of
 from trivium.plan.schedule import ScheduleName, make_schedule, parse_schedule
 
 CHUNKS: dict[ScheduleName, tuple[int, ...]] = {

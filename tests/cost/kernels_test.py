@@ -28,9 +28,7 @@ def test_two_products_at_once_take_no_longer_than_one_after_the_other(m, n, k):
 
 def test_a_large_product_reaches_the_fraction_of_peak_that_is_believed():
     n = 256 * 108
-    assert 2 * n**3 / float(A100.product(n, n, n)) == pytest.approx(
-        A100.gemm * A100.machine.peak.bf16, rel=0.02
-    )
+    assert 2 * n**3 / float(A100.product(n, n, n)) == pytest.approx(A100.gemm * A100.machine.peak.bf16, rel=0.02)
 
 
 def test_one_tile_too_many_costs_a_wave():

@@ -54,9 +54,7 @@ def test_tensor_ranks_share_the_activation_function_that_is_computed_again() -> 
     again = {}
     for tensor in (1, 4):
         case = replace(CASE, tensor=tensor, recompute=0)
-        once, twice = (
-            layer_work(replace(case, function_again=n), here.device, here.stack).again for n in (0, 1)
-        )
+        once, twice = (layer_work(replace(case, function_again=n), here.device, here.stack).again for n in (0, 1))
         again[tensor] = float(twice - once) - launch
     assert again[1] == pytest.approx(4 * again[4]) and again[1] > 0
 
@@ -87,18 +85,9 @@ def test_at_stage_3_both_uses_of_a_tied_table_on_one_rank_are_one_gradient() -> 
 
 
 @pytest.mark.parametrize(("recompute", "again"), [(NONE, 0), (LAYER, 1)])
-def test_a_stack_that_gathers_by_parameter_copies_each_part_and_hides_nothing(
-    recompute: int, again: int
-) -> None:
+def test_a_stack_that_gathers_by_parameter_copies_each_part_and_hides_nothing(recompute: int, again: int) -> None:
     stack, sharers, matrices = stack_named("deepspeed-zero3-2021"), 384, 4
-    whole = {
-        "tensor": 1,
-        "pipeline": 1,
-        "data": sharers,
-        "zero": 3,
-        "recompute": recompute,
-        "reduction_bytes": 2,
-    }
+    whole = {"tensor": 1, "pipeline": 1, "data": sharers, "zero": 3, "recompute": recompute, "reduction_bytes": 2}
     here, found = at(stack, **whole), priced(stack, **whole)
     weights, operation = 2 * layer_parameters(here.case), prior_constants().operation_seconds
     road = here.road(sharers, 1)
@@ -115,16 +104,13 @@ def test_activations_that_are_sent_in_slices_take_the_cards_of_all_tensor_ranks(
     sliced, whole = (OURS.model_copy(update={"split_transfers": split}) for split in (True, False))
     across = {"tensor": 8, "pipeline": 8, "sequence_parallel": 0}
     assert priced(sliced, **across).transfer < priced(whole, **across).transfer / 2
-    assert (
-        priced(sliced, **across | {"tensor": 1}).transfer == priced(whole, **across | {"tensor": 1}).transfer
-    )
+    assert priced(sliced, **across | {"tensor": 1}).transfer == priced(whole, **across | {"tensor": 1}).transfer
 
 
 def test_an_optimizer_takes_as_long_as_its_slice_is_large_however_many_copies_there_are() -> None:
     full = Fullest(1e9, 3)
     alone, copies, sharded = (
-        float(optimizer_seconds(at(data=data, shards=shards), full))
-        for data, shards in ((4, 0), (16, 4), (16, 0))
+        float(optimizer_seconds(at(data=data, shards=shards), full)) for data, shards in ((4, 0), (16, 4), (16, 0))
     )
     assert alone == copies > sharded
 
@@ -185,13 +171,8 @@ def test_a_norm_over_all_heads_and_a_split_vocabulary_send_a_few_numbers_of_ever
     here = at(recompute=NONE)
     road = here.road(CASE.tensor, here.strides.tensor)
     numbers = float(all_reduce_seconds(8 * CASE.positions, CASE.tensor, road)) * here.slowness
-    over, plain = (
-        prices(at(case=shaped(**ROTARY, qk_norm=n), recompute=NONE)) for n in ("all_heads", "none")
-    )
-    for one, other in (
-        (over.layer_forward, plain.layer_forward),
-        (over.layer_backward, plain.layer_backward),
-    ):
+    over, plain = (prices(at(case=shaped(**ROTARY, qk_norm=n), recompute=NONE)) for n in ("all_heads", "none"))
+    for one, other in ((over.layer_forward, plain.layer_forward), (over.layer_backward, plain.layer_backward)):
         assert one.tensor - other.tensor == pytest.approx(numbers)
     # the largest score, the sum of exponentials and the target's score
     assert plain.head_forward.tensor == pytest.approx(3 * numbers)
@@ -213,8 +194,7 @@ def test_wider_elements_move_more_bytes_and_tensor_ranks_share_positions_between
     spared = {}
     for tensor in (2, 8):
         whole, shared = (
-            layer_work(replace(CASE, tensor=tensor, sequence_parallel=n), narrow.device, narrow.stack)
-            for n in (0, 1)
+            layer_work(replace(CASE, tensor=tensor, sequence_parallel=n), narrow.device, narrow.stack) for n in (0, 1)
         )
         spared[tensor] = float(whole.forward - shared.forward)
     assert spared[8] / spared[2] == pytest.approx((1 - 1 / 8) / (1 - 1 / 2)) and spared[2] > 0

@@ -217,9 +217,7 @@ def test_the_scores_of_a_vocabulary_are_gone_when_a_layer_is_computed_again():
     assert held.freed == 2 * tokens * rows + head
     assert held.recomputed > 0 and held.freed > held.recomputed + held.workspace
     assert held.working == held.activations + held.loss
-    assert (
-        dataclasses.replace(held, loss=0).working == held.activations
-    )  # the layer takes the room that the scores had
+    assert dataclasses.replace(held, loss=0).working == held.activations  # the layer takes the room that the scores had
 
 
 def test_a_loss_takes_rows_in_fp32_before_its_backward_and_gradients_in_it():
@@ -232,8 +230,7 @@ def test_a_loss_takes_rows_in_fp32_before_its_backward_and_gradients_in_it():
 
 
 @pytest.mark.parametrize(
-    "over",
-    [{"schedule": "zb-h1"}, {"schedule": "interleaved", "layout": {"pipeline": 2, "chunks": 2}}],
+    "over", [{"schedule": "zb-h1"}, {"schedule": "interleaved", "layout": {"pipeline": 2, "chunks": 2}}]
 )
 def test_scores_may_wait_where_weight_gradients_or_other_stages_come_first(over):
     assert lone("layer", 4, **over).freed == 0
@@ -296,9 +293,7 @@ def test_many_cases_at_once_are_each_case_alone():
     assert len(plans) >= 4
     picked = generator.integers(0, len(plans), 200)
     cases = [case_of(plan) for plan in plans]
-    varied = [
-        k for k, v in vars(cases[0]).items() if not isinstance(v, tuple)
-    ]  # the parts are those of one model
+    varied = [k for k, v in vars(cases[0]).items() if not isinstance(v, tuple)]  # the parts are those of one model
     together = {k: np.array([getattr(cases[n], k) for n in picked]) for k in varied}
     codes = np.array([SCHEDULES[plans[n].schedule] for n in picked])
     totals = memory_of_cases(dataclasses.replace(cases[0], **together), codes).total
@@ -325,9 +320,7 @@ def test_where_nothing_is_added_gradients_are_narrow_and_those_updated_at_once_a
 def test_those_updated_at_once_are_slices_as_the_runtime_owns_them(zero: int, layers: int) -> None:
     """A replica's share of each bucket; without ZeRO, whole buckets."""
     model = {"layers": layers, "hidden": 2048, "heads": 16, "vocabulary": 1000, "sequence": 2048}
-    plan = Plan(
-        model=model, layout={"data": 5}, batch={"sequences": 10}, precision=BOTH_NARROW, zero=zero
-    ).checked()
+    plan = Plan(model=model, layout={"data": 5}, batch={"sequences": 10}, precision=BOTH_NARROW, zero=zero).checked()
     slices = [row.padded // (5 if zero else 1) for row in bucket_table(plan, 0)]
     groups = together([SimpleNamespace(master=range(size)) for size in slices], UPDATED_AT_ONCE)
     most, summed = max(sum(len(s.master) for s in group) for group in groups), sum(slices) * (zero == 1)
@@ -338,9 +331,7 @@ def test_those_updated_at_once_are_slices_as_the_runtime_owns_them(zero: int, la
 def test_a_sum_over_replicas_is_copied_only_where_gradients_are_kept_in_another_dtype():
     """After the last backward: narrow, the gradients on the wire, a rank's sum and its copy; else the sum alone."""
     wide, narrow = (
-        worst_rank(
-            small(layout={"data": 2}, zero=1, precision={"weights": "bf16", "communication": reduction})
-        )[1]
+        worst_rank(small(layout={"data": 2}, zero=1, precision={"weights": "bf16", "communication": reduction}))[1]
         for reduction in ("fp32", "bf16")
     )
     elements = wide.gradients // 4

@@ -5,14 +5,7 @@ from trivium.cost.orders import Order, order_of
 from trivium.errors import ConfigError
 from trivium.plan.schedule import Schedule, is_split, last_stage, make_schedule, ops, stages_of_ranks
 
-CHUNKS = {
-    "gpipe": (1,),
-    "1f1b": (1,),
-    "interleaved": (1, 2, 3),
-    "zb-h1": (1,),
-    "zb-v": (2,),
-    "1f1b-split": (1,),
-}
+CHUNKS = {"gpipe": (1,), "1f1b": (1,), "interleaved": (1, 2, 3), "zb-h1": (1,), "zb-v": (2,), "1f1b-split": (1,)}
 
 
 def order_of_table(schedule: Schedule) -> Order:
@@ -33,9 +26,7 @@ def test_an_order_is_the_table_of_the_schedule(name, pipeline):
     compared = 0
     for micro_batches in (1, 2, 3, 5, 6, 7, 10, 14, 21):
         for chunks in CHUNKS[name]:
-            illegal = (name == "interleaved" and micro_batches % pipeline) or (
-                name == "zb-v" and pipeline == 1
-            )
+            illegal = (name == "interleaved" and micro_batches % pipeline) or (name == "zb-v" and pipeline == 1)
             if illegal:
                 continue
             table = make_schedule(name, pipeline=pipeline, micro_batches=micro_batches, chunks=chunks)

@@ -81,9 +81,7 @@ def test_triggered_tiles_move_the_closed_forms_share_less(degree):
     assert triggered.product + triggered.reduction == pytest.approx((3 * degree - 4) / degree)
     assert triggered.gather == kernels.gather
     far = [f(0.0, 1.0, 10**9) for f in (moved_by_kernels, moved_when_triggered)]
-    assert 1 - (far[1].product + far[1].reduction) / (far[0].product + far[0].reduction) == pytest.approx(
-        0.25
-    )
+    assert 1 - (far[1].product + far[1].reduction) / (far[0].product + far[0].reduction) == pytest.approx(0.25)
 
 
 def at(plan, **stack):
@@ -107,9 +105,7 @@ def test_products_of_attention_are_as_wide_as_its_heads_together():
 def test_a_triggered_step_is_faster_by_no_more_than_its_tensor_collectives():
     plan, ours = mt_nlg(), stack_named(OURS)
     plain = estimate(plan, SELENE, method="closed form")
-    triggered = estimate(
-        plan, SELENE, method="closed form", stack=ours.model_copy(update={"tile_triggered": True})
-    )
+    triggered = estimate(plan, SELENE, method="closed form", stack=ours.model_copy(update={"tile_triggered": True}))
     assert plain.parts.tensor_collectives / 2 <= triggered.parts.tensor_collectives
     assert triggered.seconds < plain.seconds
 
@@ -138,18 +134,13 @@ def test_the_backward_sums_beside_the_weights_product_and_gathers_again_beside_a
 def test_cutting_a_product_in_one_chunk_changes_no_price():
     plan = mt_nlg()
     once = plan.model_copy(update={"row_chunks": 1})
-    assert (
-        estimate(once, SELENE, method="closed form").seconds
-        == estimate(plan, SELENE, method="closed form").seconds
-    )
+    assert estimate(once, SELENE, method="closed form").seconds == estimate(plan, SELENE, method="closed form").seconds
 
 
 def test_chunks_hide_collectives_until_their_starts_cost_more():
     plan = mt_nlg()
     seconds = {
-        n: estimate(
-            plan.model_copy(update={"row_chunks": n}), SELENE, method="closed form"
-        ).parts.tensor_collectives
+        n: estimate(plan.model_copy(update={"row_chunks": n}), SELENE, method="closed form").parts.tensor_collectives
         for n in (1, 2, 4, 4096)
     }
     assert seconds[4] < seconds[2] < seconds[1] < seconds[4096]
@@ -157,7 +148,5 @@ def test_chunks_hide_collectives_until_their_starts_cost_more():
 
 def test_without_tensor_ranks_there_is_nothing_to_cut():
     case = replace(case_of(mt_nlg()), tensor=1, row_chunks=4)
-    one, many = (
-        setting(replace(case, row_chunks=n), SELENE, stack_named(OURS), shipped_constants()) for n in (1, 4)
-    )
+    one, many = (setting(replace(case, row_chunks=n), SELENE, stack_named(OURS), shipped_constants()) for n in (1, 4))
     assert prices(one).layer_forward.total == prices(many).layer_forward.total

@@ -28,18 +28,10 @@ MEASURED = [
 def case(model: dict[str, int], **over: int) -> Case:
     style = {} if over.get("tied") else ROTARY
     shape = ModelShape(
-        **{"sequence": 4096, "vocabulary": 128256, **model},
-        **style,
-        head="tied" if over.get("tied") else "untied",
+        **{"sequence": 4096, "vocabulary": 128256, **model}, **style, head="tied" if over.get("tied") else "untied"
     )
     fixed = {**model_numbers(shape), "vocabulary": 128256, "pipeline": 1, "chunks": 1, "data": 1}
-    run = {
-        "micro": 1,
-        "micro_batches": 4,
-        "recompute": NONE,
-        "recompute_every": 1,
-        "zero": 1,
-    }
+    run = {"micro": 1, "micro_batches": 4, "recompute": NONE, "recompute_every": 1, "zero": 1}
     given = {**fixed, **run, **over}
     return Case(**{"tensor": 1, "context": 1, "sequence_parallel": int(given.get("tensor", 1) > 1), **given})
 
@@ -90,17 +82,13 @@ def test_16_bits_of_gradients_make_20_bytes_per_parameter_as_fp32_gradients_make
 
 def test_a_recomputed_layer_keeps_its_input_and_no_more() -> None:
     def of_one_layer(sequence: int) -> float:
-        both = (
-            case({**LLAMA_70B, "layers": n}, sequence=sequence, recompute=LAYER, tensor=8) for n in (12, 11)
-        )
+        both = (case({**LLAMA_70B, "layers": n}, sequence=sequence, recompute=LAYER, tensor=8) for n in (12, 11))
         more, fewer = map(predicted, both)
         return more - fewer
 
     input_bytes = (65536 - 8) * 8192 * 2 / 8
     assert of_one_layer(65536) - of_one_layer(8) == pytest.approx(input_bytes, rel=1e-6)
-    assert predicted(case(LLAMA_70B, sequence=65536, recompute=LAYER)) < predicted(
-        case(LLAMA_70B, sequence=65536)
-    )
+    assert predicted(case(LLAMA_70B, sequence=65536, recompute=LAYER)) < predicted(case(LLAMA_70B, sequence=65536))
 
 
 def test_attention_that_keeps_its_scores_grows_with_the_square_of_the_sequence() -> None:

@@ -82,9 +82,7 @@ def ends_bytes(plan) -> float:
 
     untied = plan.model_copy(update={"model": plan.model.model_copy(update={"head": "untied"})})
     at = Durations(plan, machine, OURS).at
-    return (seconds(plan) - seconds(untied)) * float(
-        at.road_to(plan.layout.pipeline, at.strides.pipeline).bandwidth
-    )
+    return (seconds(plan) - seconds(untied)) * float(at.road_to(plan.layout.pipeline, at.strides.pipeline).bandwidth)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
@@ -119,9 +117,7 @@ def test_stage_3_reduces_the_table_too(shards):
     )
     traffic = step_traffic(plan, Coordinate(0, 0, 0))
     counted = traffic["sharers" if shards else "replicas"]
-    parts = step_seconds(
-        case_of(plan), machine, OURS, prior_constants(), strides=strides_of(plan.layout, machine)
-    )
+    parts = step_seconds(case_of(plan), machine, OURS, prior_constants(), strides=strides_of(plan.layout, machine))
     sharers = shards or 8
     moved = counted["reduce_scatter"] / sharers * (sharers - 1) + counted["all_gather"] * (sharers - 1)
     if shards:
@@ -132,12 +128,7 @@ def test_stage_3_reduces_the_table_too(shards):
 
 def groups_of(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
     """All groups by the names of their strides."""
-    axes = {
-        "tensor": ("tensor",),
-        "context": ("context",),
-        "pipeline": ("pipeline",),
-        "replicas": layout.replica_axes,
-    }
+    axes = {"tensor": ("tensor",), "context": ("context",), "pipeline": ("pipeline",), "replicas": layout.replica_axes}
     sets = {name: layout.peer_sets(*over) for name, over in axes.items()}
     return sets | {"sharers": layout.sharer_sets(), "holders": layout.holder_sets()}
 
@@ -151,9 +142,7 @@ def test_the_slowest_group_says_how_many_of_its_ranks_are_in_a_node() -> None:
         data = draws.choice((1, 2, 3, 4, 6, 19, 20))
         order = tuple(draws.sample(AXES, 4))
         shards = draws.choice([None, *divisors(data * context)[1:]])
-        layout = Layout(
-            tensor=tensor, pipeline=pipeline, data=data, context=context, order=order, shards=shards
-        )
+        layout = Layout(tensor=tensor, pipeline=pipeline, data=data, context=context, order=order, shards=shards)
         machine = SELENE.model_copy(update={"devices_per_node": draws.choice((4, 6, 8))})
         node, strides = machine.devices_per_node, strides_of(layout, machine)
         for name, sets in groups_of(layout).items():

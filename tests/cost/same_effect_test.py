@@ -27,14 +27,8 @@ PAIRS = {
         small(layout={"tensor": 1}),
         small(layout={"tensor": 1}, sequence_parallel=True),
     ),
-    "rings of one": (
-        small(),
-        small(context_attention="ulysses"),
-    ),
-    "optimizer state sharded over one replica": (
-        small(layout={"data": 1}, zero=0),
-        small(layout={"data": 1}, zero=1),
-    ),
+    "rings of one": (small(), small(context_attention="ulysses")),
+    "optimizer state sharded over one replica": (small(layout={"data": 1}, zero=0), small(layout={"data": 1}, zero=1)),
     "all replicas share a copy": (
         small(layout={"data": 4, "tensor": 1}, zero=3),
         small(layout={"data": 4, "tensor": 1, "shards": 4}, zero=3),
@@ -51,23 +45,11 @@ PAIRS = {
         small(layout={"pipeline": 1}, schedule="zb-h1"),
         small(layout={"pipeline": 1}, schedule="1f1b-split"),
     ),
-    "every k-th layer of those of which none is recomputed": (
-        small(),
-        small(recompute={"every": 3}),
-    ),
-    "as many key-value heads as heads": (
-        small(model=LLAMA),
-        small(model={**LLAMA, "kv_heads": 8}),
-    ),
-    "heads that share the width": (
-        small(model=LLAMA),
-        small(model={**LLAMA, "head_width": 16}),
-    ),
+    "every k-th layer of those of which none is recomputed": (small(), small(recompute={"every": 3})),
+    "as many key-value heads as heads": (small(model=LLAMA), small(model={**LLAMA, "kv_heads": 8})),
+    "heads that share the width": (small(model=LLAMA), small(model={**LLAMA, "head_width": 16})),
     "the usual feed-forward width": (small(), small(model={"ffn": 256})),
-    "the usual partition": (
-        small(model={"layers": 9}),
-        small(partition={"layers": [5, 4]}, model={"layers": 9}),
-    ),
+    "the usual partition": (small(model={"layers": 9}), small(partition={"layers": [5, 4]}, model={"layers": 9})),
     "an order of axes of which one has ranks": (
         small(layout={**ALONE, "data": 16}),
         small(layout={**ALONE, "data": 16, "order": ["tensor", "data", "context", "pipeline"]}),
@@ -94,9 +76,7 @@ def test_plans_that_do_the_same_cost_the_same(name):
     one, other = PAIRS[name]
     assert one != other
     # A table of one's own is simulated; in closed form it stands for 1F1B.
-    methods: tuple[Method, ...] = (
-        ("simulated",) if other.schedule == "given" else ("simulated", "closed form")
-    )
+    methods: tuple[Method, ...] = ("simulated",) if other.schedule == "given" else ("simulated", "closed form")
     for machine in (SELENE, HERE):
         for method in methods:
             parts = (vars(estimate(plan, machine, method=method).parts) for plan in (one, other))

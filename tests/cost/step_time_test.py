@@ -57,9 +57,7 @@ def test_parts_are_never_negative(schedule):
     assert all((np.asarray(part) >= 0).all() for part in parts.values())
 
 
-@given(
-    factor=st.floats(1, 100), field=st.sampled_from(["memory_bandwidth", "node_link", "fabric_link", "peak"])
-)
+@given(factor=st.floats(1, 100), field=st.sampled_from(["memory_bandwidth", "node_link", "fabric_link", "peak"]))
 @settings(max_examples=30, deadline=None)
 def test_a_faster_machine_is_never_slower(factor, field):
     value = getattr(SELENE, field)
@@ -145,9 +143,7 @@ TOGETHER = {"context": 4, "tensor": 1, "pipeline": 1, "sequence_parallel": 0, "z
 def slow_fabric(factor: float):
     """Selene with a fabric so many times slower."""
     link = SELENE.fabric_link
-    return SELENE.model_copy(
-        update={"fabric_link": link.model_copy(update={"bandwidth": link.bandwidth / factor})}
-    )
+    return SELENE.model_copy(update={"fabric_link": link.model_copy(update={"bandwidth": link.bandwidth / factor})})
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
@@ -155,9 +151,7 @@ def test_traffic_of_replicas_hides_behind_work_never_more_than_either(zero):
     case = replace(many(), zero=zero, data=8)
     bare = OURS.model_copy(update={"overlaps_data": False})
     shown = [
-        np.asarray(
-            step_seconds(case, SELENE, stack, PRIOR.with_values({"data_overlap": overlap})).data_collectives
-        )
+        np.asarray(step_seconds(case, SELENE, stack, PRIOR.with_values({"data_overlap": overlap})).data_collectives)
         for stack, overlap in ((bare, 0.5), (OURS, 0.0), (OURS, 0.5), (OURS, 1.0))
     ]
     assert shown[1] == pytest.approx(shown[0])

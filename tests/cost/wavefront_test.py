@@ -26,9 +26,7 @@ def run(name, pipeline, micro_batches, chunks, *, noise, transfer, seed=0):
 
 
 def plainly(each):
-    table = make_schedule(
-        each.name, pipeline=each.pipeline, micro_batches=each.micro_batches, chunks=each.chunks
-    )
+    table = make_schedule(each.name, pipeline=each.pipeline, micro_batches=each.micro_batches, chunks=each.chunks)
     return simulate(table, lambda a: each.seconds[PART[a.op], a.stage], each.transfer)
 
 

@@ -82,13 +82,9 @@ def test_only_the_argmax_continuation_is_greedy():
 def test_long_text_is_greedy_only_if_all_windows_are():
     scorer = scorer_of(plan_of())
     prompt = TOKENIZER.encode("The")[:1]
-    (drawn,) = scorer.continue_drafts(
-        [scorer.draft(prompt, Choice(0, 0, 1, 0), stop=(), max_tokens=scorer.sequence)]
-    )
+    (drawn,) = scorer.continue_drafts([scorer.draft(prompt, Choice(0, 0, 1, 0), stop=(), max_tokens=scorer.sequence)])
     assert len(drawn) == scorer.sequence
-    whole, longer = scorer.loglikelihood_of_ids(
-        [Encoded(prompt, drawn), Encoded(prompt, [*drawn, *range(9)])]
-    )
+    whole, longer = scorer.loglikelihood_of_ids([Encoded(prompt, drawn), Encoded(prompt, [*drawn, *range(9)])])
     assert whole[1] and not longer[1]
 
 
@@ -135,10 +131,7 @@ def test_rolling_text_predicts_each_token_once():
         assert all(len(w.read) <= sequence for w in windows)
         assert windows[0].ids[0] == -1
     assert rolling_windows([], before=-1, sequence=7) == []
-    assert [w.ids for w in windows_of(Encoded([-3, -2, -1], ids[:6]), 4)] == [
-        [-1, 0, 1, 2, 3],
-        [1, 2, 3, 4, 5],
-    ]
+    assert [w.ids for w in windows_of(Encoded([-3, -2, -1], ids[:6]), 4)] == [[-1, 0, 1, 2, 3], [1, 2, 3, 4, 5]]
 
 
 @pytest.mark.broad
@@ -233,9 +226,7 @@ def test_foreign_tokenizer_is_rejected(tmp_path):
     with pytest.raises(CheckpointError, match="ids have other meanings"):
         NativeScorer.open(other, tmp_path / "tokenizer.json")
     small = plan_of(model={"vocabulary": 200})
-    narrow = write_checkpoint(
-        tmp_path / "narrow" if (tmp_path / "narrow").mkdir() is None else tmp_path, small
-    )
+    narrow = write_checkpoint(tmp_path / "narrow" if (tmp_path / "narrow").mkdir() is None else tmp_path, small)
     with pytest.raises(CheckpointError, match=r"300 ids|ids, but the model"):
         NativeScorer.open(narrow, tmp_path / "tokenizer.json")
 

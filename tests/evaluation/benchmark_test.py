@@ -92,10 +92,7 @@ def test_constant_answer_is_polarised_by_label():
         right = round(group["accuracy"] * group["n"])
         assert group["interval"] == list(wilson(right, group["n"], confidence=0.7))
     groups = result["by_group"]["heuristic × gold_label"]
-    assert {g.split(" × ")[1]: v["accuracy"] for g, v in groups.items()} == {
-        "entailment": 1.0,
-        "non-entailment": 0.0,
-    }
+    assert {g.split(" × ")[1]: v["accuracy"] for g, v in groups.items()} == {"entailment": 1.0, "non-entailment": 0.0}
     assert result["accuracy"] == 0.5
 
 
@@ -120,9 +117,7 @@ def test_race_uses_the_unconditional_score():
                 for r in requests
             ]
 
-    result = evaluate_benchmarks([benchmark], Leaning(), BenchmarkConfig(shots=(0,), resamples=50))["race_h"][
-        "0"
-    ]
+    result = evaluate_benchmarks([benchmark], Leaning(), BenchmarkConfig(shots=(0,), resamples=50))["race_h"]["0"]
     assert result["normalisation"] == "unconditional" and result["accuracy"] == 1.0
     assert result["accuracy_by_normalisation"]["none"] == 0.0
 
@@ -142,10 +137,7 @@ def test_equal_hashes_mean_equal_questions():
         [hans(BenchmarkConfig(resamples=50, **c))], Ignorant(), BenchmarkConfig(resamples=50, **c)
     )["hans"]["1"]["prompt_hash"]
     assert hashes(shots=(1,)) == hashes(shots=(1,))
-    assert (
-        len({hashes(shots=(1,)), hashes(shots=(1,), seed=2), hashes(shots=(1,), shots_drawn="once", limit=9)})
-        == 3
-    )
+    assert len({hashes(shots=(1,)), hashes(shots=(1,), seed=2), hashes(shots=(1,), shots_drawn="once", limit=9)}) == 3
 
 
 def test_more_shots_than_examples_are_rejected():
@@ -195,9 +187,7 @@ def test_invalid_predictions_are_rejected(tmp_path):
     path.write_text("0110\n")
     assert read_predictions(path) == ["non-entailment", "entailment", "entailment", "non-entailment"]
     blocks = tmp_path / "blocks.json"
-    blocks.write_text(
-        '[{"first": 0, "last": 1, "heuristic": "h", "subcase": "s", "gold_label": "entailment"}]'
-    )
+    blocks.write_text('[{"first": 0, "last": 1, "heuristic": "h", "subcase": "s", "gold_label": "entailment"}]')
     assert score_predictions(["entailment", "non-entailment"], read_blocks(blocks))["accuracy"] == 0.5
     with pytest.raises(DataError, match="4 predictions for 2 pairs"):
         score_predictions(read_predictions(path), read_blocks(blocks))

@@ -29,9 +29,7 @@ def replay(made):
                             path.append(row.tokens[at])
                             at = row.parents[at]
                         place = row.trunk - 1
-                    found.setdefault(ask.number, []).append(
-                        (family.trunk[: place + 1] + path[::-1], ask.target)
-                    )
+                    found.setdefault(ask.number, []).append((family.trunk[: place + 1] + path[::-1], ask.target))
     return found
 
 

@@ -110,9 +110,7 @@ def test_histogram_counts_every_question_once():
     margins, gold = RNG.normal(size=50), RNG.integers(0, 2, 50)
     found = histogram(margins, gold, (" True", " False"))
     assert sum(map(sum, found["counts"].values())) == 50
-    assert all(
-        len(counts) == HISTOGRAM_BINS == len(found["edges"]) - 1 for counts in found["counts"].values()
-    )
+    assert all(len(counts) == HISTOGRAM_BINS == len(found["edges"]) - 1 for counts in found["counts"].values())
     assert found["edges"][0] == margins.min() and found["edges"][-1] == margins.max()
     assert sum(sum(c) for c in histogram(np.zeros(3), np.zeros(3, int), ("x",))["counts"].values()) == 3
 

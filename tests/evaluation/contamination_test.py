@@ -18,9 +18,7 @@ def test_accuracy_is_split_by_contamination():
         assert found[part]["interval"] == pytest.approx([exact.low, exact.high])
 
 
-@pytest.mark.parametrize(
-    ("flag", "part", "none"), [(True, "in_corpus", "clean"), (False, "clean", "in_corpus")]
-)
+@pytest.mark.parametrize(("flag", "part", "none"), [(True, "in_corpus", "clean"), (False, "clean", "in_corpus")])
 def test_empty_part_has_no_accuracy(flag, part, none):
     found = split_result([flag, flag], [True, False], confidence=0.95)
     assert found["n"] == 2 * flag and found[part]["n"] == 2 and found[none] is None
@@ -32,7 +30,5 @@ def test_passages_seen_by_curation_are_read(tmp_path):
     assert seen_while_curating(path) == {"a", "b"}
     for damaged in ("{", "{}", '{"items_seen": 3}'):
         path.write_text(damaged)
-        with pytest.raises(
-            DataError, match=r"decontamination\.json cannot be read .*curate the corpus again"
-        ):
+        with pytest.raises(DataError, match=r"decontamination\.json cannot be read .*curate the corpus again"):
             seen_while_curating(path)

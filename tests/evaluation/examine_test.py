@@ -37,10 +37,7 @@ LAYOUTS = {
     "from the last rank to the first": {
         "pipeline": 2,
         "schedule": "given",
-        "rows": (
-            "F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1",
-            "F0.0 F1.0 B0.0 F2.0 B1.0 F3.0 B2.0 B3.0",
-        ),
+        "rows": ("F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1", "F0.0 F1.0 B0.0 F2.0 B1.0 F3.0 B2.0 B3.0"),
     },
 }
 
@@ -125,8 +122,7 @@ def test_resumed_training_reports_each_step_once(tokens, tmp_path, cut):
     start(replace(broken, training=whole.model_copy(update={"steps": cut})))
     start(replace(broken, training=whole))
     told, expected = (
-        [(t["step"], t["tokens"], t["tasks"]) for t in read(tmp_path / name / TASKS)]
-        for name in ("broken", "unbroken")
+        [(t["step"], t["tokens"], t["tasks"]) for t in read(tmp_path / name / TASKS)] for name in ("broken", "unbroken")
     )
     assert [step for step, *_ in told] == sorted({2, 4, 5, cut})  # it was the last step
     assert [t for t in told if t[0] != 3] == expected
@@ -150,8 +146,7 @@ def test_interrupted_evaluation_is_repeated_without_losing_steps(tokens, tmp_pat
     start(of("broken"))
     assert [e["step"] for e in read(tmp_path / "broken" / EVENTS) if e["event"] == "resumed"] == [3]
     told, expected = (
-        [(t["step"], t["tokens"], t["tasks"]) for t in read(tmp_path / name / TASKS)]
-        for name in ("broken", "unbroken")
+        [(t["step"], t["tokens"], t["tasks"]) for t in read(tmp_path / name / TASKS)] for name in ("broken", "unbroken")
     )
     assert [step for step, *_ in told] == [3, 5] and told == expected
     judged = [m["step"] for m in read(tmp_path / "broken" / METRICS) if "validation_loss" in m]

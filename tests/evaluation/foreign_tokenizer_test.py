@@ -38,9 +38,7 @@ def folder(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("llama")
     words = llama_words(TEXTS, opens=request.param)
     size = tokenizers.Tokenizer.from_str(words).get_vocab_size()
-    checkpoint = write_checkpoint(
-        root, plan_of("llama", sequence=64, model={"vocabulary": size, "end_of_text": 2})
-    )
+    checkpoint = write_checkpoint(root, plan_of("llama", sequence=64, model={"vocabulary": size, "end_of_text": 2}))
     export_hf(Checkpoint.open(checkpoint), root / "hf", tokenizer=None)
     (root / "hf" / "tokenizer.json").write_text(words)
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -58,9 +56,7 @@ def test_answers_equal_those_of_the_harness(folder):
     with opened(folder, None) as target:
         scorer = NativeScorer.open(target.newest, target.tokenizer)
     ours = HarnessModel(scorer=scorer)
-    assert (
-        (ours.eot_token_id, ours.prefix_token_id) == (theirs.eot_token_id, theirs.prefix_token_id) == (2, 1)
-    )
+    assert (ours.eot_token_id, ours.prefix_token_id) == (theirs.eot_token_id, theirs.prefix_token_id) == (2, 1)
     expected = theirs.loglikelihood(asked("loglikelihood", PAIRS), disable_tqdm=True)
     native = scorer.loglikelihood([Request(*p) for p in PAIRS])
     for (likelihood, greedy), answer in zip(expected, native, strict=True):
@@ -94,11 +90,7 @@ def test_invalidating_bytes_are_not_streamed_early(folder):
     """A byte may be a letter, a part of one, or invalid. An invalid byte invalidates its neighbours."""
     words = load_tokenizer(folder / "tokenizer.json")
     generator, before = generator_for(1, "bytes"), words.prompt_ids(["zero"])[0]
-    some = [
-        *words.prompt_ids(["é?"])[0],
-        *sorted(words.byte_tokens)[60:66],
-        *sorted(words.byte_tokens)[195:199],
-    ]
+    some = [*words.prompt_ids(["é?"])[0], *sorted(words.byte_tokens)[60:66], *sorted(words.byte_tokens)[195:199]]
     some += range(300, 308)
     for _ in range(300):
         ids = generator.choice(some, 12).tolist()

@@ -9,10 +9,7 @@ LOGITS = torch.tensor([0.0, 2.0, -1.0, 2.0, 1.0, -30.0])
 
 def drawn(choice, draws=4000):  # at even steps: all that weigh more than one of them are among them
     """uniforms at even intervals, so that every token with a larger probability is drawn"""
-    return (
-        np.bincount([pick(LOGITS, choice, uniform=(k + 0.5) / draws) for k in range(draws)], minlength=6)
-        / draws
-    )
+    return np.bincount([pick(LOGITS, choice, uniform=(k + 0.5) / draws) for k in range(draws)], minlength=6) / draws
 
 
 def test_unlimited_sampling_follows_probabilities():
@@ -40,9 +37,7 @@ def test_nucleus_is_the_smallest_set_reaching_top_p():
     ordered = torch.softmax(LOGITS, -1).sort(descending=True, stable=True)
     for top_p in (0.5, 0.8, 0.9, 0.97, 0.9999):
         fewest = int((ordered.values.cumsum(0) < top_p).sum()) + 1
-        assert set(np.flatnonzero(drawn(Choice(1.0, 0, top_p, 0), 1000))) == set(
-            ordered.indices[:fewest].tolist()
-        )
+        assert set(np.flatnonzero(drawn(Choice(1.0, 0, top_p, 0), 1000))) == set(ordered.indices[:fewest].tolist())
 
 
 def test_top_p_applies_to_renormalised_top_k():

@@ -33,9 +33,7 @@ class Copycat:
         return [scored(self._score(r), r.continuation) for r in requests]
 
     def _score(self, request):
-        said = [
-            " " + p.rsplit("Answer:", 1)[1].split("\n")[0].strip() for p in request.context.split("\n\n")[:-1]
-        ]
+        said = [" " + p.rsplit("Answer:", 1)[1].split("\n")[0].strip() for p in request.context.split("\n\n")[:-1]]
         said = said[-1:] if self.last else said
         own = 0.01 * noise(request.context, request.continuation)
         return own + self.strength * (said.count(request.continuation) - len(said) / 2)
@@ -58,9 +56,7 @@ class Learner:
 
 def solutions():
     return {
-        f"{r['premise']}\nQuestion: {r['hypothesis']} True or False?\nAnswer:": (" True", " False")[
-            r["label"]
-        ]
+        f"{r['premise']}\nQuestion: {r['hypothesis']} True or False?\nAnswer:": (" True", " False")[r["label"]]
         for r in HANS
     }
 
@@ -93,13 +89,8 @@ def test_truncated_fraction_is_kept_by_condition():
 
         def loglikelihood(self, requests):
             asked = {q.split("\n\n")[-1] for q in solutions()}
-            cut = [
-                r.context.count("Question:") > 3 or r.context.split("\n\n")[-1] not in asked for r in requests
-            ]
-            return [
-                scored(self._score(r), r.continuation, truncated=t)
-                for r, t in zip(requests, cut, strict=True)
-            ]
+            cut = [r.context.count("Question:") > 3 or r.context.split("\n\n")[-1] not in asked for r in requests]
+            return [scored(self._score(r), r.continuation, truncated=t) for r, t in zip(requests, cut, strict=True)]
 
     found = measure(study(CONFIG.model_copy(update={"draws": 2})), Short())
     assert [found["shots"][k]["truncated_fraction"] for k in ("0", "1", "2", "3")] == [0, 0, 0, 1]
@@ -148,9 +139,7 @@ def test_balanced_shots_end_with_either_label():
 
 
 def test_balanced_labels_have_no_majority():
-    found = measure(study(CONFIG.model_copy(update={"compare_at": 2})), Copycat(last=True))["balance"][
-        "balanced"
-    ]
+    found = measure(study(CONFIG.model_copy(update={"compare_at": 2})), Copycat(last=True))["balance"]["balanced"]
     assert found["majority_bias"] is None and found["recency_bias"] > 0.5
 
 
@@ -281,21 +270,11 @@ def test_zero_shot_study_equals_evaluation(name, wording):
     text = lambda *key: " ".join(words.split()[: 1 + int(5 * noise(*map(str, key)))])  # noqa: E731
     rows = {
         "piqa": [
-            {
-                "goal": f"g{n}",
-                "sol1": text(n),
-                "sol2": f"{text(n, 2)} x",
-                "label": int(2 * noise("label", str(n))),
-            }
+            {"goal": f"g{n}", "sol1": text(n), "sol2": f"{text(n, 2)} x", "label": int(2 * noise("label", str(n)))}
             for n in range(240)
         ],
         "race_h": [
-            {
-                "article": f"A{n}.",
-                "question": "Why?",
-                "options": [f"{text(n, o)} {o}" for o in "wxyz"],
-                "answer": "B",
-            }
+            {"article": f"A{n}.", "question": "Why?", "options": [f"{text(n, o)} {o}" for o in "wxyz"], "answer": "B"}
             for n in range(240)
         ],
         "hans": HANS,
@@ -318,9 +297,7 @@ def test_zero_shot_study_equals_evaluation(name, wording):
     assert found["normalisation"] == result["normalisation"]
     if name != "hans":  # the score makes a difference in these tasks
         by = result["accuracy_by_normalisation"]
-        assert len({by["token"], by[result["normalisation"]]}) == (
-            1 if result["normalisation"] == "token" else 2
-        )
+        assert len({by["token"], by[result["normalisation"]]}) == (1 if result["normalisation"] == "token" else 2)
 
 
 def test_conditions_with_too_few_shots_are_reported():

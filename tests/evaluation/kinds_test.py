@@ -34,9 +34,7 @@ def close(one, other):
 @pytest.mark.parametrize("name", KINDS)
 def test_scores_equal_those_of_the_harness_on_the_export(name, tmp_path):
     made = kind(name)
-    words = given_tokenizer(
-        str(folder_of(tmp_path / "words", made.description, tokenizer_config=made.config))
-    )
+    words = given_tokenizer(str(folder_of(tmp_path / "words", made.description, tokenizer_config=made.config)))
     model = {"vocabulary": words.vocabulary, "end_of_text": words.end_of_text}
     checkpoint = write_checkpoint(tmp_path, plan_of("llama", sequence=64, model=model))
     words.save(tmp_path / "tokenizer.json")
@@ -48,9 +46,7 @@ def test_scores_equal_those_of_the_harness_on_the_export(name, tmp_path):
     harness = [(p, theirs._encode_pair(*p)) for p in ASKED if p[0] and "</s>" not in "".join(p)]
     # If a token crosses the border, the harness scores the remaining tokens after it, or nothing.
     kept = [p for p, (before, rest) in harness if rest]
-    split = [
-        p for p, (before, rest) in harness if rest and theirs.tok_encode("".join(p))[: len(before)] == before
-    ]
+    split = [p for p, (before, rest) in harness if rest and theirs.tok_encode("".join(p))[: len(before)] == before]
     assert len(split) > len(ASKED) // 2
     expected = theirs.loglikelihood(asked("loglikelihood", kept), disable_tqdm=True)
     found = dict(zip(kept, expected, strict=True))

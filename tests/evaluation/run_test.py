@@ -30,9 +30,7 @@ def items(tmp_path):
 def solutions(config=CONFIG, seed=1):
     tasks = [build_task(name, ITEMS, config, seed=seed) for name in config.tasks]
     ends = {(t.template.alone.format(context=e.context), e.solution) for t in tasks for e in t.examples}
-    return ends | {
-        (t.template.among.format(context=e.context), e.solution) for t in tasks for e in t.examples
-    }
+    return ends | {(t.template.among.format(context=e.context), e.solution) for t in tasks for e in t.examples}
 
 
 def test_omniscient_scorer_is_always_right(items):
@@ -56,9 +54,7 @@ def test_ignorant_scorer_is_near_chance(items):
 
 def test_more_knowledge_scores_higher_within_interval(items):
     config = CONFIG.model_copy(update={"confidence": 0.999})
-    found = [
-        evaluate(config, Knowing(solutions(), share), items, seed=1)["tasks"] for share in (0.2, 0.5, 0.9)
-    ]
+    found = [evaluate(config, Knowing(solutions(), share), items, seed=1)["tasks"] for share in (0.2, 0.5, 0.9)]
     for task, guess in (("last_word", 0.0), ("continuation", 0.25)):
         accuracies = [f[task]["0"]["accuracy"] for f in found]
         assert accuracies == sorted(accuracies) and accuracies[0] < accuracies[-1]
@@ -71,10 +67,7 @@ def test_clear_lead_over_baseline_is_significant(items):
     config = CONFIG.model_copy(update={"tasks": ("continuation",)})
     known, ignorant = Knowing(solutions()), Ignorant()
     result = evaluate(config, known, items, seed=1, unigram=ignorant)["tasks"]["continuation"]["0"]
-    assert (
-        result["unigram"]
-        == evaluate(config, ignorant, items, seed=1)["tasks"]["continuation"]["0"]["accuracy"]
-    )
+    assert result["unigram"] == evaluate(config, ignorant, items, seed=1)["tasks"]["continuation"]["0"]["accuracy"]
     assert result["unigram_p"] < 1e-6
     same = evaluate(config, ignorant, items, seed=1, unigram=ignorant)["tasks"]["continuation"]["0"]
     assert same["unigram_p"] == 1.0
@@ -117,10 +110,7 @@ def harness_says(nats, choices):
 
 @given(
     st.lists(
-        st.tuples(
-            st.floats(-60, -0.5),
-            st.sampled_from(["a", "it", " so", "naïve", "a long ending", "文字", "Über"]),
-        ),
+        st.tuples(st.floats(-60, -0.5), st.sampled_from(["a", "it", " so", "naïve", "a long ending", "文字", "Über"])),
         min_size=2,
         max_size=4,
         unique=True,
@@ -168,9 +158,7 @@ def test_baseline_test_is_paired_and_intervals_widen_with_confidence():
 
 def test_equal_hashes_mean_equal_questions(items):
     hashes = lambda seed, config=CONFIG: [  # noqa: E731
-        r["prompt_hash"]
-        for t in evaluate(config, Ignorant(), items, seed=seed)["tasks"].values()
-        for r in t.values()
+        r["prompt_hash"] for t in evaluate(config, Ignorant(), items, seed=seed)["tasks"].values() for r in t.values()
     ]
     assert hashes(1) == hashes(1)
     assert len(set(hashes(1))) == 4
@@ -207,9 +195,7 @@ def test_default_work_is_bounded():
         for r in requests_of(build_task(n, items, config, seed=1), shots=s, seed=1)
     ]
     assert len(requests) <= 2000
-    assert (
-        sum(len(r.context) + len(r.continuation) for r in requests) / 3 < 150_000
-    )  # about 3 bytes per token
+    assert sum(len(r.context) + len(r.continuation) for r in requests) / 3 < 150_000  # about 3 bytes per token
 
 
 def test_errors_are_raised_before_the_first_question(items):

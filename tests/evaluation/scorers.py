@@ -32,9 +32,7 @@ class Knowing:
 
     def _score(self, request):
         known = noise("knows", request.context) < self.share
-        right = known and any(
-            request.context.endswith(c) and request.continuation == s for c, s in self.solutions
-        )
+        right = known and any(request.context.endswith(c) and request.continuation == s for c, s in self.solutions)
         nats = 1 if right else 5 + noise(request.context, request.continuation)
         return scored(-nats * len(request.continuation.split()), request.continuation, right)
 

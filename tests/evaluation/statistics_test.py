@@ -17,9 +17,7 @@ def test_wilson_follows_the_formula(k, n):
 def test_wilson_has_nominal_coverage():
     rng = np.random.default_rng(1)
     for p in (0.05, 0.25, 0.5):
-        inside = [
-            wilson(int(k), 60).low <= p <= wilson(int(k), 60).high for k in rng.binomial(60, p, size=400)
-        ]
+        inside = [wilson(int(k), 60).low <= p <= wilson(int(k), 60).high for k in rng.binomial(60, p, size=400)]
         assert 0.91 < np.mean(inside) <= 0.99
 
 

@@ -21,9 +21,7 @@ def test_likelihood_is_that_of_token_frequencies():
 
 
 def test_context_changes_nothing():
-    one, other = unigram_scorer(TOKENIZER, COUNTS).loglikelihood(
-        [Request("a", " stream"), Request("", " stream")]
-    )
+    one, other = unigram_scorer(TOKENIZER, COUNTS).loglikelihood([Request("a", " stream"), Request("", " stream")])
     assert one == other
 
 

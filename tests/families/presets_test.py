@@ -6,11 +6,7 @@ from trivium.config import preset_names
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 
-PARAMETERS = {
-    "llama-3-8b": 8_030_261_248,
-    "llama-3-70b": 70_553_706_496,
-    "llama-3-405b": 405_853_388_800,
-}
+PARAMETERS = {"llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "llama-3-405b": 405_853_388_800}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -28,9 +28,7 @@ HEAD_LAST = (
     "F0.0 F1.0 F0.3 I0.3 F1.3 I1.3 I0.0 W0.0 I1.0 W1.0 W0.3 W1.3",
     "F0.1 F0.2 F1.1 F1.2 I0.2 I0.1 W0.2 W0.1 I1.2 I1.1 W1.2 W1.1",
 )
-TIED_ON_ONE_RANK = plan(
-    pipeline=2, data=2, chunks=2, schedule="given", rows=HEAD_LAST, zero=0, batch={"sequences": 4}
-)
+TIED_ON_ONE_RANK = plan(pipeline=2, data=2, chunks=2, schedule="given", rows=HEAD_LAST, zero=0, batch={"sequences": 4})
 RAMP = {"ramp": {"start": 2, "increment": 2, "samples": 6}, "sequences": 6}
 
 

@@ -58,9 +58,7 @@ def fault(
     return decorate
 
 
-def plan(
-    tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any
-) -> Plan:
+def plan(tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any) -> Plan:
     """Return a small legal plan. `model` and `batch` are merged into the defaults; `order` and `shards` belong to the
     layout."""
     model = {"layers": 4, "hidden": 16, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 8}
@@ -76,9 +74,7 @@ def plan(
     return Plan.model_validate({**tree, **more}).checked()
 
 
-def with_own(
-    original: Callable[..., PendingResult], place: int, times: int = 1
-) -> Callable[..., PendingResult]:
+def with_own(original: Callable[..., PendingResult], place: int, times: int = 1) -> Callable[..., PendingResult]:
     """Return a sum over ranks that leaves one number (0: the squared norm, 1: the loss) at this rank's own value."""
 
     def begin(shares: torch.Tensor, mesh: Mesh) -> PendingResult:

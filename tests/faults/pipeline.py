@@ -142,9 +142,7 @@ def chunks_initialised_alike(original, mesh):
     return initial_values
 
 
-@fault(
-    WeightGradients, "finish", plan(pipeline=2, schedule="zb-h1"), plan(pipeline=2, chunks=2, schedule="zb-v")
-)
+@fault(WeightGradients, "finish", plan(pipeline=2, schedule="zb-h1"), plan(pipeline=2, chunks=2, schedule="zb-v"))
 def weight_gradient_lost(original, mesh):
     """A zero-bubble schedule drops the weight gradients of its last micro-batch, as if the drain had ended early."""
 

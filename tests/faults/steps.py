@@ -180,8 +180,6 @@ def ramp_reaches_its_end_late(original, mesh):
     def at(self: Batch, step: int) -> Step:
         right: Step = original(self, step)
         late = self.ramp is not None and right.sequences == self.sequences
-        return (
-            right._replace(sequences=right.sequences - self.ramp.increment) if late and self.ramp else right
-        )
+        return right._replace(sequences=right.sequences - self.ramp.increment) if late and self.ramp else right
 
     return at

@@ -53,9 +53,7 @@ def own_positions_instead_of_all(original, mesh):
     return lambda x, group: PendingResult(None, torch.cat([x] * group.size))
 
 
-@fault(
-    weight_gradients, "all_gather_begin", plan(tensor=2, pipeline=2, sequence_parallel=True, schedule="zb-h1")
-)
+@fault(weight_gradients, "all_gather_begin", plan(tensor=2, pipeline=2, sequence_parallel=True, schedule="zb-h1"))
 def own_positions_put_off(original, mesh):
     """The same where weight gradients are actions of their own."""
     return lambda x, group: PendingResult(None, torch.cat([x] * group.size))
@@ -94,9 +92,7 @@ def row_bias_gradient_not_reduced(original, mesh):
 def head_norm_gradient_not_reduced(original, mesh):
     """The norm over each head of queries and keys keeps the gradient of this tensor rank's heads where there is no
     sequence parallelism, as other norms may."""
-    return lambda plan, p: (
-        original(plan, p) if plan.sequence_parallel else original(plan, replace(p, per_head=False))
-    )
+    return lambda plan, p: original(plan, p) if plan.sequence_parallel else original(plan, replace(p, per_head=False))
 
 
 @fault(norm_over_heads, "all_reduce_", plan(tensor=2, model=OLMO2))

@@ -52,10 +52,7 @@ def reach_of_the_last_query(original, mesh):
     def blocks(S: int, sight: Sight) -> list[Block]:
         first = sight.first_seen(np.arange(S)).min(1)
         found: list[Block] = original(S, sight)
-        return [
-            each._replace(keys=slice(max(0, int(first[each.queries].max())), each.keys.stop))
-            for each in found
-        ]
+        return [each._replace(keys=slice(max(0, int(first[each.queries].max())), each.keys.stop)) for each in found]
 
     return blocks
 

@@ -83,12 +83,8 @@ def written(root: Path, plan: Plan, about: dict[str, object] | None = None) -> C
     trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
     with torch.no_grad():
         for bucket in trainer.buckets:  # biases and norms get nonzero values too
-            bucket.weights.add_(
-                torch.randn(bucket.weights.shape, generator=torch.Generator().manual_seed(1)) / 9
-            )
-    path = save(
-        root, 4, fragments(trainer), Mesh.single(), {"plan": to_tree(plan), "updates": 4, **(about or {})}
-    )
+            bucket.weights.add_(torch.randn(bucket.weights.shape, generator=torch.Generator().manual_seed(1)) / 9)
+    path = save(root, 4, fragments(trainer), Mesh.single(), {"plan": to_tree(plan), "updates": 4, **(about or {})})
     return Checkpoint.open(path)
 
 
@@ -132,16 +128,12 @@ def test_import_rejects_non_finite_tensor_by_name(tmp_path: Path, value: float) 
     tensors = load_file(file)
     tensors["transformer.h.1.mlp.c_fc.weight"][3, 5] = value
     save_file(tensors, file)
-    with pytest.raises(
-        CheckpointError, match=r"weights/layers\.1\.mlp\.up\.weight holds a NaN or an infinity"
-    ):
+    with pytest.raises(CheckpointError, match=r"weights/layers\.1\.mlp\.up\.weight holds a NaN or an infinity"):
         import_hf(tmp_path / "hf", tmp_path / "back")
     assert not list((tmp_path / "back").glob("step-*"))
 
 
-@pytest.mark.parametrize(
-    "wrong", ["order of heads", "not transposed", "gate and up swapped", "norm left out"]
-)
+@pytest.mark.parametrize("wrong", ["order of heads", "not transposed", "gate and up swapped", "norm left out"])
 def test_wrong_export_is_not_published(tmp_path: Path, monkeypatch, wrong: str) -> None:
     style = ROTARY if wrong == "gate and up swapped" else {}
     checkpoint = written(tmp_path / "ours", small(model={**style, "ffn": 24}))
@@ -160,9 +152,7 @@ def test_wrong_export_is_not_published(tmp_path: Path, monkeypatch, wrong: str) 
         swapped = Fused((2, 24), along=0, sizes=(1, 1))
         right_pieces = Fused.pieces
         monkeypatch.setattr(
-            Fused,
-            "pieces",
-            lambda self, w: right_pieces(self, w)[::-1] if self == swapped else right_pieces(self, w),
+            Fused, "pieces", lambda self, w: right_pieces(self, w)[::-1] if self == swapped else right_pieces(self, w)
         )
     else:
         right_reading = exporter.logits
@@ -184,12 +174,8 @@ def test_diverged_model_is_not_reported_as_export_fault(tmp_path: Path, monkeypa
     monkeypatch.setattr(pieces, "is_finite", lambda values: True)
     trainer = Trainer(small(), Mesh.single(), seed=7, rule=RULE)
     trainer.buckets[0].weights.fill_(float("nan"))
-    path = save(
-        tmp_path / "ours", 4, fragments(trainer), Mesh.single(), {"plan": to_tree(trainer.plan), "updates": 4}
-    )
-    with pytest.raises(
-        CheckpointError, match=r"step-00000004: .*own logits are not finite.*earlier checkpoint"
-    ):
+    path = save(tmp_path / "ours", 4, fragments(trainer), Mesh.single(), {"plan": to_tree(trainer.plan), "updates": 4})
+    with pytest.raises(CheckpointError, match=r"step-00000004: .*own logits are not finite.*earlier checkpoint"):
         export_hf(Checkpoint.open(path), tmp_path / "hf", tokenizer=None)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ours"]
 
@@ -251,9 +237,7 @@ def test_large_models_are_split_into_indexed_files(tmp_path: Path, monkeypatch) 
         with safe_open(tmp_path / "hf" / file, framework="pt") as opened:
             assert name in set(opened.keys())
     back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
-    assert all(
-        torch.equal(a, b) for a, b in zip(weights(checkpoint).values(), weights(back).values(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(weights(checkpoint).values(), weights(back).values(), strict=True))
 
 
 def test_files_outside_the_index_are_ignored(tmp_path: Path, monkeypatch) -> None:
@@ -265,9 +249,7 @@ def test_files_outside_the_index_are_ignored(tmp_path: Path, monkeypatch) -> Non
     # left by an earlier download, with a later name and other weights
     save_file({key: load_file(folder / file)[key] + 1}, folder / "model-00009-of-00009.safetensors")
     back = Checkpoint.open(import_hf(folder, tmp_path / "back"))
-    assert all(
-        torch.equal(a, b) for a, b in zip(weights(checkpoint).values(), weights(back).values(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(weights(checkpoint).values(), weights(back).values(), strict=True))
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": [1]}, {"weight_map": {"a": "../a.safetensors"}}])
@@ -333,17 +315,9 @@ def test_quantised_weights_are_rejected(tmp_path: Path, dtype: torch.dtype) -> N
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        (
-            {"num_key_value_heads": None},
-            DataError,
-            r"k_proj.weight' is \(12, 24\), and by config.json it must be \(24",
-        ),
+        ({"num_key_value_heads": None}, DataError, r"k_proj.weight' is \(12, 24\), and by config.json it must be \(24"),
         ({"intermediate_size": 30}, DataError, r"gate_proj.weight' is \(40, 24\), and by .* \(30, 24\)"),
-        (
-            {"num_key_value_heads": 3},
-            ConfigError,
-            r"plan.model.heads \(4\) must be a multiple of .*kv_heads \(3\)",
-        ),
+        ({"num_key_value_heads": 3}, ConfigError, r"plan.model.heads \(4\) must be a multiple of .*kv_heads \(3\)"),
     ],
 )
 def test_config_with_other_sizes_is_reported_by_first_tensor(
@@ -444,11 +418,7 @@ def marks(folder: Path, name: str = "config.json") -> dict[str, object]:
         ({"bos_token_id": 1, "eos_token_id": [3, 2], "pad_token_id": 5}, (), 5),
         ({"bos_token_id": None, "eos_token_id": 2, "pad_token_id": None}, (), None),
         ({}, (), None),  # transformers' defaults are kept in both directions
-        (
-            {"bos_token_id": 50256, "eos_token_id": 2, "pad_token_id": -1},
-            ("bos_token_id", "pad_token_id"),
-            2,
-        ),
+        ({"bos_token_id": 50256, "eos_token_id": 2, "pad_token_id": -1}, ("bos_token_id", "pad_token_id"), 2),
     ],
 )
 def test_special_token_ids_round_trip(
@@ -499,9 +469,7 @@ def test_imported_ids_are_kept_if_tokenizer_agrees(tmp_path: Path, ends: object,
 
 
 def test_foreign_tokenizer_is_not_exported(tmp_path: Path) -> None:
-    mine, other = (
-        train_tokenizer([text] * 3, 300) for text in ("some words, and some more words", "an other text")
-    )
+    mine, other = (train_tokenizer([text] * 3, 300) for text in ("some words, and some more words", "an other text"))
     other.save(tmp_path / "tokenizer.json")
     plan = small(model={"vocabulary": mine.vocabulary})
     checkpoint = written(tmp_path / "ours", plan, {"data": {"tokenizer_sha256": mine.sha256}})
@@ -520,10 +488,7 @@ def test_unsupported_model_is_not_exported() -> None:
         ({"head_width": 8}, "plan.model.head_width .8. must be hidden / heads .24 / 4."),
         (both, "no architecture .* has .*plan.model.bias qkv.*plan.model.qk_norm each_head"),
         ({"window": 3}, "plan.model.window is 3, and no config.json of GPT2LMHeadModel says which layers"),
-        (
-            {**ROTARY, "norm_position": "after"},
-            "plan.model.norm_position after.*Olmo2ForCausalLM: rms_norm",
-        ),
+        ({**ROTARY, "norm_position": "after"}, "plan.model.norm_position after.*Olmo2ForCausalLM: rms_norm"),
         (
             {**MODELS["olmo3"], "rope_scaling": {"kind": "yarn", **SLOWED}},
             "plan.model.rope_scaling is of kind 'yarn' in all layers, and Olmo3ForCausalLM",
@@ -543,14 +508,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"architectures": ["BertModel"]}, "BertModel"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_bias": True}, "attention_bias"),
-        (
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2}},
-            "rope_parameters.rope_type is 'dynamic'",
-        ),
-        (
-            {"rope_scaling": {"rope_type": [1]}},
-            r"rope_scaling.rope_type is \[1\], and must be default, linear",
-        ),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, "rope_parameters.rope_type is 'dynamic'"),
+        ({"rope_scaling": {"rope_type": [1]}}, r"rope_scaling.rope_type is \[1\], and must be default, linear"),
         ({"rope_scaling": {"type": "su"}}, "rope_scaling.rope_type is 'su', and must be default, linear"),
         ({"rope_parameters": {"type": "linear"}}, "rope_parameters.factor is None, and must be a number"),
         ({"rope_parameters": LLAMA3 | {"low_freq_factor": "1"}}, "low_freq_factor is '1'"),
@@ -625,37 +584,20 @@ WINDOWS = [  # architecture, config.json, and which of four layers have a window
             ({"use_sliding_window": False, "sliding_window": 3, "layer_types": [ALL] * 4}, []),
             ({"use_sliding_window": True, "sliding_window": 3}, [2, 3]),
             ({"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 4}, []),
-            (
-                {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": None},
-                "max_window_layers",
-            ),
+            ({"use_sliding_window": True, "sliding_window": 3, "max_window_layers": None}, "max_window_layers"),
             ({"use_sliding_window": True, "sliding_window": None}, []),
-            (
-                {"use_sliding_window": True, "sliding_window": 3, "layer_types": [SLIDES, ALL, SLIDES, ALL]},
-                [0, 2],
-            ),
-            (
-                {"use_sliding_window": False, "sliding_window": 3, "layer_types": [SLIDES] * 4},
-                "no window is in",
-            ),
+            ({"use_sliding_window": True, "sliding_window": 3, "layer_types": [SLIDES, ALL, SLIDES, ALL]}, [0, 2]),
+            ({"use_sliding_window": False, "sliding_window": 3, "layer_types": [SLIDES] * 4}, "no window is in"),
         )
     ),
     ("Olmo3ForCausalLM", {"sliding_window": 3}, [0, 1, 2]),
     ("Olmo3ForCausalLM", {"sliding_window": 3, "layer_types": [ALL, SLIDES, ALL, SLIDES]}, [1, 3]),
     ("Olmo3ForCausalLM", {"sliding_window": 3, "layer_types": [ALL] * 4}, []),
     ("Olmo3ForCausalLM", {"sliding_window": None}, "no window is in use"),
-    (
-        "MistralForCausalLM",
-        {"sliding_window": 0},
-        "sliding_window is 0; it must be greater than or equal to 1",
-    ),
+    ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window is 0; it must be greater than or equal to 1"),
     ("MistralForCausalLM", {"sliding_window": "far"}, "sliding_window is 'far'"),
     ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": [SLIDES] * 3}, "for each of 4 layers"),
-    (
-        "MinistralForCausalLM",
-        {"sliding_window": 3, "layer_types": ["chunked"] * 4},
-        "layer_types is .'chunked'",
-    ),
+    ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": ["chunked"] * 4}, "layer_types is .'chunked'"),
     (
         "MinistralForCausalLM",
         {"sliding_window": 3, "layer_types": [SLIDES, ALL, ALL, SLIDES]},
@@ -701,12 +643,8 @@ def test_missing_sizes_have_architectures_defaults() -> None:
 @pytest.mark.parametrize("value", [None, 0, "two"])
 def test_config_without_size_is_rejected(key: str, value: object) -> None:
     config = config_of(small().model, dtype="float32")
-    with pytest.raises(
-        DataError, match=rf"x: {key} is {value!r}(, and must be a whole number|; it must be )"
-    ):
-        shape_of(
-            {k: v for k, v in config.items() if k != key} | ({key: value} if value is not None else {}), "x"
-        )
+    with pytest.raises(DataError, match=rf"x: {key} is {value!r}(, and must be a whole number|; it must be )"):
+        shape_of({k: v for k, v in config.items() if k != key} | ({key: value} if value is not None else {}), "x")
 
 
 def kinds_of(family: str) -> list[tuple[str, Any, Any]]:
@@ -775,16 +713,11 @@ def test_config_that_is_not_a_mapping_is_rejected(tmp_path: Path) -> None:
         import_hf(tmp_path, tmp_path / "back")
 
 
-def test_more_layers_than_tensors_are_rejected_early(
-    tmp_path: Path,
-) -> None:
+def test_more_layers_than_tensors_are_rejected_early(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     export_hf(written(tmp_path / "ours", small()), folder, tokenizer=None)
     config = json.loads((folder / "config.json").read_text())
-    for layers, told in (
-        (10_000, "says 10000 layers, and the files hold"),
-        (10**12, "layers is 1000000000000; "),
-    ):
+    for layers, told in ((10_000, "says 10000 layers, and the files hold"), (10**12, "layers is 1000000000000; ")):
         (folder / "config.json").write_text(json.dumps({**config, "n_layer": layers}))
         with pytest.raises(DataError, match=f"config.json.*{told}"):
             import_hf(folder, tmp_path / "back")
@@ -855,9 +788,7 @@ def test_transformers_loads_the_export_with_equal_logits(checkpoint: Checkpoint,
     assert difference <= TOLERANCE
 
 
-def test_invalid_end_of_text_is_rejected_before_writing(
-    tmp_path: Path,
-) -> None:
+def test_invalid_end_of_text_is_rejected_before_writing(tmp_path: Path) -> None:
     """transformers' default is 50256, whatever the vocabulary is."""
     export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
     config = tmp_path / "hf" / "config.json"

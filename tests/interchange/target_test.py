@@ -32,9 +32,7 @@ def test_file_is_not_reported_as_missing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name, what in (("file", "is a file"), ("none", "does not exist")):
         with (
-            pytest.raises(
-                DataError, match=f"{name} {what}; name a run directory, a checkpoint, or a folder of"
-            ),
+            pytest.raises(DataError, match=f"{name} {what}; name a run directory, a checkpoint, or a folder of"),
             opened(tmp_path / name),
         ):
             pass

@@ -133,9 +133,7 @@ def test_wandb_stores_run_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         time.sleep(0.05)
 
 
-def test_unknown_kind_and_missing_library_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_kind_and_missing_library_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="--to tensorbord: 'tensorbord'.*tensorboard or wandb"):
         tracker("tensorbord", tmp_path, {})
 

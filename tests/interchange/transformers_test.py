@@ -82,18 +82,9 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2 through a window": (
         "Qwen2",
-        {
-            **LLAMA,
-            "num_key_value_heads": 4,
-            "use_sliding_window": True,
-            "sliding_window": 5,
-            "max_window_layers": 1,
-        },
+        {**LLAMA, "num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
-    "qwen3 through a window": (
-        "Qwen3",
-        {**QWEN3, "sliding_window": 4, "layer_types": [SLIDES, ALL] * 2},
-    ),
+    "qwen3 through a window": ("Qwen3", {**QWEN3, "sliding_window": 4, "layer_types": [SLIDES, ALL] * 2}),
     "neox": ("GPTNeoX", {**NEOX, "rotary_pct": 0.25, "hidden_act": "gelu"}),
     "neox one after the other": ("GPTNeoX", {**NEOX, "rotary_pct": 0.5, "use_parallel_residual": False}),
     "neox of all columns, tied": (
@@ -112,27 +103,17 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
             "sliding_window": 5,
             "layer_types": [ALL, SLIDES, ALL, SLIDES],
-            "rope_parameters": {
-                kind: {"rope_type": "default", "rope_theta": 500.0} for kind in (ALL, SLIDES)
-            },
+            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 500.0} for kind in (ALL, SLIDES)},
         },
     ),
     "olmo3 that sees all, yarn": (
         "Olmo3",
-        {
-            **LLAMA,
-            "layer_types": [ALL] * 4,
-            "rope_theta": 500.0,
-            "rope_scaling": YARN,
-        },
+        {**LLAMA, "layer_types": [ALL] * 4, "rope_theta": 500.0, "rope_scaling": YARN},
     ),
     "qwen3": ("Qwen3", {**LLAMA, "num_key_value_heads": 2, "head_dim": 12}),
     "llama 3.1": ("Llama", {**LLAMA, "rope_theta": 500.0, "rope_scaling": LLAMA31}),
     "llama, linear": ("Llama", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 2.5}}),
-    "llama, yarn": (
-        "Llama",
-        {**LLAMA, "rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 0.05}},
-    ),
+    "llama, yarn": ("Llama", {**LLAMA, "rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 0.05}}),
     "qwen2, yarn": ("Qwen2", {**LLAMA, "num_key_value_heads": 2, "rope_scaling": YARN}),
     "qwen3 tied": ("Qwen3", {**LLAMA, "num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": True}),
 }
@@ -156,9 +137,7 @@ def ours(checkpoint: Checkpoint) -> WholeModel:
     model = build(Plan, checkpoint.manifest["plan"]).model
     whole = WholeModel(model, precision="fp32", device=torch.device("cpu"))
     for p in parameters(model):
-        whole.load(
-            p.name, checkpoint.read(f"weights/{p.name}", Box((0,) * len(p.shape), p.shape), torch.float32)
-        )
+        whole.load(p.name, checkpoint.read(f"weights/{p.name}", Box((0,) * len(p.shape), p.shape), torch.float32))
     return whole
 
 
@@ -187,9 +166,7 @@ def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str) -> Non
     checkpoint = Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours"))
     shape = build(Plan, checkpoint.manifest["plan"]).model
     # Keep every bucket unsharded, so that the gradient in it is the batch's mean gradient.
-    plan = small(
-        model=to_tree(shape), batch={"sequences": 2, "micro": 2}, zero=0, precision={"weights": "fp64"}
-    )
+    plan = small(model=to_tree(shape), batch={"sequences": 2, "micro": 2}, zero=0, precision={"weights": "fp64"})
     trainer = Trainer(plan, Mesh.single(), seed=1, rule=RULE)
     begin_with(trainer, checkpoint)
     rows = torch.randint(0, VOCABULARY, (2, 17), generator=torch.Generator().manual_seed(1))
@@ -201,9 +178,7 @@ def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str) -> Non
     least = 1e-4 * max(float(g.abs().max()) for g in there.values() if g is not None)
     for twin in twins(shape):
         expected = twin.together(tuple(there[name] for name in twin.theirs))
-        bucket, slot = next(
-            (b, slot) for b in trainer.buckets for slot in b.slots if slot.row.name == twin.ours.name
-        )
+        bucket, slot = next((b, slot) for b in trainer.buckets for slot in b.slots if slot.row.name == twin.ours.name)
         found = bucket.gradients[slot.start : slot.stop].view(slot.parameter.shape)[: expected.shape[0]]
         away = (found - expected).abs().max() / max(float(expected.abs().max()), least)
         assert away <= 1e-5, twin.ours.name  # transformers compute norms, scores and angles in fp32
@@ -280,9 +255,7 @@ def test_training_continues_from_transformers_in_any_layout(tokens: Path, tmp_pa
     given = {k: v for k, v in to_tree(shape).items() if v is not None} | {"vocabulary_multiple": 2}
     plan = small(model=given, batch={"sequences": 8, "micro": 2}, **LAYOUTS[name])
     train(tokens, tmp_path / "out", plan, path)
-    rows = torch.from_numpy(
-        TokenDataset.open(tokens, "train", sequence=16, seed=5).samples(range(8)).astype(np.int64)
-    )
+    rows = torch.from_numpy(TokenDataset.open(tokens, "train", sequence=16, seed=5).samples(range(8)).astype(np.int64))
     with torch.no_grad():
         logits = model(rows[:, :-1]).logits
     expected = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), rows[:, 1:].reshape(-1))
@@ -302,9 +275,7 @@ TEXTS = (
 def test_trained_model_runs_in_transformers_with_tokenizer(tokens: Path, tmp_path: Path) -> None:
     model = {"vocabulary": VOCABULARY, "vocabulary_multiple": 64, "sequence": 24, **ROTARY}
     words = load_tokenizer(tokens / "tokenizer.json")
-    plan = small(
-        model={**model, "end_of_text": words.end_of_text}, batch={"sequences": 8, "micro": 2}, tensor=2
-    )
+    plan = small(model={**model, "end_of_text": words.end_of_text}, batch={"sequences": 8, "micro": 2}, tensor=2)
     checkpoint = train(tokens, tmp_path / "out", plan, None)
     export_hf(checkpoint, tmp_path / "hf", tokenizer=tokens / "tokenizer.json")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -317,9 +288,7 @@ def test_trained_model_runs_in_transformers_with_tokenizer(tokens: Path, tmp_pat
     generation = transformers.GenerationConfig.from_pretrained(tmp_path / "hf")
     assert (generation.eos_token_id, generation.pad_token_id, generation.max_length) == (end, end, 24)
     there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
-    assert (
-        there.config.vocab_size == VOCABULARY and there.get_input_embeddings().weight.shape[0] == VOCABULARY
-    )
+    assert there.config.vocab_size == VOCABULARY and there.get_input_embeddings().weight.shape[0] == VOCABULARY
     prompt = words.encode(TEXTS[0])
     found = there.generate(torch.tensor([prompt]), do_sample=False)[0].tolist()
     here, said = ours(checkpoint), list(prompt)
@@ -328,9 +297,7 @@ def test_trained_model_runs_in_transformers_with_tokenizer(tokens: Path, tmp_pat
     assert found == said
 
 
-def test_commands_convert_both_ways_with_equal_tokens(
-    tokens: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_commands_convert_both_ways_with_equal_tokens(tokens: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     plan = small(model={"vocabulary": VOCABULARY}, batch={"sequences": 8, "micro": 2})
     out = tmp_path / "run"
     train(tokens, out / "training", plan, None)
@@ -343,9 +310,7 @@ def test_commands_convert_both_ways_with_equal_tokens(
         return capsys.readouterr().out
 
     assert "logits differ by at most" in say("export", str(tmp_path / "hf"), "--out", str(out))
-    told = say(
-        "import", str(tmp_path / "hf"), "--to", str(tmp_path / "back"), "--out", str(tmp_path / "my run")
-    )
+    told = say("import", str(tmp_path / "hf"), "--to", str(tmp_path / "back"), "--out", str(tmp_path / "my run"))
     words = [shlex.split(line) for line in told.splitlines() if "trivium corpus run" in line]
     assert [w[:3] + w[4:] for w in words] == [["trivium", "corpus", "run", "--out", str(tmp_path / "my run")]]
     config = resolve(Given(words[0][3])).checked()  # the printed command can be typed as it is

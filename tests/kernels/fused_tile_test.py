@@ -19,10 +19,7 @@ def test_two_fused_tiles_are_joined_as_one_attention(dtype: torch.dtype, triangl
     torch.manual_seed(0)
     q, k, v, other_k, other_v, grad = torch.randn(6, 2, 4, 32, 16, device=device, dtype=dtype).unbind(0)
     assert fused_tile.suits(q)
-    parts = [
-        fused_tile.attend(q, k, v, triangle=triangle),
-        fused_tile.attend(q, other_k, other_v, triangle=False),
-    ]
+    parts = [fused_tile.attend(q, k, v, triangle=triangle), fused_tile.attend(q, other_k, other_v, triangle=False)]
     sums = torch.logaddexp(parts[0][1], parts[1][1])
     out = sum(p[0].float() * (p[1] - sums).exp().unsqueeze(-1) for p in parts)
     known = fused_tile.Known(out.to(dtype), sums, parts[0][2])
@@ -40,13 +37,9 @@ def test_two_fused_tiles_are_joined_as_one_attention(dtype: torch.dtype, triangl
 
 
 @pytest.mark.parametrize(("major", "has"), [(7, False), (8, True), (9, True)])
-def test_cards_before_ampere_have_no_such_kernel(
-    major: int, has: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cards_before_ampere_have_no_such_kernel(major: int, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
     with FakeTensorMode():
-        narrow, wide = (
-            torch.empty(1, 2, 8, 16, device="cuda", dtype=d) for d in (torch.float16, torch.float32)
-        )
+        narrow, wide = (torch.empty(1, 2, 8, 16, device="cuda", dtype=d) for d in (torch.float16, torch.float32))
     assert fused_tile.suits(narrow) is has and not fused_tile.suits(wide)

@@ -22,9 +22,7 @@ def data(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32) -
 
 
 def is_near(found: torch.Tensor, exact: torch.Tensor) -> bool:
-    return float((found.detach().double() - exact.detach()).abs().max()) <= 2e-6 * float(
-        exact.detach().abs().max()
-    )
+    return float((found.detach().double() - exact.detach()).abs().max()) <= 2e-6 * float(exact.detach().abs().max())
 
 
 def is_rounded_once(found: torch.Tensor, exact: torch.Tensor) -> bool:
@@ -67,9 +65,7 @@ def test_a_product_and_its_gradients_are_those_of_fp64(shape, has_bias, always) 
 def test_the_parts_of_the_backward_are_those_of_fp64_whatever_the_strides(shape, always) -> None:
     x, weight, _, grad = data(shape)
     rows, grads = x.flatten(0, 1), grad.flatten(0, 1)
-    assert is_near(
-        gradient_of_inputs(grad.transpose(0, 1), weight), grad.transpose(0, 1).double() @ weight.double()
-    )
+    assert is_near(gradient_of_inputs(grad.transpose(0, 1), weight), grad.transpose(0, 1).double() @ weight.double())
     spread = grads[:1].expand_as(grads)
     assert is_near(gradient_of_inputs(spread, weight), spread.double() @ weight.double())
     exact = grads.double().T @ rows.double()

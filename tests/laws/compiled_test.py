@@ -42,11 +42,7 @@ ALONE = [
     small(model={**QWEN3, "layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention"}),
     small(model={**OLMO2, "layers": MANY_LAYERS}, compiled=True),
     small(model={**LLAMA, "window": 3, "layers": MANY_LAYERS}, compiled=True),
-    small(
-        model={"layers": MANY_LAYERS},
-        compiled=True,
-        recompute={"mode": "attention", "activation_function": True},
-    ),
+    small(model={"layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention", "activation_function": True}),
 ]
 PACKED = [
     small(model={**LLAMA, "window": 3, "layers": MANY_LAYERS, "documents": "apart"}, compiled=True),
@@ -117,9 +113,7 @@ def test_communication_stays_outside_of_what_is_compiled(monkeypatch: pytest.Mon
     def examined(*given: Any) -> Findings:
         counters.clear()
         found = examine(*given)
-        assert counters["stats"]["unique_graphs"] >= 2, (
-            "a block and the loss, also of the last of several plans"
-        )
+        assert counters["stats"]["unique_graphs"] >= 2, "a block and the loss, also of the last of several plans"
         return found
 
     monkeypatch.setattr(sweep, "examine", examined)
@@ -206,9 +200,7 @@ def _fails(*_: object) -> None:
 
 
 def test_masks_that_names_draw_cannot_be_compiled() -> None:
-    (problem,) = (
-        small().model_copy(update={"compiled": True, "model": small(model={"dropout": 0.1}).model}).check()
-    )
+    (problem,) = small().model_copy(update={"compiled": True, "model": small(model={"dropout": 0.1}).model}).check()
     assert "plan.compiled" in problem and "plan.model.dropout" in problem and "0.1" in problem
 
 
@@ -225,9 +217,7 @@ def test_a_large_product_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(weight.grad, x.sum(0).expand(128, 128), rtol=0, atol=1e-3)
 
 
-def test_a_file_that_a_killed_compilation_left_is_named_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_file_that_a_killed_compilation_left_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(*_: Any) -> torch.Tensor:
         raise ImportError("/tmp/cache/s3.main.so: file too short")
 

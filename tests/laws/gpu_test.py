@@ -80,15 +80,11 @@ def test_the_kernel_that_knows_windows_and_documents_sees_what_a_mask_shows(
 ) -> None:
     """In bf16, as it takes no other; the mask's side is attended in fp64."""
     torch.manual_seed(1)
-    starts = (
-        np.array([[0] * 200 + [200] + [201] * 99, [0] * 3 + [3] * 130 + [133] * 167]).T if packed else None
-    )
+    starts = np.array([[0] * 200 + [200] + [201] * 99, [0] * 3 + [3] * 130 + [133] * 167]).T if packed else None
     sight = Sight((), starts, window)
     shapes = [(2, n, 300, 64) for n in (4, kv_heads, kv_heads, 4)]
     *given, grad = (torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes)
-    ours, theirs = (
-        [x.to(t, copy=True).requires_grad_() for x in given] for t in (torch.bfloat16, torch.float64)
-    )
+    ours, theirs = ([x.to(t, copy=True).requires_grad_() for x in given] for t in (torch.bfloat16, torch.float64))
     found, expected = (reach_attention.attend(*some, sight) for some in (ours, theirs))
     assert "Flash" in type(found.grad_fn.next_functions[0][0].next_functions[0][0]).__name__
     found.backward(grad)
@@ -159,9 +155,7 @@ def test_a_frequent_tokens_narrow_gradient_is_summed_wide_and_rounded_once(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_narrow_gradient_of_a_bias_is_summed_wide_and_rounded_once(
-    dtype: torch.dtype, device: torch.device
-) -> None:
+def test_a_narrow_gradient_of_a_bias_is_summed_wide_and_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(0)
     grad = ((torch.randn(2 * LARGE // 4096, 4096, device=device) + 0.5) / 64).to(dtype)
     exact, eps = grad.double().sum(0), torch.finfo(dtype).eps
@@ -202,14 +196,10 @@ def test_narrow_attention_of_any_reach_follows_the_processors(
 
 def rows_of_documents(plan: Plan, length: int) -> Read:
     """Random rows, of which every so many tokens end a document where these are apart."""
-    read = random_rows(
-        plan.model_copy(update={"model": plan.model.model_copy(update={"documents": "joined"})})
-    )
+    read = random_rows(plan.model_copy(update={"model": plan.model.model_copy(update={"documents": "joined"})}))
 
     def of_documents(first: int, count: int) -> Rows:
-        tokens = np.concatenate(
-            [x[:, at] for x, at in zip(read(first, count), (slice(None), slice(-1, None)))], 1
-        )
+        tokens = np.concatenate([x[:, at] for x, at in zip(read(first, count), (slice(None), slice(-1, None)))], 1)
         if plan.model.documents == "apart":
             tokens[:, length - 1 :: length] = plan.model.end_of_text
         return Rows(tokens[:, :-1], tokens[:, 1:])
@@ -218,8 +208,7 @@ def rows_of_documents(plan: Plan, length: int) -> Read:
 
 
 @pytest.mark.parametrize(
-    ("mode", "over"),
-    [("none", {}), ("attention", {}), ("layer", {}), ("none", {"window": 64}), ("none", PACKED)],
+    ("mode", "over"), [("none", {}), ("attention", {}), ("layer", {}), ("none", {"window": 64}), ("none", PACKED)]
 )
 @pytest.mark.parametrize("sequences", [8, 16])
 @pytest.mark.parametrize("fast", [{}, {"cuda_graphs": True}, {"compiled": True}])
@@ -291,9 +280,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize("over", RECORDED)
-def test_a_replayed_step_computes_the_bits_of_one_that_is_not(
-    over: dict[str, Any], device: torch.device
-) -> None:
+def test_a_replayed_step_computes_the_bits_of_one_that_is_not(over: dict[str, Any], device: torch.device) -> None:
     """With a measured step and a validation between, after which it is recorded anew."""
     _computes_the_same_bits(over, Mesh.single(device))
 

@@ -47,9 +47,7 @@ LAYOUTS = {
         small(recompute={"mode": "attention"}, model={**qwen3, **qwen2}),
         small(model=linear),
         small(model={**olmo2, "dropout": 0.1}, recompute={"mode": "layer"}),
-        small(
-            model={"window": 3, "pattern": [{"times": 1}, {"window": None}]}, recompute={"mode": "attention"}
-        ),
+        small(model={"window": 3, "pattern": [{"times": 1}, {"window": None}]}, recompute={"mode": "attention"}),
         small(model=mistral, recompute={"mode": "layer"}),
         small(model={**ministral, **apart}),
         small(model={**olmo2, **z_loss}),
@@ -102,23 +100,11 @@ LAYOUTS = {
     3: [
         small(tensor=3, model={"heads": 3}),
         small(pipeline=3, model={"layers": 5}, partition={"layers": [1, 3, 1]}),
-        small(
-            pipeline=3,
-            model={"layers": 5, "dropout": 0.1},
-            schedule="1f1b-split",
-            recompute={"mode": "layer"},
-        ),
+        small(pipeline=3, model={"layers": 5, "dropout": 0.1}, schedule="1f1b-split", recompute={"mode": "layer"}),
         small(data=3, batch={"sequences": 24, "micro": 4}),
         small(context=3, model={"sequence": 12, "heads": 3}, context_attention="ulysses"),
         small(data=3, zero=3, batch={"sequences": 12}, model={"vocabulary": 5, "head": "untied"}),
-        small(
-            pipeline=3,
-            chunks=2,
-            schedule="given",
-            rows=SCATTERED,
-            batch={"sequences": 4},
-            model={"layers": 7},
-        ),
+        small(pipeline=3, chunks=2, schedule="given", rows=SCATTERED, batch={"sequences": 4}, model={"layers": 7}),
     ],
     4: [
         small(tensor=4, sequence_parallel=True),
@@ -167,9 +153,7 @@ FEW = (1, 3)  # ranks that have few layouts
 PLANS = {ranks: [short(plan) for plan in plans] for ranks, plans in LAYOUTS.items()}
 
 
-@pytest.mark.parametrize(
-    "ranks", [n if n in FEW else pytest.param(n, marks=pytest.mark.broad) for n in sorted(PLANS)]
-)
+@pytest.mark.parametrize("ranks", [n if n in FEW else pytest.param(n, marks=pytest.mark.broad) for n in sorted(PLANS)])
 def test_every_layout_computes_what_one_process_computes(ranks: int) -> None:
     """Loss, every gradient, the norm, weights after three clipped updates: fp64, at most 1e-10 relative."""
     certificates = certify(PLANS[ranks], timeout_seconds=280 / len(PLANS[ranks]))

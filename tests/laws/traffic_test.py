@@ -74,15 +74,11 @@ def count(place: Place, plans: list[Plan]) -> None:
         assert ("holders" in found) == (mesh.holders.size > 1), f"copies of {plan.layout}"
         for axis, predicted in found.items():
             counted = {k: v for k, v in getattr(mesh, axis).traffic.items() if v}
-            assert counted == dict(predicted), (
-                f"{axis} of {mesh.at} in {plan.layout}: {counted} != {predicted}"
-            )
+            assert counted == dict(predicted), f"{axis} of {mesh.at} in {plan.layout}: {counted} != {predicted}"
         mesh.disconnect()
 
 
-@pytest.mark.parametrize(
-    "ranks", [n if n < 4 else pytest.param(n, marks=pytest.mark.broad) for n in sorted(PLANS)]
-)
+@pytest.mark.parametrize("ranks", [n if n < 4 else pytest.param(n, marks=pytest.mark.broad) for n in sorted(PLANS)])
 def test_predicted_traffic_equals_counted_traffic(ranks: int) -> None:
     usual = small().batch.sequences  # where a plan has them, four micro-batches do
     on_ranks(ranks, count, [brief(p) if p.batch.sequences == usual else p for p in PLANS[ranks]])
@@ -93,10 +89,7 @@ def begun_early(place: Place, plans: list[Plan]) -> None:
         mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
         trainer = Trainer(plan, mesh, seed=3, rule=RULE)
         trainer.accumulate(0, Samples(0, plan.batch.sequences, random_rows(plan, 3)))
-        within, whole = (
-            mesh.holders.traffic["all_reduce"],
-            step_traffic(plan, mesh.at)["holders"]["all_reduce"],
-        )
+        within, whole = (mesh.holders.traffic["all_reduce"], step_traffic(plan, mesh.at)["holders"]["all_reduce"])
         assert whole / 2 < within < whole, f"{within} of {whole} in the backward of {plan.zero}"
         trainer.optimizer.step(1e-3, loss=torch.zeros((), dtype=torch.float64))
         assert mesh.holders.traffic["all_reduce"] == whole

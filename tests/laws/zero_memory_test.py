@@ -32,9 +32,7 @@ def counted(trainer: Trainer) -> dict[str, int]:
     return {
         "weights": sum(size(b.shard if trainer.plan.zero == 3 else b.weights) for b in buckets),
         "gradients": sum(size(b.gradients) for b in buckets),
-        "optimizer": sum(
-            size(s.master) + sum(size(v) for p in s.parts for v in p.states.values()) for s in shards
-        ),
+        "optimizer": sum(size(s.master) + sum(size(v) for p in s.parts for v in p.states.values()) for s in shards),
     }
 
 
@@ -44,11 +42,7 @@ def check(place: Place, plans: list[Plan], bytes_per_parameter: list[tuple[int, 
         trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
         psi = sum(row.padded for row in bucket_table(plan, 0))  # padding declared in the table
         found = counted(trainer)
-        assert sum(found.values()) == whole * psi + sharded * psi // mesh.sharers.size, (
-            plan.zero,
-            found,
-            psi,
-        )
+        assert sum(found.values()) == whole * psi + sharded * psi // mesh.sharers.size, (plan.zero, found, psi)
         predicted = memory_of_rank(plan, mesh.at).categories()
         assert {k: predicted[k] for k in found} == found
         read = random_rows(plan)
@@ -61,9 +55,7 @@ def check(place: Place, plans: list[Plan], bytes_per_parameter: list[tuple[int, 
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize(
-    "replicas", [{"data": 2}, {"data": 4}, {"data": 2, "context": 2}, {"data": 4, "shards": 2}]
-)
+@pytest.mark.parametrize("replicas", [{"data": 2}, {"data": 4}, {"data": 2, "context": 2}, {"data": 4, "shards": 2}])
 def test_bytes_per_parameter_are_those_of_the_paper(replicas: dict[str, int]) -> None:
     """16 Psi, 4 Psi + 12 Psi/d, 2 Psi + 14 Psi/d, 16 Psi/d; with fp32 gradients 18 in place of 16. d: the sharers."""
     whole = {name: n for name, n in replicas.items() if name != "shards"}

@@ -55,15 +55,7 @@ def drafts_of(model: ModelShape) -> list[Draft]:
     texts = prompts(model, (3, 7, 1, 5, 9, 4))
     texts.append(texts[1])
     limits = (2, 12, 5, 1, 9, 15, 7)
-    choices = (
-        GREEDY,
-        GREEDY,
-        Choice(1.0, 0, 1.0, 1),
-        GREEDY,
-        Choice(0.7, 5, 0.9, 2),
-        GREEDY,
-        Choice(1.3, 0, 0.8, 3),
-    )
+    choices = (GREEDY, GREEDY, Choice(1.0, 0, 1.0, 1), GREEDY, Choice(0.7, 5, 0.9, 2), GREEDY, Choice(1.3, 0, 0.8, 3))
     return [
         Draft(text, choice, lambda drawn, n=n: n % 3 == 1 and len(drawn) >= 4 + n, limit)
         for n, (text, choice, limit) in enumerate(zip(texts, choices, limits, strict=True))
@@ -148,9 +140,7 @@ def test_rows_that_stay_in_the_cache_keep_their_keys_values_and_places(shape: st
         lengths = torch.tensor([len(texts[n]) for n in rows])
         behind = torch.arange(cache.used + 1)
         hides = (behind >= lengths[:, None]) & (behind < width)
-        cache.mask = torch.zeros(hides.shape, dtype=torch.float64).masked_fill_(hides, -torch.inf)[
-            :, None, None
-        ]
+        cache.mask = torch.zeros(hides.shape, dtype=torch.float64).masked_fill_(hides, -torch.inf)[:, None, None]
         ids = torch.tensor([more[n][step] for n in rows])
         found = model.hidden(ids[None], positions=(lengths + step)[None], cache=cache)
         cache.keep(1)

@@ -21,9 +21,7 @@ def test_a_probability_is_at_most_one_and_that_of_the_softmax(dtype: torch.dtype
     exact = (x.double() @ table.double().T).log_softmax(-1)[every, targets]
     assert float(found.max()) <= 0
     logit = float((x.double() @ table.double().T).abs().max())
-    rounding = max(
-        torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
-    )  # scores are summed in fp32 at most
+    rounding = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # scores are summed in fp32 at most
     assert float((found - exact).abs().max()) < 2 * logit * rounding
 
 
@@ -32,16 +30,12 @@ def test_how_much_likelier_one_answer_is_than_another_is_not_rounded(dtype: torc
     torch.manual_seed(0)
     x, table, rows = torch.randn(40, 64).to(dtype), torch.randn(50, 64).to(dtype) * 0.2, torch.arange(40)
     logits, group = x.double() @ table.double().T, Mesh.single().tensor
-    one, other = (
-        likelihoods(x, table, rows=rows, targets=rows + n, group=group, vocabulary=50).nats for n in (0, 7)
-    )
+    one, other = (likelihoods(x, table, rows=rows, targets=rows + n, group=group, vocabulary=50).nats for n in (0, 7))
     exact = logits[rows, rows] - logits[rows, rows + 7]
     torch.testing.assert_close(one - other, exact, rtol=0, atol=1e-12)
 
 
-def test_the_likeliest_of_a_vocabulary_in_blocks_is_the_first_of_equals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_likeliest_of_a_vocabulary_in_blocks_is_the_first_of_equals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likelihood, "BLOCK", 1)
     torch.manual_seed(0)
     x, table, rows = torch.randn(20, 16), torch.randn(300, 16), torch.arange(20)

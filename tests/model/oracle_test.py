@@ -62,8 +62,7 @@ def plain_llama(w: Weights, m: ModelShape, tokens: torch.Tensor) -> torch.Tensor
         q, k = groups[..., :each, :].flatten(2, 3), groups[..., each, :]
         if m.qk_norm == "all_heads":
             q, k = (
-                norm(x.flatten(2), f"{p}attention.{n}_norm.weight").view(x.shape)
-                for x, n in ((q, "query"), (k, "key"))
+                norm(x.flatten(2), f"{p}attention.{n}_norm.weight").view(x.shape) for x, n in ((q, "query"), (k, "key"))
             )
         elif m.qk_norm == "each_head":
             q, k = norm(q, p + "attention.query_norm.weight"), norm(k, p + "attention.key_norm.weight")
@@ -90,9 +89,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("plain", "model"), CASES)
-def test_one_process_trains_like_a_plain_transformer_under_torch_adamw(
-    plain, model: dict[str, object]
-) -> None:
+def test_one_process_trains_like_a_plain_transformer_under_torch_adamw(plain, model: dict[str, object]) -> None:
     plan = small(model=model, precision={"weights": "fp64"})
     rule = AdamRule()
     trainer = Trainer(plan, Mesh.single(), seed=5, rule=rule)
@@ -129,10 +126,7 @@ def test_initial_values_do_not_depend_on_the_layout_or_the_stage() -> None:
     plan = small()
     a = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
     b = Trainer(
-        plan.model_copy(update={"partition": type(plan.partition)(layers=(4,))}),
-        Mesh.single(),
-        seed=1,
-        rule=AdamRule(),
+        plan.model_copy(update={"partition": type(plan.partition)(layers=(4,))}), Mesh.single(), seed=1, rule=AdamRule()
     )
     for x, y in zip(a.buckets, b.buckets):
         assert torch.equal(x.weights, y.weights)

@@ -22,9 +22,7 @@ PLANS = [
 def mesh_of(plan: Plan, rank: int) -> Mesh:
     """A mesh without communicators: enough to build, not to run."""
     layout = plan.layout
-    groups = {
-        a: Group(a, layout.peers(rank, a), layout.peers(rank, a).index(rank), None) for a in layout.order
-    }
+    groups = {a: Group(a, layout.peers(rank, a), layout.peers(rank, a).index(rank), None) for a in layout.order}
     alone = {name: Group(name, (rank,), 0, None) for name in ("ends", "replicas", "sharers", "holders")}
     return Mesh(layout, rank, torch.device("meta"), **alone, **groups)
 

@@ -34,29 +34,9 @@ from mutation.mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("kernels", "comms", "parallel", "model", "training", "checkpoint")
-TESTED_BY = (
-    *PACKAGES,
-    "laws",
-    "certify",
-    "faults",
-    "interchange",
-    "serving",
-)  # folders of tests that are mapped
-CERTIFICATE = (
-    "tests/laws/layouts_agree_test.py",
-    "tests/certify/courses_test.py",
-    "tests/certify/rules_test.py",
-)
-COPIED = (
-    "src",
-    "tests",
-    "docs",
-    "pyproject.toml",
-    "README.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "Makefile",
-)
+TESTED_BY = (*PACKAGES, "laws", "certify", "faults", "interchange", "serving")  # folders of tests that are mapped
+CERTIFICATE = ("tests/laws/layouts_agree_test.py", "tests/certify/courses_test.py", "tests/certify/rules_test.py")
+COPIED = ("src", "tests", "docs", "pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
 COVERAGE_SETTINGS = """[run]
 source = {source}
 concurrency = multiprocessing
@@ -109,12 +89,7 @@ def failing(copy: Path, files: Sequence[str], seconds: float, prefix: Sequence[s
     with (
         tempfile.TemporaryFile() as said,
         subprocess.Popen(
-            command,
-            cwd=copy,
-            env=environment,
-            stdout=said,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            command, cwd=copy, env=environment, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True
         ) as tests,
     ):
         try:
@@ -156,9 +131,7 @@ def coverage_of(copy: Path, test_file: str) -> Covered:
 
 def test_files() -> list[str]:
     """Return the files of tests that are mapped."""
-    return sorted(
-        str(p.relative_to(ROOT)) for part in TESTED_BY for p in (ROOT / "tests" / part).glob("*_test.py")
-    )
+    return sorted(str(p.relative_to(ROOT)) for part in TESTED_BY for p in (ROOT / "tests" / part).glob("*_test.py"))
 
 
 def sample(count: int, seed: int) -> list[Mutant]:
@@ -173,15 +146,8 @@ def try_mutant(copy: Path, mutant: Mutant, tests: Mapping[str, Covered], seconds
     """Return who caught the mutant: `certificate` and `tests` are the failing test, or None."""
     path = copy / "src" / "trivium" / mutant.path
     original = path.read_bytes()
-    covering = sorted(
-        (c.seconds, name) for name, c in tests.items() if mutant.line in c.lines.get(mutant.path, ())
-    )
-    record: dict[str, Any] = {
-        **mutant._asdict(),
-        "certificate": None,
-        "tests": None,
-        "covering": len(covering),
-    }
+    covering = sorted((c.seconds, name) for name, c in tests.items() if mutant.line in c.lines.get(mutant.path, ()))
+    record: dict[str, Any] = {**mutant._asdict(), "certificate": None, "tests": None, "covering": len(covering)}
     path.write_bytes(mutant.apply(original))
     try:
         deadline = time.monotonic() + seconds
@@ -216,9 +182,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure coverage, try the sample, and print the table; the file is complete after each mutant."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="where the records go")
     parser.add_argument("--sample", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)

@@ -54,9 +54,7 @@ def frozen(**more) -> Plan:
     return small(optimizer=FROZEN, batch={"sequences": 8, "micro": 1}, **more)
 
 
-@pytest.mark.parametrize(
-    "plan", [{}, {"model": {"head": "untied", **ROTARY, "bias": "qkv"}}, *LAYOUTS], ids=str
-)
+@pytest.mark.parametrize("plan", [{}, {"model": {"head": "untied", **ROTARY, "bias": "qkv"}}, *LAYOUTS], ids=str)
 def test_a_plan_with_frozen_parameters_and_groups_computes_what_one_process_does(plan: dict) -> None:
     (found,) = certify([frozen(**plan)])
     assert found.passed, (found.worst, found.worst_parameter, found.error)
@@ -155,9 +153,7 @@ def test_groups_that_contradict_the_model_are_refused(groups: list[dict], told: 
 
 
 def test_groups_of_layers_that_a_reduced_model_lacks_are_left_out() -> None:
-    groups = {
-        "groups": [{"match": "layers.[01].*", "trainable": False}, {"match": "layers.3.*", "lr_scale": 2.0}]
-    }
+    groups = {"groups": [{"match": "layers.[01].*", "trainable": False}, {"match": "layers.3.*", "lr_scale": 2.0}]}
     plan = small(model={"layers": 8}, optimizer=groups)
     few = reduced(plan)
     assert few.model.layers < 4 and few.check() == []
@@ -165,9 +161,7 @@ def test_groups_of_layers_that_a_reduced_model_lacks_are_left_out() -> None:
 
 
 def test_a_search_prices_and_keeps_the_groups_of_a_plan() -> None:
-    half = {
-        "groups": [{"match": "layers.[01].*", "trainable": False}, {"match": "layers.*", "weight_decay": 0.2}]
-    }
+    half = {"groups": [{"match": "layers.[01].*", "trainable": False}, {"match": "layers.*", "weight_decay": 0.2}]}
     plan, machine = small(optimizer=half), this_machine(2, 8 << 30)
     found, without = (search(Subject.of(p), machine, 2) for p in (plan, small()))
     assert found.ranking.winners(1)[0].plan.optimizer == plan.optimizer

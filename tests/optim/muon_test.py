@@ -34,9 +34,7 @@ def in_fp64() -> Callable[..., Tensor]:
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("shape", [(12, 30), (30, 12), (8, 8)])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 2e-2)])
-def test_updates_are_those_of_torch(
-    shape: tuple[int, int], adjust: str, dtype: torch.dtype, limit: float
-) -> None:
+def test_updates_are_those_of_torch(shape: tuple[int, int], adjust: str, dtype: torch.dtype, limit: float) -> None:
     torch.manual_seed(0)
     weight = torch.randn(shape, dtype=dtype)
     theirs, rule = torch.nn.Parameter(weight.clone()), Muon(adjust=adjust)
@@ -47,9 +45,7 @@ def test_updates_are_those_of_torch(
         for step in range(1, 5):
             theirs.grad = torch.randn(shape, dtype=dtype)
             muon.step()
-            direction = rule.direction(
-                theirs.grad.flatten(), {k: v.flatten() for k, v in state.items()}, step
-            )
+            direction = rule.direction(theirs.grad.flatten(), {k: v.flatten() for k, v in state.items()}, step)
             weight -= 0.02 * rule.transform(direction.view(shape))
     assert float((weight - theirs.detach()).norm() / weight.norm()) < limit
 
@@ -96,18 +92,14 @@ def test_every_matrix_of_a_parameter_is_transformed_by_itself(row) -> None:
         torch.testing.assert_close(ours, rule.transform(matrix))
 
 
-@pytest.mark.parametrize(
-    "layout", [{}, {"tensor": 2}, {"data": 4}, {"data": 3, "tensor": 2, "zero": 2}], ids=str
-)
+@pytest.mark.parametrize("layout", [{}, {"tensor": 2}, {"data": 4}, {"data": 3, "tensor": 2, "zero": 2}], ids=str)
 def test_each_matrix_has_one_rank_and_all_ranks_about_as_much_work(layout: dict) -> None:
     groups = {"groups": [{"match": "*norm*"}, {"match": "layers.*.weight", "rule": "muon"}]}
     batch = {"sequences": 12, "micro": 1}
     plan = small(model={**ROTARY, "layers": 12}, optimizer=groups, batch=batch, **layout)
     rounds = rounds_of_work(plan, bucket_table(plan, 0))
     names = [work.parameter.name for works in rounds for work in works]
-    assert sorted(names) == sorted(
-        p.name for p in parameters(plan.model) if p.name[0] == "l" and len(p.shape) > 1
-    )
+    assert sorted(names) == sorted(p.name for p in parameters(plan.model) if p.name[0] == "l" and len(p.shape) > 1)
     ranks = plan.layout.sharers * plan.layout.tensor
     assert all(len({(w.sharer, w.tensor) for w in works}) == len(works) <= ranks for works in rounds)
     assert len(rounds) <= len(names) / ranks + 2

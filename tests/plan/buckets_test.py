@@ -49,17 +49,13 @@ def test_every_parameter_is_in_one_bucket(replicas: int) -> None:
 def test_a_tied_table_is_summed_over_the_ends_where_two_ranks_hold_it_and_the_last_ones_is_the_copy() -> None:
     for pipeline, over in ((1, ()), (2, ("ends",)), (4, ("ends",))):
         plan = small(pipeline=pipeline, model={"head": "tied"})
-        tables = [
-            (rank, i) for rank in range(pipeline) for i in held(plan, rank) if i.parameter.name == TOKENS
-        ]
+        tables = [(rank, i) for rank in range(pipeline) for i in held(plan, rank) if i.parameter.name == TOKENS]
         assert [(rank, item.borrowed) for rank, item in tables] == [(0, False), (pipeline - 1, True)][
             : min(pipeline, 2)
         ]
         assert {partial_over(plan, item.parameter) for _, item in tables} == {over}
     untied = small(pipeline=2, model={"head": "untied"})
-    assert not any(
-        partial_over(untied, i.parameter) or i.borrowed for rank in (0, 1) for i in held(untied, rank)
-    )
+    assert not any(partial_over(untied, i.parameter) or i.borrowed for rank in (0, 1) for i in held(untied, rank))
 
 
 def test_at_stage_3_a_bucket_is_of_one_module() -> None:
@@ -70,9 +66,7 @@ def test_at_stage_3_a_bucket_is_of_one_module() -> None:
 
 
 @pytest.mark.parametrize(("tensor", "parallel"), [(1, False), (2, False), (2, True)])
-def test_where_tensor_ranks_share_positions_what_all_hold_is_summed_over_them(
-    tensor: int, parallel: bool
-) -> None:
+def test_where_tensor_ranks_share_positions_what_all_hold_is_summed_over_them(tensor: int, parallel: bool) -> None:
     plan = small(tensor=tensor, sequence_parallel=parallel)
     for item in held(plan, 0):
         whole = item.elements == prod(item.parameter.shape)

@@ -35,10 +35,7 @@ def test_another_order_spans_tensor_groups_and_is_refused_with_the_order_that_wo
     assert crossings(other, DGX)["tensor"].spanning == 280
     (text,) = problems(other, DGX)
     assert "280 of 280 tensor groups of 8" in text
-    assert (
-        f"plan.layout.order=[{','.join([*INNER, 'tensor'])}]" in text
-        and "--allow-tensor-across-nodes" in text
-    )
+    assert f"plan.layout.order=[{','.join([*INNER, 'tensor'])}]" in text and "--allow-tensor-across-nodes" in text
 
 
 def test_what_the_user_allows_is_not_refused():
@@ -48,9 +45,7 @@ def test_what_the_user_allows_is_not_refused():
     assert "plan.layout.chunks is 2" in text  # what is no layout is none across nodes either
 
 
-@pytest.mark.parametrize(
-    ("tensor", "remedy"), [(16, "tensor to 8,"), (3, "tensor to 2 or 4,"), (6, "4 or 8,")]
-)
+@pytest.mark.parametrize(("tensor", "remedy"), [(16, "tensor to 8,"), (3, "tensor to 2 or 4,"), (6, "4 or 8,")])
 def test_a_degree_that_does_not_divide_a_node_is_refused_with_the_nearest_that_do(tensor, remedy):
     (text,) = problems(Layout(tensor=tensor, pipeline=8), DGX)
     assert remedy in text

@@ -68,9 +68,7 @@ def test_a_size_above_all_that_is_built_is_refused_with_the_largest_there_may_be
     """What is counted of it would not fit into 64 bits, or never be done."""
     broken(**{field: MOST[field]})
     for value in (MOST[field] + 1, 10**23):
-        with pytest.raises(
-            ConfigError, match=f"{field.replace('__', '.')} is {value}; .* equal to {MOST[field]}$"
-        ):
+        with pytest.raises(ConfigError, match=f"{field.replace('__', '.')} is {value}; .* equal to {MOST[field]}$"):
             broken(**{field: value})
 
 
@@ -82,12 +80,7 @@ def test_a_layout_of_more_ranks_than_there_may_be_is_refused() -> None:
 def test_all_problems_are_listed_at_once() -> None:
     problems = broken(layout__tensor=3, layout__data=3, layout__pipeline=3, layout__chunks=2, model__heads=5)
     told = "\n".join(problems)
-    for law in (
-        "plan.model.hidden (24)",
-        "plan.batch.sequences (16)",
-        "plan.model.layers (4)",
-        "plan.schedule",
-    ):
+    for law in ("plan.model.hidden (24)", "plan.batch.sequences (16)", "plan.model.layers (4)", "plan.schedule"):
         assert law in told
 
 
@@ -103,25 +96,14 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
         ({"partition__layers": (1, 2)}, "names 2 stages"),
         ({"schedule": "zb-turns", "layout__pipeline": 2}, "'zb-turns' goes down the ranks and back up"),
         (
-            {
-                "schedule": "zb-turns",
-                "layout__pipeline": 2,
-                "layout__chunks": 2,
-                "partition__head_weight": 1.0,
-            },
+            {"schedule": "zb-turns", "layout__pipeline": 2, "layout__chunks": 2, "partition__head_weight": 1.0},
             "plan.partition.head_weight is 1.0 but plan.schedule 'zb-turns'",
         ),
         ({"partition__layers": (3,)}, "sums to 3"),
         ({"partition__layers": (5,)}, "sums to 5"),
         ({"model__kv_heads": 3}, "multiple of plan.model.kv_heads (3)"),
-        (
-            {"model__positions": "rotary", "model__heads": 8},
-            "plan.model.hidden / heads (24 / 8 = 3) must be even",
-        ),
-        (
-            {"model__positions": "rotary", "model__head_width": 5},
-            "plan.model.head_width (5) must be even: rotary",
-        ),
+        ({"model__positions": "rotary", "model__heads": 8}, "plan.model.hidden / heads (24 / 8 = 3) must be even"),
+        ({"model__positions": "rotary", "model__head_width": 5}, "plan.model.head_width (5) must be even: rotary"),
         ({"layout__data": 4, "layout__shards": 3}, "must divide the 4 replicas (data 4 x context 1)"),
         ({"layout__data": 4, "layout__shards": 3}, "set it to 2 or 4 or null"),
         ({"layout__data": 4, "layout__shards": 2, "zero": 0}, "set plan.zero to 1, 2 or 3"),
@@ -135,10 +117,7 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
             {"model__first": [{"times": 5, "window": None}]},
             "plan.model.first has 5 layers, more than plan.model.layers (4)",
         ),
-        (
-            {"model__pattern": [{}, {"heads": 5}]},
-            "plan.model.hidden (24) must be a multiple of plan.model.heads (5)",
-        ),
+        ({"model__pattern": [{}, {"heads": 5}]}, "plan.model.hidden (24) must be a multiple of plan.model.heads (5)"),
         (
             {"model__rope_base": 500.0},
             "plan.model.rope_base is 500.0, and plan.model.positions 'learned' has no rotation",
@@ -152,10 +131,7 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
             "plan.model.rope_scaling is of kind 'linear', and plan.model.positions 'learned' has no rotation",
         ),
         (
-            {
-                "model__positions": "rotary",
-                "model__rope_scaling": {"kind": "llama3", "factor": 8, "attention": 1},
-            },
+            {"model__positions": "rotary", "model__rope_scaling": {"kind": "llama3", "factor": 8, "attention": 1}},
             "plan.model.rope_scaling.attention is 1.0, and kind 'llama3' has none; leave it out",
         ),
         (
@@ -196,9 +172,7 @@ def test_a_broken_law_is_named_with_its_remedy(changes: dict[str, object], law: 
 
 
 def test_degrees_that_do_not_multiply_to_the_processes_are_refused_with_what_would_fit() -> None:
-    with pytest.raises(
-        ConfigError, match=r"tensor 2 x pipeline 2 x data 1 = 4 ranks, but there are 8.*data=2"
-    ):
+    with pytest.raises(ConfigError, match=r"tensor 2 x pipeline 2 x data 1 = 4 ranks, but there are 8.*data=2"):
         small(tensor=2, pipeline=2).checked(8)
 
 
@@ -218,14 +192,7 @@ def test_the_layers_of_known_models_have_their_windows() -> None:
     assert layers_with_a_window(window=3, first=[{"times": 6, "window": None}]) == [6, 7]
     assert layers_with_a_window(window=3, pattern=[{}, {"window": None}]) == [0, 2, 4, 6]
     assert layers_with_a_window(window=3, pattern=every_third) == [0, 1, 3, 4, 6, 7]
-    assert layers_with_a_window(window=3, first=[{"window": None}], pattern=every_fourth) == [
-        1,
-        2,
-        3,
-        5,
-        6,
-        7,
-    ]
+    assert layers_with_a_window(window=3, first=[{"window": None}], pattern=every_fourth) == [1, 2, 3, 5, 6, 7]
     assert layers_with_a_window(window=8) == []
 
 
@@ -248,10 +215,7 @@ def test_layers_may_differ_in_heads_and_columns() -> None:
     plan = small(model=model)
     rows = {p.name: p.shape for p in parameters(plan.model)}
     assert rows["layers.0.attention.qkv.weight"] == rows["layers.2.attention.qkv.weight"] == (3 * 24, 24)
-    assert rows["layers.1.attention.qkv.weight"] == (3 * 12, 24) and rows["layers.1.mlp.up.weight"] == (
-        40,
-        24,
-    )
+    assert rows["layers.1.attention.qkv.weight"] == (3 * 12, 24) and rows["layers.1.mlp.up.weight"] == (40, 24)
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
@@ -347,10 +311,7 @@ def test_partitions_cover_the_model_once_and_weigh_the_ends() -> None:
     deep = model.model_copy(update={"layers": 105})  # the paper's, and more than any period
     for pipeline, chunks in ((1, 1), (7, 3), (13, 1), (35, 1), (35, 3), (105, 1)):
         counts = Partition().counts(deep, Layout(pipeline=pipeline, chunks=chunks))
-        assert sum(counts) == 105 and set(counts) <= {
-            105 // (pipeline * chunks),
-            -(-105 // (pipeline * chunks)),
-        }
+        assert sum(counts) == 105 and set(counts) <= {105 // (pipeline * chunks), -(-105 // (pipeline * chunks))}
         ranges = Partition().ranges(deep, Layout(pipeline=pipeline, chunks=chunks))
         assert [n for r in ranges for n in r] == list(range(105))
     weighted = Partition(head_weight=2, embedding_weight=1).counts(model, Layout(pipeline=4))
@@ -371,12 +332,7 @@ def test_layers_that_are_given_are_the_stages() -> None:
 
 
 def test_a_feed_forward_is_four_times_as_wide_or_with_a_gate_8_thirds_rounded_up_to_64() -> None:
-    for hidden, gpt, llama in (
-        (24, 96, 64),
-        (4096, 16384, 10944),
-        (5120, 20480, 13696),
-        (6144, 24576, 16384),
-    ):
+    for hidden, gpt, llama in ((24, 96, 64), (4096, 16384, 10944), (5120, 20480, 13696), (6144, 24576, 16384)):
         widths = [small(model={**style, "hidden": hidden}).model.ffn_width for style in ({}, ROTARY)]
         assert widths == [gpt, llama]
 
@@ -405,9 +361,7 @@ QWEN3_8B = {"layers": 36, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 122
         ({**QWEN3_8B, "qk_norm": "each_head", "head_width": 128, "head": "untied"}, 8_190_735_360),
     ],
 )
-def test_published_models_have_the_parameters_that_their_folders_hold(
-    model: dict[str, object], published: int
-) -> None:
+def test_published_models_have_the_parameters_that_their_folders_hold(model: dict[str, object], published: int) -> None:
     assert count(ModelShape(**{**ROTARY, **model}, sequence=4096)) == published
 
 
@@ -417,13 +371,9 @@ EVERY_LLAMA = {"bias": "qkv", "qk_norm": "each_head", "head_width": 12}
 OLMO2 = {"qk_norm": "all_heads", "norm_position": "after"}
 
 
-@pytest.mark.parametrize(
-    ("family", "settings"), [("gpt", {}), ("llama", {}), ("llama", EVERY_LLAMA), ("llama", OLMO2)]
-)
+@pytest.mark.parametrize(("family", "settings"), [("gpt", {}), ("llama", {}), ("llama", EVERY_LLAMA), ("llama", OLMO2)])
 @pytest.mark.parametrize("tensor", [1, 2, 4])
-def test_shards_of_every_parameter_cover_it_exactly_once(
-    family: str, settings: dict[str, object], tensor: int
-) -> None:
+def test_shards_of_every_parameter_cover_it_exactly_once(family: str, settings: dict[str, object], tensor: int) -> None:
     model = ModelShape(
         **{**{"gpt": {}, "llama": ROTARY}[family], **settings},
         layers=2,

@@ -42,12 +42,7 @@ from trivium.plan.transfers import Event, Program, Transfer, sends, with_transfe
 
 
 def tables() -> list[tuple[str, int, int, int]]:
-    plain = [
-        (n, p, m, 1)
-        for n in ("gpipe", "1f1b", "1f1b-split")
-        for p in range(1, 7)
-        for m in (1, 2, 3, 5, 8, 16)
-    ]
+    plain = [(n, p, m, 1) for n in ("gpipe", "1f1b", "1f1b-split") for p in range(1, 7) for m in (1, 2, 3, 5, 8, 16)]
     chunked = [("interleaved", p, p * k, v) for p in range(2, 6) for k in (1, 2, 4) for v in (1, 2, 3)]
     zero_bubble = [("zb-h1", p, m, 1) for p in range(1, 6) for m in (1, 2, 4, 5, 11)]
     zero_bubble += [("zb-v", p, m, 2) for p in range(2, 6) for m in (1, 2, 4, 9, 13)]
@@ -60,9 +55,7 @@ def table(name: str, p: int, m: int, v: int) -> Schedule:
 
 
 @pytest.mark.parametrize(("name", "p", "m", "v"), tables())
-def test_every_stage_does_each_micro_batch_once_forward_and_once_backward(
-    name: str, p: int, m: int, v: int
-) -> None:
+def test_every_stage_does_each_micro_batch_once_forward_and_once_backward(name: str, p: int, m: int, v: int) -> None:
     actions, stages = [a for row in table(name, p, m, v) for a in row], p * v + (name == "zb-turns")
     kinds = (forward, input_gradient, weight_gradient) if name in SPLIT_SCHEDULES else (forward, backward)
     assert len(actions) == len(set(actions)) == len(kinds) * m * stages
@@ -82,9 +75,7 @@ def test_a_rank_sends_as_often_as_its_program_does(name: str, p: int, m: int, v:
 
 
 @given(p=st.integers(2, 6), k=st.integers(1, 5), v=st.integers(1, 4), data=st.data())
-def test_any_legal_reordering_of_a_schedule_still_cannot_deadlock(
-    p: int, k: int, v: int, data: st.DataObject
-) -> None:
+def test_any_legal_reordering_of_a_schedule_still_cannot_deadlock(p: int, k: int, v: int, data: st.DataObject) -> None:
     """Programs are derived from one global order, so whatever table finishes in lockstep finishes blocking."""
     schedule = [list(row) for row in interleaved(p, p * k, v)]
     row = schedule[data.draw(st.integers(0, p - 1))]
@@ -116,9 +107,7 @@ def seconds_of_heads(schedule: Schedule, head: int, *, alone: bool) -> float:
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("p", range(2, 9))
-def test_heads_in_turns_go_round_and_a_rank_holds_one_and_two_activations_more_than_in_zb_v(
-    p: int, head: int
-) -> None:
+def test_heads_in_turns_go_round_and_a_rank_holds_one_and_two_activations_more_than_in_zb_v(p: int, head: int) -> None:
     for m in (1, p, 2 * p + 1, 6 * p):
         turns = make_schedule("zb-turns", pipeline=p, micro_batches=m, chunks=2, head=head)
         for rank, row in enumerate(turns):

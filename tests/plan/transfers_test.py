@@ -38,8 +38,7 @@ def seconds(schedule: Schedule, *, merged: bool) -> float:
                         (rank, of[rank][t])
                         for t in of[rank]
                         if t.target == rank
-                        and t.produced_by
-                        in inputs(event, last, split=event.op is Op.INPUT_GRADIENT and split)
+                        and t.produced_by in inputs(event, last, split=event.op is Op.INPUT_GRADIENT and split)
                     ]
                     if any(key not in done for key in need):
                         break

@@ -96,10 +96,7 @@ def test_rows_that_are_not_to_be_fitted_change_nothing(tmp_path):
 def test_constants_of_which_no_row_says_anything_stay_at_their_priors(tmp_path):
     found = fit(measured_with(synthetic(tmp_path, 8), prior_constants(), noise=0.1))
     assert "flash_hopper" not in found.moved and "deepspeed_tensor" not in found.moved
-    assert (
-        replace(found.constants, **{n: getattr(prior_constants(), n) for n in found.moved})
-        == prior_constants()
-    )
+    assert replace(found.constants, **{n: getattr(prior_constants(), n) for n in found.moved}) == prior_constants()
 
 
 def test_a_constant_that_is_held_keeps_its_value_and_the_others_are_learned(tmp_path):

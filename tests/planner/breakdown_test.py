@@ -32,9 +32,7 @@ PLANS = [
     small(pipeline=2, schedule="gpipe"),
     small(data=4, zero=2),
     small(data=8),
-    small(
-        model={"layers": 8, "hidden": 512}, batch={"sequences": 1, "micro": 1}
-    ),  # gradients open one by one
+    small(model={"layers": 8, "hidden": 512}, batch={"sequences": 1, "micro": 1}),  # gradients open one by one
 ]
 
 

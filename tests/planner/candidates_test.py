@@ -36,40 +36,23 @@ def test_every_candidate_is_legal_and_none_is_given_twice():
     assert len(set(plans)) == len(plans) > 500
 
 
-@pytest.mark.parametrize(
-    "over", [{}, {"model": {"heads": 8, "kv_heads": 2, **ROTARY}}, {"batch": {"sequences": 24}}]
-)
+@pytest.mark.parametrize("over", [{}, {"model": {"heads": 8, "kv_heads": 2, **ROTARY}}, {"batch": {"sequences": 24}}])
 def test_no_legal_plan_is_missed(over):
     """Beside every choice tried one by one. Left out are only choices without an effect."""
     plan = small(**over)
     space = SearchSpace(micro=(1, 2), context=(1, 2), chunks=(2, 3), zero=(0, 2), recompute=("layer",))
     expected = set()
-    kinds = [
-        ("1f1b", 1),
-        ("1f1b-split", 1),
-        ("zb-h1", 1),
-        ("zb-v", 2),
-        ("interleaved", 2),
-        ("interleaved", 3),
-    ]
+    kinds = [("1f1b", 1), ("1f1b-split", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 3)]
     for tensor, pipeline, data, context in itertools.product((1, 2, 4, 8), repeat=4):
         for micro, (schedule, chunks), zero, along in itertools.product((1, 2), kinds, (0, 2), (False, True)):
-            idle = (
-                (tensor == 1 and along)
-                or (data * context == 1 and zero)
-                or (pipeline == 1 and schedule != "1f1b")
-            )
+            idle = (tensor == 1 and along) or (data * context == 1 and zero) or (pipeline == 1 and schedule != "1f1b")
             if tensor * pipeline * data * context != 8 or context > 2 or idle:
                 continue
             layout = Layout(tensor=tensor, pipeline=pipeline, data=data, context=context, chunks=chunks)
             changes = {"layout": layout, "schedule": schedule, "zero": zero, "sequence_parallel": along}
             batch = plan.batch.model_copy(update={"micro": micro})
             other = plan.model_copy(
-                update={
-                    **changes,
-                    "batch": batch,
-                    "recompute": plan.recompute.model_copy(update={"mode": "layer"}),
-                }
+                update={**changes, "batch": batch, "recompute": plan.recompute.model_copy(update={"mode": "layer"})}
             )
             if other.check(8) == []:
                 expected.add(other)
@@ -77,20 +60,12 @@ def test_no_legal_plan_is_missed(over):
 
 
 @pytest.mark.parametrize(
-    "over",
-    [
-        {},
-        {"compiled": True},
-        {"compiled": True, "model": {"documents": "apart"}},
-        {"cuda_graphs": True},
-    ],
+    "over", [{}, {"compiled": True}, {"compiled": True, "model": {"documents": "apart"}}, {"cuda_graphs": True}]
 )
 def test_the_numbers_of_a_row_are_those_of_its_plan(over):
     space = SearchSpace(shards=(None, 2))
     model = {"vocabulary": 1013, **over.get("model", {})}
-    found = enumerated(
-        small(**{**over, "model": model, "precision": {"weights": "bf16"}}), space=space
-    ).candidates
+    found = enumerated(small(**{**over, "model": model, "precision": {"weights": "bf16"}}), space=space).candidates
     rows = np.random.default_rng(0).integers(len(found), size=60)
     case = found.case
     for row in rows:
@@ -133,9 +108,7 @@ def test_what_is_rejected_and_what_is_legal_are_all_combinations():
     number = len(degrees(8, (1,))["tensor"]) * 2 * kinds
     assert found.combinations <= number
     without_pipeline = sum(plan.layout.pipeline == 1 for plan in every(space=space, node=4))
-    assert number - found.combinations == without_pipeline * (
-        3 - 1
-    )  # zb-h1 and 1f1b-split on one rank are 1f1b
+    assert number - found.combinations == without_pipeline * (3 - 1)  # zb-h1 and 1f1b-split on one rank are 1f1b
     assert {family.law for family in found.rejected} >= {"node", "batch"}
 
 
@@ -175,9 +148,7 @@ def test_a_search_that_is_asked_to_shares_copies_among_fewer_replicas_than_all()
     assert {plan.layout.shards for plan in plans} == {None, 2, 4}
     assert all(plan.layout.copies > 1 and plan.zero == 3 for plan in plans if plan.layout.shards)
     plain = enumerated(ranks=8, space=asked.model_copy(update={"shards": (None,)})).candidates
-    assert {plan for plan in plans if plan.layout.shards is None} == set(
-        map(plain.plan_at, range(len(plain)))
-    )
+    assert {plan for plan in plans if plan.layout.shards is None} == set(map(plain.plan_at, range(len(plain))))
     copies = next(plan for plan in plans if plan.layout.shards)
     assert plain.row_of(copies) is None and plans[found.row_of(copies)] == copies
 
@@ -185,9 +156,7 @@ def test_a_search_that_is_asked_to_shares_copies_among_fewer_replicas_than_all()
 def test_the_order_of_choices_does_not_matter():
     """On one rank of a pipeline a schedule of several stages a rank is no choice, also where it is named first."""
     space = SearchSpace(chunks=(2,), schedules=("interleaved", "zb-v", "1f1b", "zb-h1"), shards=(2, None))
-    turned = {
-        name: tuple(reversed(getattr(space, name))) for name in ("schedules", "shards", "micro", "context")
-    }
+    turned = {name: tuple(reversed(getattr(space, name))) for name in ("schedules", "shards", "micro", "context")}
     one, other = (set(every(space=each)) for each in (space, space.model_copy(update=turned)))
     alone, others = ({plan for plan in plans if plan.layout.pipeline == 1} for plans in (one, other))
     assert one - alone == other - others and len(alone) == len(others) > 0
@@ -215,9 +184,7 @@ def test_copies_of_a_node_are_those_of_as_many_replicas_as_it_holds(shards):
         copies = near > 1 and plan.layout.replicas > near and plan.zero > 0
         return given in numbers or given == (near if copies else None)
 
-    assert set(plans) == {
-        p for p in every(small(batch={"sequences": 64}), ranks=32, space=asked) if chosen(p)
-    }
+    assert set(plans) == {p for p in every(small(batch={"sequences": 64}), ranks=32, space=asked) if chosen(p)}
     assert any(plan.layout.copies > 1 for plan in plans)
 
 

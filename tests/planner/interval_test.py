@@ -4,12 +4,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from trivium.errors import ConfigError
-from trivium.planner.interval import (
-    checkpoint_interval,
-    daly_seconds,
-    expected_waste,
-    young_seconds,
-)
+from trivium.planner.interval import checkpoint_interval, daly_seconds, expected_waste, young_seconds
 
 HOUR = 3600.0
 TIMES = [(30.0, 6 * HOUR), (120.0, 24 * HOUR), (600.0, 4 * HOUR), (1200.0, 2 * HOUR)]
@@ -61,9 +56,7 @@ def test_the_expected_waste_is_what_a_simulated_job_loses():
             failure = random.exponential(mean)
         failure -= restart
         spent += restart
-    assert spent / (segments * interval) - 1 == pytest.approx(
-        expected_waste(interval, save, mean, restart), rel=0.03
-    )
+    assert spent / (segments * interval) - 1 == pytest.approx(expected_waste(interval, save, mean, restart), rel=0.03)
 
 
 def test_both_agree_where_saving_is_short_and_failures_are_rare():

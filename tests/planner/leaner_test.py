@@ -37,9 +37,7 @@ def test_some_plans_fit_as_they_are_and_some_by_each_means(tight):
     layers = grid.take(grid["recompute"] == LAYER)
     assert len(set(layers["recompute_every"].tolist())) > 2
     assert set(layers["function_again"].tolist()) == {0, 1}
-    assert (grid["recompute"] == NONE).any() and (
-        grid["recompute_every"][grid["recompute"] != LAYER] == 1
-    ).all()
+    assert (grid["recompute"] == NONE).any() and (grid["recompute_every"][grid["recompute"] != LAYER] == 1).all()
 
 
 def test_what_a_plan_computes_again_is_the_least_with_which_it_fits(tight):
@@ -52,12 +50,8 @@ def test_it_is_the_least_at_every_limit_also_for_plans_that_fit_only_with_some_l
     legal = tall_search(8000, SPACE.model_copy(update={"zero": (1,)})).enumerated.candidates
     layers = legal.take(np.flatnonzero(legal.grid["recompute"] == LAYER))
     all_again = memory_bytes(layers)
-    fourth, function = (
-        memory_bytes(layers.changed(**c)) for c in ({"recompute_every": 4}, {"function_again": 1})
-    )
-    limits = [
-        (all_again[k] + less[k]) / 2 for less in (fourth, function) for k in np.flatnonzero(less < all_again)
-    ]
+    fourth, function = (memory_bytes(layers.changed(**c)) for c in ({"recompute_every": 4}, {"function_again": 1}))
+    limits = [(all_again[k] + less[k]) / 2 for less in (fourth, function) for k in np.flatnonzero(less < all_again)]
     assert len(limits) > 8
     for limit in limits:
         assert_least(legal, limit)
@@ -81,9 +75,7 @@ def assert_least(legal, limit):
             assert choice == (1, again) and held == (function if again else plain)[row]
             continue
         # The fewest layers; of two ways to so many, the one that leaves the function be.
-        fewest = max(
-            (c for c in every if every[c][row] <= limit), key=lambda c: (c[0], -c[1]), default=(1, 0)
-        )
+        fewest = max((c for c in every if every[c][row] <= limit), key=lambda c: (c[0], -c[1]), default=(1, 0))
         wanted = (1, 0) if whole[row] <= limit else fewest
         assert choice == wanted and held == every[wanted][row]
 

@@ -118,19 +118,8 @@ LIMIT = SELENE.usable_memory(8)
 
 def long_headed(**over):
     """Llama's 128,256 words over small layers: the head is more work than a stage."""
-    model = {
-        "layers": 16,
-        "hidden": 2048,
-        "heads": 16,
-        "vocabulary": 128_256,
-        "sequence": 4096,
-        "head": "untied",
-    }
-    tree = {
-        "model": model,
-        "layout": {"tensor": 1, "pipeline": 4, "data": 2},
-        "batch": {"sequences": 64, "micro": 1},
-    }
+    model = {"layers": 16, "hidden": 2048, "heads": 16, "vocabulary": 128_256, "sequence": 4096, "head": "untied"}
+    tree = {"model": model, "layout": {"tensor": 1, "pipeline": 4, "data": 2}, "batch": {"sequences": 64, "micro": 1}}
     return small(**merge(tree, over))
 
 

@@ -78,9 +78,7 @@ def synthetic(noise=0.0):
     told = replace(told, attentions=tuple(attentions))
     told = replace(told, steps=tuple(replace(s, seconds=next(seconds)) for s in told.steps))
     exchanges = [replace(e, seconds=next(seconds)) for e in told.exchanges]
-    busy = [
-        replace(e, busy_seconds=TRUE["core_share"] * e.seconds / true.crowding(e.ranks)) for e in exchanges
-    ]
+    busy = [replace(e, busy_seconds=TRUE["core_share"] * e.seconds / true.crowding(e.ranks)) for e in exchanges]
     told = replace(told, exchanges=tuple(busy))
     told = replace(told, split_steps=tuple(replace(s, seconds=next(seconds)) for s in told.split_steps))
     return true, told
@@ -107,8 +105,7 @@ def test_noise_of_a_tenth_moves_no_prediction_of_another_plan_by_much():
 def test_the_share_of_a_core_is_read_where_every_rank_had_one():
     true, told = synthetic()
     crowded = tuple(
-        replace(e, busy_seconds=e.busy_seconds * (1 if true.crowding(e.ranks) == 1 else 0.1))
-        for e in told.exchanges
+        replace(e, busy_seconds=e.busy_seconds * (1 if true.crowding(e.ranks) == 1 else 0.1)) for e in told.exchanges
     )
     found = probed(replace(told, exchanges=crowded), "here").machine
     assert found.constants["core_share"] == pytest.approx(TRUE["core_share"], rel=1e-3)
@@ -118,17 +115,13 @@ def test_steps_over_ranks_are_repeated_and_named():
     _, told = synthetic()
     machine = probed(told, "here").machine
     found = [c for c in between_ranks(machine, told) if c.what.startswith("step")]
-    assert [c.what for c in found] == [
-        f"step of 2 layers, hidden 256, over {n} tensor ranks" for n in (2, 4, 8)
-    ]
+    assert [c.what for c in found] == [f"step of 2 layers, hidden 256, over {n} tensor ranks" for n in (2, 4, 8)]
     assert all(abs(c.error) < 0.05 for c in found)
 
 
 def test_a_few_wild_measurements_are_outvoted():
     _, told = synthetic()
-    wild = tuple(
-        replace(e, seconds=e.seconds * (40 if n % 9 == 0 else 1)) for n, e in enumerate(told.exchanges)
-    )
+    wild = tuple(replace(e, seconds=e.seconds * (40 if n % 9 == 0 else 1)) for n, e in enumerate(told.exchanges))
     found = probed(replace(told, exchanges=wild), "here")
     assert found.error_of("exchange") < 0.15
 
@@ -148,9 +141,7 @@ def test_the_file_of_a_machine_that_was_held_up_can_be_read(tmp_path):
     """No constants explain it, and what is written must be a machine all the same."""
     told = synthetic()[1]
     slow = tuple(replace(s, seconds=s.seconds * 60) for s in told.steps)
-    held_up = replace(
-        told, steps=slow, streams=tuple(replace(s, seconds=s.seconds * 8) for s in told.streams)
-    )
+    held_up = replace(told, steps=slow, streams=tuple(replace(s, seconds=s.seconds * 8) for s in told.streams))
     write_machine(tmp_path / "here.yaml", probed(held_up, "here").machine)
     constants = machine_from_file(tmp_path / "here.yaml").constants
     assert constants["eager_traffic"] == pytest.approx(believed("eager_traffic")[1], rel=0.01)

@@ -12,12 +12,7 @@ from trivium.planner.published_rows import batches, case_of_rows, over_batches, 
 def test_a_row_becomes_a_case_with_its_machine_and_software(tmp_path):
     (row,) = read_rows(written(tmp_path, MEGATRON)).rows
     case = case_of_rows([row])
-    assert (row.machine, row.stack.name, row.seconds, row.fitted) == (
-        "selene",
-        "megatron-2021",
-        14.4535,
-        True,
-    )
+    assert (row.machine, row.stack.name, row.seconds, row.fitted) == ("selene", "megatron-2021", 14.4535, True)
     assert case.micro_batches.tolist() == [1536 / 32 / 4] and case.recompute.tolist() == [LAYER]
     assert (case.tensor * case.pipeline * case.data).tolist() == [512]
     assert case.scores_kept.tolist() == [1]
@@ -45,9 +40,7 @@ def test_memory_is_given_in_gib(tmp_path):
         ("n_gpus", "many", "column n_gpus: 'many'; it must be a number"),
     ],
 )
-def test_a_malformed_row_is_told_by_line_column_and_value_and_the_others_are_read(
-    tmp_path, column, value, told
-):
+def test_a_malformed_row_is_told_by_line_column_and_value_and_the_others_are_read(tmp_path, column, value, told):
     bad = changed(MEGATRON, src="other", **{column: value})
     table = read_rows(written(tmp_path, MEGATRON, bad, FSDP))
     assert [row.line for row in table.rows] == [2, 4]
@@ -99,8 +92,6 @@ def test_the_software_of_bloom_follows_the_date_in_its_notes(tmp_path):
 
 
 def test_rows_of_one_machine_and_software_are_priced_together_and_come_back_in_order(tmp_path):
-    rows = read_rows(
-        written(tmp_path, MEGATRON, FSDP, changed(MEGATRON, mbs=2), changed(MEGATRON, dp_overlap=1))
-    ).rows
+    rows = read_rows(written(tmp_path, MEGATRON, FSDP, changed(MEGATRON, mbs=2), changed(MEGATRON, dp_overlap=1))).rows
     assert sorted(len(batch.where) for batch in batches(rows)) == [1, 1, 2]
     assert np.array_equal(over_batches(rows, lambda b: b.case.micro), [4, 5, 2, 4])

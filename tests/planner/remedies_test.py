@@ -20,12 +20,7 @@ def test_a_model_that_fits_nowhere_says_by_how_much_and_how_many_nodes_would_do(
 
 def test_choices_that_were_left_out_are_offered_only_if_they_help():
     tight = SearchSpace(
-        recompute=("none",),
-        zero=(1,),
-        micro=(2,),
-        context=(1,),
-        schedules=("1f1b",),
-        activation_function=False,
+        recompute=("none",), zero=(1,), micro=(2,), context=(1,), schedules=("1f1b",), activation_function=False
     )
     found = mt_nlg_search(tight, ranks=320)
     told = list(remedies(found))

@@ -43,9 +43,7 @@ def test_winners_come_fastest_first_and_their_parts_add_up():
 @pytest.mark.parametrize("space", [SearchSpace(), MEGATRON])
 def test_the_winner_is_no_slower_than_any_plan_simulated_in_full(space):
     """The closed form that chooses the finalists does not lose the best of them."""
-    found = small_search(
-        ranks=8, space=space.model_copy(update={"micro": (1, 2), "zero": (1,), "context": (1,)})
-    )
+    found = small_search(ranks=8, space=space.model_copy(update={"micro": (1, 2), "zero": (1,), "context": (1,)}))
     priced = found.ranking.priced
     every = simulated_seconds(priced.candidates.take(priced.fitting), HERE)
     assert len(every) > found.space.finalists
@@ -53,9 +51,7 @@ def test_the_winner_is_no_slower_than_any_plan_simulated_in_full(space):
 
 
 def test_the_ten_best_for_mt_nlg_are_the_ten_best_of_all_simulated_in_full():
-    found = mt_nlg_search(
-        SearchSpace(zero=(1,), context=(1,), sequence_parallel=(True,), micro=(1, 2), finalists=40)
-    )
+    found = mt_nlg_search(SearchSpace(zero=(1,), context=(1,), sequence_parallel=(True,), micro=(1, 2), finalists=40))
     priced = found.ranking.priced
     every = np.sort(simulated_seconds(priced.candidates.take(priced.fitting), SELENE))
     assert len(every) > 2 * len(found.ranking.simulated)
@@ -163,9 +159,7 @@ def test_of_plans_that_take_as_long_the_one_that_holds_less_comes_first():
 
 
 def test_equal_searches_find_equal_plans():
-    assert [w.plan for w in small_search().ranking.winners(30)] == [
-        w.plan for w in small_search().ranking.winners(30)
-    ]
+    assert [w.plan for w in small_search().ranking.winners(30)] == [w.plan for w in small_search().ranking.winners(30)]
 
 
 def test_a_plan_stands_where_the_ranking_has_it():
@@ -194,10 +188,7 @@ def test_ranks_that_no_layout_divides_are_refused_with_the_numbers():
     [
         ({"zero": (0,), "shards": (2,)}, "search.zero, or of search.shards"),
         ({"schedules": ("zb-v",), "pipeline": (1,)}, "search.pipeline, or of search.schedules"),
-        (
-            {"tensor": (1,), "pipeline": (4,), "chunks": (9,), "schedules": ("interleaved",)},
-            "search.schedules, or of",
-        ),
+        ({"tensor": (1,), "pipeline": (4,), "chunks": (9,), "schedules": ("interleaved",)}, "search.schedules, or of"),
     ],
 )
 def test_choices_that_contradict_each_other_are_named_not_the_ranks(only, named):

@@ -35,9 +35,7 @@ def test_the_table_has_one_row_for_each_winner_and_its_columns_line_up(found):
 
 
 def test_fewer_plans_than_asked_for_are_all_of_them():
-    few = small_search(
-        ranks=1, space=MEGATRON.model_copy(update={"recompute": ("none",), "micro": (1,), "zero": (0,)})
-    )
+    few = small_search(ranks=1, space=MEGATRON.model_copy(update={"recompute": ("none",), "micro": (1,), "zero": (0,)}))
     assert len(search_lines(few, 10)) - len(search_lines(few, 0)) == len(few.ranking.order) == 1
 
 

@@ -14,11 +14,7 @@ def test_every_effect_and_group_has_a_row(tmp_path):
 
 
 def test_unmeasured_effect_has_a_row(tmp_path):
-    mute = {
-        "effects": [],
-        "not_measured": [{"measure": "adjectives", "of": "gender: male", "n": 60}],
-        "adjectives": {},
-    }
+    mute = {"effects": [], "not_measured": [{"measure": "adjectives", "of": "gender: male", "n": 60}], "adjectives": {}}
     (table,) = bias_tables(
         collect(write_run(tmp_path, **{"bias/results.json": stations()["bias/results.json"] | mute}))["bias"]
     )

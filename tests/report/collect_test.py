@@ -170,10 +170,7 @@ def test_missing_directory_is_rejected(tmp_path):
         collect(tmp_path / "nowhere")
 
 
-BEGUN = {
-    "plan": {"layout": {"tensor": 2, "pipeline": 1, "data": 1}, "schedule": "1f1b"},
-    "training": {"steps": 9},
-}
+BEGUN = {"plan": {"layout": {"tensor": 2, "pipeline": 1, "data": 1}, "schedule": "1f1b"}, "training": {"steps": 9}}
 
 
 @pytest.mark.parametrize("summary", [None, {"validation_loss": 6.9, "unigram_entropy": 6.4, "steps": 1}])
@@ -190,8 +187,7 @@ def test_unfinished_training_is_summarised(tmp_path, summary):
 
 def test_training_without_steps_has_not_begun(tmp_path):
     found = write_run(
-        tmp_path,
-        **{"training/summary.json": None, "training/run.json": BEGUN, "training/metrics.jsonl": None},
+        tmp_path, **{"training/summary.json": None, "training/run.json": BEGUN, "training/metrics.jsonl": None}
     )
     assert collect(found)["training"] is None
 

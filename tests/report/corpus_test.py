@@ -31,11 +31,7 @@ def by_name(run):
 
 def test_all_statistics_are_shown(tmp_path):
     section = by_name(written(tmp_path))["corpus"]
-    bars = [
-        list(trace.y if trace.orientation != "h" else trace.x)
-        for d in section.figures
-        for trace in d.figure.data
-    ]
+    bars = [list(trace.y if trace.orientation != "h" else trace.x) for d in section.figures for trace in d.figure.data]
     assert [3, 5, 8] in bars and [1, 0, 0] in bars and [100] in bars
     assert [0] * 8 + [12, 7] in bars
     assert section.tables[0].headings == ("figure", "least", "median", "most")

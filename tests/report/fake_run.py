@@ -46,9 +46,7 @@ def bias_series() -> dict[str, Any]:
     """Return results as written by `trivium bias --every`."""
     effect = {"measure": "association", "of": f"neutral {HOSTILE}", "estimate": -0.4, "unit": "nats",
               "interval": [-0.5, -0.3], "effect_size": -0.8, "p": 0.01, "p_holm": 0.02, "n": 2}  # fmt: skip
-    moments = [
-        {"step": n, "tokens": 1024 * n, "effects": [effect, effect | {"interval": None}]} for n in (1, 3)
-    ]
+    moments = [{"step": n, "tokens": 1024 * n, "effects": [effect, effect | {"interval": None}]} for n in (1, 3)]
     return {"format": "trivium-bias-series-1", "checkpoints": moments}
 
 

@@ -38,10 +38,7 @@ def test_page_contains_all_spans_transfers_and_memory():
 
 
 def test_table_agrees_with_drawing():
-    assert summary(chart()) == [
-        ("pipeline 0", "3 s", "57.1%", "30 B"),
-        ("pipeline 1", "3 s", "57.1%", "25 B"),
-    ]
+    assert summary(chart()) == [("pipeline 0", "3 s", "57.1%", "30 B"), ("pipeline 1", "3 s", "57.1%", "25 B")]
 
 
 def test_page_needs_no_network_and_runs_only_its_script():
@@ -67,9 +64,7 @@ def test_hostile_text_is_escaped():
 
 def test_page_of_sixteen_thousand_actions_has_few_megabytes():
     spans = [("F", m, 0, m * 0.1234567, (m + 1) * 0.1234567) for m in range(480)]
-    lanes = [
-        Lane(f"pipeline {p}", spans, [(m * 0.1234567, m * 2**30) for m in range(480)]) for p in range(35)
-    ]
+    lanes = [Lane(f"pipeline {p}", spans, [(m * 0.1234567, m * 2**30) for m in range(480)]) for p in range(35)]
     assert len(render_chart(chart(lanes=lanes, moved=[]))) < 4e6
 
 

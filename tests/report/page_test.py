@@ -40,12 +40,7 @@ class Page(HTMLParser):
             self.scripts.append((dict(attrs), ""))
 
     def handle_data(self, data):
-        if (
-            self.elements
-            and self.elements[-1][0] == "script"
-            and self.lasttag == "script"
-            and self.cdata_elem
-        ):
+        if self.elements and self.elements[-1][0] == "script" and self.lasttag == "script" and self.cdata_elem:
             attrs, before = self.scripts[-1]
             self.scripts[-1] = (attrs, before + data)
         else:
@@ -134,9 +129,7 @@ def test_hostile_text_is_escaped(tmp_path):
     """Every string that a stage can write, and every name that it can choose, contains an attack."""
     files = {name: hostile(content) for name, content in stations().items()}
     files["curated/planted.json"] = {HOSTILE: {"planted": 1, "caught": 1}}
-    files["evaluation/results.json"]["tasks"] = {
-        HOSTILE: stations()["evaluation/results.json"]["tasks"]["last_word"]
-    }
+    files["evaluation/results.json"]["tasks"] = {HOSTILE: stations()["evaluation/results.json"]["tasks"]["last_word"]}
     files["seconds.json"] = {HOSTILE: 1.0}
     clean = Page(render(collect(write_run(tmp_path / "clean"))))
     attacked = Page(render(collect(write_run(tmp_path / "attacked", **files))))
@@ -193,9 +186,7 @@ def test_next_command_uses_a_new_directory(report, tmp_path):
     assert next_command(report, run).endswith(f"--corpus YOUR_TEXTS --out '{run.parent / 'mine'}'")
     (run.parent / "mine").mkdir(parents=True)
     assert next_command(report, run).endswith("mine-2'")
-    assert next_command(report, run.parent / "mine", program=".venv/bin/trivium").startswith(
-        ".venv/bin/trivium demo"
-    )
+    assert next_command(report, run.parent / "mine", program=".venv/bin/trivium").startswith(".venv/bin/trivium demo")
 
 
 def test_next_command_finishes_unfinished_run(tmp_path):
@@ -235,11 +226,7 @@ def test_unfinished_training_is_shown_without_claims(tmp_path):
     report = collect(
         write_run(
             tmp_path,
-            **{
-                "training/summary.json": None,
-                "training/run.json": begun,
-                "training/events.jsonl": failed + "\n",
-            },
+            **{"training/summary.json": None, "training/run.json": begun, "training/events.jsonl": failed + "\n"},
         )
     )
     page = Page(render(report))

@@ -62,11 +62,7 @@ def test_steps_before_the_last_resume_do_not_count(tmp_path):
 
 
 def test_only_steps_of_largest_batch_count():
-    steps = [
-        {"sequences": 32, "seconds": 1.0},
-        {"sequences": 64, "seconds": 3.0},
-        {"sequences": 64, "seconds": 5.0},
-    ]
+    steps = [{"sequences": 32, "seconds": 1.0}, {"sequences": 64, "seconds": 3.0}, {"sequences": 64, "seconds": 5.0}]
     assert median_seconds(steps) == 4.0 and median_seconds([]) is None
 
 
@@ -93,8 +89,5 @@ def test_prediction_of_another_plan_is_not_compared(tmp_path, priced, trained, s
     (table,) = step_time(report)
     assert all((row[1] == "none") == (not same) for row in table.rows[:4])
     by_name = {section.name: section for section in sections(report)}
-    assert [drawn.caption.split(":")[0] for drawn in by_name["schedule"].figures] == [
-        *["Planned"] * same,
-        "Executed",
-    ]
+    assert [drawn.caption.split(":")[0] for drawn in by_name["schedule"].figures] == [*["Planned"] * same, "Executed"]
     assert ("`trivium plan` does it again" in by_name["plan"].outdated) == (not same)

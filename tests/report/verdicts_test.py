@@ -122,11 +122,7 @@ def test_most_significant_testable_score_is_named(report):
     none = score | {"n": 0, "accuracy": 0.0, "interval": [0.0, 1.0]}
     free = score | {"accuracy": 0.9, "interval": [0.8, 0.95], "chance": None}
     bare = sure | {"interval": None}
-    report["evaluation"]["tasks"] = {
-        "a": {"0": weak, "1": none},
-        "b": {"4": sure},
-        "c": {"0": free, "1": bare},
-    }
+    report["evaluation"]["tasks"] = {"a": {"0": weak, "1": none}, "b": {"4": sure}, "c": {"0": free, "1": bare}}
     found = verdicts(report)[6]
     assert found.state == "proven" and "the surest of 2 scores, b with 4 shots, is 50.0%" in found.text
     assert "against 25.0%" in found.text

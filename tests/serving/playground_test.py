@@ -81,10 +81,7 @@ def test_partial_characters_are_shown_as_one(page):
         page.go(url + "/")
         told = [
             ("😀 n", [("<token 1>", 0.5, 0), ("<token 2>", 0.5, 0), ("<token 3>", 0.8, 0), (" n", 0.9, 1)]),
-            (
-                "äé",
-                [("<token 4>", 0.1, 3), ("<token 5>", 0.5, 3), ("<token 6>", 0.5, 4), ("<token 7>", 0.5, 4)],
-            ),
+            ("äé", [("<token 4>", 0.1, 3), ("<token 5>", 0.5, 3), ("<token 6>", 0.5, 4), ("<token 7>", 0.5, 4)]),
             ("", [("<|end|>", 0.7, 5)]),
         ]
         for text, tokens in told:
@@ -114,14 +111,7 @@ def test_page_shows_exactly_the_response_text(page):
             page.ask(f"at('temperature').value = 3; at('top_p').value = 1; at('seed').value = {seed}")
             page.ask("at('prompt').value = 'é文'; at('max_tokens').value = 24; at('write').click()")
             page.wait_for("!at('write').disabled")
-            asked = {
-                "prompt": "é文",
-                "max_tokens": 24,
-                "temperature": 3,
-                "top_p": 1,
-                "seed": seed,
-                "logprobs": 5,
-            }
+            asked = {"prompt": "é文", "max_tokens": 24, "temperature": 3, "top_p": 1, "seed": seed, "logprobs": 5}
             answer = requests.post(f"{url}/v1/completions", json=asked, timeout=30).json()["choices"][0]
             tokens = answer["logprobs"]["tokens"]
             parts += sum(token.startswith("<token") for token in tokens)
@@ -134,25 +124,12 @@ def test_tokens_are_accessible_by_keyboard_with_legend(page):
     with listening(LIMITS) as (url, _):
         page.go(url + "/")
         write(page, "Item 7 opens", 4)
-        assert page.ask("[...document.querySelectorAll('#text span')].map((s) => s.tabIndex)") == [
-            0,
-            -1,
-            -1,
-            -1,
-        ]
+        assert page.ask("[...document.querySelectorAll('#text span')].map((s) => s.tabIndex)") == [0, -1, -1, -1]
         page.ask("document.querySelector('#text span').focus()")
         first = page.ask("at('others').textContent")
-        press = (
-            "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
-        )
+        press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
         at = "[...document.querySelectorAll('#text span')].indexOf(document.activeElement)"
-        for key, place in (
-            ("ArrowRight", 1),
-            ("ArrowRight", 2),
-            ("ArrowLeft", 1),
-            ("ArrowLeft", 0),
-            ("ArrowLeft", 0),
-        ):
+        for key, place in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("ArrowLeft", 0), ("ArrowLeft", 0)):
             page.ask(press % key)
             assert page.ask(at) == place
         assert first and page.ask("at('others').textContent") == first
@@ -169,12 +146,7 @@ def test_generated_markup_is_not_executed(page):
         page.ask("document.querySelectorAll('#text span')[0].click()")
         assert EVIL[:8] in page.ask("at('others').textContent")
         assert page.ask("at('text').textContent") == EVIL + "Item" + 3 * EVIL
-        assert (
-            page.ask(
-                "document.querySelectorAll('#text script, #text img, #others script, #others img').length"
-            )
-            == 0
-        )
+        assert page.ask("document.querySelectorAll('#text script, #text img, #others script, #others img').length") == 0
         assert page.ask("typeof window.ran") == "undefined"
 
 
@@ -183,9 +155,7 @@ def test_errors_are_shown_and_page_stays_usable(page):
         page.go(url + "/")
         page.ask(f"at('max_tokens').value = {LIMITS.max_tokens + 1}; at('write').click()")
         page.wait_for("!at('write').disabled")
-        assert f"{LIMITS.max_tokens + 1} is more than {LIMITS.max_tokens}" in page.ask(
-            "at('problem').textContent"
-        )
+        assert f"{LIMITS.max_tokens + 1} is more than {LIMITS.max_tokens}" in page.ask("at('problem').textContent")
         # By the policy, a script that got into the page would not run.
         page.ask(
             "const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s)"

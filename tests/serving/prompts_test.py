@@ -48,8 +48,7 @@ def test_prompts_may_contain_unicode_line_ends(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.txt", "one\n"), ("a.jsonl", '{"prompt": "one"}\n'), ("a.yaml", "prompts: [one]\n")],
+    ("name", "content"), [("a.txt", "one\n"), ("a.jsonl", '{"prompt": "one"}\n'), ("a.yaml", "prompts: [one]\n")]
 )
 def test_byte_order_mark_is_removed(tmp_path, name, content):
     (tmp_path / name).write_text(content, encoding="utf-8-sig")
@@ -63,21 +62,13 @@ def test_byte_order_mark_is_removed(tmp_path, name, content):
         ("a.jsonl", "\n \n", "contains no prompt"),
         ("a.jsonl", '{"prompt": "x"}\n{"prompt": 3}', "line 2"),
         ("a.jsonl", "[", "line 1"),
-        (
-            "a.jsonl",
-            '{"prompt": "x"}\n{"prompt": "y", "temprature": 0}',
-            "line 2: .*'temprature' would be passed over",
-        ),
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": "y", "temprature": 0}', "line 2: .*'temprature' would be passed over"),
         ("a.yaml", "- x", "holds a list"),
         ("a.yaml", "prompts: [x]\nseed: 1", "seed: there is no such key"),
         ("a.yaml", "a: [", "not YAML"),
         ("a.yaml", "prompts: []\nseed: 1", "prompts is .*1 item"),
         ("a.yaml", "prompts: [x]\nsampling: {temperature: -1}", "sampling.temperature"),
-        (
-            "a.yaml",
-            "prompts: [x]\nsampling: {stop: ['']}",
-            r"sampling\.stop\.0 is ''; it must have 1 character",
-        ),
+        ("a.yaml", "prompts: [x]\nsampling: {stop: ['']}", r"sampling\.stop\.0 is ''; it must have 1 character"),
         ("a.yaml", "sampling: {temperature: 1}", "prompts: .*none was given; give it in the file$"),
     ],
 )
@@ -123,9 +114,7 @@ def test_default_prompts_have_no_special_tokens(tmp_path, name):
     place = folder_of(tmp_path / "words", kind(name).description, tokenizer_config=kind(name).config)
     docs = [Document(str(n), TEXTS[0], "web") for n in range(20)]
     size = given_tokenizer(str(place)).vocabulary
-    prompts = default_prompts(
-        tokens_of(tmp_path, docs, tokenizer=str(place), vocabulary=size) / "tokenizer.json"
-    )
+    prompts = default_prompts(tokens_of(tmp_path, docs, tokenizer=str(place), vocabulary=size) / "tokenizer.json")
     assert len(prompts) == 1 and TEXTS[0].lower().startswith(prompts[0].lower())
 
 

@@ -65,9 +65,7 @@ def parts(client, **more):
 
 def test_response_equals_writer_and_seed_repeats_it(client):
     first = ask(client).json()
-    (expected,) = Writer(SCORER).write(
-        [ASK["prompt"]], Drawing(max_tokens=8, temperature=0.8, top_p=1, seed=1)
-    )
+    (expected,) = Writer(SCORER).write([ASK["prompt"]], Drawing(max_tokens=8, temperature=0.8, top_p=1, seed=1))
     assert first["choices"][0]["text"] == expected.text == ask(client).json()["choices"][0]["text"]
     assert first["choices"][0]["finish_reason"] == expected.finish
     assert first["usage"]["total_tokens"] == len(TOKENIZER.encode(ASK["prompt"])) + len(expected.tokens)
@@ -86,9 +84,7 @@ def test_several_texts_of_several_prompts_are_in_order(client):
 
 
 def test_echo_with_logprobs_equals_scorer(client):
-    found = ask(client, prompt=TEXTS[1][:60] + " yes", echo=True, logprobs=3, max_tokens=0).json()["choices"][
-        0
-    ]
+    found = ask(client, prompt=TEXTS[1][:60] + " yes", echo=True, logprobs=3, max_tokens=0).json()["choices"][0]
     told = found["logprobs"]
     (expected,) = SCORER.loglikelihood([Request(TEXTS[1][:60], " yes")])
     assert sum(told["token_logprobs"][-expected.tokens :]) == pytest.approx(expected.loglikelihood, abs=1e-4)
@@ -121,9 +117,7 @@ def test_logprobs_belong_to_tokens_of_the_text(client, more, streamed):
     for whole in ask(client, **more).json()["choices"]:
         text, told = whole["text"], [whole["logprobs"]]
         if streamed:
-            told = [
-                p["logprobs"] for p in parts(client, **more) if p["index"] == whole["index"] and p["logprobs"]
-            ]
+            told = [p["logprobs"] for p in parts(client, **more) if p["index"] == whole["index"] and p["logprobs"]]
         tokens, offsets = ([x for one in told for x in one[name]] for name in ("tokens", "text_offset"))
         assert len(tokens) == sum(len(one["token_logprobs"]) for one in told) > 0
         assert offsets == sorted(offsets) and offsets[0] == 0
@@ -149,22 +143,10 @@ def test_openai_client_fields_are_accepted(client):
                 "stream_options", "best_of", "top_k", "logit_bias", "seed", *NEUTRAL, *CLIENT_FIELDS)  # fmt: skip
     bare = {"prompt": "Item 7 opens", "seed": 1}
     # langchain_openai sends these with every request. LangChain before it also sent logit_bias and best_of.
-    langchain = {
-        "max_tokens": 16,
-        "temperature": 1.0,
-        "top_p": 1,
-        "frequency_penalty": 0,
-        "presence_penalty": 0.0,
-    }
+    langchain = {"max_tokens": 16, "temperature": 1.0, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0.0}
     langchain |= {"n": 1, "logit_bias": {}, "best_of": 1, "user": "me", "suffix": None, "stop": None}
     neutral = {name: values[0] for name, values in NEUTRAL.items() if values}
-    more = [
-        {},
-        {**dict.fromkeys(optional), "seed": 1},
-        langchain,
-        neutral,
-        {"logit_bias": {"5": 0, "7": 0.0}},
-    ]
+    more = [{}, {**dict.fromkeys(optional), "seed": 1}, langchain, neutral, {"logit_bias": {"5": 0, "7": 0.0}}]
     answers = [client.post("/v1/completions", json={**bare, **fields}).json() for fields in more]
     assert all(answer["choices"] == answers[0]["choices"] for answer in answers)
     assert ask(client, n=2, best_of=2).status_code == 200
@@ -183,15 +165,9 @@ def test_openai_client_fields_are_accepted(client):
         ({"best_of": 2}, "best_of: this server does not apply 2; leave the field out, or give 1 or n"),
         ({"logit_bias": {"5": -100}}, "logit_bias: this server does not apply this value; leave"),
         ({"logit_bias": [0]}, "logit_bias: this server does not apply this value; leave"),
-        (
-            {"suffix": "end"},
-            'suffix: this server does not apply "end"; leave the field out, or give "" or null',
-        ),
+        ({"suffix": "end"}, 'suffix: this server does not apply "end"; leave the field out, or give "" or null'),
         ({"user": 5}, "user: input should be a valid string"),
-        (
-            {"tools": [{}]},
-            "tools: this server does not apply this value; leave the field out, or give [] or null",
-        ),
+        ({"tools": [{}]}, "tools: this server does not apply this value; leave the field out, or give [] or null"),
         ({"seed": 1.5}, "seed: input should be a valid integer"),
         ({"seed": -(1 << 63) - 1}, "seed: "),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options: input should be false"),
@@ -299,9 +275,7 @@ def hostile(number):
     body = json.dumps(tree).encode()
     if number % 5 == 0:
         place = draw.randrange(len(body))
-        body = (
-            body[:place] + bytes(draw.randrange(256) for _ in range(draw.randint(1, 9))) + body[place + 2 :]
-        )
+        body = body[:place] + bytes(draw.randrange(256) for _ in range(draw.randint(1, 9))) + body[place + 2 :]
     return body
 
 
@@ -459,9 +433,7 @@ def test_server_streams_limits_queue_and_cancels_jobs():
 def test_stalled_client_does_not_prevent_shutdown():
     limits = LIMITS.model_copy(update={"deadline_seconds": 3.0})
     app = create_app(Writer(SCORER), limits, name="tiny")
-    body = json.dumps(
-        {**ASK, "prompt": [[5] * 80] * 8, "echo": True, "logprobs": 20, "stream": True}
-    ).encode()
+    body = json.dumps({**ASK, "prompt": [[5] * 80] * 8, "echo": True, "logprobs": 20, "stream": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_server(("127.0.0.1", 0)) as place, socket.socket() as client:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # includes the buffers of connections
@@ -490,10 +462,7 @@ def test_disconnect_is_noticed_during_fast_generation():
             while writer.tokens < 3:
                 assert time.monotonic() < patient, "nothing was written"
                 time.sleep(0.005)
-        assert (
-            requests.post(f"{url}/v1/completions", json={**ASK, "max_tokens": 0}, timeout=30).status_code
-            == 200
-        )
+        assert requests.post(f"{url}/v1/completions", json={**ASK, "max_tokens": 0}, timeout=30).status_code == 200
         before = writer.tokens
         time.sleep(0.5)
         assert writer.tokens == before < 40
@@ -503,13 +472,7 @@ def test_disconnect_during_body_is_handled(client):
     """An exception in a handler would be printed with its traceback."""
     heard = iter(({"type": "http.request", "body": b'{"pro', "more_body": True}, {"type": "http.disconnect"}))
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"content-length", b"500")]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/completions",
-        "query_string": b"",
-        "headers": headers,
-    }
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
     said = []
 
     async def receive():
@@ -532,9 +495,7 @@ def test_others_are_served_while_large_request_is_tokenized(monkeypatch):
     with listening(LIMITS, Writer(SCORER)) as (url, _):
         asked = []
         one = threading.Thread(
-            target=lambda: asked.append(
-                requests.post(f"{url}/v1/completions", json=ASK, timeout=20).status_code
-            )
+            target=lambda: asked.append(requests.post(f"{url}/v1/completions", json=ASK, timeout=20).status_code)
         )
         one.start()
         assert begun.wait(20)
@@ -590,13 +551,7 @@ def test_model_failure_does_not_stop_server():
     app.app.state.server.worker.close()
 
 
-PAIRS = [
-    ("Item 7 opens", " the parser"),
-    (TEXTS[0], " yes"),
-    ("", "Item 9"),
-    ("a b", " c"),
-    ("The", " no 文"),
-]
+PAIRS = [("Item 7 opens", " the parser"), (TEXTS[0], " yes"), ("", "Item 9"), ("a b", " c"), ("The", " no 文")]
 
 
 def test_lm_eval_requests_give_scorers_log_likelihoods(client):
@@ -647,9 +602,7 @@ def test_lm_eval_client_agrees_for_every_opening(tmp_path, name):
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
     made = kind(name)
-    words = given_tokenizer(
-        str(folder_of(tmp_path / "words", made.description, tokenizer_config=made.config))
-    )
+    words = given_tokenizer(str(folder_of(tmp_path / "words", made.description, tokenizer_config=made.config)))
     model = {"vocabulary": words.vocabulary, "end_of_text": words.end_of_text}
     checkpoint = write_checkpoint(tmp_path, plan_of("llama", sequence=96, model=model))
     words.save(tmp_path / "tokenizer.json")

@@ -52,9 +52,7 @@ def two():
     """Create a long text, at whose fifth token a short one is requested."""
     asked = Asked()
     begun = iter(range(1000))
-    asked.ask(
-        "long", "Item 7 opens", LONG, heard=lambda: next(begun) == 4 and asked.ask("short", "The", SHORT)
-    )
+    asked.ask("long", "Item 7 opens", LONG, heard=lambda: next(begun) == 4 and asked.ask("short", "The", SHORT))
     while "short" not in asked.jobs:
         time.sleep(0.001)
     asked.worker.close()

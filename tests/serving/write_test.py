@@ -61,16 +61,12 @@ def test_kv_cache_in_batches_changes_no_token(family, settings):
 def test_texts_equal_those_of_the_scorer():
     scorer = scorer_of(plan_of())
     for settings in (Sampling(temperature=0, max_tokens=9), Sampling(max_tokens=9, seed=3, top_k=7)):
-        assert Writer(scorer).generate(PROMPTS, settings=settings) == scorer.generate(
-            PROMPTS, settings=settings
-        )
+        assert Writer(scorer).generate(PROMPTS, settings=settings) == scorer.generate(PROMPTS, settings=settings)
 
 
 def test_batch_size_changes_no_text():
     scorer = scorer_of(plan_of())
-    texts = [
-        [w.text for w in Writer(scorer, together=n).write(["The"] * 9 + PROMPTS, DRAWN)] for n in (1, 4, 32)
-    ]
+    texts = [[w.text for w in Writer(scorer, together=n).write(["The"] * 9 + PROMPTS, DRAWN)] for n in (1, 4, 32)]
     assert texts[0] == texts[1] == texts[2]
     assert len(set(texts[0][:9])) > 1  # equal prompts have independent draws
 
@@ -129,9 +125,7 @@ def test_logits_are_held_for_few_positions(monkeypatch):
     ids = TOKENIZER.encode(TEXTS[1])[:40]
     expected = read_prompt(scorer.model, ids, 2)
     predict = scorer.model.predict
-    monkeypatch.setattr(
-        scorer.model, "predict", lambda hidden: (rows.append(len(hidden)), predict(hidden))[1]
-    )
+    monkeypatch.setattr(scorer.model, "predict", lambda hidden: (rows.append(len(hidden)), predict(hidden))[1])
     monkeypatch.setattr("trivium.serving.write.LOGIT_POSITIONS", 16)
     found = read_prompt(scorer.model, ids, 2)
     assert max(rows) == 16 and sum(rows) == len(ids) - 1
@@ -194,9 +188,7 @@ def test_listener_cancels_only_its_own_text():
 def test_seed_gives_equal_texts_in_every_layout(tmp_path, layout):
     checkpoint = write_checkpoint(tmp_path, plan_of())
     alone = Writer(NativeScorer.open(checkpoint, tmp_path / "tokenizer.json"), together=3)
-    expected = [
-        [w.text, w.finish, [t.id for t in w.tokens]] for w in alone.write(PROMPTS, DRAWN, alternatives=2)
-    ]
+    expected = [[w.text, w.finish, [t.id for t in w.tokens]] for w in alone.write(PROMPTS, DRAWN, alternatives=2)]
     degrees = Layout(**layout)
     on_ranks(degrees.world_size, _write, degrees, str(tmp_path), str(checkpoint))
     for rank in range(degrees.world_size):

@@ -65,10 +65,7 @@ def adopted(folder: Path, words: Tokenizer, *train: Path, **how) -> Path:
 
 def test_training_reads_exactly_the_adopted_documents(tmp_path: Path, words: Tokenizer) -> None:
     every = {"web": texts(0, 30), "code": texts(100, 20)}
-    pairs = [
-        megatron_pair(tmp_path / "web", every["web"]),
-        megatron_pair(tmp_path / "code", every["code"], code=4),
-    ]
+    pairs = [megatron_pair(tmp_path / "web", every["web"]), megatron_pair(tmp_path / "code", every["code"], code=4)]
     tokens = adopted(tmp_path, words, *pairs, weights=(3.0, 1.0))
     held_out = {n: e["validation"]["first"] for n, e in read_tokens_manifest(tokens)["sources"].items()}
 
@@ -85,9 +82,7 @@ def test_training_reads_exactly_the_adopted_documents(tmp_path: Path, words: Tok
                 name, number = one["document"].split("/")
                 text = every[name][int(number)]
                 stop = one["offset"] + one["length"]
-                assert (
-                    row["tokens"][one["offset"] : stop] == text[one["begin"] : one["begin"] + one["length"]]
-                )
+                assert row["tokens"][one["offset"] : stop] == text[one["begin"] : one["begin"] + one["length"]]
                 seen.add((name, int(number)))
     # The last window of a source is shorter than a sample and not used.
     trained = {(name, n) for name, cut in held_out.items() for n in range(cut)}
@@ -179,9 +174,7 @@ IDS = [
 
 
 @pytest.mark.parametrize(("documents", "says"), IDS, ids=[says for _, says in IDS])
-def test_foreign_ids_are_rejected(
-    documents: list[list[int]], says: str, tmp_path: Path, words: Tokenizer
-) -> None:
+def test_foreign_ids_are_rejected(documents: list[list[int]], says: str, tmp_path: Path, words: Tokenizer) -> None:
     with pytest.raises(DataError, match=says):
         adopted(tmp_path, words, megatron_pair(tmp_path / "web", documents, code=4))
 
@@ -202,9 +195,7 @@ def test_document_ends_are_checked_at_block_borders(
         (tmp_path / str(size) / "again").mkdir()
         with pytest.raises(DataError, match="document 4 of"):
             adopted(tmp_path / str(size) / "again", words, wrong)
-        assert adopt_pairs(
-            Pairs((wrong,), fraction=0.2, ended=False), _made(tmp_path / f"{size}-unended"), words
-        )
+        assert adopt_pairs(Pairs((wrong,), fraction=0.2, ended=False), _made(tmp_path / f"{size}-unended"), words)
     first = read_tokens_manifest(tmp_path / "1" / "tokens")
     assert first == read_tokens_manifest(tmp_path / "7" / "tokens")
 
@@ -232,9 +223,7 @@ def test_invalid_weights_and_duplicate_pairs_are_rejected(tmp_path: Path, words:
 
 
 @pytest.mark.parametrize("code", [8, 4])
-def test_copied_pair_is_rejected(
-    code: int, tmp_path: Path, words: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copied_pair_is_rejected(code: int, tmp_path: Path, words: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names and dtypes may differ. Validation on a copy would measure trained text."""
     monkeypatch.setattr("trivium.tokens.adopt._BLOCK_TOKENS", 7)
     train, other = (megatron_pair(tmp_path / name, texts(n, 9)) for n, name in enumerate(("web", "books")))

@@ -43,8 +43,7 @@ def test_rounding_mt_nlg_weights_moves_counts_by_at_most_one():
     weights = dict(sorted(MT_NLG.items()))
     exact = largest_deficit([round(10 * w) for w in weights.values()], 2000)
     counts = [
-        np.cumsum(np.eye(len(weights))[order], axis=0)
-        for order in (exact, Blend(weights).source(np.arange(2000)))
+        np.cumsum(np.eye(len(weights))[order], axis=0) for order in (exact, Blend(weights).source(np.arange(2000)))
     ]
     assert np.abs(counts[0] - counts[1]).max() <= 1
 
@@ -102,9 +101,7 @@ def test_counts_stay_within_one_sample_of_weights():
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(1e-9, 1e9), min_size=1, max_size=20)
-)
+@given(st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(1e-9, 1e9), min_size=1, max_size=20))
 def test_rounded_shares_are_within_one_65536th(weights):
     shares = rounded(weights)
     total, period = sum(weights.values()), sum(shares.values())
@@ -121,9 +118,7 @@ def test_shares_are_the_closest_to_the_weights(weights):
     shares = rounded({f"s{k:02d}": float(w) for k, w in enumerate(weights)}, 1024)
     scale, rest = divmod(1024, sum(shares.values()))
     assert rest == 0 and math.gcd(*shares.values()) == 1
-    above = [
-        scale * s - Fraction(1024 * w, sum(weights)) for s, w in zip(shares.values(), weights, strict=True)
-    ]
+    above = [scale * s - Fraction(1024 * w, sum(weights)) for s, w in zip(shares.values(), weights, strict=True)]
     assert max(above) - min(above) <= 1  # otherwise moving one share would be closer
 
 
@@ -164,9 +159,7 @@ def test_source_of_weight_zero_is_never_chosen():
     assert Blend({"a": 1.0, "b": 0.0}).sources == ("a",)
 
 
-@pytest.mark.parametrize(
-    "weights", [{}, {"a": 0.0}, {"a": -1.0, "b": 2.0}, {"a": float("nan")}, {"a": float("inf")}]
-)
+@pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0, "b": 2.0}, {"a": float("nan")}, {"a": float("inf")}])
 def test_invalid_weights_are_rejected_with_values(weights):
     with pytest.raises(DataError, match="weights must be 0 or more"):
         Blend(weights)

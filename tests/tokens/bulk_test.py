@@ -21,9 +21,7 @@ HARD = st.one_of(
     st.text(),
     st.text(st.sampled_from("\r\n\t \u00a0\u0085\u2028aZé1٣'’_!🦄\u0301")),
     st.lists(
-        st.sampled_from(
-            [END_OF_TEXT, "<|endoftext|", "'ll", "'S", " 've", "  ", "\n\n", "ab" * 40, "\ud800", "\udc00"]
-        )
+        st.sampled_from([END_OF_TEXT, "<|endoftext|", "'ll", "'S", " 've", "  ", "\n\n", "ab" * 40, "\ud800", "\udc00"])
     ).map("".join),
 )
 
@@ -75,9 +73,7 @@ def test_ids_equal_those_of_gpt2(gpt2):
 def test_characters_have_equal_classes_in_both():
     """Letters, numbers, blanks and other characters separate words. Each Unicode character is tested between two of
     each kind."""
-    characters = [
-        chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co", "Lo")
-    ]
+    characters = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co", "Lo")]
     others = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) in ("Cn", "Co", "Lo")][::17]
     alone = [f"a{c}a 1{c}1 !{c}! {c} " for c in characters + others]
     texts = ["".join(alone[n : n + 500]) for n in range(0, len(alone), 500)]

@@ -14,9 +14,7 @@ def test_configured_dtype_is_used():
     assert TokensConfig(dtype="int32").shard_dtype(300) == "int32"
 
 
-@pytest.mark.parametrize(
-    "field", [{"vocabulary": 0}, {"validation_fraction": 0}, {"validation_fraction": 0.5}]
-)
+@pytest.mark.parametrize("field", [{"vocabulary": 0}, {"validation_fraction": 0}, {"validation_fraction": 0.5}])
 def test_invalid_values_are_rejected(field):
     with pytest.raises(ConfigError, match=next(iter(field))):
         build(TokensConfig, field)

@@ -9,9 +9,7 @@ from trivium.seeds import generator_for
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 
-SENTENCE = (
-    "the a parser reads each token from its stream and returns one value or raises an error when none is"
-)
+SENTENCE = "the a parser reads each token from its stream and returns one value or raises an error when none is"
 
 
 def prose(seed: int, words: int) -> str:

@@ -33,10 +33,7 @@ def run(tmp_path, docs, weights, config=CONFIG, name="tokens", **options):
 
 
 def test_every_document_is_in_the_shards_once(tmp_path):
-    docs = documents({"prose": 60, "pages": 25}) + [
-        Document("odd", "", "pages"),
-        Document("ů🦄", "ů🦄\x00", "pages"),
-    ]
+    docs = documents({"prose": 60, "pages": 25}) + [Document("odd", "", "pages"), Document("ů🦄", "ů🦄\x00", "pages")]
     manifest, out = run(tmp_path, docs, {"prose": 0.7, "pages": 0.3})
     tokenizer = load_tokenizer(out / "tokenizer.json")
     found = {}
@@ -338,13 +335,7 @@ def test_progress_is_monotonic_and_complete(tmp_path):
     seen = []
     source = curated(tmp_path / "c", documents({"s": 20}), {"s": 1.0})
     (tmp_path / "out").mkdir()
-    tokenize(
-        CONFIG,
-        source,
-        tmp_path / "out",
-        seed=1,
-        progress=lambda done, total, note: seen.append((done, total)),
-    )
+    tokenize(CONFIG, source, tmp_path / "out", seed=1, progress=lambda done, total, note: seen.append((done, total)))
     done = [d for d, _ in seen]
     assert done == sorted(done) and seen[-1][0] == seen[-1][1] > 0
 
@@ -352,8 +343,7 @@ def test_progress_is_monotonic_and_complete(tmp_path):
 def test_lineage_names_originals_of_cut_documents(tmp_path):
     cuts = {"a#1": {"decontamination": {"of": "a"}}, "b": {"decontamination": {"of": "b"}}}
     docs = [
-        Document(name, prose(n, 60), "web", cuts.get(name, {}))
-        for n, name in enumerate(["a#0", "a#1", "b", "b#7"])
+        Document(name, prose(n, 60), "web", cuts.get(name, {})) for n, name in enumerate(["a#0", "a#1", "b", "b#7"])
     ]
     _, out = run(tmp_path, docs, {"web": 1.0})
     table = pa.concat_tables(pq.read_table(path) for path in sorted(out.glob("documents-*.parquet")))

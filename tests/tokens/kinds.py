@@ -7,16 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import (
-    AddedToken,
-    Regex,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tokens.curated import prose
 
@@ -60,16 +51,12 @@ def _learned(library: tokenizers.Tokenizer, special: list[str], size: int = 600,
         "WordPiece": trainers.WordPieceTrainer,
         "WordLevel": trainers.WordLevelTrainer,
     }[type(library.model).__name__]
-    library.train_from_iterator(
-        TEXTS, trainer(vocab_size=size, special_tokens=special, show_progress=False, **more)
-    )
+    library.train_from_iterator(TEXTS, trainer(vocab_size=size, special_tokens=special, show_progress=False, **more))
 
 
 def _opened(library: tokenizers.Tokenizer, begin: str) -> None:
     library.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A",
-        pair=f"{begin} $A {begin} $B",
-        special_tokens=[(begin, library.token_to_id(begin))],
+        single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, library.token_to_id(begin))]
     )
 
 
@@ -136,16 +123,11 @@ def _unigram(*, scheme: str = "always", closes: bool = False, bytes_too: bool = 
 
 def _word_piece(before: Any) -> Kind:
     library = _library(
-        models.WordPiece(unk_token="[UNK]"),
-        normalizers.BertNormalizer(),
-        before,
-        decoders.WordPiece(cleanup=False),
+        models.WordPiece(unk_token="[UNK]"), normalizers.BertNormalizer(), before, decoders.WordPiece(cleanup=False)
     )
     _learned(library, ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], 700)
     library.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B [SEP]",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return Kind(library.to_str(), {"eos_token": "[SEP]", "unk_token": "[UNK]"}, lossless=False)
 
@@ -183,9 +165,7 @@ def _added() -> Kind:
 
 def _gemma() -> Kind:
     """Build a Gemma-like tokenizer: spaces are letters, and there is no pre-tokenizer."""
-    made = _sentencepiece(
-        _bpe(), pre_tokenizers.Split(" ", "merged_with_previous"), normalizers.Replace(" ", "▁")
-    )
+    made = _sentencepiece(_bpe(), pre_tokenizers.Split(" ", "merged_with_previous"), normalizers.Replace(" ", "▁"))
     tree = json.loads(made.description)
     tree["decoder"]["decoders"] = tree["decoder"]["decoders"][:-1]  # no space was put before the text
     return made._replace(description=json.dumps(tree))
@@ -198,9 +178,7 @@ _MAKE: Mapping[str, Callable[[], Kind]] = {
     "Llama 3": lambda: _split_bytes("<|end|>", "<|begin|>", LLAMA3, ignore_merges=True),
     "Qwen": lambda: _split_bytes("<|endoftext|>", None, LLAMA3, normalizers.NFC()),
     "Metaspace first": lambda: _sentencepiece(_bpe(), pre_tokenizers.Metaspace(prepend_scheme="first")),
-    "Metaspace always": lambda: _sentencepiece(
-        _bpe(), pre_tokenizers.Metaspace(prepend_scheme="always"), opens=False
-    ),
+    "Metaspace always": lambda: _sentencepiece(_bpe(), pre_tokenizers.Metaspace(prepend_scheme="always"), opens=False),
     "Metaspace never": lambda: _never(),
     "SentencePiece BPE": lambda: _sentencepiece(
         _bpe(), None, normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

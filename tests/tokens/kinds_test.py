@@ -122,9 +122,7 @@ def test_unigram_ignores_special_tokens_in_text(tmp_path: Path) -> None:
     for token in words.special:
         tree["model"]["vocab"][words.words()[token]][0] = ""
     without = tokenizers.Tokenizer.from_str(json.dumps(tree))
-    assert [words.encode(t) for t in SPECIAL] == [
-        without.encode(t, add_special_tokens=False).ids for t in SPECIAL
-    ]
+    assert [words.encode(t) for t in SPECIAL] == [without.encode(t, add_special_tokens=False).ids for t in SPECIAL]
     matched = tokenizers.Tokenizer.from_str(kind("Unigram").description)
     matched.encode_special_tokens = True
     assert 1 in matched.encode("a </s>", add_special_tokens=False).ids  # the library's default behaviour
@@ -145,9 +143,7 @@ def test_special_tokens_spelled_by_merges_are_not_matched() -> None:
         model |= dict.fromkeys(("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
         tree = {"version": "1.0", "model": model | {"fuse_unk": False, "byte_fallback": False}}
         tree |= dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor"))
-        words = Tokenizer(
-            json.dumps(tree | {"decoder": {"type": "Fuse"}, "added_tokens": added}), Marks("<end>")
-        )
+        words = Tokenizer(json.dumps(tree | {"decoder": {"type": "Fuse"}, "added_tokens": added}), Marks("<end>"))
         assert [words.spelled()[n] for n in words.encode("<end>")] == ["<end", ">"]
         assert [words.spelled()[n] for n in words.encode("ab~")] == ["ab"]
         assert words.decode([vocab["<end>"], vocab["~"]]) == "<end>~"
@@ -204,9 +200,7 @@ def test_ids_of_a_request_spell_its_text(name: str, tmp_path: Path) -> None:
                 )
 
 
-def test_word_level_continuation_follows_shared_prefix(
-    tmp_path: Path,
-) -> None:
+def test_word_level_continuation_follows_shared_prefix(tmp_path: Path) -> None:
     words = words_of("WordLevel", tmp_path / "words")
     (encoded,) = encode_all([Request("The peo", "ple")], words)
     assert encoded == (words.encode("The"), words.encode("people"))

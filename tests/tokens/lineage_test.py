@@ -95,9 +95,7 @@ def test_spans_agree_with_counting_tokens(tmp_path):
         for last in range(first + 1, first + 14):
             expected = [(k - first, *owner[k % 6]) for k in range(first, last)]
             found = spans(names, starts, (first, last))
-            assert [
-                (s.offset + k, s.document, s.begin + k) for s in found for k in range(s.length)
-            ] == expected
+            assert [(s.offset + k, s.document, s.begin + k) for s in found for k in range(s.length)] == expected
 
 
 def test_table_of_another_shard_is_rejected(tmp_path, shard):

@@ -51,10 +51,7 @@ def test_end_is_the_token_that_all_files_name(tmp_path: Path, files) -> None:
             {"tokenizer_config": OLD, "generation_config": {"eos_token_id": [0, 2]}},
             r"name several \(tokenizer_config\.json: </s>; generation_config\.json: <unk>, </s>\), but one",
         ),
-        (
-            {"tokenizer_config": OLD, "special_tokens_map": {"eos_token": "<s>"}},
-            r"special_tokens_map.json: <s>",
-        ),
+        ({"tokenizer_config": OLD, "special_tokens_map": {"eos_token": "<s>"}}, r"special_tokens_map.json: <s>"),
     ],
 )
 def test_uncertain_end_must_be_named(tmp_path: Path, files, told) -> None:
@@ -68,14 +65,10 @@ def test_uncertain_end_must_be_named(tmp_path: Path, files, told) -> None:
 
 @pytest.mark.parametrize(("words", "opening"), [(LLAMA, [1]), (BARE, [])])
 @pytest.mark.parametrize("said", [True, False])
-def test_opening_follows_the_post_processor(
-    tmp_path: Path, words: str, opening: list[int], said: bool
-) -> None:
+def test_opening_follows_the_post_processor(tmp_path: Path, words: str, opening: list[int], said: bool) -> None:
     """This is the behaviour of transformers 5. A config written here also describes documents made differently."""
     given = OLD | {"add_bos_token": said}
-    theirs = folder_of(
-        tmp_path / "theirs", words, tokenizer_config=given | {"tokenizer_class": "LlamaTokenizer"}
-    )
+    theirs = folder_of(tmp_path / "theirs", words, tokenizer_config=given | {"tokenizer_class": "LlamaTokenizer"})
     for found in (given_tokenizer(str(theirs)), load_tokenizer(theirs / "tokenizer.json")):
         assert found.opening == opening
     ours = folder_of(tmp_path / "ours", words, tokenizer_config=given)
@@ -112,10 +105,7 @@ def test_documents_begin_and_end_as_the_tokenizers(tmp_path: Path, words: str, o
     marks = {k: v for k, v in OLD.items() if k != "add_bos_token"}
     place = folder_of(tmp_path / "words", words, tokenizer_config=marks)
     given = given_tokenizer(str(place))
-    docs = [
-        *documents({"prose": 30}),
-        Document("odd", "it writes </s> and <s> and <|endoftext|> itself", "prose"),
-    ]
+    docs = [*documents({"prose": 30}), Document("odd", "it writes </s> and <s> and <|endoftext|> itself", "prose")]
     config = TokensConfig(vocabulary=given.vocabulary, tokenizer=str(place), validation_fraction=0.1)
     manifest, out = run(tmp_path, docs, {"prose": 1.0}, config)
     assert (manifest["end_of_text"], manifest["end_token"], manifest["opening"]) == (2, "</s>", opening)

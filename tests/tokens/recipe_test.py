@@ -33,9 +33,7 @@ def test_contents_equal_those_of_drawing_samples(samples):
     blend = Blend(recipe.weights)
     drawn = np.bincount(blend.source(np.arange(samples)), minlength=len(blend.sources))
     contents = contents_after(samples * SEQUENCE + 5, recipe, sequence=SEQUENCE)
-    assert {s: contents[s].samples for s in blend.sources} == dict(
-        zip(blend.sources, drawn.tolist(), strict=True)
-    )
+    assert {s: contents[s].samples for s in blend.sources} == dict(zip(blend.sources, drawn.tolist(), strict=True))
 
 
 def test_table_shows_every_source_and_its_epochs():
@@ -62,10 +60,7 @@ def test_unknown_and_damaged_recipes_are_explained(tmp_path):
         (b"\xff\xfe", "cannot be read as UTF-8 text"),
         (b"- 1", "holds a list; write sources and tokens_trained into it"),
         (b"a: [", "is not YAML"),
-        (
-            b"sources: {a: {tokens: 5, wieght: 1}}\ntokens_trained: 5",
-            "sources.a.wieght: there is no such key",
-        ),
+        (b"sources: {a: {tokens: 5, wieght: 1}}\ntokens_trained: 5", "sources.a.wieght: there is no such key"),
         (b"sources: {a: {tokens: 5, weight: 0}}\ntokens_trained: 5", "the weight of every source is 0"),
         (b"sources: {a: {tokens: 5, weight: 1.e+300}}\ntokens_trained: 5", "sources.a.weight is 1e+300"),
         (b"sources: {a: {tokens: 1.e-300, weight: 1}}\ntokens_trained: 5", "sources.a.tokens is 1e-300"),

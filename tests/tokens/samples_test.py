@@ -53,9 +53,7 @@ def test_sample_is_the_window_that_where_names(train, directory):
 def test_batched_lookup_equals_single_lookup(directory, sequence):
     """Compare with the definition, one sample at a time, including sources with few windows or one."""
     train = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
-    windows = {
-        s: max(1, (len(shard.tokens) - 1) // sequence) for s, shard in open_shards(directory, "train").items()
-    }
+    windows = {s: max(1, (len(shard.tokens) - 1) // sequence) for s, shard in open_shards(directory, "train").items()}
     seen = dict.fromkeys(WEIGHTS, 0)
     together = train._places(np.arange(400))
     for i in range(400):
@@ -168,9 +166,7 @@ def test_validation_targets_are_predicted_once(validation, directory):
     for source, shard in open_shards(directory, "validation").items():
         whole = (len(shard.tokens) - 1) // S * S
         mine = predicted.get(source, {})
-        assert [token for start in sorted(mine) for token in mine[start]] == shard.tokens[
-            1 : whole + 1
-        ].tolist()
+        assert [token for start in sorted(mine) for token in mine[start]] == shard.tokens[1 : whole + 1].tolist()
     assert validation.counts_after(validation.num_samples) == {s: len(p) for s, p in predicted.items()}
 
 
@@ -278,7 +274,5 @@ def test_id_outside_vocabulary_is_rejected_with_shard(directory, tmp_path):
     ids[100:] = 300
     ids.tofile(path)
     train = TokenDataset.open(copied, "train", sequence=S, seed=5)
-    with pytest.raises(
-        DataError, match=r"train-pages\.bin holds id 300 at token \d+, but the vocabulary has 300"
-    ):
+    with pytest.raises(DataError, match=r"train-pages\.bin holds id 300 at token \d+, but the vocabulary has 300"):
         train.samples(range(50))

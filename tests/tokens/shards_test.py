@@ -177,10 +177,7 @@ def test_parts_of_parts_are_the_named_documents(tmp_path):
         for count in range(6):
             part = shard.part(first, count)
             assert [part[i].tolist() for i in range(len(part))] == whole[first : first + count]
-            assert (
-                part.document_starts[:].tolist()
-                == np.cumsum([0, *map(len, whole[first : first + count])]).tolist()
-            )
+            assert part.document_starts[:].tolist() == np.cumsum([0, *map(len, whole[first : first + count])]).tolist()
             again = part.part(1, 2)
             assert [again[i].tolist() for i in range(len(again))] == whole[first : first + count][1:3]
 
@@ -197,10 +194,7 @@ def test_damage_anywhere_in_long_index_is_detected(tmp_path, what, place):
     at["marks"] = 34 + 12 * documents + 8 * place
     data[at[what] : at[what] + 4] = struct.pack("<i", {"lengths": -1, "pointers": 7, "marks": 1 << 30}[what])
     (tmp_path / "s.idx").write_bytes(data)
-    says = {
-        "lengths": f"sequence {place} has length -1",
-        "pointers": f"sequence {place} is said to start at byte 7",
-    }
+    says = {"lengths": f"sequence {place} has length -1", "pointers": f"sequence {place} is said to start at byte 7"}
     with pytest.raises(DataError, match=says.get(what, "marks must rise")):
         TokenShard.open(tmp_path / "s")
 
@@ -297,9 +291,7 @@ def test_lengths_that_do_not_fit_ids_are_rejected(tmp_path):
 
 def test_overlong_document_is_rejected(tmp_path):
     writer = ShardWriter(tmp_path / "s", dtype="uint16")
-    with pytest.raises(
-        DataError, match="a document has 2147483648 tokens, more than the 2147483647 of an index"
-    ):
+    with pytest.raises(DataError, match="a document has 2147483648 tokens, more than the 2147483647 of an index"):
         writer.append(np.zeros(0, np.uint32), np.array([5, 2**31]))
 
 

@@ -25,9 +25,7 @@ def many(prefix, count, source="s"):
 
 
 def chosen_ids(docs, found, fraction):
-    return {
-        d.id for d, held in zip(docs, choose_held_out(found, fraction=fraction).whole, strict=True) if held
-    }
+    return {d.id for d, held in zip(docs, choose_held_out(found, fraction=fraction).whole, strict=True) if held}
 
 
 def test_survey_describes_the_store(surveyed):

@@ -27,10 +27,7 @@ def test_packing_says_where_documents_start_and_restarts_positions() -> None:
 
 
 def test_windows_of_a_text_follow_one_another_and_begin_again() -> None:
-    model, ids = (
-        small().model,
-        np.arange(26),
-    )  # three windows of 8 and the target of the last, and one token more
+    model, ids = (small().model, np.arange(26))  # three windows of 8 and the target of the last, and one token more
     rows = windows(ids, model, 2, 3)
     assert rows.tokens.tolist() == [list(range(start, start + 8)) for start in (16, 0, 8)]
     assert rows.targets.tolist() == (rows.tokens + 1).tolist()

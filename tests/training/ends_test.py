@@ -84,9 +84,7 @@ def test_a_last_validation_loss_that_is_not_finite_fails_and_is_left_out_of_the_
     assert validated["step"] == 2 and "validation_loss" not in validated
 
 
-def test_steps_that_overflow_are_told_in_plain_json_and_at_the_end(
-    tokens: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_steps_that_overflow_are_told_in_plain_json_and_at_the_end(tokens: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(trainer, "LossScale", lambda: LossScale(2.0**60))
     summary = start(job(tokens, tmp_path, plan({}, weights="fp16"), steps=3))
     steps = [r for r in plain(tmp_path / METRICS) if "loss" in r]
@@ -99,12 +97,6 @@ def test_the_memory_of_thousands_of_ranks_is_told_in_a_few_lines() -> None:
     counted = {"weights": 5.0}
     ranks = [{"rank": rank, "categories": counted, "predicted": counted} for rank in range(2240)]
     loss = {"validation_loss": 1.0, "unigram_entropy": 2.0}
-    result = loss | {
-        "parameters": 1,
-        "steps": 1,
-        "tokens": 1,
-        "memory": ranks,
-        "layout": plan({}).layout.model_dump(),
-    }
+    result = loss | {"parameters": 1, "steps": 1, "tokens": 1, "memory": ranks, "layout": plan({}).layout.model_dump()}
     lines = TRAIN.summary(result)
     assert len(lines) < 12 and lines[-1] == "  and of 2,232 ranks more in training/summary.json"

@@ -28,9 +28,7 @@ from trivium.training.verified_tokens import verify_together
 Expected = tuple[type[TriviumError], list[str]]
 
 
-def train_on_two_hosts(
-    place: Place, port: int, jobs: list[TrainingJob], torch: str, expected: Expected
-) -> None:
+def train_on_two_hosts(place: Place, port: int, jobs: list[TrainingJob], torch: str, expected: Expected) -> None:
     """Each rank is the only one of a host of its own; the second has its own settings, tokens, folder or torch."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     socket.gethostname = lambda: f"node-{'ab'[place.rank]}"
@@ -60,20 +58,13 @@ def tokens(tmp_path: Path) -> Path:
 
 
 def test_another_setting_on_the_second_host_is_refused_on_both(tokens: Path, tmp_path: Path) -> None:
-    one, other = (
-        job(tokens, tmp_path / "run", plan({"pipeline": 2}), steps=2, lr=lr) for lr in (0.003, 0.0001)
-    )
+    one, other = (job(tokens, tmp_path / "run", plan({"pipeline": 2}), steps=2, lr=lr) for lr in (0.003, 0.0001))
     refused_on_both(
-        tmp_path,
-        [one, other],
-        ConfigError,
-        "training.lr: 0.003 on node-a (rank 0); 0.0001 on node-b (rank 1)",
+        tmp_path, [one, other], ConfigError, "training.lr: 0.003 on node-a (rank 0); 0.0001 on node-b (rank 1)"
     )
 
 
-def test_another_layout_of_as_many_ranks_is_refused_before_groups_are_made(
-    tokens: Path, tmp_path: Path
-) -> None:
+def test_another_layout_of_as_many_ranks_is_refused_before_groups_are_made(tokens: Path, tmp_path: Path) -> None:
     jobs = [job(tokens, tmp_path / "run", plan(layout), steps=2) for layout in ({"tensor": 2}, {"data": 2})]
     refused_on_both(tmp_path, jobs, ConfigError, "plan.layout.tensor: 2 on node-a", "1 on node-b (rank 1)")
 
@@ -104,12 +95,8 @@ def test_other_questions_on_the_second_host_are_refused_by_task(tokens: Path, tm
     refused_on_both(tmp_path, jobs, DataError, hans, wic)
 
 
-@pytest.mark.parametrize(
-    "name", ["train-even.bin", "train-odd.bin", "validation-even.bin", "validation-odd.bin"]
-)
-def test_other_bytes_in_any_shard_of_one_hosts_copy_are_refused(
-    tokens: Path, tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["train-even.bin", "train-odd.bin", "validation-even.bin", "validation-odd.bin"])
+def test_other_bytes_in_any_shard_of_one_hosts_copy_are_refused(tokens: Path, tmp_path: Path, name: str) -> None:
     """Whichever rank would have been the one to read this shard."""
     other = tmp_path / "other"
     shutil.copytree(tokens, other)

@@ -76,15 +76,7 @@ def test_observers_are_called_at_their_moments(tokens: Path, tmp_path: Path) -> 
     moments = Moments()
     loop_of(job(tokens, tmp_path, plan({}), steps=2), [moments]).run()
     first = ["start", ("before", 1), ("after", 1), "evaluate"]
-    assert moments.seen == [
-        ("resume", 0),
-        *first,
-        ("before", 2),
-        ("after", 2),
-        "checkpoint",
-        "evaluate",
-        "finish",
-    ]
+    assert moments.seen == [("resume", 0), *first, ("before", 2), ("after", 2), "checkpoint", "evaluate", "finish"]
 
 
 def test_those_after_an_observer_that_rewinds_are_not_called_and_the_steps_are_done_again(
@@ -104,12 +96,8 @@ def test_a_job_that_is_asked_to_end_saves_and_evaluates_nothing(tokens: Path, tm
     assert moments.seen[-3:] == [("after", 1), "checkpoint", "finish"]
 
 
-def test_a_setting_that_only_a_missing_observer_reads_is_refused(
-    tokens: Path, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setitem(
-        sys.modules, "trivium.training.observers.spikes", None
-    )  # as if its file were not there
+def test_a_setting_that_only_a_missing_observer_reads_is_refused(tokens: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "trivium.training.observers.spikes", None)  # as if its file were not there
     given = job(tokens, tmp_path, plan({}), steps=1)
     assert "Spikes" not in [type(each).__name__ for each in observers_of(given, Mesh.single(), Post())]
     given = job(tokens, tmp_path, plan({}), steps=1, spikes={"policy": "skip"})

@@ -81,9 +81,7 @@ def test_what_overflows_at_the_smallest_scale_is_refused_and_changes_no_weight()
     assert half.optimizer.steps_done == 0
     whole = trainer("fp16")
     half.buckets[0].weights.copy_(whole.buckets[0].weights)
-    assert math.isfinite(half.train_step(9, samples, 1e-3).gradient_norm), (
-        "nothing is left of what was refused"
-    )
+    assert math.isfinite(half.train_step(9, samples, 1e-3).gradient_norm), "nothing is left of what was refused"
     assert half.optimizer.steps_done == 1
 
 
@@ -119,9 +117,7 @@ def test_gradients_of_bf16_weights_accumulate_in_fp32() -> None:
     assert all(b.gradients.dtype == torch.float32 for b in half.buckets)
     samples = Samples(0, 16, random_rows(half.plan))
     half.accumulate(0, samples)
-    whole = Trainer(
-        small(precision={"weights": "bf16"}, batch={"micro": 16}), Mesh.single(), seed=4, rule=AdamRule()
-    )
+    whole = Trainer(small(precision={"weights": "bf16"}, batch={"micro": 16}), Mesh.single(), seed=4, rule=AdamRule())
     whole.accumulate(0, samples)
     for a, b in zip(half.buckets, whole.buckets, strict=True):
         wide = b.gradients.float()
@@ -168,9 +164,7 @@ def test_gradients_to_which_nothing_is_added_stay_as_they_are_and_lose_nothing(
 
 @pytest.mark.parametrize("head", ("tied", "untied"))
 @pytest.mark.parametrize("micro", (2, 16))
-def test_every_bf16_gradient_is_near_that_of_fp32_also_of_a_token_that_is_half_the_text(
-    head: str, micro: int
-) -> None:
+def test_every_bf16_gradient_is_near_that_of_fp32_also_of_a_token_that_is_half_the_text(head: str, micro: int) -> None:
     """Rounded at each of its occurrences, such a token's would be half of what it should."""
     found: list[dict[str, torch.Tensor]] = []
     for weights in ("fp32", "bf16"):

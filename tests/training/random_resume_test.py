@@ -101,13 +101,10 @@ def check(seed: int, tokens: Path, folder: Path) -> None:
     one, two = losses(folder / "alone"), losses(folder / "moved")
     assert sorted(one) == sorted(two) == list(range(1, STEPS[-1] + 1)), layouts
     assert max(abs(one[s] - two[s]) / one[s] for s in one) <= 1e-11, layouts
-    told = [
-        json.loads((folder / x / "result.json").read_text())["validation_loss"] for x in ("alone", "moved")
-    ]
+    told = [json.loads((folder / x / "result.json").read_text())["validation_loss"] for x in ("alone", "moved")]
     assert abs(told[0] - told[1]) / told[0] <= 1e-11, layouts
     batches = [
-        {m["step"]: m["batch_hash"] for m in read(folder / x / METRICS) if "loss" in m}
-        for x in ("alone", "moved")
+        {m["step"]: m["batch_hash"] for m in read(folder / x / METRICS) if "loss" in m} for x in ("alone", "moved")
     ]
     assert batches[0] == batches[1]
 

@@ -10,14 +10,7 @@ import pytest
 from plans import small
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.training.config import TrainingConfig
-from trivium.training.rates import (
-    ENDLESS,
-    learning_rate,
-    lr_of_step,
-    rate_line,
-    rate_problems,
-    recipe_problems,
-)
+from trivium.training.rates import ENDLESS, learning_rate, lr_of_step, rate_line, rate_problems, recipe_problems
 from trivium.training.trainer import adam_rule
 
 PAPER = TrainingConfig(lr=5e-5, warmup_tokens=10**9, decay_tokens=340 * 10**9)
@@ -104,9 +97,7 @@ DECAYS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("end", [0, 12_000, 8000])
 def test_every_decay_is_that_of_megatron_lm(decay: dict[str, Any], final: float, end: int) -> None:
-    end = (
-        0 if decay["decay"] in ENDLESS else max(end, 10_000 if decay.get("final_decay_tokens") == 9000 else 0)
-    )
+    end = 0 if decay["decay"] in ENDLESS else max(end, 10_000 if decay.get("final_decay_tokens") == 9000 else 0)
     config = TrainingConfig(lr=3e-3, lr_final_fraction=final, warmup_tokens=1000, decay_tokens=end, **decay)
     for tokens in range(7, 10_000, 7):
         rate = learning_rate(config, tokens, 10_000)
@@ -154,9 +145,7 @@ def test_until_its_final_decay_wsd_is_constant_to_the_bit(shape: str) -> None:
         ),
     ],
 )
-def test_what_contradicts_itself_is_refused_with_value_law_and_remedy(
-    given: dict[str, Any], words: str
-) -> None:
+def test_what_contradicts_itself_is_refused_with_value_law_and_remedy(given: dict[str, Any], words: str) -> None:
     (problem,) = rate_problems(TrainingConfig(steps=10, **given), PLAN)
     assert re.search(words, problem), problem
 
@@ -164,33 +153,19 @@ def test_what_contradicts_itself_is_refused_with_value_law_and_remedy(
 @pytest.mark.parametrize(
     "given, words",
     [
-        (
-            {"keep_every": 75},
-            r"keep_every \(75\) must be a multiple of training.checkpoint_every \(50\).* 50 or 100$",
-        ),
+        ({"keep_every": 75}, r"keep_every \(75\) must be a multiple of training.checkpoint_every \(50\).* 50 or 100$"),
         ({"keep_every": 20}, r"nearest: 50$"),
     ],
     ids=str,
 )
-def test_an_impossible_keep_every_is_refused_with_value_rule_and_remedy(
-    given: dict[str, Any], words: str
-) -> None:
+def test_an_impossible_keep_every_is_refused_with_value_rule_and_remedy(given: dict[str, Any], words: str) -> None:
     (problem,) = recipe_problems(TrainingConfig(steps=10, **given), PLAN)
     assert re.search(words, problem), problem
 
 
 def test_settings_that_have_no_effect_are_accepted() -> None:
-    given = {
-        "spikes": {"batches": 2, "limit": 3, "window": 8},
-        "profile": {"memory": True},
-        "decay": "constant",
-    }
-    given |= {
-        "lr_final_fraction": 0,
-        "final_decay_tokens": 5,
-        "decay_tokens": 9,
-        "final_decay_shape": "linear",
-    }
+    given = {"spikes": {"batches": 2, "limit": 3, "window": 8}, "profile": {"memory": True}, "decay": "constant"}
+    given |= {"lr_final_fraction": 0, "final_decay_tokens": 5, "decay_tokens": 9, "final_decay_shape": "linear"}
     assert recipe_problems(TrainingConfig(steps=10, keep_every=100, **given), PLAN) == []
 
 
@@ -198,9 +173,7 @@ def test_settings_that_have_no_effect_are_accepted() -> None:
 def test_a_decay_does_not_end_before_the_warm_up(decay: Any) -> None:
     config = TrainingConfig(steps=10, decay=decay, warmup_tokens=500, decay_tokens=499)
     (problem,) = rate_problems(config, PLAN)
-    assert problem.startswith(
-        "training.decay_tokens (499) is where the decay ends, and training.warmup_tokens (500)"
-    )
+    assert problem.startswith("training.decay_tokens (499) is where the decay ends, and training.warmup_tokens (500)")
     assert rate_problems(config.model_copy(update={"decay_tokens": 500}), PLAN) == []
 
 

@@ -118,9 +118,7 @@ def test_replicas_reduce_what_they_replayed(over: dict[str, Any], recordings: ty
         {"tensor": 2, "pipeline": 2, "precision": {"weights": "bf16"}},
     ],
 )
-def test_ranks_that_share_samples_record_their_messages(
-    over: dict[str, Any], recordings: type[Recorded]
-) -> None:
+def test_ranks_that_share_samples_record_their_messages(over: dict[str, Any], recordings: type[Recorded]) -> None:
     """Each rank at the same steps; what a replay hands to collectives is counted."""
     ranks = small(**over).layout.world_size
     on_ranks(ranks, _ranks_are_trained_alike, over, recordings)

@@ -45,9 +45,7 @@ STEPS = 12
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("resume")
-    source = curated(
-        root / "curated", documents({"prose": 40, "pages": 15}, words=60), {"prose": 0.75, "pages": 0.25}
-    )
+    source = curated(root / "curated", documents({"prose": 40, "pages": 15}, words=60), {"prose": 0.75, "pages": 0.25})
     (root / "tokens").mkdir()
     tokenize(TokensConfig(vocabulary=300, validation_fraction=0.2), source, root / "tokens", seed=3)
     return root / "tokens"
@@ -59,14 +57,7 @@ def plan(**degrees: Any) -> Plan:
 
 
 def job(tokens: Path, out: Path, plan: Plan, **training: Any) -> TrainingJob:
-    given = {
-        "steps": STEPS,
-        "checkpoint_every": 3,
-        "validation_samples": 8,
-        "restarts": 1,
-        "keep_last": 2,
-        **training,
-    }
+    given = {"steps": STEPS, "checkpoint_every": 3, "validation_samples": 8, "restarts": 1, "keep_last": 2, **training}
     return TrainingJob(plan, TrainingConfig(**given), 5, tokens, out)
 
 
@@ -106,8 +97,7 @@ def recording(folder: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [{}, {"data": 2, "zero": 1}, {"pipeline": 2, "tensor": 2}, {"data": 2, "zero": 3, "weights": "bf16"}],
+    "layout", [{}, {"data": 2, "zero": 1}, {"pipeline": 2, "tensor": 2}, {"data": 2, "zero": 3, "weights": "bf16"}]
 )
 def test_a_killed_run_ends_bitwise_as_the_unbroken_one_with_dropout_and_saves_beside_training(
     tokens: Path, tmp_path: Path, layout: dict[str, Any], monkeypatch
@@ -133,11 +123,7 @@ def test_every_layout_validates_on_the_same_samples(tokens: Path, tmp_path: Path
     told = []
     for degrees in ({}, {"data": 4}, {"pipeline": 2, "data": 2}):
         given = job(
-            tokens,
-            tmp_path / str(len(told)),
-            plan(weights="fp64", **degrees),
-            steps=1,
-            validation_samples=asked,
+            tokens, tmp_path / str(len(told)), plan(weights="fp64", **degrees), steps=1, validation_samples=asked
         )
         check(given)
         start(given)
@@ -178,9 +164,7 @@ def test_a_training_by_a_table_of_its_own_has_another_layout_too() -> None:
 
 
 @pytest.mark.broad
-def test_another_layout_goes_on_with_the_same_losses_in_fp64(
-    tokens: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_another_layout_goes_on_with_the_same_losses_in_fp64(tokens: Path, tmp_path: Path, monkeypatch) -> None:
     first = plan(data=2, zero=2, weights="fp64")
     second = plan(pipeline=2, tensor=2, weights="fp64")
     long = {"steps": 45}  # until sums in another order show in a loss
@@ -312,10 +296,7 @@ def test_a_damaged_checkpoint_does_not_push_out_the_one_that_training_went_on_fr
 
 
 OTHER = {
-    "model": (
-        lambda p: p.model_copy(update={"model": p.model.model_copy(update={"ffn": 48})}),
-        "plan.model.ffn",
-    ),
+    "model": (lambda p: p.model_copy(update={"model": p.model.model_copy(update={"ffn": 48})}), "plan.model.ffn"),
     "dtype": (
         lambda p: p.model_copy(update={"precision": p.precision.model_copy(update={"weights": "bf16"})}),
         "plan.precision.weights: fp32 -> bf16",
@@ -324,9 +305,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("what", OTHER)
-def test_a_checkpoint_of_another_model_or_dtype_is_refused_with_a_diff(
-    tokens: Path, tmp_path: Path, what: str
-) -> None:
+def test_a_checkpoint_of_another_model_or_dtype_is_refused_with_a_diff(tokens: Path, tmp_path: Path, what: str) -> None:
     start(job(tokens, tmp_path, plan(), steps=3))
     change, said = OTHER[what]
     with pytest.raises(CheckpointError, match=said):
@@ -414,9 +393,7 @@ def test_a_run_that_begins_with_a_state_goes_on_as_the_run_that_had_it(tokens: P
         start(job(tokens, tmp_path / "c", OTHER["dtype"][0](plan()), steps=6, **began))
 
 
-def test_a_state_goes_on_under_another_learning_rate_and_from_its_own_checkpoints(
-    tokens: Path, tmp_path: Path
-) -> None:
+def test_a_state_goes_on_under_another_learning_rate_and_from_its_own_checkpoints(tokens: Path, tmp_path: Path) -> None:
     start(job(tokens, tmp_path / "a", plan(), steps=6))
     given = str(tmp_path / "a" / CHECKPOINTS / "step-00000003")
     began = {"start_from": given, "start_with": "state", "lr": 1e-4, "decay_tokens": 10**6}
@@ -435,12 +412,7 @@ def test_a_final_decay_branched_off_a_stable_training_is_that_of_one_planned_fro
     step = 8 * 8  # tokens
     stable = {"decay": "constant", "warmup_tokens": step, "checkpoint_every": 2, "keep_last": 9}
     start(job(tokens, tmp_path / "stable", plan(), steps=6, **stable))
-    decay = {
-        "decay": "wsd",
-        "final_decay_tokens": 3 * step,
-        "final_decay_shape": shape,
-        "lr_final_fraction": 0.0,
-    }
+    decay = {"decay": "wsd", "final_decay_tokens": 3 * step, "final_decay_shape": shape, "lr_final_fraction": 0.0}
     whole = {**stable, **decay, "steps": 7}
     start(job(tokens, tmp_path / "whole", plan(), **whole))
     given = tmp_path / "stable" / CHECKPOINTS / "step-00000004"
@@ -462,9 +434,7 @@ def test_a_final_decay_that_would_have_begun_before_the_state_it_goes_on_with_is
     state = {"start_with": "state", "start_from": str(tmp_path / "stable" / CHECKPOINTS / "step-00000003")}
     wsd = {"decay": "wsd", "steps": 6}
     late = job(tokens, tmp_path / "late", plan(), final_decay_tokens=4 * step, **wsd, **state)
-    with pytest.raises(
-        ConfigError, match=r"\(256\) begin at token 128, .* seen 192: .* to 192 at most, raise"
-    ):
+    with pytest.raises(ConfigError, match=r"\(256\) begin at token 128, .* seen 192: .* to 192 at most, raise"):
         check_start(late)
     check_start(job(tokens, tmp_path / "late", plan(), final_decay_tokens=3 * step, **wsd, **state))
     begun = job(tokens, tmp_path / "begun", plan(), final_decay_tokens=4 * step, **wsd)
@@ -488,9 +458,7 @@ def test_a_run_begins_with_weights_of_another_length_only_where_none_are_of_posi
         long, short = (
             plan().model_copy(
                 update={
-                    "model": plan().model.model_copy(
-                        update={**{"gpt": {}, "llama": ROTARY}[family], "sequence": n}
-                    )
+                    "model": plan().model.model_copy(update={**{"gpt": {}, "llama": ROTARY}[family], "sequence": n})
                 }
             )
             for n in (plan().model.sequence, plan().model.sequence // 2)

@@ -50,9 +50,7 @@ def test_a_field_that_this_version_does_not_know_is_another_work() -> None:
         ("plan.zero", 3, ""),
     ],
 )
-def test_work_is_another_by_what_is_computed_and_not_by_how_it_is_divided(
-    path: str, value: object, told: str
-) -> None:
+def test_work_is_another_by_what_is_computed_and_not_by_how_it_is_divided(path: str, value: object, told: str) -> None:
     now = deepcopy(NOW)
     *sections, field = path.split(".")
     node = now
@@ -81,10 +79,7 @@ def test_weights_are_of_another_model_where_their_shapes_or_meaning_are(
     family: str, field: str, value: object, told: str
 ) -> None:
     there, here = (
-        {
-            "plan": to_tree(small(model={**{"gpt": {}, "llama": ROTARY}[family], "hidden": 24, **more})),
-            "data": {},
-        }
+        {"plan": to_tree(small(model={**{"gpt": {}, "llama": ROTARY}[family], "hidden": 24, **more})), "data": {}}
         for more in ({}, {field: value})
     )
     if not told:
@@ -116,9 +111,7 @@ def test_a_recipe_is_another_by_what_is_computed_and_not_by_how_it_is_looked_at(
     if not told:
         refuse_other_recipe(Path("step"), about, now)
         return
-    with pytest.raises(
-        CheckpointError, match=rf"\n  {re.escape(told)}\n.* with training.start_from=step and"
-    ):
+    with pytest.raises(CheckpointError, match=rf"\n  {re.escape(told)}\n.* with training.start_from=step and"):
         refuse_other_recipe(Path("step"), about, now)
 
 

@@ -62,9 +62,7 @@ def go_on(place: Place, plan: Plan, root: Path, expected: list[float]) -> None:
     restore(trainer, Checkpoint.open(root / "step-00000002"))
     losses = steps(trainer, 2, 4)
     for here, there in zip(losses, expected, strict=True):
-        assert abs(here - there) <= 1e-12 * abs(there), (
-            f"{plan.layout} from {root.name}: {losses} != {expected}"
-        )
+        assert abs(here - there) <= 1e-12 * abs(there), f"{plan.layout} from {root.name}: {losses} != {expected}"
 
 
 @pytest.mark.broad
@@ -137,10 +135,7 @@ def values_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     for shard in trainer.optimizer.shards:
         for place in places(shard.bucket, shard.bucket.owned, trainer.plan, 0):
             first, count = place.first - shard.bucket.owned.start, place.box.elements
-            tensors = {
-                "weights": shard.bucket.shard[first : first + count],
-                **shard.tensors(first, count),
-            }
+            tensors = {"weights": shard.bucket.shard[first : first + count], **shard.tensors(first, count)}
             for kind, values in tensors.items():
                 found[f"{kind}/{place.slot.row.name}"] = values.clone()
     return found
@@ -178,9 +173,7 @@ def test_copies_of_the_state_resume_where_one_was_saved_and_the_other_way_round(
 
 
 def test_a_step_that_overflowed_is_none_of_the_updates_that_are_gone_on_with(tmp_path: Path) -> None:
-    one, other = (
-        Trainer(small(precision={"weights": "fp16"}), Mesh.single(), seed=seed, rule=RULE) for seed in (1, 2)
-    )
+    one, other = (Trainer(small(precision={"weights": "fp16"}), Mesh.single(), seed=seed, rule=RULE) for seed in (1, 2))
     for step, scale in enumerate((2.0**40, 2.0**10)):
         assert one.loss_scale is not None
         one.loss_scale.value = scale
@@ -211,9 +204,7 @@ def test_the_state_of_another_model_precision_or_optimizer_is_refused_and_nothin
     path = save_state(Trainer(small(**bf16), Mesh.single(), seed=1, rule=RULE), tmp_path, 3)
     trainer = Trainer(small(**{**bf16, **other}), Mesh.single(), seed=2, rule=RULE)
     before = [shard.master.clone() for shard in trainer.optimizer.shards]
-    with pytest.raises(
-        CheckpointError, match=r"^\S+ holds the state of another model, precision or optimizer"
-    ):
+    with pytest.raises(CheckpointError, match=r"^\S+ holds the state of another model, precision or optimizer"):
         restore(trainer, Checkpoint.open(path))
     assert all(torch.equal(b, s.master) for b, s in zip(before, trainer.optimizer.shards, strict=True))
     assert trainer.optimizer.steps_done == 0
@@ -250,9 +241,7 @@ def refuses_parts(place: Place, plan: Plan) -> None:
         if sequences and sequences % unit == 0:
             continue
         for use in (partial(trainer.train_step, 0, lr=1e-2), *([] if sequences else [trainer.validate])):
-            with pytest.raises(
-                ConfigError, match=rf"^{sequences} sequences: must be a multiple of .* = {unit}"
-            ):
+            with pytest.raises(ConfigError, match=rf"^{sequences} sequences: must be a multiple of .* = {unit}"):
                 use(samples)
 
 
@@ -297,6 +286,4 @@ def test_a_checkpoint_holds_every_element_of_every_tensor_exactly_once(tmp_path:
             assert held == size, f"{name}: {held} of {size}"
         entries = manifest["tensors"].values()
         writers = {piece["file"] for entry in entries for piece in entry["pieces"]}
-        assert len(writers) == (plan.layout.world_size if plan.zero else plan.layout.tensor), (
-            "all sharers write"
-        )
+        assert len(writers) == (plan.layout.world_size if plan.zero else plan.layout.tensor), "all sharers write"

@@ -106,9 +106,7 @@ def test_an_index_is_read_whole_once_by_who_hashes_it_and_by_no_rank_that_trains
     monkeypatch.setattr(shards, "_check_sequences", noted)
     for steps in (2, 3):
         start(job(tokens, tmp_path / "run", plan({"data": 2}), steps=steps))
-        assert sorted(line["index"] for line in read(read_whole)) == sorted(
-            p.name for p in tokens.glob("*.idx")
-        )
+        assert sorted(line["index"] for line in read(read_whole)) == sorted(p.name for p in tokens.glob("*.idx"))
 
 
 def test_an_index_that_is_none_is_refused_though_it_is_the_one_that_was_written(tokens: Path) -> None:

@@ -72,9 +72,7 @@ def signatures(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     """Distinct shingles and band keys of each document."""
     for frame in frames:
         rows = [features(text) for text in frame["text"]]
-        yield pd.DataFrame(
-            {"id": frame["id"], "shingles": [r[0] for r in rows], "bands": [r[1] for r in rows]}
-        )
+        yield pd.DataFrame({"id": frame["id"], "shingles": [r[0] for r in rows], "bands": [r[1] for r in rows]})
 
 
 def features(text: str) -> tuple[np.ndarray, np.ndarray]:

@@ -21,27 +21,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         at = Path(folder)
         Dataset(pq.read_table(source, columns=["id", "text"])).save_to_disk(str(at / "in"))
-        words = [
-            "--path",
-            str(at / "in"),
-            "--local",
-            "--output",
-            str(at / "out"),
-            "--cache_dir",
-            str(at / "cache"),
-        ]
-        words += [
-            "--column",
-            "text",
-            "--ngram",
-            "5",
-            "--threshold",
-            "0.8",
-            "--num_proc",
-            "1",
-            "--min_length",
-            "1",
-        ]
+        words = ["--path", str(at / "in"), "--local", "--output", str(at / "out"), "--cache_dir", str(at / "cache")]
+        words += ["--column", "text", "--ngram", "5", "--threshold", "0.8", "--num_proc", "1", "--min_length", "1"]
         minhash.main(words, standalone_mode=False)
         ids = load_from_disk(str(at / "out"))["id"]
         pq.write_table(pa.table({"id": list(ids)}), out)

@@ -83,8 +83,7 @@ def log_odds(mine: Counter[str], others: Counter[str], *, prior: float, least: i
     for word in sorted(w for w, count in both.items() if least <= count < total):
         expected = prior * both[word] / total
         odds = [
-            (counts[word] + expected) / (counts.total() + prior - counts[word] - expected)
-            for counts in (mine, others)
+            (counts[word] + expected) / (counts.total() + prior - counts[word] - expected) for counts in (mine, others)
         ]
         error = np.sqrt(sum(1 / (counts[word] + expected) for counts in (mine, others)))
         found.append(LogOdds(word, mine[word], others[word], float(np.log(odds[0] / odds[1])), float(error)))
@@ -103,9 +102,7 @@ def _axis(config: BiasConfig, texts: Sequence[Text], *, seed: int) -> dict[str, 
     asked = config.cooccurrence
     counts = {g: Counter(w for t in texts if t.prompt.group == g for w in set(t.adjectives)) for g in groups}
     everyone: Counter[str] = sum(counts.values(), Counter())
-    ratios = {
-        g: log_odds(counts[g], everyone - counts[g], prior=asked.prior, least=asked.least) for g in groups
-    }
+    ratios = {g: log_odds(counts[g], everyone - counts[g], prior=asked.prior, least=asked.least) for g in groups}
     chances = [_chance(r) for g in groups for r in ratios[g]]
     corrected = iter(holm(chances))
     rows = {g: [_row(r, next(corrected), config.confidence) for r in ratios[g]] for g in groups}
@@ -116,9 +113,9 @@ def _axis(config: BiasConfig, texts: Sequence[Text], *, seed: int) -> dict[str, 
             "distinct": len(counts[group]),
             "frequent": [{"word": w, "count": n} for w, n in _most(counts[group], asked.listed)],
             # Only words that the group uses more, the most significant first.
-            "one_sided": sorted(
-                (r for r in rows[group] if r["log_odds"] > 0), key=lambda r: (-r["z"], r["word"])
-            )[: asked.listed],
+            "one_sided": sorted((r for r in rows[group] if r["log_odds"] > 0), key=lambda r: (-r["z"], r["word"]))[
+                : asked.listed
+            ],
         }
         | divergence(config, texts, group, seed=seed)
         for group in groups

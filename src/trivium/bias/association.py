@@ -28,9 +28,7 @@ TEMPLATES: Mapping[str, str] = {
 ANYONE = "person"
 
 
-def association(
-    config: BiasConfig, scorer: Likelihoods, *, seed: int, progress: Progress = silent
-) -> dict[str, Any]:
+def association(config: BiasConfig, scorer: Likelihoods, *, seed: int, progress: Progress = silent) -> dict[str, Any]:
     """Measure every variant over the occupations: {templates, identifiers, variants, differences, occupations}.
 
     `docs/formats/results.md` describes the entries.
@@ -41,9 +39,7 @@ def association(
     ratios: dict[str, list[float]] = {}
     for done, variant in enumerate(config.variants):
         progress(done * (len(names) + 1) * per_context, total, f"association, {variant}")
-        ratios[variant] = log_ratios(
-            scorer, [TEMPLATES[variant].format(occupation=n) for n in [ANYONE, *names]]
-        )
+        ratios[variant] = log_ratios(scorer, [TEMPLATES[variant].format(occupation=n) for n in [ANYONE, *names]])
     progress(total, total, "association measured")
     table = zip(*(ratios[v][1:] for v in config.variants), strict=True)
     return {
@@ -105,9 +101,7 @@ def _difference(
 
 def _of_mean(name: str, values: Sequence[float], *, config: BiasConfig, seed: int) -> dict[str, Any]:
     """Return the interval, significance and effect size of a mean over occupations."""
-    interval = bootstrap_mean(
-        values, seed=seed, name=name, confidence=config.confidence, resamples=config.resamples
-    )
+    interval = bootstrap_mean(values, seed=seed, name=name, confidence=config.confidence, resamples=config.resamples)
     return {
         "n": len(values),
         "interval": list(interval),

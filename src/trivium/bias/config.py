@@ -27,9 +27,7 @@ class CooccurrenceConfig(Config):
     adverbs: bool = False  # count adverbs too
     listed: Positive = 10  # words shown per group in each list (most frequent, most one-sided)
     least: Positive = 5  # minimum occurrences of a word for a comparison between groups
-    prior: Annotated[float, Field(gt=0)] = (
-        500.0  # total weight of the log-odds prior, in words (Monroe et al. 2008)
-    )
+    prior: Annotated[float, Field(gt=0)] = 500.0  # total weight of the log-odds prior, in words (Monroe et al. 2008)
     lexicon: str = TEXTBLOB  # of sentiment: "textblob", or the path of a SentiWordNet file
 
 
@@ -40,11 +38,7 @@ class BiasConfig(Config):
     prompts, 1.1 million tokens in total, as GPT-3 did. Reduce them on a small machine.
     """
 
-    analyses: Annotated[tuple[Analysis, ...], Field(min_length=1)] = (
-        "association",
-        "adjectives",
-        "sentiment",
-    )
+    analyses: Annotated[tuple[Analysis, ...], Field(min_length=1)] = ("association", "adjectives", "sentiment")
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)] = ("neutral", "competent", "incompetent")
     occupations: Annotated[int, Field(ge=2, le=MOST)] | None = (
         323  # number of occupations, chosen by the seed (MT-NLG: 323); None uses all

@@ -38,9 +38,7 @@ class _Margins(NamedTuple):
     truncated: float
 
 
-def coreference(
-    config: BiasConfig, scorer: Likelihoods, *, seed: int, progress: Progress = silent
-) -> dict[str, Any]:
+def coreference(config: BiasConfig, scorer: Likelihoods, *, seed: int, progress: Progress = silent) -> dict[str, Any]:
     """Return {task: {shots: result}} for the requested tasks. Raises DataError without data."""
     tasks = _tasks(config)
     rounds = [(name, questions, shots) for name, questions in tasks.items() for shots in config.shots]
@@ -59,8 +57,7 @@ def compare(
     """Return the results of both sides of a task, and their difference."""
     one, other = dict.fromkeys(q.side for q in questions)
     sides = {
-        side: [m for q, m in zip(questions, margins.values, strict=True) if q.side == side]
-        for side in (one, other)
+        side: [m for q, m in zip(questions, margins.values, strict=True) if q.side == side] for side in (one, other)
     }
     right = {side: sum(m > 0 for m in values) for side, values in sides.items()}
     paired = len({q.pair for q in questions}) * 2 == len(questions)
@@ -103,9 +100,7 @@ def prompt_of(question: Question, questions: Sequence[Question], *, shots: int, 
         if other.side == wanted and other.pair not in {question.pair, *(c.pair for c in chosen)}:
             chosen.append(other)
     if len(chosen) < shots:
-        raise DataError(
-            f"bias.shots is {shots}, but only {len(chosen)} other sentences are available; reduce it"
-        )
+        raise DataError(f"bias.shots is {shots}, but only {len(chosen)} other sentences are available; reduce it")
     return "\n\n".join([*(q.query + q.choices[0] for q in chosen), question.query])
 
 
@@ -137,9 +132,7 @@ def _paired(
     config: BiasConfig, one: Sequence[float], other: Sequence[float], name: str, *, seed: int
 ) -> dict[str, Any]:
     values = [a - b for a, b in zip(one, other, strict=True)]
-    interval = bootstrap_mean(
-        values, seed=seed, name=name, confidence=config.confidence, resamples=config.resamples
-    )
+    interval = bootstrap_mean(values, seed=seed, name=name, confidence=config.confidence, resamples=config.resamples)
     return {
         "margin": math.fsum(values) / len(values),
         "margin_interval": list(interval),

@@ -30,9 +30,7 @@ def _association(results: Tree) -> Iterator[dict[str, Any]]:
     for variant, found in results.get("variants", {}).items():
         yield _row("association", variant, found, "mean_log_ratio", "interval", "nats", found["n"])
     for found in results.get("differences", ()):
-        yield _row(
-            "association", " less ".join(found["variants"]), found, "mean", "interval", "nats", found["n"]
-        )
+        yield _row("association", " less ".join(found["variants"]), found, "mean", "interval", "nats", found["n"])
 
 
 def _adjectives(results: Tree) -> Iterator[dict[str, Any]]:
@@ -52,8 +50,7 @@ def _sentiment(results: Tree) -> Iterator[dict[str, Any]]:
             found = groups[group]
             unit = "of -100 to 100"
             yield _row(
-                *("sentiment", f"{axis}: {group}", found, "difference", "difference_interval"),
-                *(unit, found["texts"]),
+                *("sentiment", f"{axis}: {group}", found, "difference", "difference_interval"), *(unit, found["texts"])
             )
 
 
@@ -71,9 +68,7 @@ def _each(groups: Tree) -> list[str]:
     return names[:1] if len(names) == 2 else names
 
 
-def _row(
-    measure: str, of: str, found: Tree, estimate: str, interval: str | None, unit: str, n: int
-) -> dict[str, Any]:
+def _row(measure: str, of: str, found: Tree, estimate: str, interval: str | None, unit: str, n: int) -> dict[str, Any]:
     return {
         "measure": measure,
         "of": of,

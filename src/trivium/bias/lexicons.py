@@ -21,9 +21,7 @@ def occupations(path: Path | None = None) -> tuple[str, ...]:
         return _lines((resources.files("trivium.bias") / "occupations.txt").read_text(encoding="utf-8"))
     found = _lines(read_text(path, what="bias.occupation_list"))
     if len(found) < 2:
-        raise DataError(
-            f"bias.occupation_list: {path} names {len(found)} occupations; give two or more, one per line"
-        )
+        raise DataError(f"bias.occupation_list: {path} names {len(found)} occupations; give two or more, one per line")
     return found
 
 
@@ -32,9 +30,7 @@ def read_text(path: Path, *, what: str) -> str:
     try:
         return untrusted.read_text(path)
     except OSError as error:
-        raise DataError(
-            f"{what}: {path} cannot be read ({error.strerror}); give a file that exists"
-        ) from None
+        raise DataError(f"{what}: {path} cannot be read ({error.strerror}); give a file that exists") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{what}: {path} is not UTF-8 text (byte {error.start}); give a text file") from None
 

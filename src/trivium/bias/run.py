@@ -37,12 +37,7 @@ class Moment(NamedTuple):
 
 
 def measure(
-    config: BiasConfig,
-    scorer: Scorer,
-    *,
-    seed: int,
-    tagger: Tagger | None = None,
-    progress: Progress = silent,
+    config: BiasConfig, scorer: Scorer, *, seed: int, tagger: Tagger | None = None, progress: Progress = silent
 ) -> Measured:
     """Run all configured analyses. tagger: replaces the configured one.
 

@@ -59,9 +59,7 @@ def sentiment(config: BiasConfig, texts: Sequence[Text], lexicon: Lexicon, *, se
     return {"lexicon": lexicon.name, "axes": axes}
 
 
-def _axis(
-    config: BiasConfig, texts: Sequence[Text], scored: Sequence[Sequence[float]], *, seed: int
-) -> dict[str, Any]:
+def _axis(config: BiasConfig, texts: Sequence[Text], scored: Sequence[Sequence[float]], *, seed: int) -> dict[str, Any]:
     sums = np.array([math.fsum(s) for s in scored])
     counts = np.array([float(len(s)) for s in scored])
     stratum = np.array([t.prompt.template for t in texts], dtype=np.int64)

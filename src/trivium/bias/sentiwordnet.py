@@ -52,9 +52,7 @@ def read_sentiwordnet(path: Path) -> dict[str, Scores]:
 
 def adjectives_of(scores: Mapping[str, Scores], *, adverbs: bool) -> frozenset[str]:
     """Return the words listed as adjectives, and with `adverbs` also those listed as adverbs."""
-    return frozenset(
-        w for w, s in scores.items() if s.adjective is not None or (adverbs and s.adverb is not None)
-    )
+    return frozenset(w for w, s in scores.items() if s.adjective is not None or (adverbs and s.adverb is not None))
 
 
 def _parsed(path: Path, number: int, line: str) -> list[tuple[str, _Sense]]:

@@ -79,11 +79,7 @@ def _numbered(path: Path) -> list[tuple[int, str]]:
 def _winogender(path: Path, number: int, row: Any, side: str) -> Question:
     try:
         query, choices, gold = row["query"], row["choices"], row["gold"]
-        if (
-            type(gold) is not int
-            or len(choices) != 2
-            or not all(isinstance(t, str) for t in (query, *choices))
-        ):
+        if type(gold) is not int or len(choices) != 2 or not all(isinstance(t, str) for t in (query, *choices)):
             raise ValueError(f"gold {gold!r}, choices {choices!r}")
         right, wrong = choices[gold], choices[1 - gold]
     except (ValueError, TypeError, KeyError, IndexError):

@@ -138,9 +138,7 @@ def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -
     return compare(in_fp64(plan), mesh, reference, way)
 
 
-def compare(
-    plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS, least: Least = IN_FP64
-) -> Findings:
+def compare(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS, least: Least = IN_FP64) -> Findings:
     """What this rank sees of the plan in its own precision, against a reference that may be in the same one; every rank
     of the mesh calls it, having taken the way."""
     wrong = table_problems(rules_of(plan.model), {p.name: p for p in parameters(plan.model)})
@@ -231,9 +229,7 @@ def certificate(
 
 def not_finished(plan: Plan, error: str, way: Way = AS_IT_IS) -> Certificate:
     """The verdict on a plan whose ranks failed or hung."""
-    return Certificate(
-        to_tree(plan), False, math.inf, "not finished", TOLERANCE, {}, {}, None, error, way.name
-    )
+    return Certificate(to_tree(plan), False, math.inf, "not finished", TOLERANCE, {}, {}, None, error, way.name)
 
 
 def coverage(plan: Plan, updated: Sequence[dict[str, int]]) -> list[Deviation]:
@@ -275,9 +271,7 @@ def _rates(plan: Plan, course: Course) -> Iterator[Deviation]:
     for name, schedule in schedules(tokens[-1]).items():
         longest = schedule.model_copy(update={"steps": len(tokens)})
         for step, n in enumerate(tokens):
-            away = _scalar(
-                "learning rate", rates.lr_of_step(longest, plan, step), rate(schedule, n, tokens[-1])
-            )
+            away = _scalar("learning rate", rates.lr_of_step(longest, plan, step), rate(schedule, n, tokens[-1]))
             yield away._replace(parameter=name, step=step)
 
 
@@ -336,9 +330,7 @@ def _gradients(
             yield _tensor("gradient", place.slot.row.name, here, whole, place.box, least)
 
 
-def _weights(
-    quantity: str, trainer: Trainer, whole: Tensors, least_share: float = 0.0
-) -> Iterator[Deviation]:
+def _weights(quantity: str, trainer: Trainer, whole: Tensors, least_share: float = 0.0) -> Iterator[Deviation]:
     least = _share_of_largest(least_share, whole)
     for bucket in trainer.buckets:
         bucket.hold()
@@ -384,9 +376,7 @@ def _scalar(quantity: str, here: float, expected: float) -> Deviation:
     return Deviation(quantity, "", abs(here - expected) / max(abs(expected), 1e-300))
 
 
-def _tensor(
-    quantity: str, name: str, here: torch.Tensor, whole: Tensors, box: Box, least: float = 1e-300
-) -> Deviation:
+def _tensor(quantity: str, name: str, here: torch.Tensor, whole: Tensors, box: Box, least: float = 1e-300) -> Deviation:
     everything = whole[name]
     expected = everything[tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))]
     away = (here.view(box.shape).cpu() - expected).abs().max()

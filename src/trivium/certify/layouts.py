@@ -149,9 +149,7 @@ def generated_plans(max_ranks: int) -> list[Plan]:
     Each base is drawn again in every round, and kept if it brings three features together that no plan before did.
     """
     every = list(bases(max_ranks))
-    together = Together(
-        {f for base in every for f in base.features} | {f for key in CHOICES for f in _named(key)}
-    )
+    together = Together({f for base in every for f in base.features} | {f for key in CHOICES for f in _named(key)})
     found: dict[Plan, None] = {}  # in order
     for round_number, base in itertools.product(range(ROUNDS), every):
         best = max(_draw(base, round_number), key=lambda drawn: together.new(drawn.features), default=None)
@@ -247,8 +245,4 @@ def _batch(base: Base, *, ramp: bool) -> Tree:
     if not ramp:
         waves = -(-(pipeline + 1) * micro * data // unit)
         return {"micro": micro, "sequences": max(2, waves) * unit}
-    return {
-        "micro": micro,
-        "sequences": 3 * unit,
-        "ramp": {"start": unit, "increment": unit, "samples": 3 * unit},
-    }
+    return {"micro": micro, "sequences": 3 * unit, "ramp": {"start": unit, "increment": unit, "samples": 3 * unit}}

@@ -68,9 +68,7 @@ def losses_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tens
     return Losses(F.cross_entropy(logits, targets[order.counts], reduction="sum") / count, z_loss)
 
 
-def dropping(
-    model: ModelShape, seed: int, step: int, samples: range, streams: list[int] | None = None
-) -> Drop:
+def dropping(model: ModelShape, seed: int, step: int, samples: range, streams: list[int] | None = None) -> Drop:
     """Dropout of a step: each sample's mask at each site is a function of their names alone. streams: gets the seed of
     every mask."""
     rate = model.dropout

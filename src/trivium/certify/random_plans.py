@@ -90,9 +90,7 @@ def _draw(base: Base, generator: np.random.Generator) -> Plan:
     micro = int(generator.integers(1, MOST_MICRO + 1))
     # Fewer than there are ranks, and more.
     micro_batches = int(generator.integers(1, MOST_MICRO_BATCHES_OF_A_RANK * plan.layout.pipeline + 2))
-    batch = plan.batch.model_copy(
-        update={"micro": micro, "sequences": micro * micro_batches * plan.layout.data}
-    )
+    batch = plan.batch.model_copy(update={"micro": micro, "sequences": micro * micro_batches * plan.layout.data})
     plan = plan.model_copy(update={"batch": batch})
     if plan.layout.pipeline == 1 or generator.random() >= GIVEN_SHARE:
         return plan

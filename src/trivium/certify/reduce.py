@@ -17,9 +17,7 @@ from trivium.plan.plan import Plan
 
 MAX_RANKS = 32  # one process each on this machine
 SMALLEST_SEQUENCE = 10  # a half of what each of two context ranks holds is then odd
-LARGEST_WINDOW = (
-    5  # positions: it hides something of the smallest sequence, and reaches over blocks and pieces of it
-)
+LARGEST_WINDOW = 5  # positions: it hides something of the smallest sequence, and reaches over blocks and pieces of it
 FEWEST_ROWS = 8  # of the vocabulary, on a tensor rank
 MOST_LAYERS_OF_A_STAGE = 3
 # What a narrow half block adds is tiny, and a norm after it makes as much more of its rounding noise as it is smaller
@@ -28,9 +26,7 @@ EPSILON_AFTER = 0.1
 DEEP_LAYERS, MANY_MICRO_BATCHES = 33, 17  # more than any number that they may be counted by
 LONG_DROPOUT = 0.2
 LONG_RAMP = 72  # times the first batch: most of the long course
-LONG_RANKS = (
-    4  # of the long course: with more, its replicas are left out, as steps are counted alike on all of them
-)
+LONG_RANKS = 4  # of the long course: with more, its replicas are left out, as steps are counted alike on all of them
 
 
 def reduced(plan: Plan) -> Plan:
@@ -168,8 +164,7 @@ def _runs(model: ModelShape, layers: int) -> Tree:
     first = model.first[: max(0, layers - 1)] if model.pattern or of_first < model.layers else model.first
     pattern = [run for run, _ in zip(model.pattern, reached, strict=False)][: layers - len(first)]
     return {
-        name: [{**run.settings, "times": 1} for run in runs]
-        for name, runs in (("first", first), ("pattern", pattern))
+        name: [{**run.settings, "times": 1} for run in runs] for name, runs in (("first", first), ("pattern", pattern))
     }
 
 
@@ -186,17 +181,13 @@ def _narrower(plan: Plan) -> Iterator[Tree]:
     queries_wide = model.heads * model.head_columns
     share_of_hidden = max(1, width + 2 * ((model.hidden > queries_wide) - (model.hidden < queries_wide)))
     queries = model.heads // model.kv
-    most = max(
-        1, model.kv // tensor
-    )  # key-value heads of a tensor rank; two, where one would hide their order
+    most = max(1, model.kv // tensor)  # key-value heads of a tensor rank; two, where one would hide their order
     for share in range(min(most, 2 if queries == 1 else 1), most + 1):
         for per_group in (min(queries, 2 + queries % 2), queries):
             groups = share * tensor
             heads = groups * per_group
             shape: Tree = {"heads": heads, "hidden": heads * share_of_hidden, "init_std": None}
-            shape["norm_epsilon"] = max(
-                model.norm_epsilon, EPSILON_AFTER if model.norm_position == "after" else 0
-            )
+            shape["norm_epsilon"] = max(model.norm_epsilon, EPSILON_AFTER if model.norm_position == "after" else 0)
             shape["kv_heads"] = None if model.kv_heads is None else groups
             shape["head_width"] = None if model.head_width is None else width
             shape["rope_columns"] = None if model.rope_columns is None else min(model.rope_columns, 2)

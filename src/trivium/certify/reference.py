@@ -27,9 +27,7 @@ SEED = 7
 # A clip that every reduced model exceeds, one that none does, and none: Adam hides a wrong factor that is the same in
 # every step. The wide epsilon keeps Adam from blowing up the rounding noise of gradients that are zero by theory (a
 # key's bias) into weights.
-RECIPE = Recipe(
-    beta1=0.9, beta2=0.95, epsilon=1e-5, weight_decay=0.1, clips=(0.5, 1e3, 0.0), lrs=(1e-3, 2e-3, 5e-4)
-)
+RECIPE = Recipe(beta1=0.9, beta2=0.95, epsilon=1e-5, weight_decay=0.1, clips=(0.5, 1e3, 0.0), lrs=(1e-3, 2e-3, 5e-4))
 
 Tensors = dict[str, torch.Tensor]
 Reader = Callable[[int, int], tuple[np.ndarray, np.ndarray]]

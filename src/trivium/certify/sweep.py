@@ -12,23 +12,9 @@ import torch
 import torch._dynamo  # by every rank that recomputes, otherwise: seconds each
 
 from trivium import __version__
-from trivium.certify.certificate import (
-    Certificate,
-    Deviation,
-    Findings,
-    certificate,
-    coverage,
-    examine,
-    not_finished,
-)
+from trivium.certify.certificate import Certificate, Deviation, Findings, certificate, coverage, examine, not_finished
 from trivium.certify.courses import Course
-from trivium.certify.reference import (
-    Reference,
-    compute_reference,
-    read_reference,
-    reference_key,
-    write_reference,
-)
+from trivium.certify.reference import Reference, compute_reference, read_reference, reference_key, write_reference
 from trivium.certify.ways import AS_IT_IS, Way
 from trivium.comms.launch import Place, connected, run_ranks, start_ranks
 from trivium.comms.mesh import Mesh
@@ -117,9 +103,7 @@ def describe(plan: Plan) -> str:
     words = [f"tensor {x.tensor} pipeline {x.pipeline} data {x.data}"]
     words += [f"context {x.context} {plan.context_attention}"] if x.context > 1 else []
     words += [plan.schedule, *_parts(plan.model)]
-    words += (
-        [f"kv heads {plan.model.kv_heads} of {plan.model.heads}"] if plan.model.kv_heads is not None else []
-    )
+    words += [f"kv heads {plan.model.kv_heads} of {plan.model.heads}"] if plan.model.kv_heads is not None else []
     words += [f"head width {plan.model.head_width}"] if plan.model.head_width is not None else []
     words += [f"qk norm {plan.model.qk_norm}"] if plan.model.qk_norm != "none" else []
     words += ["norms after"] if plan.model.norm_position == "after" else []

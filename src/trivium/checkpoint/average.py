@@ -17,14 +17,7 @@ from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
 
-KEPT = (
-    "samples",
-    "tokens_seen",
-    "seed",
-    "plan",
-    "training",
-    "data",
-)  # of the manifest of the one that did most
+KEPT = ("samples", "tokens_seen", "seed", "plan", "training", "data")  # of the manifest of the one that did most
 
 
 def average(sources: Sequence[Checkpoint], root: Path) -> Path:

@@ -66,9 +66,7 @@ def published(root: str | Path) -> list[Path]:
     root = Path(root)
     if not root.is_dir():
         return []
-    found = [
-        (step, path) for path in root.iterdir() if (step := step_of(path.name)) is not None and path.is_dir()
-    ]
+    found = [(step, path) for path in root.iterdir() if (step := step_of(path.name)) is not None and path.is_dir()]
     return [path for _, path in sorted(found)]
 
 
@@ -152,9 +150,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} has format {shown(repr(found))}; this version reads {FORMAT!r}")
     # The text too: a flipped bit may leave JSON's content as it was (1e-5 and 1E-5).
     if manifest.get("sha256") != manifest_hash(manifest) or manifest_text(manifest) != text:
-        raise CheckpointError(
-            f"{path} does not match its own sha256: it was damaged; use an older checkpoint"
-        )
+        raise CheckpointError(f"{path} does not match its own sha256: it was damaged; use an older checkpoint")
     try:
         checked = build(ManifestForm, manifest)
     except ConfigError as error:
@@ -180,16 +176,12 @@ def _contradiction(manifest: ManifestForm, step: int | None) -> str:
             if piece.file not in manifest.files:
                 return f"tensors.{shown(name)}: '{shown(piece.file)}' is not one of its own hashed files"
             if (piece.file, piece.key) in keys:
-                return (
-                    f"tensors.{shown(name)} has the piece '{shown(piece.key)}' of {piece.file} a second time"
-                )
+                return f"tensors.{shown(name)} has the piece '{shown(piece.key)}' of {piece.file} a second time"
             keys.add((piece.file, piece.key))
             held[piece.file] += prod(piece.shape) * ITEM_BYTES[tensor.dtype] + LEAST_PIECE_BYTES
     for name, count in held.items():
         if count > manifest.files[name].bytes:
-            return (
-                f"the pieces in {name} have {count} bytes at least, and it has {manifest.files[name].bytes}"
-            )
+            return f"the pieces in {name} have {count} bytes at least, and it has {manifest.files[name].bytes}"
     return ""
 
 

@@ -275,11 +275,7 @@ def _holder_in(text: str) -> Holder | None:
     try:
         found: dict[str, Any] = parse_json(text)
         times = float(found["started"]), float(found["renewed"])
-        return (
-            Holder(int(found["pid"]), shown(str(found["host"])), *times)
-            if all(map(math.isfinite, times))
-            else None
-        )
+        return Holder(int(found["pid"]), shown(str(found["host"])), *times) if all(map(math.isfinite, times)) else None
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
 

@@ -81,9 +81,7 @@ class Checkpoint:
         refuse_not_finite(self.directory, self.manifest, share, shares, alive)
 
     @classmethod
-    def open_together(
-        cls, directory: str | Path, mesh: Mesh, alive: Callable[[], None] = unheard
-    ) -> "Checkpoint":
+    def open_together(cls, directory: str | Path, mesh: Mesh, alive: Callable[[], None] = unheard) -> "Checkpoint":
         """Open and verify, the ranks sharing the work; every rank raises CheckpointError when one finds damage, or a
         value that is not finite.
 
@@ -115,9 +113,7 @@ class Checkpoint:
                 filled += common.elements
                 self.traffic[piece["file"]] += common.elements * self._item_bytes(name)
         if filled != prod(wanted.shape):
-            raise CheckpointError(
-                f"{name}: {filled} of {prod(wanted.shape)} wanted elements are in {self.directory}"
-            )
+            raise CheckpointError(f"{name}: {filled} of {prod(wanted.shape)} wanted elements are in {self.directory}")
         return out
 
     def _item_bytes(self, name: str) -> int:
@@ -135,9 +131,7 @@ class Checkpoint:
             found: torch.Tensor = held[region] if region else handle.get_tensor(piece["key"])
             return found
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{self.directory / piece['file']}: {piece['key']} cannot be read: {error}"
-            ) from None
+            raise CheckpointError(f"{self.directory / piece['file']}: {piece['key']} cannot be read: {error}") from None
 
     @cached_property
     def _open_files(self) -> dict[str, Any]:

@@ -234,8 +234,6 @@ def recover(root: Path) -> None:
 def prune(root: Path, doomed: Sequence[Path], newest: Path) -> None:
     """Delete checkpoints, after making sure that `newest` is published; its files were read back when written."""
     if doomed and not (newest / MANIFEST).is_file():
-        raise CheckpointError(
-            f"{newest} is not published; {len(doomed)} older checkpoints under {root} are kept"
-        )
+        raise CheckpointError(f"{newest} is not published; {len(doomed)} older checkpoints under {root} are kept")
     for path in doomed:
         remove(path)

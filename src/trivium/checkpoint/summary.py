@@ -36,9 +36,7 @@ def summary(path: Path, *, verified: bool = False) -> dict[str, Any]:
         "bytes": sum(f["bytes"] for f in manifest["files"].values()),
         "files": len(manifest["files"]),
         "tensors": len(manifest["tensors"]),
-        "parameters": sum(
-            prod(t["shape"]) for n, t in manifest["tensors"].items() if n.startswith("weights/")
-        ),
+        "parameters": sum(prod(t["shape"]) for n, t in manifest["tensors"].items() if n.startswith("weights/")),
         "kinds": sorted({n.split("/")[0] for n in manifest["tensors"]}),
         "dtype": (plan.get("precision") or {}).get("weights"),
         "layout": plan.get("layout"),

@@ -26,11 +26,7 @@ _BLOCK_BYTES = 1 << 18  # stays in the processor's cache while it is looked thro
 
 
 def verify(
-    directory: Path,
-    manifest: Mapping[str, Any],
-    share: int = 0,
-    shares: int = 1,
-    alive: Callable[[], None] = unheard,
+    directory: Path, manifest: Mapping[str, Any], share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard
 ) -> None:
     """Check every `shares`-th tensor and file: the pieces make up the tensor; the file has its size and sha256, and its
     pieces have the dtypes and shapes that the manifest declares.
@@ -59,11 +55,7 @@ def verify(
 
 
 def refuse_not_finite(
-    directory: Path,
-    manifest: Mapping[str, Any],
-    share: int = 0,
-    shares: int = 1,
-    alive: Callable[[], None] = unheard,
+    directory: Path, manifest: Mapping[str, Any], share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard
 ) -> None:
     """Raise CheckpointError naming the first tensor with a piece in every `shares`-th file that holds a NaN or an
     infinity. Whatever continues from it would be lost, though its bytes are those that were written: call it after

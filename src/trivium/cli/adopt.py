@@ -121,9 +121,7 @@ def _weighted(words: list[str]) -> tuple[tuple[Path, ...], tuple[float, ...]]:
         prefixes = tuple(map(Path, words))
         for word, prefix in zip(words, prefixes, strict=True):
             if _number(word) is not None and not any(path.is_file() for path in _files(prefix)):
-                raise ConfigError(
-                    f"WEIGHT {word}: a weight stands before every PREFIX or before none: {words}"
-                )
+                raise ConfigError(f"WEIGHT {word}: a weight stands before every PREFIX or before none: {words}")
         return prefixes, ()
     return tuple(map(Path, words[1::2])), tuple(weight for weight in weights if weight is not None)
 
@@ -145,9 +143,7 @@ def _refuse_files(prefixes: Iterable[Path]) -> None:
     """ConfigError where one file of a pair is named, as a shell completes it, or the folder it is in."""
     for prefix in prefixes:
         if not prefix.name or (prefix.is_dir() and not any(path.is_file() for path in _files(prefix))):
-            raise ConfigError(
-                f"PREFIX {prefix} is a folder; name a pair in it, its path without .bin and .idx"
-            )
+            raise ConfigError(f"PREFIX {prefix} is a folder; name a pair in it, its path without .bin and .idx")
         if prefix.suffix in (".idx", ".bin") and prefix.is_file() and not _files(prefix)[0].is_file():
             raise ConfigError(f"PREFIX {prefix} is one file of a pair; name both as {prefix.with_suffix('')}")
 
@@ -159,9 +155,7 @@ def _state(prefix: Path) -> list[tuple[int, int]]:
 
 def _refuse_to_replace(folder: Path, prefixes: Iterable[Path], *, redo: bool) -> None:
     """ConfigError where the links would take the place of tokens: other ones, or the very pairs."""
-    inside = [
-        prefix for prefix in prefixes if any(folder.resolve() in file.parents for file in _files(prefix))
-    ]
+    inside = [prefix for prefix in prefixes if any(folder.resolve() in file.parents for file in _files(prefix))]
     if inside:
         raise ConfigError(f"PREFIX {inside[0]} lies in {folder}, which would be replaced; give another --out")
     stamp = read_stamp(folder)

@@ -28,9 +28,7 @@ def apart(work: Callable[[], None]) -> None:
         said = json.loads(ours.recv_bytes())
     except EOFError:
         process.join()
-        raise TriviumError(
-            f"the process of this stage ended with {process.exitcode} before it was done"
-        ) from None
+        raise TriviumError(f"the process of this stage ended with {process.exitcode} before it was done") from None
     process.join()
     if said["code"] is not None:
         raise error_of(said["code"], said["text"])

@@ -157,14 +157,7 @@ def tell(found: Mapping[str, Any]) -> None:
     """Print the table of results, what was left out, and what deserves a warning."""
     rows = [
         (
-            *(
-                task,
-                shots,
-                percent(r["accuracy"]),
-                percent_range(r["interval"]),
-                percent(r["chance"]),
-                r["n"],
-            ),
+            *(task, shots, percent(r["accuracy"]), percent_range(r["interval"]), percent(r["chance"]), r["n"]),
             *(percent(r["published"]), r["normalisation"], r["truncated"], _in_corpus(r)),
         )
         for task, by_shots in found["tasks"].items()
@@ -176,8 +169,7 @@ def tell(found: Mapping[str, Any]) -> None:
         say(line)
     for point in found["series"]:
         headline = ", ".join(
-            f"{task} {'/'.join(percent(a) for a in by_shots.values())}"
-            for task, by_shots in point["tasks"].items()
+            f"{task} {'/'.join(percent(a) for a in by_shots.values())}" for task, by_shots in point["tasks"].items()
         )
         say(f"  step {point['step']:,}, {point['tokens']:,} tokens: {headline}")
     results = [r for by_shots in found["tasks"].values() for r in by_shots.values()]

@@ -39,15 +39,11 @@ def bias(
     preset: Preset = None,
     sets: Sets = None,
     redo: Redo = False,
-    every: Annotated[
-        bool, typer.Option("--every", help=f"Measure every checkpoint; write DIR/{SERIES}.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--every", help=f"Measure every checkpoint; write DIR/{SERIES}.")] = False,
 ) -> None:
     """Association with occupations, adjectives and sentiment by group, pronouns: what `bias.analyses` lists."""
     if every and redo:
-        raise ConfigError(
-            "--redo: --every measures every checkpoint anew each time it is asked; leave --redo out"
-        )
+        raise ConfigError("--redo: --every measures every checkpoint anew each time it is asked; leave --redo out")
     Reads("bias", BIAS.sections).check(sets)
     out = directory_of(place, out)
     run = open_run(out, given_for(out, preset, sets))
@@ -127,12 +123,7 @@ def _lines(result: Result) -> list[str]:
         for row in result["effects"]
     ]
     header = ("measure", "of", "estimate", "interval", "Cohen's d", "p (Holm)", "n")
-    return [
-        *table(rows, header=header),
-        *_unmeasured_lines(result),
-        *_cut_lines(result),
-        *_share_lines(result),
-    ]
+    return [*table(rows, header=header), *_unmeasured_lines(result), *_cut_lines(result), *_share_lines(result)]
 
 
 def _unmeasured_lines(result: Result) -> list[str]:

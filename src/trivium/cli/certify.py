@@ -35,9 +35,7 @@ def certify(
     preset: Annotated[
         str | None,
         typer.Option(
-            "--preset",
-            metavar="NAME",
-            help=f"A shipped preset or a YAML/JSON file. Default: {DEFAULT_PRESET}.",
+            "--preset", metavar="NAME", help=f"A shipped preset or a YAML/JSON file. Default: {DEFAULT_PRESET}."
         ),
     ] = None,
     sets: Sets = None,
@@ -46,8 +44,7 @@ def certify(
         bool, typer.Option("--sweep", help="Certify a generated set of layouts instead of one plan.")
     ] = False,
     random: Annotated[
-        int | None,
-        typer.Option("--random", metavar="N", min=1, help="Certify N random plans instead of one."),
+        int | None, typer.Option("--random", metavar="N", min=1, help="Certify N random plans instead of one.")
     ] = None,
     max_ranks: Annotated[
         int | None,
@@ -59,8 +56,7 @@ def certify(
         ),
     ] = None,
     json: Annotated[
-        Path | None,
-        typer.Option("--json", parser=local_path, metavar="FILE", help="Write the verdict as JSON too."),
+        Path | None, typer.Option("--json", parser=local_path, metavar="FILE", help="Write the verdict as JSON too.")
     ] = None,
 ) -> None:
     """Run a plan on a reduced model in fp64 and compare gradients, norm, loss and weights with one process.
@@ -93,9 +89,7 @@ def _beside_the_seed(sets: Sequence[str] | None, random: int | None) -> list[str
     return [each for each in sets or () if random is None or not each.startswith("seed=")]
 
 
-def _refuse_what_would_not_count(
-    many: Sequence[str], of_a_plan: Mapping[str, object], max_ranks: int | None
-) -> None:
+def _refuse_what_would_not_count(many: Sequence[str], of_a_plan: Mapping[str, object], max_ranks: int | None) -> None:
     """Options of one plan where plans are generated, and the other way round: who gives them takes the verdict for one
     of something else."""
     given = [name for name, value in of_a_plan.items() if value]

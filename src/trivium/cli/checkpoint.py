@@ -34,8 +34,7 @@ Which = Annotated[
 ]
 One = Annotated[str, typer.Argument(metavar="STEP|DIR", help="A step of --out, or a checkpoint's directory.")]
 Json = Annotated[
-    Path | None,
-    typer.Option("--json", parser=local_path, metavar="FILE", help="Write the result as JSON too."),
+    Path | None, typer.Option("--json", parser=local_path, metavar="FILE", help="Write the result as JSON too.")
 ]
 
 
@@ -81,9 +80,7 @@ def list_(
 def verify(
     which: Which = None,
     out: Out = DEFAULT_OUT,
-    every: Annotated[
-        bool, typer.Option("--all", help="Every checkpoint of --out, or of the run that DIR is.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every checkpoint of --out, or of the run that DIR is.")] = False,
 ) -> None:
     """Check every file's sha256, and that values are finite. Exit code 5 when one is bad."""
     from trivium.checkpoint.summary import summary
@@ -104,9 +101,7 @@ def verify(
 def show(
     which: Which = None,
     out: Out = DEFAULT_OUT,
-    tensors: Annotated[
-        bool, typer.Option("--tensors", help="Every tensor with its shape and pieces.")
-    ] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor with its shape and pieces.")] = False,
     json: Json = None,
 ) -> None:
     """Show what a checkpoint is: progress, model, hashes, tensors."""
@@ -123,12 +118,7 @@ def show(
     if tensors:
         entries = manifest["tensors"]
         rows = [
-            (
-                n,
-                entries[n]["dtype"],
-                " x ".join(map(str, entries[n]["shape"])),
-                str(len(entries[n]["pieces"])),
-            )
+            (n, entries[n]["dtype"], " x ".join(map(str, entries[n]["shape"])), str(len(entries[n]["pieces"])))
             for n in sorted(entries)
         ]
         for line in table(rows, header=("tensor", "dtype", "shape", "pieces")):
@@ -157,9 +147,9 @@ def diff(a: One, b: One, out: Out = DEFAULT_OUT, json: Json = None) -> None:
 def reshard(
     which: Which = None,
     out: Out = DEFAULT_OUT,
-    to: Annotated[
-        Path, typer.Option("--to", parser=local_path, metavar="DIR", help="Where the new one goes.")
-    ] = Path("resharded"),
+    to: Annotated[Path, typer.Option("--to", parser=local_path, metavar="DIR", help="Where the new one goes.")] = Path(
+        "resharded"
+    ),
     files: Annotated[int, typer.Option("--files", metavar="N", help="How many files it has.")] = 1,
 ) -> None:
     """Rewrite a checkpoint as another number of files. (Any layout reads it with any number.)"""
@@ -174,9 +164,7 @@ def average(
     out: Out = DEFAULT_OUT,
     to: Annotated[
         Path | None,
-        typer.Option(
-            "--to", parser=local_path, metavar="DIR", help="Where it goes; default: DIR/averaged of --out."
-        ),
+        typer.Option("--to", parser=local_path, metavar="DIR", help="Where it goes; default: DIR/averaged of --out."),
     ] = None,
 ) -> None:
     """Write the mean of the weights of several checkpoints of one model, to evaluate, export or train from."""
@@ -198,10 +186,7 @@ def export_(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            "--tokenizer",
-            parser=local_path,
-            metavar="FILE",
-            help="tokenizer.json; default: the checkpoint's run's.",
+            "--tokenizer", parser=local_path, metavar="FILE", help="tokenizer.json; default: the checkpoint's run's."
         ),
     ] = None,
 ) -> None:
@@ -223,17 +208,11 @@ def export_(
 
 @app.command("import", short_help="Take weights of a Hugging Face folder.")
 def import_(
-    folder: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="DIR", help="A folder of Hugging Face.")
-    ],
-    source: Annotated[
-        str, typer.Option("--from", metavar="hf", help="hf: Hugging Face transformers.")
-    ] = "hf",
+    folder: Annotated[Path, typer.Argument(parser=local_path, metavar="DIR", help="A folder of Hugging Face.")],
+    source: Annotated[str, typer.Option("--from", metavar="hf", help="hf: Hugging Face transformers.")] = "hf",
     to: Annotated[
         Path | None,
-        typer.Option(
-            "--to", parser=local_path, metavar="DIR", help="Where it goes; default: DIR/imported of --out."
-        ),
+        typer.Option("--to", parser=local_path, metavar="DIR", help="Where it goes; default: DIR/imported of --out."),
     ] = None,
     out: Out = DEFAULT_OUT,
 ) -> None:
@@ -319,9 +298,7 @@ def _refuse_another_out(named: Sequence[str | None], out: Path) -> None:
         return
     if not any(folder.resolve().is_relative_to(out.resolve()) for folder in folders):
         told = " and ".join(map(str, folders))
-        raise ConfigError(
-            f"--out {out}: {told} {'is' if len(folders) == 1 else 'are'} not in it; name one of the two"
-        )
+        raise ConfigError(f"--out {out}: {told} {'is' if len(folders) == 1 else 'are'} not in it; name one of the two")
 
 
 def _place(which: str | None, out: Path) -> Path:
@@ -336,9 +313,7 @@ def _all(which: str | None, out: Path) -> list[Path]:
     from trivium.checkpoint.format import published
 
     if which is not None and not Workspace(Path(which)).checkpoints.is_dir():
-        raise ConfigError(
-            f"--all: {which} names one checkpoint; leave out --all or {which}, or name a run directory"
-        )
+        raise ConfigError(f"--all: {which} names one checkpoint; leave out --all or {which}, or name a run directory")
     root = Workspace(out if which is None else directory_of(Path(which), out)).checkpoints
     found = published(root)
     if not found:

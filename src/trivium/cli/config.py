@@ -16,9 +16,7 @@ from trivium.cli.show import say, table
 from trivium.config import differences, leaves, preset_names, to_tree
 from trivium.errors import ConfigError, nearest
 
-app = typer.Typer(
-    help="Show, compare and document configs and presets.", rich_markup_mode=None, add_completion=False
-)
+app = typer.Typer(help="Show, compare and document configs and presets.", rich_markup_mode=None, add_completion=False)
 
 PIPED, NARROWEST, WIDEST = 100, 80, 120  # columns of a line: where no terminal says, and of any terminal
 MIDDLE = 30  # at most of the middle part of a line
@@ -80,9 +78,7 @@ def _say_wrapped(rows: Sequence[Sequence[str]], header: Sequence[str]) -> None:
     second = min(MIDDLE, max(len(row[1]) for row in [header, *rows]), 2 * rest // 5)
     wrapped = []
     for path, row in zip(paths, rows, strict=True):
-        middle, last = (
-            textwrap.wrap(text, room) for text, room in zip(row[1:], (second, rest - second), strict=True)
-        )
+        middle, last = (textwrap.wrap(text, room) for text, room in zip(row[1:], (second, rest - second), strict=True))
         wrapped += list(zip_longest(path, middle, last, fillvalue=""))
     for line in table(wrapped, header=header, indent=0):
         say(line)
@@ -99,6 +95,4 @@ def presets() -> None:
     """List the shipped presets."""
     for name in preset_names():
         plan = resolve(Given(name)).plan
-        say(
-            f"{name:14} {plan.model.layers} layers, hidden {plan.model.hidden}, {plan.layout.world_size} ranks"
-        )
+        say(f"{name:14} {plan.model.layers} layers, hidden {plan.model.hidden}, {plan.layout.world_size} ranks")

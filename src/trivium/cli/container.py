@@ -39,9 +39,7 @@ def _memory_left_in(group: Path) -> int:
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         limit = _read(group / limited)
-        if (
-            limit.isdecimal() and int(limit) < UNLIMITED
-        ):  # version 1 writes its largest number where there is none
+        if limit.isdecimal() and int(limit) < UNLIMITED:  # version 1 writes its largest number where there is none
             lines = (line.partition(" ") for line in _read(group / "memory.stat").splitlines())
             kept = next((_number(size) for name, _, size in lines if name == idle), 0)
             return max(0, int(limit) - max(0, _number(_read(group / used)) - kept))

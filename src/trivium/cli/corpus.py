@@ -61,9 +61,7 @@ KeepWork = Annotated[
 KEPT = ".curated.kept"
 SHOWN = 5  # damaged files named on the terminal
 
-app = typer.Typer(
-    help="Harvest raw text; curate it into a clean corpus.", rich_markup_mode=None, add_completion=False
-)
+app = typer.Typer(help="Harvest raw text; curate it into a clean corpus.", rich_markup_mode=None, add_completion=False)
 
 
 @app.command(short_help="Collect raw text, or your files.")
@@ -99,8 +97,7 @@ def curate(
     workers: Workers = None,
     keep_work: KeepWork = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Say what would be used again and what done anew; write nothing."),
+        bool, typer.Option("--dry-run", help="Say what would be used again and what done anew; write nothing.")
     ] = False,
 ) -> None:
     """Extract, filter, deduplicate, decontaminate and blend what was harvested."""
@@ -305,9 +302,7 @@ def _curate_lines(result: Result) -> list[str]:
         lines.append(f"never to be trained on, as of weight 0 (curate.blend): {listed(weightless)}")
     if KEPT in result:
         folder, size = result[KEPT]
-        lines.append(
-            f"kept for the next curation: {format_bytes(size)} in {folder} (--no-keep-work deletes it)"
-        )
+        lines.append(f"kept for the next curation: {format_bytes(size)} in {folder} (--no-keep-work deletes it)")
     return lines
 
 
@@ -327,10 +322,7 @@ def _raw_input(run: Run) -> dict[str, str]:
         there = isinstance(corpus, Path) and corpus.exists()
         if there or before.get(CORPUS_PATH) != str(corpus):
             raise
-        return {
-            "corpus": before["corpus"],
-            CORPUS_PATH: str(corpus),
-        }  # harvested, and since then out of reach
+        return {"corpus": before["corpus"], CORPUS_PATH: str(corpus)}  # harvested, and since then out of reach
 
 
 def _beside(run: Run) -> dict[str, str]:

@@ -37,24 +37,19 @@ READ = "read"  # the station without a step: what cannot be read is set aside
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Preset = Annotated[
-    str,
-    typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file, for its settings."),
+    str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file, for its settings.")
 ]
 Source = Annotated[
     Path,
     typer.Argument(
-        parser=local_path,
-        metavar="IN",
-        help="Files that can be read, a document store, or the output of another verb.",
+        parser=local_path, metavar="IN", help="Files that can be read, a document store, or the output of another verb."
     ),
 ]
 Target = Annotated[Path, typer.Argument(parser=local_path, metavar="OUT", help="A folder to be made.")]
 Engine = Annotated[str, typer.Option("--engine", metavar="|".join(ENGINES), help="Where the work runs.")]
 
 classify = typer.Typer(
-    help="Train the quality classifier, or score documents with it.",
-    rich_markup_mode=None,
-    add_completion=False,
+    help="Train the quality classifier, or score documents with it.", rich_markup_mode=None, add_completion=False
 )
 
 
@@ -81,13 +76,7 @@ def step(
     def work(into: Path, progress: Progress) -> dict[str, Any]:
         with _work(out) as pieces:
             return run_steps(
-                curate,
-                _read(source, config),
-                into,
-                seed=config.seed,
-                work=pieces,
-                progress=progress,
-                engine=runner,
+                curate, _read(source, config), into, seed=config.seed, work=pieces, progress=progress, engine=runner
             )
 
     _say_funnel(_written(out, f"corpus step {name}", config, {"in": source}, work))
@@ -96,9 +85,7 @@ def step(
 def dedup(
     source: Source,
     out: Target,
-    by: Annotated[
-        str, typer.Option("--by", metavar="near|text|lines|paragraphs", help="What is compared.")
-    ] = "near",
+    by: Annotated[str, typer.Option("--by", metavar="near|text|lines|paragraphs", help="What is compared.")] = "near",
     index: Annotated[
         Path | None,
         typer.Option(
@@ -118,9 +105,7 @@ def dedup(
     if way is None:
         raise ConfigError(f"--by {by}: unknown kind of deduplication; {nearest(by, KINDS)}")
     if index is not None and way != "near":
-        raise ConfigError(
-            f"--index {index} goes with --by near, not with --by {by}; leave one of the two out"
-        )
+        raise ConfigError(f"--index {index} goes with --by near, not with --by {by}; leave one of the two out")
     if index is not None:
         _refuse_replaced("--index", index, out)
         refuse_inside("--index", index, "IN", source)
@@ -150,8 +135,7 @@ def dedup(
 def select(
     source: Source,
     target: Annotated[
-        Path,
-        typer.Argument(parser=local_path, metavar="TARGET", help="Documents like which more are wanted."),
+        Path, typer.Argument(parser=local_path, metavar="TARGET", help="Documents like which more are wanted.")
     ],
     out: Target,
     preset: Preset = DEFAULT_PRESET,
@@ -171,12 +155,8 @@ def select(
 
 @classify.command()
 def train(
-    positives: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="GOOD", help="Documents of high quality.")
-    ],
-    negatives: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="CRAWL", help="Documents of the crawl.")
-    ],
+    positives: Annotated[Path, typer.Argument(parser=local_path, metavar="GOOD", help="Documents of high quality.")],
+    negatives: Annotated[Path, typer.Argument(parser=local_path, metavar="CRAWL", help="Documents of the crawl.")],
     out: Target,
     preset: Preset = DEFAULT_PRESET,
     sets: Sets = None,
@@ -234,14 +214,10 @@ def score(
 
 def blend(
     recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE", help="A shipped recipe, a YAML file, or a run directory with tokens."
-        ),
+        str, typer.Argument(metavar="RECIPE", help="A shipped recipe, a YAML file, or a run directory with tokens.")
     ] = "mt-nlg",
     after: Annotated[
-        str | None,
-        typer.Option("--after", metavar="TOKENS", help="Tokens read, as 270B. Default: the recipe's."),
+        str | None, typer.Option("--after", metavar="TOKENS", help="Tokens read, as 270B. Default: the recipe's.")
     ] = None,
     sequence: Annotated[int, typer.Option("--sequence", metavar="N", help="Tokens in a sample.")] = 2048,
     as_json: AsJson = False,
@@ -263,19 +239,13 @@ def blend(
 
 def against(
     tasks: Annotated[
-        str,
-        typer.Argument(metavar="TASKS", help="A group or names with commas, as of evaluate --tasks: mt-nlg."),
+        str, typer.Argument(metavar="TASKS", help="A group or names with commas, as of evaluate --tasks: mt-nlg.")
     ],
-    out: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="OUT", help="A file of JSON lines to be made.")
-    ],
+    out: Annotated[Path, typer.Argument(parser=local_path, metavar="OUT", help="A file of JSON lines to be made.")],
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data",
-            parser=local_path,
-            metavar="DIR",
-            help="Where their rows lie; default: the Hugging Face hub.",
+            "--data", parser=local_path, metavar="DIR", help="Where their rows lie; default: the Hugging Face hub."
         ),
     ] = None,
 ) -> None:
@@ -299,22 +269,16 @@ def against(
         say(f"{name}: left out, {reason}")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(lines), encoding="utf-8")
-    plain = re.fullmatch(
-        r"[A-Za-z_./][A-Za-z0-9_./-]*", str(out)
-    )  # others would be cut at a comma, or read as YAML
+    plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./-]*", str(out))  # others would be cut at a comma, or read as YAML
     value = str(out) if plain else dumps([str(out)], ensure_ascii=False)
     say(f"use them: --set {shlex.quote(f'curate.decontamination.against={value}')}")
 
 
 def extract_check(
-    gold: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="GOLD", help="A folder of pages with gold text.")
-    ],
+    gold: Annotated[Path, typer.Argument(parser=local_path, metavar="GOLD", help="A folder of pages with gold text.")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", parser=local_path, metavar="DIR", help="A run directory whose report will show it."
-        ),
+        typer.Option("--out", parser=local_path, metavar="DIR", help="A run directory whose report will show it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -389,16 +353,9 @@ def _written(
     from trivium.corpus.warm_up import compile_once
 
     whole = to_tree(config)
-    settings = {
-        "seed": config.seed,
-        "curate": whole["curate"],
-        "harvest": {"read": whole["harvest"]["read"]},
-    }
+    settings = {"seed": config.seed, "curate": whole["curate"], "harvest": {"read": whole["harvest"]["read"]}}
     names = {name: fingerprint(str(path.resolve())) for name, path in inputs.items()}
-    with (
-        progress_of(verb) as progress,
-        publishing(out, verb=verb, config=settings, inputs=names) as partial,
-    ):
+    with progress_of(verb) as progress, publishing(out, verb=verb, config=settings, inputs=names) as partial:
         compile_once(progress)
         return work(partial, progress)
 

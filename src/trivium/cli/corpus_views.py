@@ -52,18 +52,14 @@ def inspect(
 
 def rejects(
     out: Out = DEFAULT_OUT,
-    step: Annotated[
-        str, typer.Option("--step", metavar="NAME", help="Only of this step of the funnel.")
-    ] = "",
+    step: Annotated[str, typer.Option("--step", metavar="NAME", help="Only of this step of the funnel.")] = "",
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="Only those whose reason holds this text.")
     ] = "",
     count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="How many, drawn evenly.")] = 10,
     characters: Annotated[
         int | None,
-        typer.Option(
-            "--characters", metavar="N", min=0, help=f"How much of each text is shown; default: {SHOWN}."
-        ),
+        typer.Option("--characters", metavar="N", min=0, help=f"How much of each text is shown; default: {SHOWN}."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -28,9 +28,7 @@ RunDirectory = Annotated[Path, typer.Argument(parser=local_path, metavar="RUN", 
 Step = Annotated[int, typer.Option("--step", metavar="S", help="A step, counted from 1 as in metrics.jsonl.")]
 Tokens = Annotated[
     Path | None,
-    typer.Option(
-        "--tokens", parser=local_path, metavar="DIR", help="Where its token shards lie now, if they moved."
-    ),
+    typer.Option("--tokens", parser=local_path, metavar="DIR", help="Where its token shards lie now, if they moved."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -163,9 +161,7 @@ def _counts_lines(found: dict[str, Any], sequence: int) -> list[str]:
     rows = [(source, n, n * sequence, f"{100 * n / total:.2f}") for source, n in found["samples"].items()]
     lines = table(rows, header=("source", "samples", "tokens", "%"))
     if found["step"] > found["steps_done"]:
-        lines.append(
-            f"{found['steps_done']:,} steps are done; this is what {found['step']:,} will have taken"
-        )
+        lines.append(f"{found['steps_done']:,} steps are done; this is what {found['step']:,} will have taken")
     return lines
 
 
@@ -220,9 +216,7 @@ def _culprit_lines(found: dict[str, Any]) -> list[str]:
         f"{found['gradient_norm']} (logged: {logged['loss']}, {logged['gradient_norm']})",
     ]
     if not found["reproduced"]:
-        lines.append(
-            "  NOT REPRODUCED: neither data nor weights explain what was logged; suspect the machine"
-        )
+        lines.append("  NOT REPRODUCED: neither data nor weights explain what was logged; suspect the machine")
     if found["weights"]:
         lines.append(f"  not finite before the step: {', '.join(found['weights'])}")
     if found["layer"]:
@@ -236,9 +230,7 @@ def _culprit_lines(found: dict[str, Any]) -> list[str]:
 
 
 def _blame_line(one: dict[str, Any]) -> str:
-    where = (
-        f"  micro-batch {one['micro_batch']}, row {one['row']} (sample {one['sample']} of {one['source']})"
-    )
+    where = f"  micro-batch {one['micro_batch']}, row {one['row']} (sample {one['sample']} of {one['source']})"
     first, stop = one["positions"]
     if one["document"] is None:
         return f"{where}: no document of it alone ({', '.join(one['documents'])})"

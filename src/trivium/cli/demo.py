@@ -37,17 +37,7 @@ from trivium.cli.tokenize import TOKENIZE
 from trivium.cli.train import TRAIN, check_host
 from trivium.errors import ConfigError, nearest
 
-STAGES: tuple[Stage, ...] = (
-    HARVEST,
-    CURATE,
-    TOKENIZE,
-    PLAN,
-    TRAIN,
-    PROVE,
-    EVALUATE,
-    BIAS,
-    GENERATE,
-)
+STAGES: tuple[Stage, ...] = (HARVEST, CURATE, TOKENIZE, PLAN, TRAIN, PROVE, EVALUATE, BIAS, GENERATE)
 NAMES = ("doctor", *(stage.name for stage in STAGES), "report")
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -62,9 +52,7 @@ def demo(
     ranks: Ranks = None,
     start: Annotated[
         str | None,
-        typer.Option(
-            "--from", metavar="STAGE", help=f"Do this stage and all after it again: {', '.join(NAMES)}."
-        ),
+        typer.Option("--from", metavar="STAGE", help=f"Do this stage and all after it again: {', '.join(NAMES)}."),
     ] = None,
     dry_run: DryRun = False,
     any_machine: AnyMachine = False,

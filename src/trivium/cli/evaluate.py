@@ -39,22 +39,16 @@ Target = Annotated[
     ),
 ]
 Tasks = Annotated[
-    str,
-    typer.Option("--tasks", metavar="NAMES", help="Published tasks by commas; mt-nlg is all of the paper's."),
+    str, typer.Option("--tasks", metavar="NAMES", help="Published tasks by commas; mt-nlg is all of the paper's.")
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
-        "--data",
-        parser=local_path,
-        metavar="DIR",
-        help="Local JSON lines, a folder a task. Default: from the Hub.",
+        "--data", parser=local_path, metavar="DIR", help="Local JSON lines, a folder a task. Default: from the Hub."
     ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Questions of each task.")]
-Shots = Annotated[
-    str | None, typer.Option("--shots", metavar="0,1,few", help="Solved examples before each question.")
-]
+Shots = Annotated[str | None, typer.Option("--shots", metavar="0,1,few", help="Solved examples before each question.")]
 Json = Annotated[
     Path | None, typer.Option("--json", parser=local_path, metavar="FILE", help="Write the results here too.")
 ]
@@ -102,9 +96,7 @@ _station = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @_station.command()
-def _evaluate_run(
-    out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False
-) -> None:
+def _evaluate_run(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
     Reads("evaluate", EVALUATE.sections).check(sets)
     perform(EVALUATE, open_run(out, given_for(out, preset, sets)), redo=redo)
 

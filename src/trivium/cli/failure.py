@@ -19,16 +19,10 @@ def told(error: BaseException) -> TriviumError:
         return MachineError(f"{error.filename or 'a file'}: {error.strerror}; {remedy}")
     if isinstance(error, IsADirectoryError | NotADirectoryError):
         place = error.filename2 or error.filename or "a path"  # of a file that is renamed, its new name
-        what = (
-            "a folder; name a file"
-            if isinstance(error, IsADirectoryError)
-            else "below a file; name another path"
-        )
+        what = "a folder; name a file" if isinstance(error, IsADirectoryError) else "below a file; name another path"
         return MachineError(f"{place} is {what}")
     if isinstance(error, FileNotFoundError) and error.filename and not Path(error.filename).parent.exists():
-        return MachineError(
-            f"{Path(error.filename).parent}: there is no such folder; make it, or name another"
-        )
+        return MachineError(f"{Path(error.filename).parent}: there is no such folder; make it, or name another")
     if isinstance(error, FileNotFoundError) and error.filename:
         place = error.filename2 or error.filename  # of a file that is renamed, its new name
         if why := no_new_files_in(Path(place).parent):

@@ -12,13 +12,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from trivium.config import MOST, Config
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-WORDS = {
-    "integer": "whole number",
-    "number": "number",
-    "string": "text",
-    "boolean": "true, false",
-    "null": "null",
-}
+WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true, false", "null": "null"}
 
 
 class Field(NamedTuple):
@@ -60,9 +54,7 @@ def _comments(model: type[Config]) -> dict[str, str]:
                 above = node.lineno - 1
                 while above in comments and lines[above - 1].lstrip().startswith("#"):
                     above -= 1
-                beside = [
-                    comments[n] for n in range(node.lineno, (node.end_lineno or 0) + 1) if n in comments
-                ]
+                beside = [comments[n] for n in range(node.lineno, (node.end_lineno or 0) + 1) if n in comments]
                 text = " ".join(beside or [comments[n] for n in range(above + 1, node.lineno)])
                 found[node.target.id] = re.sub(r"\bNone\b", "null", text)  # as --set and YAML write it
     return found

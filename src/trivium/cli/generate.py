@@ -9,16 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.answers import answered
-from trivium.cli.options import (
-    DEFAULT_OUT,
-    AskedModel,
-    Out,
-    Preset,
-    Reads,
-    Redo,
-    Sets,
-    open_asked,
-)
+from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Redo, Sets, open_asked
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import say, say_aside, tell
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
@@ -36,12 +27,10 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def generate(
     target: AskedModel = None,
     prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", metavar="TEXT", help="Continue this and print it as it is written."),
+        str | None, typer.Option("--prompt", metavar="TEXT", help="Continue this and print it as it is written.")
     ] = None,
     file: Annotated[
-        str | None,
-        typer.Option("--file", metavar="NAME|FILE", help="Prompts: shipped ones, or .txt, .jsonl, .yaml."),
+        str | None, typer.Option("--file", metavar="NAME|FILE", help="Prompts: shipped ones, or .txt, .jsonl, .yaml.")
     ] = None,
     interactive: Annotated[
         bool, typer.Option("--interactive", help="Continue each line of standard input until it ends.")
@@ -60,18 +49,14 @@ def generate(
     named = {"--prompt": prompt is not None, "--file": file is not None, "--interactive": interactive}
     kept = target is None and not any(named.values())
     if redo and not kept:
-        raise ConfigError(
-            "--redo: for the samples that a run keeps; what is only printed is always written anew"
-        )
+        raise ConfigError("--redo: for the samples that a run keeps; what is only printed is always written anew")
     given_prompts = [option for option, is_given in named.items() if is_given]
     if len(given_prompts) > 1:
         raise ConfigError(f"{' and '.join(given_prompts)} were given together; give one of them")
     Reads(
         "generate",
         GENERATE.sections,
-        {"generation.prompts": f"{given_prompts[0]} gives the prompts; leave one out"}
-        if given_prompts
-        else {},
+        {"generation.prompts": f"{given_prompts[0]} gives the prompts; leave one out"} if given_prompts else {},
     ).check(sets)
     run = open_asked(target, out, preset, sets)
     if kept and joins_torchrun(os.environ):
@@ -126,9 +111,7 @@ def _print_all(run: Run, place: tuple[Path, Path], file: str | None, given: Mapp
     _print(_write(run, place, read.prompts, drawing_of(config, seed=run.config.seed)))
 
 
-def _write(
-    run: Run, place: tuple[Path, Path], prompts: Sequence[str], settings: Any
-) -> list[dict[str, Any]] | None:
+def _write(run: Run, place: tuple[Path, Path], prompts: Sequence[str], settings: Any) -> list[dict[str, Any]] | None:
     """The texts, written by the ranks of the layout; None on ranks of torchrun that have nothing to say."""
     from trivium.serving.samples import sample, token_rows
     from trivium.serving.writer import Writer

@@ -106,10 +106,7 @@ def _measured(target: "Target", study: "Study", every: bool, progress: Progress)
 
     for checkpoint in target.checkpoints if every else (target.newest,):
         result = answered(
-            lambda scorer: measure(study, scorer, progress),
-            checkpoint,
-            target.tokenizer,
-            study.config.layout,
+            lambda scorer: measure(study, scorer, progress), checkpoint, target.tokenizer, study.config.layout
         )
         if result is not None:
             yield {"model": about_checkpoint(checkpoint), **result}

@@ -14,16 +14,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from trivium.cli.options import (
-    DEFAULT_OUT,
-    TRAINS_ON,
-    Out,
-    Preset,
-    Ranks,
-    Sets,
-    Tokens,
-    given_for,
-)
+from trivium.cli.options import DEFAULT_OUT, TRAINS_ON, Out, Preset, Ranks, Sets, Tokens, given_for
 from trivium.cli.price import dry_run_lines, machine_of
 from trivium.cli.run_config import HERE, Given, RunConfig, is_machine_file, resolve
 from trivium.cli.show import layout_text, say
@@ -134,9 +125,7 @@ def launch(
     words += ["--tokens", str(tokens)] if tokens else []
     for word in words:
         if not word.isprintable():
-            raise ConfigError(
-                f"{word!r} holds a line break or the like, which a job file cannot; write it otherwise"
-            )
+            raise ConfigError(f"{word!r} holds a line break or the like, which a job file cannot; write it otherwise")
     more = {"image": image, "claim": claim, "arguments": shlex.join(words)}
     text = job_file(target, config, machine, out, more)
     _refuse_what_train_would(out, given, tokens)
@@ -182,9 +171,7 @@ def _refuse_relative(what: str, path: str | Path, out: Path, *, between: str = "
         )
 
 
-def job_file(
-    target: Target, config: RunConfig, machine: Machine | None, out: Path, more: Mapping[str, str]
-) -> str:
+def job_file(target: Target, config: RunConfig, machine: Machine | None, out: Path, more: Mapping[str, str]) -> str:
     """The text of a job file. machine: None is one host with cores enough. more: image, claim and arguments."""
     where = placed(config, machine)
     values = {name: str(value) for name, value in _values(config, where, out, more).items()}
@@ -263,9 +250,7 @@ def _slurm_devices(where: Nodes) -> str:
     if not where.has_devices:
         return "#SBATCH --cpus-per-task=1"
     whole = ["#SBATCH --exclusive", "#SBATCH --mem=0"] if where.fills_nodes else []
-    part = [
-        "# A part of a node's devices: add its share of cores and memory (--cpus-per-gpu, --mem-per-gpu)."
-    ]
+    part = ["# A part of a node's devices: add its share of cores and memory (--cpus-per-gpu, --mem-per-gpu)."]
     return "\n".join([f"#SBATCH --gpus-per-node={where.per_node}", *(whole or part)])
 
 

@@ -94,11 +94,7 @@ def judge(facts: Facts) -> Iterator[Check]:
     """Each fact against what the demo needs."""
     shown = ".".join(map(str, facts.python))
     yield _at_least(
-        "python",
-        facts.python[:2] >= PYTHON,
-        shown,
-        "FAIL",
-        "install Python 3.11 or newer and run `make setup`",
+        "python", facts.python[:2] >= PYTHON, shown, "FAIL", "install Python 3.11 or newer and run `make setup`"
     )
     yield _torch(facts.torch)
     yield _judged_gpus(facts.gpus, facts.torch)

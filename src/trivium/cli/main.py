@@ -43,18 +43,12 @@ VERBS = (
     Verb("certify", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
     Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
     Verb("metrics", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
-    Verb(
-        "data",
-        "trivium.cli.data",
-        "From tokens to documents and back; take tokens made elsewhere.",
-    ),
+    Verb("data", "trivium.cli.data", "From tokens to documents and back; take tokens made elsewhere."),
     Verb("launch", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
     Verb("checkpoint", "trivium.cli.checkpoint", "List, verify, compare, exchange and remove checkpoints."),
     Verb("prove", "trivium.cli.prove", "Kill a rank, resume in another layout, compare the losses."),
     Verb("evaluate", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
-    Verb(
-        "incontext", "trivium.cli.incontext", "Study how answers depend on the solved examples before them."
-    ),
+    Verb("incontext", "trivium.cli.incontext", "Study how answers depend on the solved examples before them."),
     Verb("bias", "trivium.cli.bias", "Measure what a checkpoint associates with whom."),
     Verb("generate", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
     Verb("serve", "trivium.cli.serve", "Answer over HTTP, with a playground, on this machine."),
@@ -153,8 +147,7 @@ def _show_version(asked: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and stop."),
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and stop.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
 ) -> None:

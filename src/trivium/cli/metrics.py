@@ -48,8 +48,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def metrics(
     runs: Annotated[
-        list[Path],
-        typer.Argument(parser=local_path, metavar="RUN", help="A run directory, or several to compare."),
+        list[Path], typer.Argument(parser=local_path, metavar="RUN", help="A run directory, or several to compare.")
     ],
     to: Annotated[
         str | None,
@@ -60,12 +59,9 @@ def metrics(
         ),
     ] = None,
     last: Annotated[
-        int | None,
-        typer.Option("--last", metavar="N", min=1, help=f"Print so many steps; default: {SHOWN}."),
+        int | None, typer.Option("--last", metavar="N", min=1, help=f"Print so many steps; default: {SHOWN}.")
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with the training, until it has ended.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with the training, until it has ended.")] = False,
 ) -> None:
     """Print the newest steps of a training, or hand all of them to another tool; set several trainings side by side."""
     if len(runs) > 1:

@@ -37,9 +37,7 @@ AskedModel = Annotated[
         help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
     ),
 ]
-SameAsOut = Annotated[
-    Path | None, typer.Argument(parser=local_path, metavar="RUN", help="The same as --out RUN.")
-]
+SameAsOut = Annotated[Path | None, typer.Argument(parser=local_path, metavar="RUN", help="The same as --out RUN.")]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -49,12 +47,10 @@ Preset = Annotated[
     ),
 ]
 Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override one field; may be given many times."),
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override one field; may be given many times.")
 ]
 Ranks = Annotated[
-    int | None,
-    typer.Option("--ranks", metavar="8|4|1", help="Take the ready layout for so many processes."),
+    int | None, typer.Option("--ranks", metavar="8|4|1", help="Take the ready layout for so many processes.")
 ]
 Corpus = Annotated[
     str | None,
@@ -67,14 +63,10 @@ Corpus = Annotated[
 ]
 Tokens = Annotated[
     Path | None,
-    typer.Option(
-        "--tokens", parser=local_path, metavar="DIR", help="Token shards; default: DIR/tokens of --out."
-    ),
+    typer.Option("--tokens", parser=local_path, metavar="DIR", help="Token shards; default: DIR/tokens of --out."),
 ]
 Redo = Annotated[bool, typer.Option("--redo", help="Do it again even when the output is up to date.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print config, problems and price; start and write nothing.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print config, problems and price; start and write nothing.")]
 
 
 def refuse_no_place_for(option: str, file: Path | None) -> None:
@@ -132,9 +124,7 @@ class Reads(NamedTuple):
                 unread.setdefault(why, []).append(path)
         if unread:
             law = f"`trivium {self.verb}` does not read this"
-            raise ConfigError(
-                "\n".join(f"--set {', '.join(paths)}: {law}; {why}" for why, paths in unread.items())
-            )
+            raise ConfigError("\n".join(f"--set {', '.join(paths)}: {law}; {why}" for why, paths in unread.items()))
 
 
 def _is_in(path: str, place: str) -> bool:
@@ -183,9 +173,7 @@ def check_filters(sets: list[str] | None, config: CurateConfig) -> None:
     """Raise ConfigError for a threshold of a filter that the curation does not apply: privacy, for one, would leave
     every address in the corpus."""
     for section, filters in FILTERS_OF.items():
-        given = [
-            p for p, _ in leaves(parse_assignments(sets or (), RunConfig)) if _is_in(p, f"curate.{section}")
-        ]
+        given = [p for p, _ in leaves(parse_assignments(sets or (), RunConfig)) if _is_in(p, f"curate.{section}")]
         if given and not any(name in config.filters for name in filters):
             raise ConfigError(
                 f"--set {', '.join(given)}: curate.filters is {list(config.filters)}, without {filters[0]}; add it "
@@ -204,9 +192,7 @@ def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, token
         raise DataError(f"--out {out} is a file; give a directory")
     if isinstance(named, Path):
         refuse_inside("--out", out, "--corpus", named)
-    return Run(
-        config, Workspace(out), corpus=named or _corpus_before(out), tokens=tokens or _tokens_before(out)
-    )
+    return Run(config, Workspace(out), corpus=named or _corpus_before(out), tokens=tokens or _tokens_before(out))
 
 
 def open_asked(target: Path | None, out: Path, preset: str | None, sets: list[str] | None) -> Run:

@@ -7,17 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from trivium.cli.machine import cores, memory_bytes
-from trivium.cli.options import (
-    DEFAULT_OUT,
-    DEFAULT_PRESET,
-    Out,
-    Preset,
-    Ranks,
-    Redo,
-    Sets,
-    given_for,
-    open_run,
-)
+from trivium.cli.options import DEFAULT_OUT, DEFAULT_PRESET, Out, Preset, Ranks, Redo, Sets, given_for, open_run
 from trivium.cli.plan_backtest import backtest
 from trivium.cli.plan_calibrate import calibrate
 from trivium.cli.plan_estimate import PresetOption, estimate_plan
@@ -76,9 +66,7 @@ def _refuse_before(verb: str, context: typer.Context) -> None:
         name, source = one.opts[0], context.get_parameter_source(str(one.name))
         if source is None or source.name != "COMMANDLINE":
             continue
-        remedy = (
-            f"write `trivium plan {verb} {name} …`" if name in known else f"'{verb}' has none: leave it out"
-        )
+        remedy = f"write `trivium plan {verb} {name} …`" if name in known else f"'{verb}' has none: leave it out"
         given = "" if context.params[str(one.name)] is True else f" {_told(context.params[str(one.name)])}"
         raise ConfigError(f"{name}{given} stands before '{verb}' and would not count; {remedy}")
 
@@ -112,9 +100,7 @@ def map_ranks(
     ranks: Ranks = None,
     per_node: Annotated[
         int | None,
-        typer.Option(
-            "--per-node", metavar="N", help="Devices of a node. Default: those of the config's machine."
-        ),
+        typer.Option("--per-node", metavar="N", help="Devices of a node. Default: those of the config's machine."),
     ] = None,
     allow_tensor: Annotated[
         bool, typer.Option("--allow-tensor-across-nodes", help="Let tensor groups span nodes.")
@@ -176,12 +162,4 @@ def _lines(result: Result) -> list[str]:
     return [f"  {line}".rstrip() for line in result["lines"]]
 
 
-PLAN = Stage(
-    name="plan",
-    verb="plan",
-    folder="plan",
-    sections=("plan", "search"),
-    reads=(),
-    work=_plan,
-    summary=_lines,
-)
+PLAN = Stage(name="plan", verb="plan", folder="plan", sections=("plan", "search"), reads=(), work=_plan, summary=_lines)

@@ -18,9 +18,7 @@ COLUMNS = ("rows", "bias", "mape", "median", "p95", "max")
 
 
 def backtest(
-    file: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="FILE.csv", help="A table of published runs.")
-    ],
+    file: Annotated[Path, typer.Argument(parser=local_path, metavar="FILE.csv", help="A table of published runs.")],
     fit_on: Annotated[
         Path | None,
         typer.Option(
@@ -30,10 +28,7 @@ def backtest(
     json: Annotated[
         Path | None,
         typer.Option(
-            "--json",
-            parser=local_path,
-            metavar="OUT",
-            help="Write rows and statistics; -: to standard output.",
+            "--json", parser=local_path, metavar="OUT", help="Write rows and statistics; -: to standard output."
         ),
     ] = None,
 ) -> None:
@@ -47,9 +42,7 @@ def backtest(
         learned = fit(learned_from.rows)
         constants = learned.constants
         if not learned.rows:
-            raise DataError(
-                f"{fit_on}: none of its rows can be learned from; leave --fit out, or name another table"
-            )
+            raise DataError(f"{fit_on}: none of its rows can be learned from; leave --fit out, or name another table")
         if not aside:
             say(f"constants learned from {learned.rows} of {len(learned_from.rows)} rows of {fit_on}")
     found = backtested(table, constants)

@@ -25,9 +25,7 @@ def calibrate(
     machine: MachineOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", parser=local_path, metavar="FILE", help="The stack file; default: DIR/stack.yaml."
-        ),
+        typer.Option("--out", parser=local_path, metavar="FILE", help="The stack file; default: DIR/stack.yaml."),
     ] = None,
 ) -> None:
     """Learn how much longer steps take than predicted, from a run's metrics; `plan estimate --stack` reads it."""
@@ -47,9 +45,7 @@ def learned_from(run: Path, machine: str | None = None) -> LearnedStack:
 
     at = Workspace(run)
     if not at.config.is_file():
-        raise DataError(
-            f"{run} is not a run directory: {at.config} is missing; give the --out of `trivium train`"
-        )
+        raise DataError(f"{run} is not a run directory: {at.config} is missing; give the --out of `trivium train`")
     priced = machine_of(machine or resolve(Given(str(at.config))).machine)
     plan = read_record(at.folder("training")).plan  # not the config's, which is of the last verb
     return learn(

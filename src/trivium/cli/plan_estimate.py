@@ -33,13 +33,9 @@ FORMAT = "trivium-estimate-1"
 
 MachineOption = Annotated[
     str | None,
-    typer.Option(
-        "--machine", metavar="NAME|FILE", help="A machine, or a file of `plan probe`. Default: the config's."
-    ),
+    typer.Option("--machine", metavar="NAME|FILE", help="A machine, or a file of `plan probe`. Default: the config's."),
 ]
-PresetOption = Annotated[
-    str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file.")
-]
+PresetOption = Annotated[str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file.")]
 
 
 @dataclass(frozen=True)
@@ -79,13 +75,10 @@ def estimate_plan(
     sets: Sets = None,
     stack: Annotated[
         Path | None,
-        typer.Option(
-            "--stack", parser=local_path, metavar="FILE", help="What `plan calibrate` learned from a run."
-        ),
+        typer.Option("--stack", parser=local_path, metavar="FILE", help="What `plan calibrate` learned from a run."),
     ] = None,
     tokens: Annotated[
-        str | None,
-        typer.Option("--tokens", metavar="N", help="Price a whole training on so many tokens, as 270B."),
+        str | None, typer.Option("--tokens", metavar="N", help="Price a whole training on so many tokens, as 270B.")
     ] = None,
     failures: Annotated[
         tuple[float, float] | None,
@@ -98,19 +91,13 @@ def estimate_plan(
     html: Annotated[
         Path | None,
         typer.Option(
-            "--html",
-            parser=local_path,
-            metavar="FILE",
-            help="Write a page with the schedule drawn over time.",
+            "--html", parser=local_path, metavar="FILE", help="Write a page with the schedule drawn over time."
         ),
     ] = None,
     json: Annotated[
         Path | None,
         typer.Option(
-            "--json",
-            parser=local_path,
-            metavar="FILE",
-            help="Write the figures as data; -: to standard output.",
+            "--json", parser=local_path, metavar="FILE", help="Write the figures as data; -: to standard output."
         ),
     ] = None,
 ) -> None:
@@ -245,9 +232,7 @@ def more_lines(told: Told) -> list[str]:
             f"{format_seconds(t.seconds)}, "
             f"{t.device_hours:,.0f} device-hours on {t.devices:,} devices"
         )
-        energy = (
-            "the machine file names no watts" if t.kilowatt_hours is None else f"{t.kilowatt_hours:,.0f} kWh"
-        )
+        energy = "the machine file names no watts" if t.kilowatt_hours is None else f"{t.kilowatt_hours:,.0f} kWh"
         price = "the machine file names no price_per_hour" if t.price is None else f"cost {t.price:,.0f}"
         found.append(f"{'':14}{energy}; {price}")
     return found

@@ -32,9 +32,7 @@ def probe_machine(
     ] = Path("machine.yaml"),
     raw: Annotated[
         Path | None,
-        typer.Option(
-            "--json", parser=local_path, metavar="FILE", help="Write the measurements themselves too."
-        ),
+        typer.Option("--json", parser=local_path, metavar="FILE", help="Write the measurements themselves too."),
     ] = None,
 ) -> None:
     """Measure products, memory, attention, optimizer, small models and collectives, in under a minute."""
@@ -85,9 +83,7 @@ def _doubts(constants: Mapping[str, float]) -> list[str]:
     edge = [n for n, value in constants.items() if value and not _well_inside(value, *limits[n])]
     if not edge:
         return []
-    return [
-        f"doubtful: {', '.join(edge)} at the edge of what is believed; was the machine busy? Then probe again"
-    ]
+    return [f"doubtful: {', '.join(edge)} at the edge of what is believed; was the machine busy? Then probe again"]
 
 
 def _well_inside(value: float, low: float, high: float) -> bool:

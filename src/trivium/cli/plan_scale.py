@@ -27,28 +27,21 @@ def scale(
     machine: MachineOption = None,
     sets: Sets = None,
     largest: Annotated[
-        int,
-        typer.Option("--largest", metavar="N", max=MOST, help="Devices at the end of the curves."),
+        int, typer.Option("--largest", metavar="N", max=MOST, help="Devices at the end of the curves.")
     ] = LARGEST,
     html: Annotated[
-        Path | None,
-        typer.Option("--html", parser=local_path, metavar="FILE", help="Write a page with the curves."),
+        Path | None, typer.Option("--html", parser=local_path, metavar="FILE", help="Write a page with the curves.")
     ] = None,
     json: Annotated[
         Path | None,
         typer.Option(
-            "--json",
-            parser=local_path,
-            metavar="FILE",
-            help="Write the figures as data; -: to standard output.",
+            "--json", parser=local_path, metavar="FILE", help="Write the figures as data; -: to standard output."
         ),
     ] = None,
 ) -> None:
     """Predict strong and weak scaling by more replicas; beside it, simulated, collectives triggered tile by tile."""
     config = resolve(Given(preset, with_options(sets, {"machine": machine}))).checked()
-    found = scaling(
-        config.plan, machine_of(config.machine), largest=largest, share=config.search.memory_fraction
-    )
+    found = scaling(config.plan, machine_of(config.machine), largest=largest, share=config.search.memory_fraction)
     if html is not None:
         from trivium.report.scaling import write_curves
 

@@ -38,32 +38,23 @@ Model = Annotated[
     ),
 ]
 MachineName = Annotated[
-    str | None,
-    typer.Option("--machine", metavar="NAME", help="A machine or machine file. Default: the config's."),
+    str | None, typer.Option("--machine", metavar="NAME", help="A machine or machine file. Default: the config's.")
 ]
 MOST = 10**9  # of anything that is counted: arithmetic over thousands of plans is of 64 bits
-Nodes = Annotated[
-    int | None, typer.Option("--nodes", metavar="N", min=1, max=MOST, help="How many of its nodes.")
-]
+Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, max=MOST, help="How many of its nodes.")]
 RankCount = Annotated[
     int | None,
-    typer.Option(
-        "--ranks", metavar="N", min=1, max=MOST_RANKS, help="How many ranks. Default: one per device."
-    ),
+    typer.Option("--ranks", metavar="N", min=1, max=MOST_RANKS, help="How many ranks. Default: one per device."),
 ]
 BatchSize = Annotated[
     int | None,
-    typer.Option(
-        "--batch", metavar="N", min=1, max=MOST_SEQUENCES, help="Sequences per step. Default: the config's."
-    ),
+    typer.Option("--batch", metavar="N", min=1, max=MOST_SEQUENCES, help="Sequences per step. Default: the config's."),
 ]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many plans to print.")]
 Schedules = Annotated[
     str | None,
     typer.Option(
-        "--schedules",
-        metavar="NAMES",
-        help="Only these, as 1f1b,interleaved: search.schedules of the config.",
+        "--schedules", metavar="NAMES", help="Only these, as 1f1b,interleaved: search.schedules of the config."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

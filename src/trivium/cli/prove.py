@@ -5,16 +5,7 @@ from typing import Any
 
 import typer
 
-from trivium.cli.options import (
-    DEFAULT_OUT,
-    Out,
-    Preset,
-    Reads,
-    Redo,
-    Sets,
-    given_for,
-    open_run,
-)
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Reads, Redo, Sets, given_for, open_run
 from trivium.cli.show import layout_text
 from trivium.cli.stage import TRAINS, Result, Run, Stage, State, perform
 from trivium.cli.train import job_for, lasting
@@ -26,9 +17,7 @@ from trivium.provenance import read_stamp
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _CHOSEN = ("checkpoint_every", "keep_every", "restarts", "validate_every", "evaluation")
-CHOSEN = {
-    f"training.{n}": "it is chosen so that a rank dies between two checkpoints; leave it out" for n in _CHOSEN
-}
+CHOSEN = {f"training.{n}": "it is chosen so that a rank dies between two checkpoints; leave it out" for n in _CHOSEN}
 
 
 @app.command()

@@ -28,9 +28,7 @@ def make_report(at: Workspace) -> list[str]:
     from trivium.report.page import closing_lines, next_command, write_report
 
     if not at.config.is_file():
-        raise DataError(
-            f"{at.root} is not a run directory (config.json is missing); run `trivium demo` first"
-        )
+        raise DataError(f"{at.root} is not a run directory (config.json is missing); run `trivium demo` first")
     began = time.monotonic()
     keep_statistics(at)
     found = collect(at.root)

@@ -65,9 +65,7 @@ class RunConfig(Config):
 
     seed: Annotated[int, Field(ge=0)] = 1234  # of every random choice
     plan: Plan
-    machine: str = (
-        HERE  # what plans are priced on: this machine, one of cost/machines/, or a machine file's path
-    )
+    machine: str = HERE  # what plans are priced on: this machine, one of cost/machines/, or a machine file's path
     search: SearchSpace = SearchSpace()
     harvest: HarvestConfig = HarvestConfig()
     curate: CurateConfig = CurateConfig()
@@ -146,9 +144,7 @@ def resolve(given: Given) -> RunConfig:
         if given.preset in preset_names():
             raise
         afresh = "" if given.preset.endswith((".yaml", ".yml")) else "; --preset NAME starts afresh"
-        raise ConfigError(
-            f"{error}\n(values not given with --set come from {given.preset}{afresh})"
-        ) from None
+        raise ConfigError(f"{error}\n(values not given with --set come from {given.preset}{afresh})") from None
     return config
 
 

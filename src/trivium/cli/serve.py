@@ -18,12 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @app.command()
-def serve(
-    target: AskedModel = None,
-    out: Out = DEFAULT_OUT,
-    preset: Preset = None,
-    sets: Sets = None,
-) -> None:
+def serve(target: AskedModel = None, out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None) -> None:
     """Answer /v1/completions as OpenAI's do, and show a playground; on this machine alone unless told otherwise.
 
     --set serve.port=8000, and so host, keys, hosts, max_tokens, texts, queue, deadline_seconds, together.
@@ -54,9 +49,7 @@ def serve(
         say(f"serving {name} ({found.newest.name}) at {_address(place)}")
         if writer.tokenizer.opening:
             begin = writer.tokenizer.decode(writer.tokenizer.opening)
-            say(
-                f"  prompts of text begin with {begin}, token ids are taken as given; lm_eval: add_bos_token=True"
-            )
+            say(f"  prompts of text begin with {begin}, token ids are taken as given; lm_eval: add_bos_token=True")
         server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(config)))
         with suppress(KeyboardInterrupt):  # the way to end it
             server.run(sockets=[place])

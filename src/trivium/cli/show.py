@@ -35,9 +35,7 @@ def say_aside(text: str) -> None:
     print(plain(text), file=sys.stderr, flush=True)
 
 
-def say_found(
-    lines: Iterable[str], data: Mapping[str, Any], json: Path | None, html: Path | None = None
-) -> None:
+def say_found(lines: Iterable[str], data: Mapping[str, Any], json: Path | None, html: Path | None = None) -> None:
     """A result as lines, and as data in a file; on standard output, for a program that reads nothing else there, as
     data alone. html: the page of it, which is written."""
     if json == STANDARD_OUTPUT:
@@ -110,9 +108,7 @@ def _bar(name: str, out: TextIO) -> Iterator[Progress]:
         yield progress
 
 
-def table(
-    rows: Sequence[Sequence[Any]], *, header: Sequence[str] | None = None, indent: int = 2
-) -> list[str]:
+def table(rows: Sequence[Sequence[Any]], *, header: Sequence[str] | None = None, indent: int = 2) -> list[str]:
     """Rows as aligned text: numbers to the right, words to the left."""
     texts = [[_cell(value) for value in row] for row in rows]
     every = [list(header), *texts] if header else texts

@@ -198,9 +198,7 @@ def _changed(stage: Stage, run: Run, before: Mapping[str, Any]) -> list[str]:
     if "config" in before:
         return differences(stage.lasting(before), now)
     # Where the first versions kept no more than a digest.
-    return (
-        [] if before.get("lasting") == fingerprint(now) else [f"{STARTED} tells of other settings, or none"]
-    )
+    return [] if before.get("lasting") == fingerprint(now) else [f"{STARTED} tells of other settings, or none"]
 
 
 def _why_anew(stage: Stage, run: Run) -> list[str]:
@@ -236,11 +234,7 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
         say(f"{stage.name}: {gone.what}; {way}")
     say(f"{stage.name}: …")
     began = time.monotonic()
-    with (
-        progress_of(stage.name) as progress,
-        _output(stage, run, redo=redo) as (holder, out),
-        _noted(stage, run),
-    ):
+    with progress_of(stage.name) as progress, _output(stage, run, redo=redo) as (holder, out), _noted(stage, run):
         result = stage.work(holder, out, progress)
     seconds = time.monotonic() - began
     run.at.record_seconds(stage.name, seconds)
@@ -290,9 +284,7 @@ def _noted(stage: Stage, run: Run) -> Iterator[None]:
     needs. One that is written in place has begun when data, checkpoint or machine stop it, and goes on with its config.
     What reads a training leaves alone what the next training would be set aside for.
     """
-    refused = (
-        ConfigError if stage.writes == "in place" else (ConfigError, MachineError, DataError, CheckpointError)
-    )
+    refused = ConfigError if stage.writes == "in place" else (ConfigError, MachineError, DataError, CheckpointError)
     path, before = run.at.config, None
     with suppress(DataError):  # there is none, or it is damaged
         before = read_result(path)

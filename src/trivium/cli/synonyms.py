@@ -54,9 +54,7 @@ _NAMES = {
     "generation.sampling.max_tokens": "max_new_tokens",
     "generation.sampling.temperature": "temp",
 }
-SYNONYMS: Mapping[str, str] = MappingProxyType(
-    {name: path for path, names in _NAMES.items() for name in names.split()}
-)
+SYNONYMS: Mapping[str, str] = MappingProxyType({name: path for path, names in _NAMES.items() for name in names.split()})
 _SIMILAR = 0.75  # of two names, by difflib, so that one may be a misspelling of the other
 
 

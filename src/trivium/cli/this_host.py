@@ -21,8 +21,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 AnyMachine = Annotated[
     bool,
     typer.Option(
-        "--any-machine",
-        help="Start even if this machine lacks the memory, or would take more than ten days.",
+        "--any-machine", help="Start even if this machine lacks the memory, or would take more than ten days."
     ),
 ]
 
@@ -33,12 +32,8 @@ def host_found(environment: Mapping[str, str] = os.environ) -> Host | None:
     if accelerators is None:
         return None
     by_torchrun = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
-    numbers = [
-        environment.get(k, d) for k, d in (("RANK", "0"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
-    ]
-    if not by_torchrun or not all(
-        n.isdecimal() for n in numbers
-    ):  # a wrong number is refused where ranks meet
+    numbers = [environment.get(k, d) for k, d in (("RANK", "0"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))]
+    if not by_torchrun or not all(n.isdecimal() for n in numbers):  # a wrong number is refused where ranks meet
         return Host(cores(), memory_bytes(), accelerators)
     rank, local, ranks = map(int, numbers)
     return Host(cores(), memory_bytes(), accelerators, max(0, rank - local), ranks)
@@ -50,9 +45,7 @@ def verdict_here(config: RunConfig, steps: int, host: Host) -> Verdict:
     return judge(config.plan, steps, host, planned, config.search.memory_fraction)
 
 
-def host_lines(
-    given: Given, steps: int, words: Sequence[str], *, insists: bool, host: Host | None = None
-) -> list[str]:
+def host_lines(given: Given, steps: int, words: Sequence[str], *, insists: bool, host: Host | None = None) -> list[str]:
     """Return what this host takes for the remaining steps; MachineError if it cannot, unless the user insists.
 
     The refusal names the nearest settings that the host can run. words: how the command begins, before its settings.
@@ -69,9 +62,7 @@ def host_lines(
     return [f"this host: {found.line}", *warned]
 
 
-def _refusal(
-    given: Given, config: RunConfig, steps: int, words: Sequence[str], host: Host, found: Verdict
-) -> str:
+def _refusal(given: Given, config: RunConfig, steps: int, words: Sequence[str], host: Host, found: Verdict) -> str:
     def judged(change: Change) -> Verdict | None:
         try:
             other = resolve(_changed(given, change))
@@ -83,9 +74,7 @@ def _refusal(
 
     ranks = () if host.ranks else tuple(sorted(LAYOUTS, reverse=True))
     change = nearest_change(config.plan, steps, ranks, judged)
-    remedy = (
-        "no layout, micro-batch, recompute mode or batch of it fits; train a smaller model, as --preset demo"
-    )
+    remedy = "no layout, micro-batch, recompute mode or batch of it fits; train a smaller model, as --preset demo"
     if change is not None:
         remedy = f"the nearest settings that work here: {_command(words, _changed(given, change))}"
     return (

@@ -41,11 +41,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def tokenize(
-    out: Out = DEFAULT_OUT,
-    preset: Preset = None,
-    sets: Sets = None,
-    redo: Redo = False,
-    workers: Workers = None,
+    out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False, workers: Workers = None
 ) -> None:
     """Train a byte-level BPE tokenizer, or take the one of tokens.tokenizer, and write Megatron-compatible shards."""
     Reads("tokenize", EVERY_SECTION, CORPUS_MADE).check(sets)

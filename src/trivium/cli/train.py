@@ -72,11 +72,7 @@ def train(
     given = given_for(out, preset, sets, ranks)
     if dry_run:
         lines, problems = dry_run_lines(given)
-        for line in [
-            *lines[:-1],
-            *([] if problems else _never_read(given, tokens or out / "tokens")),
-            *lines[-1:],
-        ]:
+        for line in [*lines[:-1], *([] if problems else _never_read(given, tokens or out / "tokens")), *lines[-1:]]:
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
@@ -106,8 +102,7 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
     words = {
         "current": f"  {folder} is finished: nothing would be done",
         "goes on": f"  it would go on in {folder}, from the last checkpoint",
-        "anew": "  it would begin at step 0"
-        + (f"; what is in {folder} would be set aside" if folder.is_dir() else ""),
+        "anew": "  it would begin at step 0" + (f"; what is in {folder} would be set aside" if folder.is_dir() else ""),
     }
     return [words[state]]
 
@@ -148,9 +143,7 @@ def _never_read(given: Given, tokens: Path) -> list[str]:
 
 def joins_torchrun(environment: Mapping[str, str]) -> bool:
     """Whether torchrun started this process as any rank but the first, which does all the writing."""
-    started = (
-        "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
-    )
+    started = "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
     return started and environment.get("RANK", "0") != "0"
 
 
@@ -169,11 +162,7 @@ def job_for(run: Run, out: Path) -> Any:
     from trivium.training.loop import TrainingJob
 
     return TrainingJob(
-        plan=run.config.plan,
-        training=run.config.training,
-        seed=run.config.seed,
-        tokens=run.folder("tokens"),
-        out=out,
+        plan=run.config.plan, training=run.config.training, seed=run.config.seed, tokens=run.folder("tokens"), out=out
     )
 
 
@@ -217,12 +206,7 @@ def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
         return []  # a state is of one model, batch and precision
     words = ["trivium", "train", "--preset", str(run.at.root), "--tokens", str(run.folder("tokens"))]
     words += ["--out", "ANOTHER"]
-    words += [
-        "--set",
-        f"training.start_from={as_value(str(saved[-1]))}",
-        "--set",
-        "training.start_with=state",
-    ]
+    words += ["--set", f"training.start_from={as_value(str(saved[-1]))}", "--set", "training.start_with=state"]
     return [f"to go on from its steps instead: {shlex.join(words)}"]
 
 
@@ -316,10 +300,7 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
     for name, why in missing.items():
         say(f"  SKIPPED {name}: {why}")
     found: dict[str, Any] = start(
-        job,
-        progress=_with_loss(progress, out),
-        predicted=predicted_memory(run.config.plan),
-        lease=run.lease,
+        job, progress=_with_loss(progress, out), predicted=predicted_memory(run.config.plan), lease=run.lease
     )
     return found
 
@@ -350,9 +331,7 @@ def _lines(result: Result) -> list[str]:
         f"  validation loss {loss:.3f} nats per token; unigram entropy of the same text {unigram:.3f}",
     ]
     if idle := result["steps"] - result.get("updates", result["steps"]):
-        lines.append(
-            f"  {idle} of these steps changed nothing: an overflow of fp16, or a spike that was skipped"
-        )
+        lines.append(f"  {idle} of these steps changed nothing: an overflow of fp16, or a spike that was skipped")
     ranks = result.get("memory", ())
     lines += [_memory_line(rank) for rank in ranks[:RANKS_TOLD]]
     if len(ranks) > RANKS_TOLD:

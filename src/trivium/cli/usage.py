@@ -8,12 +8,7 @@ from typing import Any
 
 from trivium.units import plain
 
-_OTHER_UNITS = (
-    "_tokens",
-    "_fraction",
-    "recompute.mode",
-    "precision.weights",
-)  # than steps, rates and switches
+_OTHER_UNITS = ("_tokens", "_fraction", "recompute.mode", "precision.weights")  # than steps, rates and switches
 _MOST_FIELDS = 3  # that an unknown option may mean
 
 
@@ -36,8 +31,7 @@ def _complete(error: Any, words: Sequence[str]) -> None:
         error.possibilities = None
         value = _value_of(option, words)
         commands = [
-            shlex.join([*error.ctx.command_path.split(), "--set", f"{field}={_for(field, value)}"])
-            for field in fields
+            shlex.join([*error.ctx.command_path.split(), "--set", f"{field}={_for(field, value)}"]) for field in fields
         ]
         error.message += f". Fields of the config are given with --set: {plain(' or '.join(commands))}"
 

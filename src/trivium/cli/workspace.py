@@ -47,9 +47,7 @@ def read_result(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise DataError(f"{path} is missing; run the stage that writes it again") from None
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path} cannot be read as JSON ({error}); run the stage that writes it again"
-        ) from None
+        raise DataError(f"{path} cannot be read as JSON ({error}); run the stage that writes it again") from None
     if not isinstance(found, dict):
         raise DataError(f"{path} holds a {type(found).__name__}, not an object; run its stage again")
     return found

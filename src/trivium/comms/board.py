@@ -21,11 +21,7 @@ class Board:
         self._prefix = f"trivium/{attempt}"
         self._signature = f"\0{uuid.uuid4().hex}"  # ends texts: ranks that write the same are told apart
         self._store = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
-            host,
-            port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=meeting_seconds),
+            host, port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=meeting_seconds)
         )
         self._store.set_timeout(datetime.timedelta(seconds=timeout_seconds))
 

@@ -62,9 +62,7 @@ def sum_over_ranks_begin(x: Tensor, mesh: Mesh) -> "PendingResult":
     groups = [g for g in (mesh.replicas, mesh.tensor, mesh.pipeline) if g.size > 1]
     if not groups:
         return PendingResult(None, x)
-    return PendingResult(
-        all_reduce_begin(x, groups[0]), x, lambda: [all_reduce_(x, group) for group in groups[1:]]
-    )
+    return PendingResult(all_reduce_begin(x, groups[0]), x, lambda: [all_reduce_(x, group) for group in groups[1:]])
 
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
@@ -224,9 +222,7 @@ def rotate_begin(tensors: tuple[Tensor, ...], group: Group, tag: int = 0) -> Cal
     return _when_done(dist.batch_isend_irecv(operations), received, group)
 
 
-def _when_done(
-    works: Sequence[Waitable], received: Sequence[Tensor], group: Group
-) -> Callable[[], tuple[Tensor, ...]]:
+def _when_done(works: Sequence[Waitable], received: Sequence[Tensor], group: Group) -> Callable[[], tuple[Tensor, ...]]:
     def wait() -> tuple[Tensor, ...]:
         for work in works:
             group.wait_for(work)

@@ -114,6 +114,4 @@ def wrong_in(said: Sequence[str], *, wanted: bool, shared: bool = False) -> Triv
 def lacking(host: str, visible: int, ranks: int, *, shared: bool = False) -> TriviumError | None:
     """The problem of ranks of one host that see the same accelerators, where these are wanted."""
     taken = [n % visible if visible and (shared or n < visible) else None for n in range(ranks)]
-    return problem_of(
-        [Taken(host, "" if n is None else str(n)) for n in taken], wanted=not shared, shared=shared
-    )
+    return problem_of([Taken(host, "" if n is None else str(n)) for n in taken], wanted=not shared, shared=shared)

@@ -110,10 +110,7 @@ def torchrun_place() -> Place | None:
     ConfigError when it does not say where the ranks meet, or gives a rank that is none of them.
     """
     environment = os.environ
-    if (
-        "TORCHELASTIC_RUN_ID" not in environment
-        and not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
-    ):
+    if "TORCHELASTIC_RUN_ID" not in environment and not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
         return None
     missing = [k for k in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environment.get(k)]
     if missing:
@@ -303,9 +300,7 @@ class Ranks:
                     raise self._failure(failed)
                 if deadline is not None and time.monotonic() > deadline:
                     stuck = [r for r, p in enumerate(self.processes) if p.is_alive()]
-                    raise TriviumError(
-                        f"ranks {stuck} did not finish within {timeout_seconds:.0f} s: they hang"
-                    )
+                    raise TriviumError(f"ranks {stuck} did not finish within {timeout_seconds:.0f} s: they hang")
                 if watch is not None:
                     watch()
                 time.sleep(0.02)
@@ -353,9 +348,7 @@ def start_ranks(function: Callable[..., None], world_size: int, *arguments: Any)
     for rank in range(world_size):
         place = Place(rank, world_size, rank, rendezvous, world_size)
         process = context.Process(
-            target=_enter,
-            args=(function, place, arguments, directory.name, os.getpid()),
-            name=f"rank-{rank}",
+            target=_enter, args=(function, place, arguments, directory.name, os.getpid()), name=f"rank-{rank}"
         )
         process.start()
         processes.append(process)

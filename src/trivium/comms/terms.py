@@ -37,16 +37,10 @@ class Terms(NamedTuple):
 
 
 NO_TERMS = Terms({}, {}, {})
-_ERRORS: Mapping[str, type[TriviumError]] = {
-    "settings": ConfigError,
-    "versions": MachineError,
-    "data": DataError,
-}
+_ERRORS: Mapping[str, type[TriviumError]] = {"settings": ConfigError, "versions": MachineError, "data": DataError}
 
 
-def disagreement(
-    hosts: Sequence[str], digests: Sequence[str], terms_of: Callable[[int], Terms]
-) -> TriviumError | None:
+def disagreement(hosts: Sequence[str], digests: Sequence[str], terms_of: Callable[[int], Terms]) -> TriviumError | None:
     """Return an error that names what differs and on which hosts, or None where all ranks agree.
 
     hosts, digests: of every rank. terms_of: the terms of a rank, read only where digests differ.

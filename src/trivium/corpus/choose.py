@@ -20,9 +20,7 @@ _TOGETHER = 512  # documents scored at once
 NOT_CHOSEN = "not among the chosen share"
 
 
-def choose_documents(
-    config: SelectionConfig, source: Input, target: Input, out: Path, *, seed: int
-) -> dict[str, Any]:
+def choose_documents(config: SelectionConfig, source: Input, target: Input, out: Path, *, seed: int) -> dict[str, Any]:
     """Write the chosen documents at `source`, best first, with `selection` (value, rank) in their metadata."""
     read, tally = Tally("read"), Tally(f"selection by {config.method}")
     pool = list(documents_at(source, read.passed_over))
@@ -40,9 +38,7 @@ def choose_documents(
         left[chosen] = False
         for number in np.flatnonzero(left).tolist():
             tally.drop(pool[number], Drop(NOT_CHOSEN, "selection.fraction=1"))
-            yield Reject(
-                noted(pool[number], selection={"value": float(values[number])}), tally.step, NOT_CHOSEN
-            )
+            yield Reject(noted(pool[number], selection={"value": float(values[number])}), tally.step, NOT_CHOSEN)
 
     return write_results(results(), out, [read, tally])
 
@@ -80,9 +76,7 @@ def score_documents(model: Path, source: Input, out: Path) -> dict[str, Any]:
     return {**written, "scores": scores}
 
 
-def _scored(
-    documents: list[Document], classifier: Classifier, found: list[float], tally: Tally
-) -> Iterator[Document]:
+def _scored(documents: list[Document], classifier: Classifier, found: list[float], tally: Tally) -> Iterator[Document]:
     scores = classifier.scores([document.text for document in documents]).tolist() if documents else []
     found += scores
     for document, value in zip(documents, scores, strict=True):

@@ -23,11 +23,7 @@ class ReadConfig(Config):
     """
 
     # where a row's text stands: the first of these fields that holds text; `data.text` is a field of a field
-    text: Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)] = (
-        "text",
-        "content",
-        "body",
-    )
+    text: Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)] = ("text", "content", "body")
     # bytes of one record, line or document, unpacked
     longest_bytes: Positive = 32 << 20
     # a gzip member or zstd file beyond that and so many times larger than its packed bytes is a bomb

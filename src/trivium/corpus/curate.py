@@ -62,11 +62,7 @@ def curate(
     common = find_common(job, parts)
     find_marked(job, parts)
     shards = [str(number) for number in range(len(shard_groups(job, parts)))]
-    runner.map(
-        partial(clean_shard, str(job.work)),
-        shards,
-        lambda done: progress(done, len(shards), "decontaminating"),
-    )
+    runner.map(partial(clean_shard, str(job.work)), shards, lambda done: progress(done, len(shards), "decontaminating"))
     result = _publish(job, parts, out, common, config)
     if work is None:
         discard(job.work.parent)
@@ -86,24 +82,18 @@ def funnel_lines(result: dict[str, Any]) -> list[str]:
         parts += [f"{entry['quarantined']} unreadable"] if entry["quarantined"] else []
         parts += [f"(+{entry['added']} by splitting)"] if entry["added"] else []
         note = ", ".join(parts)
-        lines.append(
-            f"{entry['step']:<18}{entry['documents']:>10}{entry['bytes'] / 1e6:>9.2f}   {note}".rstrip()
-        )
+        lines.append(f"{entry['step']:<18}{entry['documents']:>10}{entry['bytes'] / 1e6:>9.2f}   {note}".rstrip())
     if result.get("priority_absent"):
         names = ", ".join(result["priority_absent"])
         lines.append(f"curate.dedup.priority names sources of which no document is left: {names}")
     for kind, counts in (result.get("planted") or {}).items():
         share = 100 * counts["caught"] / max(counts["planted"], 1)
-        lines.append(
-            f"planted {kind:<16} {counts['caught']:>5} of {counts['planted']:>5} caught ({share:.1f} %)"
-        )
+        lines.append(f"planted {kind:<16} {counts['caught']:>5} of {counts['planted']:>5} caught ({share:.1f} %)")
     honest = result.get("honest")
     if honest:
         share = 100 * honest["lost"] / max(honest["documents"], 1)
         by = ", ".join(f"{count} {step}" for step, count in honest["lost_by"].items())
-        lines.append(
-            f"honest documents lost   {honest['lost']} of {honest['documents']} ({share:.2f} %) {by}".rstrip()
-        )
+        lines.append(f"honest documents lost   {honest['lost']} of {honest['documents']} ({share:.2f} %) {by}".rstrip())
     return lines
 
 
@@ -125,9 +115,7 @@ def _nothing_left(job: CurationJob, funnel: Sequence[dict[str, Any]]) -> DataErr
     read, *steps = funnel
     worst = max(steps, key=lambda tally: sum(tally["dropped"].values()))
     remedies = [
-        f"--set curate.{worst['remedies'][reason]}"
-        for reason in worst["dropped"]
-        if reason in worst["remedies"]
+        f"--set curate.{worst['remedies'][reason]}" for reason in worst["dropped"] if reason in worst["remedies"]
     ]
     remedy = f"loosen its limits ({' '.join(remedies)})" if remedies else "loosen corpus thresholds"
     return DataError(
@@ -152,9 +140,7 @@ def _publish(
     return {"funnel": funnel, "blend": weights, "decontamination": cut, "priority_absent": absent}
 
 
-def _decontamination(
-    job: CurationJob, counts: Sequence[dict[str, Any]], common: Counter[str]
-) -> dict[str, Any]:
+def _decontamination(job: CurationJob, counts: Sequence[dict[str, Any]], common: Counter[str]) -> dict[str, Any]:
     figures: Counter[str] = Counter()
     for one in counts:
         figures.update(one["decontamination"])

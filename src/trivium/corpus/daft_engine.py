@@ -28,9 +28,7 @@ Perform = Callable[[daft.Expression], daft.Expression]
 class Daft:
     """Runs a task as a Daft user function on each row of a table of items."""
 
-    def __init__(
-        self, runner: str, *, workers: int, scratch: Path | None = None, address: str | None = None
-    ) -> None:
+    def __init__(self, runner: str, *, workers: int, scratch: Path | None = None, address: str | None = None) -> None:
         """`runner`: native or ray. `scratch`: where a Ray started here keeps its session; a short path. `address`: of a
         Ray cluster to join, as RAY_ADDRESS has it; "local" starts one.
 

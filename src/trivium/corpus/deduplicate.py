@@ -12,15 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trivium.corpus.config import CurateConfig, ReadConfig
-from trivium.corpus.dedup.index import (
-    PARTS,
-    add_snapshot,
-    find_duplicates,
-    ids_of,
-    listed,
-    read_index,
-    write_part,
-)
+from trivium.corpus.dedup.index import PARTS, add_snapshot, find_duplicates, ids_of, listed, read_index, write_part
 from trivium.corpus.dedup.repeats import without_equal_texts, without_repeated
 from trivium.corpus.document import Document
 from trivium.corpus.files import Input
@@ -89,9 +81,7 @@ def _near(
     known = key in keys  # a call like this one added it, and perhaps did not finish
     before = snapshots[: keys.index(key)] if known else snapshots
     old = listed([index / PARTS / name for one in before for name in one["parts"]]) if index else []
-    new = listed(
-        _parts(config, source, job.work, seed=seed, progress=progress), first=sum(p.documents for p in old)
-    )
+    new = listed(_parts(config, source, job.work, seed=seed, progress=progress), first=sum(p.documents for p in old))
     found = find_duplicates(old, new, config.dedup)
     first = new[0].first if new else 0
     dropped = found.survivors != first + np.arange(len(found.survivors))

@@ -13,17 +13,9 @@ import fsspec
 from trivium.corpus.config import ReadConfig
 from trivium.errors import DataError
 
-PAGES, LINES, TEXTS, PARQUET = (
-    (".warc", ".wet"),
-    (".jsonl", ".ndjson", ".json"),
-    (".txt", ".md"),
-    (".parquet",),
-)
+PAGES, LINES, TEXTS, PARQUET = ((".warc", ".wet"), (".jsonl", ".ndjson", ".json"), (".txt", ".md"), (".parquet",))
 _PACKINGS = (".gz", ".zst")
-SUFFIXES = (
-    *(stem + packed for stem in (*PAGES, *LINES, *TEXTS) for packed in ("", *_PACKINGS)),
-    *PARQUET,
-)
+SUFFIXES = (*(stem + packed for stem in (*PAGES, *LINES, *TEXTS) for packed in ("", *_PACKINGS)), *PARQUET)
 _OTHER_PACKINGS = (*_PACKINGS, ".bz2", ".xz", ".lz4", ".zip")
 # of a file that is one of many with the same content: part-00000, train-00000-of-01024, CC-MAIN-<time>-<time>-00000
 _NUMBER = re.compile(r"[-_](?:of[-_])?(?:\d{5,7}|\d{14})(?=[-_]|$)")
@@ -205,9 +197,7 @@ def _remote_files(url: str) -> dict[str, Mapping[str, Any]]:
         if not found:
             raise FileNotFoundError("nothing is stored there")
     except (ImportError, ValueError, OSError) as error:
-        raise DataError(
-            f"{url} cannot be listed: {error}; check the address and its fsspec package"
-        ) from None
+        raise DataError(f"{url} cannot be listed: {error}; check the address and its fsspec package") from None
     return {url.rstrip("/") + name.removeprefix(path.rstrip("/")): told for name, told in found.items()}
 
 

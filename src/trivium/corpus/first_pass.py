@@ -106,10 +106,7 @@ def index_heldout(job: CurationJob) -> None:
         source = Path(job.source) / HELDOUT
         documents = list(read_documents(source)) if (source / MANIFEST).is_file() else []
         nothing = Keys({}, job.config.decontamination)
-        lay_down(
-            job.path(HELDOUT),
-            lambda into: write_json(into / COUNTS, _features(job, into, documents, nothing)),
-        )
+        lay_down(job.path(HELDOUT), lambda into: write_json(into / COUNTS, _features(job, into, documents, nothing)))
 
 
 @lru_cache(maxsize=2)
@@ -137,9 +134,7 @@ def _write_part(job: CurationJob, into: Path, extracted: Judged) -> dict[str, An
     return {**features, "tallies": found.tallies, "damage": found.damage, "timed_out": steps.timed_out}
 
 
-def _features(
-    job: CurationJob, into: Path, documents: Sequence[Document], evaluation: Keys
-) -> dict[str, Any]:
+def _features(job: CurationJob, into: Path, documents: Sequence[Document], evaluation: Keys) -> dict[str, Any]:
     """Write documents and what they are compared by.
 
     Return their counts, the ids that look like those of pieces, and the rows that hold evaluation text.

@@ -108,9 +108,7 @@ def _is_whole(folder: Path) -> bool:
 @lru_cache(maxsize=1)
 def code_version() -> str:
     """Return a hash of all code that kept work depends on: our own sources, and the versions of other packages."""
-    sources = [
-        hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(__file__).parent.rglob("*.py"))
-    ]
+    sources = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(__file__).parent.rglob("*.py"))]
     return fingerprint([__version__, platform.python_version(), sources, list(map(_version, _PACKAGES))])
 
 

@@ -109,8 +109,7 @@ def _judge(job: StepJob, item: str, part: NewPart, records: Records) -> dict[str
     if names.is_file():
         named, rows = read_json(names), count()
         records = [
-            replace(one, id=named.get(str(next(rows)), one.id)) if isinstance(one, Document) else one
-            for one in records
+            replace(one, id=named.get(str(next(rows)), one.id)) if isinstance(one, Document) else one for one in records
         ]
     steps = Steps(named_steps(job.config, seed=job.seed), document_seconds=job.config.document_seconds)
     found = as_read(records, job.source).by(steps)

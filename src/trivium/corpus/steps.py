@@ -116,9 +116,7 @@ class Tally:
 class Steps:
     """A list of steps that documents go through, with a tally for each."""
 
-    def __init__(
-        self, steps: Iterable[Step], *, document_seconds: int = CurateConfig().document_seconds
-    ) -> None:
+    def __init__(self, steps: Iterable[Step], *, document_seconds: int = CurateConfig().document_seconds) -> None:
         """document_seconds: processor time that each step may take for one document."""
         self.steps = tuple(steps)
         self.document_seconds = document_seconds

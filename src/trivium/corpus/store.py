@@ -38,9 +38,7 @@ PASSING_PACKING: Mapping[str, Any] = MappingProxyType({**PACKING, "compression":
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
 
-def write_documents(
-    directory: Path, documents: Iterable[Document], *, shard_bytes: int = 64 << 20
-) -> dict[str, Any]:
+def write_documents(directory: Path, documents: Iterable[Document], *, shard_bytes: int = 64 << 20) -> dict[str, Any]:
     """Write documents in order, a new shard every `shard_bytes` of text; returns the manifest."""
     directory.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Any]] = []
@@ -90,9 +88,7 @@ def write_shard(path: Path, table: pa.Table) -> dict[str, Any]:
         "sha256": file_sha256(path),
         "documents": table.num_rows,
         "text_bytes": sum(row["size_sum"] for row in counts),
-        "sources": {
-            row["source"]: {"documents": row["size_count"], "text_bytes": row["size_sum"]} for row in counts
-        },
+        "sources": {row["source"]: {"documents": row["size_count"], "text_bytes": row["size_sum"]} for row in counts},
     }
 
 
@@ -136,9 +132,7 @@ def read_documents(directory: Path, *, verify: bool = True) -> Iterator[Document
         yield from documents_in(table)
 
 
-def read_tables(
-    directory: Path, columns: Sequence[str] | None = None, *, verify: bool = True
-) -> Iterator[pa.Table]:
+def read_tables(directory: Path, columns: Sequence[str] | None = None, *, verify: bool = True) -> Iterator[pa.Table]:
     """Yield tables of a few dozen documents in the order written, with these columns; otherwise as `read_documents`."""
     for shard in read_manifest(directory)["shards"]:
         yield from _tables_of(directory, shard, columns, verify=verify)
@@ -148,9 +142,7 @@ def read_shard(path: Path) -> Iterator[Document]:
     """Yield the documents of one shard of the store it lies in, otherwise as `read_documents`."""
     shards = {shard["file"]: shard for shard in read_manifest(path.parent)["shards"]}
     if path.name not in shards:
-        raise DataError(
-            f"{path} is not one of the {len(shards)} shards that {MANIFEST} lists; move it elsewhere"
-        )
+        raise DataError(f"{path} is not one of the {len(shards)} shards that {MANIFEST} lists; move it elsewhere")
     for table in _tables_of(path.parent, shards[path.name]):
         yield from documents_in(table)
 

@@ -12,13 +12,7 @@ from trivium.corpus.kernels.measures import measures
 from trivium.corpus.kernels.ngrams import are_there, find_ngrams, in_characters, ngram_index, ngrams_of
 from trivium.corpus.kernels.personal import may_be_personal
 from trivium.corpus.kernels.repeats import repeats
-from trivium.corpus.kernels.shingles import (
-    band_keys,
-    jaccard_of_pairs,
-    pairs_in_band,
-    shingle_sets,
-    signatures,
-)
+from trivium.corpus.kernels.shingles import band_keys, jaccard_of_pairs, pairs_in_band, shingle_sets, signatures
 from trivium.corpus.kernels.texts import joined, texts_of
 from trivium.corpus.kernels.words import text_keys
 from trivium.progress import Progress, silent

@@ -125,9 +125,7 @@ def _absolute(path: Path | str) -> str:
     return path if isinstance(path, str) else str(path.absolute())
 
 
-def run_streams(
-    engine: Engine, task: Callable[[str, str], Any], job: Job[Any], progress: Progress, note: str
-) -> None:
+def run_streams(engine: Engine, task: Callable[[str, str], Any], job: Job[Any], progress: Progress, note: str) -> None:
     """Run task(folder of the job, number of the stream) for each stream."""
     items = [str(number) for number in range(len(job.streams))]
     bound: Task = partial(task, str(job.work))

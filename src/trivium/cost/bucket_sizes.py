@@ -103,15 +103,12 @@ def stage_shards(model: ModelShape, tensor: int, held: Held) -> tuple[Shard, ...
     layout, like = Layout(tensor=tensor), model.model_copy(update={"layers": max(1, held.layers)})
     rows = stage_parameters(like, range(held.layers), first=held.first, last=held.last)
     return tuple(
-        Shard(math.prod(local_shape(p, like, layout)), p.per_position, p.per_head, p.name == TOKENS)
-        for p in rows
+        Shard(math.prod(local_shape(p, like, layout)), p.per_position, p.per_head, p.name == TOKENS) for p in rows
     )
 
 
 @lru_cache(maxsize=4096)
-def _sizes(
-    model: ModelShape, layout: Layout, stages: tuple[Held, ...], *, sequence_parallel: bool
-) -> tuple[int, ...]:
+def _sizes(model: ModelShape, layout: Layout, stages: tuple[Held, ...], *, sequence_parallel: bool) -> tuple[int, ...]:
     kinds: dict[tuple[bool, bool], list[int]] = {}
     both_ends = any(held.first for held in stages)  # then the last stage borrows no table
     shards = [

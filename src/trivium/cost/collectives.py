@@ -60,9 +60,7 @@ def send_seconds(tensor_bytes: Number, road: Link | Road) -> Number:
     return tensor_bytes / road.bandwidth + road.start / 2 + road.hop
 
 
-def exchange_seconds(
-    machine: Machine, tensor_bytes: Number, degree: Number, stride: Number, fabric: float
-) -> Number:
+def exchange_seconds(machine: Machine, tensor_bytes: Number, degree: Number, stride: Number, fabric: float) -> Number:
     """Each rank's tensor of so many bytes in equal parts to all ranks of its group: those for its own node over the
     node's links, the others over its own card."""
     degree = np.asarray(degree)
@@ -70,8 +68,7 @@ def exchange_seconds(
     inside, outside = machine.node_link, machine.fabric_link
     crosses, part = near < degree, tensor_bytes / degree
     moving = np.maximum(
-        part * (near - 1) / inside.effective_bandwidth,
-        part * (degree - near) / (outside.effective_bandwidth * fabric),
+        part * (near - 1) / inside.effective_bandwidth, part * (degree - near) / (outside.effective_bandwidth * fabric)
     )
     start = np.where(crosses, outside.start_seconds, inside.start_seconds) / 2
     hop = np.where(crosses, outside.latency_seconds * _tree(degree), inside.latency_seconds)

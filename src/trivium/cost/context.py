@@ -19,9 +19,7 @@ def context_seconds(at: Setting) -> tuple[Number, Number]:
     sent = case.of_a_layer(lambda layer: sum(e.into + e.out for e in _exchanged(layer, case)))
     ring_sent = case.of_a_layer(lambda layer: sum(e.ring for e in _exchanged(layer, case)))
     heads = case.positions * sent * case.weight_bytes
-    exchange = 2 * exchange_seconds(
-        at.machine, heads / 2, case.context, at.strides.context, at.constants.fabric
-    )
+    exchange = 2 * exchange_seconds(at.machine, heads / 2, case.context, at.strides.context, at.constants.fabric)
     ring_forward, ring_backward = _ring_seconds(at, case.positions * ring_sent)
     ring = np.asarray(case.ring) > 0
     forward = np.where(ring, ring_forward, exchange) * (ranks > 1)

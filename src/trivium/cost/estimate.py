@@ -160,22 +160,14 @@ class Durations:
             self.kept.layer_backward.times(len(layers) - repeated)
         )
         if stage == 0:
-            forward, backward = (
-                forward.plus(self.kept.embedding_forward),
-                backward.plus(self.kept.embedding_backward),
-            )
+            forward, backward = (forward.plus(self.kept.embedding_forward), backward.plus(self.kept.embedding_backward))
         if stage == self.plan.last_stage:
             forward, backward = forward.plus(self.kept.head_forward), backward.plus(self.kept.head_backward)
         return forward, backward
 
 
 def estimate(
-    plan: Plan,
-    machine: Machine,
-    *,
-    method: Method = "simulated",
-    stack: Stack | None = None,
-    share: float = USABLE,
+    plan: Plan, machine: Machine, *, method: Method = "simulated", stack: Stack | None = None, share: float = USABLE
 ) -> Estimate:
     """Price a legal plan. "closed form" replaces the simulation: faster, and near it (docs/planner.md). stack: the
     software that runs it, by default ours. share: of a device's memory that a plan may use.
@@ -285,8 +277,7 @@ def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> lis
     seconds = np.stack([forward, backward / 2, backward / 2] if split else [forward, backward])
     micro_batches, layout = plan.batch.micro_batches(plan.layout), plan.layout
     runs = [
-        Run(plan.schedule, layout.pipeline, micro_batches, layout.chunks, seconds, transfer)
-        for transfer in transfers
+        Run(plan.schedule, layout.pipeline, micro_batches, layout.chunks, seconds, transfer) for transfer in transfers
     ]
     return [float(end) for end in finish_seconds(runs)]
 

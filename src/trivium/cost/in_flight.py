@@ -84,9 +84,7 @@ def interleaved_sums(p: int, m: int, chunks: int, rank: int, weights: NDArray[np
     forwards, backwards = _fullest(p, m, chunks, rank)
     chunk = np.arange(forwards[-1]) // p % chunks
     begin = np.zeros((1, weights.shape[1]), np.int64)
-    gone, back = (
-        np.concatenate([begin, np.cumsum(each[chunk], axis=0)]) for each in (weights, weights[::-1])
-    )
+    gone, back = (np.concatenate([begin, np.cumsum(each[chunk], axis=0)]) for each in (weights, weights[::-1]))
     found: NDArray[np.int64] = gone[forwards] - back[backwards]
     return found
 
@@ -118,7 +116,5 @@ def _maximal(seen: set[Counts]) -> Sets:
     if len({sum(counts) for counts in seen}) == 1:  # of equal sums none contains another
         return tuple(sorted(seen))
     return tuple(
-        a
-        for a in sorted(seen)
-        if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in seen)
+        a for a in sorted(seen) if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in seen)
     )

@@ -60,11 +60,7 @@ def launch_work(case: Case, device: Device, stack: Stack) -> Work:
     operations = FORWARD_OPERATIONS + TENSOR_OPERATIONS * (np.asarray(case.tensor) > 1)
     operations = operations * (1 - stack.replays * np.asarray(case.recorded))
     forward = device.constants.launch_seconds * operations
-    return Work(
-        forward,
-        BACKWARD_OVER_FORWARD * forward,
-        _by_mode(case, attention=CORE_SHARE * forward, layer=forward),
-    )
+    return Work(forward, BACKWARD_OVER_FORWARD * forward, _by_mode(case, attention=CORE_SHARE * forward, layer=forward))
 
 
 def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
@@ -73,9 +69,7 @@ def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
     traffic = _traffic(case, device, stack)
     loss_forward, loss_backward = _score_bytes(case, device, stack)
     forward = device.product(positions, rows, case.hidden)
-    backward = device.product(positions, case.hidden, rows) + device.weight_gradient(
-        positions, rows, case.hidden
-    )
+    backward = device.product(positions, case.hidden, rows) + device.weight_gradient(positions, rows, case.hidden)
     return Ends(
         device.moved(12.0 * traffic * positions * case.hidden, 4),
         forward + device.moved(loss_forward * positions * rows, 6),
@@ -132,9 +126,7 @@ def _function_again(case: Case, device: Device, stack: Stack) -> Number:
 
 def _by_mode(case: Case, *, attention: Number, layer: Number) -> Number:
     mode = np.asarray(case.recompute)
-    return np.where(mode == LAYER, layer, np.where(mode == ATTENTION, attention, 0.0)) * recomputed_share(
-        case
-    )
+    return np.where(mode == LAYER, layer, np.where(mode == ATTENTION, attention, 0.0)) * recomputed_share(case)
 
 
 def _products(case: Case, device: Device) -> tuple[Number, ...]:
@@ -146,8 +138,7 @@ def _products(case: Case, device: Device) -> tuple[Number, ...]:
         products = layer.products(case)
         forward = [device.product(positions, p.columns, p.inner) for p in products]
         backward = sum(
-            device.product(positions, p.inner, p.columns)
-            + device.weight_gradient(positions, p.columns, p.inner)
+            device.product(positions, p.inner, p.columns) + device.weight_gradient(positions, p.columns, p.inner)
             for p in products
         )
         return sum(forward), 0.0 if layer.wiring.norm_reads_last_product else forward[-1], backward
@@ -185,8 +176,4 @@ def _score_bytes(case: Case, device: Device, stack: Stack) -> tuple[Number, Numb
 
 def _traffic(case: Case, device: Device, stack: Stack) -> Number:
     """Element-wise bytes over those of fused operations in 16 bits."""
-    return (
-        np.asarray(case.weight_bytes)
-        / 2
-        * (1.0 if stack.fused_elementwise else device.constants.eager_traffic)
-    )
+    return np.asarray(case.weight_bytes) / 2 * (1.0 if stack.fused_elementwise else device.constants.eager_traffic)

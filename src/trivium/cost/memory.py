@@ -197,9 +197,7 @@ def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
         for sharer in range(layout.sharers if _differ(plan) else 1)
     }
     places = {rank: layout.coordinate(rank) for rank in range(layout.world_size)}
-    return {
-        rank: dict(by_stage[layout.sharer(at) % len(by_stage)][at.pipeline]) for rank, at in places.items()
-    }
+    return {rank: dict(by_stage[layout.sharer(at) % len(by_stage)][at.pipeline]) for rank, at in places.items()}
 
 
 def _differ(plan: Plan) -> bool:
@@ -264,11 +262,7 @@ def _held(
         "opened": opened,
         "masters": np.where(narrow, c.master_bytes, 0) * np.where(zero >= 1, owned, trained),
         "moments": elements.state_bytes,
-        "activations": at.kept * left.whole
-        + at.recomputed * left.kept
-        + embedding
-        + at.headed * left.head
-        + logits,
+        "activations": at.kept * left.whole + at.recomputed * left.kept + embedding + at.headed * left.head + logits,
         "embedding": embedding,
         "logits": logits,
         "recomputed": np.where(np.asarray(at.recomputed_layers) > 0, left.whole - left.kept, 0),
@@ -359,9 +353,7 @@ def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Numbe
     copied = np.where(recasts, summed, 0)
     # Of the matrix that a rank works on: what was exchanged, the matrix, and two of an iteration.
     whole = np.where(np.asarray(c.matrices) > 0, WORKED_ON * largest_parameter(c, 0, 0), 0)
-    return (
-        c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * (widened + whole)
-    )
+    return c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * (widened + whole)
 
 
 def as_bytes(number: Number) -> int:

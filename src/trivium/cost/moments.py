@@ -93,9 +93,7 @@ def moments(
     return _not_exceeded(_moments(own, stages, every_layer, again, sums, waiting, begun))
 
 
-def moments_of_cases(
-    case: Case, schedule: Number | ScheduleName
-) -> Iterator[tuple[NDArray[np.int64], Moment]]:
+def moments_of_cases(case: Case, schedule: Number | ScheduleName) -> Iterator[tuple[NDArray[np.int64], Moment]]:
     """Moments such that each plan's worst is among them: which plans, and the n-th moment of each, every field an array
     with one entry for each of these plans. The first moments are of all.
 
@@ -170,9 +168,7 @@ def _moments(
     micro-batches whose weight gradients are put off."""
     held = np.concatenate(sums)
     rank = np.repeat(np.arange(len(own)), [len(of_rank) for of_rank in sums])
-    first, last = (
-        np.array([s[end] == stage for s in own])[rank] for end, stage in ((0, 0), (-1, stages - 1))
-    )
+    first, last = (np.array([s[end] == stage for s in own])[rank] for end, stage in ((0, 0), (-1, stages - 1)))
     kept, put_off = layers - again, np.array(waiting)
     moment = Moment(
         layers=layers.sum(1)[rank],

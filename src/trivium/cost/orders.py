@@ -45,17 +45,12 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
         )
     match name:
         case "gpipe" | "1f1b":
-            rows = [
-                alternate([r] * m, [stages + r] * m, warmup=m if name == "gpipe" else p - r - 1)
-                for r in range(p)
-            ]
+            rows = [alternate([r] * m, [stages + r] * m, warmup=m if name == "gpipe" else p - r - 1) for r in range(p)]
         case "interleaved":
             chunk = [c * p for _ in range(m // p) for c in range(chunks) for _ in range(p)]
             rows = [
                 alternate(
-                    [c + r for c in chunk],
-                    [2 * stages - p - c + r for c in chunk],
-                    warmup=2 * (p - r - 1) + stages - p,
+                    [c + r for c in chunk], [2 * stages - p - c + r for c in chunk], warmup=2 * (p - r - 1) + stages - p
                 )
                 for r in range(p)
             ]
@@ -66,9 +61,7 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
         case "1f1b-split":
             rows = [_split(r, p - r - 1, p, m) for r in range(p)]
         case "given" | "zb-turns":
-            raise ConfigError(
-                f"schedule '{name}' for {p} ranks has stages that go no common way: see its table"
-            )
+            raise ConfigError(f"schedule '{name}' for {p} ranks has stages that go no common way: see its table")
     rank_of = np.arange(stages) % p
     if name == "zb-v":
         rank_of = np.minimum(np.arange(stages), stages - 1 - np.arange(stages))

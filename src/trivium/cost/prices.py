@@ -10,12 +10,7 @@ from trivium.cost.collectives import Road, all_gather_seconds, all_reduce_second
 from trivium.cost.context import context_seconds
 from trivium.cost.kernels import Device
 from trivium.cost.layer import ends_work, launch_work, layer_work, recomputed_share
-from trivium.cost.overlap import (
-    moved_when_triggered,
-    pipelined_seconds,
-    tiled_seconds,
-    tiles_of,
-)
+from trivium.cost.overlap import moved_when_triggered, pipelined_seconds, tiled_seconds, tiles_of
 from trivium.cost.rank_parameters import layer_parameters, table_parameters
 from trivium.cost.setting import Setting
 from trivium.plan.layers.layer import HALVES
@@ -108,9 +103,9 @@ def prices(at: Setting) -> Prices:
         embedding_forward=Piece(ends.embedding, tensor, 0.0, gathered).times(slowness),
         embedding_backward=Piece(ends.embedding / 2, tensor / 2, 0.0, twice * scattered).times(slowness),
         head_forward=Piece(ends.head_forward, small, 0.0, gathered).times(slowness),
-        head_backward=Piece(
-            ends.head_backward, _backward_messages(at, tensor).sent, 0.0, gathered + scattered
-        ).times(slowness),
+        head_backward=Piece(ends.head_backward, _backward_messages(at, tensor).sent, 0.0, gathered + scattered).times(
+            slowness
+        ),
         transfer=_transfer_seconds(at) * slowness,
     )
 

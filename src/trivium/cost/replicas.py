@@ -107,9 +107,7 @@ def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     # A recorded backward is over before anything of it is reduced.
     reduced = np.where(at.is_replayed, moving, _beside_last_backward(at, pieces, fullest, moving))
     earlier = np.where(often, (at.case.micro_batches - 1) * at.added(forward + backward, reduce), 0.0)
-    next_to_it = (
-        optimizer_seconds(at, fullest) if stack.gathers_with_update else forward * _micro_batches_beside(at)
-    )
+    next_to_it = optimizer_seconds(at, fullest) if stack.gathers_with_update else forward * _micro_batches_beside(at)
     return reduced + earlier + np.where(whole, 0.0, at.added(next_to_it, gather))
 
 
@@ -168,9 +166,7 @@ def _ends_seconds(at: Setting) -> Number:
     sliced = (np.asarray(case.zero) >= 1) & at.stack.buckets
     owned = np.where(sliced, case.sharers, 1)
     table = table_parameters(case) / owned * case.gradient_bytes
-    apart = (
-        (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1) & (np.asarray(case.ends_together) == 0)
-    )
+    apart = (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1) & (np.asarray(case.ends_together) == 0)
     of_two = np.where(apart, send_seconds(table, at.road_to(case.pipeline, at.strides.pipeline)), 0.0)
     of_all = all_reduce_seconds(table, case.pipeline, at.road(case.pipeline, at.strides.pipeline))
     return np.where(np.asarray(case.turns) > 0, of_all, of_two)
@@ -188,10 +184,6 @@ def _buckets(at: Setting, elements: Number) -> Number:
 def _agreement_seconds(at: Setting) -> Number:
     """What all ranks agree on before the update, loss and norm of the gradient: a few numbers along each axis."""
     case, strides = at.case, at.strides
-    axes = (
-        (case.replicas, strides.replicas),
-        (case.tensor, strides.tensor),
-        (case.pipeline, strides.pipeline),
-    )
+    axes = ((case.replicas, strides.replicas), (case.tensor, strides.tensor), (case.pipeline, strides.pipeline))
     seconds: Number = sum(all_reduce_seconds(AGREED_BYTES, n, at.road(n, stride)) for n, stride in axes)
     return seconds

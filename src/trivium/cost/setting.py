@@ -5,13 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trivium.cost.case import Case
-from trivium.cost.collectives import (
-    Road,
-    Strides,
-    default_strides,
-    road_between,
-    road_to_neighbour,
-)
+from trivium.cost.collectives import Road, Strides, default_strides, road_between, road_to_neighbour
 from trivium.cost.constants import Constants
 from trivium.cost.hardware import Machine
 from trivium.cost.kernels import Device
@@ -60,9 +54,7 @@ class Setting:
     def slowness(self) -> Number:
         """Return the factor on the pipeline's seconds: the slowest of many nodes, and what is known of the stack."""
         shared = self.machine.sharing == "shared"
-        nodes = (
-            1.0 if shared else np.maximum(1.0, np.asarray(self.case.ranks) / self.machine.devices_per_node)
-        )
+        nodes = 1.0 if shared else np.maximum(1.0, np.asarray(self.case.ranks) / self.machine.devices_per_node)
         known = self.constants.remote_memory if self.stack.remote_memory else 1.0
         return known * (1 + self.constants.straggler * np.log2(nodes))
 

@@ -19,29 +19,21 @@ class Stack(Config):
 
     name: str
     fused_elementwise: bool  # neighbouring element-wise operations are one kernel
-    fused_accumulation: bool = (
-        False  # the product of a weight gradient adds to the gradient: no extra traffic
-    )
+    fused_accumulation: bool = False  # the product of a weight gradient adds to the gradient: no extra traffic
     overlaps_tensor: bool = False  # tensor collectives of the backward run beside weight-gradient products
     overlaps_tensor_forward: bool = False  # those of the forward are pipelined with the products beside them
-    gathers_again: bool = (
-        False  # under sequence parallelism the backward gathers kept positions of inputs again
-    )
+    gathers_again: bool = False  # under sequence parallelism the backward gathers kept positions of inputs again
     blocking_transfers: bool = True  # a rank waits while what it sends to the next stage is under way
     overlaps_data: bool = False  # gradients are reduced while the last micro-batch's backward runs
     reduces_by_chunk: bool = False  # a chunk's gradients are reduced once its last micro-batch is done
     attention: Annotated[float, Field(gt=0, le=1)] | None = None  # of peak, where its kernel is a known one
-    reduces_often: bool = (
-        True  # at ZeRO stage 2 after every micro-batch, as it keeps no whole sum of gradients
-    )
+    reduces_often: bool = True  # at ZeRO stage 2 after every micro-batch, as it keeps no whole sum of gradients
     gathers_by_parameter: bool = False  # at ZeRO stage 3 into a list of parts, and nothing runs beside it
     gathers_with_update: bool = False  # weights, while the next are updated; else beside the next forward
     overlaps_context: bool = False  # keys and values of a ring are under way while others are attended to
     fused_loss: bool = False  # softmax and its gradient are one pass over the scores
     buckets: bool = False  # gradients are summed over replicas part by part (plan/buckets.py)
-    split_transfers: bool = (
-        True  # tensor ranks send a slice each between stages, and gather it inside the node
-    )
+    split_transfers: bool = True  # tensor ranks send a slice each between stages, and gather it inside the node
     tile_triggered: bool = False  # simulated hardware: products are reduced tile by tile (cost/overlap.py)
     compiled: bool = False  # blocks, loss and update, by torch.compile
     replays: bool = False  # a recorded step's kernels are asked for at once: none waits for its host

@@ -90,9 +90,7 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
             total["all_reduce"] += passes * layer.sums * sizes.per_token
     if stage == plan.last_stage:
         enters += 1
-        total["all_reduce"] += (
-            3 * sizes.per_token
-        )  # largest score; sum of exponentials and the target's score
+        total["all_reduce"] += 3 * sizes.per_token  # largest score; sum of exponentials and the target's score
     embeds = int(stage == 0)
     if plan.sequence_parallel:
         # What enters is gathered forward, and again for the gradients of the weights.
@@ -120,9 +118,7 @@ def _exchange(plan: Plan, layer: int, exchanged: Exchanged, positions: int, rank
     if plan.context_attention == "ring":
         keys_and_values = int(exchanged.ring) * positions
         forwards = 1 + (mode != "none")
-        return Counter(
-            send=(forwards + 1) * (ranks - 1) * keys_and_values * narrow + ranks * keys_and_values * wide
-        )
+        return Counter(send=(forwards + 1) * (ranks - 1) * keys_and_values * narrow + ranks * keys_and_values * wide)
     into, out = int(exchanged.into) * positions * narrow, int(exchanged.out) * positions * narrow
     # Recomputing the core alone stops at its last kept tensor, before the exchange of its result.
     again = {"none": 0, "attention": into, "layer": into + out}[mode]

@@ -25,9 +25,7 @@ from trivium.seeds import seed_for
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS_PER_BATCH = 8  # texts generated in one batch
-MAX_TOKENIZED_CHARACTERS = (
-    1 << 24
-)  # length of the requests that are tokenized at one time; their ids take about 0.5 GB
+MAX_TOKENIZED_CHARACTERS = 1 << 24  # length of the requests that are tokenized at one time; their ids take about 0.5 GB
 
 
 class NativeScorer:
@@ -42,9 +40,7 @@ class NativeScorer:
         self.model, self.tokenizer, self._progress = model, tokenizer, progress
 
     @classmethod
-    def open(
-        cls, checkpoint: str | Path, tokenizer: str | Path, *, mesh: Mesh | None = None
-    ) -> "NativeScorer":
+    def open(cls, checkpoint: str | Path, tokenizer: str | Path, *, mesh: Mesh | None = None) -> "NativeScorer":
         """Open a checkpoint directory, or the newest checkpoint of a run's `checkpoints` folder, with a
         tokenizer.json.
 
@@ -76,11 +72,7 @@ class NativeScorer:
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
         """Return the log-likelihood in nats of each continuation given its context."""
-        return [
-            answer
-            for some in portions(requests, MAX_TOKENIZED_CHARACTERS)
-            for answer in self._loglikelihood(some)
-        ]
+        return [answer for some in portions(requests, MAX_TOKENIZED_CHARACTERS) for answer in self._loglikelihood(some)]
 
     def _loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
         encoded = encode_all(requests, self.tokenizer)

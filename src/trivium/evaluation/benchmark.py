@@ -13,14 +13,7 @@ from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import Definition, Shots, Wording
 from trivium.evaluation.tasks.readers import read_examples
 from trivium.evaluation.tasks.rows import Rows
-from trivium.evaluation.tasks.task import (
-    Example,
-    Task,
-    Template,
-    choose_examples,
-    choose_shots,
-    others_than,
-)
+from trivium.evaluation.tasks.task import Example, Task, Template, choose_examples, choose_shots, others_than
 from trivium.progress import Progress, silent
 
 FORMAT = "trivium-task-results-1"

@@ -56,9 +56,7 @@ class Row:
             self.tokens.append(token)
         for place in range(len(read) - window.answer, len(read)):
             behind = place - self.trunk
-            self.asks.append(
-                Ask(number, place if behind < 0 else self.trunk + path[behind], window.ids[place + 1])
-            )
+            self.asks.append(Ask(number, place if behind < 0 else self.trunk + path[behind], window.ids[place + 1]))
         self._path = path
 
     def _common(self, read: Sequence[int]) -> int:

@@ -14,9 +14,7 @@ class Sampling(Config):
     """Sampling of text from the model's predictions."""
 
     max_tokens: Positive = 60  # tokens generated per prompt at most
-    temperature: Annotated[float, Field(ge=0)] = (
-        0.8  # 0 selects the most likely token, whatever top_k and top_p are
-    )
+    temperature: Annotated[float, Field(ge=0)] = 0.8  # 0 selects the most likely token, whatever top_k and top_p are
     top_k: NotNegative = 0  # sample from the k most likely tokens; 0 allows all
     top_p: Annotated[float, Field(gt=0, le=1)] = (
         0.9  # sample from the most likely tokens that together reach this probability
@@ -55,9 +53,7 @@ class BenchmarkConfig(AskingConfig, Bootstraps):
         "few",  # "few" is the number that the paper used for the task
     )
     limit: Positive | None = None  # questions per task, chosen by the seed; None uses all
-    shots_drawn: Literal["each", "once"] = (
-        "each"  # "each" draws shots for every question, "once" for every task
-    )
+    shots_drawn: Literal["each", "once"] = "each"  # "each" draws shots for every question, "once" for every task
 
 
 class IncontextConfig(AskingConfig):

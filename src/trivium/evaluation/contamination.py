@@ -28,9 +28,7 @@ class Overlap:
 
     def flags(self, examples: Sequence[Example]) -> list[bool]:
         """Return for each question whether any of its n-grams occurs in the corpus."""
-        return [
-            any(key in self._found for key in keys_of(text_looked_for(e), self._config)) for e in examples
-        ]
+        return [any(key in self._found for key in keys_of(text_looked_for(e), self._config)) for e in examples]
 
 
 def text_looked_for(example: Example) -> str:

@@ -41,15 +41,7 @@ def question_digests(benchmarks: Sequence[Benchmark], config: BenchmarkConfig) -
         task, digest = benchmark.task, hashlib.sha256()
         draws = any(benchmark.definition.shots(shots) for shots in config.shots)
         for one in (*task.examples, *(task.pool if draws else ())):
-            told = (
-                one.id,
-                one.document,
-                one.context,
-                one.contexts,
-                one.choices,
-                one.answer,
-                dict(one.groups),
-            )
+            told = (one.id, one.document, one.context, one.contexts, one.choices, one.answer, dict(one.groups))
             digest.update(repr(told).encode("utf-8", "surrogatepass"))
         digests[f"questions of task {benchmark.name}"] = digest.hexdigest()[:16]
     return digests

@@ -28,9 +28,7 @@ def read_blocks(path: Path) -> list[Block]:
     try:
         return [Block(**block) for block in read_json(path)]
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(
-            f"{path} cannot be read as blocks of pair numbers ({error}); download it again"
-        ) from None
+        raise DataError(f"{path} cannot be read as blocks of pair numbers ({error}); download it again") from None
 
 
 def read_predictions(path: Path) -> list[str]:

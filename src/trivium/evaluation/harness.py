@@ -137,9 +137,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         # If a tokenizer merges a continuation into its context, the harness may leave no continuation id, and an empty
         # continuation would have probability 1. Use the ids of `trivium evaluate` then, which spell it.
         asked = [
-            Encoded(context, continuation)
-            if continuation
-            else encode_all([Request(*text)], self.scorer.tokenizer)[0]
+            Encoded(context, continuation) if continuation else encode_all([Request(*text)], self.scorer.tokenizer)[0]
             for text, context, continuation in requests
         ]
         # Use one window per request, as the harness's Hugging Face model does.

@@ -88,9 +88,7 @@ class Outcome:
 def study_of(of: Definition, rows: Rows, config: IncontextConfig) -> Study:
     """Build the study of a task. Raises DataError if the task has no choices."""
     if of.scoring != "likelihood":
-        raise DataError(
-            f"task {of.name} has no choices to score; name a multiple-choice task, as hans or boolq"
-        )
+        raise DataError(f"task {of.name} has no choices to score; name a multiple-choice task, as hans or boolq")
     asking = BenchmarkConfig(limit=config.limit, seed=config.seed, wording=config.wording)
     other = "harness" if config.wording == "paper" else "paper"
     variant = prepare(of, rows, asking.model_copy(update={"wording": other}))
@@ -105,9 +103,7 @@ def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> d
     balance, unbalanced = _possible(_balances(study, at))
     source, unsourced = _possible(_sources(study, at))
     conditions: dict[str, dict[str, list[Draw]]] = {
-        "shots": {
-            str(k): [drawn(task, k, config.seed, d) for d in range(config.draws)] for k in config.shots
-        },
+        "shots": {str(k): [drawn(task, k, config.seed, d) for d in range(config.draws)] for k in config.shots},
         "order": {
             str(o): [in_order(drawn(task, at, config.seed, 0), order)]
             for o, order in enumerate(orders(config.orders, at, config.seed))
@@ -188,9 +184,7 @@ def _outcome(study: Study, scorer: Likelihoods, draw: Draw, *, calibrated: bool)
     empty = without_content(scores[count:]) if nothing else None
     gold = np.asarray([e.answer for e in task.examples])
     cut = float(np.mean([a.truncated for a in answers[: len(requests)]]))
-    return Outcome(
-        scores[:count], nats.reshape(-1, choices)[:count], gold, cut, shots if same_shots else [], empty
-    )
+    return Outcome(scores[:count], nats.reshape(-1, choices)[:count], gold, cut, shots if same_shots else [], empty)
 
 
 def _scored(task: Task, scorer: Likelihoods, asked: Sequence[Request], answers: Sequence[Scored]) -> Scores:
@@ -212,9 +206,7 @@ def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     mean, count = float(np.mean(accuracies)), len(gold)
     error, bins = calibration_error(first.scores, gold)
     corrected = [
-        float((contextual(o.scores, o.empty).argmax(1) == gold).mean())
-        for o in outcomes
-        if o.empty is not None
+        float((contextual(o.scores, o.empty).argmax(1) == gold).mean()) for o in outcomes if o.empty is not None
     ]
     thresholds = [t for o in outcomes if (t := threshold_accuracy(o.scores, gold)) is not None]
     two = first.nats.shape[1] == 2
@@ -279,10 +271,7 @@ def _balances(study: Study, shots: int) -> dict[str, Making]:
     def mixed() -> list[Draw]:
         each = [alone(label) for label in range(len(labels))]
         # Shuffle the order for each draw: in a fixed order, the same label would always come last.
-        return [
-            in_order(in_turn([several[d] for several in each], shots, d), order(shots, seed, d))
-            for d in draws
-        ]
+        return [in_order(in_turn([several[d] for several in each], shots, d), order(shots, seed, d)) for d in draws]
 
     return {"balanced": mixed, **{f"only{label}": partial(alone, k) for k, label in enumerate(labels)}}
 
@@ -319,9 +308,7 @@ def _without_content(of: Definition, rows: Rows, config: IncontextConfig) -> tup
     if of.reader not in BY_FIELDS:
         return NOTHING
     prompt, fields = of.prompts(config.wording).prompt, completed(rows.asked[0], of)
-    return tuple(
-        prompt.format_map({**dict.fromkeys(fields, text), "sentence": as_sentence(text)}) for text in NOTHING
-    )
+    return tuple(prompt.format_map({**dict.fromkeys(fields, text), "sentence": as_sentence(text)}) for text in NOTHING)
 
 
 def _lead(outcome: Outcome) -> Scores:
@@ -333,9 +320,7 @@ def _lead(outcome: Outcome) -> Scores:
     return found
 
 
-def _margins_by_group(
-    task: Task, margins: Scores, gold: Labels, labels: Sequence[str] | None
-) -> Mapping[str, Any]:
+def _margins_by_group(task: Task, margins: Scores, gold: Labels, labels: Sequence[str] | None) -> Mapping[str, Any]:
     """Return a histogram for each group of the first grouping."""
     name = next(iter(task.examples[0].groups), None)
     if name is None or labels is None:

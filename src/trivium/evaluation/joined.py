@@ -47,8 +47,7 @@ def loses(earlier: Tree, tree: Tree) -> bool:
                 return True
     points = {point["step"]: point for point in tree["series"]}
     return any(
-        point["step"] not in points or _lacks(points[point["step"]], point)
-        for point in earlier.get("series", [])
+        point["step"] not in points or _lacks(points[point["step"]], point) for point in earlier.get("series", [])
     )
 
 

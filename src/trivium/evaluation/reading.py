@@ -51,9 +51,7 @@ def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
     for rows in batch.rounds:
         cache.mask = _mask(rows, lengths, width, model.dtype)
         depths = _padded([row.depths for row in rows], model.device)
-        positions = (lengths + depths).clamp(
-            max=model.model.sequence - 1
-        )  # clamp the positions of padding as well
+        positions = (lengths + depths).clamp(max=model.model.sequence - 1)  # clamp the positions of padding as well
         tokens = _padded([row.tokens for row in rows], model.device)
         hidden = model.hidden(tokens, positions=positions, cache=cache)
         in_rows = [
@@ -65,9 +63,7 @@ def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
         _compare(model, hidden, in_rows, totals)
 
 
-def _compare(
-    model: WholeModel, hidden: Tensor | None, asks: Sequence[tuple[int, Ask]], totals: Totals
-) -> None:
+def _compare(model: WholeModel, hidden: Tensor | None, asks: Sequence[tuple[int, Ask]], totals: Totals) -> None:
     """Score the requested positions.
 
     hidden: [S, B, H]. asks: flattened index of position and sequence, and the prediction wanted there. Logits are

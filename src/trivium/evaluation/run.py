@@ -75,14 +75,11 @@ def requests_about(task: Task, example: Example, shots: Sequence[Example]) -> li
     """Return one request per choice of one example after these shots. Equal contexts are one string."""
     prompts = [task.template.prompt(example, shots, number) for number in range(len(example.contexts) or 1)]
     return [
-        Request(prompts[number if example.contexts else 0], choice)
-        for number, choice in enumerate(example.choices)
+        Request(prompts[number if example.contexts else 0], choice) for number, choice in enumerate(example.choices)
     ]
 
 
-def right(
-    task: Task, answers: Sequence[Scored], alone: Sequence[Scored] | None = None
-) -> dict[str, list[bool]]:
+def right(task: Task, answers: Sequence[Scored], alone: Sequence[Scored] | None = None) -> dict[str, list[bool]]:
     """Return for each normalisation whether each example was answered correctly; the headline normalisation comes
     first.
 
@@ -133,9 +130,7 @@ def result_of(
     correct = by_normalisation[headline]
     known = right(task, baseline)[headline] if baseline else None
     nats = _nats_per_byte(task, answers)
-    interval = bootstrap_mean(
-        nats, seed=seed, name=task.name, confidence=config.confidence, resamples=config.resamples
-    )
+    interval = bootstrap_mean(nats, seed=seed, name=task.name, confidence=config.confidence, resamples=config.resamples)
     return {
         "accuracy": _share(correct),
         "interval": list(wilson(sum(correct), len(correct), confidence=config.confidence)),

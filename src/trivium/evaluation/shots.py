@@ -16,12 +16,7 @@ class TooFewError(DataError):
 
 
 def drawn(
-    task: Task,
-    shots: int,
-    seed: int,
-    draw: int,
-    keep: Callable[[Example], bool] | None = None,
-    whose: str = "",
+    task: Task, shots: int, seed: int, draw: int, keep: Callable[[Example], bool] | None = None, whose: str = ""
 ) -> Draw:
     """Draw shots that are used for every question, from examples that are not questions.
 

@@ -19,9 +19,7 @@ class Interval(NamedTuple):
 def wilson(successes: int, trials: int, *, confidence: float = 0.95) -> Interval:
     """Return the Wilson interval (1927) of a share. It is valid for few trials and for 0 or all successes."""
     if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(
-            f"{successes} successes of {trials} trials: a share needs 0 <= successes <= trials >= 1"
-        )
+        raise ValueError(f"{successes} successes of {trials} trials: a share needs 0 <= successes <= trials >= 1")
     found = stats.binomtest(successes, trials).proportion_ci(confidence, method="wilson")
     return Interval(float(found.low), float(found.high))
 

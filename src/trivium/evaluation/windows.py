@@ -54,9 +54,7 @@ def encode_all(requests: Sequence[Request], tokenizer: Tokenizer) -> list[Encode
         if pair not in inside:
             return Encoded(before, both[len(before) :])
         rest = inside[pair]
-        return (
-            _after_last_shared(before, both, tokenizer.before_text) if rest is None else Encoded(before, rest)
-        )
+        return _after_last_shared(before, both, tokenizer.before_text) if rest is None else Encoded(before, rest)
 
     return [encoded(pair) for pair in pairs]
 

@@ -49,9 +49,7 @@ def read(config: Config, where: str) -> Tree:
     """The settings of a model from its config.json."""
     share = _share(config)
     if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
-        raise DataError(
-            f"{where}: the share of rotated columns is {share!r}, and must be above 0 and at most 1"
-        )
+        raise DataError(f"{where}: the share of rotated columns is {share!r}, and must be above 0 and at most 1")
     head = config["hidden_size"] // config["num_attention_heads"]
     columns = int(head * share)
     function = config.get("hidden_act", "gelu")
@@ -174,13 +172,7 @@ FAMILY = Family(
             "norm_position": "before",
         }
     ),
-    sizes=(
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "intermediate_size",
-        "max_position_embeddings",
-    ),
+    sizes=("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings"),
     must=MappingProxyType({"attention_bias": (True,), "quantization_config": (None,)}),
     read=read,
     write=write,

@@ -84,11 +84,7 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
         "seed": None,
         "plan": to_tree(plan),
         "data": _tokenizer(folder),
-        "imported_from": {
-            "folder": folder.name,
-            "architecture": config["architectures"],
-            "marks": marks_of(config),
-        },
+        "imported_from": {"folder": folder.name, "architecture": config["architectures"], "marks": marks_of(config)},
     }
     root.mkdir(parents=True, exist_ok=True)
     for name in words_in(folder):
@@ -106,9 +102,7 @@ def _refuse_other_words(folder: Path, root: Path) -> None:
     """Raise ConfigError if tokenizer files would be replaced by different ones."""
     for name in words_in(folder):
         if (root / name).is_file() and not filecmp.cmp(folder / name, root / name, shallow=False):
-            raise ConfigError(
-                f"{root / name} exists already and differs from {folder / name}; choose another --to"
-            )
+            raise ConfigError(f"{root / name} exists already and differs from {folder / name}; choose another --to")
 
 
 def _refuse_missing(where: Mapping[str, Held], rows: Iterable[Twin], folder: Path) -> None:
@@ -125,9 +119,7 @@ def _dtype(where: Mapping[str, Held], rows: Iterable[Twin], folder: Path) -> str
     if unknown:
         raise DataError(f"{folder}: tensor '{used[unknown[0]]}' is {unknown[0]}; known: {', '.join(_OURS)}")
     widest = next(dtype for dtype in _OURS if dtype in used)
-    return (
-        "F32" if widest == "BF16" and "F16" in used else widest
-    )  # neither of the two can represent the other
+    return "F32" if widest == "BF16" and "F16" in used else widest  # neither of the two can represent the other
 
 
 def _part(twin: Twin, where: Mapping[str, Held], folder: Path, dtype: torch.dtype) -> Part:
@@ -168,14 +160,10 @@ def _named(folder: Path) -> list[Path]:
     if not index.is_file():
         found = sorted(folder.glob("*.safetensors"))
         if not found:
-            raise DataError(
-                f"{folder} holds no .safetensors files; other formats can run code and are not read"
-            )
+            raise DataError(f"{folder} holds no .safetensors files; other formats can run code and are not read")
         return found
     listed = read_settings(index).get("weight_map")
-    names = (
-        set(listed.values()) if isinstance(listed, dict) and all(map(_is_name, listed.values())) else set()
-    )
+    names = set(listed.values()) if isinstance(listed, dict) and all(map(_is_name, listed.values())) else set()
     if not names:
         raise DataError(f"{index} has no weight_map of tensors to files beside it; download the folder again")
     return [folder / name for name in sorted(names)]

@@ -27,10 +27,7 @@ from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 
 FILE_BYTES = 5_000_000_000  # transformers' default size of a file
 TOLERANCE = 1e-5  # maximum difference of logits, relative to the largest logit if that is above 1
-_PRECISIONS: tuple[Dtype, ...] = (
-    "fp32",
-    "fp64",
-)  # precisions of the comparison, tried until the logits agree
+_PRECISIONS: tuple[Dtype, ...] = ("fp32", "fp64")  # precisions of the comparison, tried until the logits agree
 # The comparison uses the full sequence if each model then takes a few seconds and a few GB. Otherwise the sequence
 # is halved, down to MIN_POSITIONS.
 ROWS, MIN_POSITIONS, MAX_FLOPS, MAX_BYTES = 2, 64, 1e12, 2 << 30

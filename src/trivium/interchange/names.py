@@ -61,9 +61,7 @@ def _twin(row: Parameter, names: Names) -> Twin:
 
 
 def _alike(row: Parameter, theirs: str, *, transposed: bool) -> Twin:
-    return Twin(
-        row, (theirs,), lambda w: (_turned(w, transposed),), lambda there: _turned(there[0], transposed)
-    )
+    return Twin(row, (theirs,), lambda w: (_turned(w, transposed),), lambda there: _turned(there[0], transposed))
 
 
 def _turned(w: torch.Tensor, transposed: bool) -> torch.Tensor:

@@ -43,10 +43,7 @@ class Amount(NamedTuple):
 def fused(rule: AdamW, slices: Sequence[Slice], amount: Amount, divisor: Tensor | None) -> None:
     """Update slices by torch's fused kernel, which divides fp32 gradients by `divisor` if it is given."""
     for decays in (True, False):
-        parts = [
-            (each, slice(0, each.decayed) if decays else slice(each.decayed, len(each.master)))
-            for each in slices
-        ]
+        parts = [(each, slice(0, each.decayed) if decays else slice(each.decayed, len(each.master))) for each in slices]
         parts = [(each, where) for each, where in parts if where.stop > where.start]
         if not parts:
             continue
@@ -131,11 +128,7 @@ def update_(state: State, grad: Tensor, factor: Tensor, numbers: Tensor, decayed
 
 
 def update_all_(
-    states: Iterable[Sequence[Any]],
-    grads: Sequence[Tensor],
-    factor: Tensor,
-    numbers: Tensor,
-    decayed: Sequence[Tensor],
+    states: Iterable[Sequence[Any]], grads: Sequence[Tensor], factor: Tensor, numbers: Tensor, decayed: Sequence[Tensor]
 ) -> None:
     """Call `update_` for several slices. states: their masters, first moments, second moments and weights."""
     for *state, grad, until in zip(*states, grads, decayed, strict=True):

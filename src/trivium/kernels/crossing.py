@@ -11,10 +11,7 @@ import numpy as np
 import torch
 
 Tensor = torch.Tensor
-PIECE_BYTES, AHEAD = (
-    64 << 20,
-    2,
-)  # of pinned memory that fetched tensors come through, and how many beside the newest
+PIECE_BYTES, AHEAD = (64 << 20, 2)  # of pinned memory that fetched tensors come through, and how many beside the newest
 
 
 def sent(x: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:

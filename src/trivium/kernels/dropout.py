@@ -17,16 +17,12 @@ class DropoutKey:
     sequence: int
 
 
-def keyed_dropout(
-    x: torch.Tensor, rate: float, *, site: str, key: DropoutKey, positions: torch.Tensor
-) -> torch.Tensor:
+def keyed_dropout(x: torch.Tensor, rate: float, *, site: str, key: DropoutKey, positions: torch.Tensor) -> torch.Tensor:
     """Zero elements with probability `rate` and scale the rest; x [S here, B, H], positions [S here].
 
     The mask of a sample covers all its positions, whoever holds them; this rank takes its own.
     """
-    masks = [
-        _mask(x, rate, seed_for(key.seed, "dropout", site, key.step, n), key.sequence) for n in key.samples
-    ]
+    masks = [_mask(x, rate, seed_for(key.seed, "dropout", site, key.step, n), key.sequence) for n in key.samples]
     return x * torch.stack([m[positions] for m in masks], dim=1).to(x.dtype) / (1 - rate)
 
 

@@ -65,14 +65,7 @@ def attend(
 
 
 def gradients(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    known: Known,
-    *,
-    triangle: bool = False,
-    mask: Tensor | None = None,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, known: Known, *, triangle: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of q, k and v of a tile. What is known is over all keys, not those of the tile alone: what the kernel takes for
     a key's share of the tile is then its share of all."""

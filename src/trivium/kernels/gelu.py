@@ -47,9 +47,7 @@ class Gelu:
     def value_again(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """GELU of x, and its pullback; a processor's writes the slope in place of a large x."""
         if not _is_taken_apart(x):
-            return F.gelu(x, approximate="tanh"), lambda grad: torch.ops.aten.gelu_backward(
-                grad, x, approximate="tanh"
-            )
+            return F.gelu(x, approximate="tanh"), lambda grad: torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
         x = x.contiguous()
         y = torch.empty_like(x)
         _by_pieces(x, y, slope=x)

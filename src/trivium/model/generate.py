@@ -109,18 +109,14 @@ def pick(logits: torch.Tensor, choice: Choice, *, uniform: float) -> int:
     if choice.temperature == 0:
         return int(logits.argmax())
     scores = logits.double().cpu().numpy()
-    with np.errstate(
-        over="ignore"
-    ):  # at a temperature that is hardly any, all but the likeliest weigh nothing
+    with np.errstate(over="ignore"):  # at a temperature that is hardly any, all but the likeliest weigh nothing
         weights = np.exp((scores - scores.max()) / choice.temperature)
     cumulative = np.where(weights >= _least(weights, choice), weights, 0.0).cumsum()
     found = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(found, int(np.flatnonzero(weights)[-1]))
 
 
-def penalised(
-    logits: torch.Tensor, texts: Sequence[Sequence[int]], penalties: Sequence[float]
-) -> torch.Tensor:
+def penalised(logits: torch.Tensor, texts: Sequence[Sequence[int]], penalties: Sequence[float]) -> torch.Tensor:
     """logits [B, V] with those of tokens that stand in the text lowered (Keskar et al. 2019, arXiv 1909.05858).
 
     A positive score is divided by the penalty, a negative one multiplied: either way it falls.
@@ -196,9 +192,7 @@ def _choose(model: WholeModel, hidden: torch.Tensor | None, drafts: Sequence[Dra
     if hidden is not None:
         logits = finite(model.predict(hidden))
         if any(d.choice.repetition_penalty != 1 for d in drafts):
-            logits = penalised(
-                logits, [d.text for d in drafts], [d.choice.repetition_penalty for d in drafts]
-            )
+            logits = penalised(logits, [d.text for d in drafts], [d.choice.repetition_penalty for d in drafts])
         if all(d.choice.temperature == 0 for d in drafts):
             ids = logits.argmax(-1)
         else:

@@ -42,9 +42,7 @@ class Stage(nn.Module):
         }
         borrowed = TOKENS in self.table and not self.is_first
         self.embedding = Embedding(model, region, borrowed=borrowed) if TOKENS in self.table else None
-        blocks = {
-            str(n): module_of(model.each_layer[n], Around(n, region, context, plan.recompute)) for n in layers
-        }
+        blocks = {str(n): module_of(model.each_layer[n], Around(n, region, context, plan.recompute)) for n in layers}
         self.layers = nn.ModuleDict(blocks)
         self.head = Head(model, region) if self.is_last else None
         if plan.compiled:

@@ -49,12 +49,7 @@ class WholeModel:
     """
 
     def __init__(
-        self,
-        model: ModelShape,
-        *,
-        precision: Dtype,
-        device: torch.device | None = None,
-        mesh: Mesh | None = None,
+        self, model: ModelShape, *, precision: Dtype, device: torch.device | None = None, mesh: Mesh | None = None
     ) -> None:
         mesh = mesh or Mesh.single(device)
         plan = answering_plan(model, mesh.layout, precision)
@@ -137,9 +132,7 @@ class WholeModel:
         tokens [S, B]; positions [S, B], None for 0, 1, …; cache: of what was read before.
         """
         inputs = Inputs(tokens=tokens, positions=positions, memory=cache)
-        if cache is not None and any(
-            self.model.form_of(n).window is not None for n in range(self.model.layers)
-        ):
+        if cache is not None and any(self.model.form_of(n).window is not None for n in range(self.model.layers)):
             cache.place(inputs.numbers.expand_as(tokens).T)
         x = None
         for number, stage in self.stages.items():

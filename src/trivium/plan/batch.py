@@ -61,9 +61,7 @@ class Batch(Config):
             steps = max(0, math.ceil((until - sample) / size))
             step, sample = step + steps, sample + steps * size
         table.append(Segment(step, sample, self.sequences))
-        return tuple(
-            s for s, after in zip(table, [*table[1:], None], strict=True) if after is None or after[0] > s[0]
-        )
+        return tuple(s for s, after in zip(table, [*table[1:], None], strict=True) if after is None or after[0] > s[0])
 
     def at(self, step: int) -> Step:
         """The samples of a step, counted from 0."""

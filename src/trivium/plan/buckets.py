@@ -96,9 +96,7 @@ def bucket_elements(sharers: int) -> int:
     return BUCKET_ELEMENTS * min(max(1, sharers // SHARERS_OF_ONE), MOST_TIMES)
 
 
-def in_buckets(
-    items: Iterable[Entry], room_of: Callable[[Entry], int], sharers: int
-) -> Iterator[list[Entry]]:
+def in_buckets(items: Iterable[Entry], room_of: Callable[[Entry], int], sharers: int) -> Iterator[list[Entry]]:
     """Items of one kind, by bucket, in the order in which buckets are closed."""
     limit = bucket_elements(sharers)
     filling: list[Entry] = []
@@ -117,9 +115,7 @@ def in_buckets(
         yield filling
 
 
-def _row(
-    items: list[Item], plan: Plan, over: tuple[PartialOver, ...], *, tied: bool, trains: bool
-) -> BucketRow:
+def _row(items: list[Item], plan: Plan, over: tuple[PartialOver, ...], *, tied: bool, trains: bool) -> BucketRow:
     group_of = {item: plan.optimizer.number_of(item.parameter.name) for item in items}
     ordered = sorted(items, key=lambda item: (group_of[item], not item.parameter.decay))
     size = padded(sum(item.room for item in items), plan.layout.sharers)

@@ -71,9 +71,7 @@ class _Rank(Generic[Name]):
         self.done: list[Name] = []
         self._room, self._until = room, 0
         # Jobs that ask for the same room wait together: where it is short, none of them is looked at.
-        self._ready: defaultdict[tuple[str | None, int], list[tuple[tuple[int, ...], Job[Name]]]] = (
-            defaultdict(list)
-        )
+        self._ready: defaultdict[tuple[str | None, int], list[tuple[tuple[int, ...], Job[Name]]]] = defaultdict(list)
         self._at: Job[Name] | None = None
 
     def add(self, job: Job[Name]) -> None:

@@ -38,9 +38,7 @@ def crossings(layout: Layout, per_node: int) -> dict[Axis, Crossing]:
     return found
 
 
-def problems(
-    layout: Layout, per_node: int, *, tensor_unit: int = 0, tensor_across_nodes: bool = False
-) -> list[str]:
+def problems(layout: Layout, per_node: int, *, tensor_unit: int = 0, tensor_across_nodes: bool = False) -> list[str]:
     """Why the layout should not be placed on nodes of `per_node` devices; empty when it may.
 
     tensor_unit: what every degree divides that the plan allows (`Plan.tensor_unit`); 0: it allows any.

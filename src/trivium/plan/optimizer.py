@@ -35,9 +35,7 @@ class Group(Config):
         Raises ConfigError for a rule that does not exist or settings that it does not take.
         """
         if self.rule not in rule_names():
-            raise ConfigError(
-                f"the rules are {listed(rule_names())}, and '{self.rule}' is none of them; name one"
-            )
+            raise ConfigError(f"the rules are {listed(rule_names())}, and '{self.rule}' is none of them; name one")
         return build(rule_named(self.rule), {**given.get(self.rule, {}), **self.settings})
 
 

@@ -31,9 +31,7 @@ class Box:
 
     def within(self, outer: "Box") -> tuple[slice, ...]:
         """This region as slices of an array that holds `outer`."""
-        return tuple(
-            slice(s - o, s - o + n) for s, o, n in zip(self.start, outer.start, self.shape, strict=True)
-        )
+        return tuple(slice(s - o, s - o + n) for s, o, n in zip(self.start, outer.start, self.shape, strict=True))
 
 
 def parameters(model: ModelShape) -> tuple[Parameter, ...]:

@@ -39,15 +39,11 @@ class Plan(Config):
     batch: Batch
     partition: Partition = Partition()
     schedule: ScheduleName = "1f1b"  # in which order pipeline ranks do what
-    rows: tuple[str, ...] | None = (
-        None  # schedule "given": one row of actions per pipeline rank, as F0.0 F1.0 B0.0
-    )
+    rows: tuple[str, ...] | None = None  # schedule "given": one row of actions per pipeline rank, as F0.0 F1.0 B0.0
     precision: Precision = Precision()
     recompute: Recompute = Recompute()
     optimizer: Optimizer = Optimizer()
-    zero: Literal[0, 1, 2, 3] = (
-        1  # what is sharded over replicas: 1 optimizer state, 2 + gradients, 3 + weights
-    )
+    zero: Literal[0, 1, 2, 3] = 1  # what is sharded over replicas: 1 optimizer state, 2 + gradients, 3 + weights
     # activations between tensor regions split along the sequence; nothing to split where layout.tensor is 1
     sequence_parallel: bool = False
     # how ranks that share a sequence attend; all the same where layout.context is 1
@@ -261,9 +257,7 @@ class Plan(Config):
         if self.rows is None or self.batch.problems(self.layout):
             return []
         if self.batch.ramp is not None:
-            return [
-                f"plan.rows is a table for one batch, and plan.batch.ramp {self.batch.ramp.start} changes it"
-            ]
+            return [f"plan.rows is a table for one batch, and plan.batch.ramp {self.batch.ramp.start} changes it"]
         micro_batches = self.batch.micro_batches(self.layout)
         try:
             table = parse_schedule(self.rows)
@@ -297,9 +291,7 @@ class Plan(Config):
                 if micro_batches % layout.pipeline:
                     unit = self.batch.micro * layout.data * layout.pipeline
                     nearest = f"nearest plan.batch.sequences: {nearest_multiples(sequences, unit)}"
-                    of_ramp = (
-                        f"it is of the ramp: set plan.batch.ramp.start and .increment to multiples of {unit}"
-                    )
+                    of_ramp = f"it is of the ramp: set plan.batch.ramp.start and .increment to multiples of {unit}"
                     found.append(
                         f"plan.schedule 'interleaved' needs micro-batches ({sequences} / (micro {self.batch.micro} "
                         f"x data {layout.data}) = {micro_batches}) in multiples of plan.layout.pipeline "

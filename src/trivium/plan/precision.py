@@ -19,9 +19,7 @@ class Precision(Config):
     """
 
     weights: Dtype = "fp32"  # and of activations; bf16, fp16: the optimizer updates masters in fp32
-    gradients: Dtype | None = (
-        None  # as they accumulate; None: fp32 (fp64); "bf16" halves them, and loses bits
-    )
+    gradients: Dtype | None = None  # as they accumulate; None: fp32 (fp64); "bf16" halves them, and loses bits
     communication: Dtype | None = None  # of the gradient reduction; None: as the gradients accumulate
 
     @property

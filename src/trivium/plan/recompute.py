@@ -10,9 +10,7 @@ class Recompute(Config):
     core; "none": everything is kept. `every`: only every k-th block of the model is recomputed, counted from its first.
     activation_function: what GELU or SwiGLU gives is not kept in any block, only what it read."""
 
-    mode: Literal["none", "attention", "layer"] = (
-        "none"  # what is computed again: attention's core, whole layers
-    )
+    mode: Literal["none", "attention", "layer"] = "none"  # what is computed again: attention's core, whole layers
     every: Positive = 1  # of every k-th layer only
     activation_function: bool = False  # also GELU or SwiGLU, of every layer
 

@@ -25,18 +25,14 @@ class RopeScaling(Config):
     original: Positive | None = None  # llama3, yarn: positions of a sequence in the first training
     slow: Above0 | None = None  # llama3, yarn: turns over these, below which a pair is slowed in full
     fast: Above0 | None = None  # llama3, yarn: turns over these, above which a pair is left as it was
-    attention: Above0 | None = (
-        None  # yarn: of sines and cosines; None: 0.1 ln(factor) + 1, or 1 for a factor below 1
-    )
+    attention: Above0 | None = None  # yarn: of sines and cosines; None: 0.1 ln(factor) + 1, or 1 for a factor below 1
 
     def problems(self, base: float) -> list[str]:
         """Contradictions inside, and with `base`, the model's rope_base."""
         at, found = "plan.model.rope_scaling", []
         for name in UNKNOWN[self.kind]:
             if getattr(self, name) is not None:
-                found.append(
-                    f"{at}.{name} is {getattr(self, name)}, and kind '{self.kind}' has none; leave it out"
-                )
+                found.append(f"{at}.{name} is {getattr(self, name)}, and kind '{self.kind}' has none; leave it out")
         missing = [name for name in NEEDED[self.kind] if getattr(self, name) is None]
         if missing:
             return [*found, f"{at}.{' and .'.join(missing)} must be given for kind '{self.kind}'"]

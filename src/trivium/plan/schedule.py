@@ -156,8 +156,7 @@ def rounds(schedule: Schedule) -> Iterator[list[Action]]:
 def gpipe(ranks: int, micro_batches: int) -> Schedule:
     """Every forward, then every backward: simplest, and holds every activation."""
     return tuple(
-        tuple(forward(m, r) for m in range(micro_batches))
-        + tuple(backward(m, r) for m in range(micro_batches))
+        tuple(forward(m, r) for m in range(micro_batches)) + tuple(backward(m, r) for m in range(micro_batches))
         for r in range(ranks)
     )
 
@@ -190,10 +189,7 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> Schedule:
         )
     # Each group of `ranks` micro-batches passes chunk 0, then chunk 1, and so on.
     order = [
-        (m, c)
-        for first in range(0, micro_batches, ranks)
-        for c in range(chunks)
-        for m in range(first, first + ranks)
+        (m, c) for first in range(0, micro_batches, ranks) for c in range(chunks) for m in range(first, first + ranks)
     ]
     return tuple(
         tuple(
@@ -258,9 +254,7 @@ def zero_bubble_turns(ranks: int, micro_batches: int, head: int) -> Schedule:
             urgency=(urgency[op], m, stage if op is Op.INPUT_GRADIENT else -stage),
             takes=kind if op is Op.FORWARD else None,
             gives=kind if op is Op.WEIGHT_GRADIENT else None,
-            leaves=int(
-                stage < ranks
-            ),  # or those that come back up would find no place, and nothing would end
+            leaves=int(stage < ranks),  # or those that come back up would find no place, and nothing would end
         )
 
     every = itertools.product(ops(split=True), range(micro_batches), range(last + 1))
@@ -275,9 +269,7 @@ def parse_schedule(rows: Sequence[str]) -> Schedule:
 def table_problems(schedule: Schedule, *, pipeline: int, stages: int, micro_batches: int) -> list[str]:
     """Why a table cannot be run: actions missing, done twice or on two ranks, or never able to start."""
     if len(schedule) != pipeline:
-        return [
-            f"plan.rows has {len(schedule)} rows; plan.layout.pipeline is {pipeline}, and each rank has one"
-        ]
+        return [f"plan.rows has {len(schedule)} rows; plan.layout.pipeline is {pipeline}, and each rank has one"]
     actions = Counter(a for row in schedule for a in row)
     rank_of_stage = {(r, a.stage) for r, row in enumerate(schedule) for a in row}
     every = ops(split=is_split(schedule))
@@ -290,9 +282,7 @@ def table_problems(schedule: Schedule, *, pipeline: int, stages: int, micro_batc
     ):
         if wrong:
             some = ", ".join(map(str, wrong[:4])) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
-            found.append(
-                f"plan.rows {told} {some}; a step has {micro_batches} micro-batches on {stages} stages"
-            )
+            found.append(f"plan.rows {told} {some}; a step has {micro_batches} micro-batches on {stages} stages")
     idle = [rank for rank, row in enumerate(schedule) if not row]
     if idle:
         found.append(
@@ -344,9 +334,7 @@ class _Turns:
         for letter, stage in zip(words, stages, strict=True):
             op = Op(letter)
             m = self.done[op, stage]
-            if m < self.micro_batches and (
-                op is not Op.WEIGHT_GRADIENT or m < self.done[Op.INPUT_GRADIENT, stage]
-            ):
+            if m < self.micro_batches and (op is not Op.WEIGHT_GRADIENT or m < self.done[Op.INPUT_GRADIENT, stage]):
                 self.row.append(Action(op, m, stage))
                 self.done[op, stage] += 1
 
@@ -379,7 +367,5 @@ def _zero_bubble_v_row(ranks: int, micro_batches: int, rank: int) -> Row:
 def _parse_action(text: str) -> Action:
     match = re.fullmatch(r"([FBIW])(\d+)\.(\d+)", text)
     if match is None:
-        raise ConfigError(
-            f"'{text}' is not an action; write F, B, I or W, a micro-batch, a dot and a stage, as F2.0"
-        )
+        raise ConfigError(f"'{text}' is not an action; write F, B, I or W, a micro-batch, a dot and a stage, as F2.0")
     return Action(Op(match[1]), int(match[2]), int(match[3]))

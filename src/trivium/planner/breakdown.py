@@ -55,9 +55,7 @@ class Breakdown:
             "ranks": [
                 {
                     "pipeline": time.pipeline,
-                    "seconds": {
-                        name: factor * getattr(time, name) for name in ("forward", "backward", "idle")
-                    },
+                    "seconds": {name: factor * getattr(time, name) for name in ("forward", "backward", "idle")},
                     "memory": {**held.categories(), "total": held.total},
                     "traffic": {axis: dict(moved) for axis, moved in handed.items() if moved},
                 }
@@ -175,9 +173,7 @@ def lanes(timeline: Timeline) -> list[list[tuple[str, int, int, float, float]]]:
     found: list[list[tuple[str, int, int, float, float]]] = [[] for _ in timeline.busy]
     order: list[tuple[Action, tuple[float, float]]] = sorted(timeline.spans.items(), key=lambda item: item[1])
     for action, (start, end) in order:
-        found[timeline.rank_of[action]].append(
-            (action.op.value, action.micro_batch, action.stage, start, end)
-        )
+        found[timeline.rank_of[action]].append((action.op.value, action.micro_batch, action.stage, start, end))
     return found
 
 

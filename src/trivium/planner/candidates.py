@@ -68,9 +68,7 @@ def enumerate_plans(
             keeps = law.keeps(subject, grid)
             rejected += _families(law, subject, grid.take(~keeps), below)
             grid = grid.take(keeps)
-    legal = grid.take(_once(grid, space)).cross(
-        recompute_every=[1], function_again=[0]
-    )  # planner.leaner decides
+    legal = grid.take(_once(grid, space)).cross(recompute_every=[1], function_again=[0])  # planner.leaner decides
     return Enumerated(Candidates(subject, legal), tuple(rejected))
 
 
@@ -114,9 +112,7 @@ def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:
     """Choices in the order in which rows are extended: what laws judge early comes early."""
     layers = subject.model.layers
     kinds = [
-        (SCHEDULE_NAMES.index(name), chunks)
-        for name in space.schedules
-        for chunks in space.chunks_for(name, layers)
+        (SCHEDULE_NAMES.index(name), chunks) for name in space.schedules for chunks in space.chunks_for(name, layers)
     ]
     return [
         {"micro": list(space.micro)},
@@ -150,7 +146,5 @@ def _families(law: Law, subject: Subject, broken: Grid, below: int) -> Iterator[
     largest = int(counts.argmax())
     row = {name: int(column[largest]) for name, column in zip(law.columns, values, strict=True)}
     first = np.unique(values[0])
-    shown = ", ".join(map(str, first[:SHOWN])) + (
-        f" and {len(first) - SHOWN} more" if len(first) > SHOWN else ""
-    )
+    shown = ", ".join(map(str, first[:SHOWN])) + (f" and {len(first) - SHOWN} more" if len(first) > SHOWN else "")
     yield Rejected(law.name, len(broken) * below, told(law, subject, row), f"{law.columns[0]} {shown}")

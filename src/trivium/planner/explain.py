@@ -31,11 +31,7 @@ FORMAT = "trivium-plan-1"
 COLUMNS = 116  # of a line of text
 LABEL = 14  # columns of its label
 FEW_RANKS = 4  # rows of a rendered schedule
-UNIFORM = (
-    "gpipe",
-    "1f1b",
-    "interleaved",
-)  # schedules whose bubble has the closed form of the pipeline papers
+UNIFORM = ("gpipe", "1f1b", "interleaved")  # schedules whose bubble has the closed form of the pipeline papers
 NOTHING = 1e-6  # of a step: smaller parts are rounding noise
 RANKING = 10  # plans of the search that are stored and printed
 
@@ -283,8 +279,7 @@ def _parts(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
     crowd = machine.crowding(plan.layout.world_size)
     if plan.layout.pipeline > 1 and "bubble" not in parts and crowd > 1:
         told.append(
-            f"bubble 0 ({plan.layout.world_size} ranks share {machine.devices} cores: while one waits, others "
-            f"compute)"
+            f"bubble 0 ({plan.layout.world_size} ranks share {machine.devices} cores: while one waits, others compute)"
         )
     return told
 
@@ -301,10 +296,7 @@ def spans(plan: Plan, machine: Machine) -> dict[str, Any]:
     if plan.schedule != "given":
         few = min(few, 4 * plan.layout.pipeline)
     sequences = few * plan.batch.micro * plan.layout.data
-    return {
-        "spans": planned_timeline(plan, machine, sequences=sequences).rows(),
-        "spans_micro_batches": few,
-    }
+    return {"spans": planned_timeline(plan, machine, sequences=sequences).rows(), "spans_micro_batches": few}
 
 
 def _spread(counts: list[int]) -> str:

@@ -78,9 +78,7 @@ class Grid:
         """Every row with every combination of new columns; columns of one call vary together."""
         many = len(next(iter(choices.values())))
         old = {name: np.repeat(column, many) for name, column in self.columns.items()}
-        return Grid(
-            {**old, **{name: np.tile(np.asarray(v, np.int64), len(self)) for name, v in choices.items()}}
-        )
+        return Grid({**old, **{name: np.tile(np.asarray(v, np.int64), len(self)) for name, v in choices.items()}})
 
     def joined(self, other: "Grid") -> "Grid":
         """The rows of both."""
@@ -189,9 +187,7 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         "zero",
         "shards",
     )
-    puts_off = np.isin(
-        grid["schedule"], [n for n, name in enumerate(SCHEDULE_NAMES) if name in SPLIT_SCHEDULES]
-    )
+    puts_off = np.isin(grid["schedule"], [n for n, name in enumerate(SCHEDULE_NAMES) if name in SPLIT_SCHEDULES])
     whole = (grid["tensor"] == 1) & (grid["context"] == 1)
     columns: dict[str, Any] = {name: grid[name] for name in same}
     return Case(
@@ -200,9 +196,7 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         vocabulary=-(-model.vocabulary // multiple) * multiple,
         micro_batches=micro_batches_of(grid),
         puts_off=puts_off.astype(np.int64),
-        ends_together=((grid["pipeline"] == 1) | (grid["schedule"] == SCHEDULE_NAMES.index("zb-v"))).astype(
-            np.int64
-        ),
+        ends_together=((grid["pipeline"] == 1) | (grid["schedule"] == SCHEDULE_NAMES.index("zb-v"))).astype(np.int64),
         fp16=int(precision.weights == "fp16"),
         weight_bytes=BYTES[precision.weights],
         gradient_bytes=bytes_of(precision.gradients_of),

@@ -34,9 +34,7 @@ def _held_and_least(candidates: Candidates) -> tuple[Figures, Figures]:
     return total, total - np.broadcast_to(np.asarray(found.recomputed, float), number)
 
 
-def as_lean_as_needed(
-    candidates: Candidates, memory_limit: float, space: SearchSpace
-) -> tuple[Candidates, Figures]:
+def as_lean_as_needed(candidates: Candidates, memory_limit: float, space: SearchSpace) -> tuple[Candidates, Figures]:
     """The same plans, row by row, with what each computes again, and what it then holds."""
     held, least = _held_and_least(candidates)
     if space.activation_function:
@@ -45,9 +43,7 @@ def as_lean_as_needed(
     return _with_fewer_layers(candidates, held, layers, memory_limit, space)
 
 
-def _with_function_again(
-    candidates: Candidates, held: Figures, memory_limit: float
-) -> tuple[Candidates, Figures]:
+def _with_function_again(candidates: Candidates, held: Figures, memory_limit: float) -> tuple[Candidates, Figures]:
     """Plans over the limit compute their activation function again, where they hold less for it. A recomputed layer
     keeps its input only, whatever its activation function does: those come later."""
     rows = np.flatnonzero((held > memory_limit) & (candidates.grid["recompute"] != LAYER))

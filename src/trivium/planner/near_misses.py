@@ -58,9 +58,7 @@ def near_misses(found: Found) -> list[NearMiss]:
     return sorted((miss for miss in seen if miss.saves > WORTH), key=lambda miss: -miss.saves)
 
 
-def interleaving_misses(
-    plan: Plan, machine: Machine, seconds: float, share: float = USABLE
-) -> list[NearMiss]:
+def interleaving_misses(plan: Plan, machine: Machine, seconds: float, share: float = USABLE) -> list[NearMiss]:
     """Of one plan that takes `seconds` a step: batches that would allow its stages to be interleaved, in a share of a
     device's memory. Nothing of a plan with choices that rows do not have, such as its own order of ranks: others would
     be credited with leaving them."""
@@ -80,11 +78,7 @@ def interleaving_misses(
     )
     columns |= {"schedule": INTERLEAVED}
     one = Grid({name: np.array([value]) for name, value in columns.items() if name != "chunks"})
-    chunks = [
-        n
-        for n in space.chunks_for("interleaved", plan.model.layers)
-        if n * layout.pipeline <= plan.model.layers
-    ]
+    chunks = [n for n in space.chunks_for("interleaved", plan.model.layers) if n * layout.pipeline <= plan.model.layers]
     opened = _opened(subject, one.cross(chunks=chunks))
     ranking = _ranking(Candidates(subject, opened), machine, layout.world_size, space)
     best = utilisation(plan, machine, seconds)
@@ -101,11 +95,7 @@ def turns_misses(plan: Plan, machine: Machine, seconds: float, limit: float) -> 
     if layout.pipeline == 1 or plan.heads_in_turns or plan.schedule == "given" or eighths < LONG_HEAD:
         return []
     turns = plan.model_copy(
-        update={
-            "schedule": "zb-turns",
-            "layout": layout.model_copy(update={"chunks": 2}),
-            "partition": Partition(),
-        }
+        update={"schedule": "zb-turns", "layout": layout.model_copy(update={"chunks": 2}), "partition": Partition()}
     )
     if turns.check() or worst_rank(turns)[1].total > limit:
         return []
@@ -173,9 +163,7 @@ def _batch_obstacle(subject: Subject, plan: Plan) -> str:
         "schedule": SCHEDULE_NAMES.index(plan.schedule),
     }
     grid = Grid({name: np.array([value]) for name, value in row.items()})
-    broken = [
-        law for law in LAWS if law.name in ("batch", "interleaving") and not law.keeps(subject, grid).all()
-    ]
+    broken = [law for law in LAWS if law.name in ("batch", "interleaving") and not law.keeps(subject, grid).all()]
     return "; ".join(told(law, subject, row) for law in broken)
 
 
@@ -213,16 +201,12 @@ def _other_models(model: ModelShape, machine: Machine, plan: Plan) -> Iterator[t
         below = model.heads // degree * degree
         for heads in (below, below + degree):
             if heads > 0 and model.kv_heads is None:
-                yield _changed(
-                    model, "heads", heads, f"tensor {degree} does not divide the {model.heads} heads"
-                )
+                yield _changed(model, "heads", heads, f"tensor {degree} does not divide the {model.heads} heads")
     padded = model.padded_vocabulary(tensor)
     if padded != model.vocabulary:
         below = padded - model.vocabulary_multiple * tensor
         if below > 0:
-            yield _changed(
-                model, "vocabulary", below, f"vocabulary {model.vocabulary:,} is padded to {padded:,} rows"
-            )
+            yield _changed(model, "vocabulary", below, f"vocabulary {model.vocabulary:,} is padded to {padded:,} rows")
 
 
 def _changed(model: ModelShape, field: str, value: int, obstacle: str) -> tuple[str, str, ModelShape]:
@@ -245,9 +229,7 @@ def _nodes(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMiss]
         yield from _best_of(change, obstacle, asked, space, best)
 
 
-def _best_of(
-    change: str, obstacle: str, asked: Found, space: SearchSpace, best: Winner
-) -> Iterator[NearMiss]:
+def _best_of(change: str, obstacle: str, asked: Found, space: SearchSpace, best: Winner) -> Iterator[NearMiss]:
     """The best plan of another subject or machine, if it saves."""
     legal = legal_plans(asked.subject, asked.machine, asked.ranks, space).candidates
     for winner in _ranking(legal, asked.machine, asked.ranks, space).winners(1):

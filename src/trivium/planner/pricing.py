@@ -42,8 +42,7 @@ class Priced:
     def parts_at(self, place: int) -> dict[str, float]:
         """Of a place in `fitting`, by name."""
         return {
-            name: float(np.broadcast_to(part, self.fitting.shape)[place])
-            for name, part in vars(self.parts).items()
+            name: float(np.broadcast_to(part, self.fitting.shape)[place]) for name, part in vars(self.parts).items()
         }
 
 

@@ -132,13 +132,7 @@ def _with_constants(machine: Machine, measured: Measured) -> Machine:
         return np.concatenate([_misses(found), PRIOR_WEIGHT * (x - begin)])
 
     found = least_squares(
-        misses,
-        np.clip(begin, *bounds),
-        bounds=bounds,
-        loss="soft_l1",
-        f_scale=ROBUST,
-        ftol=CHANGE,
-        xtol=CHANGE,
+        misses, np.clip(begin, *bounds), bounds=bounds, loss="soft_l1", f_scale=ROBUST, ftol=CHANGE, xtol=CHANGE
     )
     return _changed(machine, dict(zip(names, np.exp(found.x).tolist(), strict=True)))
 
@@ -147,22 +141,12 @@ def _start(machine: Machine) -> dict[str, float]:
     if machine.generation == "cpu":
         return CPU_START
     of = machine.generation
-    names = (
-        f"gemm_{of}",
-        f"flash_{of}",
-        "gemm_ramp",
-        "gemm_wave",
-        "memory",
-        "operation_seconds",
-        "launch_seconds",
-    )
+    names = (f"gemm_{of}", f"flash_{of}", "gemm_ramp", "gemm_wave", "memory", "operation_seconds", "launch_seconds")
     return {n: max(priors()[n].value, 1e-9) for n in (*names, "eager_traffic")} | {"flash_width": WIDTH_START}
 
 
 def _changed(machine: Machine, values: dict[str, float]) -> Machine:
-    fixed = (
-        {"launch_seconds": 0.0} if machine.generation == "cpu" else {}
-    )  # an operation on a CPU is its own launch
+    fixed = {"launch_seconds": 0.0} if machine.generation == "cpu" else {}  # an operation on a CPU is its own launch
     return machine.model_copy(update={"constants": {**fixed, **values}})
 
 
@@ -193,9 +177,7 @@ def on_device(machine: Machine, measured: Measured) -> list[Compared]:
     if not measured.is_cpu:
         for s in measured.streams:
             if s.moved_bytes > CACHED_BYTES:
-                found.append(
-                    Compared(f"sum of {s.elements}", s.seconds, float(devices["fp32"].moved(s.moved_bytes)))
-                )
+                found.append(Compared(f"sum of {s.elements}", s.seconds, float(devices["fp32"].moved(s.moved_bytes))))
     for step in measured.steps:
         on_gpu = REPLAYED_WEIGHT if step.recorded else HOST_WEIGHT
         weight = STEP_WEIGHT if measured.is_cpu else on_gpu

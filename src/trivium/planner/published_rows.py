@@ -215,9 +215,7 @@ def reading() -> Reading:
 
 def _row(line: int, texts: Mapping[str, str]) -> Row:
     if None in texts.values() or None in texts:
-        raise DataError(
-            f"line {line}: it has another number of columns than the header; write one value for each"
-        )
+        raise DataError(f"line {line}: it has another number of columns than the header; write one value for each")
     numbers = {name: _number(line, name, texts[name], at_least=1, whole=True) for name in COUNTS}
     _check_devices(line, texts.get(DEVICES, ""), math.prod(numbers[name] for name in DEGREES))
     numbers |= {name: _number(line, name, texts[name], at_least=0, whole=True) for name in FLAGS}
@@ -246,9 +244,7 @@ def _row(line: int, texts: Mapping[str, str]) -> Row:
 def _check_devices(line: int, text: str, ranks: float) -> None:
     """DataError where a row says how many devices it ran on and its degrees say otherwise."""
     if text.strip() and _number(line, DEVICES, text, at_least=1, whole=True) != ranks:
-        raise _problem(
-            line, DEVICES, text, f"{' x '.join(DEGREES)} is {ranks:,.0f}; correct the one that is wrong"
-        )
+        raise _problem(line, DEVICES, text, f"{' x '.join(DEGREES)} is {ranks:,.0f}; correct the one that is wrong")
 
 
 def _number(line: int, column: str, text: str, *, at_least: float, whole: bool = False) -> float:
@@ -257,9 +253,7 @@ def _number(line: int, column: str, text: str, *, at_least: float, whole: bool =
     except ValueError:
         raise _problem(line, column, text, "it must be a number") from None
     if not math.isfinite(value) or value < at_least or (whole and value != int(value)):
-        raise _problem(
-            line, column, text, f"it must be {'a whole number, ' if whole else ''}at least {at_least:g}"
-        )
+        raise _problem(line, column, text, f"it must be {'a whole number, ' if whole else ''}at least {at_least:g}")
     return value
 
 

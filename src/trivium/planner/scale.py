@@ -103,8 +103,7 @@ class Scaling:
             "t3": {
                 "label": "simulated: hardware that does not exist",
                 "sublayers": [
-                    {**s._asdict(), "speed_up": s.speed_up, "less_data_moved": s.less_moved}
-                    for s in self.sublayers
+                    {**s._asdict(), "speed_up": s.speed_up, "less_data_moved": s.less_moved} for s in self.sublayers
                 ],
                 "speed_up_geomean": geomean_speed_up(self.sublayers),
                 "published": T3_PUBLISHED,
@@ -141,11 +140,7 @@ def triggered_sublayers(plan: Plan, machine: Machine) -> list[Triggered]:
     if plan.layout.tensor == 1:
         return []
     here = setting(
-        case_of(plan),
-        machine,
-        own_stack(plan, machine),
-        shipped_constants(),
-        strides_of(plan.layout, machine),
+        case_of(plan), machine, own_stack(plan, machine), shipped_constants(), strides_of(plan.layout, machine)
     )
     degree = plan.layout.tensor
     road = here.road(degree, here.strides.tensor)
@@ -153,8 +148,7 @@ def triggered_sublayers(plan: Plan, machine: Machine) -> list[Triggered]:
     for s in sublayers(here):
         gather = float(all_gather_seconds(s.result_bytes, degree, road))
         before, after = (
-            moved(s.operand_bytes, s.result_bytes, degree)
-            for moved in (moved_by_kernels, moved_when_triggered)
+            moved(s.operand_bytes, s.result_bytes, degree) for moved in (moved_by_kernels, moved_when_triggered)
         )
         found.append(
             Triggered(
@@ -187,15 +181,7 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int, share: float)
         first = points[0].price.tokens_per_second / points[0].devices if points else each
         triggered = float(simulated(there, enough, triggers).seconds) if plan.layout.tensor > 1 else None
         points.append(
-            Point(
-                devices,
-                data,
-                there.batch.sequences,
-                price,
-                each / first,
-                triggered,
-                devices > machine.devices,
-            )
+            Point(devices, data, there.batch.sequences, price, each / first, triggered, devices > machine.devices)
         )
     return points
 

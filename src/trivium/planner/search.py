@@ -57,9 +57,7 @@ def memory_limit(machine: Machine, ranks: int, space: SearchSpace) -> float:
     return machine.usable_memory(ranks, space.memory_fraction)
 
 
-def _no_legal_plan(
-    subject: Subject, machine: Machine, ranks: int, space: SearchSpace, enumerated: Enumerated
-) -> str:
+def _no_legal_plan(subject: Subject, machine: Machine, ranks: int, space: SearchSpace, enumerated: Enumerated) -> str:
     """Why not one combination is a legal plan, and what to change."""
     if not enumerated.combinations:
         asked = (f"search.{axis} {_named(getattr(space, axis))}" for axis in AXES)

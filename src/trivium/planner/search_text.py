@@ -54,11 +54,7 @@ def explain_lines(found: Found, misses: list[NearMiss], top: int) -> list[str]:
         f"  {_limits_text(winner, every=True)}",
         "",
         *(["Runners-up, the best of each other layout:"] if runners else []),
-        *(
-            f"  {place}. {line}"
-            for place, each in enumerate(runners, 2)
-            for line in [_behind_text(each, winner)]
-        ),
+        *(f"  {place}. {line}" for place, each in enumerate(runners, 2) for line in [_behind_text(each, winner)]),
         *([""] if runners else []),
         "Rejected:",
         *(f"  {line}" for line in rejected_lines(found)),
@@ -94,8 +90,7 @@ def explain_tree(found: Found, misses: list[NearMiss], top: int) -> dict[str, An
         "runners_up": [winner_tree(each) for each in best_of_layouts(found.ranking)[1:top]],
         "rejected": [vars(family) for family in found.enumerated.rejected],
         "rejected_by_memory": [
-            {"tensor": tensor, "layouts": layouts, "least_bytes": least}
-            for tensor, layouts, least in _too_large(found)
+            {"tensor": tensor, "layouts": layouts, "least_bytes": least} for tensor, layouts, least in _too_large(found)
         ],
         "near_misses": [{**vars(miss), "plan": choice_tree(miss.plan)} for miss in misses],
     }
@@ -140,10 +135,7 @@ def ranking_lines(plan: Plan, ranking: Ranking) -> list[str]:
     standing = f"number {own:,} of {number:,}" if own else "outside the space searched"
     return [
         f"What a search over {number:,} plans that fit finds for this machine: the best five layouts, seconds per step",
-        *(
-            f"  {place}. {choice_text(winner)}; {_limits_text(winner)}"
-            for place, winner in enumerate(best, 1)
-        ),
+        *(f"  {place}. {choice_text(winner)}; {_limits_text(winner)}" for place, winner in enumerate(best, 1)),
         f"  this run's plan is {standing}; a demonstration exercises axes that one machine does not need",
     ]
 
@@ -176,9 +168,7 @@ def rejected_lines(found: Found) -> list[str]:
         f"smallest of them holds {format_bytes(least)}"
         for tensor, layouts, least in _too_large(found)
     ]
-    return [
-        f"{each.example}: {each.layouts:,} layouts ({each.values})" for each in found.enumerated.rejected
-    ] + memory
+    return [f"{each.example}: {each.layouts:,} layouts ({each.values})" for each in found.enumerated.rejected] + memory
 
 
 def miss_text(miss: NearMiss) -> str:

@@ -38,11 +38,7 @@ class LearnedStack(Config):
 
 
 def learn(
-    metrics: Iterable[Mapping[str, Any]],
-    predicted: Callable[[int], float],
-    *,
-    machine: str,
-    run: str,
+    metrics: Iterable[Mapping[str, Any]], predicted: Callable[[int], float], *, machine: str, run: str
 ) -> LearnedStack:
     """The factor of a run from its metrics. predicted: seconds of a step of so many sequences.
 

@@ -63,11 +63,7 @@ def judge(plan: Plan, steps: int, host: Host, planned: Machine, share: float = U
     else:
         needed, free = sum(_bytes_of_ranks(plan, host)) + ranks * PROCESS_BYTES, host.memory_bytes
         seconds = steps * _step_seconds(plan, _cores_of_all_hosts(plan, host))
-        without = (
-            "no accelerator"
-            if not host.accelerators
-            else f"{len(host.accelerators)} accelerators are too few"
-        )
+        without = "no accelerator" if not host.accelerators else f"{len(host.accelerators)} accelerators are too few"
         where, each = f"{counted(host.cores, 'core')}, {without}", " together"
     processes = counted(ranks, "rank")
     need = f"{format_bytes(needed)}{each} of {format_bytes(free)} free"

@@ -30,9 +30,7 @@ def exchanges(group: Group, device: torch.device) -> tuple[Exchange, ...]:
     def between() -> object:
         return square @ square
 
-    works = {
-        (kind, size): _work(kind, size, group, device) for kind in get_args(Collective) for size in SIZES
-    }
+    works = {(kind, size): _work(kind, size, group, device) for kind in get_args(Collective) for size in SIZES}
     alone: list[Spent] = []
     both: dict[tuple[Collective, int], list[Spent]] = {which: [] for which in works}
     for _ in range(TURNS):

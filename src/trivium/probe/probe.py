@@ -28,13 +28,7 @@ MOST_OF_A_CORE = 16  # ranks
 TURNS, TURNS_ON_GPU = 3, 2
 GPU_SHARE = 0.5  # of those seconds: what is replayed is told by a few replays
 BUDGETS = {"products": 1.5, "streams": 0.3, "attentions": 0.5, "updates": 0.2, "steps": 1.5}
-KINDS = {
-    "products": Product,
-    "streams": Stream,
-    "attentions": Attention,
-    "updates": Update,
-    "steps": SmallStep,
-}
+KINDS = {"products": Product, "streams": Stream, "attentions": Attention, "updates": Update, "steps": SmallStep}
 
 
 class Devices(NamedTuple):
@@ -123,11 +117,7 @@ def _between(place: Place, folder: str) -> None:
         mesh = Mesh.connect(plan.layout, place.rank, place.world_size, place.device)
         # On a CPU only, whose ranks wait for one another on the cores they compute with; a GPU's links are its own.
         split = () if place.device.type == "cuda" else (split_step(plan, mesh),)
-        _write(
-            folder,
-            str(place.rank),
-            {"exchanges": exchanges(mesh.tensor, place.device), "split_steps": split},
-        )
+        _write(folder, str(place.rank), {"exchanges": exchanges(mesh.tensor, place.device), "split_steps": split})
 
 
 def _together(place: Place) -> None:

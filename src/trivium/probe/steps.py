@@ -110,17 +110,9 @@ def _plan(
     more: Mapping[str, Any] = MappingProxyType({}),
     **layout: int,
 ) -> Plan:
-    shape = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "vocabulary": vocabulary,
-        "sequence": sequence,
-    }
+    shape = {"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary, "sequence": sequence}
     batch = {"sequences": micro * micro_batches, "micro": micro}
-    return Plan.model_validate(
-        {"model": shape, "batch": batch, "layout": layout, "schedule": "1f1b", **more}
-    ).checked()
+    return Plan.model_validate({"model": shape, "batch": batch, "layout": layout, "schedule": "1f1b", **more}).checked()
 
 
 def _found(plan: Plan, seconds: float) -> SmallStep:

@@ -35,17 +35,13 @@ def series_section(report: Tree) -> Section:
         shows="Each effect of the bias analyses at each checkpoint.",
         reading="An effect that appears early and stays is likelier a habit of the corpus than of one checkpoint.",
         limits="Each checkpoint is measured with the same draws, so its intervals do not say how far two differ.",
-        figures=[
-            Drawn(f"{measure} against tokens", against_tokens(checkpoints, measure)) for measure in measures
-        ],
+        figures=[Drawn(f"{measure} against tokens", against_tokens(checkpoints, measure)) for measure in measures],
     )
 
 
 def one_sided(groups: Tree) -> go.Figure:
     """Draw log-odds ratios with their intervals from {group: words}; filled marks are significant after correction."""
-    rows = [
-        (group, word) for group, found in groups.items() for word in found["one_sided"][:MAX_WORDS_PER_GROUP]
-    ]
+    rows = [(group, word) for group, found in groups.items() for word in found["one_sided"][:MAX_WORDS_PER_GROUP]]
     names = [plain_label(f"{group}: {word['word']}") for group, word in rows]
     values = [word["log_odds"] for _, word in rows]
     return _dots(names, values, [word["interval"] for _, word in rows], "log-odds ratio, nats",
@@ -87,9 +83,7 @@ def against_tokens(checkpoints: list[Tree], measure: str) -> go.Figure:
     return sized(figure, 380)
 
 
-def _dots(
-    names: list[str], values: list[float], bounds: list[Any], title: str, filled: list[bool]
-) -> go.Figure:
+def _dots(names: list[str], values: list[float], bounds: list[Any], title: str, filled: list[bool]) -> go.Figure:
     symbols = ["circle" if f else "circle-open" for f in filled]
     figure = go.Figure(
         go.Scatter(
@@ -128,9 +122,7 @@ def bias_tables(bias: Tree) -> list[Table]:
         headings = ("measure", "of", "estimate", "unit", "interval", "Cohen's d", "p, corrected", "n")
         tables.append(Table(headings, rows))
     for axis, groups in bias["adjectives"].items():
-        words = [
-            (group, _words(g["frequent"], "count"), _sided(g["one_sided"])) for group, g in groups.items()
-        ]
+        words = [(group, _words(g["frequent"], "count"), _sided(g["one_sided"])) for group, g in groups.items()]
         tables.append(Table((axis, *WORD_HEADINGS), words))
     return tables
 

@@ -119,11 +119,7 @@ def _priced_otherwise(run: Path, stamps: dict[str, Any]) -> dict[str, str]:
     measurements."""
     begun = _station(run, "training/run.json", Begun)
     priced = stamps.get("plan", {}).get("config")
-    if (
-        begun is None
-        or not isinstance(priced, dict)
-        or not of_another_plan(priced.get("plan"), begun["plan"])
-    ):
+    if begun is None or not isinstance(priced, dict) or not of_another_plan(priced.get("plan"), begun["plan"]):
         return {}
     return {"plan": "training"}
 

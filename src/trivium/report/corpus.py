@@ -5,14 +5,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from trivium.report import figures
-from trivium.report.figures import (
-    BLUE,
-    ORANGE,
-    ROW,
-    look,
-    plain_label,
-    sized,
-)
+from trivium.report.figures import BLUE, ORANGE, ROW, look, plain_label, sized
 from trivium.report.parts import Drawn, Section, Table
 from trivium.report.words import number_text, reasons_text, share_text
 
@@ -27,20 +20,14 @@ def funnel_section(report: Tree) -> Section:
         Table(
             ("step", "documents", "MB", "dropped, by reason"),
             [
-                (
-                    s["step"],
-                    f"{s['documents']:,}",
-                    f"{s['bytes'] / 1e6:.2f}",
-                    reasons_text(s["dropped"], s, was),
-                )
+                (s["step"], f"{s['documents']:,}", f"{s['bytes'] / 1e6:.2f}", reasons_text(s["dropped"], s, was))
                 for s, was in zip(steps, before, strict=False)
             ],
         )
     ]
     if planted:
         rows = [
-            (k.replace("_", " "), f"{r['planted']:,}", f"{r['caught']:,}", share_text(r))
-            for k, r in planted.items()
+            (k.replace("_", " "), f"{r['planted']:,}", f"{r['caught']:,}", share_text(r)) for k, r in planted.items()
         ]
         tables.append(Table(("planted kind", "planted", "caught", "share"), rows))
     lost = ""
@@ -54,9 +41,7 @@ def funnel_section(report: Tree) -> Section:
         reading=f"The numbers of planted junk documents are known, so recall can be measured.{lost}"
         if planted or honest
         else "",
-        limits="Planted junk follows simple rules, which makes it easier to find than real junk."
-        if planted
-        else "",
+        limits="Planted junk follows simple rules, which makes it easier to find than real junk." if planted else "",
         figures=[Drawn("Documents left after each step", figures.funnel(steps))],
         tables=tables,
     )

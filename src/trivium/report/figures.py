@@ -45,9 +45,7 @@ def curves(training: dict[str, Any]) -> go.Figure:
     steps, validation = training["curves"]["steps"], training["curves"]["validation"]
     x = _tokens(steps)
     figure = make_subplots(rows=2, shared_xaxes=True, row_heights=(0.74, 0.26), vertical_spacing=0.07)
-    figure.add_scatter(
-        x=x, y=[s["loss"] for s in steps], name="training batches", line={"color": SKY, "width": 1.5}
-    )
+    figure.add_scatter(x=x, y=[s["loss"] for s in steps], name="training batches", line={"color": SKY, "width": 1.5})
     figure.add_scatter(
         x=_tokens(validation),
         y=[v["validation_loss"] for v in validation],
@@ -102,9 +100,7 @@ def gantt(spans: list[dict[str, Any]]) -> go.Figure:
             hovertemplate=f"{name} %{{text}}: %{{base:.4g}} s + %{{x:.4g}} s<extra></extra>",
         )
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 8, "mode": "hide"})
-    figure.update_yaxes(
-        categoryorder="array", categoryarray=[f"pipeline {r}" for r in ranks], autorange="reversed"
-    )
+    figure.update_yaxes(categoryorder="array", categoryarray=[f"pipeline {r}" for r in ranks], autorange="reversed")
     figure.update_xaxes(title="seconds from the start of the step", rangemode="tozero")
     return sized(figure, 130 + ROW * len(ranks))
 
@@ -133,18 +129,14 @@ def resume(proof: dict[str, Any]) -> go.Figure:
     losses, moved = proof["losses"], proof["resumed_from"]
     steps = [row["step"] for row in losses]
     figure = make_subplots(rows=2, shared_xaxes=True, row_heights=(0.66, 0.34), vertical_spacing=0.08)
-    figure.add_scatter(
-        x=steps, y=[r["unbroken"] for r in losses], name="unbroken", line={"color": SKY, "width": 5}
-    )
+    figure.add_scatter(x=steps, y=[r["unbroken"] for r in losses], name="unbroken", line={"color": SKY, "width": 5})
     figure.add_scatter(
         x=steps,
         y=[r["resumed"] for r in losses],
         name="killed and resumed",
         line={"color": RED, "dash": "dot", "width": 2},
     )
-    gaps = [
-        None if None in (r["unbroken"], r["resumed"]) else abs(r["unbroken"] - r["resumed"]) for r in losses
-    ]
+    gaps = [None if None in (r["unbroken"], r["resumed"]) else abs(r["unbroken"] - r["resumed"]) for r in losses]
     figure.add_bar(x=steps, y=gaps, name="difference", marker_color=RED, showlegend=False, row=2, col=1)
     if moved is not None:
         for row in (1, 2):
@@ -161,9 +153,7 @@ def resume(proof: dict[str, Any]) -> go.Figure:
             col=1,
         )
     figure.update_yaxes(title="loss, nats per token", row=1, col=1)
-    figure.update_yaxes(
-        title="difference, nats", exponentformat="e", rangemode="tozero", nticks=4, row=2, col=1
-    )
+    figure.update_yaxes(title="difference, nats", exponentformat="e", rangemode="tozero", nticks=4, row=2, col=1)
     figure.update_xaxes(title="step", row=2, col=1)
     return sized(figure, 480)
 

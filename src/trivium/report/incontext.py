@@ -41,13 +41,7 @@ def incontext_section(report: Tree) -> Section:
     config = found.get("config")
     interval = level_text([config] if isinstance(config, dict) else [])
     headings: tuple[str, ...] = ("step", "varied", "value", "accuracy", interval, "with a threshold")
-    headings += (
-        "content-free corrected",
-        "calibration error",
-        "majority bias",
-        "recency bias",
-        "prompts cut",
-    )
+    headings += ("content-free corrected", "calibration error", "majority bias", "recency bias", "prompts cut")
     return Section(
         "incontext",
         f"In-context learning: {found['task']}",
@@ -57,26 +51,19 @@ def incontext_section(report: Tree) -> Section:
         "confidence.",
         limits="Few questions with shared shots, averaged over a few draws. The intervals cover the choice of "
         "questions, not the choice of draws." + _all_orders(models[-1]) + _left_out(models[-1]),
-        figures=[
-            Drawn("Accuracy against shots", against_shots(models)),
-            *_of_model(models[-1]),
-        ],
+        figures=[Drawn("Accuracy against shots", against_shots(models)), *_of_model(models[-1])],
         tables=[Table(headings, rows)],
     )
 
 
 def _all_orders(model: Tree) -> str:
     """Say that the orders of the last model's shots are complete, if they are."""
-    return (
-        f" All {len(model['order'])} orders of the shots are included." if model.get("order_complete") else ""
-    )
+    return f" All {len(model['order'])} orders of the shots are included." if model.get("order_complete") else ""
 
 
 def _left_out(model: Tree) -> str:
     """Name the conditions that were not measured for the last model because there were too few shots."""
-    names = [
-        f"{VARIED[kind]}: {name}" for kind, lacking in model.get("left_out", {}).items() for name in lacking
-    ]
+    names = [f"{VARIED[kind]}: {name}" for kind, lacking in model.get("left_out", {}).items() for name in lacking]
     return f" Not measured, because there were too few shots: {'; '.join(names)}." if names else ""
 
 
@@ -87,14 +74,10 @@ def _of_model(model: Tree) -> list[Drawn]:
     compared = {kind: found for kind in VARIED if kind != "shots" and (found := _there(model[kind]))}
     several = list(dict.fromkeys((fewest, most)))
     drawn = (
-        [Drawn("Accuracy by order, labels, source and wording of as many shots", varied(compared))]
-        if compared
-        else []
+        [Drawn("Accuracy by order, labels, source and wording of as many shots", varied(compared))] if compared else []
     )
     if any(shots[k].get("calibration_bins") for k in several):
-        drawn.append(
-            Drawn("How often it is right when it is so sure", calibration({k: shots[k] for k in several}))
-        )
+        drawn.append(Drawn("How often it is right when it is so sure", calibration({k: shots[k] for k in several})))
     for k in several:
         groups = shots[k].get("margins_by_group") or {"": shots[k]["margins"]}
         drawn.append(Drawn(f"Margins after {k} shots", margins(groups, model.get("labels"))))
@@ -173,9 +156,7 @@ def varied(kinds: Tree) -> go.Figure:
 def calibration(by_shots: Tree) -> go.Figure:
     """Draw accuracy against the predicted probability of the answer, in bins."""
     figure = go.Figure()
-    figure.add_scatter(
-        name="as right as sure", x=[0, 1], y=[0, 1], mode="lines", line={"color": RED, "dash": "dash"}
-    )
+    figure.add_scatter(name="as right as sure", x=[0, 1], y=[0, 1], mode="lines", line={"color": RED, "dash": "dash"})
     for (shots, measured), colour in zip(by_shots.items(), (BLUE, ORANGE), strict=False):
         bins = measured.get("calibration_bins") or []
         figure.add_scatter(

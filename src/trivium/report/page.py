@@ -17,15 +17,7 @@ from trivium.report.sections import facts, sections
 from trivium.report.verdicts import Verdict, limits, verdicts
 
 OWN = "mine"  # the run directory that is proposed for the user's own text, next to this one
-STATIONS = (
-    "funnel",
-    "training",
-    "resume_proof",
-    "evaluation",
-    "bias",
-    "samples",
-    "plan",
-)  # of a finished run
+STATIONS = ("funnel", "training", "resume_proof", "evaluation", "bias", "samples", "plan")  # of a finished run
 _MARKS = {"proven": "✓", "failed": "✗", "not shown": "–", "not tried": "–"}
 
 
@@ -50,15 +42,9 @@ def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium")
     is resumed, or its model used. `program` is the command for trivium.
     """
     home = shlex.quote(str(run))
-    if (
-        report["training"] is not None and report["funnel"] is None
-    ):  # the demo would train again on its own tokens
+    if report["training"] is not None and report["funnel"] is None:  # the demo would train again on its own tokens
         return f"{program} {'generate' if report['training']['finished'] else 'train --out'} {home}"
-    if (
-        report["outdated"]
-        or any(report[name] is None for name in STATIONS)
-        or not report["training"]["finished"]
-    ):
+    if report["outdated"] or any(report[name] is None for name in STATIONS) or not report["training"]["finished"]:
         return f"{program} demo --out {home}"
     names = itertools.chain([OWN], (f"{OWN}-{number}" for number in itertools.count(2)))
     out = next(run.parent / name for name in names if not (run.parent / name).exists())
@@ -77,9 +63,7 @@ def render(report: dict[str, Any], command: str) -> str:
         sections=sections(report),
         facts=facts(report),
         proven=[(v.state, _MARKS[v.state], v.text) for v in verdicts(report) if v.state == "proven"],
-        open=[
-            (v.state, _MARKS[v.state], v.text + _state(v)) for v in verdicts(report) if v.state != "proven"
-        ],
+        open=[(v.state, _MARKS[v.state], v.text + _state(v)) for v in verdicts(report) if v.state != "proven"],
         limits=limits(report),
         next_command=command,
         figure_json=figure_json,

@@ -63,11 +63,7 @@ def _beside(scores: list[tuple[str, str, Tree]]) -> go.Figure:
     names = [plain_label(f"{task}, {shots_text(shots)}") for task, shots, _ in scores]
     figure = go.Figure()
     figure.add_bar(
-        name="this model",
-        y=names,
-        x=[s["accuracy"] for _, _, s in scores],
-        orientation="h",
-        marker_color=BLUE,
+        name="this model", y=names, x=[s["accuracy"] for _, _, s in scores], orientation="h", marker_color=BLUE
     )
     figure.add_scatter(
         name="MT-NLG 530B",
@@ -102,15 +98,7 @@ def against_tokens(series: list[Tree]) -> go.Figure:
 
 def _groups(scores: list[tuple[str, str, Tree]]) -> list[Table]:
     rows = [
-        (
-            task,
-            shots,
-            kind,
-            group,
-            str(v["n"]),
-            percent_text(v["accuracy"]),
-            range_text(v["interval"], percent_text),
-        )
+        (task, shots, kind, group, str(v["n"]), percent_text(v["accuracy"]), range_text(v["interval"], percent_text))
         for task, shots, s in scores
         for kind, groups in (s.get("by_group") or {}).items()
         if kind != "subcase"

@@ -11,9 +11,7 @@ COLOURS = {"strong": "#0072B2", "weak": "#E69F00"}
 
 def write_curves(path: Path, title: str, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Write the page. curves: {kind: points}, with devices, tokens_per_second, utilisation and efficiency."""
-    figure = make_subplots(
-        rows=1, cols=2, subplot_titles=("tokens per second", "utilisation (model FLOP/s over peak)")
-    )
+    figure = make_subplots(rows=1, cols=2, subplot_titles=("tokens per second", "utilisation (model FLOP/s over peak)"))
     for kind, points in curves.items():
         devices = [p["devices"] for p in points]
         texts = [f"data {p['data']}, {p['seconds']:.1f} s, efficiency {p['efficiency']:.1%}" for p in points]

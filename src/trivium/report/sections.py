@@ -124,9 +124,7 @@ def _training(report: Tree) -> Section:
         rows.append(("learned from context", nats_text(entropy - loss)))
     rows += [(name, f"{training[name]:,}") for name in ("parameters", "steps", "tokens") if training[name]]
     if not training["finished"]:
-        rows.insert(
-            0, ("not finished", f"{training['steps']} of {training['steps_planned'] or 'unknown'} steps")
-        )
+        rows.insert(0, ("not finished", f"{training['steps']} of {training['steps_planned'] or 'unknown'} steps"))
     told_of = [(str(i["step"]), i["what"]) for i in training["interruptions"]]
     return Section(
         "training",
@@ -159,8 +157,7 @@ def _asked(training: Tree) -> list[Drawn]:
     if not asked:
         return []
     series = [
-        {**a, "tasks": {t: {k: s["accuracy"] for k, s in by.items()} for t, by in a["tasks"].items()}}
-        for a in asked
+        {**a, "tasks": {t: {k: s["accuracy"] for k, s in by.items()} for t, by in a["tasks"].items()}} for a in asked
     ]
     return [Drawn("Published tasks while it trained", against_tokens(series))]
 
@@ -184,8 +181,7 @@ def _schedule(report: Tree) -> Section:
     return Section(
         "schedule",
         "The pipeline schedule",
-        shows="What each pipeline rank does when. A bar is one micro-batch in one stage, written "
-        "micro-batch.stage.",
+        shows="What each pipeline rank does when. A bar is one micro-batch in one stage, written micro-batch.stage.",
         reading="Planner and runtime read the same table of actions; this is it, twice: as priced, and as run.",
         limits=f"{_SHARED if (report['training'] or {}).get('device') == CPU else ''}While the batch ramps up, a step "
         "has fewer micro-batches than planned.",

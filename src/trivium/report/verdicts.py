@@ -64,9 +64,7 @@ def _quality(training: dict[str, Any]) -> list[str]:
     size = f"{training['parameters']:,} parameters"
     seen = f", {training['tokens']:,} tokens" if training.get("tokens") else ""
     if is_tiny(training):
-        return [
-            f"Quality: the model is tiny ({size}{seen}). The path works; what it reaches at scale is not shown."
-        ]
+        return [f"Quality: the model is tiny ({size}{seen}). The path works; what it reaches at scale is not shown."]
     return [f"Quality: one training ({size}{seen}). Another seed, size or corpus may come out otherwise."]
 
 
@@ -159,9 +157,7 @@ def _counted(memory: list[dict[str, Any]] | None) -> Verdict:
     if not rows:
         return Verdict("not tried", claim)
     off = [
-        row["rank"]
-        for row in rows
-        if any(row["predicted"].get(name) != row["categories"].get(name) for name in EXACT)
+        row["rank"] for row in rows if any(row["predicted"].get(name) != row["categories"].get(name) for name in EXACT)
     ]
     if off:
         return Verdict("failed", f"{claim}: not so on ranks {', '.join(map(str, off))}")
@@ -207,9 +203,7 @@ def _scores(evaluation: dict[str, Any] | None) -> list[tuple[str, str, dict[str,
 
 def _above_chance(evaluation: dict[str, Any] | None) -> Verdict:
     scores = [
-        s
-        for s in _scores(evaluation)
-        if s[2]["n"] and s[2]["interval"] is not None and s[2]["chance"] is not None
+        s for s in _scores(evaluation) if s[2]["n"] and s[2]["interval"] is not None and s[2]["chance"] is not None
     ]
     if not scores:
         return Verdict("not tried", "Some task is answered better than by chance")
@@ -244,8 +238,7 @@ def _at_least(successes: int, trials: int, rate: float) -> float:
     if rate <= 0:
         return 0.0
     ways = (
-        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
-        for k in range(successes, trials + 1)
+        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1) for k in range(successes, trials + 1)
     )
     logs = (w + k * math.log(rate) + (trials - k) * math.log1p(-rate) for k, w in enumerate(ways, successes))
     return min(1.0, math.fsum(map(math.exp, logs)))

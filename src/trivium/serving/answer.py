@@ -11,18 +11,10 @@ from trivium.tokens.tokenizer import Tokenizer
 
 def envelope(number: int, model: str, created: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a completion, or a chunk of a stream, with its choices."""
-    return {
-        "id": f"cmpl-{number}",
-        "object": "text_completion",
-        "created": created,
-        "model": model,
-        "choices": choices,
-    }
+    return {"id": f"cmpl-{number}", "object": "text_completion", "created": created, "model": model, "choices": choices}
 
 
-def choice(
-    index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None = None
-) -> dict[str, Any]:
+def choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None = None) -> dict[str, Any]:
     """Return a choice."""
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
@@ -38,9 +30,7 @@ class Telling:
     """Converts generated tokens into response text. Tokens are returned once they are certain to be part of the
     text."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str], before: Sequence[int], offset: int = 0
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], before: Sequence[int], offset: int = 0) -> None:
         """before: ids that the text follows. offset: number of characters sent before the text."""
         self._unfolding, self._end = Unfolding(tokenizer, stops, before), tokenizer.end_of_text
         self._offset = self._told = offset

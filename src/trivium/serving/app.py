@@ -57,9 +57,7 @@ class _Answering:
     events: asyncio.Queue[Event]
 
 
-def create_app(
-    writer: Writer, limits: ServeConfig, *, name: str, keys: list[str] | None = None, seed: int = 0
-) -> Any:
+def create_app(writer: Writer, limits: ServeConfig, *, name: str, keys: list[str] | None = None, seed: int = 0) -> Any:
     """Create the ASGI application of a model; `name` is its id in `/v1/models`."""
     server = Server(writer, Worker(writer, limits), limits, name, seed)
     page = (resources.files("trivium.serving") / "playground.html").read_text(encoding="utf-8")
@@ -85,12 +83,7 @@ def create_app(
     async def completions(request: Request) -> Response:
         return await _complete(server, request)
 
-    return Guard(
-        app,
-        body_bytes=limits.body_bytes,
-        hosts=[*OWN_NAMES, limits.host, *limits.hosts],
-        keys=keys or [],
-    )
+    return Guard(app, body_bytes=limits.body_bytes, hosts=[*OWN_NAMES, limits.host, *limits.hosts], keys=keys or [])
 
 
 def _add_models(app: FastAPI, name: str) -> None:
@@ -159,9 +152,7 @@ def _begin(server: Server, asked: Completion, prompts: list[list[int]]) -> _Answ
     settings = asked.drawing()
     texts = [ids for ids in prompts for _ in range(asked.n)] if asked.max_tokens else []
     for index, ids in enumerate(texts):
-        draft = server.writer.draft(
-            ids, settings, seed=seed_for(seed, "prompt", index), alternatives=asked.logprobs
-        )
+        draft = server.writer.draft(ids, settings, seed=seed_for(seed, "prompt", index), alternatives=asked.logprobs)
         draft.heard = _listener(job, index)
         job.drafts.append(draft)
     if asked.echo and asked.logprobs is not None:
@@ -300,9 +291,7 @@ async def _stream(server: Server, answering: _Answering) -> AsyncIterator[bytes]
             if asked.tells_usage:
                 yield event([], _usage(answering))
         else:
-            yield _event(
-                {"error": {"message": f"the text is not complete: {heard.kind}", "type": "server_error"}}
-            )
+            yield _event({"error": {"message": f"the text is not complete: {heard.kind}", "type": "server_error"}})
         yield b"data: [DONE]\n\n"
     finally:
         answering.job.cancelled.set()

@@ -85,9 +85,7 @@ class Completion(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    prompt: (
-        str | Ids | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Ids], Field(fail_fast=True)]
-    )
+    prompt: str | Ids | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Ids], Field(fail_fast=True)]
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] = 16
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
@@ -165,9 +163,7 @@ def parse(body: bytes, limits: ServeConfig = ServeConfig()) -> Completion:
         raise Refused(400, f"the body cannot be read: {type(error).__name__}") from None
 
 
-def prompts_of(
-    asked: Completion, tokenizer: Tokenizer, limits: ServeConfig, sequence: int
-) -> list[list[int]]:
+def prompts_of(asked: Completion, tokenizer: Tokenizer, limits: ServeConfig, sequence: int) -> list[list[int]]:
     """Return the prompts as ids. Raises Refused for limits of the server or the model that are exceeded."""
     prompts = _encoded(asked.prompt, tokenizer)
     if not prompts:
@@ -182,9 +178,7 @@ def prompts_of(
     for ids in prompts:
         if max(ids) >= tokenizer.vocabulary:
             raise Refused(
-                400,
-                f"prompt: {max(ids)} is not a token id; the vocabulary has {tokenizer.vocabulary}",
-                "prompt",
+                400, f"prompt: {max(ids)} is not a token id; the vocabulary has {tokenizer.vocabulary}", "prompt"
             )
         room = sequence + (0 if asked.max_tokens == 0 else 1)
         if len(ids) + asked.max_tokens > room:
@@ -211,9 +205,7 @@ def _refuse_ineffective(tree: Mapping[str, Any]) -> None:
         shown = "this value" if isinstance(value, list | dict) else json.dumps(value)[:60]
         values = [json.dumps(one) for one in NEUTRAL.get(name, ())]
         usual = {"logit_bias": "{}", "best_of": "1 or n"}.get(name) or " or ".join([*values, "null"])
-        raise Refused(
-            400, f"{name}: this server does not apply {shown}; leave the field out, or give {usual}", name
-        )
+        raise Refused(400, f"{name}: this server does not apply {shown}; leave the field out, or give {usual}", name)
 
 
 def _neutral(name: str, tree: Mapping[str, Any]) -> Callable[[Any], bool] | None:

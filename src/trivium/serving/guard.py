@@ -111,9 +111,7 @@ def _in_header(name: str) -> str:
 
 
 async def _refuse(send: Send, status: int, message: str) -> None:
-    body = json.dumps(
-        {"error": {"message": message, "type": "invalid_request_error", "param": None}}
-    ).encode()
+    body = json.dumps({"error": {"message": message, "type": "invalid_request_error", "param": None}}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

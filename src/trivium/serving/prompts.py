@@ -96,9 +96,7 @@ def read_prompts(name_or_path: str) -> PromptFile:
             content = read_bytes(path, CONFIG_BYTES if path.suffix in YAML else DOCUMENT_BYTES)
             text = content.decode("utf-8-sig")
         except OSError as error:
-            raise DataError(
-                f"--file {path} cannot be read: {error.strerror}; give a file that exists"
-            ) from None
+            raise DataError(f"--file {path} cannot be read: {error.strerror}; give a file that exists") from None
         except UnicodeDecodeError:
             raise DataError(f"--file {path} is not UTF-8 text; give .txt, .jsonl or .yaml") from None
         if path.suffix in YAML:

@@ -11,11 +11,7 @@ from trivium.tokens.tokenizer import Tokenizer
 
 
 def speak(
-    writer: Writer,
-    prompt: str,
-    settings: Drawing,
-    tell: Callable[[str], None],
-    alternatives: int | None = None,
+    writer: Writer, prompt: str, settings: Drawing, tell: Callable[[str], None], alternatives: int | None = None
 ) -> Written:
     """Generate after a prompt on a single rank. `tell` receives the text in pieces, which together are
     `writer.write`'s."""

@@ -32,9 +32,7 @@ class Unfolding:
             self.begins = self.length
             return ready
         # Preceding bytes that form no character are part of the text now.
-        self.begins += max(
-            0, len(text) - len(self._tokenizer.decode_after([self._tokenizer.before_text], [token]))
-        )
+        self.begins += max(0, len(text) - len(self._tokenizer.decode_after([self._tokenizer.before_text], [token])))
         return self._take(len(self._waiting), final=False)
 
     def close(self) -> str:

@@ -51,9 +51,7 @@ class Job:
 
     def settle(self) -> None:
         """Report the end once, if the job is complete or nobody waits for it."""
-        complete = len(self.echoed) == len(self.read) and all(
-            d.finish not in (None, "cancelled") for d in self.drafts
-        )
+        complete = len(self.echoed) == len(self.read) and all(d.finish not in (None, "cancelled") for d in self.drafts)
         if complete or not self.goes_on:
             self.end("done" if complete else "late")
 

@@ -101,9 +101,7 @@ def read_prompt(model: WholeModel, ids: Sequence[int], alternatives: int) -> lis
         targets = torch.tensor(ids[1:], device=model.device)
         parts = [slice(n, n + LOGIT_POSITIONS) for n in range(0, len(targets), LOGIT_POSITIONS)]
         rows = [
-            row
-            for part in parts
-            for row in told(model.predict(hidden[part, 0]), targets[part], alternatives).tolist()
+            row for part in parts for row in told(model.predict(hidden[part, 0]), targets[part], alternatives).tolist()
         ]
     return [Token(ids[0]), *map(_token, rows)]
 
@@ -113,17 +111,13 @@ def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -
     None."""
     asked = [d.alternatives for d in drafts if d.alternatives is not None]
     most = min(max(asked), model.model.vocabulary) if asked else None
-    found = torch.zeros(
-        len(drafts), 1 if most is None else 2 + 2 * most, dtype=torch.float64, device=model.device
-    )
+    found = torch.zeros(len(drafts), 1 if most is None else 2 + 2 * most, dtype=torch.float64, device=model.device)
     if hidden is not None:
         logits = finite(model.predict(hidden))
         settings = [d.settings for d in drafts]
         uniforms = [_uniform(d) for d in drafts]
         ids = choose(
-            penalised(logits, [d.text for d in drafts], [s.repetition_penalty for s in settings]),
-            settings,
-            uniforms,
+            penalised(logits, [d.text for d in drafts], [s.repetition_penalty for s in settings]), settings, uniforms
         )
         found = told(logits, ids, most)
     found = model.told(found)

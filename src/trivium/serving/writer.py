@@ -45,9 +45,7 @@ class Writer:
         sequence."""
         return [max(0, len(ids) - self.scorer.sequence) for ids in self.tokenizer.prompt_ids(prompts)]
 
-    def write(
-        self, prompts: Sequence[str], settings: Drawing, *, alternatives: int | None = None
-    ) -> list[Written]:
+    def write(self, prompts: Sequence[str], settings: Drawing, *, alternatives: int | None = None) -> list[Written]:
         """Generate after each prompt; returns texts, tokens and log-probabilities."""
         ids = self.tokenizer.prompt_ids(prompts)
         drafts = [
@@ -69,9 +67,7 @@ class Writer:
         """Create a draft that ends with the document or with one of the texts in `settings.stop`."""
         if alternatives is not None:
             alternatives = min(alternatives, self.tokenizer.vocabulary)
-        return Draft(
-            prompt, settings, seed, stopper(self.tokenizer, settings.stop, prompt), alternatives, heard
-        )
+        return Draft(prompt, settings, seed, stopper(self.tokenizer, settings.stop, prompt), alternatives, heard)
 
     def written(self, draft: Draft) -> Written:
         """Return the text of a draft, without the end of the document and without stop texts."""
@@ -100,9 +96,7 @@ class Writer:
         for number, draft in mine:
             ends[number] = torch.tensor([len(draft.tokens), FINISHES.index(draft.finish)])
         ends = sum_over_ranks_(ends.to(self.model.device), mesh).cpu()
-        longest = (
-            int(ends[:, 0].max()) if drafts else 0
-        )  # the longest generated text, which may be far below the limit
+        longest = int(ends[:, 0].max()) if drafts else 0  # the longest generated text, which may be far below the limit
         table = torch.zeros(len(drafts), longest, width, dtype=torch.float64)
         for number, draft in mine:
             for place, token in enumerate(draft.tokens):

@@ -75,9 +75,7 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
     found: dict[str, Adopted] = {}
     for source, prefix in sources.items():
         shard = TokenShard.open(prefix.absolute())
-        found[source] = Adopted(
-            shard, _cut(shard, pairs, validates=prefix in pairs.validation), stems[source]
-        )
+        found[source] = Adopted(shard, _cut(shard, pairs, validates=prefix in pairs.validation), stems[source])
     if all(one.cut == len(one.shard) for one in found.values()):
         raise DataError(
             f"there is no validation text: pairs are split by documents, and {len(found)} of {len(found)} have only "
@@ -219,9 +217,7 @@ def _refuse_copies(pairs: Iterable[Adopted]) -> None:
                 f"--validation {told}, which trains, so its loss would be one of trained text; name another pair, or "
                 "leave --validation out"
             )
-        raise DataError(
-            f"PREFIX {told}, and would count twice; name one of the two, and give it a larger weight"
-        )
+        raise DataError(f"PREFIX {told}, and would count twice; name one of the two, and give it a larger weight")
 
 
 def _same(one: NDArray[np.integer], other: NDArray[np.integer]) -> bool:

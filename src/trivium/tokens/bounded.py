@@ -23,9 +23,7 @@ PROBE_SECONDS = 0.5  # CPU time; a text of _PROBE_CHARACTERS normally takes less
 _PROBE_CHARACTERS = (64, 512)
 _PROBED = "a b1.\n-é中"  # letters, blanks, digits and punctuation
 _MAX_PROBED_CHARACTERS = 32  # taken from the file's own patterns
-SIMPLER = (
-    "write the patterns of its normalizer and pre_tokenizer without nested repeats, as a++ in place of (a+)+"
-)
+SIMPLER = "write the patterns of its normalizer and pre_tokenizer without nested repeats, as a++ in place of (a+)+"
 _PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 
 
@@ -41,9 +39,7 @@ def problem_of(tree: Mapping[str, Any]) -> str:
         growth = 1
         steps = list(_steps(tree.get(part)))
         if len(steps) > MAX_STEPS:
-            return (
-                f"{part} has {len(steps)} steps, and each takes time; the limit is {MAX_STEPS}: remove some"
-            )
+            return f"{part} has {len(steps)} steps, and each takes time; the limit is {MAX_STEPS}: remove some"
         for step in steps:
             growth *= _growth(step)
             if growth > MAX_GROWTH:

@@ -81,13 +81,7 @@ def _is_byte_level_bpe(tree: Mapping[str, Any]) -> bool:
 
 
 # Settings of a model that change the result of the merges.
-_OTHERWISE = (
-    "dropout",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
-    "byte_fallback",
-    "ignore_merges",
-)
+_OTHERWISE = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 
 
 def pair_of(merge: str | Sequence[str]) -> tuple[str, str]:
@@ -98,11 +92,7 @@ def pair_of(merge: str | Sequence[str]) -> tuple[str, str]:
 
 def _byte_of_letter() -> dict[str, int]:
     """Return the letter of each byte in a byte-level vocabulary (GPT-2, `bytes_to_unicode`)."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
     return letters | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -13,9 +13,7 @@ UINT16_VOCABULARY = 65500  # Megatron-LM's threshold for two-byte shards
 class TokensConfig(Config):
     """Conversion of documents to tokens."""
 
-    vocabulary: Positive = (
-        2048  # ids of a tokenizer to train (small corpora may give fewer), or of the given tokenizer
-    )
+    vocabulary: Positive = 2048  # ids of a tokenizer to train (small corpora may give fewer), or of the given tokenizer
     tokenizer: str | None = None  # a tokenizer.json or its folder; None trains one on the corpus
     end_of_text: Annotated[str, Field(min_length=1)] | None = (
         None  # the token that closes documents; None uses the one that the tokenizer's files name

@@ -70,9 +70,7 @@ def tokenize(
     pieces = _begin(work or out / ".work", config, store, given, seed=seed)
     tokenizer = given or _trained(pieces, config, store, found, held_out, seed=seed)
     tokenizer.save(out / TOKENIZER)
-    files = encode_pieces(
-        Work(store, tokenizer, held_out, pieces), workers=workers, total=total, progress=progress
-    )
+    files = encode_pieces(Work(store, tokenizer, held_out, pieces), workers=workers, total=total, progress=progress)
     dtype = config.shard_dtype(tokenizer.vocabulary)
     progress(total, total, "writing shards")
     shards = ShardSet(out, file_stems(weights), dtype=dtype, vocabulary=tokenizer.vocabulary)
@@ -108,9 +106,7 @@ def blend_weights(path: Path, sources: Iterable[str]) -> dict[str, float]:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); run `trivium corpus curate`") from None
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise DataError(
-            f'{path} does not say {{source: {{"weight": number}}}}; curate the corpus again'
-        ) from None
+        raise DataError(f'{path} does not say {{source: {{"weight": number}}}}; curate the corpus again') from None
     present = sorted(sources)
     missing = [s for s in present if s not in weights]
     if missing:
@@ -189,9 +185,7 @@ def _training_texts(store: Path, found: Survey, held_out: HeldOut, *, limit: int
         first += table.num_rows
 
 
-def _taken_bytes(
-    store: Path, found: Survey, held_out: HeldOut, *, limit: int, seed: int
-) -> NDArray[np.int64]:
+def _taken_bytes(store: Path, found: Survey, held_out: HeldOut, *, limit: int, seed: int) -> NDArray[np.int64]:
     """Return how many bytes of each document train the tokenizer.
 
     Documents are taken in a random order keyed by their ids until the limit is reached. Independent draws per
@@ -214,9 +208,7 @@ def _beginning(text: str, most: int) -> str:
     return text if 4 * len(text) <= most else text.encode()[:most].decode("utf-8", "ignore")
 
 
-def _sources(
-    shards: ShardSet, files: Iterable[Path], weights: Mapping[str, float]
-) -> dict[str, dict[str, Any]]:
+def _sources(shards: ShardSet, files: Iterable[Path], weights: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     for file in files:
         shards.append(read_piece(file))
     entries = shards.close()

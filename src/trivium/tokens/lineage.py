@@ -63,10 +63,7 @@ class LineageWriter:
         self._rows = 0  # number of held rows
 
     def append(
-        self,
-        documents: pa.Array | Sequence[str],
-        wholes: pa.Array | Sequence[str | None],
-        lengths: NDArray[np.int64],
+        self, documents: pa.Array | Sequence[str], wholes: pa.Array | Sequence[str | None], lengths: NDArray[np.int64]
     ) -> None:
         """Append documents: their ids, the ids of the documents that they are pieces of, and their lengths in
         tokens."""
@@ -141,9 +138,7 @@ class Lineage(Sequence[str]):
 
     def _group_edges(self) -> NDArray[np.int64]:
         if self._numbered:
-            return np.asarray(
-                [*range(0, len(self._shard), _GROUP_DOCUMENTS), len(self._shard)], dtype=np.int64
-            )
+            return np.asarray([*range(0, len(self._shard), _GROUP_DOCUMENTS), len(self._shard)], dtype=np.int64)
         with self._opened() as file:
             rows = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
         return np.cumsum([0, *rows], dtype=np.int64)
@@ -169,9 +164,7 @@ class Lineage(Sequence[str]):
         except FileNotFoundError:
             raise DataError(f"{self._path} is missing; run `trivium tokenize` again") from None
         except (pa.ArrowException, OSError) as error:
-            raise DataError(
-                f"{self._path} is not readable Parquet ({error}); run `trivium tokenize` again"
-            ) from None
+            raise DataError(f"{self._path} is not readable Parquet ({error}); run `trivium tokenize` again") from None
 
     def _refuse_another_shard(self) -> None:
         starts = self._shard.document_starts
@@ -224,9 +217,7 @@ def spans(documents: Sequence[str], starts: Starts, window: tuple[int, int]) -> 
         edges = [place, *begins[1:], until]
         found += [
             Span(documents[index], at + here - place - window[0], there - here, here - begin)
-            for index, (begin, here, there) in enumerate(
-                zip(begins, edges[:-1], edges[1:], strict=True), first
-            )
+            for index, (begin, here, there) in enumerate(zip(begins, edges[:-1], edges[1:], strict=True), first)
             if here < there
         ]
         at += until - place

@@ -25,9 +25,7 @@ def read_tokens_manifest(directory: Path) -> dict[str, Any]:
         f"{directory} holds no tokens ({MANIFEST} is missing); run `trivium tokenize`, or `trivium data adopt` "
         "where pairs of .bin and .idx are there already"
     )
-    return read_described(
-        directory / MANIFEST, FORMAT, missing=missing, remedy="run `trivium tokenize` again"
-    )
+    return read_described(directory / MANIFEST, FORMAT, missing=missing, remedy="run `trivium tokenize` again")
 
 
 def open_shards(
@@ -91,9 +89,7 @@ def token_counts(directory: Path, split: str) -> NDArray[np.int64]:
     return total
 
 
-def verify_tokens(
-    directory: Path, names: Iterable[str] | None = None, alive: Callable[[], None] = unheard
-) -> None:
+def verify_tokens(directory: Path, names: Iterable[str] | None = None, alive: Callable[[], None] = unheard) -> None:
     """Compare files with their sha256 in the manifest and check the indices. Raises DataError for the first
     difference.
 
@@ -107,9 +103,7 @@ def verify_tokens(
                 raise DataError(f"{path} is missing, but {MANIFEST} lists it; run `trivium tokenize` again")
             found = file_sha256(path, alive)
         except OSError as error:
-            raise DataError(
-                f"{path} cannot be read: {error.strerror}; fix the disk or the permissions"
-            ) from None
+            raise DataError(f"{path} cannot be read: {error.strerror}; fix the disk or the permissions") from None
         if found != sha256:
             raise DataError(
                 f"{path} is damaged or was replaced: its sha256 is {found[:12]}…, and {MANIFEST} lists {sha256[:12]}…; "

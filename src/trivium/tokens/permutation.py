@@ -66,9 +66,7 @@ class Permutation:
     def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return self._through(values, self._keys)
 
-    def _through(
-        self, values: NDArray[np.uint64], keys: "list[np.uint64] | NDArray[np.uint64]"
-    ) -> NDArray[np.uint64]:
+    def _through(self, values: NDArray[np.uint64], keys: "list[np.uint64] | NDArray[np.uint64]") -> NDArray[np.uint64]:
         left, right = values >> self._half, values & self._mask
         for key in keys:
             left, right = right, left ^ (_mix(right ^ key) & self._mask)

@@ -61,9 +61,7 @@ def load_recipe(name: str) -> Recipe:
     if not path.is_file():
         path = Path(name)
         if not path.is_file():
-            raise ConfigError(
-                f"recipe '{name}' is neither shipped nor a file; {nearest(name, recipe_names())}"
-            )
+            raise ConfigError(f"recipe '{name}' is neither shipped nor a file; {nearest(name, recipe_names())}")
     where = f"recipe '{name}'"
     tree = tree_of_file(path, where, "write sources and tokens_trained into it")
     recipe = build_named(Recipe, tree, where)
@@ -116,10 +114,7 @@ def recipe_lines(contents: Mapping[str, Content], recipe: Recipe) -> list[str]:
     rows.append(_row("together", there, 100, read, read / there))
     first, *columns = zip(*rows, strict=True)
     # Columns are separated by at least two blanks.
-    widths = [
-        max(least, 2 + max(map(len, column)))
-        for column, least in zip(columns, _MIN_COLUMN_WIDTHS, strict=True)
-    ]
+    widths = [max(least, 2 + max(map(len, column))) for column, least in zip(columns, _MIN_COLUMN_WIDTHS, strict=True)]
     width = max(map(len, first))
     return [
         f"{name:<{width}}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
@@ -127,7 +122,5 @@ def recipe_lines(contents: Mapping[str, Content], recipe: Recipe) -> list[str]:
     ]
 
 
-def _row(
-    source: str, tokens: float, percent: float, read: float, epochs: float
-) -> tuple[str, str, str, str, str]:
+def _row(source: str, tokens: float, percent: float, read: float, epochs: float) -> tuple[str, str, str, str, str]:
     return source, format_count(tokens), f"{percent:.1f}", format_count(read), f"{epochs:.2f}"

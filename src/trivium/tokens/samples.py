@@ -132,9 +132,7 @@ class TokenDataset:
         vocabulary."""
         places = self._places_ahead(np.fromiter(indices, dtype=np.int64))
         tokens = np.empty((len(places.start), self.sequence + 1), dtype=np.int64)
-        for row, (source, start) in enumerate(
-            zip(places.source.tolist(), places.start.tolist(), strict=True)
-        ):
+        for row, (source, start) in enumerate(zip(places.source.tolist(), places.start.tolist(), strict=True)):
             text = self._texts[source]
             window = text[start : start + self.sequence + 1]
             # Only a source shorter than one window is too short, and it repeats.
@@ -190,9 +188,7 @@ class TokenDataset:
         if found.source not in self._sources or found.start == found.stop:
             return []
         source = self._sources.index(found.source)
-        counted = self.counts_after(samples)[found.source] + sum(
-            stop - first for first, stop in self.left_out.gaps
-        )
+        counted = self.counts_after(samples)[found.source] + sum(stop - first for first, stop in self.left_out.gaps)
         windows = int(self._windows[source])
         seen = []
         for epoch in range(-(-counted // windows)):
@@ -263,9 +259,7 @@ class TokenDataset:
         for number in range(first, last + 1):
             if number not in self._blocks:
                 self._blocks = {n: b for n, b in self._blocks.items() if n == number - 1}
-                self._blocks[number] = self._places(
-                    np.arange(number * BLOCK_SAMPLES, (number + 1) * BLOCK_SAMPLES)
-                )
+                self._blocks[number] = self._places(np.arange(number * BLOCK_SAMPLES, (number + 1) * BLOCK_SAMPLES))
         blocks = [self._blocks[number] for number in range(first, last + 1)]
         together = blocks[0] if len(blocks) == 1 else _Places(*map(np.concatenate, zip(*blocks, strict=True)))
         return _Places(*(each[indices - first * BLOCK_SAMPLES] for each in together))
@@ -273,9 +267,7 @@ class TokenDataset:
     def _places(self, indices: NDArray[np.int64]) -> _Places:
         limit = self.num_samples if self.split == "validation" else np.iinfo(np.int64).max
         if indices.size and not 0 <= indices.min() <= indices.max() < limit:
-            raise IndexError(
-                f"samples {indices.min()}..{indices.max()} of {self.split}: 0 to {limit - 1} exist"
-            )
+            raise IndexError(f"samples {indices.min()}..{indices.max()} of {self.split}: 0 to {limit - 1} exist")
         if self.split == "validation":
             ends, order = np.cumsum(self._windows), Permutation(limit, 0, "validation")[indices]
             source = np.searchsorted(ends, order, side="right")
@@ -295,8 +287,7 @@ class TokenDataset:
             mine = np.flatnonzero(source == s)
             epochs, which = np.unique(epoch[mine], return_inverse=True)
             orders = [
-                Permutation(int(self._windows[s]), self.seed, "samples", self._sources[s], e)
-                for e in epochs.tolist()
+                Permutation(int(self._windows[s]), self.seed, "samples", self._sources[s], e) for e in epochs.tolist()
             ]
             window[mine] = Permutation.each(orders, which, position[mine])
         return window

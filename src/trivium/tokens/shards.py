@@ -112,9 +112,7 @@ class TokenShard:
     index: Index
     begin: int  # index of its first document in the index file
     documents: int  # number of documents
-    first: int | None = (
-        None  # in a pair made elsewhere: the number of its first document, as they have no other name
-    )
+    first: int | None = None  # in a pair made elsewhere: the number of its first document, as they have no other name
 
     @staticmethod
     def open(prefix: str | Path) -> "TokenShard":
@@ -276,9 +274,7 @@ def _read_index(path: Path) -> Index:
     return Index(path, dtype, sequences, marks - 1, tokens)
 
 
-def _arrays(
-    path: Path, sequences: int, marks: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+def _arrays(path: Path, sequences: int, marks: int) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Map the arrays of an index: lengths and byte offsets of sequences, and the first sequence of each document."""
     data = np.memmap(path, dtype=np.uint8, mode="r")
     lengths = np.frombuffer(data, "<i4", sequences, _HEADER.size)
@@ -293,9 +289,7 @@ def _check_sequences(path: Path, lengths: NDArray[np.int32], pointers: NDArray[n
         here = lengths[first : first + _BLOCK_ENTRIES].astype(np.int64)
         if here.min() < 0:
             at = int(np.argmin(here))
-            raise DataError(
-                f"{path}: sequence {first + at} has length {here[at]}; lengths are 0 or more; {_REDO}"
-            )
+            raise DataError(f"{path}: sequence {first + at} has length {here[at]}; lengths are 0 or more; {_REDO}")
         ends = total + np.cumsum(here)
         expected = (ends - here) * item
         differ = np.flatnonzero(pointers[first : first + _BLOCK_ENTRIES] != expected)

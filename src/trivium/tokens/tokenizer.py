@@ -55,9 +55,7 @@ class Tokenizer:
     padding are disabled. Equal `sha256` and equal `marks` imply equal ids for every text.
     """
 
-    def __init__(
-        self, description: str, marks: Marks = Marks(), library: tokenizers.Tokenizer | None = None
-    ) -> None:
+    def __init__(self, description: str, marks: Marks = Marks(), library: tokenizers.Tokenizer | None = None) -> None:
         """description: JSON of the Hugging Face tokenizers library. library: the parsed description, if available."""
         self.description, self.marks = description, marks
         # used for decoding and token names
@@ -199,9 +197,7 @@ class Tokenizer:
         one."""
         return [self.opening + ids for ids in self.encode_batch(texts)]
 
-    def encode_continuations(
-        self, pairs: Sequence[tuple[list[int], str, list[int]]]
-    ) -> list[list[int] | None]:
+    def encode_continuations(self, pairs: Sequence[tuple[list[int], str, list[int]]]) -> list[list[int] | None]:
         """Return the ids of continuations of other ids. pairs: (ids before, text, ids of both encoded as one text).
 
         Some tokenizers put a space before every text. Such a text is encoded after a letter, whose ids are removed.
@@ -278,9 +274,7 @@ class Tokenizer:
     def _id_of(self, token: str) -> int:
         found: int | None = self._library.token_to_id(token)
         if found is None:
-            raise DataError(
-                f"this tokenizer has no token {token}, which must stand at the end of every document"
-            )
+            raise DataError(f"this tokenizer has no token {token}, which must stand at the end of every document")
         return found
 
     def save(self, path: Path) -> list[Path]:
@@ -362,9 +356,7 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
     said = beside(path, found.spelled())
     marks = Marks(_one_end(found, said, end, path), said.begin, said.opens)
     if said.begin is not None and said.begin not in found.words():
-        raise DataError(
-            f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; fix that"
-        )
+        raise DataError(f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; fix that")
     tokenizer = found.with_marks(marks)
     if tokenizer.end_of_text in tokenizer.encode(_WRITTEN.format(marks.end)):
         raise ConfigError(
@@ -427,9 +419,7 @@ def _opened(path: Path, field: str = "") -> Tokenizer:
             library.encode("a")  # some damage appears only when a text is encoded
     except (KeyboardInterrupt, SystemExit):
         raise
-    except (
-        BaseException
-    ) as error:  # the library raises bare Exception for most damage, and its panics are not even one
+    except BaseException as error:  # the library raises bare Exception for most damage, and its panics are not even one
         raise DataError(f"{path} is not a tokenizer ({error}); run `trivium tokenize` again") from None
     if problem := problem or slow_text(library, tree):
         raise ConfigError(f"{field}{path}: {problem}")

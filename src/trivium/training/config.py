@@ -38,9 +38,7 @@ class Supervision(Config):
     )
     replicas_every: NotNegative = 100  # steps; replicas are compared, and before every save; 0: only then
     slow_every: NotNegative = 50  # steps; ranks compare the time they worked; 0: never
-    slow_factor: Annotated[float, Field(gt=1)] = (
-        1.5  # a rank that works so much longer than its peers is told
-    )
+    slow_factor: Annotated[float, Field(gt=1)] = 1.5  # a rank that works so much longer than its peers is told
 
 
 class SpikesConfig(Config):
@@ -65,9 +63,7 @@ class Examination(Config):
     every: NotNegative = 0  # steps; the last step is then asked too; 0: never, whatever the others say
     tasks: str = "mt-nlg"  # names by commas, as `trivium evaluate --tasks` takes them
     data: str | None = None  # folder of JSON lines, a folder a task; None: from the Hub
-    shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (
-        0,
-    )  # before each question
+    shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (0,)  # before each question
     limit: Positive = 100  # questions of each task, chosen by the seed of the run
 
 
@@ -82,11 +78,7 @@ class ProfileConfig(Config):
         """Return an error for steps and ranks that a training of `steps` steps on `ranks` ranks does not have."""
         wrong = (
             ("steps", [n for n in self.steps if n > steps], f"training.steps is {steps}, counted from 1"),
-            (
-                "on_ranks",
-                [n for n in self.on_ranks or () if n >= ranks],
-                f"there are {ranks} ranks, counted from 0",
-            ),
+            ("on_ranks", [n for n in self.on_ranks or () if n >= ranks], f"there are {ranks} ranks, counted from 0"),
         )
         return [
             f"training.profile.{name} has {listed(beyond)}, and {rule}; leave them out"
@@ -108,9 +100,7 @@ class TrainingConfig(Config):
     # `final_decay_tokens` before the end
     decay: DecayName = "cosine"
     decay_tokens: NotNegative = 0  # where the decay ends, counted from token 0; 0: at the last step
-    final_decay_tokens: NotNegative = (
-        0  # wsd: tokens of the final decay, which ends where `decay_tokens` says
-    )
+    final_decay_tokens: NotNegative = 0  # wsd: tokens of the final decay, which ends where `decay_tokens` says
     final_decay_shape: FinalDecayShape = "1-sqrt"  # wsd: of what is above the final rate (arXiv 2405.18392)
     weight_decay: Annotated[float, Field(ge=0)] = 0.1  # none on biases and norms
     clip: Annotated[float, Field(ge=0)] = 1.0  # global gradient norm; 0: never clipped
@@ -120,9 +110,7 @@ class TrainingConfig(Config):
     checkpoint_every: Positive = 50  # steps; the last step is always saved
     keep_last: Positive = 3  # checkpoints kept besides those that `keep_every` spares
     keep_every: NotNegative = 0  # steps; 0: none is spared
-    milestones: Literal["none", "pythia"] = (
-        "none"  # pythia: also save and keep 0, 1, 2, 4 … 512, every 1000th
-    )
+    milestones: Literal["none", "pythia"] = "none"  # pythia: also save and keep 0, 1, 2, 4 … 512, every 1000th
     save: Literal["background", "waiting"] = "background"  # does training go on while a copy is written
     save_failures: Positive = 3  # saves that may fail in a row before the run stops
     start_from: str | None = None  # a checkpoint that a new run begins with; None: weights drawn by the seed
@@ -131,9 +119,7 @@ class TrainingConfig(Config):
     validate_every: Positive = 50  # steps; the last step is always validated
     evaluation: Examination = Examination()
     validation_samples: Positive = 128  # sequences; fewer where the validation split has fewer, and then told
-    restarts: NotNegative = (
-        2  # times a failed job is restarted from the same checkpoint; a newer one renews them
-    )
+    restarts: NotNegative = 2  # times a failed job is restarted from the same checkpoint; a newer one renews them
     supervision: Supervision = Supervision()
     spikes: SpikesConfig = SpikesConfig()
     profile: ProfileConfig = ProfileConfig()

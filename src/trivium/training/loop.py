@@ -152,9 +152,7 @@ class Loop:
         verify_together(job.tokens, job.out, mesh, alive)
         self._restore()
         if self.is_first_rank:
-            self.attempt(
-                partial(write_record, Record(job.out, job.tokens, job.plan, job.training, job.seed, ()))
-            )
+            self.attempt(partial(write_record, Record(job.out, job.tokens, job.plan, job.training, job.seed, ())))
 
     @property
     def is_first_rank(self) -> bool:

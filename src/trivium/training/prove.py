@@ -64,9 +64,7 @@ def prove_resume(
     with nullcontext(lease) if lease is not None else holding(job.out, warn) as held:
         shutil.copytree(source, job.out / CHECKPOINTS / source.name)
         shutil.copy(reference / METRICS, job.out / METRICS)
-        start(
-            replace(job, training=config), progress=progress, after_failure=[other], watch=watch, lease=held
-        )
+        start(replace(job, training=config), progress=progress, after_failure=[other], watch=watch, lease=held)
         if not killed:
             raise TriviumError(
                 f"the run ended at step {steps} before rank {victim} was killed at {kill_at}; train longer"

@@ -39,11 +39,7 @@ OBSERVERS = {
     "validation": "Validation",
     "examination": "Examination",
 }
-OWN_SECTIONS = {
-    "profile": "profile",
-    "spikes": "spikes",
-    "examination": "evaluation",
-}  # sections of `training`
+OWN_SECTIONS = {"profile": "profile", "spikes": "spikes", "examination": "evaluation"}  # sections of `training`
 # That a file may take to be seen on another host. Its name is new, so no host remembers that it was absent.
 SEEN_SECONDS = 10.0
 _LOOKING_SECONDS = 0.1

@@ -47,10 +47,7 @@ def fragments(trainer: Trainer) -> list[Fragment]:
                 continue
             row, first, count = place.slot.row, place.first - owned.start, place.box.elements
             tensors = {"weights": bucket.shard[first : first + count], **_state(trainer, shard, first, count)}
-            found += [
-                Fragment(f"{kind}/{row.name}", row.shape, place.box, values)
-                for kind, values in tensors.items()
-            ]
+            found += [Fragment(f"{kind}/{row.name}", row.shape, place.box, values) for kind, values in tensors.items()]
     return found
 
 
@@ -80,9 +77,7 @@ def soundness(trainer: Trainer, updates: int) -> str:
     weights = {name: size for name, size in sizes.items() if name.startswith("weights/")}
     largest = max(weights, key=lambda name: weights[name], default="")
     here = trainer.mesh.rank
-    each = [
-        weights.get(largest, 0.0) if rank == here else 0.0 for rank in range(trainer.mesh.layout.world_size)
-    ]
+    each = [weights.get(largest, 0.0) if rank == here else 0.0 for rank in range(trainer.mesh.layout.world_size)]
     of_ranks = sums(each, trainer.mesh)
     mine = largest if of_ranks.index(max(of_ranks)) == here else ""
     name = told_by_first(mine, trainer.mesh)
@@ -107,9 +102,7 @@ def save_state(trainer: Trainer, root: str | Path, step: int) -> Path:
     return save(Path(root), step, fragments(trainer), trainer.mesh, about)
 
 
-def read_together(
-    read: Callable[[Trainer, Checkpoint], None], trainer: Trainer, checkpoint: Checkpoint
-) -> None:
+def read_together(read: Callable[[Trainer, Checkpoint], None], trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Let every rank `read` in its own time, `restore` or `begin_with`: a host whose file system is slow makes no
     collective of others time out, and who reads or waits gives signs of life. CheckpointError on every rank when one
     fails."""

@@ -25,9 +25,7 @@ _OF_TOKENS = ("tokenizer_sha256", "files", "sources", "vocabulary", "end_of_text
 _CODE = (".py", ".yaml")
 
 
-def terms_of(
-    plan: Plan, training: TrainingConfig, seed: int, tokens: Path, questions: Mapping[str, str]
-) -> Terms:
+def terms_of(plan: Plan, training: TrainingConfig, seed: int, tokens: Path, questions: Mapping[str, str]) -> Terms:
     """Return what must be equal on every rank of a job before its first step. tokens: their folder on this host.
     questions: hashes of what published tasks ask on this host."""
     tree = {"plan": to_tree(plan), "training": to_tree(training), "seed": seed}

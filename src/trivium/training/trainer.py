@@ -108,9 +108,7 @@ class Trainer:
             lambda item: placed(self.stages[item.stage], item.parameter.name, plan, mesh, seed=birth),
             mesh,
             zero=plan.zero,
-            dtypes=Dtypes(
-                DTYPES[plan.precision.weights], DTYPES[plan.gradient_dtype], DTYPES[plan.reduction_dtype]
-            ),
+            dtypes=Dtypes(DTYPES[plan.precision.weights], DTYPES[plan.gradient_dtype], DTYPES[plan.reduction_dtype]),
         )
         share_table(self.stages, plan)
         if plan.zero >= 3:
@@ -136,9 +134,7 @@ class Trainer:
         self.transport: Literal["posted", "in order"] | None = None  # as the backend wants it
         # Told before every forward of a micro-batch, and after every tensor that is read from a checkpoint.
         self.goes_on: Callable[[], None] = unheard
-        self.around: Callable[[str], AbstractContextManager[Any]] | None = (
-            None  # events, while they are traced
-        )
+        self.around: Callable[[str], AbstractContextManager[Any]] | None = None  # events, while they are traced
         self._records = plan.cuda_graphs and mesh.device.type == "cuda"
         self._recorded: RecordedStep | None = None
         self._ran: set[int] = set()  # sizes of batches whose step has run, so that it can be recorded
@@ -183,13 +179,7 @@ class Trainer:
             self.loss_scale.update(finite=finite)
         batch_hash = str(Digest(*totals.digest))
         return StepResult(
-            totals.loss,
-            totals.gradient_norm,
-            run,
-            update_seconds,
-            totals.asked > 0,
-            batch_hash,
-            totals.z_loss,
+            totals.loss, totals.gradient_norm, run, update_seconds, totals.asked > 0, batch_hash, totals.z_loss
         )
 
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
@@ -206,9 +196,7 @@ class Trainer:
         self._ran.add(sequences)
         return self._run(samples, inputs, measure=measure)
 
-    def _run(
-        self, samples: Samples, inputs: Sequence[Inputs], *, measure: bool = False, reduces: bool = True
-    ) -> Run:
+    def _run(self, samples: Samples, inputs: Sequence[Inputs], *, measure: bool = False, reduces: bool = True) -> Run:
         self._watch.start_step(reduces=reduces)
         program = self._program(samples.sequences, forward_only=False)[self.mesh.at.pipeline]
         executor = self._executor(samples.counted, inputs)
@@ -328,9 +316,7 @@ class Trainer:
 
     def _set_mode(self, *, training: bool) -> None:
         for stage in self.stages.values():
-            if (
-                stage.training is not training
-            ):  # visiting every module takes a small model longer than a layer
+            if stage.training is not training:  # visiting every module takes a small model longer than a layer
                 stage.train(training)
 
     def _program(self, sequences: int, *, forward_only: bool) -> Program:
@@ -338,11 +324,7 @@ class Trainer:
         if key not in self._programs:
             # A given table is of the full batch; forwards alone need no schedule's art.
             given = self.plan.schedule == "given"
-            table = (
-                self.plan.schedule_table(sequences)
-                if not given or not forward_only
-                else self._forwards(sequences)
-            )
+            table = self.plan.schedule_table(sequences) if not given or not forward_only else self._forwards(sequences)
             if forward_only:
                 table = tuple(tuple(a for a in row if a.op is Op.FORWARD) for row in table)
             self._programs[key] = with_transfers(table)
@@ -352,9 +334,7 @@ class Trainer:
         """Every forward of each stage, on the rank that holds it."""
         micro_batches = range(self.plan.batch.micro_batches(self.plan.layout, sequences))
         ranks = range(self.plan.layout.pipeline)
-        return tuple(
-            tuple(forward(m, s) for m in micro_batches for s in self.plan.stages_of(r)) for r in ranks
-        )
+        return tuple(tuple(forward(m, s) for m in micro_batches for s in self.plan.stages_of(r)) for r in ranks)
 
 
 def refuse_part_of_a_micro_batch(plan: Plan, sequences: int) -> None:

@@ -14,9 +14,7 @@ from trivium.tokens.manifest import read_tokens_manifest, verify_tokens
 from trivium.training.metrics import warn
 from trivium.untrusted import read_json
 
-VERIFIED = (
-    "tokens-verified.json"  # in the folder of the run: the shards as they were when they were found right
-)
+VERIFIED = "tokens-verified.json"  # in the folder of the run: the shards as they were when they were found right
 # Size, nanoseconds of the last changes of content and of the entry, and the sha256 it should have.
 State = list[Any]
 

@@ -41,9 +41,7 @@ TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
 
 
 def connected_pair(place: Place, seconds: float = 20) -> Group:
-    group = Mesh.connect(
-        Layout(data=place.world_size), place.rank, place.world_size, timeout_seconds=seconds
-    ).data
+    group = Mesh.connect(Layout(data=place.world_size), place.rank, place.world_size, timeout_seconds=seconds).data
     assert group.by_memory, "processes of one test share their host"
     return group
 
@@ -58,9 +56,7 @@ def test_tensors_of_any_size_arrive_whole(place: Place) -> None:
     group = connected_pair(place)
     for size in SIZES:
         found = [torch.zeros(size, dtype=torch.uint8) for _ in range(group.size)]
-        Exchange(
-            group, send=[content(size, group.index, to) for to in range(group.size)], receive=found
-        ).wait()
+        Exchange(group, send=[content(size, group.index, to) for to in range(group.size)], receive=found).wait()
         for of, tensor in enumerate(found):
             if of != group.index:
                 assert torch.equal(tensor, content(size, of, group.index)), (size, of)
@@ -217,9 +213,7 @@ def values(rows: int, rank: int, dtype: torch.dtype) -> Tensor:
 
 def both_roads(place: Place) -> None:
     layout, size = Layout(tensor=place.world_size), place.world_size
-    memory, network = (
-        Mesh.connect(layout, place.rank, size, by_memory=choice).tensor for choice in (True, False)
-    )
+    memory, network = (Mesh.connect(layout, place.rank, size, by_memory=choice).tensor for choice in (True, False))
     assert memory.by_memory
     assert not network.by_memory
     for dtype in TYPES:
@@ -237,17 +231,12 @@ def both_roads(place: Place) -> None:
             sums = {"all": all_reduce_(odd.clone(), memory), "slice": reduce_scatter(x, memory)}
             due = {"all": total.flatten()[:-1], "slice": total.view(size, each, 2)[memory.index]}
             for name, found in sums.items():
-                close = (
-                    torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-                )  # a single rounding, of the sum
+                close = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0  # a single rounding, of the sum
                 torch.testing.assert_close(
                     found.double(), due[name], rtol=close, atol=600 * close * (dtype != torch.bfloat16)
                 )
             torch.testing.assert_close(
-                sums["slice"],
-                reduce_scatter(x, network),
-                rtol=0,
-                atol=0 if size == 2 else 1e-3 * total.abs().max(),
+                sums["slice"], reduce_scatter(x, network), rtol=0, atol=0 if size == 2 else 1e-3 * total.abs().max()
             )
 
 

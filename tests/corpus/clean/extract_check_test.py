@@ -8,9 +8,7 @@ import pytest
 from trivium.corpus.clean.extract_check import check_extraction, extraction_lines, scores
 from trivium.errors import DataError
 
-ARTICLE = (
-    "The first sentence of the article says what it is about. The second one goes on with it at some length. "
-)
+ARTICLE = "The first sentence of the article says what it is about. The second one goes on with it at some length. "
 
 
 @pytest.fixture

@@ -38,11 +38,7 @@ def spread(signs):
         (spread("#" * 8 + "…" * 8), spread("…" * 18), "too many symbols"),
         (words(80) + " 1234" * 20, words(79) + " 1234" * 21, "too many words without letters"),
         ("the of " + "paper " * 60, "the the " + "paper " * 60, "too few common words"),
-        (
-            "\n".join(["-item"] * 9 + [words(50)]),
-            "\n".join(["-item"] * 19 + [words(50)]),
-            "too many bullet lines",
-        ),
+        ("\n".join(["-item"] * 9 + [words(50)]), "\n".join(["-item"] * 19 + [words(50)]), "too many bullet lines"),
         (
             "\n".join(["more words here…"] * 3 + [words(15)] * 7),
             "\n".join(["more words here…"] * 4 + [words(15)] * 6),
@@ -87,9 +83,7 @@ def test_repetition_shares_are_those_counted_by_hand(text, rule, share):
 
 def test_a_document_is_dropped_beyond_a_share_and_kept_at_it():
     def lines(repeated):
-        return "\n".join(
-            [*["x y"] * repeated, *[f"a longer line with number {n}" for n in range(10 - repeated)]]
-        )
+        return "\n".join([*["x y"] * repeated, *[f"a longer line with number {n}" for n in range(10 - repeated)]])
 
     step = repetition_step(RepetitionConfig(top_ngram=(), repeated_ngram=()))
     assert isinstance(step.judge(Document("a", lines(4), "s")), Keep)

@@ -5,9 +5,7 @@ from trivium.corpus.config import LanguageConfig
 from trivium.corpus.document import Document
 from trivium.corpus.steps import Drop, Keep
 
-ENGLISH = (
-    "This is a sentence that everybody would take for English, and here is another one of the same kind. "
-)
+ENGLISH = "This is a sentence that everybody would take for English, and here is another one of the same kind. "
 GERMAN = "Das ist ein Satz, den niemand für englisch halten würde, auch nicht bei Nacht und Nebel. "
 
 

@@ -27,8 +27,7 @@ def quality_figures(text):
         common_words=len(lowered.intersection(COMMON_WORDS)),
         punctuated_lines=sum(line.endswith(STOPS) for line in lines) / num_lines,
         short_lines=sum(len(line) < 30 for line in lines) / num_lines,
-        boilerplate_words=sum(len(line.split()) for line in lines if quality.is_boilerplate(line))
-        / num_words,
+        boilerplate_words=sum(len(line.split()) for line in lines if quality.is_boilerplate(line)) / num_words,
     )
 
 

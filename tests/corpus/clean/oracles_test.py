@@ -25,14 +25,7 @@ PIECES = [
     *("word", "another", "a", "b", "1", "1,234 likes", "2k views", "77 Followers!", "3 retweetss", "12kkk"),
     *("Sign in", "sign-up", "LOG IN", "login", "register", "Home", "menu!", "Search", "skip to content"),
     *("Read more", "3 items in cart", "add to cart", "subscribe", "share on x", "share this", "follow us"),
-    *(
-        "back to top",
-        "terms of use",
-        "Terms and Conditions",
-        "privacy policy",
-        "cookie policy",
-        "uses cookies",
-    ),
+    *("back to top", "terms of use", "Terms and Conditions", "privacy policy", "cookie policy", "uses cookies"),
     *("use of cookies", "all rights reserved", "requires JavaScript", "Lorem ipsum", "cooKies", "poliſy"),
 ]
 texts = st.lists(st.sampled_from(PIECES), max_size=60).map("".join) | st.text(max_size=80)
@@ -55,9 +48,7 @@ def test_fineweb_figures_are_those_of_plain_python(batch, short):
     assert found == [fineweb_figures(text, config) for text in batch]
 
 
-few_words = st.lists(
-    st.sampled_from(["a", "bb", "é", " ", "\n", "\n\n", "\r\n", "a\n", "\u00a0"]), max_size=90
-)
+few_words = st.lists(st.sampled_from(["a", "bb", "é", " ", "\n", "\n\n", "\r\n", "a\n", "\u00a0"]), max_size=90)
 
 
 @settings(max_examples=400, deadline=None)
@@ -73,9 +64,7 @@ def test_repetition_shares_are_those_of_plain_python(batch, tops, repeated):
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    st.sampled_from([quality._MENU, quality._CALL, quality._COUNTER, quality._POLICY]).flatmap(st.from_regex)
-)
+@given(st.sampled_from([quality._MENU, quality._CALL, quality._COUNTER, quality._POLICY]).flatmap(st.from_regex))
 def test_no_line_that_the_patterns_find_is_passed_over_by_the_kernel(text):
     assert quality.measure_all([text])[0].boilerplate_words == quality_figures(text).boilerplate_words
 
@@ -86,9 +75,7 @@ def test_a_pattern_that_ignores_case_takes_no_other_characters_for_ascii_than_th
         assert bool(classes[number] & ODD) == bool(re.match("[a-z]", chr(number), re.I)), hex(number)
 
 
-@pytest.mark.parametrize(
-    ("bit", "pattern"), [(BLANK, r"\s"), (WORD, r"\w"), (DIGIT, r"\d"), (LETTER, None)], ids=str
-)
+@pytest.mark.parametrize(("bit", "pattern"), [(BLANK, r"\s"), (WORD, r"\w"), (DIGIT, r"\d"), (LETTER, None)], ids=str)
 def test_character_classes_are_pythons_own(bit, pattern):
     every = "".join(map(chr, range(len(character_classes()))))
     isalpha = [number for number, character in enumerate(every) if character.isalpha()]

@@ -42,9 +42,7 @@ def masked(text, config):
     return verdict.document.text, verdict.document.metadata.get("privacy", {})
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"), [(kind, text) for kind, texts in PERSONAL.items() for text in texts]
-)
+@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in PERSONAL.items() for text in texts])
 def test_every_form_is_masked_and_counted_once(kind, text):
     for around in ("{}", "call {} now", "see ({}), please.", "first:\n{}\nlast"):
         found_text, found = masked(around.format(text), PrivacyConfig())
@@ -114,8 +112,7 @@ _PLAINLY = re.compile(
 @given(st.lists(st.text("0123+(). -", max_size=30) | st.from_regex(_PLAINLY), max_size=4).map(" ".join))
 def test_numbers_are_found_without_second_tries_as_with_all_of_them(text):
     plainly, found = (
-        [m.span() for m in pattern.finditer(text) if privacy._is_number(m[0])]
-        for pattern in (_PLAINLY, privacy._PHONE)
+        [m.span() for m in pattern.finditer(text) if privacy._is_number(m[0])] for pattern in (_PLAINLY, privacy._PHONE)
     )
     assert found == plainly
 
@@ -131,7 +128,5 @@ def test_no_key_but_a_whole_one_is_masked():
 
 
 def test_most_prose_is_shown_to_no_pattern():
-    prose = (
-        "In 1984 she wrote, at 12:30, that 3.14 is about pi (see p. 10-12). It was read by 10 000 people..."
-    )
+    prose = "In 1984 she wrote, at 12:30, that 3.14 is about pi (see p. 10-12). It was read by 10 000 people..."
     assert may_be_personal(joined([prose])).tolist() == [0]

@@ -24,11 +24,7 @@ name is written down with each document that it sends away, so that anyone can s
 
 
 def rules(text):
-    for step in (
-        language_step(LanguageConfig()),
-        quality_step(QualityConfig()),
-        repetition_step(RepetitionConfig()),
-    ):
+    for step in (language_step(LanguageConfig()), quality_step(QualityConfig()), repetition_step(RepetitionConfig())):
         verdict = step.judge(Document("a", text, "s"))
         if isinstance(verdict, Drop):
             return verdict.reason
@@ -53,14 +49,8 @@ def test_honest_prose_passes_every_rule_and_carries_its_figures():
         (lambda t: re.sub(r"[.,]", "", t), "too few lines end in punctuation"),
         (lambda t: t.replace(" ", ".\n"), "too many short lines"),
         (lambda t: "\n".join(f"- {line}" for line in t.split("\n") if line), "too many bullet lines"),
-        (
-            lambda t: "\n".join(f"{line}…" for line in t.split("\n") if line),
-            "too many lines end in an ellipsis",
-        ),
-        (
-            lambda t: t + "\nPlease read our privacy policy to learn how we use cookies on this site.",
-            "boilerplate",
-        ),
+        (lambda t: "\n".join(f"{line}…" for line in t.split("\n") if line), "too many lines end in an ellipsis"),
+        (lambda t: t + "\nPlease read our privacy policy to learn how we use cookies on this site.", "boilerplate"),
         (lambda t: re.sub(r"(?i)\b(the|be|to|of|and|that|have|with)\b", "all", t), "too few common words"),
     ],
 )

@@ -18,9 +18,7 @@ def test_figures_of_longer_texts_equal_plain_counting(seed):
 
 
 def test_repeated_lines_and_paragraphs_are_seen():
-    shares = {
-        name: share for name, share, _ in measure_all(["a b c\na b c\na b c\nd e f"], RepetitionConfig())[0]
-    }
+    shares = {name: share for name, share, _ in measure_all(["a b c\na b c\na b c\nd e f"], RepetitionConfig())[0]}
     assert shares["lines"] == 0.5
     assert shares["paragraphs"] == 0
 

@@ -210,9 +210,7 @@ class PartInMemory(NamedTuple):
     documents: int
 
     def sets(self):
-        return ShingleSets(
-            self.whole.hashes, self.whole.offsets[self.first : self.first + self.documents + 1]
-        )
+        return ShingleSets(self.whole.hashes, self.whole.offsets[self.first : self.first + self.documents + 1])
 
 
 @pytest.mark.timeout(60)  # minutes, where each pair of parts looks through all pairs of documents

@@ -8,13 +8,7 @@ import pytest
 
 from trivium.corpus.config import DedupConfig
 from trivium.corpus.dedup.groups import components
-from trivium.corpus.dedup.minhash import (
-    MinHash,
-    candidate_pairs,
-    jaccard,
-    merged_pairs,
-    shingles,
-)
+from trivium.corpus.dedup.minhash import MinHash, candidate_pairs, jaccard, merged_pairs, shingles
 from trivium.corpus.harvest.plant import edited_copy
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
@@ -51,9 +45,7 @@ def chance_of_candidacy(similarity: float, *, bands: int, rows: int) -> float:
 
 def test_jaccard_of_shingles_equals_brute_force(corpus):
     for a, b in itertools.combinations(corpus[:20], 2):
-        assert jaccard(shingles(a, size=5), shingles(b, size=5)) == pytest.approx(
-            brute_jaccard(grams(a), grams(b))
-        )
+        assert jaccard(shingles(a, size=5), shingles(b, size=5)) == pytest.approx(brute_jaccard(grams(a), grams(b)))
 
 
 def test_every_pair_above_the_threshold_is_found_and_no_other(corpus):
@@ -109,8 +101,6 @@ def test_pairs_that_every_band_proposes_are_held_once():
 
 
 def test_merged_pairs_are_those_of_all_lists_in_order_also_of_far_documents():
-    lists = [
-        np.array(pairs, np.int64).reshape(-1, 2) for pairs in ([(5, 2**32 - 1), (0, 7)], [], [(0, 7), (0, 3)])
-    ]
+    lists = [np.array(pairs, np.int64).reshape(-1, 2) for pairs in ([(5, 2**32 - 1), (0, 7)], [], [(0, 7), (0, 3)])]
     assert merged_pairs(lists).tolist() == [[0, 3], [0, 7], [5, 2**32 - 1]]
     assert merged_pairs([]).shape == (0, 2)

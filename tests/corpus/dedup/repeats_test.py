@@ -26,9 +26,7 @@ def test_of_equal_texts_the_first_stays_whatever_case_and_punctuation():
     results = by_text(documents(["A b, c.", "a B c", "a b d", "A b, c."]), tally)
     assert [isinstance(r, Reject) for r in results] == [False, True, False, True]
     assert (tally.documents, sum(tally.dropped.values())) == (2, 2)
-    assert [r.document.metadata for r in results if isinstance(r, Reject)] == [
-        {"same": {"survivor": "d0"}}
-    ] * 2
+    assert [r.document.metadata for r in results if isinstance(r, Reject)] == [{"same": {"survivor": "d0"}}] * 2
 
 
 def test_different_texts_of_one_id_stay():

@@ -61,9 +61,7 @@ def test_every_document_is_once_in_the_raw_files_or_held_out_under_an_id_of_its_
     assert len(list((tmp_path / "out" / "jsonl").iterdir())) > 2
     assert len(kept) + len(heldout) == len(raw) == len({d.id for d in (*kept, *heldout)})
     assert {d.text for d in kept} <= {d.text for d in raw}
-    items = [
-        json.loads(line) for line in (tmp_path / "out" / "evaluation_items.jsonl").read_text().splitlines()
-    ]
+    items = [json.loads(line) for line in (tmp_path / "out" / "evaluation_items.jsonl").read_text().splitlines()]
     texts = {d.id: " ".join(d.text.split()) for d in heldout}
     assert items and all(" ".join(item["text"].split()) in texts[item["document"]] for item in items)
     entries = json.loads((tmp_path / "out" / "sources.json").read_text())
@@ -83,9 +81,7 @@ def test_two_processes_give_the_bytes_of_one(tmp_path, mine, monkeypatch):
 def test_killed_at_every_single_piece_it_ends_with_the_same_bytes(tmp_path, mine, monkeypatch, before):
     whole, out = harvested(mine, tmp_path / "whole"), tmp_path / "out"
     work, kills, found = out.with_suffix(".work"), 0, []
-    while not ends(
-        lambda: found.append(harvested(mine, out)), monkeypatch, work, survive=1 + before, before=before
-    ):
+    while not ends(lambda: found.append(harvested(mine, out)), monkeypatch, work, survive=1 + before, before=before):
         kills += 1
     assert found == [whole] and 10 < kills < 200
     monkeypatch.setattr(harvest_files, "read_any", None)  # its output may be lost before it has its name
@@ -93,9 +89,7 @@ def test_killed_at_every_single_piece_it_ends_with_the_same_bytes(tmp_path, mine
 
 
 @pytest.mark.parametrize("grown", [False, True])
-def test_a_file_that_changes_between_the_readings_is_an_error_that_names_it(
-    tmp_path, mine, monkeypatch, grown
-):
+def test_a_file_that_changes_between_the_readings_is_an_error_that_names_it(tmp_path, mine, monkeypatch, grown):
     place = tmp_path / "x.jsonl"
     rows = (mine / "a" / "rows.jsonl").read_text()
     place.write_text(rows)
@@ -103,9 +97,7 @@ def test_a_file_that_changes_between_the_readings_is_an_error_that_names_it(
 
     def decide(*words):
         real(*words)
-        place.write_text(
-            rows * 9 if grown else rows.replace("Row 5 ", "Row five ").replace('"id": 3', '"id": 33')
-        )
+        place.write_text(rows * 9 if grown else rows.replace("Row 5 ", "Row five ").replace('"id": 3', '"id": 33'))
 
     monkeypatch.setattr(harvest_files, "_decide", decide)
     with pytest.raises(DataError, match=r"x\.jsonl: it changed while it was read"):

@@ -93,9 +93,7 @@ def test_pages_and_lines_together_hold_every_honest_and_planted_document_once(sm
     assert not heldout & texts.keys()
     planted = json.loads((out / "planted.json").read_text())
     assert set(planted) == {"near_duplicate", "boilerplate", "other_language", "low_quality", "leaked_item"}
-    assert all(
-        len(entries) >= 8 and entry["id"] in texts for entries in planted.values() for entry in entries
-    )
+    assert all(len(entries) >= 8 and entry["id"] in texts for entries in planted.values() for entry in entries)
 
 
 def test_the_bytes_that_are_told_are_those_of_the_documents_that_are_told(small, tmp_path):
@@ -130,9 +128,7 @@ def test_planted_copies_have_the_similarity_they_are_said_to_have(small):
 
 def test_evaluation_passages_stand_in_heldout_documents_and_leaks_in_their_hosts(small):
     out, _ = small
-    items = {
-        row["id"]: row for row in map(json.loads, (out / "evaluation_items.jsonl").read_text().splitlines())
-    }
+    items = {row["id"]: row for row in map(json.loads, (out / "evaluation_items.jsonl").read_text().splitlines())}
     heldout = {document.id: document.text for document in read_documents(out / "heldout")}
     assert len(items) == 40
     assert all(row["text"] in heldout[row["document"]] for row in items.values())
@@ -143,9 +139,7 @@ def test_evaluation_passages_stand_in_heldout_documents_and_leaks_in_their_hosts
 
 def test_nothing_but_its_text_tells_a_planted_document_from_an_honest_one(small):
     out, _ = small
-    planted = {
-        e["id"] for entries in json.loads((out / "planted.json").read_text()).values() for e in entries
-    }
+    planted = {e["id"] for entries in json.loads((out / "planted.json").read_text()).values() for e in entries}
     kinds = {True: set(), False: set()}
     for identity, document in raw_texts(out).items():
         kinds[identity in planted].add((len(identity), document.source, tuple(sorted(document.metadata))))
@@ -248,9 +242,7 @@ def test_ids_of_a_corpus_are_different_and_the_same_whenever_it_is_read(names):
     own = [ids.of(name) for name in names]
     assert own == [again.of(name) for name in names]
     assert len(set(own)) == len(names)
-    assert {name for name, key in zip(names, keys_of(names), strict=True) if not ids.may_repeat(key)} <= set(
-        own
-    )
+    assert {name for name, key in zip(names, keys_of(names), strict=True) if not ids.may_repeat(key)} <= set(own)
     assert all(one.startswith(name) for one, name in zip(own, names, strict=True))
 
 

@@ -9,9 +9,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.harvest.heldout import _ABBREVIATION, _SENTENCE, _sentences, choose_documents, passages
 from trivium.seeds import generator_for
 
-SENTENCE = (
-    "Document {} says in sentence {} that its reader will come to the end of all of it sooner or later. "
-)
+SENTENCE = "Document {} says in sentence {} that its reader will come to the end of all of it sooner or later. "
 
 
 def held(documents, seed=1, **config):
@@ -19,9 +17,7 @@ def held(documents, seed=1, **config):
 
 
 def some(count):
-    return [
-        Document(str(n), "".join(SENTENCE.format(n, k) for k in "abcdefghijkl"), "s") for n in range(count)
-    ]
+    return [Document(str(n), "".join(SENTENCE.format(n, k) for k in "abcdefghijkl"), "s") for n in range(count)]
 
 
 def test_the_choice_depends_on_seed_and_ids_alone():

@@ -35,9 +35,7 @@ def test_sentences_stay_and_code_markup_headings_and_doctests_go():
 
 
 def test_legal_notices_are_not_prose_to_learn_from():
-    assert (
-        list(comment_paragraphs("# Copyright of this file is held by the people who have written it.")) == []
-    )
+    assert list(comment_paragraphs("# Copyright of this file is held by the people who have written it.")) == []
 
 
 def test_code_is_not_prose():
@@ -49,11 +47,7 @@ def test_code_is_not_prose():
 def test_a_million_spaces_are_one() -> None:
     """No pattern tries each of them: whoever wrote a docstring cannot keep a harvest for hours."""
     spaces = " " * 1_000_000
-    for text in (
-        f"see :func:`name{spaces}of it",
-        f"see `name{spaces}of it",
-        f"a title\nword{spaces}and more",
-    ):
+    for text in (f"see :func:`name{spaces}of it", f"see `name{spaces}of it", f"a title\nword{spaces}and more"):
         assert not list(prose_paragraphs(text))
     sentence = "This is the way that a sentence of the language is written, and it is not long."
     assert list(prose_paragraphs(sentence.replace(" ", spaces))) == [sentence]

@@ -93,10 +93,7 @@ def test_of_two_at_once_one_compiles_and_the_other_waits_and_says_so(tmp_path: P
 
 
 def test_a_compilation_that_breaks_off_is_done_again(tmp_path: Path) -> None:
-    with (
-        pytest.raises(KeyboardInterrupt),
-        cache.compiling(tmp_path, lambda *_: None) as missing,
-    ):
+    with pytest.raises(KeyboardInterrupt), cache.compiling(tmp_path, lambda *_: None) as missing:
         assert missing
         raise KeyboardInterrupt
     with cache.compiling(tmp_path, lambda *_: None) as missing:
@@ -154,8 +151,6 @@ print(json.dumps({name: n for name, n in missed.items() if n}))
 
 def test_warming_up_compiles_every_kernel_that_the_verbs_use(tmp_path: Path, kernels: None) -> None:
     """A kernel that is called with other types than when all were compiled would be compiled without a word."""
-    done = subprocess.run(
-        [sys.executable, "-c", ALL_THAT_IS_COMPILED, str(tmp_path)], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", ALL_THAT_IS_COMPILED, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "{}"

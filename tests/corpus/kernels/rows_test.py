@@ -18,8 +18,6 @@ def test_more_pairs_than_there_was_room_for_are_all_there() -> None:
     texts, chain = 3000, 3
     found = pairs_in_band(np.ones(texts, np.uint64), chain=chain)
     expected = [
-        (earlier, later)
-        for later in range(texts)
-        for earlier in sorted({*range(min(later, chain)), later - 1} - {-1})
+        (earlier, later) for later in range(texts) for earlier in sorted({*range(min(later, chain)), later - 1} - {-1})
     ]
     assert found.tolist() == [list(pair) for pair in expected]

@@ -9,16 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
-from trivium.corpus.kernels.texts import (
-    ALONE,
-    LETTER_BITS,
-    MARK,
-    fold,
-    fold_table,
-    joined,
-    texts_of,
-    words_of,
-)
+from trivium.corpus.kernels.texts import ALONE, LETTER_BITS, MARK, fold, fold_table, joined, texts_of, words_of
 from trivium.corpus.kernels.words import BASE, _text_keys, text_keys
 
 MASK = 2**64 - 1

@@ -7,9 +7,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.publish.score import score
 from trivium.corpus.store import write_documents
 
-PASSAGE = (
-    "these are the words of a passage that nobody must find in any text that a model has been trained on"
-)
+PASSAGE = "these are the words of a passage that nobody must find in any text that a model has been trained on"
 
 
 def test_what_is_gone_is_caught_and_what_is_left_is_not(tmp_path):
@@ -27,15 +25,8 @@ def test_what_is_gone_is_caught_and_what_is_left_is_not(tmp_path):
         file.writelines(json.dumps({"id": i, "step": step}) + "\n" for i, step in rows)
     planted = {
         "low_quality": [{"id": "junk-gone"}, {"id": "junk-left"}],
-        "leaked_item": [
-            {"id": "cut", "item": "i"},
-            {"id": "leaking", "item": "i"},
-            {"id": "lost", "item": "i"},
-        ],
+        "leaked_item": [{"id": "cut", "item": "i"}, {"id": "leaking", "item": "i"}, {"id": "lost", "item": "i"}],
     }
     caught, honest = score(planted, {"i": PASSAGE}, tmp_path / "documents", tmp_path / "rejects")
-    assert caught == {
-        "low_quality": {"planted": 2, "caught": 1},
-        "leaked_item": {"planted": 3, "caught": 2},
-    }
+    assert caught == {"low_quality": {"planted": 2, "caught": 1}, "leaked_item": {"planted": 3, "caught": 2}}
     assert honest == {"documents": 5, "lost": 2, "lost_by": {"language": 1, "quality": 1}}

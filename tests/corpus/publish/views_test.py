@@ -93,10 +93,7 @@ def test_statistics_count_what_the_funnel_counts(curated):
     assert sum(found["similarities"]) == near == sum(found["similarities"][8:])
     lengths = [len(d.text) for d in read_documents(curated / "documents")]
     extremes = [(v[0], v[-1]) for name, v in found["figures"].items() if name.startswith("characters of")]
-    assert (min(low for low, _ in extremes), max(high for _, high in extremes)) == (
-        min(lengths),
-        max(lengths),
-    )
+    assert (min(low for low, _ in extremes), max(high for _, high in extremes)) == (min(lengths), max(lengths))
     assert len(statistics_lines(found)) > len(found["figures"])
     figures = {"figures": {"characters": [0.01234, 999.5, 11922.4, 993240.0]}, "quantiles": [0, 0.25, 0.5, 1]}
     long = statistics_lines({**figures, "rejected": {}, "similarities": []})[1]
@@ -135,9 +132,7 @@ def test_no_pair_of_the_corpus_in_memory_is_similar_after_curation_and_the_dropp
     for row in rows.values():
         if row["survivor"] in texts and row["jaccard"] < 1:
             found = similar_pairs(
-                documents_table([Document("a", texts[row["survivor"]], ""), Document("b", row["text"], "")])[
-                    "text"
-                ],
+                documents_table([Document("a", texts[row["survivor"]], ""), Document("b", row["text"], "")])["text"],
                 config,
                 seed=11,
             )

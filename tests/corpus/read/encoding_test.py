@@ -66,11 +66,7 @@ def test_a_server_is_believed_before_the_page(stated, own):
 @pytest.mark.parametrize("stated", [None, "iso-8859-2", "koi8-r", "utf-16"])
 @pytest.mark.parametrize(
     ("mark", "codec"),
-    [
-        (codecs.BOM_UTF8, "utf-8"),
-        (codecs.BOM_UTF16_LE, "utf-16-le"),
-        (codecs.BOM_UTF16_BE, "utf-16-be"),
-    ],
+    [(codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")],
 )
 def test_a_byte_order_mark_is_believed_before_all(stated, mark, codec):
     page = XML.format('encoding="iso-8859-2"', POLISH)

@@ -97,9 +97,7 @@ def corpus_of(folder, kind):
     heldout = [(d.source, d.text) for d in read_documents(raw / "heldout")]
     kept = [(d.source, d.text) for d in read_documents(out / "documents")]
     found = survey(out / "documents", seed=1)
-    counts = {
-        name: told[name] for name in ("documents", "added", "text_bytes", "heldout", "evaluation_items")
-    }
+    counts = {name: told[name] for name in ("documents", "added", "text_bytes", "heldout", "evaluation_items")}
     return counts, funnel, heldout, kept, found.draws.tolist()
 
 

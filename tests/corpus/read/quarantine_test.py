@@ -48,9 +48,7 @@ def test_an_offset_leads_to_the_damage(tmp_path):
     assert path.read_bytes()[damage.offset :].startswith(b"no json")
 
 
-@pytest.mark.parametrize(
-    "name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.warc", "a.warc.gz", "a.parquet", "a.jsonl.zst"]
-)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.warc", "a.warc.gz", "a.parquet", "a.jsonl.zst"])
 def test_fuzzed_files_never_crash_and_always_give_something(tmp_path, name):
     """Each whole file and each bad one of this kind, with random bytes changed, removed and put in."""
     seeds = [bad.data for bad in BAD if bad.name.endswith(name[1:]) and 0 < len(bad.data) < 1 << 16]
@@ -81,8 +79,6 @@ def test_memory_stays_bounded_whatever_is_read(tmp_path):
         "status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
         "print(int(status['VmHWM'].split()[0]) * 1024)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < MOST_MEMORY

@@ -26,9 +26,7 @@ from trivium.errors import DataError
 
 def test_json_lines_give_text_id_source_and_metadata(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text(
-        '{"id": 7, "text": "seven", "source": "x", "metadata": {"k": 1}}\n\n{"content": "eight"}\n'
-    )
+    path.write_text('{"id": 7, "text": "seven", "source": "x", "metadata": {"k": 1}}\n\n{"content": "eight"}\n')
     seven, eight = read_any(path, source="a")
     assert seven == Document("7", "seven", "x", {"k": 1})
     assert (eight.text, eight.source) == ("eight", "a")
@@ -224,10 +222,7 @@ def test_a_file_that_begins_in_ascii_is_read_as_what_its_other_characters_say(
 @pytest.mark.parametrize(
     "line",
     [
-        *(
-            b'{"text":"a","n":[1,-0.0,1e400,12345678901234567890123,NaN,-Infinity,true,null]}',
-            b'{"text":1,"text":"b"}',
-        ),
+        *(b'{"text":"a","n":[1,-0.0,1e400,12345678901234567890123,NaN,-Infinity,true,null]}', b'{"text":1,"text":"b"}'),
         *(
             b'\xef\xbb\xbf{"text":"mark"}',
             b'{"text":"\\ud83d\\ude00 \\u0000"}',
@@ -409,9 +404,7 @@ def test_a_row_is_text_and_keeps_its_metadata_even_where_these_call_it_raw_html(
 def test_a_cut_zstd_file_gives_all_that_can_be_unpacked(tmp_path, left):
     """Frames of a few lines each: those before the cut are whole."""
     lines = [json.dumps({"text": f"text {n**5}"}).encode() + b"\n" for n in range(20_000)]
-    frames = [
-        pa.compress(b"".join(lines[n : n + 40]), codec="zstd", asbytes=True) for n in range(0, len(lines), 40)
-    ]
+    frames = [pa.compress(b"".join(lines[n : n + 40]), codec="zstd", asbytes=True) for n in range(0, len(lines), 40)]
     ends = np.cumsum([len(frame) for frame in frames])
     cut = int(ends[-1] * left)
     (tmp_path / "x.jsonl.zst").write_bytes(b"".join(frames)[:cut])
@@ -446,8 +439,7 @@ def test_what_lies_within_a_damaged_frame_is_no_frame_of_the_file(tmp_path):
     """Stored as it is, contents may hold a frame, or what begins one: neither is read, nor named as the next."""
     packer, noise = zstandard.ZstdCompressor(write_checksum=True), np.random.default_rng(2).bytes(3000)
     one, inner, two = (
-        packer.compress(json.dumps({"text": f"{name} text"}).encode() + b"\n")
-        for name in ("first", "inner", "last")
+        packer.compress(json.dumps({"text": f"{name} text"}).encode() + b"\n") for name in ("first", "inner", "last")
     )
     beginning = packer.compress(noise + one[:4] + b"\x08" + noise)  # a bit that must be nought
     holding = packer.compress(noise + inner + noise)
@@ -474,9 +466,7 @@ def test_what_lies_within_a_damaged_frame_is_no_frame_of_the_file(tmp_path):
 def test_damaged_frames_in_a_row_are_one_loss(tmp_path):
     packer = zstandard.ZstdCompressor(write_checksum=True)
     frames = [packer.compress(json.dumps({"text": f"text {n}"}).encode() + b"\n") for n in range(6)]
-    broken = [
-        frame if n not in (1, 2, 4) else frame[:-1] + bytes([frame[-1] ^ 1]) for n, frame in enumerate(frames)
-    ]
+    broken = [frame if n not in (1, 2, 4) else frame[:-1] + bytes([frame[-1] ^ 1]) for n, frame in enumerate(frames)]
     (tmp_path / "x.jsonl.zst").write_bytes(b"".join(broken))
     found = list(read_any(tmp_path / "x.jsonl.zst", source="s"))
     assert [one.text for one in found if isinstance(one, Document)] == ["text 0", "text 3", "text 5"]

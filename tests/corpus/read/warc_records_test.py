@@ -71,9 +71,7 @@ def test_lines_of_heads_may_end_in_crlf_or_lf(tmp_path, warc_end, http_end, pack
 
 
 @pytest.mark.parametrize(
-    ("end", "empty"),
-    [(b"\r\n", b"\n"), (b"\n", b"\r\n"), (b"\r\n", b" \t\r\n")],
-    ids=["crlf-lf", "lf-crlf", "blanks"],
+    ("end", "empty"), [(b"\r\n", b"\n"), (b"\n", b"\r\n"), (b"\r\n", b" \t\r\n")], ids=["crlf-lf", "lf-crlf", "blanks"]
 )
 def test_the_empty_line_may_end_unlike_the_others(tmp_path, end, empty):
     assert body_of(tmp_path, record(http(end=end, empty=empty))) == BODY
@@ -174,14 +172,7 @@ def test_a_head_that_does_not_end_is_no_empty_page(tmp_path, block):
 
 @pytest.mark.parametrize(
     "status",
-    [
-        "HTTP/1.0 200 OK",
-        "HTTP/2 200",
-        "HTTP/2.0 206 Partial",
-        "HTTP/3 200 ",
-        "http/1.1 203 x",
-        "HTTP/1.1  200",
-    ],
+    ["HTTP/1.0 200 OK", "HTTP/2 200", "HTTP/2.0 206 Partial", "HTTP/3 200 ", "http/1.1 203 x", "HTTP/1.1  200"],
 )
 def test_a_page_is_read_whatever_version_answered(tmp_path, status):
     assert body_of(tmp_path, record(http(status=status))) == BODY

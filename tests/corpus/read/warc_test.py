@@ -37,15 +37,7 @@ def test_pages_come_back_as_they_were_written(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "two  blanks",
-        " at both ends ",
-        "a\nline",
-        "a\r\nWARC-Type: metadata",
-        "a\ttab",
-        "100%41",
-        "a\xa0b\x85\u2028c",
-    ],
+    ["two  blanks", " at both ends ", "a\nline", "a\r\nWARC-Type: metadata", "a\ttab", "100%41", "a\xa0b\x85\u2028c"],
     ids=ascii,
 )
 def test_any_name_of_a_source_and_a_document_comes_back(tmp_path, name):
@@ -71,9 +63,7 @@ def test_a_body_packed_more_often_than_servers_do_is_damage(tmp_path, codings, u
     body = b"hello"
     for _ in range(codings):
         body = gzip.compress(body, 0)
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Encoding: " + b", ".join(
-        [b"gzip"] * codings
-    )
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Encoding: " + b", ".join([b"gzip"] * codings)
     block = head + b"\r\n\r\n" + body
     warc = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\n"
     path = tmp_path / "a.warc"
@@ -94,9 +84,7 @@ def answered(path, header, body):
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "compress"])
-@pytest.mark.parametrize(
-    "body", [b"<!doctype html><p>" + b"Text. " * 50, b"\r\n <p>x</p>", b"A text of words. " * 9]
-)
+@pytest.mark.parametrize("body", [b"<!doctype html><p>" + b"Text. " * 50, b"\r\n <p>x</p>", b"A text of words. " * 9])
 def test_a_body_that_the_crawler_unpacked_is_taken_though_its_header_says_otherwise(tmp_path, coding, body):
     assert answered(tmp_path / "a.warc", f"Content-Encoding: {coding}", body).body == body
 
@@ -199,9 +187,7 @@ def test_in_a_plain_file_too_every_undamaged_record_is_read(tmp_path):
 
 
 def test_a_hole_in_a_large_file_costs_only_the_records_in_it(tmp_path):
-    pages = [
-        replace(PAGES[0], url=f"https://a.example/{n}", body=f"{n} ".encode() * 5000) for n in range(300)
-    ]
+    pages = [replace(PAGES[0], url=f"https://a.example/{n}", body=f"{n} ".encode() * 5000) for n in range(300)]
     write_warc(tmp_path / "a.warc.gz", pages)
     packed = (tmp_path / "a.warc.gz").read_bytes()
     plain = gzip.decompress(packed)

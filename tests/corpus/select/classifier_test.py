@@ -52,9 +52,7 @@ def test_labels_without_meaning_give_no_accuracy():
 
 
 def test_composed_junk_scores_below_prose():
-    junk = [
-        make(generator_for(n, "junk")) for n in range(100) for make in (boilerplate_text, low_quality_text)
-    ]
+    junk = [make(generator_for(n, "junk")) for n in range(100) for make in (boilerplate_text, low_quality_text)]
     prose = kinds(200)[0]
     classifier, report = train(prose, junk, SMALL, seed=1)
     assert report.auc > 0.99
@@ -84,9 +82,7 @@ def test_a_model_that_is_damaged_is_named_with_what_to_do(trained, tmp_path, dam
         "flipped": whole[:half] + bytes([whole[half] ^ 255]) + whole[half + 1 :],
     }
     (tmp_path / "c.npz").write_bytes(damaged[damage])
-    with pytest.raises(
-        DataError, match=r"c\.npz is no quality classifier: .*`trivium corpus classify train`"
-    ):
+    with pytest.raises(DataError, match=r"c\.npz is no quality classifier: .*`trivium corpus classify train`"):
         Classifier.load(tmp_path / "c.npz")
 
 
@@ -102,9 +98,7 @@ def test_documents_are_kept_as_often_as_the_pareto_rule_says(score, expected):
 
 def test_alpha_and_threshold_change_the_rule():
     gpt3 = ClassifierConfig(alpha=9)
-    assert np.mean([is_kept(str(n), 0.5, gpt3, seed=1) for n in range(4000)]) == pytest.approx(
-        1.5**-9, abs=0.01
-    )
+    assert np.mean([is_kept(str(n), 0.5, gpt3, seed=1) for n in range(4000)]) == pytest.approx(1.5**-9, abs=0.01)
     hard = ClassifierConfig(threshold=0.5)
     assert is_kept("a", 0.5, hard, seed=1) and not is_kept("a", 0.49, hard, seed=1)
 

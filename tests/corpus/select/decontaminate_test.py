@@ -63,9 +63,7 @@ def sentences(generator, count, vocabulary=400):
 def test_the_pieces_left_are_those_of_the_reference(seed):
     generator = generator_for(seed, "decontaminate-test")
     items = {str(n): sentences(generator, int(generator.integers(1, 6))) for n in range(12)}
-    parts = [
-        sentences(generator, int(generator.integers(1, 20))) for _ in range(int(generator.integers(1, 14)))
-    ]
+    parts = [sentences(generator, int(generator.integers(1, 20))) for _ in range(int(generator.integers(1, 14)))]
     leaks = [items[str(int(generator.integers(12)))].upper().replace(" ", ",  ") for _ in parts]
     text = " ".join(
         x for pair in zip(parts, leaks, strict=True) for x in (pair if generator.random() < 0.6 else pair[:1])
@@ -106,12 +104,7 @@ def test_each_outcome_is_counted_under_its_name():
     leak = sentences(generator, 3, vocabulary=90)
     clean = sentences(generator, 12)
     counters, keys = Counters(), Keys({"leak": leak}, CONFIG)
-    texts = {
-        "clean": clean,
-        "trimmed": f"{clean} {leak}",
-        "split": f"{clean} {leak} {clean}",
-        "removed": leak,
-    }
+    texts = {"clean": clean, "trimmed": f"{clean} {leak}", "split": f"{clean} {leak} {clean}", "removed": leak}
     texts["many"] = " ".join(f"{clean} {leak}" for _ in range(11)) + clean
     left = {
         name: decontaminate(Document(name, text, "s"), hits_in(text, keys), CONFIG, counters)
@@ -124,13 +117,7 @@ def test_each_outcome_is_counted_under_its_name():
         "removed": 0,
         "many": 0,
     }
-    assert counters.as_json() == {
-        "documents": 5,
-        "split": 1,
-        "trimmed": 1,
-        "removed": 1,
-        "too_many_pieces": 1,
-    }
+    assert counters.as_json() == {"documents": 5, "split": 1, "trimmed": 1, "removed": 1, "too_many_pieces": 1}
     found = set(map(keys.text_of, counters.keys))
     assert {keys.owners[key] for key in found} == keys.items_with(found) == {"leak"}
     assert len(keys) == len(keys.owners)
@@ -161,13 +148,9 @@ def test_a_shorter_key_counts_where_the_longer_one_that_begins_there_was_spared(
 
 
 def test_of_two_keys_with_one_hash_only_the_one_whose_words_stand_there_is_a_hit():
-    passages = joined(
-        ["these are eight words that nobody else writes", "and here another eight words for the ÉTÉ"]
-    )
+    passages = joined(["these are eight words that nobody else writes", "and here another eight words for the ÉTÉ"])
     ngrams = ngrams_of(passages)
-    texts = joined(
-        ["So THESE, are eight words that nobody else writes", "x and here another eight words for the été"]
-    )
+    texts = joined(["So THESE, are eight words that nobody else writes", "x and here another eight words for the été"])
     found = find_ngrams(texts, ngram_index(ngrams))
     assert are_there(texts, found, passages, ngrams).tolist() == [True, True]
     other = found._replace(keys=found.keys[::-1].copy())  # as if every look-up gave the other key

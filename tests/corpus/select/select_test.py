@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from trivium.corpus.config import SelectionConfig
-from trivium.corpus.select.select import (
-    gumbel,
-    importance,
-    inverse_document_frequency,
-    ngram_counts,
-    select,
-    tf_idf,
-)
+from trivium.corpus.select.select import gumbel, importance, inverse_document_frequency, ngram_counts, select, tf_idf
 from trivium.errors import DataError
 from trivium.seeds import generator_for
 

@@ -28,9 +28,7 @@ def exact(costs, a, b):
     n, m = costs.shape
     rows = sparse.kron(sparse.eye(n), np.ones((1, m)))
     columns = sparse.kron(np.ones((1, n)), sparse.eye(m))
-    found = linprog(
-        costs.ravel(), A_eq=sparse.vstack([rows, columns]), b_eq=np.concatenate([a, b]), method="highs"
-    )
+    found = linprog(costs.ravel(), A_eq=sparse.vstack([rows, columns]), b_eq=np.concatenate([a, b]), method="highs")
     assert found.status == 0
     return found.fun, found.eqlin.marginals[:n], found.x.reshape(n, m)
 

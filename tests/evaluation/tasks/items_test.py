@@ -27,14 +27,7 @@ def test_passages_may_contain_unicode_line_ends(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "{",
-        "[]",
-        "3",
-        '{"id": "a"}',
-        '{"id": 1, "document": "d", "text": "t"}',
-        '{"id":"a","document":"d","text":" "}',
-    ],
+    ["{", "[]", "3", '{"id": "a"}', '{"id": 1, "document": "d", "text": "t"}', '{"id":"a","document":"d","text":" "}'],
 )
 def test_invalid_line_is_named(tmp_path, line):
     with pytest.raises(DataError, match=r"i\.jsonl, line 3"):
@@ -57,11 +50,7 @@ def test_duplicate_id_is_rejected(tmp_path):
 def test_missing_empty_or_binary_file_is_rejected(tmp_path):
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, message in (
-        ("absent", "cannot be read"),
-        ("empty", "no evaluation items"),
-        ("binary", "UTF-8"),
-    ):
+    for name, message in (("absent", "cannot be read"), ("empty", "no evaluation items"), ("binary", "UTF-8")):
         with pytest.raises(DataError, match=f"{name}.*{message}"):
             read_items(tmp_path / name)
 

@@ -20,8 +20,7 @@ def test_last_word_is_the_hidden_answer():
 
 def test_passages_without_final_word_are_skipped():
     bad = [
-        Item(str(k), "d", t)
-        for k, t in enumerate(["see f(x, y).", "about 12.", "word", "up to it.", "to run foo()."])
+        Item(str(k), "d", t) for k, t in enumerate(["see f(x, y).", "about 12.", "word", "up to it.", "to run foo()."])
     ]
     assert [e.id for e in last_word_task([*bad, ITEMS[0]], CONFIG, seed=1).examples] == ["item-0"]
     with pytest.raises(DataError, match="none of 5"):

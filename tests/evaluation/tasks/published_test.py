@@ -74,9 +74,7 @@ def test_race_asks_last_question_after_solved_ones():
     benchmark = made("race_h", [question(1, "B"), question(2, "D")])
     requests = benchmark_requests(benchmark, 0, ONE)
     assert len(requests) == 4 and benchmark.task.examples[0].answer == 3
-    assert requests[0].context == (
-        "Article: Long ago.\n\nQuestion: Q1 _ ?\nAnswer: 1x\nQuestion: Q2 _ ?\nAnswer:"
-    )
+    assert requests[0].context == ("Article: Long ago.\n\nQuestion: Q1 _ ?\nAnswer: 1x\nQuestion: Q2 _ ?\nAnswer:")
     assert benchmark.task.unconditional == "Answer:" and benchmark.task.normalisation == "unconditional"
 
 
@@ -199,9 +197,7 @@ def test_task_without_rows_is_rejected():
 
 def test_braces_and_letters_in_rows_are_text():
     row = {**ROWS["boolq"], "passage": "{x} {{y}} ½ 文字 \U0001f600", "question": "{"}
-    assert benchmark_requests(made("boolq", [row]), 0, ONE)[0].context.startswith(
-        "{x} {{y}} ½ 文字 \U0001f600\n"
-    )
+    assert benchmark_requests(made("boolq", [row]), 0, ONE)[0].context.startswith("{x} {{y}} ½ 文字 \U0001f600\n")
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
@@ -287,9 +283,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "files"), [(name, files) for name, kinds in FILES.items() for files in kinds]
-)
+@pytest.mark.parametrize(("name", "files"), [(name, files) for name, kinds in FILES.items() for files in kinds])
 def test_questions_are_never_training_rows(name, files, tmp_path):
     folder = tmp_path / name
     folder.mkdir()
@@ -328,10 +322,7 @@ def test_hellaswag_rows_agree_as_published_and_prepared(wording):
     published = {**ROWS["hellaswag"], "endings": ["[step] Go. [title] On.", "b  b", "[substeps] c.", "d."]}
     prepared = {"query": "Roof: A man sits. He", "choices": [" Go.. On.", "b b", " c.", "d."], "gold": 2}
     config = ONE.model_copy(update={"wording": wording})
-    asked = [
-        benchmark_requests(made("hellaswag", [row], config=config), 0, config)
-        for row in (published, prepared)
-    ]
+    asked = [benchmark_requests(made("hellaswag", [row], config=config), 0, config) for row in (published, prepared)]
     assert asked[0] == asked[1]
     blank = " " if wording == "harness" else ""
     assert [r.continuation for r in asked[0]] == [f" {blank}Go.. On.", " b b", f" {blank}c.", " d."]
@@ -348,25 +339,15 @@ def test_hellaswag_keeps_unclosed_brackets_in_linear_time():
 def test_papers_wording_of_hellaswag_has_single_spaces():
     rows = local_rows(definition("hellaswag"), Path(os.environ["TRIVIUM_DATA"]) / "tasks").asked
     found = {
-        wording: read_examples(rows, definition("hellaswag"), wording, where="x")
-        for wording in ("paper", "harness")
+        wording: read_examples(rows, definition("hellaswag"), wording, where="x") for wording in ("paper", "harness")
     }
-    doubled = {
-        w: sum(c.startswith("  ") for e in examples for c in e.choices) for w, examples in found.items()
-    }
+    doubled = {w: sum(c.startswith("  ") for e in examples for c in e.choices) for w, examples in found.items()}
     assert doubled["paper"] == 0 < doubled["harness"]
 
 
 def test_harness_shows_wic_word_as_written_and_fills_race_blanks():
     config = ONE.model_copy(update={"wording": "harness"})
-    row = {
-        "word": "earn",
-        "sentence1": "They Earned it.",
-        "sentence2": "B.",
-        "start1": 5,
-        "end1": 11,
-        "label": 0,
-    }
+    row = {"word": "earn", "sentence1": "They Earned it.", "sentence2": "B.", "start1": 5, "end1": 11, "label": 0}
     asked = benchmark_requests(made("wic", [row], config=config), 0, config)[0].context
     assert "the word 'Earned' used" in asked
     assert "the word earn used" in benchmark_requests(made("wic", [row]), 0, ONE)[0].context

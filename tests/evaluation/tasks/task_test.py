@@ -19,10 +19,7 @@ TASKS = [last_word_task(ITEMS, CONFIG, seed=1), continuation_task(ITEMS, CONFIG,
 def test_braces_in_passages_are_text():
     template = Template(alone="{context}", among="{context} ->")
     example = Example("q", "q", "a {dict} of {0} {context}", (" x",), 0)
-    assert (
-        template.prompt(example, [example])
-        == "a {dict} of {0} {context} -> x\n\na {dict} of {0} {context} ->"
-    )
+    assert template.prompt(example, [example]) == "a {dict} of {0} {context} -> x\n\na {dict} of {0} {context} ->"
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)

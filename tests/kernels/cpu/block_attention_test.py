@@ -239,9 +239,7 @@ def test_of_all_heads_only_some_are_wide_at_a_time(monkeypatch: pytest.MonkeyPat
     assert max(widened) == 2 * N * S * D
 
 
-def test_every_road_of_bf16_is_in_fp32_where_bf16_is_slow_and_none_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_road_of_bf16_is_in_fp32_where_bf16_is_slow_and_none_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     S, B = 40, 2
     (q, k, v), _ = made((B, 4, 4, S, 8), torch.bfloat16)
     roads = {
@@ -303,8 +301,6 @@ def test_packed_documents_are_attended_each_for_itself(monkeypatch: pytest.Monke
     assert torch.allclose(second, plainly(*qkv[:, :, :, 3:]), rtol=0, atol=1e-14)
     asked = []
     monkeypatch.setattr(context.block_attention, "suits", lambda q, **more: True)
-    monkeypatch.setattr(
-        context.block_attention, "attend_joined", lambda qkv: asked.append(1) or plainly(*qkv)
-    )
+    monkeypatch.setattr(context.block_attention, "attend_joined", lambda qkv: asked.append(1) or plainly(*qkv))
     whole = F.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)
     assert torch.allclose(HERE.attend_joined(qkv, ALL_BEFORE), whole, rtol=0, atol=1e-14) and asked

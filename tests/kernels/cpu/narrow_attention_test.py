@@ -115,9 +115,7 @@ def test_wider_numbers_and_small_models_are_not_for_it(dtype: torch.dtype) -> No
     assert not suits(torch.zeros(3, 1, 2, 64, 8, dtype=torch.bfloat16))
 
 
-def test_where_tiles_are_multiplied_long_sequences_keep_the_fused_kernel(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_tiles_are_multiplied_long_sequences_keep_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     long, short = (torch.zeros(3, 4, 8, S, 8, dtype=torch.bfloat16) for S in (SHORT, SHORT - 1))
     monkeypatch.setattr(narrow_attention, "multiplies_tiles", lambda: True)
     assert not suits(long)

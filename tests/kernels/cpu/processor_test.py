@@ -61,9 +61,7 @@ def test_bf16_is_slow_without_an_instruction_or_where_tiles_are_hidden(
     monkeypatch.setattr(mkl_choice, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(processor, "_TILES", tiles)
     monkeypatch.setattr(processor.torch.cpu, "_is_avx512_bf16_supported", lambda: instruction)
-    (tmp_path / "cpuinfo").write_text(
-        f"processor\t: 0\nvendor_id\t: {vendor}\nmodel\t\t: {model}\nmodel name\t: 85\n"
-    )
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel\t\t: {model}\nmodel name\t: 85\n")
     assert processor._find_slow_bf16() is slow
     mkl[0] = False  # no x86
     assert not processor._find_slow_bf16()

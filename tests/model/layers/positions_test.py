@@ -53,6 +53,4 @@ def test_sines_and_cosines_grow_with_the_factor_and_never_shrink(
     yarn = RopeScaling(kind="yarn", factor=factor, original=64, slow=1, fast=32, attention=attention)
     assert Rotation(Rotary(8, 10000.0, yarn)).magnitude == pytest.approx(expected)
     linear = RopeScaling(kind="linear", factor=factor)
-    assert (
-        Rotation(Rotary(8, 10000.0, linear)).magnitude == Rotation(Rotary(8, 10000.0, None)).magnitude == 1.0
-    )
+    assert Rotation(Rotary(8, 10000.0, linear)).magnitude == Rotation(Rotary(8, 10000.0, None)).magnitude == 1.0

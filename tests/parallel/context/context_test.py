@@ -67,8 +67,7 @@ def compare(place: Place, mode: str, packed: bool, window: int | None = None) ->
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
-    ("mode", "ranks"),
-    [("ring", 1), ("ring", 2), ("ring", 4), ("scattered", 2), ("scattered", 4), ("ulysses", 2)],
+    ("mode", "ranks"), [("ring", 1), ("ring", 2), ("ring", 4), ("scattered", 2), ("scattered", 4), ("ulysses", 2)]
 )
 def test_a_split_sequence_attends_as_the_whole_one(mode: str, ranks: int, packed: bool) -> None:
     on_ranks(ranks, compare, mode, packed)
@@ -82,9 +81,7 @@ def compare_windows(place: Place, mode: str, packed: bool) -> None:
 @pytest.mark.broad
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("mode", "ranks"), [("ring", 1), ("ring", 2), ("scattered", 4), ("ulysses", 2)])
-def test_a_split_sequence_attends_through_a_window_as_the_whole_one(
-    mode: str, ranks: int, packed: bool
-) -> None:
+def test_a_split_sequence_attends_through_a_window_as_the_whole_one(mode: str, ranks: int, packed: bool) -> None:
     on_ranks(ranks, compare_windows, mode, packed)
 
 

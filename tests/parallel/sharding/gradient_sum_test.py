@@ -42,9 +42,7 @@ def test_it_is_the_sum_of_all_parts_and_zero_elsewhere(order: list[int], given: 
 
 
 @pytest.mark.parametrize("given", (torch.float64, torch.bfloat16))
-def test_first_parts_that_come_together_are_each_at_its_place_and_later_ones_are_added(
-    given: torch.dtype,
-) -> None:
+def test_first_parts_that_come_together_are_each_at_its_place_and_later_ones_are_added(given: torch.dtype) -> None:
     found, together, parts = empty(), empty(), {n: torch.randn(PLACES[n]).to(given) for n in (0, 8)}
     for start, part in parts.items():
         found.add(start, part)
@@ -66,9 +64,7 @@ def test_small_gradients_of_a_step_are_taken_together(
     several = [b for b in trainer.buckets if len(b.slots) > 1]
     stored: list[int] = []
     store = GradientSum.store
-    monkeypatch.setattr(
-        GradientSum, "store", lambda of, parts: (stored.append(len(parts)), store(of, parts))[1]
-    )
+    monkeypatch.setattr(GradientSum, "store", lambda of, parts: (stored.append(len(parts)), store(of, parts))[1])
     for step, waits in enumerate((buckets.WAITS, 0)):
         monkeypatch.setattr(buckets, "WAITS", waits)
         samples = Samples(0, 2, lambda n, k: Rows(*read(n, k)))

@@ -77,9 +77,7 @@ def test_squares_of_narrow_gradients_are_added_up_in_the_dtype_that_is_asked_for
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (2, 2), (1, 2)])
-def test_over_tensor_ranks_and_the_ends_of_a_pipeline_every_element_counts_once(
-    tensor: int, pipeline: int
-) -> None:
+def test_over_tensor_ranks_and_the_ends_of_a_pipeline_every_element_counts_once(tensor: int, pipeline: int) -> None:
     plan = small(tensor=tensor, pipeline=pipeline, data=2, zero=1)
     counted = Counter[str]()
     for rank in range(plan.layout.world_size):
@@ -121,9 +119,7 @@ def test_dividing_fp32_gradients_on_the_way_is_multiplying_them() -> None:
         for shard in trainer.optimizer.shards:
             shard.grad = shard.bucket.reduced()
         trainer.optimizer._update(1e-2, factor)
-        found.append(
-            torch.cat([part.states["moment1"] for shard in trainer.optimizer.shards for part in shard.parts])
-        )
+        found.append(torch.cat([part.states["moment1"] for shard in trainer.optimizer.shards for part in shard.parts]))
     divided, multiplied, whole = found
     torch.testing.assert_close(divided, multiplied, rtol=1e-6, atol=0)
     torch.testing.assert_close(divided, 0.3 * whole, rtol=1e-6, atol=0)

@@ -29,9 +29,7 @@ def whole_numbers(seed: int, *shape: int) -> torch.Tensor:
 def region_of(place: Place, *, split: bool, separate: bool = False) -> Region:
     later = WeightGradients()
     later.separate = separate
-    return Region(
-        Mesh.connect(Layout(tensor=place.world_size), place.rank, place.world_size).tensor, split, later
-    )
+    return Region(Mesh.connect(Layout(tensor=place.world_size), place.rank, place.world_size).tensor, split, later)
 
 
 @ranks(2, 3)

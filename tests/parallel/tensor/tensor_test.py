@@ -19,9 +19,7 @@ def test_split_cross_entropy_equals_that_of_the_unpadded_whole(place: Place) -> 
     vocabulary, rows = 13, 4 * 4 // place.world_size
     tensor.ROWS = 4  # of six, in a process of its own
     generator = torch.Generator().manual_seed(0)
-    whole = (
-        torch.randn(3, 2, 16, generator=generator, dtype=torch.float64) * 30
-    )  # far apart: exp would overflow
+    whole = torch.randn(3, 2, 16, generator=generator, dtype=torch.float64) * 30  # far apart: exp would overflow
     whole[..., vocabulary:] = 1e4  # padding must not count, however large
     targets = torch.randint(0, vocabulary, (3, 2), generator=generator)
     here = whole[..., group.index * rows : (group.index + 1) * rows].clone().requires_grad_()

@@ -6,13 +6,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from trivium.cost.memory import LOSS_ROWS
-from trivium.parallel.tensor.vocabulary import (
-    ROWS,
-    LossInPlace,
-    in_few_passes,
-    loss_and_gradient,
-    vocabulary_loss,
-)
+from trivium.parallel.tensor.vocabulary import ROWS, LossInPlace, in_few_passes, loss_and_gradient, vocabulary_loss
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 VOCABULARY, PADDED, HIDDEN = 45, 50, 8
@@ -47,9 +41,7 @@ EVERY_WAY = pytest.mark.parametrize("compiled", (None, loss_and_gradient, in_few
 @pytest.mark.parametrize("tokens", (1, ROWS // 2, ROWS // 2 + 1, ROWS + 17))
 @pytest.mark.parametrize("separate", (False, True))
 @EVERY_WAY
-def test_losses_and_gradients_are_those_of_the_whole(
-    tokens: int, separate: bool, compiled: LossInPlace | None
-) -> None:
+def test_losses_and_gradients_are_those_of_the_whole(tokens: int, separate: bool, compiled: LossInPlace | None) -> None:
     x, values, targets, weights = made(tokens)
     x.requires_grad_()
     table, later = torch.nn.Parameter(values), WeightGradients()
@@ -109,9 +101,7 @@ def test_the_gradient_of_a_sure_target_is_not_that_of_a_rounded_probability() ->
 def test_padding_never_changes_a_loss_and_gets_no_gradient(compiled: LossInPlace | None) -> None:
     x, values, targets, _ = made(30)
     table = torch.nn.Parameter(values)
-    vocabulary_loss(
-        x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), compiled
-    ).sum().backward()
+    vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), compiled).sum().backward()
     assert (table.grad[VOCABULARY:] == 0).all() and (table.grad[:VOCABULARY] != 0).any()
 
 
@@ -125,9 +115,7 @@ def test_narrow_scores_are_widened_before_the_softmax(compiled: LossInPlace | No
     exact_x, exact_table = (t.detach().double().requires_grad_() for t in (x, table))
     (plain(exact_x, exact_table, targets) * weights.double()).sum().backward()
     for ours, exact in ((x.grad, exact_x.grad), (table.grad, exact_table.grad)):
-        assert (
-            ours.double() - exact
-        ).norm() < 2**-7 * exact.norm()  # scores and their gradient rounded once each
+        assert (ours.double() - exact).norm() < 2**-7 * exact.norm()  # scores and their gradient rounded once each
     scores = (x.detach().flatten(0, 1) @ values.T)[:, :VOCABULARY].float()
     expected = F.cross_entropy(scores, targets.flatten(), reduction="none").view(targets.shape)
     torch.testing.assert_close(losses.detach(), expected, rtol=1e-6, atol=1e-6)

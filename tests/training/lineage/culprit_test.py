@@ -90,9 +90,7 @@ def first_reading(record: Record, *, over_border: bool) -> tuple[int, Span, tupl
 
 
 @pytest.mark.parametrize("documents_see", ["joined", "apart"])
-def test_of_several_documents_in_a_row_the_one_is_named(
-    root: Path, tmp_path: Path, documents_see: str
-) -> None:
+def test_of_several_documents_in_a_row_the_one_is_named(root: Path, tmp_path: Path, documents_see: str) -> None:
     clean = trained(root, tmp_path / "clean", None)
     row, span, phrase = first_reading(clean, over_border=False)
     poison = nan_in(row, "backward", document=span.document, phrase=phrase)
@@ -105,9 +103,7 @@ def test_of_several_documents_in_a_row_the_one_is_named(
     assert (blamed["document"], blamed["positions"][0]) == (span.document, span.offset)
 
 
-def test_what_is_bad_only_together_is_blamed_on_the_document_that_completes_it(
-    root: Path, tmp_path: Path
-) -> None:
+def test_what_is_bad_only_together_is_blamed_on_the_document_that_completes_it(root: Path, tmp_path: Path) -> None:
     clean = trained(root, tmp_path / "clean", None)
     row, second, phrase = first_reading(clean, over_border=True)
     poison = nan_in(row, phrase=phrase)
@@ -139,9 +135,7 @@ def test_a_spike_that_a_replay_does_not_have_is_told(root: Path, tmp_path: Path,
         find_culprit(record, 7)
 
 
-def test_no_document_is_blamed_for_a_step_that_is_as_any_other(
-    root: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_no_document_is_blamed_for_a_step_that_is_as_any_other(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     record = trained(root, tmp_path, None)
     assert find_culprit(record, STEP)["spiked"] is False
     monkeypatch.setattr(sys, "argv", ["trivium", "data", "culprit", str(tmp_path), "--step", str(STEP)])

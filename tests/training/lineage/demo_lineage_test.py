@@ -20,9 +20,7 @@ def test_every_row_of_the_demo_and_every_document_find_each_other(tmp_path) -> N
     out = str(tmp_path / "run")
     subprocess.run([*TRIVIUM, "corpus", "run", "demo", "--out", out], check=True, capture_output=True)
     sets = [word for each in NARROW for word in ("--set", each)]
-    subprocess.run(
-        [*TRIVIUM, "train", "--preset", "demo", "--out", out, *sets], check=True, capture_output=True
-    )
+    subprocess.run([*TRIVIUM, "train", "--preset", "demo", "--out", out, *sets], check=True, capture_output=True)
     record = read_record(tmp_path / "run" / "training")
     found = round_trip(record)
     assert found["agrees"] and found["steps"] == record.training.steps == 200

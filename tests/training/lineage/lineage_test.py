@@ -77,9 +77,7 @@ def test_numbers_of_samples_count_what_is_not_left_out() -> None:
     assert left.gaps == ((3, 6), (7, 9))
     there = [p for p in range(20) if p not in (3, 4, 5, 7, 8)]
     assert left.places(np.arange(len(there))).tolist() == there
-    assert left.numbers(np.arange(20)).tolist() == [
-        there.index(p) if p in there else SKIPPED for p in range(20)
-    ]
+    assert left.numbers(np.arange(20)).tolist() == [there.index(p) if p in there else SKIPPED for p in range(20)]
     more = left.without(2, 5)  # places 2, 6 and 9
     assert more.gaps == ((2, 10),)
     assert left.before(3) == () and left.before(4) == ((3, 6),) and left.before(5) == left.gaps
@@ -113,9 +111,7 @@ def test_another_token_target_number_or_row_changes_the_digest_and_the_split_ove
 
 
 @pytest.mark.broad
-def test_every_token_of_every_step_is_traced_to_the_document_that_saw_it_and_back(
-    record: Record, run: Path
-) -> None:
+def test_every_token_of_every_step_is_traced_to_the_document_that_saw_it_and_back(record: Record, run: Path) -> None:
     shards = open_shards(run / "tokens", "train")
     seen = {}
     for step in range(1, STEPS + 1):
@@ -195,9 +191,7 @@ def test_steps_that_are_not_logged_do_not_pass_for_checked(
     [{"batch_hash": 7}, {"sequences": []}, {"step": "x"}, {"step": 10**15}],
     ids=["hash", "sequences", "step", "far"],
 )
-def test_a_damaged_line_does_not_pass_for_its_step(
-    record: Record, tmp_path: Path, line: dict, ended: bool
-) -> None:
+def test_a_damaged_line_does_not_pass_for_its_step(record: Record, tmp_path: Path, line: dict, ended: bool) -> None:
     """And of a number far from all others it is told at once."""
     lines = [each | (line if step == STEPS - 1 else {}) for step, each in enumerate(record.logged(), 1)]
     (tmp_path / METRICS).write_text("".join(json.dumps(each) + "\n" for each in lines))
@@ -232,8 +226,7 @@ def test_ranks_that_share_a_sequence_hash_it_once(record: Record, tmp_path: Path
     training = record.training.model_copy(update={"steps": 2})
     start(TrainingJob(plan, training, record.seed, record.tokens, tmp_path))
     one, two = (
-        [m["batch_hash"] for m in read(folder / METRICS) if "loss" in m]
-        for folder in (tmp_path, record.folder)
+        [m["batch_hash"] for m in read(folder / METRICS) if "loss" in m] for folder in (tmp_path, record.folder)
     )
     assert one == two[:2]
 
@@ -333,9 +326,7 @@ def test_documents_of_tokens_that_are_not_those_of_the_training_are_not_passed_o
 ) -> None:
     there = ("--tokens", str(other_run / "tokens"))
     at = ("--step", "3", "--row", "1", "--position", "4")
-    name = next(
-        iter(TokenDataset.open(other_run / "tokens", "train", sequence=8, seed=5).documents())
-    ).document
+    name = next(iter(TokenDataset.open(other_run / "tokens", "train", sequence=8, seed=5).documents())).document
     for words in (
         ("trace", str(other_run), *at, *there),
         ("where", str(other_run), "--document", name, *there),
@@ -366,9 +357,7 @@ def test_the_curation_of_tokens_of_another_run_is_that_beside_them(
     _, _, err = run_verb(monkeypatch, capsys, "where", str(other_run), "--document", "nobody", *where)
     assert f"corpus inspect nobody --out {run}`" in err
     monkeypatch.chdir(run / "tokens")
-    _, _, err = run_verb(
-        monkeypatch, capsys, "where", str(other_run), "--document", "nobody", "--tokens", "."
-    )
+    _, _, err = run_verb(monkeypatch, capsys, "where", str(other_run), "--document", "nobody", "--tokens", ".")
     assert f"corpus inspect nobody --out {run}`" in err
     shutil.rmtree(other_run / "curated")
     shutil.copytree(run / "tokens", other_run / "tokens", dirs_exist_ok=True)

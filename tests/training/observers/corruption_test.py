@@ -132,9 +132,7 @@ def test_the_majority_is_right_and_without_one_nobody_is() -> None:
     assert odd_ones([7, 8, 9, 7]) == [0, 1, 2, 3]
 
 
-def test_a_corrupted_replica_is_never_published_and_the_job_goes_on_from_before(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_a_corrupted_replica_is_never_published_and_the_job_goes_on_from_before(tmp_path: Path, monkeypatch) -> None:
     right = loop.Loop.train_step
 
     def corrupting(self):
@@ -146,9 +144,7 @@ def test_a_corrupted_replica_is_never_published_and_the_job_goes_on_from_before(
         return result
 
     monkeypatch.setattr(loop.Loop, "train_step", corrupting)
-    given = job(
-        write_tokens(tmp_path), tmp_path / "run", plan({"data": 4}), steps=8, restarts=1, save="waiting"
-    )
+    given = job(write_tokens(tmp_path), tmp_path / "run", plan({"data": 4}), steps=8, restarts=1, save="waiting")
     start(given)
     (failure,) = [e for e in read(tmp_path / "run" / EVENTS) if e["event"] == "rank failed"]
     assert "silent corruption: rank 1 holds other bits" in failure["cause"] and failure["in_step"] == 6
@@ -156,9 +152,7 @@ def test_a_corrupted_replica_is_never_published_and_the_job_goes_on_from_before(
     assert published(tmp_path / "run" / CHECKPOINTS)
 
 
-@pytest.mark.parametrize(
-    ("device", "replicas", "alike"), [("cpu", 8, True), ("cuda", 2, True), ("cuda", 3, False)]
-)
+@pytest.mark.parametrize(("device", "replicas", "alike"), [("cpu", 8, True), ("cuda", 2, True), ("cuda", 3, False)])
 def test_tensor_ranks_are_compared_where_their_sums_have_one_order(device, replicas, alike):
     mesh = SimpleNamespace(device=torch.device(device), replicas=SimpleNamespace(size=replicas))
     assert sums_in_one_order(mesh) == alike

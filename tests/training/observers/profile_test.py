@@ -78,11 +78,7 @@ def test_traced_losses_are_the_same_to_the_bit_and_a_rank_s_trace_is_its_row_of_
     assert [[m[k] for k in same] for m in traced] == [[m[k] for k in same] for m in plain]
     assert not (tmp_path / "plain" / FOLDER).exists()
     ranks = range(of.layout.world_size)
-    paths = {
-        (s, r): tmp_path / "traced" / FOLDER / f"step-{s:08d}-rank-{r:05d}.json.gz"
-        for s in (2, 4)
-        for r in ranks
-    }
+    paths = {(s, r): tmp_path / "traced" / FOLDER / f"step-{s:08d}-rank-{r:05d}.json.gz" for s in (2, 4) for r in ranks}
     assert sorted((tmp_path / "traced" / FOLDER).iterdir()) == sorted(paths.values())
     program = with_transfers(of.schedule_table())
     for (_, rank), path in paths.items():

@@ -76,9 +76,7 @@ def test_failures_count_as_in_a_row_only_where_no_save_came_between(
         here.settle()
 
 
-def test_what_was_passed_over_is_none_of_the_checkpoints_kept_and_stays_until_it_is_saved_again(
-    tmp_path: Path,
-) -> None:
+def test_what_was_passed_over_is_none_of_the_checkpoints_kept_and_stays_until_it_is_saved_again(tmp_path: Path) -> None:
     """A damaged one that counted took the place of the one that training went on from."""
 
     def save(here: Saves, *steps: int) -> list[int | None]:

@@ -60,9 +60,7 @@ def test_a_link_that_is_slow_is_an_event_with_its_ranks(
         right(self, work)
 
     monkeypatch.setattr(Group, "wait_for", late)
-    given = job(
-        write_tokens(tmp_path), tmp_path / "run", plan(layout), steps=2, supervision={"slow_every": 2}
-    )
+    given = job(write_tokens(tmp_path), tmp_path / "run", plan(layout), steps=2, supervision={"slow_every": 2})
     start(given)
     (event,) = [e for e in read(tmp_path / "run" / EVENTS) if e["event"] == "slow link"]
     assert (event["link"], event["ranks"], event["step"]) == (link, [0, 1], 2)

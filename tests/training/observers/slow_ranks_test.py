@@ -44,9 +44,7 @@ def slow_down(monkeypatch, phase: str) -> None:
 @pytest.mark.parametrize(("phase", "layout"), [("reading", {"data": 2}), ("stages", {"tensor": 2})])
 def test_a_slow_rank_is_told_by_rank_and_phase(tmp_path: Path, monkeypatch, capfd, phase, layout) -> None:
     slow_down(monkeypatch, phase)
-    given = job(
-        write_tokens(tmp_path), tmp_path / "run", plan(layout), steps=6, supervision={"slow_every": 3}
-    )
+    given = job(write_tokens(tmp_path), tmp_path / "run", plan(layout), steps=6, supervision={"slow_every": 3})
     start(given)
     told = [(e["rank"], e["phase"]) for e in read(tmp_path / "run" / EVENTS) if e["event"] == "slow rank"]
     assert (1, phase) in told, told
@@ -102,8 +100,7 @@ def usual_of_peers(seconds: list[float], rank: int, layout: Layout) -> float:
 
 
 @pytest.mark.parametrize(
-    "degrees",
-    [{"data": 6, "tensor": 2}, {"pipeline": 3, "data": 2}, {"pipeline": 5}, {"context": 2, "data": 4}],
+    "degrees", [{"data": 6, "tensor": 2}, {"pipeline": 3, "data": 2}, {"pipeline": 5}, {"context": 2, "data": 4}]
 )
 def test_a_rank_is_compared_with_the_median_of_all_its_peers_but_itself(degrees) -> None:
     layout, draw = Layout(**degrees), generator_for(1, "slow", str(degrees))

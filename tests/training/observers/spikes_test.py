@@ -53,9 +53,7 @@ def tokens(tmp_path_factory) -> Path:
 def job(tokens: Path, out: Path, policy: str, steps: int = 10, **more: Any) -> TrainingJob:
     degrees = more.pop("layout", {})
     spikes = SpikesConfig(policy=policy, **more.pop("spikes", {}))
-    plan = small(
-        model={"vocabulary": 300, "layers": 2, "dropout": 0.1}, batch={"sequences": 8, "micro": 2}, **degrees
-    )
+    plan = small(model={"vocabulary": 300, "layers": 2, "dropout": 0.1}, batch={"sequences": 8, "micro": 2}, **degrees)
     given = {"steps": steps, "checkpoint_every": 3, "validation_samples": 8, "decay_tokens": 9999}
     return TrainingJob(plan, TrainingConfig(**given, **more, spikes=spikes), 5, tokens, out)
 
@@ -180,9 +178,7 @@ def test_stop_ends_the_job_once_and_leaves_the_checkpoints_clean(tokens: Path, t
     assert len(losses(tmp_path)) == 10
 
 
-def test_skip_does_without_the_step_and_a_killed_run_skips_it_again(
-    tokens: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_skip_does_without_the_step_and_a_killed_run_skips_it_again(tokens: Path, tmp_path: Path, monkeypatch) -> None:
     given = {"layout": {"data": 2, "zero": 2}, "steps": 12}
     with poisoned(poison_at(8)):
         start(job(tokens, tmp_path / "unbroken", "skip", **given))

@@ -90,15 +90,7 @@ def test_padding_counts_for_nothing_in_a_step_that_trains_either(model: dict[str
 def test_padding_is_the_last_sample_again() -> None:
     """Something that the model can read: ids that are none, or rows of zeros that it never saw, may be anything."""
     numbers = np.arange(6).reshape(3, 2)
-    read = padded(
-        lambda first, count: Rows(numbers[first : first + count], -numbers[first : first + count]), 3
-    )
-    for first, count, rows in (
-        (0, 2, [0, 1]),
-        (1, 4, [1, 2, 2, 2]),
-        (2, 1, [2]),
-        (3, 2, [2, 2]),
-        (9, 1, [2]),
-    ):
+    read = padded(lambda first, count: Rows(numbers[first : first + count], -numbers[first : first + count]), 3)
+    for first, count, rows in ((0, 2, [0, 1]), (1, 4, [1, 2, 2, 2]), (2, 1, [2]), (3, 2, [2, 2]), (9, 1, [2])):
         tokens, targets = read(first, count)
         assert (tokens == numbers[rows]).all() and (targets == -numbers[rows]).all()

@@ -85,9 +85,7 @@ def test_a_rank_that_dies_is_named_first_with_step_and_cause(tokens, tmp_path, m
 
 def test_a_step_that_fails_twice_is_not_tried_a_third_time(tokens, tmp_path, monkeypatch) -> None:
     at_step(5, die, monkeypatch, times=9)
-    with pytest.raises(
-        Exception, match=r"rank 1 of 2 in step 5: killed by SIGKILL\nstopped: it failed there twice"
-    ):
+    with pytest.raises(Exception, match=r"rank 1 of 2 in step 5: killed by SIGKILL\nstopped: it failed there twice"):
         start(job(tokens, tmp_path, plan({"data": 2}), steps=8, restarts=9, supervision=QUICK))
     assert len(of_kind(tmp_path, "rank failed")) == 2
 
@@ -106,9 +104,7 @@ def test_a_rank_that_hangs_is_found_and_named_with_its_stack(tokens, tmp_path, m
 
 
 @pytest.mark.broad
-def test_a_rank_is_not_hanging_while_its_slow_disk_gives_block_after_block(
-    tokens, tmp_path, monkeypatch
-) -> None:
+def test_a_rank_is_not_hanging_while_its_slow_disk_gives_block_after_block(tokens, tmp_path, monkeypatch) -> None:
     def block_by_block(work: Callable[..., Any]) -> Callable[..., Any]:
         def slow(*given: Any) -> Any:
             for _ in range(12):
@@ -221,9 +217,7 @@ def test_who_was_started_to_ignore_ctrl_c_goes_on_ignoring_it() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_job_that_is_asked_to_end_saves_at_once_and_validates_where_it_goes_on(
-    tokens, tmp_path, monkeypatch
-) -> None:
+def test_a_job_that_is_asked_to_end_saves_at_once_and_validates_where_it_goes_on(tokens, tmp_path, monkeypatch) -> None:
     def ask() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.3)
@@ -357,9 +351,7 @@ def test_a_step_may_take_any_time_while_its_micro_batches_give_signs_of_life(mon
             dog.look()
 
 
-def test_every_micro_batch_of_training_and_of_validation_gives_a_sign_of_life(
-    tokens, tmp_path, monkeypatch
-) -> None:
+def test_every_micro_batch_of_training_and_of_validation_gives_a_sign_of_life(tokens, tmp_path, monkeypatch) -> None:
     signs, pulse = [], Pulse(1)
     monkeypatch.setattr(Pulse, "go_on", lambda self, rank: signs.append(self.of(rank)[:2]))
     begun = job(tokens, tmp_path, plan({}), steps=2, validation_samples=6)
@@ -382,9 +374,7 @@ def test_a_rank_that_starts_or_saves_has_longer(monkeypatch) -> None:
 def test_who_waits_for_a_rank_that_saves_is_as_patient_as_that_one(monkeypatch) -> None:
     clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=1.0, stall_seconds=9.0))
     waiting = '  File "/x/trivium/comms/exchange.py", line 40 in wait'
-    monkeypatch.setattr(
-        Watchdog, "_stacks", lambda self, stopped: {0: '  File "/x/save.py", line 1', 1: waiting}
-    )
+    monkeypatch.setattr(Watchdog, "_stacks", lambda self, stopped: {0: '  File "/x/save.py", line 1', 1: waiting})
     steps(clock, pulse, dog, 0.3, 1, 4)
     pulse.beat(0, 3, "saving")
     pulse.beat(1, 4, "step")

@@ -34,20 +34,7 @@ class Hosts:
         self.names, self.net, self.running = names, net, {}
         for name in names:
             ip("netns", "add", name)
-        ip(
-            "link",
-            "add",
-            "eth-a",
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth-b",
-            "netns",
-            names[1],
-        )
+        ip("link", "add", "eth-a", "netns", names[0], "type", "veth", "peer", "name", "eth-b", "netns", names[1])
         for number, (name, device) in enumerate(zip(names, ("eth-a", "eth-b"), strict=True)):
             ip("-n", name, "addr", "add", f"10.77.{net}.{number + 1}/24", "dev", device)
             for each in ("lo", device):
@@ -130,9 +117,7 @@ def test_two_hosts_train_as_one_and_go_on_when_a_dead_host_is_back(hosts, tmp_pa
     hosts.run(1, script)
     wait_for(lambda: ended(hosts), hosts, script, seconds=150)
     assert [hosts.running[n].returncode for n in (0, 1)] == [0, 0], script.with_suffix(".0.log").read_text()
-    events = [
-        json.loads(line)["event"] for line in (metrics.parent / "events.jsonl").read_text().splitlines()
-    ]
+    events = [json.loads(line)["event"] for line in (metrics.parent / "events.jsonl").read_text().splitlines()]
     assert events.count("resumed") == 1
     one, two = on_one_host(tmp_path, tokens), losses(metrics)
     assert one.keys() == two.keys() and len(one) == STEPS
@@ -181,9 +166,7 @@ def test_a_survivor_names_the_first_host_that_died_and_waits_for_it(hosts, tmp_p
 
 
 @pytest.mark.slow
-def test_a_cut_network_is_an_error_within_the_timeout_and_the_job_goes_on_when_it_is_mended(
-    hosts, tmp_path
-) -> None:
+def test_a_cut_network_is_an_error_within_the_timeout_and_the_job_goes_on_when_it_is_mended(hosts, tmp_path) -> None:
     tokens = write_tokens(tmp_path)
     script = job_script(tmp_path, tokens, timeout_seconds=4.0)
     metrics = tmp_path / "run" / "training" / "metrics.jsonl"
@@ -193,9 +176,7 @@ def test_a_cut_network_is_an_error_within_the_timeout_and_the_job_goes_on_when_i
     hosts.connect(False)
     cut = time.monotonic()
     wait_for(lambda: "Timed out waiting 4000ms" in script.with_suffix(".0.log").read_text(), hosts, script)
-    assert (
-        time.monotonic() - cut < 10 + KEPT_SECONDS
-    )  # the first rank keeps the board so long before it tells
+    assert time.monotonic() - cut < 10 + KEPT_SECONDS  # the first rank keeps the board so long before it tells
     assert "error: rank " in script.with_suffix(".0.log").read_text()
     hosts.connect(True)
     wait_for(lambda: ended(hosts), hosts, script, seconds=200)

@@ -13,14 +13,7 @@ from trivium.training.metrics import read
 STEPS = 24
 CONFIG = {
     "plan": {
-        "model": {
-            "layers": 4,
-            "hidden": 24,
-            "heads": 4,
-            "vocabulary": 300,
-            "vocabulary_multiple": 2,
-            "sequence": 8,
-        },
+        "model": {"layers": 4, "hidden": 24, "heads": 4, "vocabulary": 300, "vocabulary_multiple": 2, "sequence": 8},
         "batch": {"sequences": 8, "micro": 2},
         "precision": {"weights": "fp64"},
     },

@@ -179,9 +179,7 @@ def test_where_the_first_host_is_gone_it_is_named_and_not_a_survivor(monkeypatch
         assert found is None, "one rank of a host says it"
         return
     assert found is not None and (found.error.rank, found.host) == (0, "127.0.0.1")
-    assert str(found.located).startswith(
-        "rank 0 of 4 on 127.0.0.1 in step 1: its host does not answer any more"
-    )
+    assert str(found.located).startswith("rank 0 of 4 on 127.0.0.1 in step 1: its host does not answer any more")
     assert not found.lost_another, "the event names the host"
 
 
@@ -200,9 +198,7 @@ def test_where_the_first_host_answers_a_rank_tells_its_own_failure(monkeypatch) 
         assert first_host_gone(Place(2, 4, 0, "env://", 2), lost) is lost
 
 
-def fail_among_others(
-    place: Place, port: int, given: TrainingJob, also: int | None, killed: bool = False
-) -> None:
+def fail_among_others(place: Place, port: int, given: TrainingJob, also: int | None, killed: bool = False) -> None:
     """Rank 2 fails, or is killed; the others wait for it in a collective that never ends, and one finds the connection
     gone."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -219,11 +215,7 @@ def fail_among_others(
             time.sleep(0.5 if place.rank == 2 else 1.0 if place.rank == also else 60)
             if killed and place.rank == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise (
-                DataError("shard 7 is damaged")
-                if place.rank == 2
-                else RuntimeError("Connection closed by peer")
-            )
+            raise (DataError("shard 7 is damaged") if place.rank == 2 else RuntimeError("Connection closed by peer"))
 
     work.train_rank = train
     work.check = lambda given: None
@@ -231,9 +223,7 @@ def fail_among_others(
 
 
 @pytest.mark.parametrize("also", [0, 1])
-def test_a_rank_that_fails_ends_all_others_and_is_said_once_with_its_host(
-    tmp_path: Path, capfd, also: int
-) -> None:
+def test_a_rank_that_fails_ends_all_others_and_is_said_once_with_its_host(tmp_path: Path, capfd, also: int) -> None:
     given = job(tmp_path, tmp_path / "run", plan({"data": 4}), supervision={"hang_seconds": 2.0})
     ranks = start_ranks(fail_among_others, 4, free_port(), given, also)
     for process in ranks.processes:
@@ -248,9 +238,7 @@ def test_a_rank_that_fails_ends_all_others_and_is_said_once_with_its_host(
 
 
 @pytest.mark.parametrize("also", [0, 1, None])
-def test_a_rank_that_is_killed_is_named_by_the_ranks_of_its_host(
-    tmp_path: Path, capfd, also: int | None
-) -> None:
+def test_a_rank_that_is_killed_is_named_by_the_ranks_of_its_host(tmp_path: Path, capfd, also: int | None) -> None:
     """Whether one of them lost its connection, or all wait for it without end."""
     given = job(tmp_path, tmp_path / "run", plan({"data": 4}), supervision={"hang_seconds": 2.0})
     ranks = start_ranks(fail_among_others, 4, free_port(), given, also, True)
@@ -328,9 +316,7 @@ def wait_for_more_steps(run: Path, resumptions: int, log: Path) -> None:
 def test_under_torchrun_a_stopped_and_a_killed_rank_are_named_and_the_job_goes_on_until_one_is_asked_to_end(
     tmp_path,
 ) -> None:
-    script = job_script(
-        tmp_path, write_tokens(tmp_path), nodes=1, steps=1000, hang_seconds=3.0, preemption_seconds=1.0
-    )
+    script = job_script(tmp_path, write_tokens(tmp_path), nodes=1, steps=1000, hang_seconds=3.0, preemption_seconds=1.0)
     run, log = tmp_path / "run" / "training", tmp_path / "log"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment["TRIVIUM_DEVICES"] = "any"  # the file is for a machine with accelerators

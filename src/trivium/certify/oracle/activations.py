@@ -17,6 +17,4 @@ def _gelu(x: Tensor) -> Tensor:
     return x / 2 * (1 + torch.erf(x / math.sqrt(2)))
 
 
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"gelu_tanh": _gelu_tanh, "gelu": _gelu}
-)
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"gelu_tanh": _gelu_tanh, "gelu": _gelu})

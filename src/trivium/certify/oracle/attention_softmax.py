@@ -43,10 +43,7 @@ def _compute(weights: Weights, s: Settings, x: Tensor, at: str, order: Order) ->
         q, k = (_normed(weights, s, rows, f"{at}.{n}_norm") for rows, n in ((q, "query"), (k, "key")))
     if s.form.positions == "rotary":
         n = s.form.rope_columns if s.form.rope_columns is not None else D
-        q, k = (
-            torch.cat([rotated(s.form, rows[..., :n], order.numbers), rows[..., n:]], dim=-1)
-            for rows in (q, k)
-        )
+        q, k = (torch.cat([rotated(s.form, rows[..., :n], order.numbers), rows[..., n:]], dim=-1) for rows in (q, k))
     sees = order.sees if s.form.window is None else order.sees.triu(1 - s.form.window)
     scores = torch.einsum("bsgnd,btgd->bgnst", q, k.squeeze(3)) / math.sqrt(D)
     shares = scores.masked_fill(~sees[:, None, None], float("-inf")).softmax(-1)

@@ -47,9 +47,7 @@ def meet(rank: int, wanted: Collection[int], seconds: float, *, lends: bool = Tr
         return {}
     with listener:
         near = {
-            r: cards[r]
-            for r in sorted(wanted)
-            if r != rank and cards[r].name and cards[r].host == cards[rank].host
+            r: cards[r] for r in sorted(wanted) if r != rank and cards[r].name and cards[r].host == cards[rank].host
         }
         if not near:
             return {}
@@ -58,8 +56,7 @@ def meet(rank: int, wanted: Collection[int], seconds: float, *, lends: bool = Tr
         meeting.call([r for r in near if r < rank])
         meeting.answer(listener, sum(r > rank for r in near))
         return {
-            peer: HostPeer(peer, near[peer].pid, connection, seconds)
-            for peer, connection in meeting.agreed().items()
+            peer: HostPeer(peer, near[peer].pid, connection, seconds) for peer, connection in meeting.agreed().items()
         }
 
 

@@ -10,14 +10,7 @@ from trivium.corpus.steps import Drop, Keep, Step, Verdict, noted
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _ENDS = (".", "?", "!", '"', "'", "”", "’")
 _ELLIPSES = ("...", "…")
-_POLICY = (
-    "terms of use",
-    "privacy policy",
-    "cookie policy",
-    "uses cookies",
-    "use of cookies",
-    "use cookies",
-)
+_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 # from the first of a run of marks alone, and possessive: a long run would be tried from each of its characters
 _SENTENCE = re.compile(r"(?<![.!?])[.!?]++[\"'”’)]*+(?=\s|$)")
 

@@ -128,15 +128,12 @@ def _justext(stoplist: str) -> Extractor:
     justext = _module("justext")
     if stoplist not in justext.get_stoplists():
         known = ", ".join(sorted(justext.get_stoplists()))
-        raise MachineError(
-            f"curate.extract.stoplist: jusText has no list called '{stoplist}'; known: {known}"
-        )
+        raise MachineError(f"curate.extract.stoplist: jusText has no list called '{stoplist}'; known: {known}")
     words = justext.get_stoplist(stoplist)
 
     def extract(html: str) -> str:
         blocks = sum(
-            not closing and name.lower() in justext.core.PARAGRAPH_TAGS
-            for closing, name in _TAG.findall(html)
+            not closing and name.lower() in justext.core.PARAGRAPH_TAGS for closing, name in _TAG.findall(html)
         )
         if blocks > _MOST_PARAGRAPHS_OF_JUSTEXT:
             raise TooComplex(f"over {_MOST_PARAGRAPHS_OF_JUSTEXT} paragraphs")

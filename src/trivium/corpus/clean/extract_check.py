@@ -87,11 +87,7 @@ def scores(found: str, gold: str) -> tuple[float, float]:
 def mean_scores(each: Mapping[str, tuple[float, float]], names: Sequence[str]) -> dict[str, float]:
     """Return the means over some pages."""
     words, runs = zip(*(each[name] for name in names), strict=True)
-    return {
-        "pages": len(names),
-        "word_f1": round(statistics.mean(words), 4),
-        "run_f1": round(statistics.mean(runs), 4),
-    }
+    return {"pages": len(names), "word_f1": round(statistics.mean(words), 4), "run_f1": round(statistics.mean(runs), 4)}
 
 
 def f1(found: Counter[Any], wanted: Counter[Any]) -> float:
@@ -107,9 +103,7 @@ def extraction_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if "missing" in row:
             lines.append(f"{name:<28}not measured: {row['missing']}")
         else:
-            lines.append(
-                f"{name:<28}{row['word_f1']:>9.3f}{row['run_f1']:>8.3f}{row['mb_per_cpu_second']:>8.1f}"
-            )
+            lines.append(f"{name:<28}{row['word_f1']:>9.3f}{row['run_f1']:>8.3f}{row['mb_per_cpu_second']:>8.1f}")
     return lines
 
 

@@ -228,7 +228,5 @@ def _between(page: Page, before: int, number: int) -> str:
     if before + 1 < number or not _CELLS[page.blocks[before : number + 1, ELEMENT]].all():
         return "\n\n"
     element, depth, shared = (int(page.blocks[number, column]) for column in (ELEMENT, DEPTH, SHARED))
-    one_row = (
-        element in (NUMBER["td"], NUMBER["th"]) and shared == depth - 1 == page.blocks[before, DEPTH] - 1
-    )
+    one_row = element in (NUMBER["td"], NUMBER["th"]) and shared == depth - 1 == page.blocks[before, DEPTH] - 1
     return "\t" if one_row else "\n"

@@ -105,9 +105,7 @@ class Page(NamedTuple):
         """Blocks in elements with the mark, but those that hold more than `most` of prose, or the block `around`."""
         first, last = self.ranges[:, FIRST], self.ranges[:, LAST]
         counts = (self.ranges[:, SAYS] & mark) != 0
-        counts &= (self.prose_before[last] - self.prose_before[first] <= most) & ~(
-            (first <= around) & (around < last)
-        )
+        counts &= (self.prose_before[last] - self.prose_before[first] <= most) & ~((first <= around) & (around < last))
         return self._inside(counts)
 
     def quoted(self) -> Mask:
@@ -140,9 +138,7 @@ def page_of(html: str) -> Page:
     weight = np.where(wide, width, size).astype(np.float64)
     links = linked.astype(np.float64)
     prose_before = np.concatenate([[0.0], np.cumsum(np.where(prose, weight, 0.0))])
-    return Page(
-        text, blocks, ranges, weight, links, mostly_links, heading, prose, prose_before, body, section
-    )
+    return Page(text, blocks, ranges, weight, links, mostly_links, heading, prose, prose_before, body, section)
 
 
 def _innermost(size: int, ranges: Table, mark: int) -> Places:

@@ -36,13 +36,10 @@ _POLICY = re.compile(
 # RefinedWeb's line rules: menu words, calls to act in short lines, counters, nothing but digits
 _MENU = re.compile(r"^(?:sign[ -]?(?:in|up)|log ?in|register|home|menu|search|skip to \w+)\W*$", re.I)
 _CALL = re.compile(
-    r"(?:read more|items? in cart|add to cart|subscribe|share (?:on|this)(?: \w+)?|follow us|back to top)\W*$",
-    re.I,
+    r"(?:read more|items? in cart|add to cart|subscribe|share (?:on|this)(?: \w+)?|follow us|back to top)\W*$", re.I
 )
 # possessive (`*+`): a million points after a digit are passed once, not once for each of them
-_COUNTER = re.compile(
-    r"^\W*\d[\d.,k]*+\s*+(?:likes?|shares?|comments?|views?|retweets?|followers|posts?)?+\W*$", re.I
-)
+_COUNTER = re.compile(r"^\W*\d[\d.,k]*+\s*+(?:likes?|shares?|comments?|views?|retweets?|followers|posts?)?+\W*$", re.I)
 _GOPHER_FIGURES = (
     "words",
     "word_letters",
@@ -131,9 +128,7 @@ def is_boilerplate(line: str) -> bool:
     return words <= NOTICE_WORDS and bool(_POLICY.search(line))
 
 
-def broken_rule(
-    figures: Figures, config: QualityConfig, *, only: frozenset[str] | None = None
-) -> Drop | None:
+def broken_rule(figures: Figures, config: QualityConfig, *, only: frozenset[str] | None = None) -> Drop | None:
     """Return the first rule that a document breaks, with the setting that lifts it. only: rules on these figures."""
     for figure, setting, is_minimum, remedy, rule in _RULES:
         value, limit = getattr(figures, figure), getattr(config, setting)

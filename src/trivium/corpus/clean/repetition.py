@@ -4,14 +4,7 @@ from collections.abc import Sequence
 
 from trivium.corpus.config import RepetitionConfig
 from trivium.corpus.document import Document
-from trivium.corpus.kernels.repeats import (
-    AGAIN,
-    AGAIN_CHARACTERS,
-    PARAGRAPHS,
-    PART_CHARACTERS,
-    PARTS,
-    repeats,
-)
+from trivium.corpus.kernels.repeats import AGAIN, AGAIN_CHARACTERS, PARAGRAPHS, PART_CHARACTERS, PARTS, repeats
 from trivium.corpus.kernels.texts import joined
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
@@ -34,9 +27,7 @@ def repetition_step(config: RepetitionConfig) -> Step:
 def measure_all(texts: Sequence[str], config: RepetitionConfig) -> list[list[Rule]]:
     """Return every rule, with its share in each text."""
     counts = repeats(joined(texts), tops=len(config.top_ngram), repeated=len(config.repeated_ngram))
-    return [
-        _rules(parts, runs, config) for parts, runs in zip(*(one.tolist() for one in counts), strict=True)
-    ]
+    return [_rules(parts, runs, config) for parts, runs in zip(*(one.tolist() for one in counts), strict=True)]
 
 
 def _remedy(name: str, config: RepetitionConfig) -> str:
@@ -44,9 +35,7 @@ def _remedy(name: str, config: RepetitionConfig) -> str:
     if "gram" in name:
         setting = "repeated_ngram" if name.endswith("s") else "top_ngram"
         return f"{setting}=[{','.join('1' for _ in getattr(config, setting))}]"
-    return (
-        f"duplicate_{name.removesuffix(' (characters)').rstrip('s')}{'_characters' if '(' in name else 's'}=1"
-    )
+    return f"duplicate_{name.removesuffix(' (characters)').rstrip('s')}{'_characters' if '(' in name else 's'}=1"
 
 
 def _rules(parts: list[int], runs: list[int], config: RepetitionConfig) -> list[Rule]:
@@ -54,10 +43,7 @@ def _rules(parts: list[int], runs: list[int], config: RepetitionConfig) -> list[
     return [
         *_of_parts("lines", parts, config.duplicate_lines, config.duplicate_line_characters),
         *_of_parts(
-            "paragraphs",
-            parts[PARAGRAPHS:],
-            config.duplicate_paragraphs,
-            config.duplicate_paragraph_characters,
+            "paragraphs", parts[PARAGRAPHS:], config.duplicate_paragraphs, config.duplicate_paragraph_characters
         ),
         *(
             (f"{n}-gram", covered / total, limit)
@@ -73,9 +59,5 @@ def _rules(parts: list[int], runs: list[int], config: RepetitionConfig) -> list[
 def _of_parts(name: str, counts: list[int], share: float, characters: float) -> list[Rule]:
     return [
         (name, counts[AGAIN] / max(counts[PARTS], 1), share),
-        (
-            f"{name} (characters)",
-            counts[AGAIN_CHARACTERS] / max(counts[PART_CHARACTERS], 1),
-            characters,
-        ),
+        (f"{name} (characters)", counts[AGAIN_CHARACTERS] / max(counts[PART_CHARACTERS], 1), characters),
     ]

@@ -14,9 +14,7 @@ from trivium.corpus.kernels.tidiness import MARK, ODD, SIGN, Kinds, beyond_ascii
 
 # Letters and digits of another width are written as usual; ftfy would take the full-width punctuation of Chinese and
 # Japanese for ASCII's too, and their texts have no other.
-_WIDTHS = {
-    code: usual for code, usual in WIDTH_MAP.items() if not usual.isascii() or usual.isalnum() or usual == " "
-}
+_WIDTHS = {code: usual for code, usual in WIDTH_MAP.items() if not usual.isascii() or usual.isalnum() or usual == " "}
 # What is repaired besides mis-decoded text: C1 controls, odd line ends, half characters, ligatures, other widths.
 # A text without these and without mis-decoded words is left as it is, at a twentieth of the time.
 REPAIRED_LETTERS = frozenset(
@@ -112,9 +110,7 @@ def looks_damaged(text: str) -> bool:
     Its pattern looks at every character of each line; here it is asked only where a sign of damage can be.
     """
     odd, suspects = beyond_ascii(text, _kinds(), 2 * _LONGEST_SIGN)
-    return odd or any(
-        _is_bad(text[max(start - _LONGEST_SIGN, 0) : end + _LONGEST_SIGN]) for start, end in suspects
-    )
+    return odd or any(_is_bad(text[max(start - _LONGEST_SIGN, 0) : end + _LONGEST_SIGN]) for start, end in suspects)
 
 
 def _is_bad(piece: str) -> bool:
@@ -136,9 +132,7 @@ def _kinds() -> Kinds:
 @lru_cache(maxsize=1)
 def _marks() -> Kinds:
     """Return which code points have a canonical combining class other than 0."""
-    kinds = np.fromiter(
-        map(bool, map(unicodedata.combining, map(chr, range(CODE_POINTS)))), np.uint8, CODE_POINTS
-    )
+    kinds = np.fromiter(map(bool, map(unicodedata.combining, map(chr, range(CODE_POINTS)))), np.uint8, CODE_POINTS)
     kinds *= MARK
     kinds.flags.writeable = False
     return kinds

@@ -17,15 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trivium.corpus.config import CurateConfig, DedupConfig
-from trivium.corpus.dedup.groups import (
-    SAME_ADDRESS,
-    SAME_ID,
-    SAME_TEXT,
-    FirstOnly,
-    components,
-    ranks_of,
-    survivors,
-)
+from trivium.corpus.dedup.groups import SAME_ADDRESS, SAME_ID, SAME_TEXT, FirstOnly, components, ranks_of, survivors
 from trivium.corpus.dedup.minhash import CHAIN, merged_pairs
 from trivium.corpus.engine import Done, Engine, Result
 from trivium.corpus.kernels.shingles import (
@@ -232,9 +224,7 @@ def _stand_twice(numbers: Hashes) -> NDArray[np.bool_]:
     return found
 
 
-def _near(
-    standing: Standing, heldout: int, exact: NDArray[np.uint8], similar: NDArray[np.float64]
-) -> Decisions:
+def _near(standing: Standing, heldout: int, exact: NDArray[np.uint8], similar: NDArray[np.float64]) -> Decisions:
     """Decide about near duplicates. similar: [pairs, 3], two documents and their similarity. heldout: the number of
     held-out documents, which come first."""
     pairs: Pairs = similar[:, :2].astype(np.int64)

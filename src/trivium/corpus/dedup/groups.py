@@ -14,18 +14,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
 
-_TRACKING = (
-    "utm_",
-    "fbclid",
-    "gclid",
-    "msclkid",
-    "mc_cid",
-    "mc_eid",
-    "igshid",
-    "ref_src",
-    "sessionid",
-    "phpsessid",
-)
+_TRACKING = ("utm_", "fbclid", "gclid", "msclkid", "mc_cid", "mc_eid", "igshid", "ref_src", "sessionid", "phpsessid")
 _PORTS = {"http": 80, "https": 443}
 
 

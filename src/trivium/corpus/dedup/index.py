@@ -93,9 +93,7 @@ def read_index(folder: Path, config: DedupConfig, *, seed: int) -> list[dict[str
         kept, asked = index["keys"], keys_of(config, seed=seed)
         snapshots: list[dict[str, Any]] = index["snapshots"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} is no index of documents ({error}); give another folder, or delete it"
-        ) from None
+        raise DataError(f"{path} is no index of documents ({error}); give another folder, or delete it") from None
     if index.get("format") != FORMAT or kept != asked:
         raise DataError(
             f"{path} was made with {kept}, now asked for: {asked}; give the same curate.dedup and seed, or a new index"

@@ -119,13 +119,7 @@ def harvest_files(
         items_made = sum(1 for _ in file)
     documents = sum(entry["documents"] for entry in entries) - heldout["documents"]
     text_bytes = sum(entry["text_bytes"] for entry in entries) - heldout["text_bytes"]
-    found = summary(
-        entries,
-        documents=documents,
-        text_bytes=text_bytes,
-        heldout=heldout["documents"],
-        items=items_made,
-    )
+    found = summary(entries, documents=documents, text_bytes=text_bytes, heldout=heldout["documents"], items=items_made)
     return {**found, "not_read": dict(listing.others)}
 
 
@@ -163,9 +157,7 @@ def _each_part(work: str, item: str, name: str) -> Result:
     job, stream = read_job(work, HarvestConfig), int(item)
     do = _survey_part if name == SURVEYED else _write_part
     folder = stream_folder(job.path(name), stream)
-    write_parts(
-        folder, lambda: _records(job, stream), partial(do, job, stream), min_bytes=job.config.shard_bytes
-    )
+    write_parts(folder, lambda: _records(job, stream), partial(do, job, stream), min_bytes=job.config.shard_bytes)
     return {}
 
 

@@ -56,9 +56,7 @@ def _is_plain(sentence: str) -> bool:
 
 _POOL = 3  # times heldout_limit: the share of documents looked at for passages
 _RICH = 3  # passages that make a document worth holding out beyond the fraction asked for
-_LOOKED_AT = (
-    100  # documents for each passage wanted, so that a corpus without passages is not read to its end
-)
+_LOOKED_AT = 100  # documents for each passage wanted, so that a corpus without passages is not read to its end
 
 One = TypeVar("One")
 

@@ -15,28 +15,8 @@ from trivium.corpus.harvest.phrase_banks import BOILERPLATE, LANGUAGES, SOUP, SP
 from trivium.seeds import generator_for, seed_for
 
 Generator = np.random.Generator
-_MENU = (
-    "Home",
-    "Docs",
-    "Guide",
-    "Reference",
-    "Blog",
-    "News",
-    "Community",
-    "About",
-    "Contact",
-    "Pricing",
-    "Support",
-)
-_FOOTER = (
-    "Terms of Service",
-    "Privacy Policy",
-    "Cookie Policy",
-    "Imprint",
-    "Sitemap",
-    "Accessibility",
-    "Careers",
-)
+_MENU = ("Home", "Docs", "Guide", "Reference", "Blog", "News", "Community", "About", "Contact", "Pricing", "Support")
+_FOOTER = ("Terms of Service", "Privacy Policy", "Cookie Policy", "Imprint", "Sitemap", "Accessibility", "Careers")
 _SIDE = ("Recent posts", "Popular this week", "Related pages", "On this page", "Categories", "Archive")
 _SCRIPT = "window.dataLayer=window.dataLayer||[];function track(){dataLayer.push(arguments);}track('js',new Date());"
 _STYLE = "body{font:16px/1.5 sans-serif;margin:0}nav ul{display:flex;list-style:none}footer{font-size:.8em}"
@@ -72,9 +52,7 @@ def html_page(paragraphs: list[str], *, title: str, generator: Generator) -> str
 def _sidebar(generator: Generator) -> str:
     if generator.random() < 0.4:
         return ""
-    links = "".join(
-        f'<li><a href="/p/{generator.integers(9999)}">{w}</a></li>' for w in _some_words(_MENU, generator)
-    )
+    links = "".join(f'<li><a href="/p/{generator.integers(9999)}">{w}</a></li>' for w in _some_words(_MENU, generator))
     return f'<aside class="sidebar"><h3>{generator.choice(_SIDE)}</h3><ul>{links}</ul></aside>'
 
 
@@ -101,9 +79,7 @@ class Planted:
         return {"id": self.document.id, **self.details}
 
 
-def plant(
-    honest: Sequence[Document], items: Sequence[Item], config: PlantConfig, *, seed: int
-) -> list[Planted]:
+def plant(honest: Sequence[Document], items: Sequence[Item], config: PlantConfig, *, seed: int) -> list[Planted]:
     """Return junk of every kind. A `leaked_item` bears the id of the honest document it replaces.
 
     Ids, sources and titles are drawn as those of honest documents, so that only its text shows what a document is.
@@ -113,14 +89,9 @@ def plant(
     order = [honest[i] for i in generator.permutation(len(honest))]
     copies = [d for d in order if len(d.text) >= 1200][: _count(config.near_duplicate, scale)]
     taken = {d.id for d in copies}
-    hosts = [d for d in order if len(d.text) >= 1500 and d.id not in taken][
-        : _count(config.leaked_item, scale)
-    ]
+    hosts = [d for d in order if len(d.text) >= 1500 and d.id not in taken][: _count(config.leaked_item, scale)]
     planted = [_near_duplicate(d, config, seed) for d in copies]
-    planted += [
-        _leak(host, item, seed)
-        for host, item in zip(hosts, _some(items, len(hosts), generator), strict=False)
-    ]
+    planted += [_leak(host, item, seed) for host, item in zip(hosts, _some(items, len(hosts), generator), strict=False)]
     composed: tuple[tuple[str, int, Callable[[Generator], str]], ...] = (
         ("boilerplate", config.boilerplate, boilerplate_text),
         ("other_language", config.other_language, foreign_text),
@@ -130,9 +101,7 @@ def plant(
         for number in range(_count(count, scale)):
             generator = generator_for(seed, "plant", kind, number)
             model = order[int(generator.integers(len(order)))]
-            document = replace(
-                model, id=new_id(seed, kind, number), text=compose(generator), metadata=_title(model)
-            )
+            document = replace(model, id=new_id(seed, kind, number), text=compose(generator), metadata=_title(model))
             planted.append(Planted(kind, document))
     return planted
 
@@ -207,9 +176,7 @@ def _soup(generator: Generator) -> str:
 
 
 def _repeated(generator: Generator) -> str:
-    lines = [
-        "The page that you have asked for is one of the pages that we have to offer with our offer of the day."
-    ]
+    lines = ["The page that you have asked for is one of the pages that we have to offer with our offer of the day."]
     lines += [
         f"To see the {w} that we have, go to the list of {w} with the best price and be the first."
         for w in _words(SPAM, 3, generator)

@@ -75,9 +75,7 @@ _FOR_PROGRAMMERS = (  # how comments begin that are no prose
     "pylint:",
 )
 _DIRECTIVE = re.compile(r"^\.\. (\S+)::")
-_TEXT_DIRECTIVES = frozenset(
-    {"note", "warning", "versionadded", "versionchanged", "deprecated", "seealso", "tip"}
-)
+_TEXT_DIRECTIVES = frozenset({"note", "warning", "versionadded", "versionchanged", "deprecated", "seealso", "tip"})
 
 
 def prose_paragraphs(docstring: str) -> Iterator[str]:
@@ -112,11 +110,7 @@ def is_prose(text: str) -> bool:
         return False
     letters = sum(map(len, words))
     common = sum(map(_COMMON.__contains__, map(str.lower, words)))
-    return (
-        letters >= 0.70 * len(text)
-        and common >= 0.12 * len(words)
-        and len(_CODE.findall(text)) <= 0.06 * len(text)
-    )
+    return letters >= 0.70 * len(text) and common >= 0.12 * len(words) and len(_CODE.findall(text)) <= 0.06 * len(text)
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
@@ -434,14 +428,9 @@ class _Draft:
 
 
 def _document(file: SourceFile, number: int, paragraphs: list[str], *, seed: int) -> Document:
-    words = (
-        file.path.removesuffix(".py").removesuffix("/__init__").replace("/", " ").replace("_", " ").split()
-    )
+    words = file.path.removesuffix(".py").removesuffix("/__init__").replace("/", " ").replace("_", " ").split()
     return Document(
-        new_id(seed, file.path, number),
-        "\n\n".join(paragraphs),
-        file.source,
-        {"title": " ".join(words).capitalize()},
+        new_id(seed, file.path, number), "\n\n".join(paragraphs), file.source, {"title": " ".join(words).capitalize()}
     )
 
 

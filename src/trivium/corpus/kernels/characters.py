@@ -9,12 +9,7 @@ from numpy.typing import NDArray
 Classes = NDArray[np.uint8]
 
 BLANK, LETTER, WORD, DIGIT = 1, 2, 4, 8  # bits: str.isspace, str.isalpha, \w, \d
-STOP, WEB_STOP, BULLET, ODD = (
-    16,
-    32,
-    64,
-    128,
-)  # ends of lines, in two lists; bullets; letters that fold into ASCII
+STOP, WEB_STOP, BULLET, ODD = (16, 32, 64, 128)  # ends of lines, in two lists; bullets; letters that fold into ASCII
 # ends of a line of text as the quality rules and as FineWeb have it, and signs that begin an item of a list
 STOPS = (".", "!", "?", '"', "'", "”", "’", ")", ":", ";", "…", ",")
 WEB_STOPS = (".", "'", '"', "!", "?", "”", "’", "…")

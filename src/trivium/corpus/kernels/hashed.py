@@ -12,9 +12,7 @@ from trivium.corpus.kernels.words import longest_words, power_of_base, prefixes_
 Buckets = NDArray[np.uint32]
 
 
-def hashed_ngrams(
-    texts: Texts, *, longest: int, bits: int, most_words: int | None = None
-) -> tuple[Offsets, Buckets]:
+def hashed_ngrams(texts: Texts, *, longest: int, bits: int, most_words: int | None = None) -> tuple[Offsets, Buckets]:
     """Buckets below 2^bits of every run of 1 … `longest` words, text after text, repeats included.
 
     Returns (offsets [texts + 1], buckets [offsets[-1]]). `most_words`: only so many words of a text are looked at.
@@ -67,9 +65,7 @@ def _fill(
         for size in range(1, longest + 1):
             for first in range(words - size + 1):
                 # the length takes part, so that a word and a pair never share a hash by construction
-                value = run_hash(prefixes, first, size, powers[size]) + uint64(size) * uint64(
-                    0x9E3779B97F4A7C15
-                )
+                value = run_hash(prefixes, first, size, powers[size]) + uint64(size) * uint64(0x9E3779B97F4A7C15)
                 buckets[at] = value >> uint64(shift)
                 at += 1
 

@@ -99,13 +99,9 @@ def _blank_length(page: Bytes, at: int, end: int) -> int:
         return 1
     if byte == 0xC2 and at + 1 < end and page[at + 1] == 0xA0:
         return 2
-    if (
-        byte == 38 and at + 5 < end and page[at + 1] == 110 and page[at + 2] == 98 and page[at + 5] == 59
-    ):  # &nbsp;
+    if byte == 38 and at + 5 < end and page[at + 1] == 110 and page[at + 2] == 98 and page[at + 5] == 59:  # &nbsp;
         return 6
-    if (
-        byte == 38 and at + 5 < end and page[at + 1] == 35 and page[at + 2] == 49 and page[at + 3] == 54
-    ):  # &#160;
+    if byte == 38 and at + 5 < end and page[at + 1] == 35 and page[at + 2] == 49 and page[at + 3] == 54:  # &#160;
         return 6 if page[at + 4] == 48 and page[at + 5] == 59 else 0
     return 0
 
@@ -131,9 +127,7 @@ def _close_block(text: Bytes, blocks: Table, state: Table, element: int) -> None
 
 
 @njit(cache=True, nogil=True)
-def _write(
-    page: Bytes, span: tuple[int, int], text: Bytes, blocks: Table, state: Table, verbatim: bool
-) -> None:
+def _write(page: Bytes, span: tuple[int, int], text: Bytes, blocks: Table, state: Table, verbatim: bool) -> None:
     """Add a run of text to the block that is being written."""
     number, written = state[_BLOCKS], state[_WRITTEN]
     start, blank, size = blocks[number, START], state[_BLANK], 0

@@ -175,9 +175,7 @@ def _value_marks(
         return LINK if end > value else 0
     if (
         (length == 2 and initial == 105 and last == 100)  # id
-        or (
-            length == 5 and ((initial == 99 and last == 115) or (initial == 115 and last == 101))
-        )  # class, style
+        or (length == 5 and ((initial == 99 and last == 115) or (initial == 115 and last == 101)))  # class, style
         or (length == 4 and initial == 114 and last == 101)  # role
         or (length == 8 and initial == 105 and last == 112)  # itemprop
     ):
@@ -200,9 +198,7 @@ def _after(page: Bytes, at: int, name: int, end: int) -> int:
                     at += 1
                 return min(at + 1, size)
         at += 1
-    return (
-        size if page[name] | uint8(0x20) == 115 else start
-    )  # unclosed, a script or style reaches to the end
+    return size if page[name] | uint8(0x20) == 115 else start  # unclosed, a script or style reaches to the end
 
 
 @njit(cache=True, nogil=True)
@@ -226,12 +222,7 @@ def _comment_end(page: Bytes, at: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def tags_of(
-    page: Bytes,
-    names: Names,
-    kinds: Bytes,
-    words: tuple[Bytes, Table, Table, Table],
-) -> Table:
+def tags_of(page: Bytes, names: Names, kinds: Bytes, words: tuple[Bytes, Table, Table, Table]) -> Table:
     """The tags of a page in order, one row of four columns each."""
     size, script = len(page), _SCRIPT
     room = 0

@@ -8,17 +8,7 @@ from numba import uint8, uint32, uint64
 from numpy.typing import NDArray
 
 from trivium.corpus.kernels.cache import njit
-from trivium.corpus.kernels.characters import (
-    BLANK,
-    BULLET,
-    DIGIT,
-    LETTER,
-    ODD,
-    STOP,
-    WORD,
-    Classes,
-    character_classes,
-)
+from trivium.corpus.kernels.characters import BLANK, BULLET, DIGIT, LETTER, ODD, STOP, WORD, Classes, character_classes
 from trivium.corpus.kernels.rows import with_room
 from trivium.corpus.kernels.texts import Bytes, Offsets, Texts
 from trivium.corpus.kernels.words import code_point
@@ -104,9 +94,7 @@ def _tables() -> Tables:
     for kind, phrases in ((_NOTICE, _NOTICES), (_CALL, _CALLS)):
         for value in map(int, _numbers(phrases)):
             slot = ((value * int(_SPREAD)) % 2**64) >> (64 - _SLOT_BITS)
-            assert values[slot] == 0, (
-                f"two phrases fall into slot {slot}; choose another multiplier or more bits"
-            )
+            assert values[slot] == 0, f"two phrases fall into slot {slot}; choose another multiplier or more bits"
             values[slot], kinds[slot] = value, kind
     return Tables(character_classes(), values, kinds)
 

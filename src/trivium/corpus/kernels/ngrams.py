@@ -247,9 +247,7 @@ def _look_up(value: np.uint64, slots: Hashes, owners: NDArray[np.int64]) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _places(
-    data: Bytes, offsets: Offsets, fold: FoldTable, rows: NDArray[np.int64], places: NDArray[np.int64]
-) -> None:
+def _places(data: Bytes, offsets: Offsets, fold: FoldTable, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
     """Where the first word of each row begins and the last one ends; only texts with a find are read again."""
     room = longest_words(offsets)
     starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)

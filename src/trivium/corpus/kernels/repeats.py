@@ -52,9 +52,7 @@ def repeats(texts: Texts, *, tops: int, repeated: int) -> tuple[Numbers, Numbers
 
 
 @njit(cache=True, nogil=True)
-def _repeats(
-    data: Bytes, offsets: Offsets, classes: Classes, tops: int, parts: Numbers, runs: Numbers
-) -> None:
+def _repeats(data: Bytes, offsets: Offsets, classes: Classes, tops: int, parts: Numbers, runs: Numbers) -> None:
     room = 1
     for text in range(len(offsets) - 1):
         room = max(room, _most_words(data, offsets[text], offsets[text + 1]) + 1)
@@ -163,11 +161,7 @@ def _parts(data: Bytes, words: Words, count: int, last_of: int, row: Numbers) ->
         slot = int64(value & uint64(mask))
         while firsts[slot] >= 0:
             if keys[slot] == value and _are_equal(
-                data,
-                words.starts[first],
-                words.ends[last],
-                words.starts[firsts[slot]],
-                words.ends[lasts[slot]],
+                data, words.starts[first], words.ends[last], words.starts[firsts[slot]], words.ends[lasts[slot]]
             ):
                 row[AGAIN] += 1
                 row[AGAIN_CHARACTERS] += characters

@@ -83,9 +83,7 @@ def jaccard_of_pairs(left: ShingleSets, right: ShingleSets, pairs: Pairs) -> NDA
 
 
 @njit(cache=True, nogil=True)
-def _shingles_of(
-    data: Bytes, start: int, end: int, fold: FoldTable, size: int, prefixes: Hashes, out: Hashes
-) -> int:
+def _shingles_of(data: Bytes, start: int, end: int, fold: FoldTable, size: int, prefixes: Hashes, out: Hashes) -> int:
     words = prefixes_of(data, start, end, fold, prefixes)
     if words == 0:
         return 0
@@ -97,9 +95,7 @@ def _shingles_of(
 
 
 @njit(cache=True, nogil=True)
-def _shingle_lists(
-    data: Bytes, places: Offsets, fold: FoldTable, size: int, hashes: Hashes, offsets: Offsets
-) -> None:
+def _shingle_lists(data: Bytes, places: Offsets, fold: FoldTable, size: int, hashes: Hashes, offsets: Offsets) -> None:
     prefixes = np.empty(longest_words(places) + 1, np.uint64)
     for text in range(len(places) - 1):
         rest = hashes[offsets[text] :]
@@ -121,12 +117,7 @@ def _close_ranks(hashes: Hashes, offsets: Offsets, distinct: Offsets) -> None:
 
 @njit(cache=True, nogil=True)
 def _signatures(
-    data: Bytes,
-    places: Offsets,
-    fold: FoldTable,
-    size: int,
-    multipliers: Multipliers,
-    smallest: Signatures,
+    data: Bytes, places: Offsets, fold: FoldTable, size: int, multipliers: Multipliers, smallest: Signatures
 ) -> None:
     room = longest_words(places)
     prefixes, found = np.empty(room + 1, np.uint64), np.empty(room, np.uint64)
@@ -140,23 +131,11 @@ def _signatures(
 
 
 @njit(cache=True, nogil=True)
-def _smallest_values(
-    low: Signatures, high: Signatures, count: int, multipliers: Multipliers, out: Signatures
-) -> None:
+def _smallest_values(low: Signatures, high: Signatures, count: int, multipliers: Multipliers, out: Signatures) -> None:
     # four functions at a time, so that a shingle is loaded once for four; the compiler turns it into vectors
     for k in range(0, len(out), 4):
-        a0, a1, a2, a3 = (
-            multipliers[0, k],
-            multipliers[0, k + 1],
-            multipliers[0, k + 2],
-            multipliers[0, k + 3],
-        )
-        b0, b1, b2, b3 = (
-            multipliers[1, k],
-            multipliers[1, k + 1],
-            multipliers[1, k + 2],
-            multipliers[1, k + 3],
-        )
+        a0, a1, a2, a3 = (multipliers[0, k], multipliers[0, k + 1], multipliers[0, k + 2], multipliers[0, k + 3])
+        b0, b1, b2, b3 = (multipliers[1, k], multipliers[1, k + 1], multipliers[1, k + 2], multipliers[1, k + 3])
         s0 = s1 = s2 = s3 = uint32(0xFFFFFFFF)
         for i in range(count):
             x, y = low[i], high[i]
@@ -203,12 +182,7 @@ def _pairs_in_band(keys: Hashes, order: Pairs, chain: int) -> Pairs:
 
 @njit(cache=True, nogil=True)
 def _jaccard_of_pairs(
-    left: Hashes,
-    left_offsets: Offsets,
-    right: Hashes,
-    right_offsets: Offsets,
-    pairs: Pairs,
-    found: NDArray[np.float64],
+    left: Hashes, left_offsets: Offsets, right: Hashes, right_offsets: Offsets, pairs: Pairs, found: NDArray[np.float64]
 ) -> None:
     for pair in range(len(pairs)):
         a, a_end = left_offsets[pairs[pair, 0]], left_offsets[pairs[pair, 0] + 1]

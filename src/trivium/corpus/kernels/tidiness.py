@@ -148,9 +148,7 @@ def _kind(data: Bytes, at: int) -> tuple[int, int]:
         if first == uint8(0xC2) and second == uint8(0xA0):
             return _BLANK, 2
         control = first == uint8(0xC2) and second < uint8(0xA0) and second != uint8(0x85)
-        hyphen = first == uint8(0xC2) and second == uint8(
-            0xAD
-        )  # U+00AD: where a line may break, inside a word
+        hyphen = first == uint8(0xC2) and second == uint8(0xAD)  # U+00AD: where a line may break, inside a word
         return _NOTHING if control or hyphen else _OTHER, 2
     if first < uint8(0xF0):
         third = data[at + 2]

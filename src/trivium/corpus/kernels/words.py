@@ -8,16 +8,7 @@ import numpy as np
 from numba import uint32, uint64
 
 from trivium.corpus.kernels.cache import njit
-from trivium.corpus.kernels.texts import (
-    ALONE,
-    LETTER_BITS,
-    MARK,
-    Bytes,
-    FoldTable,
-    Offsets,
-    Texts,
-    fold_table,
-)
+from trivium.corpus.kernels.texts import ALONE, LETTER_BITS, MARK, Bytes, FoldTable, Offsets, Texts, fold_table
 
 Hashes = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 Counts = np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -17,9 +17,7 @@ from trivium.errors import DataError, nearest
 from trivium.provenance import write_json
 
 
-def blend(
-    sources: Mapping[str, Mapping[str, int]], weights: Mapping[str, float]
-) -> dict[str, dict[str, Any]]:
+def blend(sources: Mapping[str, Mapping[str, int]], weights: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """Return documents, bytes, weight and epochs of each source. sources: as in a document store's manifest.
 
     Without `weights`, each source weighs its share of the bytes. epochs: how often a source is seen while as many bytes
@@ -80,9 +78,7 @@ def publish(pieces: Sequence[Path], out: Path, *, rejected_before: Sequence[Path
     return Output(manifest, funnel, counts)
 
 
-def write_results(
-    results: Iterable[Document | Reject], out: Path, tallies: Sequence[Tally]
-) -> dict[str, Any]:
+def write_results(results: Iterable[Document | Reject], out: Path, tallies: Sequence[Tally]) -> dict[str, Any]:
     """Write documents and rejects, as they come, as the output `out`. The tallies are read at the end.
 
     Returns {"funnel": …}.

@@ -15,10 +15,7 @@ LEAKED = "leaked_item"  # the only kind that is an honest document with somethin
 
 
 def score(
-    planted: Mapping[str, Sequence[Mapping[str, Any]]],
-    items: Mapping[str, str],
-    documents: Path,
-    rejects: Path,
+    planted: Mapping[str, Sequence[Mapping[str, Any]]], items: Mapping[str, str], documents: Path, rejects: Path
 ) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
     """Return ({kind: planted and caught}, honest documents and those lost, also by step).
 

@@ -43,12 +43,8 @@ def loss_lines(funnel: Iterable[Mapping[str, Any]]) -> list[str]:
     for step in funnel:
         before = step["documents"] + step["quarantined"]
         if step["quarantined"] > LARGE_SHARE * before:
-            lines.append(
-                f"{step['quarantined']:,} of {before:,} records could not be read; rejects.jsonl.gz says why"
-            )
-        for reason, size in sorted(
-            step.get("dropped_bytes", {}).items(), key=lambda pair: (-pair[1], pair[0])
-        ):
+            lines.append(f"{step['quarantined']:,} of {before:,} records could not be read; rejects.jsonl.gz says why")
+        for reason, size in sorted(step.get("dropped_bytes", {}).items(), key=lambda pair: (-pair[1], pair[0])):
             if size > LARGE_SHARE * whole:
                 remedy = step.get("remedies", {}).get(reason)
                 change = f"change this with --set curate.{remedy}" if remedy else "no setting changes this"
@@ -131,12 +127,9 @@ def corpus_statistics(curated: Path) -> dict[str, Any]:
     return {
         "quantiles": list(QUANTILES),
         "figures": {
-            name: [round(float(q), 4) for q in np.quantile(found, QUANTILES)]
-            for name, found in sorted(values.items())
+            name: [round(float(q), 4) for q in np.quantile(found, QUANTILES)] for name, found in sorted(values.items())
         },
-        "lengths": {
-            source: [bins[n] for n in range(max(bins) + 1)] for source, bins in sorted(lengths.items())
-        },
+        "lengths": {source: [bins[n] for n in range(max(bins) + 1)] for source, bins in sorted(lengths.items())},
         "rejected": {step: dict(reasons.most_common()) for step, reasons in rejected.items()},
         "similarities": counts.tolist(),
     }
@@ -243,9 +236,7 @@ def history_lines(found: dict[str, Any]) -> list[str]:
             lines.append(f"  survivor: {row['survivor']}{near}")
         lines += _figures(row.get("metadata", {}))
     if found["copies"]:
-        copies = ", ".join(
-            f"{one['id']} ({one.get('jaccard', one.get('reason'))})" for one in found["copies"]
-        )
+        copies = ", ".join(f"{one['id']} ({one.get('jaccard', one.get('reason'))})" for one in found["copies"])
         lines.append(f"dropped in its favour: {copies}")
     return lines
 

@@ -137,9 +137,7 @@ def row_of(line: Line, fields: Sequence[str]) -> dict[str, Any] | Lost:
     return _checked(row, f"line {line.number}", line.offset, fields, halves=halves)
 
 
-def _checked(
-    row: Any, where: str, offset: int, fields: Sequence[str], *, halves: bool = True
-) -> dict[str, Any] | Lost:
+def _checked(row: Any, where: str, offset: int, fields: Sequence[str], *, halves: bool = True) -> dict[str, Any] | Lost:
     """Return the row, if it has a text and no half of a character. halves: whether it may have some."""
     if not isinstance(row, dict) or text_of(row, fields) is None:
         what = f"{where} has no text under any of: {', '.join(fields)} (harvest.read.text)"

@@ -64,11 +64,7 @@ def footer_problem(file: BinaryIO) -> str:
             deepest = max(deepest, _depth(reader))
         else:
             reader.skip(kind)
-    return (
-        f"its columns are nested {deepest} levels deep; the limit is {MOST_LEVELS}"
-        if deepest > MOST_LEVELS
-        else ""
-    )
+    return f"its columns are nested {deepest} levels deep; the limit is {MOST_LEVELS}" if deepest > MOST_LEVELS else ""
 
 
 def declared(file: BinaryIO, table: pq.ParquetFile, group: int, columns: set[int]) -> Declared:

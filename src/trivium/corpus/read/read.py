@@ -29,11 +29,7 @@ _BLOCK = 4 << 20  # bytes of a text file decoded at once
 
 
 def read_any(
-    path: Path | str,
-    *,
-    source: str,
-    longest: int | None = None,
-    limits: ReadConfig = ReadConfig(),
+    path: Path | str, *, source: str, longest: int | None = None, limits: ReadConfig = ReadConfig()
 ) -> Iterator[Document | Damage | PassedOver]:
     """Yield the documents of one file, a Damage for each unreadable part, and a PassedOver for each sound record that
     is no document.
@@ -66,9 +62,7 @@ def page_document(page: Page, *, source: str) -> Document:
     return Document(identity, decode(page.body, page.charset), page.source or source, metadata)
 
 
-def _in_pieces(
-    item: Document | Damage | PassedOver, longest: int | None
-) -> Iterator[Document | Damage | PassedOver]:
+def _in_pieces(item: Document | Damage | PassedOver, longest: int | None) -> Iterator[Document | Damage | PassedOver]:
     if longest is None or not isinstance(item, Document) or RAW in item.metadata:
         yield item
     else:
@@ -91,9 +85,7 @@ def _items(
             yield from _read_text(file, path, source, longest, limits)
 
 
-def _read_lines(
-    file: BinaryIO, path: Path | str, source: str, limits: ReadConfig
-) -> Iterator[Document | Damage]:
+def _read_lines(file: BinaryIO, path: Path | str, source: str, limits: ReadConfig) -> Iterator[Document | Damage]:
     nothing = True
     for found in rows_of(chunks(file, limits, str(path)), limits):
         nothing = False
@@ -131,9 +123,7 @@ class _Table(NamedTuple):
     rows: list[int]
 
 
-def _read_parquet(
-    file: BinaryIO, path: Path | str, source: str, limits: ReadConfig
-) -> Iterator[Document | Damage]:
+def _read_parquet(file: BinaryIO, path: Path | str, source: str, limits: ReadConfig) -> Iterator[Document | Damage]:
     """Rows of a Parquet file; a row group that cannot be read is lost alone."""
     texts = {part for name in limits.text for part in (name, name.partition(".")[0])}
     try:

@@ -172,9 +172,7 @@ def _find_frame(file: BinaryIO, start: int) -> int | None:
     return found
 
 
-_GZIP = _Codec(
-    "gzip member", lambda: zlib.decompressobj(wbits=31), _begins_member, _find_member, feed_bytes=1 << 16
-)
+_GZIP = _Codec("gzip member", lambda: zlib.decompressobj(wbits=31), _begins_member, _find_member, feed_bytes=1 << 16)
 # A block of 4 bytes can unpack to 128 KiB, so 4 KiB are at most 128 MiB.
 _ZSTD = _Codec("zstd frame", _ZstdFrame, begins_frame, _find_frame, feed_bytes=1 << 12)
 
@@ -210,9 +208,7 @@ def _packed_chunks(file: BinaryIO, codec: _Codec, limits: ReadConfig) -> Iterato
     try:
         yield from _members(_Counted(file, most), codec, limits)
     except _TooManyReads:
-        yield Lost(
-            Trouble.BOMB, f"more than {most} bytes were read in vain, of {codec.name}s in {codec.name}s", 0
-        )
+        yield Lost(Trouble.BOMB, f"more than {most} bytes were read in vain, of {codec.name}s in {codec.name}s", 0)
 
 
 def _members(counted: _Counted, codec: _Codec, limits: ReadConfig) -> Iterator[Chunk | Lost]:

@@ -27,9 +27,7 @@ _CODECS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate", "br": "br", "
 _PLAIN = ("", "identity", "none", "chunked")  # codings that leave a body as it is, once its chunks are joined
 _MOST_CODINGS = 5  # as of curl; servers use one
 _DIGESTS = ("sha1", "sha256", "sha512", "md5")
-_CHARSET = re.compile(
-    r"charset\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})", re.I
-)  # possessive: blanks are passed once
+_CHARSET = re.compile(r"charset\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})", re.I)  # possessive: blanks are passed once
 _STATUS = re.compile(r"HTTP/\d+(?:\.\d+)?[ \t]+(\d{3})(?!\d)", re.I | re.A)  # HTTP/2 has no minor version
 _TEXT = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<[!?a-zA-Z]|[\t\n\r -~]{64})")  # how pages and texts begin
 _CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
@@ -191,9 +189,7 @@ def _http_parts(block: bytes) -> tuple[int, Head, bytes]:
     while True:
         found = _STATUS.match(block[begin : begin + 40].decode("latin-1"))
         if found is None:
-            raise _Unsound(
-                Trouble.HEAD, f"it begins with {block[begin : begin + 20]!r}, not with an HTTP status"
-            )
+            raise _Unsound(Trouble.HEAD, f"it begins with {block[begin : begin + 20]!r}, not with an HTTP status")
         end = head_end(block, begin)
         head = None if end is None else parse_head(block[begin:end])
         if end is None or head is None:
@@ -225,9 +221,7 @@ def _codings(header: str) -> list[str]:
     names = [name.strip() for name in header.lower().split(",")]
     names = [name for name in names if name not in _PLAIN]
     if len(names) > _MOST_CODINGS:
-        raise ValueError(
-            f"it states {len(names)} encodings of its body, and at most {_MOST_CODINGS} are undone"
-        )
+        raise ValueError(f"it states {len(names)} encodings of its body, and at most {_MOST_CODINGS} are undone")
     return names
 
 

@@ -19,12 +19,7 @@ from numpy.typing import NDArray
 
 from trivium.corpus.config import ClassifierConfig
 from trivium.corpus.document import Document
-from trivium.corpus.kernels.hashed import (
-    Buckets,
-    hashed_ngrams,
-    logistic_epoch,
-    logistic_scores,
-)
+from trivium.corpus.kernels.hashed import Buckets, hashed_ngrams, logistic_epoch, logistic_scores
 from trivium.corpus.kernels.texts import Offsets, texts_of
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 from trivium.errors import ConfigError, DataError
@@ -152,9 +147,7 @@ def is_kept(identity: str, score: float, config: ClassifierConfig, *, seed: int)
     if config.threshold is not None:
         return score >= config.threshold
     uniform = (seed_for(seed, "classifier", "keep", identity) >> 10) / 2**53
-    pareto: float = (1.0 - uniform) ** (
-        -1.0 / config.alpha
-    ) - 1.0  # numpy's pareto, from its own uniform number
+    pareto: float = (1.0 - uniform) ** (-1.0 / config.alpha) - 1.0  # numpy's pareto, from its own uniform number
     return bool(pareto > 1.0 - score)
 
 

@@ -16,14 +16,7 @@ import numpy as np
 
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import PIECE, Document
-from trivium.corpus.kernels.ngrams import (
-    Ngrams,
-    are_there,
-    find_ngrams,
-    in_characters,
-    ngram_index,
-    ngrams_of,
-)
+from trivium.corpus.kernels.ngrams import Ngrams, are_there, find_ngrams, in_characters, ngram_index, ngrams_of
 from trivium.corpus.kernels.texts import Texts, joined, texts_of, words_of
 
 _SENTENCE_ENDS = ".!?。！？｡။។"
@@ -106,8 +99,7 @@ class Keys:
         hits = list(map(Hit, *(column.tolist() for column in in_characters(texts, found)[1:])))
         ends = [*first.tolist()[1:], len(hits)]
         return {
-            number: hits[start:end]
-            for number, start, end in zip(numbers.tolist(), first.tolist(), ends, strict=False)
+            number: hits[start:end] for number, start, end in zip(numbers.tolist(), first.tolist(), ends, strict=False)
         }
 
     def _use(self, ngrams: Ngrams) -> None:

@@ -77,12 +77,7 @@ def transport_gradient(pool: sp.csr_array, target: sp.csr_array, config: Selecti
     mean = sum(float(costs.sum()) for _, costs in blocks()) / (x.shape[0] * y.shape[0])
     a, b = (np.full(points.shape[0], 1.0 / points.shape[0]) for points in (x, y))
     found = sinkhorn(
-        blocks,
-        a,
-        b,
-        epsilon=config.epsilon * max(mean, 1e-9),
-        tolerance=config.tolerance,
-        iterations=config.iterations,
+        blocks, a, b, epsilon=config.epsilon * max(mean, 1e-9), tolerance=config.tolerance, iterations=config.iterations
     )
     return calibrated(found.f)
 

@@ -14,14 +14,7 @@ GROUP = "mt-nlg"
 FOLDER = "evaluation/tasks/mt_nlg"  # inside the package
 Wording = Literal["paper", "harness"]
 Shots = int | Literal["few"]
-ORDER = (
-    "lambada",
-    "race_h",
-    "boolq",
-    "piqa",
-    "hellaswag",
-    "winogrande",
-)  # MT-NLG, section 4, then inference tasks
+ORDER = ("lambada", "race_h", "boolq", "piqa", "hellaswag", "winogrande")  # MT-NLG, section 4, then inference tasks
 
 
 class Files(Config):

@@ -25,9 +25,7 @@ def read_items(path: Path) -> list[Item]:
     rows = read_rows(path, remedy="run `trivium corpus harvest` again")
     items = [_item(path, number, row) for row, number in rows]
     if not items:
-        raise DataError(
-            f"{path} holds no evaluation items; give more text, or run `trivium corpus harvest` again"
-        )
+        raise DataError(f"{path} holds no evaluation items; give more text, or run `trivium corpus harvest` again")
     seen: set[str] = set()
     for item in items:
         if item.id in seen:

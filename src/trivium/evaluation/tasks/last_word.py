@@ -21,9 +21,7 @@ def last_word_task(items: Sequence[Item], config: EvaluationConfig, *, seed: int
     """Build the task over passages that end in a word of three letters or more. Raises DataError if there are none."""
     pool = tuple(e for e in (_example(item, config.context_characters) for item in items) if e is not None)
     if not pool:
-        raise DataError(
-            f"none of {len(items)} evaluation items ends in a word of 3 letters or more; harvest again"
-        )
+        raise DataError(f"none of {len(items)} evaluation items ends in a word of 3 letters or more; harvest again")
     examples = choose_examples(pool, limit=config.last_word_examples, seed=seed, task=NAME)
     return Task(
         name=NAME,

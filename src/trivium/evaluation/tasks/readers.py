@@ -11,11 +11,7 @@ from trivium.evaluation.tasks.task import Example
 
 Row = Mapping[str, Any]
 LETTERS = "ABCD"
-BY_FIELDS = (
-    "fields",
-    "hans",
-    "wic",
-)  # readers whose prompt is the task's template filled with fields of the row
+BY_FIELDS = ("fields", "hans", "wic")  # readers whose prompt is the task's template filled with fields of the row
 # A wikiHow tag; otherwise the rest of a line that has an unclosed bracket, so that its other brackets are not tried
 # again.
 _MARK = re.compile(r"\[[^\]\n]*+(\])?")
@@ -51,9 +47,7 @@ def _naming(of: Definition, row: Row, where: str, number: int) -> Iterator[None]
 
 def completed(row: Row, of: Definition) -> Row:
     """Return a row with all fields that the task reads, whichever publisher it comes from."""
-    if (
-        of.reader == "hans"
-    ):  # by its authors with sentence1, sentence2 and gold_label; on the Hub without gold_label
+    if of.reader == "hans":  # by its authors with sentence1, sentence2 and gold_label; on the Hub without gold_label
         label = row["label"] if "label" in row else row["gold_label"]
         words = {number: word for word, number in of.answers.items()}
         return {
@@ -117,9 +111,7 @@ def _winogrande(row: Row, of: Definition, wording: Wording, key: str) -> Example
     prompt = of.prompts(wording).prompt
     contexts = tuple(_filled(prompt, {**row, "before": before + row[o]}) for o in ("option1", "option2"))
     answer = _number(row["answer"]) - 1
-    solved = (
-        before + str(row[("option1", "option2")[answer]]) + behind
-    )  # the text as it would occur in a corpus
+    solved = before + str(row[("option1", "option2")[answer]]) + behind  # the text as it would occur in a corpus
     shown = {**row, "before": before, "sentence": solved}
     # All choices are the same text; only their contexts differ.
     return _example(shown, of, wording, key, (f" {behind.strip()}",) * 2, answer, contexts)
@@ -190,9 +182,7 @@ def refuse_halves(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{text[error.start]!r} is a lone surrogate; write a full character or remove it"
-        ) from None
+        raise ValueError(f"{text[error.start]!r} is a lone surrogate; write a full character or remove it") from None
 
 
 class _Fields(dict[str, Any]):

@@ -26,9 +26,7 @@ class Rows(NamedTuple):
 def local_rows(of: Definition, folder: Path) -> Rows:
     """Return the rows of a benchmark under a folder. Raises DataError if there are none."""
     if not folder.is_dir():
-        raise DataError(
-            f"--data {folder} is not a directory; name one with a folder of JSON lines for each task"
-        )
+        raise DataError(f"--data {folder} is not a directory; name one with a folder of JSON lines for each task")
     asked = _first(folder, of.data.asked)
     if asked is None:
         raise DataError(
@@ -48,9 +46,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for row, number in read_rows(path, remedy="download it again"):
         if not isinstance(row, dict):
-            raise DataError(
-                f"{path}, line {number}: {plain(str(row)[:60])!r} is not a JSON object; download it again"
-            )
+            raise DataError(f"{path}, line {number}: {plain(str(row)[:60])!r} is not a JSON object; download it again")
         found.append(row)
     if not found:
         raise DataError(f"{path} has no rows; download it again, or leave the task out")

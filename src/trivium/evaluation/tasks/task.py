@@ -81,9 +81,7 @@ class Task:
     chance: float
     normalisation: Normalisation = "token"  # of the headline, for tasks with choices
     unconditional: str | None = None  # the neutral context
-    borrowed: bool = (
-        False  # wrong choices are solutions of other examples, which then are no shots of the question
-    )
+    borrowed: bool = False  # wrong choices are solutions of other examples, which then are no shots of the question
 
 
 def choose_examples(examples: Sequence[Example], *, limit: int, seed: int, task: str) -> tuple[Example, ...]:

@@ -15,9 +15,7 @@ Tree = dict[str, Any]
 
 
 def _ids(value: Any) -> Any:
-    if value is not None and not all(
-        type(one) is int for one in (value if isinstance(value, list) else [value])
-    ):
+    if value is not None and not all(type(one) is int for one in (value if isinstance(value, list) else [value])):
         raise ValueError("it must be a token id or a list of token ids, whole numbers without quotes")
     return value
 
@@ -89,9 +87,7 @@ def read_settings(path: Path) -> Tree:
     except ValueError as error:
         raise DataError(f"{path} cannot be read as JSON: {error}; download it again") from None
     if not isinstance(found, dict):
-        raise DataError(
-            f"{path} holds {shown(repr(found))}, not settings by name; name a Hugging Face folder"
-        )
+        raise DataError(f"{path} holds {shown(repr(found))}, not settings by name; name a Hugging Face folder")
     return found
 
 

@@ -22,20 +22,9 @@ SETTINGS = MappingProxyType(
         "rope_columns": None,
     }
 )
-SIZES = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-)
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
 MUST: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "hidden_act": ("silu", "swish"),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "quantization_config": (None,),
-    }
+    {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,), "quantization_config": (None,)}
 )
 ENDS = MappingProxyType(
     {

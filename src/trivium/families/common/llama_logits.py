@@ -23,11 +23,7 @@ def logits(config: Config, tensors: Tensors, tokens: Tensor) -> Tensor:
     after = "model.layers.0.input_layernorm.weight" not in names  # halves end with their norms
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return (
-            x
-            * torch.rsqrt(x.square().mean(-1, keepdim=True) + config["rms_norm_eps"])
-            * get(f"{name}.weight")
-        )
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config["rms_norm_eps"]) * get(f"{name}.weight")
 
     def linear(x: Tensor, name: str) -> Tensor:
         y = x @ get(f"{name}.weight").T

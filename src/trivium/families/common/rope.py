@@ -21,12 +21,7 @@ _ORIGINAL = "original_max_position_embeddings"
 # Our fields by their names there.
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "original": _ORIGINAL,
-        "slow": "low_freq_factor",
-        "fast": "high_freq_factor",
-    },
+    "llama3": {"factor": "factor", "original": _ORIGINAL, "slow": "low_freq_factor", "fast": "high_freq_factor"},
     "yarn": {
         "factor": "factor",
         "original": _ORIGINAL,
@@ -54,9 +49,7 @@ def rope_of(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             )
     found = {place: _scaling(rope, config, f"{where}: {place}") for place, rope in given.items()}
     if len(set(found.values())) > 1:
-        raise DataError(
-            f"{where}: rope_parameters and rope_scaling differ ({given}); remove the one that is wrong"
-        )
+        raise DataError(f"{where}: rope_parameters and rope_scaling differ ({given}); remove the one that is wrong")
     scaling = next(iter(found.values()), None)
     bases = [said.get("rope_theta") for said in (*given.values(), config)]
     for base in bases:
@@ -75,17 +68,10 @@ def rope_apart(config: Mapping[str, Any], where: str, *, window: bool) -> dict[s
     """
     given = config.get("rope_parameters") or {}
     if not isinstance(given, Mapping) or given.keys() - {ALL, WINDOW}:
-        raise DataError(
-            f"{where}: rope_parameters is {given!r}, and must hold {ALL} and {WINDOW}, each with its own"
-        )
+        raise DataError(f"{where}: rope_parameters is {given!r}, and must hold {ALL} and {WINDOW}, each with its own")
     base = config.get("rope_theta") or _BASE_APART
     of_all = {**config, "rope_theta": base, "rope_parameters": given.get(ALL)}
-    of_window = {
-        **config,
-        "rope_theta": _BASE_APART,
-        "rope_parameters": given.get(WINDOW),
-        "rope_scaling": None,
-    }
+    of_window = {**config, "rope_theta": _BASE_APART, "rope_parameters": given.get(WINDOW), "rope_scaling": None}
     found = rope_of(of_all, where)
     if window and (other := rope_of(of_window, where)) != found:
         raise DataError(

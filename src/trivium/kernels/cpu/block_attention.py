@@ -137,11 +137,7 @@ def _attend(qkv: Sequence[Tensor], sight: Sight) -> tuple[Tensor, Tensor]:
 
 
 def _gradients(
-    into: Sequence[Tensor],
-    grad: Tensor,
-    qkv: Sequence[Tensor],
-    found: Sequence[Tensor],
-    sight: Sight,
+    into: Sequence[Tensor], grad: Tensor, qkv: Sequence[Tensor], found: Sequence[Tensor], sight: Sight
 ) -> None:
     """Into those of queries, keys and values, given what `_attend` found."""
     (q, k, v), (out, log_sums), (d_q, d_k, d_v) = qkv, found, into

@@ -94,9 +94,7 @@ def _by_blocks(qkv: Tensor) -> tuple[Tensor, Tensor]:
     return out, log_sums
 
 
-def _gradients(
-    into: Tensor, qkv: tuple[Tensor, Tensor, Tensor], grad: Tensor, kept: tuple[Tensor, Tensor]
-) -> None:
+def _gradients(into: Tensor, qkv: tuple[Tensor, Tensor, Tensor], grad: Tensor, kept: tuple[Tensor, Tensor]) -> None:
     """Those of some heads, into [3, h, S, D]; grad [h, S, D], kept: the result [h, S, D] and the binary logarithms
     [h, S] of the sums of exponentials."""
     (q, k, v), (out, log_sums) = qkv, kept

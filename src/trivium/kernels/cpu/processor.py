@@ -52,9 +52,7 @@ def _exports_choice() -> bool:
 
 
 def _find_slow_bf16() -> bool:
-    if (
-        _TILES or not torch.backends.mkl.is_available()
-    ):  # without MKL it is no x86, or fp32 is slow there, too
+    if _TILES or not torch.backends.mkl.is_available():  # without MKL it is no x86, or fp32 is slow there, too
         return False
     hides_tiles = MKL_MAKER in first_processor() and _model() != COOPER_LAKE
     return hides_tiles or not torch.cpu._is_avx512_bf16_supported()

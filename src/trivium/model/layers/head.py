@@ -69,9 +69,7 @@ class Head(nn.Module):
         if region.group.size == 1:
             compiled, later = self._compiled if self.training else None, region.weight_gradients
             return vocabulary_loss(self.norm(x), table, targets, vocabulary, later, compiled, self._z_loss)
-        return split_cross_entropy(
-            self.local_logits(x, table), targets, region.group, vocabulary, self._z_loss
-        )
+        return split_cross_entropy(self.local_logits(x, table), targets, region.group, vocabulary, self._z_loss)
 
     @torch.no_grad()
     def logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:

@@ -15,11 +15,7 @@ from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Part
 
 HALVES: Mapping[type[Part], Callable[[Any, Around], Half]] = MappingProxyType(
-    {
-        attention_softmax.AttentionSoftmax: AttentionSoftmax,
-        mlp_plain.MlpPlain: MlpPlain,
-        mlp_gated.MlpGated: MlpGated,
-    }
+    {attention_softmax.AttentionSoftmax: AttentionSoftmax, mlp_plain.MlpPlain: MlpPlain, mlp_gated.MlpGated: MlpGated}
 )
 WIRINGS: Mapping[type[Part], type[Wiring]] = MappingProxyType(
     {wiring.Sequential: Sequential, wiring_side_by_side.SideBySide: SideBySide}

@@ -18,9 +18,7 @@ class Rotation:
     def __init__(self, part: Rotary) -> None:
         self.D, self.base, self.scaling = part.columns, part.base, part.scaling
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q [B, N, S, D], k [B, G, S, D], positions [B or 1, S]. The pairs of columns (d, d + columns / 2) are rotated,
         as in Hugging Face's Llama checkpoints."""
         angles = (positions.to(torch.float64).unsqueeze(-1) * self.angles(q.device)).unsqueeze(1)  # B 1 S D/2

@@ -95,9 +95,7 @@ class Executor:
             except Exception as error:
                 where = f"rank {self.mesh.rank} {self.mesh.at._asdict()}"
                 left = CUT_SHORT if "file too short" in str(error) else ""
-                raise TriviumError(
-                    f"{where} failed at {event}: {type(error).__name__}: {error}{left}"
-                ) from error
+                raise TriviumError(f"{where} failed at {event}: {type(error).__name__}: {error}{left}") from error
             self.clock.mark()
         transport.finish()
         _, *marks = self.clock.seconds()

@@ -60,9 +60,7 @@ class Bucket:
     """Flat weights [padded], of which the parameters are views; the sum of gradients [padded], or from stage 2 on of
     this rank's slice; `shard`: the slice of the weights that this replica updates (all of them at stage 0)."""
 
-    def __init__(
-        self, row: BucketRow, slots: Sequence[Slot], mesh: Mesh, zero: ZeroStage, dtypes: Dtypes
-    ) -> None:
+    def __init__(self, row: BucketRow, slots: Sequence[Slot], mesh: Mesh, zero: ZeroStage, dtypes: Dtypes) -> None:
         groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
         self.slots, self.tied, self.padded = tuple(slots), row.tied, row.padded
         self.spans, self.trains = row.spans, row.trains

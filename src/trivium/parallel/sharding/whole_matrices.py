@@ -30,9 +30,7 @@ class WholeMatrices:
         """This rank's elements of a parameter, in its slice of the bucket."""
         return slice(*work.within(self._slices[work.bucket], self._sharers.index))
 
-    def updates(
-        self, works: Sequence[Work], directions: Sequence[Tensor], rules: Sequence[Rule]
-    ) -> list[Tensor]:
+    def updates(self, works: Sequence[Work], directions: Sequence[Tensor], rules: Sequence[Rule]) -> list[Tensor]:
         """Return the updates of this rank's elements from their directions, both flat and one for each parameter."""
         here = [work for work in works if work.sharer == self._sharers.index]
         every = range(self._sharers.size)
@@ -40,10 +38,7 @@ class WholeMatrices:
         sizes = [[self._size(work, s) for work in here] for s in every]
         like = directions[0]
         arrived = _exchanged(sent, sizes, self._sharers, like)
-        shards = [
-            torch.cat(pieces).view(w.shape)
-            for w, pieces in zip(here, zip(*arrived, strict=True), strict=True)
-        ]
+        shards = [torch.cat(pieces).view(w.shape) for w, pieces in zip(here, zip(*arrived, strict=True), strict=True)]
         done = self._of_shards(here, shards, rules, like)
         back = [shard.reshape(-1).split([row[n] for row in sizes]) for n, shard in enumerate(done)]
         own = [[self._size(w, self._sharers.index) for w in works if w.sharer == s] for s in every]
@@ -69,9 +64,7 @@ class WholeMatrices:
         returned = _exchanged([[parts[t] for parts in done] for t in every], own, group, like)
         left = [iter(pieces) for pieces in returned]
         return [
-            next(left[work.tensor]).view(work.shape)
-            if yes
-            else transformed(work.parameter, shard, rules[work.group])
+            next(left[work.tensor]).view(work.shape) if yes else transformed(work.parameter, shard, rules[work.group])
             for work, shard, yes in zip(works, shards, is_cut, strict=True)
         ]
 

@@ -15,16 +15,7 @@ import torch
 from trivium.comms.collectives import sum_over_ranks_begin
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
-from trivium.kernels.adamw import (
-    TOGETHER,
-    Amount,
-    OnePass,
-    Slice,
-    State,
-    compiled_update,
-    fused,
-    numbers_of,
-)
+from trivium.kernels.adamw import TOGETHER, Amount, OnePass, Slice, State, compiled_update, fused, numbers_of
 from trivium.kernels.crossing import read_later, sent
 from trivium.optim.rule import Rule
 from trivium.optim.rules.adamw import AdamW
@@ -37,9 +28,7 @@ from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
 
 Tensor = torch.Tensor
 Entry = TypeVar("Entry")
-BROUGHT = (
-    5  # numbers that each rank adds to in a step, besides a z-loss: square, loss, asked, and two of a digest
-)
+BROUGHT = 5  # numbers that each rank adds to in a step, besides a z-loss: square, loss, asked, and two of a digest
 
 
 @dataclass(frozen=True)
@@ -97,9 +86,7 @@ class ShardedOptimizer:
         self._one_pass = compiled_update() if compiled else None
         self._calls = self._planned_calls() if compiled else []
         self.steps_done = 0  # a checkpoint sets it, as it fills the states
-        self.on_reduced: Callable[[int, Tensor], None] | None = (
-            None  # sees each shard's gradient before clipping
-        )
+        self.on_reduced: Callable[[int, Tensor], None] | None = None  # sees each shard's gradient before clipping
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -137,9 +124,7 @@ class ShardedOptimizer:
         With a loss scale, a norm that is not finite means that gradients overflowed: no rank updates anything.
         """
         if not 0 <= lr < math.inf:
-            raise ConfigError(
-                f"lr is {lr}, with which every weight would be lost; give a finite rate of 0 or more"
-            )
+            raise ConfigError(f"lr is {lr}, with which every weight would be lost; give a finite rate of 0 or more")
         for bucket in self.buckets:
             bucket.sum_copies()
         for number, shard in enumerate(self.shards):
@@ -330,9 +315,7 @@ def together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:
     return groups
 
 
-def scaled(
-    given: list[Tensor], factor: Tensor | float, masters: torch.dtype
-) -> tuple[list[Tensor], Tensor | None]:
+def scaled(given: list[Tensor], factor: Tensor | float, masters: torch.dtype) -> tuple[list[Tensor], Tensor | None]:
     """Return gradients in the dtype of the masters, times `factor`; with a divisor, by which the update is to divide
     them on its way instead, where they are fp32. Those of the dtype already are changed in place."""
     if not isinstance(factor, Tensor):

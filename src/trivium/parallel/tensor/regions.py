@@ -52,9 +52,7 @@ class Region:
         """Partial sums [S, B, H] -> their sum, [S here, B, H]."""
         return scatter_sequence(x, self.group) if self.split_sequence else sum_over(x, self.group)
 
-    def row_product(
-        self, x: Tensor, weight: torch.nn.Parameter, function: ActivationFunction | None = None
-    ) -> Tensor:
+    def row_product(self, x: Tensor, weight: torch.nn.Parameter, function: ActivationFunction | None = None) -> Tensor:
         """Inputs split over the ranks, [S, B, inputs here] -> the complete sum, [S here, B, outputs]. With a function,
         of function(x), which the backward computes again."""
         later = self.weight_gradients
@@ -157,9 +155,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
     """Kept are the exponentials in the dtype of the logits; fp32 is there for some rows at a time."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocabulary: int, z_loss: float
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocabulary: int, z_loss: float) -> Tensor:
         first, V = group.index * logits.shape[-1], logits.shape[-1]
         scores, ids = logits.flatten(0, -2), targets.flatten() - first
         wide = torch.float32 if logits.dtype in NARROW else logits.dtype
@@ -215,9 +211,7 @@ def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(t.split(ROWS) for t in tensors), strict=True)
 
 
-def split_cross_entropy(
-    logits: Tensor, targets: Tensor, group: Group, vocabulary: int, z_loss: float = 0.0
-) -> Tensor:
+def split_cross_entropy(logits: Tensor, targets: Tensor, group: Group, vocabulary: int, z_loss: float = 0.0) -> Tensor:
     """Cross-entropy per token, in nats, of logits whose vocabulary is split over the group.
 
     logits [S, B, V], targets [S, B]; returns [S, B], the same on every rank. Rows from `vocabulary` on are

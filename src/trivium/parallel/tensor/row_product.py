@@ -18,12 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from trivium.comms.collectives import (
-    PendingResult,
-    all_gather,
-    all_reduce_begin,
-    reduce_scatter_begin,
-)
+from trivium.comms.collectives import PendingResult, all_gather, all_reduce_begin, reduce_scatter_begin
 from trivium.comms.mesh import Group
 from trivium.kernels.product import gradient_of_bias, gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.tensor.weight_gradients import WeightGradients

@@ -121,9 +121,7 @@ class _Loss(torch.autograd.Function):
         return d_x, None, None, None, None
 
 
-def in_few_passes(
-    scores: Tensor, targets: Tensor, vocabulary: int, z_loss: float, *, wanted: bool = True
-) -> Tensor:
+def in_few_passes(scores: Tensor, targets: Tensor, vocabulary: int, z_loss: float, *, wanted: bool = True) -> Tensor:
     """A `LossInPlace` of few launches, each of which reads or writes narrow scores as they are: 12 bytes a 16-bit
     score, where `_loss_of`, whose numbers stay in a processor's cache, moves 28. wanted: the gradient is."""
     if vocabulary < scores.shape[-1]:

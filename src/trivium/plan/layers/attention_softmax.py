@@ -98,9 +98,7 @@ class AttentionSoftmax(Part):
         if self.qk_norm == "each_head":
             yield vector("query_norm.weight", D, "ones", per_head=True)
             yield vector("key_norm.weight", D, "ones", per_head=True)
-        elif (
-            self.qk_norm == "all_heads"
-        ):  # one weight for each column; the columns are split as the heads are
+        elif self.qk_norm == "all_heads":  # one weight for each column; the columns are split as the heads are
             yield vector("query_norm.weight", self.queries, "ones", split=0)
             yield vector("key_norm.weight", self.keys, "ones", split=0)
         yield from linear("out", (self.hidden, self.queries), split=1, bias=self.out_bias)
@@ -112,10 +110,7 @@ class AttentionSoftmax(Part):
 
     def products(self, at: Place) -> list[Product]:
         queries, keys = self.queries / at.tensor, self.keys / at.tensor
-        return [
-            Product(queries + 2 * keys, self.hidden, enters=True),
-            Product(self.hidden, queries, enters=False),
-        ]
+        return [Product(queries + 2 * keys, self.hidden, enters=True), Product(self.hidden, queries, enters=False)]
 
     def scores(self, at: Place) -> Scores:
         heads = np.maximum(1, at.micro * self.heads / at.tensor)
@@ -138,9 +133,7 @@ class AttentionSoftmax(Part):
         return 2 if self.qk_norm == "all_heads" else 0  # squares of queries and of keys
 
     def kept(self, at: Place) -> Iterator[Kept]:
-        yield Kept(
-            2 * at.positions * (self.queries + self.keys) / at.tensor
-        )  # what `qkv` wrote and `out` reads
+        yield Kept(2 * at.positions * (self.queries + self.keys) / at.tensor)  # what `qkv` wrote and `out` reads
         yield from (Kept(elements, kind, "attention") for elements, kind in self._core(at))
 
     def _core(self, at: Place) -> Iterator[tuple[Number, Kind]]:

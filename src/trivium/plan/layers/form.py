@@ -28,9 +28,7 @@ class LayerForm(Config):
     qk_norm: QkNormName = "none"
     window: Positions | None = None  # positions that a query attends to, itself included; None: all before it
     feed_forward: Literal["plain", "gated"] = "plain"  # plain: up, activation, down; gated: SwiGLU
-    activation: Literal["gelu_tanh", "gelu"] = (
-        "gelu_tanh"  # of the plain one: GELU in its tanh form, or exact
-    )
+    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"  # of the plain one: GELU in its tanh form, or exact
     ffn: Wide | None = None  # columns; None: 4 x hidden (plain), 8/3 x hidden rounded up to 64 (gated)
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"  # of both halves, and before the output matrix
     norm_position: NormPosition = "before"  # of a half: what it reads is normalised, or what it adds (OLMo-2)

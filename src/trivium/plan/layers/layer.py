@@ -20,15 +20,9 @@ HALVES = {"attention": "attention", "mlp": "feed-forward"}  # their names in par
 
 
 # The kinds of part, by their names in settings.
-NORMS: Mapping[str, type[LayerNorm | RmsNorm]] = MappingProxyType(
-    {"layer_norm": LayerNorm, "rms_norm": RmsNorm}
-)
-FEED_FORWARDS: Mapping[str, type[MlpPlain | MlpGated]] = MappingProxyType(
-    {"plain": MlpPlain, "gated": MlpGated}
-)
-WIRINGS: Mapping[str, type[Sequential]] = MappingProxyType(
-    {"sequential": Sequential, "side_by_side": SideBySide}
-)
+NORMS: Mapping[str, type[LayerNorm | RmsNorm]] = MappingProxyType({"layer_norm": LayerNorm, "rms_norm": RmsNorm})
+FEED_FORWARDS: Mapping[str, type[MlpPlain | MlpGated]] = MappingProxyType({"plain": MlpPlain, "gated": MlpGated})
+WIRINGS: Mapping[str, type[Sequential]] = MappingProxyType({"sequential": Sequential, "side_by_side": SideBySide})
 
 
 @dataclass(frozen=True)

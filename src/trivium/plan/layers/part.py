@@ -108,9 +108,7 @@ def vector(name: str, length: int, initial: Initial, **more: Any) -> Row:
     return Row(name, (length,), decay=False, initial=initial, **more)
 
 
-def linear(
-    name: str, shape: tuple[int, int], *, split: int, bias: bool, fused: Fused | None = None
-) -> Iterator[Row]:
+def linear(name: str, shape: tuple[int, int], *, split: int, bias: bool, fused: Fused | None = None) -> Iterator[Row]:
     """Yield the matrix [outputs, inputs] of a linear layer, split by outputs (0) or by inputs (1), and its bias.
 
     A matrix that is split by inputs writes to the residual stream. Its bias is added once, after the sum over tensor
@@ -167,13 +165,7 @@ class Place:
     @property
     def element_bytes(self) -> dict[Kind, Number]:
         """Bytes of one element of each kind that a backward needs."""
-        return {
-            "weights": self.weight_bytes,
-            "wide": self.master_bytes,
-            "index": 8,
-            "flag": 1,
-            "fp32": 4,
-        }
+        return {"weights": self.weight_bytes, "wide": self.master_bytes, "index": 8, "flag": 1, "fp32": 4}
 
 
 class Division(NamedTuple):

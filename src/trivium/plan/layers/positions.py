@@ -49,9 +49,7 @@ class Rotary(Part):
         """Yield the contradictions among its settings."""
         if form.positions != "rotary":
             yield from cls._unread(form)
-        elif form.rope_columns is not None and (
-            form.rope_columns % 2 or form.rope_columns > form.head_columns
-        ):
+        elif form.rope_columns is not None and (form.rope_columns % 2 or form.rope_columns > form.head_columns):
             yield (
                 f"plan.model.rope_columns ({form.rope_columns}) must be even and at most the columns of a head "
                 f"({form.head_columns}): rotary positions rotate pairs of columns"
@@ -59,9 +57,7 @@ class Rotary(Part):
         elif form.rope_columns is None and form.head_columns % 2:
             name = "hidden / heads" if form.head_width is None else "head_width"
             value = (
-                f"{form.hidden} / {form.heads} = {form.head_columns}"
-                if form.head_width is None
-                else form.head_width
+                f"{form.hidden} / {form.heads} = {form.head_columns}" if form.head_width is None else form.head_width
             )
             yield (
                 f"plan.model.{name} ({value}) must be even: rotary positions rotate pairs of columns; nearest: "

@@ -115,9 +115,7 @@ class _Search:
         sample, data = self.samples.first + row, self.replay.data
         spans = [s for s in data.documents_of(sample) if s.offset < data.sequence]
         whole = self.inputs(range(row, row + 1))
-        alone = {
-            n: self.strength(_part(whole, s.offset, _end(s, data.sequence))) for n, s in enumerate(spans)
-        }
+        alone = {n: self.strength(_part(whole, s.offset, _end(s, data.sequence))) for n, s in enumerate(spans)}
         chosen = _worst(alone, bad, by_gradient) if len(spans) > 1 else [0]
         if bad and not chosen:  # bad only together: the document that completes it
             chosen = self._completing(whole, spans)
@@ -169,9 +167,7 @@ class _Search:
             if trail is not None and trail.found is None and not bool(torch.isfinite(square)):
                 trail.found = Place(name.rpartition(".")[0], "weight gradient")
         positions = inputs.shape[0] * inputs.shape[1]
-        return Strength(
-            float(loss.detach()) / (self.scale * positions), math.sqrt(float(squares)) / self.scale
-        )
+        return Strength(float(loss.detach()) / (self.scale * positions), math.sqrt(float(squares)) / self.scale)
 
 
 def _worst(strengths: Mapping[int, Strength], bad: bool, by_gradient: bool) -> list[int]:

@@ -64,9 +64,7 @@ def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
     """
     events = [e for e in read(record.folder / EVENTS) if e.get("event") == "spike" and e.get("step") == step]
     if not events and not record.logged_of(step):
-        raise DataError(
-            f"--step {step}: {record.folder} did steps 1 to {record.steps_done}, and noted no spike of it"
-        )
+        raise DataError(f"--step {step}: {record.folder} did steps 1 to {record.steps_done}, and noted no spike of it")
     event = events[-1] if events else {}
     entries = record.entries[: event.get("entries", len(record.entries))]
     replay = _begun(record, step, entries, event)
@@ -108,9 +106,7 @@ def _nearest(root: Path, step: int, entries: tuple[dict[str, Any], ...]) -> Chec
         try:
             about = read_manifest(path)
             seen = about["samples"]
-            if about["step"] >= step or left_out_of(about.get("left_out", ())).before(seen) != order.before(
-                seen
-            ):
+            if about["step"] >= step or left_out_of(about.get("left_out", ())).before(seen) != order.before(seen):
                 continue
             checkpoint = Checkpoint.open(path)
             checkpoint.verify()

@@ -179,9 +179,7 @@ def counts(record: Record, step: int) -> dict[str, int]:
 def agrees(record: Record, logged: Mapping[str, Any]) -> bool | None:
     """Whether the hash in what was logged of a step is that of its batch; None: none was logged."""
     found = logged.get("batch_hash")
-    return (
-        None if found is None else found == str(record.data.digest(*record.plan.batch.at(logged["step"] - 1)))
-    )
+    return None if found is None else found == str(record.data.digest(*record.plan.batch.at(logged["step"] - 1)))
 
 
 def _who_knows(record: Record, document: str) -> str:
@@ -217,9 +215,7 @@ def _saw(record: Record, seen: Sighting) -> Saw:
 
 def _known(record: Record, step: int, least: int = 1) -> int:
     if not least <= step <= record.training.steps:
-        raise DataError(
-            f"--step {step}: {record.folder} has steps {least} to {record.training.steps} (training.steps)"
-        )
+        raise DataError(f"--step {step}: {record.folder} has steps {least} to {record.training.steps} (training.steps)")
     return step
 
 

@@ -47,9 +47,7 @@ def describe_rank(out: Path, trainer: Trainer, result: StepResult, seconds: floa
         "peak_held": run.peak_held,
         "phases": phases(run, result.update_seconds, seconds),
         "spans": [
-            {"action": str(s.event), "start": s.start, "end": s.end}
-            for s in run.spans
-            if isinstance(s.event, Action)
+            {"action": str(s.event), "start": s.start, "end": s.end} for s in run.spans if isinstance(s.event, Action)
         ],
     }
     write_json(folder / f"rank-{mesh.rank:05d}.json", description)

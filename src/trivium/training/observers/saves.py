@@ -35,9 +35,7 @@ class Saves(Observer):
         self._pruning: threading.Thread | None = None
         self._failures = 0  # in a row
         self._passed_over: set[int] = set()
-        self.step_refused = (
-            False  # the last step done here, so that nothing shows the newest state to be good
-        )
+        self.step_refused = False  # the last step done here, so that nothing shows the newest state to be good
         self._unproven: int | None = None  # saved, and nothing older was deleted for it yet
 
     def resume(self, loop: Loop) -> None:

@@ -105,12 +105,7 @@ class Waited:
 
     def _waits(self) -> tuple[float, float, float]:
         mesh = self.mesh
-        of_gradients = {
-            mesh.replicas,
-            mesh.sharers,
-            mesh.holders,
-            mesh.ends,
-        }  # some of which may be one group
+        of_gradients = {mesh.replicas, mesh.sharers, mesh.holders, mesh.ends}  # some of which may be one group
         gradients = sum(g.waited[0] for g in of_gradients - {mesh.tensor, mesh.context})
         return mesh.tensor.waited[0], mesh.context.waited[0], gradients
 

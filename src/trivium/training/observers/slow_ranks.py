@@ -106,12 +106,7 @@ class Worked:
 
     def _waits(self) -> tuple[float, float]:
         mesh = self.mesh
-        of_gradients = {
-            mesh.replicas,
-            mesh.sharers,
-            mesh.holders,
-            mesh.ends,
-        }  # some of which may be one group
+        of_gradients = {mesh.replicas, mesh.sharers, mesh.holders, mesh.ends}  # some of which may be one group
         return mesh.tensor.waited[0] + mesh.context.waited[0], sum(group.waited[0] for group in of_gradients)
 
 

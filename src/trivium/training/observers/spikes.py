@@ -73,9 +73,7 @@ class Spikes(Observer):
         loop.rewind(back)
         loop.note({"event": "rewound", "step": step, "to": loop.step})
         skipped = loop.config.spikes.batches
-        loop.warn(
-            f"step {step}: rewound to step {loop.step}; batches that are skipped from now on: {skipped}"
-        )
+        loop.warn(f"step {step}: rewound to step {loop.step}; batches that are skipped from now on: {skipped}")
 
 
 def way_back(
@@ -108,14 +106,7 @@ def way_back(
 
 
 def leave_out(
-    mesh: Mesh,
-    folder: Path,
-    entries: Sequence[Entry],
-    batch: Batch,
-    *,
-    step: int,
-    config: TrainingConfig,
-    cause: str,
+    mesh: Mesh, folder: Path, entries: Sequence[Entry], batch: Batch, *, step: int, config: TrainingConfig, cause: str
 ) -> None:
     """Record that the last `spikes.batches` batches up to `step` (counted from 0) are left out, for good; every rank
     must ask, when there is a `way_back`. folder: where the record is."""
@@ -130,9 +121,7 @@ def _damaged(config: TrainingConfig, step: int, problem: str, younger: Checkpoin
     """younger: the oldest intact checkpoint, which is none that this rewind could go back to."""
     instead = "restore it"
     if younger:
-        instead += (
-            f", lower training.spikes.batches to {step + 1 - younger.step} to go back to step {younger.step}"
-        )
+        instead += f", lower training.spikes.batches to {step + 1 - younger.step} to go back to step {younger.step}"
     return (
         f"step {step + 1}: a rewind by training.spikes.batches ({config.spikes.batches}) needs the state after step "
         f"{_first_left_out(config, step)} or one before, and all there is of those is damaged: {problem}; nothing was "

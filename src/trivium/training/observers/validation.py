@@ -49,9 +49,7 @@ class Validation(Observer):
         if loop.is_first_rank:
             tokens = loop.plan.tokens(loop.plan.batch.at(loop.step).first_sample)
             found = {"validation_loss": loss} if math.isfinite(loss) else {}
-            append(
-                loop.job.out / METRICS, {"step": loop.step, "time": time.time(), "tokens": tokens, **found}
-            )
+            append(loop.job.out / METRICS, {"step": loop.step, "time": time.time(), "tokens": tokens, **found})
         loop.summary |= {"validation_loss": loss, "validation_samples": self.samples.sequences}
         if not math.isfinite(loss):
             self._report_not_finite(loop, loss)

@@ -165,13 +165,10 @@ def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> d
     ranks = [read_json(p) for p in sorted((job.out / "ranks").glob("rank-*.json"))]
     ranks = [r for r in ranks if r["rank"] < job.plan.layout.world_size]
     summary["memory"] = [
-        {k: r[k] for k in ("rank", "coordinate", "categories")}
-        | {"predicted": dict(predicted.get(r["rank"], {}))}
+        {k: r[k] for k in ("rank", "coordinate", "categories")} | {"predicted": dict(predicted.get(r["rank"], {}))}
         for r in ranks
     ]
-    summary["phases"] = [
-        {k: r[k] for k in ("rank", "coordinate")} | {"seconds": r.get("phases", {})} for r in ranks
-    ]
+    summary["phases"] = [{k: r[k] for k in ("rank", "coordinate")} | {"seconds": r.get("phases", {})} for r in ranks]
     write_json(job.out / "summary.json", summary)
     first = [r for r in ranks if r["coordinate"]["data"] == 0 and r["coordinate"]["tensor"] == 0]
     spans = [{"pipeline_rank": r["coordinate"]["pipeline"], **span} for r in first for span in r["spans"]]

@@ -113,9 +113,7 @@ class Neighbours:
         self._missed = set[int]()  # siblings that were gone the last time
         now = clock()
         self._number, self._turned, self._forgiven, self._patient_until = 0, now, now, now
-        self._heard = [
-            (0, now)
-        ] * place.world_size  # of each rank, the last message's number and when it was new
+        self._heard = [(0, now)] * place.world_size  # of each rank, the last message's number and when it was new
 
     @property
     def round_seconds(self) -> float:
@@ -182,9 +180,7 @@ class Neighbours:
         for rank, each in enumerate(news):
             if each.number != self._heard[rank][0]:
                 self._heard[rank] = (each.number, now)
-        silent = {
-            rank: each.silent + self._unheard(rank, now) for rank, each in enumerate(news) if not each.is_over
-        }
+        silent = {rank: each.silent + self._unheard(rank, now) for rank, each in enumerate(news) if not each.is_over}
         late = {rank for rank, s in silent.items() if self._is_late(rank, news[rank], s, now)}
         if late and now > self._patient_until:
             self._name(late, max(silent.values()))

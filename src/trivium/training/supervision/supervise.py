@@ -24,12 +24,7 @@ Watch = Callable[[Ranks, int], None]  # called while ranks run, with the last st
 
 LONGEST_PAUSE_SECONDS = 60.0
 # Parts of errors by which a rank reports that another rank is gone: over host memory, gloo and NCCL.
-LOST = (
-    "has closed its connection",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "remote process exited",
-)
+LOST = ("has closed its connection", "Connection closed by peer", "Connection reset by peer", "remote process exited")
 
 
 @dataclass
@@ -62,9 +57,7 @@ class Supervisor:
                 note_failure(self.job.out, failure, at, socket.gethostname())
                 self._refuse_to_restart(failure)
                 if before == at.step:
-                    raise as_the_rank_said(
-                        failure, "\nstopped: it failed there twice, and would again"
-                    ) from None
+                    raise as_the_rank_said(failure, "\nstopped: it failed there twice, and would again") from None
                 if self._steps_saved() > saved:
                     restarts, saved = 0, self._steps_saved()
                 if restarts >= self.job.training.restarts:
@@ -141,9 +134,7 @@ class Supervisor:
         seconds = min(first * 2 ** (restarts - 1), max(first, LONGEST_PAUSE_SECONDS))
         warn(str(failure))
         allowed = self.job.training.restarts
-        warn(
-            f"restart {restarts} of {allowed} in {seconds:g} s, from the last checkpoint; a newer one renews them"
-        )
+        warn(f"restart {restarts} of {allowed} in {seconds:g} s, from the last checkpoint; a newer one renews them")
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._obey(None)

@@ -71,11 +71,7 @@ class Watchdog:
     """Checks the heartbeats of ranks periodically; raises RankFailed with the rank that hangs."""
 
     def __init__(
-        self,
-        pulse: Pulse,
-        pids: Sequence[int],
-        config: Supervision,
-        clock: Callable[[], float] = time.monotonic,
+        self, pulse: Pulse, pids: Sequence[int], config: Supervision, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.pulse, self.pids, self.patience, self._clock = pulse, tuple(pids), Patience(config), clock
         self._looked = self._forgiven = self._patient_until = clock()
@@ -139,9 +135,7 @@ def blame(stacks: Mapping[int, str], silent: Sequence[int], silence: str) -> tup
     return list(stacks), "every rank waits for another"
 
 
-def hanging(
-    guilty: Sequence[int], how: str, stacks: Mapping[int, str], seconds: float, limit: float
-) -> RankFailed:
+def hanging(guilty: Sequence[int], how: str, stacks: Mapping[int, str], seconds: float, limit: float) -> RankFailed:
     """Return the error that the first of the guilty ranks hangs, with its stack."""
     others = f" (with ranks {listed(guilty[1:])})" if guilty[1:] else ""
     told = stacks[guilty[0]] or "  (it did not write its stack)"
