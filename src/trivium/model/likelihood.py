@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from trivium.comms.collectives import all_gather, all_reduce_
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group
 
 Tensor = torch.Tensor
 BLOCK, ACCELERATORS_BLOCK = 1 << 20, 1 << 26  # logits at once
