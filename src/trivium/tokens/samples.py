@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from trivium.errors import DataError, nearest
 from trivium.tokens.blend import Blend
-from trivium.tokens.digest import Digest, digest
 from trivium.tokens.left_out import NOTHING, SKIPPED, LeftOut
 from trivium.tokens.lineage import Found, Lineage, Span, find_documents, lineage_file, spans
 from trivium.tokens.manifest import SPLITS, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
+from trivium.tokens.rows import Digest, Rows, digest
 from trivium.tokens.shards import TokenShard
 
 BLOCK_SAMPLES = 1 << 14  # looked up at a time: NumPy's cost is the same for a few as for thousands
@@ -141,6 +141,10 @@ class TokenDataset:
             self._refuse(tokens, places)
         return tokens
 
+    def rows(self, first: int, count: int) -> Rows:
+        """Return samples [first, first + count) as rows of a batch."""
+        return Rows.of_text(self.samples(range(first, first + count)))
+
     def _refuse(self, tokens: NDArray[np.int64], places: _Places) -> NoReturn:
         """Raise DataError for the first invalid id in `tokens`, the samples at `places`."""
         row, column = np.argwhere((tokens < 0) | (tokens >= self.vocabulary))[0]
@@ -239,8 +243,7 @@ class TokenDataset:
 
     def digest(self, first: int, count: int) -> Digest:
         """Return the digest of samples [first, first + count), as logged by training."""
-        tokens = self.samples(range(first, first + count))
-        return digest(range(first, first + count), tokens[:, :-1], tokens[:, 1:])
+        return digest(range(first, first + count), self.rows(first, count))
 
     def leaving_out(self, left_out: LeftOut) -> "TokenDataset":
         """Return a copy that skips these samples and renumbers the others."""
