@@ -196,11 +196,10 @@ def _linked(pairs: Iterable[Adopted], out: Path, ids: _Ids, progress: Progress) 
         def told(read: int, one: Adopted = one, done: int = done) -> None:
             progress(done + read, total, f"reading {one.shard.prefix.name}")
 
-        idx, bin_ = files_of(one.shard.prefix)
-        files[f"{one.stem}.bin"] = ids.read(one, told)
-        files[f"{one.stem}.idx"] = file_sha256(idx)
-        for there in (idx, bin_):
-            (out / f"{one.stem}{there.suffix}").symlink_to(there.resolve())
+        for there in files_of(one.shard.prefix):
+            name = f"{one.stem}{there.suffix}"
+            files[name] = ids.read(one, told) if there.suffix == ".bin" else file_sha256(there)
+            (out / name).symlink_to(there.resolve())
         done += len(one.shard.tokens)
     progress(total, total, "")
     return files

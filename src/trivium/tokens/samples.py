@@ -4,7 +4,7 @@ It does not depend on layout, micro-batches, processes or length of the run. Res
 one batch of a million, therefore needs only the sample's number.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
@@ -130,20 +130,26 @@ class TokenDataset:
     def samples(self, indices: Iterable[int]) -> NDArray[np.int64]:
         """Return the tokens of several samples [samples, sequence + 1]. Raises DataError for ids outside of the
         vocabulary."""
-        places = self._places_ahead(np.fromiter(indices, dtype=np.int64))
+        return self._tokens_at(self._places_ahead(np.fromiter(indices, dtype=np.int64)))
+
+    def rows(self, first: int, count: int) -> Rows:
+        """Return samples [first, first + count) as rows of a batch."""
+        return Rows.of_text(self._tokens_at(self._places_ahead(np.arange(first, first + count))))
+
+    def _tokens_at(self, places: _Places) -> NDArray[np.int64]:
         tokens = np.empty((len(places.start), self.sequence + 1), dtype=np.int64)
-        for row, (source, start) in enumerate(zip(places.source.tolist(), places.start.tolist(), strict=True)):
-            text = self._texts[source]
-            window = text[start : start + self.sequence + 1]
-            # Only a source shorter than one window is too short, and it repeats.
-            tokens[row] = window if len(window) > self.sequence else np.resize(text, self.sequence + 1)
+        self._fill(tokens, self._texts, places)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
             self._refuse(tokens, places)
         return tokens
 
-    def rows(self, first: int, count: int) -> Rows:
-        """Return samples [first, first + count) as rows of a batch."""
-        return Rows.of_text(self.samples(range(first, first + count)))
+    def _fill(self, rows: NDArray[Any], arrays: Sequence[NDArray[Any]], places: _Places) -> None:
+        """Set each row to the window at its place. arrays: by source, with an element for each token."""
+        for row, (source, start) in enumerate(zip(places.source.tolist(), places.start.tolist(), strict=True)):
+            array = arrays[source]
+            window = array[start : start + self.sequence + 1]
+            # Only a source shorter than one window is too short, and it repeats.
+            rows[row] = window if len(window) > self.sequence else np.resize(array, self.sequence + 1)
 
     def _refuse(self, tokens: NDArray[np.int64], places: _Places) -> NoReturn:
         """Raise DataError for the first invalid id in `tokens`, the samples at `places`."""

@@ -22,6 +22,7 @@ from trivium.untrusted import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
+SUFFIXES = (".idx", ".bin")  # of a shard's files
 _HEADER = struct.Struct("<9sQBQQ")
 _MAX_DOCUMENT_TOKENS = 2**31 - 1  # the index stores lengths in 32 bits
 _BLOCK_ENTRIES = 1 << 16  # of an index, checked at a time
@@ -176,9 +177,9 @@ def check_index(path: Path) -> None:
     _read_index(path).check()
 
 
-def files_of(prefix: Path) -> tuple[Path, Path]:
-    """Return `PREFIX.idx` and `PREFIX.bin`; a dot in the prefix is kept."""
-    return prefix.with_name(prefix.name + ".idx"), prefix.with_name(prefix.name + ".bin")
+def files_of(prefix: Path) -> tuple[Path, ...]:
+    """Return the paths of a shard's files, in the order of SUFFIXES; a dot in the prefix is kept."""
+    return tuple(prefix.with_name(prefix.name + suffix) for suffix in SUFFIXES)
 
 
 def _told(path: Path) -> str:
