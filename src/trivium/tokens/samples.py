@@ -96,6 +96,13 @@ class TokenDataset:
         self._lineage: dict[int, Lineage] = {}
         # Slicing a memmap costs more than copying the slice, so use plain views.
         self._texts = [np.asarray(shard.tokens).view(np.ndarray) for shard in self._shards]
+        # A source without weights takes no memory for those of its tokens, which are 1.
+        self._weights = [
+            np.broadcast_to(np.float32(1), shard.tokens.shape)
+            if shard.weights is None
+            else np.asarray(shard.weights).view(np.ndarray)
+            for shard in self._shards
+        ]
         self._blocks: dict[int, _Places] = {}  # of consecutive samples
 
     @staticmethod
@@ -134,7 +141,13 @@ class TokenDataset:
 
     def rows(self, first: int, count: int) -> Rows:
         """Return samples [first, first + count) as rows of a batch."""
-        return Rows.of_text(self._tokens_at(self._places_ahead(np.arange(first, first + count))))
+        places = self._places_ahead(np.arange(first, first + count))
+        tokens = self._tokens_at(places)
+        if all(shard.weights is None for shard in self._shards):
+            return Rows.of_text(tokens)
+        weights = np.empty(tokens.shape, np.float32)
+        self._fill(weights, self._weights, places)
+        return Rows.of_text(tokens, weights)
 
     def _tokens_at(self, places: _Places) -> NDArray[np.int64]:
         tokens = np.empty((len(places.start), self.sequence + 1), dtype=np.int64)
