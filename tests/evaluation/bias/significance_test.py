@@ -4,20 +4,11 @@ import math
 import numpy as np
 import pytest
 
-from trivium.bias.significance import (
-    Rearranging,
-    Texts,
-    bootstrap_ratio,
-    holm,
-    label_exchange,
-    percentiles,
-    sign_flips,
-    standardised_difference,
-    standardised_mean,
-)
+from trivium.evaluation.bias.config import Draws
+from trivium.evaluation.bias.significance import Texts, effect_of_mean, holm, label_exchange, percentiles, sign_flips
 from trivium.seeds import generator_for
 
-HOW = Rearranging(seed=1, draws=4000)
+HOW = Draws(seed=1, permutations=4000)
 
 
 def noise(key, size, shift=0.0):
@@ -28,6 +19,11 @@ def texts_of(one, other, stratum=None):
     values = np.array([*one, *other], float)
     inside = np.arange(len(values)) < len(one)
     return Texts(values, np.ones(len(values)), inside, np.zeros(len(values), int) if stratum is None else stratum)
+
+
+def means(sums, counts, resamples, name):
+    every = np.ones(len(sums), bool)
+    return Texts(sums, counts, every, every * 0).resampled(every, Draws(1, resamples=resamples), name)
 
 
 def test_sign_flips_approach_exact_probability():
@@ -62,7 +58,7 @@ def test_labels_are_exchanged_only_within_a_template():
 
 @pytest.mark.parametrize("test", ["flips", "exchange"])
 def test_false_positives_are_as_rare_as_the_level(test):
-    how, chances = Rearranging(1, 200), []
+    how, chances = Draws(1, 200), []
     for key in range(200):
         values = noise(key, 40)
         if test == "flips":
@@ -74,13 +70,13 @@ def test_false_positives_are_as_rare_as_the_level(test):
 
 
 def test_p_value_is_never_zero():
-    assert sign_flips([5.0] * 60, Rearranging(1, 99), "x") == pytest.approx(0.01)
+    assert sign_flips([5.0] * 60, Draws(1, 99), "x") == pytest.approx(0.01)
 
 
 def test_empty_side_has_no_difference():
     empty = Texts(np.zeros(4), np.zeros(4), np.array([True, True, False, False]), np.zeros(4, int))
     assert label_exchange(empty.differences, empty.inside, empty.stratum, HOW, "x") == (0.0, 1.0)
-    assert standardised_difference(empty) is None
+    assert empty.effect_size() is None
     with pytest.raises(ValueError, match="0 values"):
         sign_flips([], HOW, "x")
 
@@ -96,10 +92,10 @@ def test_holm_follows_worked_example_and_keeps_order():
 
 
 def test_effect_sizes_are_cohens_d():
-    assert standardised_mean([1.0, 2.0, 3.0]) == pytest.approx(2.0)
-    assert standardised_mean([1.0, 1.0]) is None
+    assert effect_of_mean([1.0, 2.0, 3.0], Draws(1, 9), "x")["effect_size"] == pytest.approx(2.0)
+    assert effect_of_mean([1.0, 1.0], Draws(1, 9), "x")["effect_size"] is None
     one, other = noise(1, 400, 0.8), noise(2, 300)
-    assert standardised_difference(texts_of(one, other)) == pytest.approx(0.8, abs=0.2)
+    assert texts_of(one, other).effect_size() == pytest.approx(0.8, abs=0.2)
 
 
 def test_effect_size_uses_means_of_texts_with_words():
@@ -107,7 +103,7 @@ def test_effect_size_uses_means_of_texts_with_words():
     texts = Texts(sums, counts, np.array([True] * 4 + [False] * 2), np.zeros(6, int))
     one, other = [2, 3, 4], [0, 4]  # variances 1 and 8
     pooled = math.sqrt((2 * 1 + 1 * 8) / (2 + 1))
-    assert standardised_difference(texts) == pytest.approx((np.mean(one) - np.mean(other)) / pooled)
+    assert texts.effect_size() == pytest.approx((np.mean(one) - np.mean(other)) / pooled)
 
 
 def test_difference_is_of_word_means_and_zero_for_empty_side():
@@ -122,7 +118,7 @@ def test_bootstrap_of_ratio_has_nominal_coverage():
         generator = generator_for(key, "ratio")
         counts = generator.integers(0, 4, 80).astype(float)
         sums = counts * 2 + generator.normal(0, 1, 80) * (counts > 0)
-        low, high = percentiles(bootstrap_ratio(sums, counts, Rearranging(1, 200), f"{key}"), 0.95)
+        low, high = percentiles(means(sums, counts, 200, f"{key}"), 0.95)
         hits += low <= 2 <= high
     assert 87 <= hits <= 100
 
@@ -138,7 +134,7 @@ def test_draws_depend_on_seed_and_name():
 def test_resample_without_counts_is_not_a_mean_of_zero():
     """One word in 50 texts: a third of the resamples miss it, and all others have the same mean."""
     counts = np.array([1.0, *[0.0] * 49])
-    draws = bootstrap_ratio(80 * counts, counts, Rearranging(1, 300), "one word")
+    draws = means(80 * counts, counts, 300, "one word")
     assert 50 < np.isnan(draws).sum() < 150
     assert percentiles(draws, 0.95) == [80.0, 80.0]
-    assert percentiles(bootstrap_ratio(0 * counts, 0 * counts, Rearranging(1, 20), "none"), 0.95) is None
+    assert percentiles(means(0 * counts, 0 * counts, 20, "none"), 0.95) is None

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from evaluation.scorers import noise, scored
-from trivium.bias.config import BiasConfig
-from trivium.bias.coreference import _Margins, compare, coreference, prompt_of
-from trivium.bias.winograd import Question, winobias, winogender
 from trivium.errors import DataError
+from trivium.evaluation.bias.config import BiasConfig
+from trivium.evaluation.bias.coreference import Question, compare, coreference, prompt_of, winobias, winogender
 
 JOBS = (("guard", "nurse"), ("driver", "clerk"), ("cook", "baker"), ("chief", "editor"), ("mover", "tailor"))
 FEMALE = {second for _, second in JOBS}
@@ -122,8 +121,7 @@ def test_versions_of_one_sentence_are_paired(tmp_path):
     """Sentences differ much more than their versions, which differ by 1.1, 0.9 and 1: standard deviation 0.1."""
     pairs = [(1.1, 0.0), (5.9, 5.0), (-4.0, -5.0)]
     questions = [Question(f"{n}", side, "", ("", "")) for n in range(3) for side in ("pro", "anti")]
-    margins = _Margins([m for pair in pairs for m in pair], 0.0)
-    found = compare(config(tmp_path), questions, margins, "x", seed=1)
+    found = compare(config(tmp_path), questions, [m for pair in pairs for m in pair], "x", seed=1)
     assert found["effect_size"] == pytest.approx(10) and found["margin"] == pytest.approx(1)
     assert found["margin_interval"][0] >= 0.9 - 1e-9
     assert found["gap"] == pytest.approx(2 / 3 - 1 / 3)  # only margins above 0 are correct

@@ -1,6 +1,6 @@
 """Settings of the bias analyses."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -10,7 +10,22 @@ Variant = Literal["neutral", "competent", "incompetent"]
 Analysis = Literal["association", "adjectives", "sentiment", "winogender", "winobias"]
 AxisName = Literal["gender", "ethnicity", "religion"]
 TaggerName = Literal["textblob", "lexicon"]
+MAX_BLOCK_ELEMENTS = 1 << 22  # of an array of random draws
 TEXTBLOB = "textblob"  # as a sentiment lexicon: the one included in textblob
+
+
+class Draws(NamedTuple):
+    """The seed and numbers of random draws, and the level of confidence intervals."""
+
+    seed: int
+    permutations: int = 2000
+    resamples: int = 1000
+    confidence: float = 0.95
+
+    def blocks(self, width: int) -> list[int]:
+        """Divide the permutations of `width` values into blocks of bounded memory."""
+        most = max(1, MAX_BLOCK_ELEMENTS // width)
+        return [min(most, self.permutations - done) for done in range(0, self.permutations, most)]
 
 
 class CooccurrenceConfig(Config):
@@ -21,9 +36,8 @@ class CooccurrenceConfig(Config):
     tokens: Positive = 50  # per text at most (GPT-3: 50)
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
-    tagger: TaggerName = (
-        "textblob"  # finds the adjectives; "lexicon" uses the words that SentiWordNet lists as adjectives
-    )
+    # Finds the adjectives; "lexicon" uses the words that SentiWordNet lists as adjectives.
+    tagger: TaggerName = "textblob"
     adverbs: bool = False  # count adverbs too
     listed: Positive = 10  # words shown per group in each list (most frequent, most one-sided)
     least: Positive = 5  # minimum occurrences of a word for a comparison between groups
@@ -40,9 +54,8 @@ class BiasConfig(Config):
 
     analyses: Annotated[tuple[Analysis, ...], Field(min_length=1)] = ("association", "adjectives", "sentiment")
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)] = ("neutral", "competent", "incompetent")
-    occupations: Annotated[int, Field(ge=2, le=MOST)] | None = (
-        323  # number of occupations, chosen by the seed (MT-NLG: 323); None uses all
-    )
+    # Number of occupations, chosen by the seed (MT-NLG: 323); None uses all.
+    occupations: Annotated[int, Field(ge=2, le=MOST)] | None = 323
     occupation_list: str | None = None  # path of your own file, one occupation per line
     cooccurrence: CooccurrenceConfig = CooccurrenceConfig()
     data: str | None = None  # folder that contains winogender/ and winobias/
@@ -50,3 +63,7 @@ class BiasConfig(Config):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95  # level of every confidence interval
     resamples: Positive = 1000  # per bootstrap
     permutations: Positive = 2000  # per permutation test
+
+    def draws(self, seed: int) -> Draws:
+        """Return the random draws of all tests under this seed."""
+        return Draws(seed, self.permutations, self.resamples, self.confidence)

@@ -11,15 +11,13 @@ from collections import Counter
 import pytest
 import torch
 
-from bias.writers import CRUEL, KIND, find
-from trivium.bias.adjectives import adjectives, sample_texts
-from trivium.bias.association import association
-from trivium.bias.config import BiasConfig
-from trivium.bias.coreference import _Margins, _margins, compare
-from trivium.bias.prompts import prompts
-from trivium.bias.sentiment import Lexicon, sentiment
-from trivium.bias.winograd import Question
+from evaluation.bias.writers import CRUEL, KIND, find
 from trivium.evaluation.answer import NativeScorer
+from trivium.evaluation.bias.association import association
+from trivium.evaluation.bias.config import BiasConfig
+from trivium.evaluation.bias.cooccurrence import adjectives, prompts, sample_texts, sentiment
+from trivium.evaluation.bias.coreference import Question, compare, measure_margins
+from trivium.evaluation.bias.lexicons import Lexicon
 from trivium.model.inputs import Inputs
 from trivium.model.whole import WholeModel
 from trivium.plan.model_shape import ModelShape
@@ -161,6 +159,6 @@ def test_sentiment_ranks_doses_without_false_positives(written):
 
 def test_pronouns_rank_doses_without_false_positives(scorers):
     asked = questions()
-    margins: list[_Margins] = [_margins(s, asked, shots=0, seed=1) for s in scorers]
+    margins = [measure_margins(s, asked, shots=0, seed=1)[0] for s in scorers]
     found = [compare(CONFIG, asked, m, "planted", seed=1) for m in margins]
     holds([f["margin"] for f in found], [f["permutation_p"] for f in found])

@@ -3,15 +3,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from bias.coreference_test import write_winobias, write_winogender
-from bias.writers import Telling, find
+from evaluation.bias.coreference_test import write_winobias, write_winogender
+from evaluation.bias.writers import Telling, find
 from evaluation.models import plan_of, write_checkpoint
-from trivium.bias.config import BiasConfig
-from trivium.bias.effects import effects, not_measured
-from trivium.bias.run import Moment, measure, series
 from trivium.cli import bias as verb
 from trivium.cli.bias import series_lines
 from trivium.errors import DataError
+from trivium.evaluation.bias.config import BiasConfig
+from trivium.evaluation.bias.run import Moment, effects, measure, series
 
 SMALL = {"cooccurrence": {"samples": 20}, "occupations": 20, "permutations": 50, "resamples": 50, "shots": [0, 1]}
 
@@ -63,7 +62,7 @@ def test_planted_skew_is_the_most_significant_on_its_axis_only(tmp_path):
 
 
 def test_series_follows_bias_growing_over_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setattr("trivium.bias.run.open_tagger", lambda _: find)
+    monkeypatch.setattr("trivium.evaluation.bias.run.open_tagger", lambda _: find)
     config = BiasConfig(
         analyses=["sentiment"],
         **{**SMALL, "cooccurrence": {"samples": 100, "axes": ["gender"], "lexicon": lexicon(tmp_path)}},
@@ -86,7 +85,7 @@ def test_series_is_labelled_by_steps(tmp_path, monkeypatch):
 
     monkeypatch.setattr(verb, "BIAS", SimpleNamespace(inputs=lambda run: {}))
     monkeypatch.setattr(verb, "_scorer", lambda run, place: None)
-    monkeypatch.setattr("trivium.bias.run.series", told)
+    monkeypatch.setattr("trivium.evaluation.bias.run.series", told)
     at = SimpleNamespace(checkpoints=tmp_path / "checkpoints", root=tmp_path)
     verb._series(SimpleNamespace(at=at, config=SimpleNamespace(bias=None, seed=1)))
     (found,) = json.loads((tmp_path / verb.SERIES).read_text())["checkpoints"]
@@ -144,18 +143,18 @@ def test_table_row_states_measure_and_result():
     }
     for row in (found["variants"]["neutral"], *found["differences"], found["coreference"]["winobias_type1"]["16"]):
         row |= {"permutation_p": 0.01, "effect_size": 0.4}
-    told = [(r["measure"], r["of"], r["estimate"], r["interval"], r["n"]) for r in effects(found)]
-    assert told == [
+    rows = effects(found)["effects"]
+    assert [(r["measure"], r["of"], r["estimate"], r["interval"], r["n"]) for r in rows] == [
         ("association", "neutral", -0.5, [-0.7, -0.2], 40),
         ("association", "competent less neutral", 0.1, [0.0, 0.2], 40),
         ("winobias_type1", "pro less anti, 16 shots", 0.3, [0.1, 0.6], 59),
     ]
-    assert all((r["effect_size"], r["p"], r["p_holm"]) == (0.4, 0.01, 0.03) for r in effects(found))
+    assert all((r["effect_size"], r["p"], r["p_holm"]) == (0.4, 0.01, 0.03) for r in rows)
 
 
 def test_effect_of_adjectives_is_excess_over_chance():
     found = {"divergence": 0.83, "expected": 0.79, "permutation_p": 0.4, "texts": 60}
-    rows = effects({"adjectives": {"religion": dict.fromkeys(("Atheism", "Islam", "Judaism"), found)}})
+    rows = effects({"adjectives": {"religion": dict.fromkeys(("Atheism", "Islam", "Judaism"), found)}})["effects"]
     assert [row["of"] for row in rows] == ["religion: Atheism", "religion: Islam", "religion: Judaism"]
     assert all(row["estimate"] == pytest.approx(0.04) and row["unit"] == "bits above chance" for row in rows)
 
@@ -164,5 +163,6 @@ def test_unanswerable_question_does_not_weaken_correction():
     heard = {"divergence": 0.9, "expected": 0.5, "permutation_p": 0.02, "texts": 60}
     mute = dict.fromkeys(("divergence", "expected", "permutation_p")) | {"texts": 60}
     results = {"adjectives": {"religion": {"Atheism": heard, "Islam": mute, "Judaism": heard}}}
-    assert [row["p_holm"] for row in effects(results)] == [0.04, 0.04]
-    assert not_measured(results) == [{"measure": "adjectives", "of": "religion: Islam", "n": 60}]
+    found = effects(results)
+    assert [row["p_holm"] for row in found["effects"]] == [0.04, 0.04]
+    assert found["not_measured"] == [{"measure": "adjectives", "of": "religion: Islam", "n": 60}]
