@@ -44,7 +44,11 @@ def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium")
     home = shlex.quote(str(run))
     if report["training"] is not None and report["funnel"] is None:  # the demo would train again on its own tokens
         return f"{program} {'generate' if report['training']['finished'] else 'train --out'} {home}"
-    if report["outdated"] or any(report[name] is None for name in FINISHED_STAGES) or not report["training"]["finished"]:
+    if (
+        report["outdated"]
+        or any(report[name] is None for name in FINISHED_STAGES)
+        or not report["training"]["finished"]
+    ):
         return f"{program} demo --out {home}"
     names = itertools.chain([OWN], (f"{OWN}-{number}" for number in itertools.count(2)))
     out = next(run.parent / name for name in names if not (run.parent / name).exists())
