@@ -25,7 +25,8 @@ from trivium.parallel.sharding.gradient_sum import GradientSum
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer
 from trivium.parallel.tensor.regions import FEW_IDS, look_up
 from trivium.plan.plan import Plan
-from trivium.training.batches import Read, Rows
+from trivium.tokens.rows import Rows
+from trivium.training.batches import Read
 from trivium.training.trainer import Samples, Trainer
 
 pytestmark = pytest.mark.gpu
@@ -200,10 +201,10 @@ def rows_of_documents(plan: Plan, length: int) -> Read:
     read = random_rows(plan.model_copy(update={"model": plan.model.model_copy(update={"documents": "joined"})}))
 
     def of_documents(first: int, count: int) -> Rows:
-        tokens = np.concatenate([x[:, at] for x, at in zip(read(first, count), (slice(None), slice(-1, None)))], 1)
+        tokens = np.concatenate([(rows := read(first, count)).tokens, rows.targets[:, -1:]], 1)
         if plan.model.documents == "apart":
             tokens[:, length - 1 :: length] = plan.model.end_of_text
-        return Rows(tokens[:, :-1], tokens[:, 1:])
+        return Rows.of_text(tokens)
 
     return of_documents
 

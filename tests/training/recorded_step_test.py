@@ -200,7 +200,7 @@ def test_what_a_recording_reads_lives_as_long(recordings: type[Recorded]) -> Non
     """A replay reads the places of all inputs, also of those that no batch changes."""
     inputs = Inputs(torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, 1, dtype=torch.int64))
     read = [weakref.ref(x) for x in (inputs.tokens, inputs.targets, inputs.order)]
-    step = RecordedStep(1, [inputs], [], Mesh.single(), lambda given: Run(torch.zeros(())))
+    step = RecordedStep(1, [inputs], 1.0, [], Mesh.single(), lambda: Run(torch.zeros(())))
     step._recording._work = None  # a graph holds no tensor
     del inputs
     gc.collect()

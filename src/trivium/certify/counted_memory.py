@@ -54,7 +54,7 @@ def _inputs(plan: Plan) -> Inputs:
     return Inputs(
         tokens,
         torch.zeros_like(tokens),
-        weights=torch.ones((here, micro), dtype=torch.float32) if apart else None,
+        weights=torch.ones((here, micro), dtype=torch.float32),
         positions=torch.zeros_like(tokens) if apart else None,
         sight=_sight(plan),
         here=torch.zeros(here, dtype=torch.int64),

@@ -12,7 +12,7 @@ from trivium.kernels.operations import operations_of
 from trivium.parallel.sharding import buckets
 from trivium.parallel.sharding.gradient_sum import GradientSum
 from trivium.parallel.sharding.zero import AdamRule
-from trivium.training.trainer import Rows, Samples, Trainer
+from trivium.training.trainer import Samples, Trainer
 
 PRODUCTS = operations_of("cpu").products
 SIZE = 11
@@ -69,7 +69,7 @@ def test_small_gradients_of_a_step_are_taken_together(
     monkeypatch.setattr(GradientSum, "store", lambda of, parts: (stored.append(len(parts)), store(of, parts))[1])
     for step, waits in enumerate((buckets.WAITS, 0)):
         monkeypatch.setattr(buckets, "WAITS", waits)
-        samples = Samples(0, 2, lambda n, k: Rows(*read(n, k)))
+        samples = Samples(0, 2, read)
         norms.append(trainer.train_step(step, samples, 0.0).gradient_norm)
     vectors = sum(slot.parameter.ndim == 1 for b in several for slot in b.slots)
     if micro_batches == 1:
@@ -189,7 +189,7 @@ def test_no_gradient_takes_memory_before_the_first_backward_of_a_step(
     monkeypatch.setattr(torch.autograd, "backward", lambda *a: (seen.append(held()), backward(*a))[1])
     read = random_rows(plan)
     for step in range(2):
-        trainer.train_step(step, Samples(0, plan.batch.sequences, lambda n, k: Rows(*read(n, k))), 1e-3)
+        trainer.train_step(step, Samples(0, plan.batch.sequences, read), 1e-3)
         assert held() == 0
     micro_batches = plan.batch.sequences // plan.batch.micro
     assert len(seen) == 2 * micro_batches and not any(seen[::micro_batches])

@@ -42,17 +42,17 @@ class Head(nn.Module):
         return self.region.column_product(self.norm(x), table)
 
     def loss(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
-        """Cross-entropy in nats, summed over the tokens that count; the same on every tensor rank.
+        """Cross-entropy in nats, summed over targets with their weights; the same on every tensor rank.
 
-        A sum, not a mean: how many tokens count is known only over all ranks and micro-batches. Where there is a z-loss
-        the gradient is that of both, and the sum of the z-losses is kept, to be taken.
+        A sum, not a mean: the sum of the weights is known only over all ranks and micro-batches. Where there is a
+        z-loss the gradient is that of both, and the sum of the z-losses is kept, to be taken.
         """
         assert inputs.targets is not None, "a loss needs targets"
         losses = self._losses(x, table, inputs.targets)
         if self._z_loss:
             losses, z_losses = losses
-            self._z_losses.append(_counted(z_losses.detach(), inputs))
-        return _counted(losses, inputs)
+            self._z_losses.append(_weighted(z_losses.detach(), inputs))
+        return _weighted(losses, inputs)
 
     def take_z_losses(self) -> list[torch.Tensor]:
         """The summed z-loss of every micro-batch since they were taken last."""
@@ -83,6 +83,7 @@ class Head(nn.Module):
         return all_gather(local, self.region.group).permute(1, 2, 0)[..., : self.model.vocabulary]
 
 
-def _counted(losses: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """The sum over the tokens that count."""
-    return losses.sum() if inputs.weights is None else (losses * inputs.weights).sum()
+def _weighted(losses: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """Return the sum of the losses of all targets, each times its weight."""
+    assert inputs.weights is not None, "every target has a weight"
+    return (losses * inputs.weights).sum()
