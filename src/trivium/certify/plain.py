@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from trivium.certify.oracle.layers import final_norm, layer, rules_of
+from trivium.certify.oracle.layers import embedded, layer, logits_of, rules_of
 from trivium.certify.oracle.terms import Order, Tensor, Weights
 from trivium.certify.rules import drawn
 from trivium.plan.model_shape import ModelShape
@@ -54,15 +54,10 @@ class Losses(NamedTuple):
 def losses_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor, drop: Drop) -> Losses:
     """Return the losses of a batch of tokens and targets [B, S]: cross-entropy and z-loss."""
     order = order_of(model, tokens)
-    x = weights["embedding.tokens.weight"][tokens]
-    if model.positions == "learned":
-        x = x + weights["embedding.positions.weight"][order.numbers]
-    x = drop(x, "embedding")
+    x = drop(embedded(weights, model, tokens, order), "embedding")
     for n in range(model.layers):
         x = layer(weights, model, n, x, order, drop)
-    table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
-    logits = final_norm(weights, model, x) @ table.T
-    logits = logits[order.counts]
+    logits = logits_of(weights, model, x)[order.counts]
     count = max(1, len(logits))
     z_loss = model.z_loss * logits.logsumexp(-1).square().sum() / count
     return Losses(F.cross_entropy(logits, targets[order.counts], reduction="sum") / count, z_loss)
