@@ -98,6 +98,8 @@ def random_plans(number: int) -> list[Plan]:
                 **{name: draw.choice(choices) for name, choices in fields.items()},
                 "rope_columns": draw.choice((None, None, 4)),
                 "embedding_scale": draw.choice((1.0, 3.0)),
+                "residual_scale": draw.choice((1.0, 1.0, 0.3)),
+                "logits_scale": draw.choice((1.0, 1.0, 0.3)),
                 "score_scale": draw.choice((None, 0.3)),
                 "score_cap": draw.choice((None, 2.0)),
                 "logits_cap": draw.choice((None, 2.0)),

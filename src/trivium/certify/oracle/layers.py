@@ -13,8 +13,9 @@ from trivium.certify.oracle.mlp_plain import MLP_PLAIN
 from trivium.certify.oracle.norms import LAYER_NORM, RMS_NORM
 from trivium.certify.oracle.norms_offset import RMS_NORM_OFFSET
 from trivium.certify.oracle.terms import Order, Rule, Settings, Tensor, Twin, Weights, deviations
-from trivium.certify.oracle.wiring import SEQUENTIAL, Drop
+from trivium.certify.oracle.wiring import Drop
 from trivium.certify.oracle.wiring_sandwich import SANDWICH
+from trivium.certify.oracle.wiring_scaled import SEQUENTIAL_SCALED
 from trivium.certify.oracle.wiring_side_by_side import SIDE_BY_SIDE
 from trivium.plan.model_shape import ModelShape
 
@@ -25,7 +26,7 @@ FEED_FORWARDS: Mapping[str, Twin] = MappingProxyType(
     {"plain": MLP_PLAIN, "gated": MLP_GATED, "gated_gelu": MLP_GATED_GELU}
 )
 WIRINGS: Mapping[str, Twin] = MappingProxyType(
-    {"sequential": SEQUENTIAL, "side_by_side": SIDE_BY_SIDE, "sandwich": SANDWICH}
+    {"sequential": SEQUENTIAL_SCALED, "side_by_side": SIDE_BY_SIDE, "sandwich": SANDWICH}
 )
 
 
@@ -93,5 +94,5 @@ def logits_of(weights: Weights, model: ModelShape, x: Tensor) -> Tensor:
     """x [B, S, H] behind the last layer -> logits [B, S, V]."""
     table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
     s = settings_of(model, 0)._replace(form=model)
-    logits = NORMS[model.norm].compute(weights, s, x, "head.norm") @ table.T
+    logits = NORMS[model.norm].compute(weights, s, x, "head.norm") @ table.T * model.logits_scale
     return logits if model.logits_cap is None else model.logits_cap * torch.tanh(logits / model.logits_cap)

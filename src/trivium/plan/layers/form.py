@@ -44,6 +44,8 @@ class LayerForm(Config):
     rope_scaling: RopeScaling | None = None  # rotary positions slowed for longer sequences; None: as they are
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half
     embedding_scale: Above0 = 1.0  # what the embedding is multiplied by
+    residual_scale: Above0 = 1.0  # what attention and feed-forward half are multiplied by before they are added
+    logits_scale: Above0 = 1.0  # what the logits are multiplied by
     logits_cap: Above0 | None = None  # of the logits: cap tanh(logit / cap); None: no cap
     sequence: Positions  # positions per sample
 

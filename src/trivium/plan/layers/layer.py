@@ -12,6 +12,7 @@ from trivium.plan.layers.embedding_scaled import EmbeddingScaled
 from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.head import Head
 from trivium.plan.layers.head_capped import HeadCapped
+from trivium.plan.layers.head_scaled import HeadScaled
 from trivium.plan.layers.mlp_gated import MlpGated
 from trivium.plan.layers.mlp_gated_gelu import MlpGatedGelu
 from trivium.plan.layers.mlp_plain import MlpPlain
@@ -21,6 +22,7 @@ from trivium.plan.layers.part import Division, Kept, Part, Place, Product, Row
 from trivium.plan.layers.positions import Learned
 from trivium.plan.layers.wiring import Sequential, with_norms
 from trivium.plan.layers.wiring_sandwich import Sandwich
+from trivium.plan.layers.wiring_scaled import SequentialScaled
 from trivium.plan.layers.wiring_side_by_side import SideBySide
 
 HALVES = {"attention": "attention", "mlp": "feed-forward"}  # their names in parameters, and for people
@@ -55,7 +57,7 @@ class Layer:
     def of(cls, form: LayerForm) -> "Layer":
         """The layer that the settings describe."""
         return cls(
-            wiring=WIRINGS[form.wiring].of(form),
+            wiring=(WIRINGS[form.wiring] if form.residual_scale == 1 else SequentialScaled).of(form),
             norm=NORMS[form.norm].of(form),
             attention=_attention(form).of(form),
             mlp=FEED_FORWARDS[form.feed_forward].of(form),
@@ -65,6 +67,7 @@ class Layer:
     def problems(form: LayerForm) -> list[str]:
         """Return the contradictions among the settings of a layer."""
         parts = (_attention(form), FEED_FORWARDS[form.feed_forward], NORMS[form.norm], WIRINGS[form.wiring])
+        parts = (*parts, SequentialScaled, HeadScaled)
         return [problem for part in parts for problem in part.problems(form)]
 
     @cached_property
@@ -111,4 +114,6 @@ def embedding_of(form: LayerForm, vocabulary: int) -> Embedding:
 def head_of(form: LayerForm, vocabulary: int, *, tied: bool) -> Head:
     """The head that the settings describe."""
     given = NORMS[form.norm].of(form), vocabulary, form.hidden, tied
-    return Head(*given) if form.logits_cap is None else HeadCapped(*given, form.logits_cap)
+    if form.logits_cap is not None:
+        return HeadCapped(*given, form.logits_cap)
+    return Head(*given) if form.logits_scale == 1 else HeadScaled(*given, form.logits_scale)
