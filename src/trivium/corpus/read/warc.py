@@ -19,6 +19,7 @@ from trivium.corpus.read.streams import Lost, chunks, open_binary, unpacked
 from trivium.corpus.read.warc_frames import Frame, Head, frames, head_end, parse_head
 from trivium.seeds import seed_for
 
+DEFAULT_DATE = "2021-01-15T00:00:00Z"
 _DOCUMENT, _SOURCE = "Trivium-Document", "Trivium-Source"
 _NOT_IN_HEADERS = re.compile(r"[%\x00-\x1f\x7f]|^ | $|(?<= ) ")  # readers join lines and blanks
 _WANTED = ("response", "resource", "conversion")  # conversion: the text records of WET files
@@ -53,7 +54,7 @@ class Page:
     content_type: str
     charset: str | None
     body: bytes
-    date: str = "2021-01-15T00:00:00Z"
+    date: str = DEFAULT_DATE
     document: str = ""
     source: str = ""
 
