@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import RAW, Damage, Document, PassedOver, Trouble
-from trivium.corpus.files import LINES, PAGES, PARQUET, kind_name, name_of, shown
 from trivium.corpus.read.cutting import CUT_FROM, paragraphs_of, pieces_of
 from trivium.corpus.read.encoding import Decoder, decode
+from trivium.corpus.read.files import LINES, PAGES, PARQUET, kind_name, name_of, shown
 from trivium.corpus.read.lines import parsed, rows_of, text_of
 from trivium.corpus.read.parquet_headers import declared, footer_problem
 from trivium.corpus.read.streams import Lost, chunks, open_binary
