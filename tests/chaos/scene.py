@@ -10,7 +10,7 @@ import torch
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.mesh import Mesh
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.errors import CheckpointError
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for

@@ -2,11 +2,11 @@
 
 import pytest
 
+from trivium.corpus.clean.filters import FILTERS, named_steps
 from trivium.corpus.clean.quality import gopher_step
 from trivium.corpus.clean.repetition import measure_all, repetition_step
 from trivium.corpus.config import CurateConfig, QualityConfig, RepetitionConfig
 from trivium.corpus.document import Document
-from trivium.corpus.filters import FILTERS, named_steps
 from trivium.corpus.steps import Drop, Keep
 from trivium.errors import ConfigError
 

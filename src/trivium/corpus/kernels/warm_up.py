@@ -1,4 +1,4 @@
-"""Compiles every kernel, once per user and machine, before anything is timed, forked or run beside others."""
+"""Compiles every kernel, once per user and machine, before any work is timed, forked or run in parallel."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from trivium.corpus.clean.tidy import tidy
 from trivium.corpus.kernels.cache import CACHE, compiling
 from trivium.corpus.kernels.hashed import hashed_ngrams, logistic_scores
 from trivium.corpus.kernels.measures import measures
-from trivium.corpus.kernels.ngrams import are_there, find_ngrams, in_characters, ngram_index, ngrams_of
+from trivium.corpus.kernels.ngrams import find_ngrams, ngram_index, ngrams_of
 from trivium.corpus.kernels.personal import may_be_personal
 from trivium.corpus.kernels.repeats import repeats
 from trivium.corpus.kernels.shingles import band_keys, jaccard_of_pairs, pairs_in_band, shingle_sets, signatures
@@ -21,7 +21,7 @@ NOTE = "compiling kernels, once: about 30 s"
 
 
 def compile_once(progress: Progress = silent) -> None:
-    """Compile every kernel unless that was done before, on this machine or by another process now."""
+    """Compile every kernel, unless the cache has it or another process is compiling it now."""
     with compiling(CACHE, progress) as missing:
         if missing:
             for done, run in enumerate(_RUNS):
@@ -30,7 +30,7 @@ def compile_once(progress: Progress = silent) -> None:
 
 
 def warm_up(progress: Progress = silent) -> None:
-    """Compile every kernel, and load what was compiled into this process: half a second."""
+    """Compile every kernel if necessary, and load the compiled code into this process, which takes half a second."""
     compile_once(progress)
     for run in _RUNS:
         run()
@@ -46,10 +46,7 @@ def _find_similar() -> None:
 
 def _find_ngrams() -> None:
     texts = texts_of(_TEXTS)
-    ngrams = ngrams_of(texts)
-    found = find_ngrams(texts, ngram_index(ngrams))
-    are_there(texts, found, texts, ngrams)
-    in_characters(texts, found)
+    find_ngrams(texts, ngram_index(ngrams_of(texts)))
 
 
 def _score() -> None:

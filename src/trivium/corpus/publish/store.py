@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
     [("id", pa.string()), ("source", pa.string()), ("text", pa.large_string()), ("metadata", pa.string())]
 )
 
-# Texts hardly ever repeat and have no order, so neither a dictionary nor statistics of them are worth their time.
+# Texts hardly ever repeat and have no order, so neither a dictionary nor statistics of them are useful.
 PACKING: Mapping[str, Any] = MappingProxyType(
     {"compression": "zstd", "use_dictionary": ["source"], "write_statistics": ["id", "source"]}
 )
@@ -39,7 +39,7 @@ _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
 
 def write_documents(directory: Path, documents: Iterable[Document], *, shard_bytes: int = 64 << 20) -> dict[str, Any]:
-    """Write documents in order, a new shard every `shard_bytes` of text; returns the manifest."""
+    """Write documents in order, with a new shard every `shard_bytes` of text. Return the manifest."""
     directory.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Any]] = []
     pending: list[Document] = []
@@ -78,7 +78,7 @@ def documents_in(table: pa.Table) -> Iterator[Document]:
 
 
 def write_shard(path: Path, table: pa.Table) -> dict[str, Any]:
-    """Write one shard; the same table gives the same bytes. Returns its entry, with counts by source."""
+    """Write one shard. The same table gives the same bytes. Return its entry, with counts by source."""
     pq.write_table(table.combine_chunks(), path, **PACKING)
     sizes = pc.binary_length(table["text"])
     grouped = pa.table({"source": table["source"], "size": sizes}).group_by("source")
@@ -110,7 +110,7 @@ def write_manifest(directory: Path, shards: Sequence[dict[str, Any]]) -> dict[st
 
 
 def is_store(directory: Path) -> bool:
-    """Return whether a folder has a manifest of ours, even a damaged one: other tools write manifests, too."""
+    """Return whether a folder has a manifest of Trivium, even a damaged one. Other software writes manifests too."""
     if not (directory / MANIFEST).is_file():
         return False
     try:
@@ -127,7 +127,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def read_documents(directory: Path, *, verify: bool = True) -> Iterator[Document]:
-    """Yield every document in the order written; a shard whose bytes changed is refused before any of it is used."""
+    """Yield every document in the order written. Raises DataError for a shard whose bytes changed before it is used."""
     for table in read_tables(directory, verify=verify):
         yield from documents_in(table)
 
@@ -155,7 +155,7 @@ def _tables_of(
         raise DataError(f"{path} is missing, but the manifest lists it; curate the corpus again")
     if verify and file_sha256(path) != shard["sha256"]:
         raise DataError(f"{path} does not have the sha256 in the manifest ({shard['sha256'][:12]}…): damaged")
-    # The manifest's hash says only that the file was written so, by whomever.
+    # The hash in the manifest does not say who wrote the file, so the file is not trusted.
     try:
         with open_regular(path) as stored:
             if problem := footer_problem(stored):

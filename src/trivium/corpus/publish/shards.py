@@ -1,9 +1,8 @@
 """The second pass of a curation: parts become shards without duplicates and evaluation text.
 
-A shard is made of consecutive parts. Which ones depends on their sizes alone.
+A shard is made of consecutive parts. Its limits depend on the sizes of the parts alone.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,24 +14,33 @@ import numpy as np
 import pyarrow as pa
 
 from trivium.corpus.config import CurateConfig
-from trivium.corpus.dedup.comparison import REASONS, Decisions, Fate, decisions_of, survivor_ids
+from trivium.corpus.dedup.comparison import (
+    PART_LIST,
+    REASONS,
+    CurationJob,
+    Decisions,
+    Fate,
+    Part,
+    all_parts,
+    decisions_of,
+    survivor_ids,
+)
 from trivium.corpus.document import Document
 from trivium.corpus.engine import Result
-from trivium.corpus.first_pass import evaluation_keys
 from trivium.corpus.kernels.texts import texts_of
-from trivium.corpus.parts import PART_LIST, CurationJob, Part, all_parts
 from trivium.corpus.publish.output import write_piece
+from trivium.corpus.publish.store import SCHEMA, documents_in, documents_table
 from trivium.corpus.read.ids import keys_of
-from trivium.corpus.select.decontaminate import Counters, Hit, Keys, decontaminate
-from trivium.corpus.select.evaluation_texts import evaluation_texts
+from trivium.corpus.select.decontaminate import Counters, Keys, decontaminate
+from trivium.corpus.select.evaluation_texts import evaluation_keys, evaluation_texts
 from trivium.corpus.steps import Drop, Tally, packed_lines, reject_line
-from trivium.corpus.store import SCHEMA, documents_in, documents_table
-from trivium.corpus.work import COUNTS, lay_down, read_array, read_job, save_array, state_of
+from trivium.corpus.work import COUNTS, lay_down, read_array, read_job, read_json, save_array, state_of
 from trivium.provenance import write_json
 
 SHARDS, COMMON, MARKED = "shards", "common.json", "marked.npy"
 EXACT_STEP, NEAR_STEP, CUT_STEP = "exact duplicates", "near duplicates", "decontamination"
 CUT_AWAY = "evaluation text in most of it"
+_NEAR = (Fate.NEAR, Fate.NEAR_HELDOUT)
 _REMEDIES = MappingProxyType(
     {
         REASONS[Fate.NEAR]: "dedup.threshold=1",
@@ -41,11 +49,11 @@ _REMEDIES = MappingProxyType(
         CUT_AWAY: "decontamination.piece=0",
     }
 )
-_NEAR = (Fate.NEAR, Fate.NEAR_HELDOUT)
 
 
-def find_common(job: CurationJob, parts: Sequence[Part]) -> Counter[str]:
-    """Count the keys that are so frequent in the documents left that they are common phrases."""
+def find_common(job: CurationJob, parts: Sequence[Part]) -> dict[str, int]:
+    """Return how often each key occurs in the remaining documents, for keys so frequent that they are common
+    phrases."""
     if not job.path(COMMON).is_file():
         counts: Counter[str] = Counter()
         for part in parts[1:]:
@@ -55,18 +63,19 @@ def find_common(job: CurationJob, parts: Sequence[Part]) -> Counter[str]:
                     counts.update(keys)
         least = job.config.decontamination.common
         write_json(job.path(COMMON), {key: n for key, n in sorted(counts.items()) if n >= least})
-    return Counter(_common(job))
+    return read_json(job.path(COMMON))
 
 
 def find_marked(job: CurationJob, parts: Sequence[Part]) -> None:
-    """Write the hashes of ids that look like those of pieces, so that no piece gets one of them."""
+    """Write the hashes of ids that look like those of pieces, so that no piece gets one of these ids."""
     if not job.path(MARKED).is_file():
         ids = [identity for part in parts[1:] for identity in part.counts()["marked"]]
         save_array(job.path(MARKED), np.sort(keys_of(ids)))
 
 
 def shard_groups(job: CurationJob, parts: Sequence[Part]) -> list[list[Part]]:
-    """Group consecutive parts, as many as fill a shard. The part of held-out documents is in no group."""
+    """Group consecutive parts until they fill a shard. The groups depend on the sizes of the parts alone. The part of
+    the held-out documents is in no group."""
     groups: list[list[Part]] = []
     size = job.config.shard_bytes
     for part in parts[1:]:
@@ -79,7 +88,7 @@ def shard_groups(job: CurationJob, parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def clean_shard(work: str, item: str) -> Result:
-    """Write the documents, rejects and counts of the shard of this number: the task of the second pass."""
+    """Write the documents, rejects and counts of the shard of this number. A task."""
     job = read_job(work, CurateConfig)
     folder = job.path(SHARDS, f"{int(item):05d}")
     if not folder.is_dir():
@@ -94,6 +103,22 @@ def clean_shard(work: str, item: str) -> Result:
     return {}
 
 
+@lru_cache(maxsize=2)  # once in each process, not for each shard
+def _groups(job: CurationJob, _: tuple[str, int, int]) -> list[list[Part]]:
+    return shard_groups(job, all_parts(job))
+
+
+@lru_cache(maxsize=2)  # made once in a process
+def _spared_keys(job: CurationJob) -> Keys:
+    """Return the n-grams of the evaluation texts without common phrases."""
+    common = read_json(job.path(COMMON))
+    if not common:
+        return evaluation_keys(job)
+    keys = Keys(evaluation_texts(Path(job.source), job.config), job.config.decontamination)
+    keys.spare(common)
+    return keys
+
+
 class _Cleaner:
     """Removes duplicates and evaluation text from the parts of one shard, and counts."""
 
@@ -106,7 +131,7 @@ class _Cleaner:
         self.tallies = {name: Tally(name) for name in (EXACT_STEP, NEAR_STEP, CUT_STEP)}
 
     def clean(self, part: Part) -> pa.Table:
-        """Return the documents of a part that are left, some of them cut into pieces."""
+        """Return the remaining documents of a part, some of them cut into pieces."""
         table, decisions = part.table(SCHEMA.names), decisions_of(self._job, part)
         self._drop(table, decisions)
         kept = table.filter(pa.array(decisions.fates == Fate.KEPT))
@@ -115,14 +140,14 @@ class _Cleaner:
         touched = np.flatnonzero(np.isin(np.flatnonzero(decisions.fates == Fate.KEPT), rows))
         self.counters.documents += kept.num_rows - len(touched)
         pieces, origins = self._cut(kept.take(touched), touched.tolist())
-        whole = np.setdiff1d(np.arange(kept.num_rows), touched)
-        left = pa.concat_tables([kept.take(whole), documents_table(pieces)])
-        left = left.take(np.argsort(np.concatenate([whole, np.array(origins, np.int64)]), kind="stable"))
+        untouched = np.setdiff1d(np.arange(kept.num_rows), touched)
+        left = pa.concat_tables([kept.take(untouched), documents_table(pieces)])
+        left = left.take(np.argsort(np.concatenate([untouched, np.array(origins, np.int64)]), kind="stable"))
         self._count(CUT_STEP, left)
         return left
 
     def counts(self) -> dict[str, Any]:
-        """Return what the steps of this pass did."""
+        """Return the counts of this pass's steps."""
         return {
             "tallies": [tally.as_json() for tally in self.tallies.values()],
             "decontamination": self.counters.as_json(),
@@ -130,8 +155,8 @@ class _Cleaner:
         }
 
     def _drop(self, table: pa.Table, decisions: Decisions) -> None:
-        left_by_exact = np.isin(decisions.fates, [Fate.KEPT, *_NEAR])
-        self._count(EXACT_STEP, table.filter(pa.array(left_by_exact)))
+        """Count the exact duplicates, and reject all documents that did not survive."""
+        self._count(EXACT_STEP, table.filter(pa.array(np.isin(decisions.fates, [Fate.KEPT, *_NEAR]))))
         rows = np.flatnonzero(decisions.fates != Fate.KEPT)
         survivors = survivor_ids(self._job, decisions.survivors[rows])
         documents = documents_in(table.take(rows))
@@ -143,22 +168,19 @@ class _Cleaner:
             self._reject(document, NEAR_STEP if fate in _NEAR else EXACT_STEP, REASONS[fate], **detail)
 
     def _cut(self, table: pa.Table, rows: list[int]) -> tuple[list[Document], list[int]]:
-        """Return what is left of documents with evaluation text, and the row that each piece comes from."""
+        """Return the pieces of documents with evaluation text, and the row that each piece comes from."""
         pieces: list[Document] = []
         origins: list[int] = []
         hits = self._keys.hits(texts_of(table["text"]))
         for number, (row, document) in enumerate(zip(rows, documents_in(table), strict=True)):
-            left = self._left_of(document, hits.get(number, []))
+            config = self._job.config.decontamination
+            left = decontaminate(document, hits.get(number, []), config, self.counters, self._is_marked)
+            self.tallies[CUT_STEP].added += max(len(left) - 1, 0)
+            if not left:
+                self._reject(document, CUT_STEP, CUT_AWAY)
             pieces += left
             origins += [row] * len(left)
         return pieces, origins
-
-    def _left_of(self, document: Document, hits: list[Hit]) -> list[Document]:
-        left = decontaminate(document, hits, self._job.config.decontamination, self.counters, self._is_marked)
-        self.tallies[CUT_STEP].added += max(len(left) - 1, 0)
-        if not left:
-            self._reject(document, CUT_STEP, CUT_AWAY)
-        return left
 
     def _is_marked(self, identity: str) -> bool:
         return bool(np.isin(keys_of([identity]), self._marked)[0])
@@ -171,24 +193,3 @@ class _Cleaner:
     def _reject(self, document: Document, step: str, reason: str, **detail: Any) -> None:
         self.tallies[step].drop(document, Drop(reason, _REMEDIES.get(reason, "")))
         self.lines.append(reject_line(document, step, reason, **detail))
-
-
-@lru_cache(maxsize=2)  # once in each process, not for each shard
-def _groups(job: CurationJob, _: tuple[str, int, int]) -> list[list[Part]]:
-    return shard_groups(job, all_parts(job))
-
-
-@lru_cache(maxsize=2)
-def _spared_keys(job: CurationJob) -> Keys:
-    """Return the n-grams of the evaluation texts without common phrases; made once in a process."""
-    common = _common(job)
-    if not common:
-        return evaluation_keys(job)
-    keys = Keys(evaluation_texts(Path(job.source), job.config), job.config.decontamination)
-    keys.spare(common)
-    return keys
-
-
-def _common(job: CurationJob) -> dict[str, int]:
-    found: dict[str, int] = json.loads(job.path(COMMON).read_text(encoding="utf-8"))
-    return found

@@ -7,12 +7,12 @@ import os
 import pytest
 
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.corpus.curate import curate
 from trivium.corpus.document import Document
-from trivium.corpus.files import input_files, list_files, relative_name, source_of, told_endings
 from trivium.corpus.harvest.harvest import harvest
+from trivium.corpus.pipeline import curate
+from trivium.corpus.publish.store import read_documents
+from trivium.corpus.read.files import input_files, list_files, relative_name, source_of, told_endings
 from trivium.corpus.read.read import read_any
-from trivium.corpus.store import read_documents
 from trivium.errors import DataError
 
 
