@@ -13,6 +13,7 @@ from trivium.evaluation.requests import Request
 from trivium.evaluation.windows import Encoded, encode_all, rolling_windows, windows_of
 from trivium.model.generate import Choice
 from trivium.plan.layout import Layout
+from trivium.seeds import seed_for
 
 SHARED = "Some text that every question begins with. "
 REQUESTS = [
@@ -143,7 +144,9 @@ def test_kv_cache_changes_no_text(family, settings):
     together = scorer.generate(PROMPTS, settings=settings)
     for number, prompt in enumerate(PROMPTS):
         ids = TOKENIZER.encode(prompt) or [TOKENIZER.end_of_text]
-        draft = scorer._draft(number, ids, settings)
+        seed = seed_for(settings.seed, "prompt", number)
+        choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
+        draft = scorer.draft(ids, choice, stop=settings.stop, max_tokens=settings.max_tokens)
         uncached(scorer, draft)
         text = TOKENIZER.decode([t for t in draft.drawn if t != TOKENIZER.end_of_text])
         assert together[number] == text

@@ -100,11 +100,14 @@ class NativeScorer:
         """Return the text that the model generates after each prompt."""
         end = self.tokenizer.end_of_text
         ids = self.tokenizer.prompt_ids(prompts)
-        drafts = [self._draft(number, prompt, settings) for number, prompt in enumerate(ids)]
-        drawn = self.continue_drafts(drafts)
+        drafts = []
+        for number, prompt in enumerate(ids):
+            seed = seed_for(settings.seed, "prompt", number)
+            choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
+            drafts.append(self.draft(prompt, choice, stop=settings.stop, max_tokens=settings.max_tokens))
         texts = [
             self.tokenizer.decode_after(prompt, [t for t in written if t != end])
-            for prompt, written in zip(ids, drawn, strict=True)
+            for prompt, written in zip(ids, self.continue_drafts(drafts), strict=True)
         ]
         return [cut_at(settings.stop, text) for text in texts]
 
@@ -146,11 +149,6 @@ class NativeScorer:
             sums.append((sum(likelihoods[begin:end]), not any(missed[begin:end])))
             begin = end
         return sums
-
-    def _draft(self, number: int, prompt: list[int], settings: Sampling) -> Draft:
-        seed = seed_for(settings.seed, "prompt", number)
-        choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
-        return self.draft(prompt, choice, stop=settings.stop, max_tokens=settings.max_tokens)
 
     def draft(self, prompt: list[int], choice: Choice, *, stop: Sequence[str], max_tokens: int) -> Draft:
         """Create a draft that ends with the document or with one of the texts in `stop`."""

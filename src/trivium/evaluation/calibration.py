@@ -31,13 +31,8 @@ def calibration_error(scores: Scores, gold: Labels) -> tuple[float, list[dict[st
     sure, good = probabilities.max(1), probabilities.argmax(1) == gold
     which = np.minimum((sure * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
     bins = [
-        {
-            "n": int((which == b).sum()),
-            "sureness": float(sure[which == b].mean()),
-            "accuracy": float(good[which == b].mean()),
-        }
-        for b in range(CONFIDENCE_BINS)
-        if (which == b).any()
+        {"n": int(mask.sum()), "sureness": float(sure[mask].mean()), "accuracy": float(good[mask].mean())}
+        for mask in (which == b for b in np.unique(which))
     ]
     error = sum(b["n"] * abs(b["sureness"] - b["accuracy"]) for b in bins) / len(gold)
     return float(error), bins
