@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from trivium.config import MOST
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
-from trivium.provenance import file_sha256, write_json
-from trivium.tokens.encode import file_stems
-from trivium.tokens.entropy import entropy, unigram_entropy
-from trivium.tokens.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER
+from trivium.provenance import file_sha256
+from trivium.tokens.encode import file_stems, write_tokens_manifest
+from trivium.tokens.manifest import SPLITS, TOKENIZER
 from trivium.tokens.shards import TokenShard, files_of
 from trivium.tokens.split import TRAIN, VALIDATION
 from trivium.tokens.tokenizer import Tokenizer
@@ -90,19 +89,15 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
     begun = 2 * sum(ids.begun) > sum(len(one.shard) for one in found.values())
     written = tokenizer if begun else tokenizer.without_opening()
     files |= {path.name: file_sha256(path) for path in written.save(out / TOKENIZER)}
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        **written.manifest,
-        "dtype": ", ".join(sorted({one.shard.tokens.dtype.name for one in found.values()})),
-        "validation": "pairs of their own" if pairs.validation else "last documents of each pair",
-        "sources": {source: {"weight": weights[source], **entry} for source, entry in entries.items()},
-        "totals": {split: _totals(entries.values(), split) for split in SPLITS},
-        "unigram_entropy": unigram_entropy(counts[TRAIN], counts[VALIDATION]),
-        "validation_entropy": entropy(counts[VALIDATION]),
-        "files": files,
-    }
-    write_json(out / MANIFEST, manifest)
-    return manifest
+    return write_tokens_manifest(
+        out,
+        written,
+        {source: {"weight": weights[source], **entry} for source, entry in entries.items()},
+        counts,
+        dtype=", ".join(sorted({one.shard.tokens.dtype.name for one in found.values()})),
+        validation="pairs of their own" if pairs.validation else "last documents of each pair",
+        files=files,
+    )
 
 
 def source_names(prefixes: Iterable[Path]) -> dict[str, Path]:
@@ -224,8 +219,3 @@ def _same(one: NDArray[np.integer], other: NDArray[np.integer]) -> bool:
     """Whether both arrays have the same ids. Most pairs differ in length or in the first block."""
     blocks = (slice(at, at + _BLOCK_TOKENS) for at in range(0, len(one), _BLOCK_TOKENS))
     return len(one) == len(other) and all(np.array_equal(one[block], other[block]) for block in blocks)
-
-
-def _totals(entries: Iterable[Mapping[str, Any]], split: str) -> dict[str, int]:
-    mine = [entry[split] for entry in entries if split in entry]
-    return {key: sum(one[key] for one in mine) for key in ("documents", "tokens")}

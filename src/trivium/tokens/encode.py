@@ -32,10 +32,12 @@ from trivium.tokens.entropy import entropy, unigram_entropy
 from trivium.tokens.gather import ShardSet
 from trivium.tokens.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER
 from trivium.tokens.marks import END_OF_TEXT
-from trivium.tokens.pieces import PIECE_SCHEMA, Work, encode_pieces, read_piece
+from trivium.tokens.pieces import Work, encode_pieces, read_piece
 from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, Survey, choose_held_out, parts_of, survey
 from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, load_tokenizer, train_tokenizer
 from trivium.untrusted import read_json
+
+Counts = Mapping[str, NDArray[np.int64]]  # occurrences of each id by split [vocabulary]
 
 
 def tokenize(
@@ -74,23 +76,49 @@ def tokenize(
     dtype = config.shard_dtype(tokenizer.vocabulary)
     progress(total, total, "writing shards")
     shards = ShardSet(out, file_stems(weights), dtype=dtype, vocabulary=tokenizer.vocabulary)
-    sources = _sources(shards, files, weights)
+    for file in files:
+        shards.append(read_piece(file))
+    entries = shards.close()
+    sources = {name: {"weight": weights[name], **entries.get(name, {})} for name in weights}
     if work is None:
         discard(pieces)
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        **tokenizer.manifest,
-        "dtype": dtype,
-        "seed": seed,
-        "validation": "whole documents" if held_out.tail_of < 0 else "tail of one document",
-        "sources": sources,
-        "totals": {split: _totals(sources.values(), split) for split in SPLITS},
-        "unigram_entropy": unigram_entropy(shards.counts[TRAIN], shards.counts[VALIDATION]),
-        "validation_entropy": entropy(shards.counts[VALIDATION]),
-        "files": {p.name: file_sha256(p) for p in sorted(out.iterdir()) if p.is_file() and p.name != LOCK},
-    }
-    write_json(out / MANIFEST, manifest)
+    manifest = write_tokens_manifest(
+        out,
+        tokenizer,
+        sources,
+        shards.counts,
+        dtype=dtype,
+        seed=seed,
+        validation="whole documents" if held_out.tail_of < 0 else "tail of one document",
+        files={p.name: file_sha256(p) for p in sorted(out.iterdir()) if p.is_file() and p.name != LOCK},
+    )
     progress(total, total, f"{manifest['totals']['train']['tokens']} training tokens")
+    return manifest
+
+
+def write_tokens_manifest(
+    directory: Path, tokenizer: Tokenizer, sources: Mapping[str, Mapping[str, Any]], counts: Counts, **more: Any
+) -> dict[str, Any]:
+    """Write the manifest of a token directory and return it. sources: weight and splits of each source."""
+    totals = {}
+    for split in SPLITS:
+        parts = [entry[split] for entry in sources.values() if split in entry]
+        keys = [key for key in ("documents", "tokens", "text_bytes") if all(key in part for part in parts)]
+        totals[split] = {key: sum(part[key] for part in parts) for key in keys}
+    manifest = {
+        "format": FORMAT,
+        "tokenizer_sha256": tokenizer.sha256,
+        "vocabulary": tokenizer.vocabulary,
+        "end_of_text": tokenizer.end_of_text,
+        "end_token": tokenizer.marks.end,
+        "opening": tokenizer.opening,
+        "sources": sources,
+        "totals": totals,
+        "unigram_entropy": unigram_entropy(counts[TRAIN], counts[VALIDATION]),
+        "validation_entropy": entropy(counts[VALIDATION]),
+        **more,
+    }
+    write_json(directory / MANIFEST, manifest)
     return manifest
 
 
@@ -149,7 +177,6 @@ def _begin(work: Path, config: TokensConfig, store: Path, given: Tokenizer | Non
         "documents": file_sha256(store / STORE_MANIFEST),
         "tokenizer": given.identity if given else "",
         "seed": seed,
-        "columns": PIECE_SCHEMA.names,
     }
     if not (work / JOB).is_file() or read_json(work / JOB) != job:
         discard(work)
@@ -206,17 +233,3 @@ def _taken_bytes(store: Path, found: Survey, held_out: HeldOut, *, limit: int, s
 def _beginning(text: str, most: int) -> str:
     """Return the beginning of a text that has at most `most` bytes, cut between characters."""
     return text if 4 * len(text) <= most else text.encode()[:most].decode("utf-8", "ignore")
-
-
-def _sources(shards: ShardSet, files: Iterable[Path], weights: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    for file in files:
-        shards.append(read_piece(file))
-    entries = shards.close()
-    return {name: {"weight": weights[name], **entries.get(name, {})} for name in weights}
-
-
-def _totals(sources: Iterable[Mapping[str, Any]], split: str) -> dict[str, int]:
-    totals: Counter[str] = Counter({"documents": 0, "tokens": 0, "text_bytes": 0})
-    for entry in sources:
-        totals.update({k: v for k, v in entry.get(split, {}).items() if k != "prefix"})
-    return dict(totals)
