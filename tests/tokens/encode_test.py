@@ -14,10 +14,10 @@ from trivium.provenance import file_sha256
 from trivium.seeds import generator_for
 from trivium.tokens import encode, pieces
 from trivium.tokens.config import TokensConfig
-from trivium.tokens.encode import blend_weights, file_stems, tokenize
-from trivium.tokens.gather import ShardSet
+from trivium.tokens.encode import blend_weights, entropy, file_stems, tokenize, unigram_entropy
 from trivium.tokens.lineage import Lineage, lineage_file
 from trivium.tokens.manifest import open_shards
+from trivium.tokens.pieces import ShardSet
 from trivium.tokens.shards import TokenShard
 from trivium.tokens.split import survey
 from trivium.tokens.tokenizer import load_tokenizer, train_tokenizer
@@ -324,3 +324,18 @@ def test_lineage_names_originals_of_cut_documents(tmp_path):
     table = pa.concat_tables(pq.read_table(path) for path in sorted(out.glob("documents-*.parquet")))
     said = {row["document"]: row["of"] for row in table.to_pylist()}
     assert said == {"a#0": None, "a#1": "a", "b": None, "b#7": None}
+
+
+def test_entropies_are_mean_surprise():
+    counts, text = np.asarray([7, 0, 2]), [0, 0, 1, 2]
+    expected = -sum(np.log((counts[t] + 1) / 12) for t in text) / 4
+    assert unigram_entropy(counts, np.bincount(text)) == pytest.approx(expected)
+    text = [0, 0, 3, 4]
+    expected = -sum(np.log(text.count(t) / 4) for t in text) / 4
+    assert entropy(np.bincount(text, minlength=9)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(2048, "uint16"), (65499, "uint16"), (65500, "int32")])
+def test_shards_use_two_bytes_if_ids_fit(vocabulary, dtype):
+    assert TokensConfig().shard_dtype(vocabulary) == dtype
+    assert TokensConfig(dtype="int32").shard_dtype(vocabulary) == "int32"

@@ -11,8 +11,7 @@ from trivium.comms.collectives import sum_over_ranks_
 from trivium.comms.launch import ALONE
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
-from trivium.evaluation.branches import batches, families
-from trivium.evaluation.reading import read_batch
+from trivium.evaluation.branches import batches, families, read_batch
 from trivium.evaluation.requests import Request, Sampling, Scored, portions
 from trivium.evaluation.windows import Encoded, Window, encode_all, rolling_windows, windows_of
 from trivium.kernels.dtypes import DTYPES

@@ -70,8 +70,7 @@ Pair = tuple[tuple[str, str], list[int], list[int]]
 
 @register_model("trivium")
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """Implements the harness's model interface with a scorer. Requests are scored as token ids, so that the harness's
-    own encoding rules apply."""
+    """Implements the harness's model interface. Requests are scored as token ids, which the harness encodes."""
 
     def __init__(
         self,
@@ -107,17 +106,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """The id of the token that ends a document, and thereby starts the next."""
         return self.scorer.tokenizer.end_of_text
 
     @property
     def prefix_token_id(self) -> int:
-        """The id that precedes a text without context."""
         return self.scorer.tokenizer.before_text
 
     @property
     def max_length(self) -> int:
-        """The sequence length of the model, in tokens."""
         return self.scorer.sequence
 
     @property

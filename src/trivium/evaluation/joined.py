@@ -7,8 +7,7 @@ Tree = Mapping[str, Any]
 
 
 def is_same(one: Tree, other: Tree) -> bool:
-    """Whether two descriptions are of the same checkpoint: equal steps, tokens and parameters, and equal hashes if
-    both have one."""
+    """Whether two descriptions are of the same checkpoint; hashes are compared if both have one."""
     both = {"step", "tokens", "parameters"} | ({"sha256"} & one.keys() & other.keys())
     return all(one.get(key) == other.get(key) for key in both)
 
@@ -33,11 +32,8 @@ def joined(earlier: Tree, found: Tree, asked: Sequence[Tree]) -> dict[str, Any]:
 
 
 def loses(earlier: Tree, tree: Tree) -> bool:
-    """Whether `tree` lacks a result or a point of the series of `earlier`.
-
-    A result counts as present only for the same checkpoint and tokenizer, and if task, number of shots and
-    questions are the same.
-    """
+    """Whether `tree` lacks a point of the series of `earlier`, or a result for the same checkpoint, tokenizer and
+    questions."""
     if not is_same(earlier["model"], tree["model"]) or not _alike(earlier, tree):
         return True
     for task, by_shots in earlier["tasks"].items():

@@ -70,8 +70,7 @@ def window_of(encoded: Encoded, sequence: int) -> Window:
 
 
 def windows_of(encoded: Encoded, sequence: int) -> list[Window]:
-    """Return the windows whose log-likelihoods add up to the request's: one, unless the continuation alone is too
-    long."""
+    """Return windows whose log-likelihoods add up to the request's: one, unless the continuation is too long."""
     if len(encoded.continuation) <= sequence:
         return [window_of(encoded, sequence)]
     # The first tokens follow the context's last token; the others are read like a long text.

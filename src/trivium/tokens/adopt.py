@@ -27,9 +27,8 @@ _BLOCK_TOKENS = 1 << 22
 class Pairs(NamedTuple):
     """Prefixes of pairs.
 
-    weights: those of `train` in any unit; empty: proportional to their tokens. fraction: part of each pair's tokens,
-    at its end, used for validation if `validation` is empty. ended: whether every document must end with the
-    tokenizer's end-of-text token.
+    weights: of `train` in any unit; empty: proportional to their tokens. fraction: part of each pair's tokens, at its
+    end, that validates if `validation` is empty. ended: whether every document must end with the end-of-text token.
     """
 
     train: tuple[Path, ...]
@@ -101,8 +100,7 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
 
 
 def source_names(prefixes: Iterable[Path]) -> dict[str, Path]:
-    """Name each pair by the last part of its prefix, or by all of it if that is not unique. Raises ConfigError for a
-    duplicate."""
+    """Name each pair by the last part of its prefix, or by all of it if that is not unique. Refuses duplicates."""
     every = list(prefixes)
     often = Counter(prefix.resolve() for prefix in every)
     if twice := next((prefix for prefix in every if often[prefix.resolve()] > 1), None):
@@ -135,8 +133,7 @@ def _weights(pairs: Pairs, entries: Mapping[str, Mapping[str, Any]]) -> dict[str
 class _Ids(NamedTuple):
     """Checks the ids of pairs, and counts each id by split [vocabulary].
 
-    begun: number of documents of each block that begin with the tokenizer's opening. Most pairs have it always or
-    never.
+    begun: number of documents of each block that begin with the opening; most pairs have it always or never.
     """
 
     tokenizer: Tokenizer
@@ -145,8 +142,7 @@ class _Ids(NamedTuple):
     begun: list[int]
 
     def read(self, pair: Adopted, told: Callable[[int], None]) -> str:
-        """Count and check a pair's ids, and return the sha256 of its `.bin`. told: called with the number of tokens
-        read."""
+        """Count and check a pair's ids, and return the sha256 of its `.bin`. told: called with the tokens read."""
         tokens, starts = pair.shard.tokens, pair.shard.document_starts
         digest = hashlib.sha256()
         for at in range(0, len(tokens), _BLOCK_TOKENS):

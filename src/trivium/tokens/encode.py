@@ -28,11 +28,9 @@ from trivium.provenance import (
 from trivium.seeds import seed_for
 from trivium.tokens.blend import rounded
 from trivium.tokens.config import TokensConfig
-from trivium.tokens.entropy import entropy, unigram_entropy
-from trivium.tokens.gather import ShardSet
 from trivium.tokens.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER
 from trivium.tokens.marks import END_OF_TEXT
-from trivium.tokens.pieces import Work, encode_pieces, read_piece
+from trivium.tokens.pieces import ShardSet, Work, encode_pieces, read_piece
 from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, Survey, choose_held_out, parts_of, survey
 from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, load_tokenizer, train_tokenizer
 from trivium.untrusted import read_json
@@ -52,11 +50,10 @@ def tokenize(
 ) -> dict[str, Any]:
     """Tokenize the curated corpus in `source` into the existing directory `out`, and return the manifest.
 
-    Reads `source/documents` (a document store) and `source/blend.json` (weights by source).
-    workers: number of pieces encoded in parallel; it does not affect the result.
-    work: folder of finished pieces, from which an interrupted call resumes. A caller that names it also deletes it.
-    Raises DataError if the corpus is empty, damaged, or has a source without weight, and ConfigError if the
-    configured tokenizer has another number of ids than configured.
+    Reads `source/documents` (a document store) and `source/blend.json` (weights by source). workers: number of pieces
+    encoded in parallel; it does not affect the result. work: folder of finished pieces, from which an interrupted call
+    resumes; a caller that names it also deletes it. Raises DataError if the corpus is empty or damaged, or has a source
+    without weight.
     """
     store = source / "documents"
     found = survey(store, seed=seed)
@@ -122,6 +119,28 @@ def write_tokens_manifest(
     return manifest
 
 
+def unigram_entropy(train_counts: NDArray[np.int64], validation_counts: NDArray[np.int64]) -> float:
+    """Return nats per validation token under the training frequencies with add-one smoothing.
+
+    A language model has to beat it. Both arguments are counts of ids [vocabulary].
+    """
+    nats = -np.log(add_one(train_counts))
+    return float((nats * validation_counts).sum() / validation_counts.sum())
+
+
+def entropy(counts: NDArray[np.int64]) -> float:
+    """Return nats per token under the text's own frequencies, the minimum of any unigram prediction."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def add_one(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the probability of each id with add-one (Laplace) smoothing."""
+    raised = np.asarray(counts, dtype=np.float64) + 1.0
+    probabilities: NDArray[np.float64] = raised / raised.sum()
+    return probabilities
+
+
 def blend_weights(path: Path, sources: Iterable[str]) -> dict[str, float]:
     """Return the weights of the sources that have documents, scaled to sum to 1.
 
@@ -156,8 +175,7 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
 
 
 def configured_tokenizer(config: TokensConfig) -> Tokenizer:
-    """Return the tokenizer that `config.tokenizer` names. Raises DataError if it does not exist, and ConfigError if
-    its end-of-text token is uncertain or its number of ids is not the configured one."""
+    """Return the tokenizer that `config.tokenizer` names. Raises ConfigError for another number of ids."""
     tokenizer = given_tokenizer(str(config.tokenizer), config.end_of_text)
     if tokenizer.vocabulary != config.vocabulary:
         size = tokenizer.vocabulary
@@ -215,8 +233,7 @@ def _training_texts(store: Path, found: Survey, held_out: HeldOut, *, limit: int
 def _taken_bytes(store: Path, found: Survey, held_out: HeldOut, *, limit: int, seed: int) -> NDArray[np.int64]:
     """Return how many bytes of each document train the tokenizer.
 
-    Documents are taken in a random order keyed by their ids until the limit is reached. Independent draws per
-    document would keep the limit only on average: a few large documents could exceed it, or none be drawn.
+    Documents are taken in a random order until the limit is reached. Independent draws would keep it only on average.
     """
     sizes = np.where(held_out.whole, 0, found.text_bytes)
     if sizes.sum() <= limit:

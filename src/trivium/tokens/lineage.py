@@ -49,11 +49,7 @@ def lineage_file(shard: TokenShard) -> Path:
 
 
 class LineageWriter:
-    """Appends documents to a shard's lineage table.
-
-    The file is opened only after many documents, because a corpus may have more sources than a process may open
-    files.
-    """
+    """Appends documents to a shard's lineage table. It is opened only after many documents, to limit open files."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,8 +60,7 @@ class LineageWriter:
     def append(
         self, documents: pa.Array | Sequence[str], wholes: pa.Array | Sequence[str | None], lengths: NDArray[np.int64]
     ) -> None:
-        """Append documents: their ids, the ids of the documents that they are pieces of, and their lengths in
-        tokens."""
+        """Append documents: ids, ids of the documents that they are pieces of, and lengths in tokens."""
         more = pa.table({"document": documents, "of": wholes, "tokens": lengths}, schema=SCHEMA)
         self._held.append(more)
         self._rows += more.num_rows
@@ -88,8 +83,7 @@ class LineageWriter:
 class Lineage:
     """The document ids of a shard in its order, read from the table on demand.
 
-    At most MAX_CACHED_GROUPS groups are in memory. The file is open only while a group is read, because a corpus may
-    have more sources than a process may open files.
+    At most MAX_CACHED_GROUPS groups are in memory, and the file is open only while a group is read.
     """
 
     def __init__(self, path: Path, shard: TokenShard) -> None:

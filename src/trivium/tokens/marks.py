@@ -1,5 +1,4 @@
-"""The special tokens that begin and end documents, read from the files next to a `tokenizer.json` as transformers
-do."""
+"""The special tokens that begin and end documents, read from the files next to a `tokenizer.json`."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -43,8 +43,7 @@ class Permutation:
     ) -> NDArray[np.int64]:
         """Return the value at each position of its own permutation, `orders[which]`; all must have the same size.
 
-        Thousands of small permutations are as fast as one, which matters for sources with few windows, that have
-        thousands of epochs in a block.
+        Sources with few windows have thousands of epochs in a block, whose permutations are thus looked up at once.
         """
         together = copy(orders[0])
         together._keys = np.concatenate([order._keys for order in orders], axis=1)[:, which]

@@ -1,7 +1,4 @@
-"""Recipes of data blends: sources with tokens and weights, and the contents of a blend after N tokens.
-
-The recipe of MT-NLG (table 2 of the paper) is included as `mt-nlg`.
-"""
+"""Recipes of data blends: sources, weights, and contents after N tokens. MT-NLG's (table 2) is included as `mt-nlg`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,10 +79,7 @@ def recipe_of_tokens(directory: Path) -> Recipe:
 
 
 def contents_after(tokens: int, recipe: Recipe, *, sequence: int) -> dict[str, Content]:
-    """Return the contents of a blend after `tokens` tokens, read as full samples of `sequence` tokens.
-
-    The counts of the blend are computed directly, without drawing samples.
-    """
+    """Return the contents of a blend after `tokens` tokens, read as full samples of `sequence` tokens."""
     counts = Blend(recipe.weights).counts_after(tokens // sequence)
     total = sum(recipe.weights.values())
     return {
