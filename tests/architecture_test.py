@@ -43,8 +43,8 @@ MAY_IMPORT = {
     "model": {"parallel", "kernels", "comms", "plan"},
     "checkpoint": {"plan", "kernels", "comms"},
     "training": {"model", "tokens", "checkpoint", "parallel", "kernels", "comms", "cost.compute", "plan"},
-    "certify": {"training", "model", "parallel", "kernels", "comms", "cost", "plan"},
-    "probe": {"planner.measured", "training", "parallel", "kernels", "comms", "plan"},
+    "certify": {"training", "tokens.rows", "model", "parallel", "kernels", "comms", "cost", "plan"},
+    "probe": {"planner.measured", "training", "tokens.rows", "parallel", "kernels", "comms", "plan"},
     "families": {"plan"},
     "interchange": {"families", "model", "checkpoint", "tokens", "plan"},
     # corpus: contamination is found with the n-grams that curation cuts out

@@ -22,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
     x [..., H], weight [H]; computed in fp32 where x is narrower, and rounded once.
     """
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return F.rms_norm(x, weight.shape, weight, epsilon)
     # Rows in the order in which they lie in memory, which the result then has too.
     order = sorted(range(x.dim() - 1), key=x.stride, reverse=True)

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trivium.kernels import rms_norm as module
-from trivium.kernels.rms_norm import rms_norm
+from trivium.kernels.cpu import rms_norm as module
+from trivium.kernels.cpu.rms_norm import rms_norm
 
 EPSILON = 1e-3
 

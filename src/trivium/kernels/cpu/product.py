@@ -13,18 +13,16 @@ Legend: T tokens, I inputs, O outputs.
 """
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from trivium.kernels import arithmetic
 from trivium.kernels.cpu.processor import mkl_multiplies_faster, multiplies_bf16_slowly
 
 Tensor = torch.Tensor
 
-# Numbers of an accelerator's gradient from which a product sums it: of fewer one launch is better than two.
-LARGE = 1 << 23
 # Numbers of a gradient that are transposed whole; of a larger one how many at once, and the columns they are at least.
 # Few leave small holes among the activations that a backward has not freed yet: with 2^20 for both, a step at hidden
 # 512 was 1 % faster and took 4 % more memory.
@@ -39,8 +37,6 @@ WIDENED_AT_ONCE, LEAST_WIDENED, LEAST_TOKENS = 1 << 16, 128, 64
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., I], weight [O, I], bias [O] -> x W^T + bias [..., O], with its gradients where they are wanted."""
-    if x.device.type == "cuda":
-        x = x.contiguous()  # of what lies otherwise in memory torch makes a small product for each position
     size = x.numel() * weight.shape[0]  # asked first: small models wait for Python more than for products
     if size < LEAST or not (_is_for_one_dnn(x, weight) or _is_for_wide(x, weight)):
         if bias is None or size < LEAST or not _adds_bias_later(x):
@@ -62,13 +58,13 @@ def gradient_of_inputs(grad: Tensor, weight: Tensor) -> Tensor:
 def gradient_of_weight(grad: Tensor, x: Tensor, *, into: Tensor | None = None) -> Tensor:
     """grad [T, O], x [T, I] -> grad^T x [O, I]. into: where it is written, of the same dtype."""
     if grad.numel() * x.shape[1] < LEAST:
-        return _transposed_times(grad, x, into)
+        return arithmetic.gradient_of_weight(grad, x, into=into)
     if _is_for_wide(grad, x):
         found = grad.new_empty(grad.shape[1], x.shape[1]) if into is None else into
         _add_in_wide(found, grad, x, first=True)
         return found
     if not _is_for_one_dnn(grad, x):
-        return _transposed_times(grad, x, into)
+        return arithmetic.gradient_of_weight(grad, x, into=into)
     if grad.numel() <= TRANSPOSED_WHOLE:
         found = _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
         return found if into is None else into.copy_(found)
@@ -78,18 +74,10 @@ def gradient_of_weight(grad: Tensor, x: Tensor, *, into: Tensor | None = None) -
     return found
 
 
-def gradient_of_bias(grad: Tensor) -> Tensor:
-    """grad [T, O] -> its sum over the tokens [O]."""
-    if grad.device.type != "cuda" or grad.dtype.itemsize != 2 or grad.numel() < LARGE:
-        return grad.sum(0)
-    # A product reads it faster than torch's sum does (H200, 2048 x 10240: 12.6 us and 21.5), and rounds once, too.
-    return torch.mv(grad.T, grad.new_ones(len(grad)))
-
-
 def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool = False) -> None:
     """The same, added to `into` [O, I], which may have a wider dtype. first: it takes the place of what is there."""
     if widens(grad, into.dtype):
-        (_add_in_wide if grad.device.type == "cpu" else _add_unrounded)(into, grad, x, first=first)
+        _add_in_wide(into, grad, x, first=first)
     elif first and into.dtype == grad.dtype:
         gradient_of_weight(grad, x, into=into)
     elif first:
@@ -103,34 +91,9 @@ def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool
             rows.add_(part.contiguous())  # adding what lies transposed takes longer than copying it first
 
 
-def _transposed_times(grad: Tensor, x: Tensor, into: Tensor | None) -> Tensor:
-    return grad.T @ x if into is None else torch.mm(grad.T, x, out=into)
-
-
 def widens(narrow: Tensor, dtype: torch.dtype) -> bool:
     """Whether products of such matrices are added up in `dtype` without being rounded to their own before."""
-    if narrow.dtype.itemsize != 2 or dtype != torch.float32:
-        return False
-    if narrow.device.type == "cpu":
-        return _is_slow(narrow) and not torch.compiler.is_compiling()
-    return narrow.device.type == "cuda" and _multiplies_into_wide(narrow.device, narrow.dtype)
-
-
-@cache
-def _multiplies_into_wide(device: torch.device, dtype: torch.dtype) -> bool:
-    """Found by trying: not every build of torch, nor every accelerator, has it."""
-    ones, into = (torch.ones(16, 16, device=device, dtype=d) for d in (dtype, torch.float32))
-    try:
-        _add_unrounded(into, ones, ones, first=False)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):  # which say nothing of what it can
-        raise
-    except RuntimeError:  # not implemented, or not supported
-        return False
-    return bool((into == 17).all())
-
-
-def _add_unrounded(into: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
-    torch.ops.aten.addmm.dtype_out(into, grad.T, x, into.dtype, beta=0 if first else 1, out=into)
+    return dtype == torch.float32 and _is_slow(narrow) and not torch.compiler.is_compiling()
 
 
 def _rows_of_gradient(into: Tensor, grad: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -164,7 +127,7 @@ class _Product(torch.autograd.Function):
         return (
             gradient_of_inputs(grad, weight) if of_x else None,
             gradient_of_weight(rows, x.flatten(0, -2)) if of_weight else None,
-            gradient_of_bias(rows) if of_bias else None,
+            rows.sum(0) if of_bias else None,
         )
 
 
@@ -218,12 +181,7 @@ def _by_one_dnn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _adds_bias_later(x: Tensor) -> bool:
     """MKL does not add it: torch first writes it into the result, which is not in a cache then, for MKL to read."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype.itemsize >= 4
-        and mkl_multiplies_faster()
-        and not torch.compiler.is_compiling()
-    )
+    return x.dtype.itemsize >= 4 and mkl_multiplies_faster() and not torch.compiler.is_compiling()
 
 
 def _is_for_wide(a: Tensor, b: Tensor) -> bool:
@@ -237,13 +195,12 @@ def _is_for_wide(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_slow(a: Tensor) -> bool:
-    return a.dtype == torch.bfloat16 and a.device.type == "cpu" and multiplies_bf16_slowly()
+    return a.dtype == torch.bfloat16 and multiplies_bf16_slowly()
 
 
 def _is_for_one_dnn(a: Tensor, b: Tensor) -> bool:
     return (
         a.dtype == b.dtype == torch.float32
-        and a.device.type == "cpu"
         and not mkl_multiplies_faster()
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trivium.kernels import product as products
-from trivium.kernels.product import add_gradient_of_weight, gradient_of_inputs, gradient_of_weight, product
+from trivium.kernels.cpu import product as products
+from trivium.kernels.cpu.product import add_gradient_of_weight, gradient_of_inputs, gradient_of_weight, product
 
 SMALL, LARGE = (3, 5, 7, 11), (2, 700, 96, 80)  # sequences, positions, inputs, outputs
 # Gradients that are transposed some columns at a time, or whose inputs are in their place.
@@ -163,18 +163,3 @@ def test_few_tokens_are_no_reason_to_widen_a_weight(slowly) -> None:
     few, many = x[: products.LEAST_TOKENS // 2 - 1], x[: products.LEAST_TOKENS // 2]
     assert "ProductBackward" not in type(product(few, weight.requires_grad_()).grad_fn).__name__
     assert "ProductBackward" in type(product(many, weight).grad_fn).__name__
-
-
-def test_a_device_that_cannot_add_narrow_products_to_wide_sums_is_told_from_one_that_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A processor's library cannot; of an accelerator without memory nobody knows."""
-    tried = products._multiplies_into_wide.__wrapped__
-    assert tried(torch.device("cpu"), torch.bfloat16) is False
-
-    def full(*matrices: torch.Tensor, first: bool) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(products, "_add_unrounded", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        tried(torch.device("cpu"), torch.bfloat16)

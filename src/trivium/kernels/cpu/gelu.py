@@ -6,12 +6,11 @@ PyTorch's own.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from trivium.kernels.activations import Gelu, Pullback
 from trivium.kernels.dtypes import NARROW
 
 Tensor = torch.Tensor
@@ -22,36 +21,32 @@ SLOPE, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 LEAST, PIECE = 1 << 15, 1 << 16
 
 
-def gelu(x: Tensor) -> Tensor:
-    """x -> x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). A large x on a processor is used up where its gradient is
-    wanted: of a product nobody else needs it."""
-    return _by_a_sigmoid(x) if _is_taken_apart(x) else F.gelu(x, approximate="tanh")
+class CpuGelu(Gelu):
+    """GELU in its tanh form, of a large x by a sigmoid. Such an x is used up where its gradient is wanted: of a product
+    nobody else needs it."""
 
+    def __init__(self) -> None:
+        super().__init__("tanh")
 
-def _by_a_sigmoid(x: Tensor) -> Tensor:
-    found: Tensor = _Gelu.apply(x, torch.is_grad_enabled() and x.requires_grad)
-    return found
-
-
-def _is_taken_apart(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.numel() >= LEAST and not torch.compiler.is_compiling()
-
-
-class Gelu:
-    """As `parallel.row_product` takes an activation function."""
-
-    def value(self, x: Tensor) -> Tensor:
-        """GELU of x, to the bit as it is found again."""
-        return gelu(x)
-
-    def value_again(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """GELU of x, and its pullback; a processor's writes the slope in place of a large x."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return GELU of x: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
         if not _is_taken_apart(x):
-            return F.gelu(x, approximate="tanh"), lambda grad: torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
+            return super().__call__(x)
+        found: Tensor = _Gelu.apply(x, torch.is_grad_enabled() and x.requires_grad)
+        return found
+
+    def value_again(self, x: Tensor) -> tuple[Tensor, Pullback]:
+        """Return GELU of x, and its pullback, which writes the slope in place of a large x."""
+        if not _is_taken_apart(x):
+            return super().value_again(x)
         x = x.contiguous()
         y = torch.empty_like(x)
         _by_pieces(x, y, slope=x)
         return y, lambda grad: x.mul_(grad)
+
+
+def _is_taken_apart(x: Tensor) -> bool:
+    return x.numel() >= LEAST and not torch.compiler.is_compiling()
 
 
 class _Gelu(torch.autograd.Function):

@@ -1,7 +1,7 @@
-"""Attention through a window, and of packed documents, equals the formula, whatever computes it, and keeps what
-attention to all keeps."""
+"""Attention of every backend equals the formula, through a window and of packed documents, and keeps as much."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,13 +10,11 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trivium.comms.mesh import Mesh
-from trivium.kernels import reach_attention
+from trivium.kernels.attention import Attention, Known
+from trivium.kernels.cpu.attention import CpuAttention
 from trivium.kernels.cpu.block_attention import QUERIES_IN_WINDOW as QUERIES
-from trivium.kernels.reach_attention import attend
+from trivium.kernels.cuda.attention import CudaAttention
 from trivium.kernels.sight import Sight
-from trivium.parallel.context import attention as context
-from trivium.parallel.context.attention import Context
 from trivium.parallel.pipeline.saved_bytes import SavedBytes
 
 SHAPES = (  # B, N, G, S, D
@@ -65,23 +63,17 @@ def plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sight: Sight) -> 
     return scores.softmax(-1) @ v
 
 
-@pytest.fixture(params=["in blocks", "behind a mask"])
-def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """As on a processor, or as on an accelerator without a kernel for the numbers."""
-    if request.param == "behind a mask":
-        monkeypatch.setattr(reach_attention, "suits", lambda q: False)
-        monkeypatch.setattr(reach_attention.fused_tile, "suits", lambda q: False)
-    return request.param
-
-
 @pytest.mark.broad
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_are_the_formulas(shape: tuple[int, ...], dtype: torch.dtype, road: str) -> None:
+@pytest.mark.parametrize("attention", [Attention(), CpuAttention()])
+def test_values_and_gradients_are_the_formulas(
+    shape: tuple[int, ...], dtype: torch.dtype, attention: Attention
+) -> None:
     given, grad = made(shape, dtype)
     for sight in sights(shape[0], shape[3]):
         ours, theirs = ([x.clone().requires_grad_() for x in given] for _ in range(2))
-        found, expected = attend(*ours, sight), plainly(*theirs, sight)
+        found, expected = attention.attend(*ours, sight), plainly(*theirs, sight)
         assert found.dtype == dtype
         found.backward(grad)
         expected.backward(grad.double())
@@ -97,14 +89,13 @@ def test_values_and_gradients_are_the_formulas(shape: tuple[int, ...], dtype: to
 
 def test_a_reach_changes_nothing_of_what_is_kept_or_where_it_lies() -> None:
     """So that a layer takes the memory that is predicted for it, with a window and documents or without."""
-    here = Context(Mesh.single().context, "ring")
     for shape in SHAPES:
         kept, laid = [], []
         B, S = shape[0], shape[3]
         for sight in (Sight((), None), *(Sight((), packed, S // 2) for packed in (None, starts(B, S)))):
             q, k, v = (x.requires_grad_() for x in made(shape, torch.float32)[0])
             with SavedBytes(()).counting() as found:
-                y = here.attend(q, k, v, sight)
+                y = CpuAttention().attend(q, k, v, sight)
             kept.append(found.elements)
             laid.append(y.stride())
         assert len(set(map(str, kept))) == 1 and len(set(laid)) == 1
@@ -112,11 +103,10 @@ def test_a_reach_changes_nothing_of_what_is_kept_or_where_it_lies() -> None:
 
 def test_a_window_as_long_as_what_is_read_is_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     (q, k, v), _ = made(SHAPES[0], torch.float64)
-    monkeypatch.setattr(context, "reach_attention", None)
-    here = Context(Mesh.single().context, "ring")
+    monkeypatch.setattr(CpuAttention, "attend_within", None)
     whole = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     for window in (9, 10):
-        assert torch.equal(here.attend(q, k, v, Sight((), None, window)), whole)
+        assert torch.equal(CpuAttention().attend(q, k, v, Sight((), None, window)), whole)
 
 
 class Spying(TorchDispatchMode):
@@ -140,7 +130,7 @@ def test_an_accelerators_kernel_is_asked_for_the_window() -> None:
     """It counts the positions to the left of a query without the query itself. Here only shapes can be seen."""
     with FakeTensorMode(), Spying() as spy:
         q, k = (torch.empty(2, n, 8, 16, device="cuda", dtype=torch.bfloat16) for n in (4, 2))
-        found = attend(q, k, k, Sight((), None, 3))
+        found = CudaAttention().attend(q, k, k, Sight((), None, 3))
     assert spy.given == [(None, None, 8, 8, 0.0, False, 2, 0)] and found.shape == q.shape
     assert torch._C._dispatch_has_kernel_for_dispatch_key("aten::_flash_attention_forward", "Autograd")
 
@@ -160,8 +150,57 @@ def test_an_accelerators_kernel_is_told_where_documents_start(
         q, k = (torch.empty(8, 2, n, 16, device="cuda", dtype=torch.bfloat16) for n in (4, 2))
         q, k = (x.permute(1, 2, 0, 3) for x in (q, k))
         for _ in range(2):  # layers
-            assert attend(q, k, k, packed).shape == q.shape
+            assert CudaAttention().attend(q, k, k, packed).shape == q.shape
     assert sent == [[0, 3, 4, 8, 13, 16]] and spy.shapes == [(16, 4, 16)] * 2
     for edges, same, *rest in spy.given:
         assert edges is same and edges.dtype == torch.int32 and edges.shape == (6,)
         assert rest == ([5, 5, 0.0, True, None, None] if window is None else [5, 5, 0.0, False, 2, 0])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("triangle", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_fused_tiles_are_joined_as_one_attention(dtype: torch.dtype, triangle: bool, device: str) -> None:
+    """The second tile's keys come after the first's, seen whole; gradients are given what both found."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    attention = CpuAttention() if device == "cpu" else CudaAttention()
+    torch.manual_seed(0)
+    q, k, v, other_k, other_v, grad = torch.randn(6, 2, 4, 32, 16, device=device, dtype=dtype).unbind(0)
+    assert attention.fuses(q)
+    parts = [attention.tile(q, k, v, triangle=triangle), attention.tile(q, other_k, other_v)]
+    sums = torch.logaddexp(parts[0][1], parts[1][1])
+    out = sum(p[0].float() * (p[1] - sums).exp().unsqueeze(-1) for p in parts)
+    known = Known(out.to(dtype), out, sums, parts[0][2])
+    first = attention.tile_gradients(grad, (q, k, v), known, triangle=triangle, mask=None)
+    second = attention.tile_gradients(grad, (q, other_k, other_v), known, triangle=False, mask=None)
+    ours = [out, first[0] + second[0], first[1], first[2], second[1], second[2]]
+    exact = [x.double().requires_grad_() for x in (q, k, v, other_k, other_v)]
+    seen = torch.ones(32, 32, device=device, dtype=torch.bool)
+    mask = torch.cat([seen.tril() if triangle else seen, seen], dim=1)
+    scores = exact[0] @ torch.cat([exact[1], exact[3]], 2).transpose(-1, -2) / 4
+    expected = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ torch.cat([exact[2], exact[4]], 2)
+    expected.backward(grad.double())
+    for got, right in zip(ours, [expected.detach(), *(x.grad for x in exact)], strict=True):
+        assert right is not None and (got.double() - right).norm() < 0.02 * right.norm()
+
+
+@pytest.mark.parametrize(("major", "has"), [(7, False), (8, True), (9, True)])
+def test_cards_before_ampere_have_no_fused_kernel(major: int, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    with FakeTensorMode():
+        narrow, wide = (torch.empty(1, 2, 8, 16, device="cuda", dtype=d) for d in (torch.float16, torch.float32))
+    assert CudaAttention().fuses(narrow) is has and not CudaAttention().fuses(wide)
+
+
+@pytest.mark.parametrize("attention", [Attention(), CpuAttention(), CudaAttention()])
+@pytest.mark.parametrize("positions", (1, 3))
+@pytest.mark.parametrize("masks", (1, 2))
+def test_cached_keys_are_shared_by_the_heads_of_a_group(attention: Attention, positions: int, masks: int) -> None:
+    torch.manual_seed(positions)
+    q, k, v = (torch.randn(2, n, s, 8, dtype=torch.float64) for n, s in ((6, positions), (2, 5), (2, 5)))
+    mask = torch.zeros(masks, 1, positions, 5, dtype=torch.float64)
+    mask[0, 0, 0, 4] = mask[-1, 0, -1, 1] = -torch.inf
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    torch.testing.assert_close(attention.attend_masked(q, k, v, mask), expected)
