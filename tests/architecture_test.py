@@ -49,7 +49,6 @@ MAY_IMPORT = {
     "interchange": {"families", "model", "checkpoint", "tokens", "plan"},
     # corpus: contamination is found with the n-grams that curation cuts out
     "evaluation": {"model", "tokens", "checkpoint", "interchange.target", "kernels", "comms", "plan", "corpus"},
-    "bias": {"evaluation"},
     "serving": {"evaluation", "model", "tokens", "comms", "plan"},
     "__main__": {"cli"},
 }
@@ -68,7 +67,7 @@ READS_OWN_FILES = (
     "cli/machine.py",
     "cli/launch.py",
     "planner/published_rows.py",
-    "bias/lexicons.py",
+    "evaluation/bias/lexicons.py",
     "evaluation/tasks/definition.py",
     "serving/app.py",
     "serving/prompts.py",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from faults.mutant import fault, plan, with_own
-from trivium.kernels.gelu import Gelu
+from trivium.kernels.activations import Gelu
 from trivium.model import stage
 from trivium.model.inputs import Inputs
 from trivium.model.layers import wiring

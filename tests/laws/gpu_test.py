@@ -14,10 +14,11 @@ from trivium.certify.reference import compute_reference, random_rows
 from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
 from trivium.cost.memory import worst_rank
-from trivium.kernels import reach_attention
 from trivium.kernels.crossing import read_later
+from trivium.kernels.cuda.attention import CudaAttention
+from trivium.kernels.cuda.product import MIN_SUMMED_ELEMENTS, gradient_of_bias, widens
 from trivium.kernels.cuda.recording import Recording
-from trivium.kernels.product import LARGE, gradient_of_bias, widens
+from trivium.kernels.operations import operations_of
 from trivium.kernels.sight import Sight
 from trivium.model import compiled as compiled_blocks
 from trivium.parallel.sharding.gradient_sum import GradientSum
@@ -86,7 +87,7 @@ def test_the_kernel_that_knows_windows_and_documents_sees_what_a_mask_shows(
     shapes = [(2, n, 300, 64) for n in (4, kv_heads, kv_heads, 4)]
     *given, grad = (torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes)
     ours, theirs = ([x.to(t, copy=True).requires_grad_() for x in given] for t in (torch.bfloat16, torch.float64))
-    found, expected = (reach_attention.attend(*some, sight) for some in (ours, theirs))
+    found, expected = (CudaAttention().attend(*some, sight) for some in (ours, theirs))
     assert "Flash" in type(found.grad_fn.next_functions[0][0].next_functions[0][0]).__name__
     found.backward(grad)
     expected.backward(grad.double())
@@ -131,7 +132,7 @@ def test_products_of_narrow_matrices_are_summed_without_rounding(
     exact = torch.zeros(outputs, inputs, dtype=torch.float64, device=device)
     for _ in range(3):
         grad, x = (torch.randn(tokens, n, device=device).to(dtype) for n in (outputs, inputs))
-        total.add_product(0, grad, x)
+        total.add_product(0, grad, x, operations_of("cuda").products)
         exact += grad.double().T @ x.double()
     if not widens(grad, torch.float32):
         pytest.skip(f"{torch.cuda.get_device_name(device)} adds no {dtype} products to fp32 sums")
@@ -158,7 +159,7 @@ def test_a_frequent_tokens_narrow_gradient_is_summed_wide_and_rounded_once(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_narrow_gradient_of_a_bias_is_summed_wide_and_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(0)
-    grad = ((torch.randn(2 * LARGE // 4096, 4096, device=device) + 0.5) / 64).to(dtype)
+    grad = ((torch.randn(2 * MIN_SUMMED_ELEMENTS // 4096, 4096, device=device) + 0.5) / 64).to(dtype)
     exact, eps = grad.double().sum(0), torch.finfo(dtype).eps
     torch.testing.assert_close(gradient_of_bias(grad).double(), exact, rtol=eps, atol=eps / 64)
 

@@ -11,7 +11,7 @@ from plans import small
 from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
-from trivium.kernels import product
+from trivium.kernels.cpu import product
 from trivium.kernels.dtypes import DTYPES
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.tokens.rows import Rows

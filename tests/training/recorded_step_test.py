@@ -18,6 +18,7 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Group, Mesh
 from trivium.errors import TriviumError
 from trivium.kernels.cuda.recording import Recording
+from trivium.kernels.operations import Operations
 from trivium.model.inputs import Inputs
 from trivium.parallel.pipeline.executor import Run
 from trivium.parallel.sharding.buckets import Bucket
@@ -66,7 +67,7 @@ class Recorded:
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     Recorded.made, Recorded.buckets, Recorded.groups = 0, (), ()
-    monkeypatch.setattr(recorded_step, "Recording", Recorded)
+    monkeypatch.setattr(recorded_step, "operations_of", lambda device: Operations(recording=Recorded))
     return Recorded
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from trivium.comms.mesh import Mesh
-from trivium.kernels.cuda.recording import Recording
+from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
 from trivium.parallel.pipeline.executor import Run
 from trivium.parallel.sharding.buckets import Bucket
@@ -40,7 +40,9 @@ class RecordedStep:
             return run, [bucket.summed() for bucket in buckets]
 
         before = [(group, Counter(group.traffic)) for group in mesh.groups]
-        self._recording = Recording(work)
+        record = operations_of(mesh.device.type).recording
+        assert record is not None, f"no backend records what {mesh.device} launches"
+        self._recording = record(work)
         self._handed = [(group, group.traffic - counted) for group, counted in before]
         for group, handed in self._handed:
             group.traffic.subtract(handed)  # nothing was

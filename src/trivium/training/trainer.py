@@ -17,6 +17,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.kernels.crossing import read_later
 from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.dtypes import DTYPES
+from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage, bare_stages, placed, share_table
 from trivium.parallel.pipeline.clock import Clock, finished
@@ -125,7 +126,7 @@ class Trainer:
         # Told before every forward of a micro-batch, and after every tensor that is read from a checkpoint.
         self.goes_on: Callable[[], None] = unheard
         self.around: Callable[[str], AbstractContextManager[Any]] | None = None  # events, while they are traced
-        self._records = plan.cuda_graphs and mesh.device.type == "cuda"
+        self._records = plan.cuda_graphs and operations_of(mesh.device.type).recording is not None
         self._recorded: RecordedStep | None = None
         self._ran: set[int] = set()  # sizes of batches whose step has run, so that it can be recorded
         self._programs: dict[tuple[int, bool], Program] = {}

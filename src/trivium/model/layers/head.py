@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from trivium.comms.collectives import all_gather
+from trivium.kernels.operations import Operations
 from trivium.model.inputs import Inputs
 from trivium.model.layers.embedding import Table
 from trivium.model.layers.norms import norm_of
@@ -18,10 +19,10 @@ from trivium.plan.model_shape import ModelShape
 class Head(nn.Module):
     """norm -> logits. A tied head takes the embedding's table; an untied one has its own `weight`."""
 
-    def __init__(self, model: ModelShape, region: Region) -> None:
+    def __init__(self, model: ModelShape, region: Region, operations: Operations) -> None:
         super().__init__()
         self.model, self.region = model, region
-        self.norm = norm_of(model.head_part.norm)
+        self.norm = norm_of(model.head_part.norm, operations)
         self._compiled: LossInPlace | None = None
         self._z_losses: list[torch.Tensor] = []  # of micro-batches, until they are taken
         if model.head == "untied":
@@ -68,7 +69,8 @@ class Head(nn.Module):
         region, vocabulary = self.region, self.model.vocabulary
         if region.group.size == 1:
             compiled, later = self._compiled if self.training else None, region.weight_gradients
-            return vocabulary_loss(self.norm(x), table, targets, vocabulary, later, compiled, self._z_loss)
+            given = self.norm(x), table, targets, vocabulary, later, region.arithmetic
+            return vocabulary_loss(*given, compiled, self._z_loss)
         return split_cross_entropy(self.local_logits(x, table), targets, region.group, vocabulary, self._z_loss)
 
     @torch.no_grad()
