@@ -10,7 +10,8 @@ import torch
 
 from plans import small
 from ranks import on_ranks
-from trivium.certify.certificate import RULE, random_rows
+from trivium.certify.certificate import RULE
+from trivium.certify.reference import random_rows
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.reshard import reshard
 from trivium.checkpoint.save import save
