@@ -24,7 +24,7 @@ from trivium.model import compiled, stage
 from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.inputs import Inputs
 from trivium.model.layers.half import Around
-from trivium.model.layers.layer import module_of
+from trivium.model.layers.wiring import module_of
 from trivium.parallel.context.attention import Context
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.parallel.tensor.regions import Region

@@ -14,8 +14,9 @@ from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
+from trivium.comms.group import Group
 from trivium.comms.launch import Place
-from trivium.comms.mesh import Group, Mesh
+from trivium.comms.mesh import Mesh
 from trivium.errors import TriviumError
 from trivium.kernels.cuda.recording import Recording
 from trivium.kernels.operations import Operations

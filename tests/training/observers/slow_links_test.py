@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chaos.scene import job, plan, write_tokens
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group
 from trivium.plan.layout import Layout
 from trivium.training.metrics import EVENTS, read
 from trivium.training.observers.slow_links import COLUMNS, SlowLink, slow_in

@@ -373,7 +373,7 @@ def test_a_rank_that_starts_or_saves_has_longer(monkeypatch) -> None:
 
 def test_who_waits_for_a_rank_that_saves_is_as_patient_as_that_one(monkeypatch) -> None:
     clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=1.0, stall_seconds=9.0))
-    waiting = '  File "/x/trivium/comms/exchange.py", line 40 in wait'
+    waiting = '  File "/x/trivium/comms/transports.py", line 40 in wait'
     monkeypatch.setattr(Watchdog, "_stacks", lambda self, stopped: {0: '  File "/x/save.py", line 1', 1: waiting})
     steps(clock, pulse, dog, 0.3, 1, 4)
     pulse.beat(0, 3, "saving")
@@ -406,8 +406,8 @@ def test_the_99th_percentile_leaves_out_the_hundredth_only() -> None:
 
 def test_who_waits_for_others_is_told_by_the_innermost_calls() -> None:
     deep = '  File "/x/torch/nn/functional.py", line 1 in f\n' * 4
-    assert waits('  File "/x/trivium/comms/exchange.py", line 40 in wait\n' + deep)
-    assert not waits(deep + '  File "/x/trivium/comms/exchange.py", line 40 in wait\n')
+    assert waits('  File "/x/trivium/comms/transports.py", line 40 in wait\n' + deep)
+    assert not waits(deep + '  File "/x/trivium/comms/transports.py", line 40 in wait\n')
 
 
 @pytest.mark.parametrize("depth", (3, 300))

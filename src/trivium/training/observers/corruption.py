@@ -13,7 +13,8 @@ import torch
 
 from trivium.checkpoint.agree import sums, told_by_first
 from trivium.comms.collectives import all_gather
-from trivium.comms.mesh import Group, Mesh
+from trivium.comms.group import Group
+from trivium.comms.mesh import Mesh
 from trivium.errors import TriviumError
 from trivium.parallel.sharding.buckets import Bucket
 from trivium.parallel.sharding.shard import Shard

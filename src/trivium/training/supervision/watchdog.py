@@ -23,8 +23,9 @@ WAITING_IN = (
     "parallel/pipeline/clock.py",  # of its accelerator, which waits for others
     "comms/collectives.py",
     "kernels/crossing.py",
-    "comms/exchange.py",
-    "comms/host_memory/loans.py",
+    "comms/group.py",
+    "comms/transports.py",
+    "comms/host_memory/",
     "comms/transfers.py",
 )
 FRAMES_SHOWN = 6
