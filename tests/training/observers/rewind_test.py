@@ -1,4 +1,4 @@
-"""A rewind has a checkpoint to go back to, unless none so old was ever saved; nothing goes before that is known."""
+"""A rewind finds a checkpoint to go back to, or fails before it records or deletes anything."""
 
 import shutil
 from pathlib import Path
@@ -36,9 +36,7 @@ def damage(out: Path, step: int) -> None:
 
 
 @pytest.mark.broad
-def test_a_rewind_that_reaches_past_the_last_checkpoints_has_one_to_go_back_to(
-    tokens: Path, tmp_path: Path, capfd
-) -> None:
+def test_checkpoints_that_a_long_rewind_needs_are_kept(tokens: Path, tmp_path: Path, capfd) -> None:
     clean, out = tmp_path / "clean", tmp_path / "out"
     start(job(tokens, clean, "stop", steps=14))
     with poisoned(poison_of_tokens(tokens, clean, 14)):
@@ -49,9 +47,7 @@ def test_a_rewind_that_reaches_past_the_last_checkpoints_has_one_to_go_back_to(
 
 
 @pytest.mark.broad
-def test_where_the_checkpoints_that_a_rewind_needs_were_deleted_it_is_refused_and_nothing_goes(
-    tokens: Path, tmp_path: Path
-) -> None:
+def test_rewind_to_a_deleted_checkpoint_fails_and_deletes_nothing(tokens: Path, tmp_path: Path) -> None:
     """As under a policy that did not need them."""
     clean, out = tmp_path / "clean", tmp_path / "out"
     start(job(tokens, clean, "stop", steps=14))
@@ -66,9 +62,7 @@ def test_where_the_checkpoints_that_a_rewind_needs_were_deleted_it_is_refused_an
     assert lineage.round_trip(read_record(out))["agrees"]
 
 
-def test_a_rewind_to_before_the_state_that_a_run_began_with_is_refused_and_nothing_goes(
-    tokens: Path, tmp_path: Path
-) -> None:
+def test_rewind_to_before_the_given_state_fails_and_deletes_nothing(tokens: Path, tmp_path: Path) -> None:
     clean, out = tmp_path / "clean", tmp_path / "out"
     start(job(tokens, clean, "stop", steps=11, keep_last=4))
     state = {"start_from": str(clean / CHECKPOINTS / "step-00000006"), "start_with": "state", "steps": 12}
@@ -82,7 +76,7 @@ def test_a_rewind_to_before_the_state_that_a_run_began_with_is_refused_and_nothi
 
 @pytest.mark.broad
 @pytest.mark.parametrize("layout", [{}, {"data": 2}], ids=str)
-def test_a_rewind_past_damaged_checkpoints_goes_back_further_or_is_refused_and_nothing_goes(
+def test_rewind_past_damaged_checkpoints_goes_further_back_or_fails(
     tokens: Path, tmp_path: Path, layout: dict[str, int]
 ) -> None:
     """Refused before it is recorded: what is recorded later starts keep to, and would find nothing to go on from."""
@@ -107,7 +101,7 @@ def test_a_rewind_past_damaged_checkpoints_goes_back_further_or_is_refused_and_n
         assert lineage.round_trip(read_record(out))["agrees"]
 
 
-def test_a_rewind_to_the_beginning_is_refused_where_what_the_run_began_with_is_damaged(
+def test_rewind_to_the_beginning_fails_if_the_given_checkpoint_is_damaged(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
     clean, out = tmp_path / "clean", tmp_path / "out"
@@ -130,9 +124,7 @@ def test_a_rewind_to_the_beginning_is_refused_where_what_the_run_began_with_is_d
     assert kept(out) == [3, 4]
 
 
-def test_a_checkpoint_that_a_rewind_leaves_goes_only_when_the_one_to_go_on_from_is_read(
-    tokens: Path, tmp_path: Path
-) -> None:
+def test_abandoned_checkpoint_is_deleted_only_after_the_state_is_restored(tokens: Path, tmp_path: Path) -> None:
     """As when training was killed after it had recorded what is left out."""
     out = tmp_path / "out"
     start(job(tokens, out, "stop", steps=9))
