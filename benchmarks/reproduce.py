@@ -10,6 +10,7 @@ Prints the figures and writes them into docs/reproduction.md. Losses and accurac
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def _run(run: Published, teraflops: str) -> tuple[Figure, Figure]:
     nodes = ranks // machine_named(run.machine).devices_per_node
     work = hardware_flops(run.plan).total / run.seconds / ranks / 1e12
     with_theirs = f"with the paper's software ({run.stack})"
-    counted = "FLOPs that we count, recomputed ones too, over the paper's seconds"
+    counted = "our FLOPs, recomputed ones included, over the paper's seconds"
     show = SHOW if nodes == 280 else f"{SHOW} --set plan.layout.data={nodes // 35} --set plan.batch.ramp=null"
     step, gpu = f"a step on {nodes} nodes", f"work of a GPU on {nodes} nodes"
     return (
@@ -193,7 +194,7 @@ def _device_hours() -> Figure:
         return run._replace(plan=plan.model_copy(update={"batch": batch})).predicted_seconds
 
     hours = campaign(plan, TRAINED_TOKENS, seconds, plan.layout.world_size).device_hours
-    note = "DeepSpeed's post of December 2021; ours without failures, saving and validation"
+    note = "predicted; from DeepSpeed's post of December 2021; ours without failures, saving and validation"
     what = "GPU-hours for 270 billion tokens, millions"
     return Figure("2.4", what, "3", hours / 1e6, "", ESTIMATE, "predicted", over=True, note=note)
 
@@ -217,7 +218,7 @@ def _blend() -> list[Figure]:
 def _rules() -> list[Figure]:
     """Section 3.1: the thresholds of curation, and our defaults."""
     curate = CurateConfig()
-    wider = "candidates are verified here, and wider bands miss fewer (docs/negative-results.md)"
+    wider = "candidates are verified here"
     rows = [
         ("least length of a document", "512", "characters", "quality.characters", ""),
         ("words of the classifier's n-grams", "2", "", "classifier.ngram", ""),
@@ -264,9 +265,14 @@ def summary(figures: Sequence[Figure]) -> str:
 def markdown(figures: Sequence[Figure]) -> str:
     """Return a table for each section, then the accuracies with which a trained model would be compared."""
     parts = [f"{summary(figures).capitalize()}."]
-    for section in dict.fromkeys(f.section for f in figures):
-        lines = [_row(f) for f in figures if f.section == section]
-        head = ["| what | paper | ours | | kind | shown by |", "|---|---:|---:|---|---|---|"]
+    for section, group in groupby(figures, key=attrgetter("section")):
+        lines, command = [], ""
+        for figure in group:
+            shown_by = f"`{figure.command}`" if figure.command != command else '"' if not figure.note else ""
+            command = figure.command
+            cells = (figure.what, *figure.printed, figure.verdict, "; ".join(filter(None, (shown_by, figure.note))))
+            lines.append(f"| {' | '.join(cells)} |")
+        head = ["| what | paper | ours | | shown by |", "|---|---:|---:|---|---|"]
         parts.append("\n".join([f"### Section {section}", "", *head, *lines]))
     lines = []
     for task in map(definition, names()):
@@ -276,12 +282,6 @@ def markdown(figures: Sequence[Figure]) -> str:
     head = ["| task | 0 shots | 1 shot | few | shots of few |", "|---|---:|---:|---:|---:|"]
     parts.append("\n".join(["### Sections 4 and 5: accuracy of MT-NLG, percent", "", *head, *lines]))
     return "\n\n".join(parts) + "\n"
-
-
-def _row(figure: Figure) -> str:
-    note = f"; {figure.note}" if figure.note else ""
-    cells = (figure.what, *figure.printed, figure.verdict, figure.kind, f"`{figure.command}`{note}")
-    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:

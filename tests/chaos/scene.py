@@ -19,7 +19,6 @@ from trivium.seeds import generator_for
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.samples import TokenDataset
-from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
 from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, read
@@ -138,7 +137,7 @@ class Oracle:
     def advance_to(self, step: int) -> None:
         """Train until `step` steps are done."""
         while self.step < step:
-            samples = Samples(*self.plan.batch.at(self.step), reader_of(self.data))
+            samples = Samples(*self.plan.batch.at(self.step), self.data.rows)
             self.trainer.train_step(self.step, samples, lr_of_step(self.job.training, self.plan, self.step))
             self.step += 1
 

@@ -12,7 +12,8 @@ from trivium.corpus.store import write_documents
 from trivium.errors import DataError
 from trivium.provenance import publishing
 from trivium.report.collect import collect
-from trivium.report.corpus import funnel_section, lengths
+from trivium.report.corpus import funnel_section
+from trivium.report.figures import lengths
 from trivium.report.sections import sections
 
 

@@ -11,10 +11,10 @@ from plans import small
 from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
-from trivium.kernels import product
+from trivium.kernels.cpu import product
 from trivium.kernels.dtypes import DTYPES
 from trivium.parallel.sharding.zero import AdamRule
-from trivium.training.batches import Rows
+from trivium.tokens.rows import Rows
 from trivium.training.loss_scale import GROWTH_STEPS, LARGEST, LEAST, LossScale
 from trivium.training.trainer import Samples, Trainer
 
@@ -129,7 +129,7 @@ def test_bf16_gradients_are_near_those_of_fp32_even_for_a_token_that_is_half_the
         draw = np.random.default_rng(0)
         ids = draw.integers(0, one.plan.model.vocabulary, (16, 257))
         ids = np.where(draw.random(ids.shape) < 0.5, 1, ids)
-        one.accumulate(0, Samples(0, 16, lambda n, k, ids=ids: Rows(ids[n : n + k, :-1], ids[n : n + k, 1:])))
+        one.accumulate(0, Samples(0, 16, lambda n, k, ids=ids: Rows.of_text(ids[n : n + k])))
         slots = [(s, b) for b in one.buckets for s in b.slots if len(s.row.shape) == 2]
         found.append({s.row.name: b.reduced()[s.start : s.stop].double() for s, b in slots})
     for name, wide in found[0].items():

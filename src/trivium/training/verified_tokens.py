@@ -11,6 +11,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.plan.model_shape import ModelShape
 from trivium.provenance import fingerprint, write_json
 from trivium.tokens.manifest import read_tokens_manifest, verify_tokens
+from trivium.tokens.shards import SUFFIXES
 from trivium.training.metrics import warn
 from trivium.untrusted import read_json
 
@@ -86,8 +87,8 @@ def _states(tokens: Path) -> dict[str, State]:
     """Return the state of each shard's files, large ones first, so that the ranks' shares are balanced."""
     files: Mapping[str, str] = read_tokens_manifest(tokens)["files"]
     states: dict[str, State] = {}
-    for suffix in (".bin", ".idx"):
-        for name in sorted(name for name in files if name.endswith(suffix)):
+    for suffix in sorted(SUFFIXES):
+        for name in sorted(name for name in files if Path(name).suffix == suffix):
             try:
                 stat = (tokens / name).stat()
             except OSError as error:

@@ -22,7 +22,7 @@ from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
 from trivium.parallel.tensor.weight_gradients import BY_AUTOGRAD
 from trivium.progress import Progress, silent
-from trivium.training.batches import Rows, inputs_of
+from trivium.training.batches import inputs_of
 from trivium.training.lineage.replay import Replay, finite, replay_to
 from trivium.training.record import Record
 from trivium.training.trainer import Samples, StepResult
@@ -121,7 +121,9 @@ class _Search:
         self.stage.weight_gradients.sums = BY_AUTOGRAD
         self.batch = samples.read(samples.first, samples.sequences)
         # The scale of the step, because in fp16 a gradient may overflow only under that.
-        self.scale = scale / self.plan.tokens(samples.sequences)
+        weights = self.inputs(0, samples.sequences).weights
+        assert weights is not None, "every target has a weight"
+        self.scale = scale / (float(weights.sum(dtype=torch.float64)) or 1.0)
 
     def rows(self, progress: Progress) -> tuple[list[int], list[int]]:
         """Return the micro-batches and the rows to blame."""
@@ -169,7 +171,7 @@ class _Search:
 
     def inputs(self, first: int, stop: int) -> Inputs:
         """Return rows [first, stop) as a micro-batch of this step."""
-        part = Rows(*(x[first:stop] for x in self.batch))
+        part = self.batch.part(first, stop)
         samples = tuple(self.samples.first + row for row in range(first, stop))
         key = DropoutKey(self.replay.record.seed, self.step, samples, self.plan.model.sequence)
         return inputs_of(self.plan, part, self.mesh, dropout=key)
