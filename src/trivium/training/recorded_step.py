@@ -1,7 +1,7 @@
-"""The forwards and backwards of a step, recorded, with where its batch is read and its gradients are written.
+"""Records the forward and backward passes of a step as a CUDA graph, and replays them for other batches.
 
-Up to a rank's own sum of gradients, with the messages between ranks that share samples: the reduction over replicas
-begins after every replay, so that it can be as it is without recordings.
+A recording includes the messages between ranks that share samples, and ends with a rank's own sum of gradients: the
+reduction over replicas follows each replay as it follows steps without recordings.
 """
 
 from collections import Counter
