@@ -1,13 +1,10 @@
 """A quick share of `make chaos`; and each count can be other than zero."""
 
-import ctypes
 import json
 import multiprocessing
 import os
-import platform
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -22,12 +19,11 @@ from chaos.scene import LAYOUTS, job, plan, write_tokens
 from chaos.signals import freeze_often, orphan_often, preempt_often
 from trivium.checkpoint import load
 from trivium.comms import launch
-from trivium.errors import CheckpointError, DataError, Preempted
+from trivium.errors import CheckpointError, DataError
 from trivium.training import resume as starting
 from trivium.training import spikes
 from trivium.training.observers import saves
 from trivium.training.supervision.job import start
-from trivium.training.supervision.preemption import EndedAtOnce
 
 
 @pytest.mark.parametrize(
@@ -168,36 +164,6 @@ def test_spike_watch_that_accepts_everything_is_found_by_poison(tmp_path: Path, 
     assert poison_often(tmp_path, 1)["undetected"] == 1
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("wrong", ["row", "document", "layer"])
-def test_search_that_names_another_culprit_is_found_by_poison(tmp_path: Path, monkeypatch, wrong: str) -> None:
-    right = poison.find_culprit
-
-    def other(*arguments):
-        found = right(*arguments)
-        if wrong == "row":
-            found["rows"] = [found["rows"][0] + 1]
-        elif wrong == "document":
-            found["culprits"][0]["document"] += "#"
-        else:
-            found["layer"] = "layers.9.mlp"
-        return found
-
-    monkeypatch.setattr(poison, "find_culprit", other)
-    found = poison_often(tmp_path, 1)
-    assert found["losses"] and found["undetected"] == 0 and found["rightly_named"] == 0
-
-
-@pytest.mark.parametrize("ended", [Preempted("asked by SIGTERM"), EndedAtOnce(15)])
-def test_preempted_runner_has_missed_no_poison(tmp_path: Path, monkeypatch, ended) -> None:
-    def start(work) -> None:
-        raise ended
-
-    monkeypatch.setattr(poison, "start", start)
-    with pytest.raises(type(ended)):
-        poison_often(tmp_path, 1)
-
-
 def run_with(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
     """Run `python -m chaos.run` with these options in this process; return the exit code."""
     monkeypatch.setattr(sys, "argv", ["chaos", *options])
@@ -239,50 +205,6 @@ def alive(pids: list[int]) -> list[int]:
     return [pid for pid, threads in states(pids).items() if set(threads) - {"Z"}]
 
 
-def assert_gone(pids: Path, seconds: float = 20) -> None:
-    """Ranks end with their launcher, which the kernel tells them."""
-    until = time.monotonic() + seconds
-    while alive(json.loads(pids.read_text())) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not alive(json.loads(pids.read_text()))
-
-
-def begin(folder: Path, pids: Path) -> Life:
-    """Begin a training; `pids` gets the process ids of its launcher and ranks."""
-    begun = Life.begin(job(write_tokens(folder), folder / "run", plan({"data": 2})), folder / "log.txt")
-    begun.wait_for(lambda: len(begun.ranks) == 2)
-    pids.with_suffix(".part").write_text(json.dumps([begun.pid, *begun.ranks]))
-    pids.with_suffix(".part").rename(pids)
-    return begun
-
-
-def test_training_ends_with_the_process_that_injects_faults(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-
-    def begin_and_wait() -> None:
-        begin(tmp_path, pids)
-        signal.pause()
-
-    harmful = multiprocessing.get_context("fork").Process(target=begin_and_wait)
-    harmful.start()
-    while not pids.exists():
-        time.sleep(0.01)
-    time.sleep(0.1)
-    harmful.kill()
-    harmful.join()
-    assert_gone(pids)
-
-
-def interrupted(pids: Path):
-    """A fault whose runner gets Ctrl-C."""
-
-    def harm(folder: Path, count: int, **_):
-        begin(folder, pids)
-        raise KeyboardInterrupt
-
-    return harm
-
-
 def beside(pids: Path):
     """A fault whose training is a separate process, as is one that the fault forks and that is asked to end, too."""
 
@@ -291,7 +213,9 @@ def beside(pids: Path):
         signal.pause()
 
     def harm(folder: Path, count: int, **_):
-        begun = begin(folder, pids)
+        begun = Life.begin(job(write_tokens(folder), folder / "run", plan({"data": 2})), folder / "log.txt")
+        begun.wait_for(lambda: len(begun.ranks) == 2)
+        pids.write_text(json.dumps([begun.pid, *begun.ranks]))
         other = multiprocessing.get_context("fork").Process(target=waiting, args=(folder / "waits",))
         other.start()
         while not (folder / "waits").exists():
@@ -319,40 +243,16 @@ def within(pids: Path):
     return harm
 
 
-@pytest.mark.parametrize("harm", [interrupted, beside, within])
+@pytest.mark.parametrize("harm", [beside, within])
 def test_ended_runner_leaves_no_process_and_no_folder(tmp_path: Path, monkeypatch, harm) -> None:
     """Temporary files of a killed launcher are removed too; processes that the runner forked remove nothing."""
     pids, temporary = tmp_path / "pids", tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setitem(run.HARMS, "freeze", (harm(pids), ""))
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    if harm is interrupted:
-        with pytest.raises(KeyboardInterrupt):
-            run_with(monkeypatch, "--freeze", "1")
-    else:
-        assert exit_code_of_runner(monkeypatch, "--freeze", "1") == 128 + signal.SIGTERM
-    assert_gone(pids)
-    assert not list(temporary.glob("trivium-*"))
-
-
-EXIT_OF_A_THREAD = {"x86_64": 60, "aarch64": 93}  # the system call's number
-
-
-@pytest.mark.skipif(platform.machine() not in EXIT_OF_A_THREAD, reason="another machine's system calls")
-def test_process_whose_first_thread_ended_runs_as_long_as_another_thread() -> None:
-    """The first thread of a killed process is a zombie while others keep its files open, and the run's lock."""
-
-    def first_thread_ends() -> None:
-        threading.Thread(target=signal.pause).start()
-        ctypes.CDLL(None).syscall(EXIT_OF_A_THREAD[platform.machine()], 0)
-
-    process = multiprocessing.get_context("fork").Process(target=first_thread_ends, daemon=True)
-    process.start()
-    pid = process.pid or 0
-    until = time.monotonic() + 10
-    while life._state(pid) != "Z" and time.monotonic() < until:
+    assert exit_code_of_runner(monkeypatch, "--freeze", "1") == 128 + signal.SIGTERM
+    until = time.monotonic() + 20  # ranks end with their launcher, which the kernel tells them
+    while alive(json.loads(pids.read_text())) and time.monotonic() < until:
         time.sleep(0.01)
-    assert life._state(pid) == "Z" and life._runs(pid)
-    process.kill()
-    process.join()
-    assert not life._runs(pid)
+    assert not alive(json.loads(pids.read_text()))
+    assert not list(temporary.glob("trivium-*"))

@@ -32,7 +32,7 @@ from trivium.comms.launch import Place, lends_memory
 from trivium.comms.mesh import Group, Mesh
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
-from trivium.training.supervision.supervise import LOST
+from trivium.training.supervision.watchdog import LOST
 
 Tensor = torch.Tensor
 

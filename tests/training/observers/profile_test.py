@@ -12,19 +12,17 @@ import pytest
 
 from chaos.scene import SEED, VOCABULARY, write_tokens
 from plans import small
-from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.transfers import with_transfers
-from trivium.training.config import ProfileConfig, Supervision, TrainingConfig
+from trivium.training.config import ProfileConfig, TrainingConfig
 from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, last_step, read
 from trivium.training.observers import profile as tracing_module
 from trivium.training.observers.profile import FOLDER, OF_BUCKETS, Profile, named
 from trivium.training.supervision.job import start
-from trivium.training.supervision.watchdog import Patience
-from trivium.training.trainer import Samples, Trainer
+from trivium.training.trainer import Trainer
 
 EVENT = re.compile(r"[FBIW]\d+\.\d+(:\d+>\d+)?")
 STEPS = 4
@@ -112,25 +110,6 @@ def test_trace_is_written_in_the_background_and_training_waits_for_it_at_its_end
     monkeypatch.setattr(tracing_module, "_pack", slow)
     train(tokens, tmp_path, plan(), steps=[2])
     assert "update" in names(tmp_path / FOLDER / "step-00000002-rank-00000.json.gz")
-
-
-def test_trace_ends_in_a_separate_phase_with_more_time_than_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right, done = tracing_module.profile.export_chrome_trace, list[Any]()
-
-    def written(*given: Any) -> None:
-        done.append("written")
-        right(*given)
-
-    monkeypatch.setattr(tracing_module.profile, "export_chrome_trace", written)
-    trainer = Trainer(small(), Mesh.single(), seed=1, rule=AdamRule())
-    traces = Profile(ProfileConfig(steps=(1,)), tmp_path)
-    with traces.of(trainer, 1, lambda: done.append("tracing")):
-        trainer.train_step(0, Samples(0, 16, random_rows(trainer.plan)), 1e-3)
-    traces.wait()
-    assert done == ["tracing", "written"] and [*(tmp_path / FOLDER).iterdir()]
-    assert Patience(Supervision(stall_seconds=99.0)).limit("tracing") == 99.0
 
 
 @pytest.mark.parametrize("rank", [0, 1])
