@@ -12,7 +12,6 @@ import statistics
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from trivium.certify.reference import random_rows
@@ -20,7 +19,7 @@ from trivium.comms.mesh import Mesh
 from trivium.config import build, read_preset
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
-from trivium.tokens.digest import digest
+from trivium.tokens.rows import digest
 from trivium.training.trainer import Samples, Trainer
 
 
@@ -38,7 +37,7 @@ def main() -> None:
     rows = read(0, sequences)
     trainer.train_step(0, Samples(0, sequences, read), 1e-4)
     steps = [_seconds(lambda: trainer.train_step(1, Samples(0, sequences, read), 1e-4)) for _ in range(given.steps)]
-    hashes = [_seconds(lambda: digest(range(sequences), *map(np.asarray, rows))) for _ in range(50)]
+    hashes = [_seconds(lambda: digest(range(sequences), rows)) for _ in range(50)]
     step, hashing = statistics.median(steps), statistics.median(hashes)
     found = {
         "rows": sequences,

@@ -16,7 +16,7 @@ from torch_model import Gpt
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
-from trivium.training.batches import Rows
+from trivium.tokens.rows import Rows
 from trivium.training.trainer import Samples, Trainer
 
 Step = Callable[[], None]
@@ -53,7 +53,7 @@ class Shape:
     def rows(self) -> Rows:
         """Random tokens and targets."""
         ids = np.random.default_rng(0).integers(0, self.vocabulary, (self.sequences, self.sequence + 1))
-        return Rows(ids[:, :-1], ids[:, 1:])
+        return Rows.of_text(ids)
 
 
 SHAPES = (
@@ -83,7 +83,7 @@ class TriviumStep:
 
     def __call__(self) -> None:
         rows = self._rows
-        read = Samples(0, self._shape.sequences, lambda n, k: Rows(*(x[n : n + k] for x in rows)))
+        read = Samples(0, self._shape.sequences, lambda n, k: rows.part(n, n + k))
         self._trainer.train_step(0, read, LR)
 
     def forget(self) -> None:

@@ -14,9 +14,7 @@ from setting import HIDDEN_256, LR, Setting
 from trivium.checkpoint.save import Saving, copies
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
-from trivium.tokens.loader import batch_arrays
 from trivium.tokens.samples import TokenDataset
-from trivium.training.batches import Rows
 from trivium.training.metrics import append
 from trivium.training.state import fragments
 from trivium.training.trainer import Samples, Trainer
@@ -43,8 +41,8 @@ def overheads(setting: Setting, rounds: int, tokens: int = TOKENS) -> dict[str, 
         seconds: dict[str, list[float]] = {"step": [], **{name: [] for name in TARGETS}}
         for number in range(rounds):
             first = number * setting.sequences
-            seconds["data loading"].append(_timed(lambda: batch_arrays(data, first, setting.sequences)))  # noqa: B023
-            rows = Rows(*batch_arrays(data, first, setting.sequences))
+            seconds["data loading"].append(_timed(lambda: data.rows(first, setting.sequences)))  # noqa: B023
+            rows = data.rows(first, setting.sequences)
             samples = Samples(first, setting.sequences, lambda n, k: rows)  # noqa: B023
             seconds["step"].append(_timed(lambda: trainer.train_step(number, samples, LR)))  # noqa: B023
             seconds["metrics"].append(_timed(lambda: append(root / "metrics.jsonl", STEP_LINE)))

@@ -24,6 +24,7 @@ STEP_AIM = 1.0  # of the fastest peer's speed
 # AMD processors with AVX-512, on which MKL runs its slow kernels unless told otherwise (docs/decisions/0011). Reports
 # of them whose peers had the slow ones show no ratios in fp32.
 SLOW_MKL = ("AMD EPYC, family 25 model 17", "AMD EPYC, family 26 model 2")
+WITHOUT_BF16 = ("AMD EPYC, family 25 model 1", "AMD EPYC, family 23 model 1")
 
 Record = Mapping[str, Any]
 
@@ -129,11 +130,11 @@ def _told(figure: str, *, reached: bool) -> str:
 
 
 def _kept(record: Record) -> Record:
-    """The record without rows in fp32 whose peers multiplied by MKL's slow kernels."""
-    if record["machine"]["processor"] not in SLOW_MKL or record.get("fast_mkl"):
-        return record
-    kept = [r for r in record["rows"] if "comparisons" not in r or "bf16" in r["name"]]
-    return {**record, "rows": kept}
+    """Return the record without rows whose peers ran as no user would run them: in fp32 by MKL's slow kernels, or in
+    bf16 on a processor without instructions for it."""
+    processor = record["machine"]["processor"]
+    unfair = [processor in SLOW_MKL and not record.get("fast_mkl"), processor in WITHOUT_BF16]  # in fp32, in bf16
+    return {**record, "rows": [r for r in record["rows"] if "comparisons" not in r or not unfair["bf16" in r["name"]]]}
 
 
 def _step_figures(record: Record | None) -> Iterator[Figure]:

@@ -32,7 +32,7 @@ from trivium.cost.hardware import Machine, machine_from_file
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
-from trivium.training.batches import Rows
+from trivium.tokens.rows import Rows
 from trivium.training.trainer import Samples, Trainer
 
 SEED, LR, STEPS, WARM_STEPS = 17, 1e-3, 6, 2
@@ -78,7 +78,7 @@ def _train(place: Place, plan: Plan, out: str) -> None:
         )
 
         def read(first: int, count: int) -> Rows:
-            return Rows(rows[first : first + count, :-1], rows[first : first + count, 1:])
+            return Rows.of_text(rows[first : first + count])
 
         seconds = []
         for step in range(STEPS):

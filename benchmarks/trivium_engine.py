@@ -1,5 +1,6 @@
 """Trivium as a contestant: a plan, a mesh and a trainer."""
 
+import numpy as np
 import torch
 from contest import Build
 from setting import LR, SEED, Setting
@@ -8,7 +9,7 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.parallel.pipeline.executor import Span
 from trivium.plan.plan import Plan
-from trivium.training.batches import Rows
+from trivium.tokens.rows import Rows
 from trivium.training.trainer import Samples, Trainer
 
 
@@ -26,7 +27,8 @@ class TriviumEngine:
         tokens, targets = self.setting.rows(number)
 
         def read(first: int, count: int) -> Rows:
-            return Rows(tokens[first : first + count], targets[first : first + count])
+            ones = np.ones((count, tokens.shape[1]), np.float32)
+            return Rows(tokens[first : first + count], targets[first : first + count], ones)
 
         result = self.trainer.train_step(number, Samples(0, self.setting.sequences, read), LR)
         self.spans.append(result.run.spans)

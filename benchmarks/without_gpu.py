@@ -190,7 +190,7 @@ def _of_rank(bench: Any, plan: Any, rank: int, predicted: int) -> dict[str, Any]
 
     from trivium.comms.pretend import pretended
     from trivium.parallel.sharding.zero import AdamRule
-    from trivium.training.batches import Rows
+    from trivium.tokens.rows import Rows
     from trivium.training.trainer import Samples, Trainer
 
     before = bench.held_bytes()
@@ -199,7 +199,7 @@ def _of_rank(bench: Any, plan: Any, rank: int, predicted: int) -> dict[str, Any]
         trainer = Trainer(plan, mesh, seed=0, rule=AdamRule(), initial=False)
 
         def step() -> None:
-            read = Samples(0, len(ids), lambda n, k: Rows(ids[n : n + k, :-1], ids[n : n + k, 1:]))
+            read = Samples(0, len(ids), lambda n, k: Rows.of_text(ids[n : n + k]))
             trainer.train_step(0, read, 1e-4)
 
         def anew() -> None:

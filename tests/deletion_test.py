@@ -51,6 +51,15 @@ def rows() -> Iterator[Row]:
     rules = set((ROOT / "optim/rules").glob("[a-z]*.py")) - {ROOT / "optim/rules/adamw.py"}
     for path in sorted([*rules, *(ROOT / "families").glob("[a-z]*.py")]):
         yield Row(str(path.relative_to(ROOT)), ("training/loop_test.py", "training/same_work_test.py"))
+    engine = (
+        "model/generation_test.py",
+        "model/oracle_test.py",
+        "parallel/tensor/tensor_test.py",
+        "optim/groups_test.py",
+        "certify/certificate_test.py",
+    )
+    for folder in ("kernels/cpu", "kernels/cuda"):
+        yield Row(folder, engine)
 
 
 RUN = """

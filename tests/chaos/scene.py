@@ -10,14 +10,13 @@ import torch
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.mesh import Mesh
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.errors import CheckpointError
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.samples import TokenDataset
-from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
 from trivium.training.loop import TrainingJob
 from trivium.training.metrics import EVENTS, read
@@ -121,7 +120,7 @@ class Oracle:
             samples = batch.at(self.step)
             after = model.tokens(batch.at(self.step + 1).first_sample)
             lr = learning_rate(self.job.training, after, last)
-            read = Samples(samples.first_sample, samples.sequences, reader_of(self.data))
+            read = Samples(samples.first_sample, samples.sequences, self.data.rows)
             self.trainer.train_step(self.step, read, lr)
             self.step += 1
 

@@ -15,10 +15,10 @@ from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import Run
 from trivium.cli.workspace import Workspace
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.evaluation.hans import HEURISTICS
-from trivium.evaluation.tasks import last_word
+from trivium.evaluation.tasks.passages import VERSIONS
 from trivium.interchange.export import export_hf
 from trivium.interchange.target import opened
 from trivium.provenance import STAMP, describe, write_json
@@ -216,7 +216,7 @@ def test_an_evaluation_is_done_again_when_the_version_of_a_task_in_it_was_raised
                  for sets in ((), ("evaluation.tasks=[continuation]",)))  # fmt: skip
     before = [EVALUATE.what(run) for run in (both, one)]
     assert [EVALUATE.what(run) for run in (both, one)] == before
-    monkeypatch.setattr(last_word, "VERSION", last_word.VERSION + 1)
+    monkeypatch.setitem(VERSIONS, "last_word", VERSIONS["last_word"] + 1)
     after = [EVALUATE.what(run) for run in (both, one)]
     assert after[0] != before[0] and after[1] == before[1]
 

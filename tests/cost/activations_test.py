@@ -14,8 +14,7 @@ from trivium.config import merge
 from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
 from trivium.cost.case import ATTENTION, LAYER, MODES, NONE, case_of
 from trivium.cost.stages import layers_by_stage
-from trivium.kernels import gelu, product
-from trivium.kernels.cpu import block_attention, narrow_attention
+from trivium.kernels.cpu import block_attention, gelu, narrow_attention, product
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision

@@ -19,7 +19,7 @@ def replay(made):
     """Return (window, target) -> the tokens read before it, computed from trunks and branches alone."""
     found = {}
     for batch in made:
-        for family in batch.families:
+        for family in batch:
             for row in family.rows:
                 for ask in row.asks:
                     place, path = ask.place, []
@@ -47,19 +47,19 @@ def test_shared_prefixes_are_read_once():
     prompt, questions = list(range(100, 200)), [list(range(q, q + 7)) for q in range(50)]
     given = [Window(prompt + q + [a, a + 1], 2) for q in questions for a in (300, 400, 500)]
     made = batches(families(given))
-    assert sum(f.tokens for b in made for f in b.families) == 100 + 50 * (7 + 3)
-    assert sum(f.tokens for b in made for f in b.families) < sum(len(w.read) for w in given) / 10
+    assert sum(f.tokens for b in made for f in b) == 100 + 50 * (7 + 3)
+    assert sum(f.tokens for b in made for f in b) < sum(len(w.read) for w in given) / 10
 
 
 def test_texts_sharing_only_the_first_token_are_batched():
     given = [Window([0, *range(k * 50, k * 50 + 40)], 40) for k in range(1, 30)]
-    assert all(not row.tokens for b in batches(families(given)) for f in b.families for row in f.rows)
+    assert all(not row.tokens for b in batches(families(given)) for f in b for row in f.rows)
 
 
 def test_rows_and_batches_are_bounded():
     given = [Window([*range(30), k, *range(50, 90)], 5) for k in range(100)]
     made = batches(families(given))
-    assert all(len(row.tokens) <= MAX_ROW_TOKENS for b in made for f in b.families for row in f.rows)
+    assert all(len(row.tokens) <= MAX_ROW_TOKENS for b in made for f in b for row in f.rows)
     assert sorted(replay(made)) == list(range(100))
 
 

@@ -11,9 +11,8 @@ from plans import small
 from tokens.curated import tokenized
 from trivium.errors import TriviumError
 from trivium.evaluation.answer import NativeScorer
-from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
+from trivium.evaluation.benchmark import evaluate_benchmarks, examiner_of, prepare, question_digests
 from trivium.evaluation.config import BenchmarkConfig
-from trivium.evaluation.examine import examiner_of, question_digests
 from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
 from trivium.tokens.tokenizer import load_tokenizer

@@ -13,9 +13,8 @@ from evaluation.benchmark_test import HANS
 from trivium.errors import DataError, MachineError
 from trivium.evaluation.benchmark import prepare
 from trivium.evaluation.config import BenchmarkConfig
-from trivium.evaluation.hub import hub_rows
 from trivium.evaluation.tasks.definition import Hub, definition
-from trivium.evaluation.tasks.rows import Rows
+from trivium.evaluation.tasks.rows import Rows, hub_rows
 
 
 @pytest.fixture

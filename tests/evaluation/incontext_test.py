@@ -10,8 +10,7 @@ from trivium.config import build
 from trivium.errors import ConfigError, DataError
 from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
-from trivium.evaluation.incontext import measure, study_of
-from trivium.evaluation.shots import in_turn, orders
+from trivium.evaluation.incontext import in_turn, measure, orders, study_of
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows

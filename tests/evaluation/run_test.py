@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from evaluation.scorers import Ignorant, Knowing, passages, scored
 from trivium.errors import DataError
 from trivium.evaluation.config import EvaluationConfig
-from trivium.evaluation.requests import ask
-from trivium.evaluation.run import build_task, evaluate, prompt_hash, requests_of, result_of, right
-from trivium.evaluation.tasks.items import Item
+from trivium.evaluation.requests import Request, ask
+from trivium.evaluation.run import evaluate, prompt_hash, requests_of, result_of, right, unigram_scorer
+from trivium.evaluation.tasks.passages import Item, build_task
 from trivium.evaluation.tasks.task import Example, Task, Template
+from trivium.tokens.tokenizer import train_tokenizer
 
 CONFIG = EvaluationConfig(shots=(0, 2), last_word_examples=150, continuation_examples=150, resamples=100)
 PASSAGES = passages(160)
@@ -72,29 +73,6 @@ def test_clear_lead_over_baseline_is_significant(items):
     same = evaluate(config, ignorant, items, seed=1, unigram=ignorant)["tasks"]["continuation"]["0"]
     assert same["unigram_p"] == 1.0
     assert same["unigram_nats_per_byte"] == same["nats_per_byte"]
-
-
-def test_choices_are_compared_by_every_normalisation():
-    config = EvaluationConfig(tasks=("continuation",), continuation_examples=1)
-    task = build_task("continuation", ITEMS, config, seed=1)
-    question = task.examples[0]
-    sizes = [len(c.strip().encode()) for c in question.choices]
-    wrong = [k for k in range(4) if k != question.answer]
-
-    def answers(total, tokens):
-        return [scored(total[k], question.choices[k], tokens=tokens[k]) for k in range(4)]
-
-    # The right choice has the highest total but many tokens. The others have lower totals but win per token.
-    total = [-9.0 if k == question.answer else -10.0 for k in range(4)]
-    tokens = [1 if k == question.answer else 100 for k in range(4)]
-    found = right(task, answers(total, tokens))
-    assert found["token"] == [False] and found["none"] == [True]
-    # Every choice costs 1 nat per byte, the right one half a nat.
-    total = [-sizes[k] * (0.5 if k == question.answer else 1.0) for k in range(4)]
-    assert right(task, answers(total, [1] * 4))["byte"] == [True]
-    total[wrong[0]] = -sizes[wrong[0]] * 0.4
-    assert right(task, answers(total, [1] * 4))["byte"] == [False]
-    assert next(iter(found)) == "token"
 
 
 CLOZE = Task("t", 1, "greedy", Template("{context}", "{context}"), (), (), 0.0)
@@ -225,12 +203,33 @@ def test_scorer_with_missing_answers_is_rejected():
         ask(Forgetful(), requests)
 
 
-def test_unknown_task_is_rejected():
-    with pytest.raises(DataError, match="'boolq'"):
-        build_task("boolq", ITEMS, CONFIG, seed=1)
-
-
 def test_choices_after_equal_text_share_it():
     task = build_task("continuation", ITEMS, CONFIG, seed=1)
     requests = requests_of(task, shots=2, seed=1)
     assert len({id(r.context) for r in requests[:4]}) == 1 and len({id(r.context) for r in requests[:8]}) == 2
+
+
+@pytest.fixture(scope="module")
+def frequencies():
+    texts = [p["text"] for p in PASSAGES[:60]]
+    tokenizer = train_tokenizer(texts, 320)
+    return tokenizer, np.bincount(sum(tokenizer.encode_batch(texts), []), minlength=tokenizer.vocabulary)
+
+
+def test_unigram_likelihood_is_that_of_token_frequencies(frequencies):
+    tokenizer, counts = frequencies
+    scorer = unigram_scorer(tokenizer, counts)
+    answer, other = scorer.loglikelihood([Request("whatever", " parser module"), Request("", " parser module")])
+    ids = tokenizer.encode(" parser module")
+    expected = sum(np.log((counts[i] + 1) / (counts.sum() + tokenizer.vocabulary)) for i in ids)
+    assert answer == other and answer.loglikelihood == pytest.approx(expected)
+    assert (answer.tokens, answer.truncated) == (len(ids), False)
+    with pytest.raises(DataError, match="319 token counts"):
+        unigram_scorer(tokenizer, counts[:-1])
+
+
+def test_unigram_is_greedy_for_the_most_frequent_token_only(frequencies):
+    tokenizer, counts = frequencies
+    top = tokenizer.decode([int(counts.argmax())])
+    asked = [Request("", text) for text in (top, " locale", f"{top} locale")]
+    assert [a.greedy for a in unigram_scorer(tokenizer, counts).loglikelihood(asked)] == [True, False, False]

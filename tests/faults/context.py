@@ -20,7 +20,7 @@ from trivium.plan.layers.layer import Layer
 from trivium.plan.model_shape import ModelShape
 from trivium.training import batches, trainer
 from trivium.training.batches import Packing
-from trivium.training.trainer import Samples, Trainer
+from trivium.training.trainer import Trainer
 
 Tensor = torch.Tensor
 
@@ -96,15 +96,15 @@ def positions_of_the_first_context_part(original, mesh):
     return lambda self: torch.arange(self.shape[0])
 
 
-@fault(Trainer, "_tokens_that_count", PACKED_RING, plan(data=2, model=APART))
+@fault(Trainer, "_sum_of_weights", PACKED_RING, plan(data=2, model=APART))
 def normalised_by_the_local_count(original, mesh):
     """A masked loss is the mean over each rank's own tokens, then over ranks, though ranks hold different numbers."""
 
-    def count(self: Trainer, samples: Samples, inputs: list[Inputs]) -> float:
-        own = sum(float(i.weights.sum()) for i in inputs if i.weights is not None)
-        return own * self.mesh.replicas.size
+    def own_sum(self: Trainer, inputs: list[Inputs]) -> Tensor:
+        own = [i.weights.sum(dtype=torch.float64) for i in inputs if i.weights is not None]
+        return torch.stack(own).sum() * self.mesh.replicas.size
 
-    return count
+    return own_sum
 
 
 @fault(batches, "Sight", PACKED, PACKED_RING)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from faults.mutant import fault, plan, with_own
@@ -15,7 +16,9 @@ from trivium.parallel.sharding.buckets import Bucket, GradientWatch
 from trivium.plan.batch import Batch, Step
 from trivium.plan.buckets import BucketRow
 from trivium.plan.precision import Precision
+from trivium.tokens.rows import Rows
 from trivium.training import trainer
+from trivium.training.batches import Read
 from trivium.training.trainer import Samples, Trainer
 
 Tensor = torch.Tensor
@@ -205,10 +208,20 @@ def loss_of_one_replica(original, mesh):
     return with_own(original, place=1, times=mesh.data.size)
 
 
-@fault(Samples, "padding_in", REPLICAS, plan(pipeline=2, context=2, model={"documents": "apart"}))
+@fault(trainer, "padded", REPLICAS, plan(pipeline=2, context=2, model={"documents": "apart"}))
 def padding_validated(original, mesh):
     """What fills the last micro-batches of a validation counts in its loss."""
-    return lambda self, first, count: 0
+
+    def padded(read: Read, end: int) -> Read:
+        longer = original(read, end)
+
+        def weighted(first: int, count: int) -> Rows:
+            rows: Rows = longer(first, count)
+            return rows._replace(weights=np.ones_like(rows.weights))
+
+        return weighted
+
+    return padded
 
 
 @fault(Batch, "at", plan(batch=RAMP), plan(data=2, batch=RAMP))

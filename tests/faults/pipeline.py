@@ -1,14 +1,14 @@
 """Faults of the pipeline: stages, micro-batches, the tied table, zero-bubble actions, recomputation."""
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from faults.mutant import fault, plan, with_own
-from trivium.kernels.gelu import Gelu
+from trivium.kernels.activations import Gelu
 from trivium.model import stage
 from trivium.model.inputs import Inputs
 from trivium.model.layers import wiring
@@ -81,10 +81,9 @@ def gradients_overwritten(original, mesh):
 def micro_batch_loss_not_scaled(original, mesh):
     """Losses of micro-batches are added, not averaged: gradients grow with their number."""
 
-    def executor(self: Trainer, sequences: int, inputs: Any) -> Executor:
-        made: Executor = original(self, sequences, inputs)
-        micro_batches = self.plan.batch.micro_batches(self.plan.layout, sequences)
-        return replace(made, loss_scale=made.loss_scale * micro_batches)
+    def executor(self: Trainer, inputs: Sequence[Inputs], scale: Any) -> Executor:
+        made: Executor = original(self, inputs, scale * len(inputs))
+        return made
 
     return executor
 

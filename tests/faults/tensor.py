@@ -143,15 +143,15 @@ def z_loss_as_if_not_squared(original, mesh):
     return lambda logs, z_loss: original(logs, z_loss / 2)
 
 
-@fault(head, "_counted", plan(model={"z_loss": 0.05, "documents": "apart", "end_of_text": 3}))
+@fault(head, "_weighted", plan(model={"z_loss": 0.05, "documents": "apart", "end_of_text": 3}))
 def z_loss_of_every_token(original, mesh):
     """Tokens that do not count are in the z-loss that is told."""
 
-    def counted(losses: Tensor, given: inputs.Inputs) -> Tensor:
+    def weighted(losses: Tensor, given: inputs.Inputs) -> Tensor:
         told = torch.is_grad_enabled() and not losses.requires_grad
         return losses.sum() if told else original(losses, given)
 
-    return counted
+    return weighted
 
 
 @fault(embedding, "embed", SPLIT)

@@ -10,8 +10,9 @@ from faults.context import APART, PACKED
 from faults.mutant import fault, plan
 from trivium.certify.ways import FAR, LARGE, NARROW
 from trivium.comms import collectives
-from trivium.kernels import gelu
-from trivium.kernels.cpu import block_attention
+from trivium.kernels import attention
+from trivium.kernels.attention import Known
+from trivium.kernels.cpu import block_attention, gelu
 from trivium.kernels.cpu.block_attention import Block
 from trivium.kernels.sight import Sight, Tile
 from trivium.parallel.context import ring as ring_attention
@@ -78,21 +79,20 @@ def block_reaches_into_the_next_half(original, mesh):
     """A ring's last block of queries is as long as the others where fewer are left: those of the next half are
     attended from twice."""
 
-    def tiles(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Tile]:
-        for tile in original(sight, here, there, q):
+    def tiles(sight: Sight, here: int, there: int, *, has_kernel: bool) -> Iterator[Tile]:
+        for tile in original(sight, here, there, has_kernel=has_kernel):
             start = tile.here.start
             yield tile._replace(here=slice(start, start + ring_attention.QUERIES))
 
     return tiles
 
 
-@fault(ring_attention, "_gradients", plan(context=2), PACKED_RING, way=NARROW)
+@fault(attention, "gradients_by_scores", plan(context=2), PACKED_RING, way=NARROW)
 def row_sums_left_out(original, mesh):
     """Where a ring writes its scores down, the softmax's gradient forgets what the rest of a row takes away."""
 
-    def gradients(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *others, out, log_sum, mask = given
-        return original(*others, torch.zeros_like(out), log_sum, mask)
+    def gradients(grad: Tensor, qkv: Any, known: Known, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return original(grad, qkv, known._replace(wide=torch.zeros_like(known.wide)), mask)
 
     return gradients
 

@@ -19,7 +19,7 @@ from trivium.certify.sweep import certify, describe
 from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
 from trivium.errors import TriviumError
-from trivium.kernels.product import LEAST, product
+from trivium.kernels.cpu.product import LEAST, product
 from trivium.model import compiled, stage
 from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.inputs import Inputs

@@ -14,17 +14,19 @@ from trivium.certify.reference import compute_reference, random_rows
 from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
 from trivium.cost.memory import worst_rank
-from trivium.kernels import reach_attention
 from trivium.kernels.crossing import read_later
+from trivium.kernels.cuda.attention import CudaAttention
+from trivium.kernels.cuda.product import MIN_SUMMED_ELEMENTS, gradient_of_bias, widens
 from trivium.kernels.cuda.recording import Recording
-from trivium.kernels.product import LARGE, gradient_of_bias, widens
+from trivium.kernels.operations import operations_of
 from trivium.kernels.sight import Sight
 from trivium.model import compiled as compiled_blocks
 from trivium.parallel.sharding.gradient_sum import GradientSum
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer
 from trivium.parallel.tensor.regions import FEW_IDS, look_up
 from trivium.plan.plan import Plan
-from trivium.training.batches import Read, Rows
+from trivium.tokens.rows import Rows
+from trivium.training.batches import Read
 from trivium.training.trainer import Samples, Trainer
 
 pytestmark = pytest.mark.gpu
@@ -85,7 +87,7 @@ def test_the_kernel_that_knows_windows_and_documents_sees_what_a_mask_shows(
     shapes = [(2, n, 300, 64) for n in (4, kv_heads, kv_heads, 4)]
     *given, grad = (torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes)
     ours, theirs = ([x.to(t, copy=True).requires_grad_() for x in given] for t in (torch.bfloat16, torch.float64))
-    found, expected = (reach_attention.attend(*some, sight) for some in (ours, theirs))
+    found, expected = (CudaAttention().attend(*some, sight) for some in (ours, theirs))
     assert "Flash" in type(found.grad_fn.next_functions[0][0].next_functions[0][0]).__name__
     found.backward(grad)
     expected.backward(grad.double())
@@ -130,7 +132,7 @@ def test_products_of_narrow_matrices_are_summed_without_rounding(
     exact = torch.zeros(outputs, inputs, dtype=torch.float64, device=device)
     for _ in range(3):
         grad, x = (torch.randn(tokens, n, device=device).to(dtype) for n in (outputs, inputs))
-        total.add_product(0, grad, x)
+        total.add_product(0, grad, x, operations_of("cuda").products)
         exact += grad.double().T @ x.double()
     if not widens(grad, torch.float32):
         pytest.skip(f"{torch.cuda.get_device_name(device)} adds no {dtype} products to fp32 sums")
@@ -157,7 +159,7 @@ def test_a_frequent_tokens_narrow_gradient_is_summed_wide_and_rounded_once(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_narrow_gradient_of_a_bias_is_summed_wide_and_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(0)
-    grad = ((torch.randn(2 * LARGE // 4096, 4096, device=device) + 0.5) / 64).to(dtype)
+    grad = ((torch.randn(2 * MIN_SUMMED_ELEMENTS // 4096, 4096, device=device) + 0.5) / 64).to(dtype)
     exact, eps = grad.double().sum(0), torch.finfo(dtype).eps
     torch.testing.assert_close(gradient_of_bias(grad).double(), exact, rtol=eps, atol=eps / 64)
 
@@ -199,10 +201,10 @@ def rows_of_documents(plan: Plan, length: int) -> Read:
     read = random_rows(plan.model_copy(update={"model": plan.model.model_copy(update={"documents": "joined"})}))
 
     def of_documents(first: int, count: int) -> Rows:
-        tokens = np.concatenate([x[:, at] for x, at in zip(read(first, count), (slice(None), slice(-1, None)))], 1)
+        tokens = np.concatenate([(rows := read(first, count)).tokens, rows.targets[:, -1:]], 1)
         if plan.model.documents == "apart":
             tokens[:, length - 1 :: length] = plan.model.end_of_text
-        return Rows(tokens[:, :-1], tokens[:, 1:])
+        return Rows.of_text(tokens)
 
     return of_documents
 

@@ -15,7 +15,7 @@ from trivium.cost.memory import memory_of_rank
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
-from trivium.training.trainer import Rows, Samples, Trainer
+from trivium.training.trainer import Samples, Trainer
 
 DTYPES = ("fp32", "bf16", "fp64")
 LARGEST, LARGEST_IN_BUDGET = 8, 4  # ranks of a layout
@@ -64,7 +64,7 @@ def covering_sample() -> dict[int, list[Plan]]:
 def counted(trainer: Trainer) -> dict[str, int]:
     """After a step: bytes of the tensors that hold the state, and the most that was saved at once."""
     read = random_rows(trainer.plan)
-    step = Samples(0, trainer.plan.batch.sequences, lambda n, k: Rows(*read(n, k)))
+    step = Samples(0, trainer.plan.batch.sequences, read)
     run = trainer.train_step(0, step, 1e-3, measure=True).run
     buckets, shards = trainer.buckets, trainer.optimizer.shards
     # Where weights are in the masters' dtype they are their own masters.

@@ -18,7 +18,6 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.buckets import Bucket
 from trivium.plan.plan import Plan
-from trivium.training.batches import Rows
 from trivium.training.trainer import Samples, Trainer
 
 STEPS = 3
@@ -60,7 +59,7 @@ def trained(plan: Plan, place: Place, *, apart: bool) -> list[Any]:
     read, found = random_rows(plan), []
     for step in range(STEPS):
         sequences = plan.batch.sequences
-        rows = Samples(step * sequences, sequences, lambda n, k: Rows(*read(n, k)))
+        rows = Samples(step * sequences, sequences, read)
         result = one.train_step(step, rows, 1e-2)
         found += [torch.tensor([result.loss, result.gradient_norm], dtype=torch.float64)]
     for bucket in one.buckets:

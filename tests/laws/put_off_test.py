@@ -14,6 +14,7 @@ from trivium.comms.mesh import Mesh
 from trivium.cost.activations import put_off_bytes
 from trivium.cost.case import case_of
 from trivium.cost.memory import memory_of_rank
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.parallel.sharding.gradient_sum import GradientSum
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.parallel.tensor.weight_gradients import WeightGradients
@@ -102,15 +103,15 @@ def test_what_was_put_off_is_added_without_a_graph() -> None:
     later.separate = True
     grad = torch.ones(5, 3, requires_grad=True)
     with later.put_off("key"):
-        later.take(weight, grad, torch.ones(5, 2))
+        later.take(weight, grad, torch.ones(5, 2), Arithmetic())
     total = GradientSum(6, torch.float32, torch.device("cpu"))
 
     class Sums:
         def takes(self, weight: torch.nn.Parameter) -> bool:
             return True
 
-        def add(self, weight: torch.nn.Parameter, grad: torch.Tensor, x: torch.Tensor) -> None:
-            total.add_product(0, grad, x)
+        def add(self, weight: torch.nn.Parameter, grad: torch.Tensor, x: torch.Tensor, arithmetic: Arithmetic) -> None:
+            total.add_product(0, grad, x, arithmetic)
 
         def added(self, weight: torch.nn.Parameter) -> None:
             raise AssertionError("it was put off")

@@ -34,7 +34,15 @@ from mutation.mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("kernels", "comms", "parallel", "model", "training", "checkpoint")
-TESTED_BY = (*PACKAGES, "optim", "laws", "certify", "faults", "interchange", "serving")  # folders of tests that are mapped
+TESTED_BY = (
+    *PACKAGES,
+    "optim",
+    "laws",
+    "certify",
+    "faults",
+    "interchange",
+    "serving",
+)  # folders of tests that are mapped
 CERTIFICATE = ("tests/laws/layouts_agree_test.py", "tests/certify/courses_test.py", "tests/certify/rules_test.py")
 COPIED = ("src", "tests", "docs", "pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
 COVERAGE_SETTINGS = """[run]

@@ -8,7 +8,7 @@ from trivium.parallel.sharding.buckets import Bucket
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan import buckets
 from trivium.plan.plan import Plan
-from trivium.training.batches import Rows
+from trivium.tokens.rows import Rows
 from trivium.training.trainer import Samples, Trainer
 
 
@@ -34,7 +34,7 @@ def test_one_reduction_is_under_way_when_the_next_begins(zero: int, monkeypatch:
     with pretended(plan.layout) as mesh:
         trainer = Trainer(plan, mesh, seed=0, rule=AdamRule())
         ids = np.zeros((4, 5), dtype=np.int64)
-        trainer.train_step(0, Samples(0, 4, lambda n, k: Rows(ids[n : n + k, :-1], ids[n : n + k, 1:])), 1e-3)
+        trainer.train_step(0, Samples(0, 4, lambda n, k: Rows.of_text(ids[n : n + k])), 1e-3)
         assert not any(bucket.is_reducing for bucket in trainer.buckets)
     assert len(trainer.buckets) > 2 and len(under_way) == 2 * len(trainer.buckets)
     assert set(under_way) == {0, 1} and under_way.count(0) == 1

@@ -10,6 +10,7 @@ from put_off import backward
 from ranks import ranks
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.parallel.tensor.regions import Region
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 from trivium.plan.layout import Layout
@@ -59,7 +60,7 @@ def test_any_number_of_chunks_gives_exactly_the_uncut_product(place: Place) -> N
             def region(chunks: int, split: bool = split, separate: bool = separate) -> Region:
                 later = WeightGradients()
                 later.separate = separate
-                return Region(group, split, later, row_chunks=chunks)
+                return Region(group, split, Arithmetic(), later, row_chunks=chunks)
 
             uncut = outcome(region(1), x, values, grad)
             for chunks, again in itertools.product((1, *CHUNKS), (False, True)):
@@ -73,7 +74,7 @@ def test_the_bytes_handed_over_do_not_depend_on_the_number_of_chunks(place: Plac
     counted = []
     for chunks in (1, *CHUNKS):
         group = Mesh.connect(Layout(tensor=2), place.rank, 2).tensor
-        region = Region(group, True, row_chunks=chunks)
+        region = Region(group, True, Arithmetic(), row_chunks=chunks)
         generator = torch.Generator().manual_seed(0)
         grad = torch.ones(POSITIONS // 2, SEQUENCES, OUTPUTS, dtype=torch.float64)
         outcome(

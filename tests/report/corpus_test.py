@@ -8,11 +8,12 @@ from report.fake_run import stations
 from trivium.cli.corpus_views import keep_statistics
 from trivium.cli.workspace import Workspace
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.errors import DataError
 from trivium.provenance import publishing
 from trivium.report.collect import collect
-from trivium.report.corpus import funnel_section, lengths
+from trivium.report.corpus import funnel_section
+from trivium.report.figures import lengths
 from trivium.report.sections import sections
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from report.fake_run import METRICS, stations, write_run
 from trivium.report.collect import collect
-from trivium.report.sections import sections
-from trivium.report.step_time import busiest, median_seconds, step_time
+from trivium.report.sections import busiest, median_seconds, sections, step_time
 
 PHASES = {"stages": 0.15, "waiting": 0.02, "update": 0.02, "other": 0.01}
 PARTS = {

@@ -4,7 +4,6 @@ import pytest
 from tokens.curated import curated, documents
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
-from trivium.tokens.loader import batch_arrays
 from trivium.tokens.samples import TokenDataset
 
 
@@ -18,16 +17,17 @@ def dataset(tmp_path_factory):
 
 
 def test_targets_are_inputs_shifted_by_one(dataset):
-    inputs, targets = batch_arrays(dataset, 3, 8)
-    assert inputs.shape == targets.shape == (8, 24)
-    assert inputs.dtype == targets.dtype == np.int64
-    assert np.array_equal(inputs[:, 1:], targets[:, :-1])
+    tokens, targets, weights = dataset.rows(3, 8)
+    assert tokens.shape == targets.shape == weights.shape == (8, 24)
+    assert tokens.dtype == targets.dtype == np.int64 and weights.dtype == np.float32
+    assert np.array_equal(tokens[:, 1:], targets[:, :-1])
     assert targets[2, -1] == dataset.sample(5)[-1]
+    assert (weights == 1).all()
 
 
 @pytest.mark.parametrize(("replicas", "micro"), [(1, 12), (2, 3), (3, 2), (4, 1), (12, 1)])
 def test_batch_does_not_depend_on_its_division(dataset, replicas, micro):
-    whole = batch_arrays(dataset, 24, 12)
-    parts = [batch_arrays(dataset, 24 + k, micro) for k in range(0, 12, micro)]
-    assert np.array_equal(np.concatenate([p.inputs for p in parts]), whole.inputs)
+    whole = dataset.rows(24, 12)
+    parts = [dataset.rows(24 + k, micro) for k in range(0, 12, micro)]
+    assert np.array_equal(np.concatenate([p.tokens for p in parts]), whole.tokens)
     assert np.array_equal(np.concatenate([p.targets for p in parts]), whole.targets)

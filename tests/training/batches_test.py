@@ -1,5 +1,6 @@
 """Packed documents do not see each other: their loss is that of the documents apart."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,8 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
 from trivium.model.inputs import Inputs
 from trivium.parallel.sharding.zero import AdamRule
-from trivium.training.batches import Rows, inputs_of, packing, windows
+from trivium.tokens.rows import Rows
+from trivium.training.batches import inputs_of, packing, windows
 from trivium.training.trainer import Samples, Trainer
 
 END = 0
@@ -41,17 +43,14 @@ def test_windows_of_a_text_follow_one_another_and_begin_again() -> None:
             windows(text, model, 0, 3)
 
 
-def test_of_padded_rows_the_last_count_for_nothing_and_without_any_all_count() -> None:
-    rows = Rows(np.full((3, 8), 5), np.full((3, 8), 6))
+def test_weights_are_those_of_the_rows_and_0_where_another_document_begins() -> None:
+    rows = Rows(np.full((3, 8), 5), np.full((3, 8), 6), np.arange(24, dtype=np.float32).reshape(3, 8))
     rows.tokens[0, 2] = END
     for documents, wrong in (("joined", []), ("apart", [2])):
-        plan = small(model={"documents": documents})
-        padded = inputs_of(plan, rows, Mesh.single(), dropout=None, padding=2).weights
-        expected = np.zeros((8, 3))
-        expected[:, 0] = 1
+        expected = rows.weights.T.copy()
         expected[wrong, 0] = 0
-        assert padded is not None and padded.tolist() == expected.tolist()
-    assert inputs_of(small(), rows, Mesh.single(), dropout=None).weights is None
+        found = inputs_of(small(model={"documents": documents}), rows, Mesh.single(), dropout=None).weights
+        assert found is not None and found.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
@@ -61,24 +60,24 @@ def test_the_loss_of_packed_documents_is_the_loss_of_the_documents_apart(family:
     stage = Trainer(plan, Mesh.single(), seed=2, rule=AdamRule()).stages[0]
     documents = [[5, 6, 7, END], [8, END], [9, 10, 11, 12, 13, END]]
     row = np.array([[t for d in documents for t in d] + [3]])
-    packed = stage(None, inputs_of(plan, Rows(row[:, :-1], row[:, 1:]), Mesh.single(), dropout=None))
+    packed = stage(None, inputs_of(plan, Rows.of_text(row), Mesh.single(), dropout=None))
     apart = torch.zeros((), dtype=torch.float64)
     for document in documents:
         tokens = torch.tensor([document]).T
         apart = apart + stage(None, Inputs(tokens[:-1], tokens[1:]))
     assert packed.item() == pytest.approx(apart.item(), rel=1e-12)
     joined = plan.model_copy(update={"model": plan.model.model_copy(update={"documents": "joined"})})
-    seen = stage(None, inputs_of(joined, Rows(row[:, :-1], row[:, 1:]), Mesh.single(), dropout=None))
+    seen = stage(None, inputs_of(joined, Rows.of_text(row), Mesh.single(), dropout=None))
     assert seen.item() != pytest.approx(apart.item(), rel=1e-3)
 
 
-def test_an_accelerator_is_not_asked_how_many_tokens_count() -> None:
+def test_an_accelerator_is_not_asked_for_the_sum_of_weights() -> None:
     """It would have to be through with the update before the next step begins."""
     with accelerator() as seen:
-        here = SimpleNamespace(mesh=Mesh.single(seen.device), plan=small(model={"documents": "apart"}))
+        trainer = SimpleNamespace(mesh=Mesh.single(seen.device), plan=small(), _records=False)
+        trainer._sum_of_weights = partial(Trainer._sum_of_weights, trainer)
         inputs = [SimpleNamespace(weights=torch.ones(3, 2, device=seen.device)) for _ in range(2)]
-        samples = Samples(0, 4, lambda first, count: pytest.fail("nothing is read"))
-        found = Trainer._tokens_that_count(here, samples, inputs)  # type: ignore[arg-type]
+        found = Trainer._scale_of_losses(trainer, inputs)  # type: ignore[arg-type]
     assert isinstance(found, torch.Tensor) and found.device == seen.device and not seen.waits
 
 
@@ -86,6 +85,6 @@ def test_a_batch_of_which_no_token_counts_has_loss_0_and_teaches_nothing() -> No
     model = {"documents": "apart", "sequence": 1}
     plan = small(model=model, batch={"sequences": 2, "micro": 2}, precision={"weights": "fp64"})
     trainer = Trainer(plan, Mesh.single(), seed=2, rule=AdamRule())
-    rows = Rows(np.full((2, 1), END), np.full((2, 1), 5))
+    rows = Rows.of_text(np.full((2, 2), END))
     result = trainer.train_step(0, Samples(0, 2, lambda first, count: rows), 1e-3)
     assert (result.loss, result.gradient_norm) == (0.0, 0.0)

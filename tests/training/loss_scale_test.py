@@ -11,10 +11,10 @@ from plans import small
 from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
-from trivium.kernels import product
+from trivium.kernels.cpu import product
 from trivium.kernels.dtypes import DTYPES
 from trivium.parallel.sharding.zero import AdamRule
-from trivium.training.batches import Rows
+from trivium.tokens.rows import Rows
 from trivium.training.loss_scale import GROWTH_STEPS, LARGEST, LEAST, LossScale
 from trivium.training.trainer import Samples, Trainer
 
@@ -174,7 +174,7 @@ def test_every_bf16_gradient_is_near_that_of_fp32_also_of_a_token_that_is_half_t
         ids = draw.integers(0, plan.model.vocabulary, (16, 257))
         ids = np.where(draw.random(ids.shape) < 0.5, 1, ids)
         one = Trainer(plan, Mesh.single(), seed=4, rule=AdamRule())
-        one.accumulate(0, Samples(0, 16, lambda n, k, ids=ids: Rows(ids[n : n + k, :-1], ids[n : n + k, 1:])))
+        one.accumulate(0, Samples(0, 16, lambda n, k, ids=ids: Rows.of_text(ids[n : n + k])))
         found.append(
             {
                 s.row.name: b.reduced()[s.start : s.stop].double()

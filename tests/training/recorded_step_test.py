@@ -18,6 +18,7 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Group, Mesh
 from trivium.errors import TriviumError
 from trivium.kernels.cuda.recording import Recording
+from trivium.kernels.operations import Operations
 from trivium.model.inputs import Inputs
 from trivium.parallel.pipeline.executor import Run
 from trivium.parallel.sharding.buckets import Bucket
@@ -66,7 +67,7 @@ class Recorded:
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     Recorded.made, Recorded.buckets, Recorded.groups = 0, (), ()
-    monkeypatch.setattr(recorded_step, "Recording", Recorded)
+    monkeypatch.setattr(recorded_step, "operations_of", lambda device: Operations(recording=Recorded))
     return Recorded
 
 
@@ -198,7 +199,7 @@ def test_what_a_recording_reads_lives_as_long(recordings: type[Recorded]) -> Non
     """A replay reads the places of all inputs, also of those that no batch changes."""
     inputs = Inputs(torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, 1, dtype=torch.int64))
     read = [weakref.ref(x) for x in (inputs.tokens, inputs.targets, inputs.order)]
-    step = RecordedStep(1, [inputs], [], Mesh.single(), lambda given: Run(torch.zeros(())))
+    step = RecordedStep(1, [inputs], 1.0, [], Mesh.single(), lambda: Run(torch.zeros(())))
     step._recording._work = None  # a graph holds no tensor
     del inputs
     gc.collect()

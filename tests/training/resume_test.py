@@ -22,7 +22,7 @@ from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
-from trivium.training import batches as reading
+from trivium.tokens.samples import TokenDataset
 from trivium.training import loop
 from trivium.training.config import TrainingConfig
 from trivium.training.lineage.replay import replay_to
@@ -85,15 +85,15 @@ def hashes(out: Path, step: int) -> dict[str, Any]:
 def recording(folder: Path, monkeypatch) -> None:
     """Every batch that a rank reads is noted under the number of its first sample."""
     folder.mkdir()
-    right = reading.batch_arrays
+    right = TokenDataset.rows
 
     def noted(data, first: int, count: int):
-        arrays = right(data, first, count)
-        digest = hashlib.sha256(b"".join(x.tobytes() for x in arrays)).hexdigest()
+        rows = right(data, first, count)
+        digest = hashlib.sha256(b"".join(x.tobytes() for x in rows)).hexdigest()
         (folder / f"{first}-{count}-{digest}").touch()
-        return arrays
+        return rows
 
-    monkeypatch.setattr(reading, "batch_arrays", noted)
+    monkeypatch.setattr(TokenDataset, "rows", noted)
 
 
 @pytest.mark.parametrize(

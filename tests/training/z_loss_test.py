@@ -14,7 +14,6 @@ from trivium.model.inputs import Inputs
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.parallel.tensor import regions as tensor
 from trivium.parallel.tensor import vocabulary
-from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
 from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, read
@@ -31,12 +30,12 @@ def trainer(z_loss: float, **more: Any) -> Trainer:
 
 def batch(of: Trainer) -> Samples:
     read = random_rows(of.plan)
-    return Samples(0, of.plan.batch.sequences, lambda first, count: Rows(*read(first, count)))
+    return Samples(0, of.plan.batch.sequences, read)
 
 
 def mean_by_logits(of: Trainer) -> float:
     """Over the tokens of the batch that count, by logits that are written down."""
-    tokens, _ = random_rows(of.plan)(0, of.plan.batch.sequences)
+    tokens = random_rows(of.plan)(0, of.plan.batch.sequences).tokens
     rows = torch.from_numpy(tokens.copy())
     with torch.no_grad():
         logits = of.stages[0](None, Inputs(rows.T)).double()

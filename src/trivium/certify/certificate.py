@@ -38,7 +38,6 @@ from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.training import rates
-from trivium.training.batches import Rows
 from trivium.training.state import places
 from trivium.training.trainer import Samples, StepResult, Trainer
 
@@ -303,8 +302,7 @@ def _accept(totals: Totals) -> bool:
 
 
 def _samples(plan: Plan, first: int, sequences: int) -> Samples:
-    read = random_rows(plan)
-    return Samples(first, sequences, lambda n, k: Rows(*read(n, k)))
+    return Samples(first, sequences, random_rows(plan))
 
 
 def _capture(trainer: Trainer) -> dict[int, torch.Tensor]:

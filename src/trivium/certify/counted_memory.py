@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trivium.certify.ways import Replaced
+from trivium.certify.ways import Replaced, limits, replaced
 from trivium.comms.pretend import pretended
-from trivium.kernels import rms_norm
 from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.dtypes import DTYPES
 from trivium.kernels.sight import Sight
@@ -32,11 +31,11 @@ def counted(plan: Plan, stage: int, tensors: Tensors = "without memory") -> Coun
 
     Without memory it takes less than a second, whatever the width; with memory a reduced model takes a tenth of that.
     """
-    # Of what takes no memory, all rows.
-    at_once, of_heads = (Replaced(m, "AT_ONCE", 1 << 62).applied() for m in (rms_norm, norm_over_heads))
+    # Tensors without memory are normalised all rows at once.
+    all_rows = (Replaced(norm_over_heads, "AT_ONCE", 1 << 62), *limits("kernels.cpu.rms_norm", AT_ONCE=1 << 62))
     dtype = _dtype(DTYPES[plan.precision.weights])
     mode = FakeTensorMode() if tensors == "without memory" else nullcontext()
-    with pretended(plan.layout, ends=plan.ends) as mesh, mode, dtype, at_once, of_heads:
+    with pretended(plan.layout, ends=plan.ends) as mesh, mode, dtype, replaced(all_rows):
         part = Stage(plan, stage, mesh)
         part.weight_gradients.separate = True  # no product leaves its gradient to autograd, as in training
         x = None if stage == 0 else torch.zeros(plan.activation_shape, requires_grad=True)
@@ -55,7 +54,7 @@ def _inputs(plan: Plan) -> Inputs:
     return Inputs(
         tokens,
         torch.zeros_like(tokens),
-        weights=torch.ones((here, micro), dtype=torch.float32) if apart else None,
+        weights=torch.ones((here, micro), dtype=torch.float32),
         positions=torch.zeros_like(tokens) if apart else None,
         sight=_sight(plan),
         here=torch.zeros(here, dtype=torch.int64),

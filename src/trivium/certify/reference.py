@@ -22,6 +22,7 @@ from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
 from trivium.provenance import fingerprint
 from trivium.seeds import generator_for
+from trivium.tokens.rows import Rows
 
 SEED = 7
 # A clip that every reduced model exceeds, one that none does, and none: Adam hides a wrong factor that is the same in
@@ -30,7 +31,7 @@ SEED = 7
 RECIPE = Recipe(beta1=0.9, beta2=0.95, epsilon=1e-5, weight_decay=0.1, clips=(0.5, 1e3, 0.0), lrs=(1e-3, 2e-3, 5e-4))
 
 Tensors = dict[str, torch.Tensor]
-Reader = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+Reader = Callable[[int, int], Rows]
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,8 @@ def random_rows(plan: Plan, seed: int = SEED) -> Reader:
         ends = generator_for(seed, "certify ends", n).random(S + 1) < 0.25
         return np.where(ends, end, tokens) if apart else tokens
 
-    def read(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        tokens = np.stack([row(n) for n in range(first, first + count)])
-        return tokens[:, :-1], tokens[:, 1:]
+    def read(first: int, count: int) -> Rows:
+        return Rows.of_text(np.stack([row(n) for n in range(first, first + count)]))
 
     return read
 
@@ -127,7 +127,7 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
         samples = range(first, first + size)
         weights = {k: w.clone() for k, w in optimizer.weights.items()}
         trained = {k: weights[k].requires_grad_() for k in optimizer.trained}
-        tokens, targets = map(torch.from_numpy, read(first, size))
+        tokens, targets, _ = map(torch.from_numpy, read(first, size))
         drop = dropping(plan.model, SEED, step, samples, streams)
         loss, z_loss = losses_of(weights, plan.model, tokens, targets, drop)
         gradient = torch.autograd.grad(loss + z_loss, list(trained.values()))
@@ -200,7 +200,7 @@ def read_reference(path: Path) -> Reference:
 
 
 def _validation(plan: Plan, weights: Tensors) -> float:
-    tokens, targets = map(torch.from_numpy, random_rows(plan)(0, validated(plan)))
+    tokens, targets, _ = map(torch.from_numpy, random_rows(plan)(0, validated(plan)))
     with torch.no_grad():
         return float(losses_of(weights, plan.model, tokens, targets, keep_all).cross_entropy)
 

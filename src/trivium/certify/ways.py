@@ -7,9 +7,11 @@ Limits are read by all ranks alike, and some by both sides of a message, so rank
 Three more run another model or batch: 64 steps, more layers, or more micro-batches than anything may be counted by.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +20,8 @@ import torch.nn.functional as F
 from trivium.certify.courses import LARGEST_SCALE, LONG, OVERFLOWS, SCALE_GROWTH_STEPS, SHORT, Course
 from trivium.certify.reduce import thin_and_deep, thin_and_long, thin_and_many
 from trivium.comms import collectives, exchange
-from trivium.comms.host_memory import loans
-from trivium.kernels import fused_tile, gelu, product, reach_attention
-from trivium.kernels.cpu import block_attention, processor
+from trivium.kernels.operations import Operations, operations_of
+from trivium.model import stage
 from trivium.parallel.context import ring as ring_attention
 from trivium.parallel.sharding import zero
 from trivium.parallel.sharding.buckets import Bucket
@@ -61,6 +62,23 @@ class Replaced(NamedTuple):
                 setattr(self.owner, self.attribute, before)
 
 
+@contextmanager
+def replaced(every: Iterable[Replaced]) -> Iterator[None]:
+    """Inside, all of them are applied."""
+    with ExitStack() as stack:
+        for each in every:
+            stack.enter_context(each.applied())
+        yield
+
+
+def limits(module: str, **values: Any) -> tuple[Replaced, ...]:
+    """Replace attributes of a backend's module, which is named as a path below trivium; () where it was deleted."""
+    path = f"trivium.{module}"
+    if find_spec(path.rpartition(".")[0]) is None:
+        return ()
+    return tuple(Replaced(import_module(path), name, value) for name, value in values.items())
+
+
 def _unchanged(plan: Plan) -> Plan:
     return plan
 
@@ -84,9 +102,7 @@ class Way:
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Inside, this process goes this way."""
-        with ExitStack() as stack:
-            for each in self.replaced:
-                stack.enter_context(each.applied())
+        with replaced(self.replaced):
             yield
 
     def prepare(self, trainer: Trainer) -> None:
@@ -108,47 +124,39 @@ def _is_for_our_products(a: Tensor, b: Tensor) -> bool:
     return not torch.compiler.is_compiling()
 
 
+def _reference_but_products(device: str) -> Operations:
+    """The operations that a device without a backend has; a processor's products."""
+    return Operations(products=operations_of(device).products)
+
+
 TOGETHER = zero.together
 
 # Each below what most reduced models have, so that both sides of it are met, and dividing few sizes.
 SMALL_LIMITS = (
     Replaced(buckets, "BUCKET_ELEMENTS", 700),
     Replaced(buckets, "ELEMENTS_ALONE", 300),
-    Replaced(gelu, "LEAST", 40),
-    Replaced(gelu, "PIECE", 37),
     Replaced(vocabulary, "ROWS", 5),
     Replaced(tensor, "ROWS", 5),
     Replaced(ring_attention, "QUERIES", 2),
     Replaced(exchange, "PIECE_BYTES", 200),
-    Replaced(loans, "INLINE_BYTES", 72),
     Replaced(collectives, "INLINE_BYTES", 72),
     Replaced(collectives, "DIRECT_BYTES", 700),
     Replaced(norm_over_heads, "AT_ONCE", 40),
-    Replaced(block_attention, "LEAST_SCORES", 1),
-    Replaced(block_attention, "LEAST_POSITIONS", 4),
-    Replaced(block_attention, "QUERIES", 4),
-    Replaced(block_attention, "QUERIES_AT_HOME", 4),
-    Replaced(block_attention, "QUERIES_IN_WINDOW", 4),
-    Replaced(block_attention, "FAR_APART", 300),
+    *limits("comms.host_memory.loans", INLINE_BYTES=72),
+    *limits("kernels.cpu.gelu", LEAST=40, PIECE=37),
+    *limits("kernels.cpu.block_attention", LEAST_SCORES=1, LEAST_POSITIONS=4, QUERIES=4, QUERIES_AT_HOME=4),
+    *limits("kernels.cpu.block_attention", QUERIES_IN_WINDOW=4, FAR_APART=300),
 )
 # Products and attention as processors that are not MKL's maker's compute them, products by an operator of fp64.
 PRODUCTS_IN_PIECES = (
-    Replaced(processor, "_AT_HOME", False),
-    Replaced(processor, "_WITHOUT_AVX512", False),
-    Replaced(product, "LEAST", 100),
-    Replaced(product, "TRANSPOSED_WHOLE", 300),
-    Replaced(product, "TRANSPOSED_AT_ONCE", 64),
-    Replaced(product, "LEAST_COLUMNS", 3),
-    Replaced(product, "_is_for_one_dnn", _is_for_our_products),
-    Replaced(product, "_by_one_dnn", F.linear),
+    *limits("kernels.cpu.processor", _AT_HOME=False, _WITHOUT_AVX512=False),
+    *limits("kernels.cpu.product", LEAST=100, TRANSPOSED_WHOLE=300, TRANSPOSED_AT_ONCE=64, LEAST_COLUMNS=3),
+    *limits("kernels.cpu.product", _is_for_one_dnn=_is_for_our_products, _by_one_dnn=F.linear),
 )
 AS_ACCELERATORS = (
-    Replaced(processor, "_AT_HOME", True),
-    Replaced(product, "LEAST", 100),  # biases are added after MKL's products
-    Replaced(gelu, "_is_taken_apart", lambda x: False),
-    Replaced(fused_tile, "suits", lambda q: False),
-    Replaced(fused_tile, "takes_masks", lambda q: False),
-    Replaced(reach_attention, "suits", lambda q: False),
+    *limits("kernels.cpu.processor", _AT_HOME=True),
+    *limits("kernels.cpu.product", LEAST=100),  # biases are added after MKL's products
+    Replaced(stage, "operations_of", _reference_but_products),
     Replaced(zero, "together", _updated_together),
 )
 ADDED_BY_US = (Replaced(Bucket, "adds_itself", property(lambda self: False, lambda self, value: None)),)

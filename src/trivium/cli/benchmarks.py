@@ -53,7 +53,7 @@ def rows_of(asked: Asked) -> tuple[list[Any], dict[str, str]]:
 
     read: Callable[..., Any]
     if asked.data is None:
-        from trivium.evaluation.hub import hub_rows
+        from trivium.evaluation.tasks.rows import hub_rows
 
         read = hub_rows
     else:

@@ -54,7 +54,7 @@ def bias(
 
 
 def _bias(run: Run, out: Path, progress: Progress) -> Result:
-    from trivium.bias.run import measure
+    from trivium.evaluation.bias.run import measure
 
     measured = measure(run.config.bias, _scorer(run), seed=run.config.seed, progress=progress)
     results = {**measured.results, "model": about_newest(run.at.checkpoints)}
@@ -68,9 +68,9 @@ def _bias(run: Run, out: Path, progress: Progress) -> Result:
 
 
 def _series(run: Run) -> None:
-    from trivium.bias.run import Moment, series
     from trivium.checkpoint.format import published
     from trivium.checkpoint.load import Checkpoint
+    from trivium.evaluation.bias.run import Moment, series
 
     BIAS.inputs(run)
     places = published(run.at.checkpoints)

@@ -161,8 +161,7 @@ def open_scorer(run: Run) -> Any:
 
 
 def _evaluate(run: Run, out: Path, progress: Progress) -> Result:
-    from trivium.evaluation.run import evaluate
-    from trivium.evaluation.unigram import unigram_scorer
+    from trivium.evaluation.run import evaluate, unigram_scorer
     from trivium.tokens.manifest import token_counts
     from trivium.tokens.tokenizer import load_tokenizer
 
@@ -181,10 +180,9 @@ def _evaluate(run: Run, out: Path, progress: Progress) -> Result:
 
 def _versions(run: Run) -> dict[str, str]:
     """A task of another version asks something else."""
-    from trivium.evaluation.tasks import continuation, last_word
+    from trivium.evaluation.tasks.passages import VERSIONS
 
-    of = {task.NAME: task.VERSION for task in (last_word, continuation)}
-    return {"versions": fingerprint({name: of[name] for name in run.config.evaluation.tasks})}
+    return {"versions": fingerprint({name: VERSIONS[name] for name in run.config.evaluation.tasks})}
 
 
 def _lines(result: Result) -> list[str]:

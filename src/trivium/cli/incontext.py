@@ -90,7 +90,7 @@ def _study(task: str, data: Path | None, config: IncontextConfig) -> "Study":
 
     of = definition(task)
     if data is None:
-        from trivium.evaluation.hub import hub_rows
+        from trivium.evaluation.tasks.rows import hub_rows
 
         rows = hub_rows(of)
     else:

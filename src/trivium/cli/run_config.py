@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from trivium.bias.config import BiasConfig
 from trivium.cli.synonyms import fields_meant
 from trivium.config import (
     Config,
@@ -24,6 +23,7 @@ from trivium.config import (
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.cost.hardware import machine_problem
 from trivium.errors import ConfigError
+from trivium.evaluation.bias.config import BiasConfig
 from trivium.evaluation.config import EvaluationConfig
 from trivium.jsonlines import text_lines
 from trivium.plan.layout import Layout

@@ -173,8 +173,8 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
     if about.every == 0:
         return job, {}
     from trivium.cli.benchmarks import Asked, rows_of
+    from trivium.evaluation.benchmark import examiner_of, question_digests
     from trivium.evaluation.config import BenchmarkConfig
-    from trivium.evaluation.examine import examiner_of, question_digests
     from trivium.tokens.tokenizer import load_tokenizer
 
     config = BenchmarkConfig(shots=about.shots, limit=about.limit, seed=run.config.seed)

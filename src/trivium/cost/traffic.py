@@ -199,10 +199,9 @@ def _has_both_ends(plan: Plan, at: Coordinate) -> bool:
 
 def _add_scalars(traffic: Traffic, plan: Plan) -> None:
     """One message over every axis: the norm, the loss, whether a rank was asked to end, two parts of a hash, and the
-    z-loss where there is one."""
-    counted = plan.model.documents == "apart"  # how many tokens count is known only together
+    z-loss where there is one. Another message over replicas: the sum of the weights of targets."""
     sums = 5 + (plan.model.z_loss > 0)
-    counts = {"tensor": sums, "pipeline": sums, "replicas": sums + counted}
+    counts = {"tensor": sums, "pipeline": sums, "replicas": sums + 1}
     for axis, count in counts.items():
         if getattr(plan.layout, axis) > 1:
             traffic[axis]["all_reduce"] += count * SCALAR_BYTES

@@ -12,14 +12,13 @@ from trivium.comms.launch import ALONE
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
 from trivium.evaluation.branches import batches, families
-from trivium.evaluation.reading import Totals, read_batch
+from trivium.evaluation.reading import read_batch
 from trivium.evaluation.requests import Request, Sampling, Scored, portions
 from trivium.evaluation.windows import Encoded, Window, encode_all, rolling_windows, windows_of
 from trivium.kernels.dtypes import DTYPES
 from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import shard_box
-from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.seeds import seed_for
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -63,7 +62,14 @@ class NativeScorer:
                 f"{tokenizer} has sha256 {words.sha256[:12]}…, but {opened.directory} was trained with "
                 f"{known[:12]}…: its ids have other meanings; use the tokenizer the model was trained with"
             )
-        return cls(_load(opened, plan, mesh), words)
+        model, dtype = (
+            WholeModel(plan.model, precision=plan.precision.weights, mesh=mesh),
+            DTYPES[plan.precision.weights],
+        )
+        for name, row in model.stage.table.items():  # this rank's shards, whatever layout saved them
+            box = shard_box(row, plan.model, mesh.layout, mesh.tensor.index)
+            model.load(name, opened.read(f"weights/{name}", box, dtype))
+        return cls(model, words)
 
     @property
     def sequence(self) -> int:
@@ -72,20 +78,13 @@ class NativeScorer:
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
         """Return the log-likelihood in nats of each continuation given its context."""
-        return [answer for some in portions(requests, MAX_TOKENIZED_CHARACTERS) for answer in self._loglikelihood(some)]
-
-    def _loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
-        encoded = encode_all(requests, self.tokenizer)
-        found = self.loglikelihood_of_ids(encoded)
-        return [
-            Scored(
-                loglikelihood=likelihood,
-                tokens=len(e.continuation),
-                greedy=greedy,
-                truncated=len(e.context) + len(e.continuation) > self.sequence + 1,
-            )
-            for e, (likelihood, greedy) in zip(encoded, found, strict=True)
-        ]
+        found = []
+        for some in portions(requests, MAX_TOKENIZED_CHARACTERS):
+            encoded = encode_all(some, self.tokenizer)
+            for e, (likelihood, greedy) in zip(encoded, self.loglikelihood_of_ids(encoded), strict=True):
+                truncated = len(e.context) + len(e.continuation) > self.sequence + 1
+                found.append(Scored(likelihood, len(e.continuation), greedy, truncated))
+        return found
 
     def loglikelihood_of_ids(self, requests: Sequence[Encoded]) -> list[tuple[float, bool]]:
         """Return for each request of token ids its log-likelihood in nats, and whether every token was the argmax."""
@@ -132,14 +131,14 @@ class NativeScorer:
     def _sums(self, windows: Sequence[Sequence[Window]]) -> list[tuple[float, bool]]:
         flat = [w for several in windows for w in several]
         made = batches(families(flat))
-        totals = Totals(len(flat))
+        totals = torch.zeros(2, len(flat), dtype=torch.float64)
         data = self.model.mesh.data
         mine = made[data.index :: data.size]
         for number, batch in enumerate(mine):
             read_batch(self.model, batch, totals)
             self._progress(number + 1, len(mine), "batches")
         self.model.finish()
-        found = totals.found if self._contributes else torch.zeros_like(totals.found)
+        found = totals if self._contributes else torch.zeros_like(totals)
         likelihoods, missed = sum_over_ranks_(found.to(self.model.device), self.model.mesh).tolist()
         sums, begin = [], 0
         for several in windows:
@@ -180,13 +179,3 @@ def checkpoint_in(place: Path) -> Path:
     if not found:
         raise CheckpointError(f"{place} holds no checkpoint; train first, or name a step's directory")
     return found[-1]
-
-
-def _load(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> WholeModel:
-    """Load this rank's shards of the weights, whatever layout saved them."""
-    model = WholeModel(plan.model, precision=plan.precision.weights, mesh=mesh)
-    dtype = DTYPES[plan.precision.weights]
-    for name, row in model.stage.table.items():
-        box = shard_box(row, plan.model, mesh.layout, mesh.tensor.index)
-        model.load(name, checkpoint.read(f"weights/{name}", box, dtype))
-    return model

@@ -86,15 +86,7 @@ class Family:
         return len(self.trunk) + sum(len(row.tokens) for row in self.rows)
 
 
-class Batch(NamedTuple):
-    """Families read in one batch. A batch has several families only if each has a single row."""
-
-    families: list[Family]
-
-    @property
-    def rounds(self) -> list[list[Row]]:
-        """The rows to read together, in the order of reading; all rounds use the same trunks."""
-        return [list(rows) for rows in zip(*(f.rows for f in self.families), strict=True)]
+Batch = list[Family]  # read together; a batch has several families only if each has a single row
 
 
 def families(windows: Sequence[Window]) -> list[Family]:
@@ -111,19 +103,19 @@ def families(windows: Sequence[Window]) -> list[Family]:
 
 def batches(found: Sequence[Family]) -> list[Batch]:
     """Batch families of similar lengths. The longest batch comes first: if it fits into memory, all others do."""
-    made = [Batch([f]) for f in found if len(f.rows) > 1]
+    made = [[f] for f in found if len(f.rows) > 1]
     alone = sorted((f for f in found if len(f.rows) == 1), key=lambda f: (-len(f.trunk), -f.width))
-    batch: list[Family] = []
+    batch: Batch = []
     for family in alone:
         if batch and not _fits(batch, family):
-            made.append(Batch(batch))
+            made.append(batch)
             batch = []
         batch.append(family)
-    made += [Batch(batch)] if batch else []
-    return sorted(made, key=lambda b: -_padded(b.families))
+    made += [batch] if batch else []
+    return sorted(made, key=lambda batch: -_padded(batch))
 
 
-def _fits(batch: list[Family], family: Family) -> bool:
+def _fits(batch: Batch, family: Family) -> bool:
     padded = _padded([*batch, family])
     if padded > MAX_BATCH_TOKENS:
         return False

@@ -1,19 +1,18 @@
 """Find the benchmark questions whose n-grams occur in the corpus, as MT-NLG and GPT-3 do."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from trivium.corpus.clean.tidy import tidy
 from trivium.corpus.config import DecontaminationConfig
-from trivium.corpus.document import Document
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.kernels.warm_up import compile_once
+from trivium.corpus.publish.store import read_documents
 from trivium.corpus.select.decontaminate import Keys, keys_of
-from trivium.corpus.store import read_documents
-from trivium.corpus.warm_up import compile_once
 from trivium.errors import DataError
-from trivium.evaluation.statistics import wilson
+from trivium.evaluation.statistics import share_of
 from trivium.evaluation.tasks.task import Example
 from trivium.untrusted import read_json
 
@@ -42,7 +41,8 @@ def scan_corpus(documents: Path, examples: Iterable[Example], config: Decontamin
     compile_once()
     keys = Keys({str(n): text_looked_for(e) for n, e in enumerate(examples)}, config)
     found: set[str] = set()
-    for some in _several(read_documents(documents, verify=False)):
+    rest = read_documents(documents, verify=False)
+    while some := list(islice(rest, DOCUMENTS_PER_BATCH)):
         hits = keys.hits(texts_of([d.text for d in some]))
         found |= {keys.text_of(hit.key) for several in hits.values() for hit in several}
     return Overlap(found, config)
@@ -62,18 +62,5 @@ def split_result(flags: Sequence[bool], correct: Sequence[bool], *, confidence: 
     parts: dict[str, Any] = {"n": sum(flags)}
     for name, wanted in (("in_corpus", True), ("clean", False)):
         some = [c for c, flag in zip(correct, flags, strict=True) if flag is wanted]
-        parts[name] = (
-            None
-            if not some
-            else {
-                "n": len(some),
-                "accuracy": sum(some) / len(some),
-                "interval": list(wilson(sum(some), len(some), confidence=confidence)),
-            }
-        )
+        parts[name] = share_of(some, confidence=confidence) if some else None
     return parts
-
-
-def _several(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    while some := list(islice(documents, DOCUMENTS_PER_BATCH)):
-        yield some

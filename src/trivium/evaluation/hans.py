@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trivium.errors import DataError
-from trivium.evaluation.benchmark import by_group
+from trivium.evaluation.statistics import by_group
 from trivium.evaluation.tasks.task import Example
 from trivium.untrusted import read_bytes, read_json
 
@@ -38,10 +38,9 @@ def read_predictions(path: Path) -> list[str]:
         found = list(read_bytes(path).decode("ascii").strip())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}); give one character 0 or 1 a pair") from None
-    strange = next((n for n, c in enumerate(found) if c not in PREDICTED), None)
-    if strange is not None or not found:
-        shown = repr(found[strange]) if strange is not None else "nothing"
-        raise DataError(f"{path}: character {strange or 0} is {shown}; give one character 0 or 1 a pair")
+    strange = next((f"character {n} is {c!r}" for n, c in enumerate(found) if c not in PREDICTED), None)
+    if strange or not found:
+        raise DataError(f"{path}: {strange or 'it is empty'}; give one character 0 or 1 a pair")
     return [PREDICTED[c] for c in found]
 
 

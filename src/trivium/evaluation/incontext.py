@@ -7,6 +7,7 @@ prefix is read once.
 Legend: n questions, C choices.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trivium.errors import DataError
-from trivium.evaluation.benchmark import Benchmark, by_group, prepare
+from trivium.evaluation.benchmark import Benchmark, prepare
 from trivium.evaluation.calibration import (
     Labels,
     Scores,
@@ -29,19 +30,20 @@ from trivium.evaluation.calibration import (
     without_content,
 )
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
-from trivium.evaluation.requests import Likelihoods, Request, Scored, ask
-from trivium.evaluation.run import requests_about, size_of
-from trivium.evaluation.shots import Draw, TooFewError, drawn, in_order, in_turn, order, orders
-from trivium.evaluation.statistics import wilson
+from trivium.evaluation.requests import Likelihoods, Request, ask
+from trivium.evaluation.run import requests_about, scores_of
+from trivium.evaluation.statistics import by_group, wilson
 from trivium.evaluation.tasks.definition import Definition
 from trivium.evaluation.tasks.readers import BY_FIELDS, as_sentence, completed
 from trivium.evaluation.tasks.rows import Rows
-from trivium.evaluation.tasks.task import Example, Task
+from trivium.evaluation.tasks.task import Example, Task, others_than
 from trivium.progress import Progress, silent
+from trivium.seeds import generator_for
 
 FORMAT = "trivium-incontext-1"
 NOTHING = ("N/A", "[MASK]", "")  # inputs without content (Zhao et al. 2021)
-Making = Callable[[], list[Draw]]  # builds the draws of a condition
+Draw = Callable[[Example], list[Example]]  # returns the shots of a question
+Making = Callable[[int], Draw]  # draws the shots of a condition, by the number of the draw
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,7 @@ class Outcome:
     @property
     def said(self) -> Labels:
         """The predicted choice of each question [n]."""
-        found: Labels = self.scores.argmax(1)
-        return found
+        return self.scores.argmax(1)
 
 
 def study_of(of: Definition, rows: Rows, config: IncontextConfig) -> Study:
@@ -99,22 +100,11 @@ def study_of(of: Definition, rows: Rows, config: IncontextConfig) -> Study:
 
 def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> dict[str, Any]:
     """Measure a model under every condition; docs/formats/results.md describes the result."""
-    config, task, at = study.config, study.benchmark.task, study.config.compare_at
-    balance, unbalanced = _possible(_balances(study, at))
-    source, unsourced = _possible(_sources(study, at))
-    conditions: dict[str, dict[str, list[Draw]]] = {
-        "shots": {str(k): [drawn(task, k, config.seed, d) for d in range(config.draws)] for k in config.shots},
-        "order": {
-            str(o): [in_order(drawn(task, at, config.seed, 0), order)]
-            for o, order in enumerate(orders(config.orders, at, config.seed))
-        },
-        "balance": balance,
-        "source": source,
-    }
+    config, task = study.config, study.benchmark.task
+    conditions, left_out = _conditions(study)
     done, total = 0, sum(len(draws) for kind in conditions.values() for draws in kind.values())
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {kind: {} for kind in conditions}
     for kind, several in conditions.items():
-        found[kind] = {}
         for name, draws in several.items():
             outcomes = []
             for draw in draws:
@@ -122,81 +112,79 @@ def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> d
                 outcomes.append(_outcome(study, scorer, draw, calibrated=kind == "shots"))
                 done += 1
             found[kind][name] = _measures(study, outcomes)
-    found["template"] = _templates(study, scorer, found["shots"].get(str(at)))
+    found["template"] = _templates(study, scorer, found["shots"].get(str(config.compare_at)))
     progress(total, total, "measured")
     return {
         "labels": study.labels,
         "n": len(task.examples),
         "chance": task.chance,
         "normalisation": study.scoring.normalisation,
-        "order_complete": len(found["order"]) == math.factorial(at),
-        "left_out": {"balance": unbalanced, "source": unsourced},
+        "order_complete": len(found["order"]) == math.factorial(config.compare_at),
+        "left_out": left_out,
         **found,
     }
 
 
-def _possible(conditions: Mapping[str, Making]) -> tuple[dict[str, list[Draw]], dict[str, str]]:
-    """Return the draws of each condition that has enough shots, and the reasons for the others."""
-    found: dict[str, list[Draw]] = {}
-    lacking: dict[str, str] = {}
-    for name, make in conditions.items():
-        try:
-            found[name] = make()
-        except TooFewError as error:
-            lacking[name] = str(error)
-    return found, lacking
+def _conditions(study: Study) -> tuple[dict[str, dict[str, list[Draw]]], dict[str, dict[str, str]]]:
+    """Return the draws of each condition, and the reason for each balance or source that has too few shots."""
+    config, task, at = study.config, study.benchmark.task, study.config.compare_at
+    found: dict[str, dict[str, list[Draw]]] = {
+        "shots": {str(k): [drawn(task, k, config.seed, d) for d in range(config.draws)] for k in config.shots},
+        "order": {
+            str(o): [in_order(drawn(task, at, config.seed, 0), order)]
+            for o, order in enumerate(orders(config.orders, at, config.seed))
+        },
+    }
+    left_out: dict[str, dict[str, str]] = {}
+    for kind, conditions in (("balance", _balances(study)), ("source", _sources(study))):
+        found[kind], left_out[kind] = {}, {}
+        for name, make in conditions.items():
+            try:
+                found[kind][name] = [make(draw) for draw in range(config.draws)]
+            except TooFewError as error:
+                left_out[kind][name] = str(error)
+    return found, left_out
 
 
 def _templates(study: Study, scorer: Likelihoods, here: dict[str, Any] | None) -> dict[str, Any]:
     """Measure both wordings at `compare_at` shots. `here` is the study's own wording, if it was measured already."""
+
+    def measured(benchmark: Benchmark) -> dict[str, Any]:
+        one, config = replace(study, benchmark=benchmark), study.config
+        draws = [drawn(benchmark.task, config.compare_at, config.seed, d) for d in range(config.draws)]
+        return _measures(one, [_outcome(one, scorer, draw, calibrated=False) for draw in draws])
+
     own = study.config.wording
     if study.other_wording is None:
         return {own: here}
-    other = replace(study, benchmark=study.other_wording)
-    return {own: here or _after_some(study, scorer), "the other": _after_some(other, scorer)}
-
-
-def _after_some(study: Study, scorer: Likelihoods) -> dict[str, Any]:
-    """Measure the task after `compare_at` shots."""
-    config, task = study.config, study.benchmark.task
-    draws = [drawn(task, config.compare_at, config.seed, d) for d in range(config.draws)]
-    return _measures(study, [_outcome(study, scorer, draw, calibrated=False) for draw in draws])
+    return {own: here or measured(study.benchmark), "the other": measured(study.other_wording)}
 
 
 def _outcome(study: Study, scorer: Likelihoods, draw: Draw, *, calibrated: bool) -> Outcome:
     task = study.benchmark.task
-    requests = [r for e in task.examples for r in requests_about(task, e, draw(e))]
-    same = study.labels is not None
-    shots = draw(task.examples[0])
-    same_shots = all(draw(e) == shots for e in task.examples)
-    nothing: list[Request] = []
-    if calibrated and same:
-        blank = [replace(task.examples[0], context=text, contexts=()) for text in study.empty]
-        nothing = [r for e in blank for r in requests_about(task, e, shots)]
-    asked = [*requests, *nothing]
-    answers = ask(scorer, asked)
-    nats = np.asarray([a.loglikelihood for a in answers])
-    choices = max(len(e.choices) for e in task.examples)
+    choices = len(task.examples[0].choices)
     if any(len(e.choices) != choices for e in task.examples):
         raise DataError(f"task {task.name} has questions of different numbers of choices; study another task")
-    scores = _scored(study.scoring, scorer, asked, answers).reshape(-1, choices)
-    count = len(task.examples)
-    empty = without_content(scores[count:]) if nothing else None
-    gold = np.asarray([e.answer for e in task.examples])
-    cut = float(np.mean([a.truncated for a in answers[: len(requests)]]))
-    return Outcome(scores[:count], nats.reshape(-1, choices)[:count], gold, cut, shots if same_shots else [], empty)
-
-
-def _scored(task: Task, scorer: Likelihoods, asked: Sequence[Request], answers: Sequence[Scored]) -> Scores:
-    """Return one score per request, normalised as in the headline of `trivium evaluate`."""
-    nats = np.asarray([a.loglikelihood for a in answers])
-    if task.unconditional is not None:
-        alone = ask(scorer, [Request(task.unconditional, r.continuation) for r in asked])
-        less: Scores = nats - np.asarray([a.loglikelihood for a in alone])
-        return less
-    sizes = [size_of(a, r.continuation, task.normalisation) for r, a in zip(asked, answers, strict=True)]
-    divided: Scores = nats / np.asarray(sizes)
-    return divided
+    requests = [r for e in task.examples for r in requests_about(task, e, draw(e))]
+    asked, shots = [*requests], draw(task.examples[0])
+    if calibrated and study.labels is not None:
+        blank = [replace(task.examples[0], context=text, contexts=()) for text in study.empty]
+        asked += [r for e in blank for r in requests_about(task, e, shots)]
+    answers, alone = ask(scorer, asked), None
+    if study.scoring.unconditional is not None:
+        alone = ask(scorer, [Request(study.scoring.unconditional, r.continuation) for r in asked])
+    # The scores that decide, as in the headline of `trivium evaluate`.
+    scores = scores_of(study.scoring.normalisation, [r.continuation for r in asked], answers, alone)
+    empty = without_content(scores[len(requests) :].reshape(-1, choices)) if len(asked) > len(requests) else None
+    answers = answers[: len(requests)]
+    return Outcome(
+        scores=scores[: len(requests)].reshape(-1, choices),
+        nats=np.asarray([a.loglikelihood for a in answers]).reshape(-1, choices),
+        gold=np.asarray([e.answer for e in task.examples]),
+        truncated=float(np.mean([a.truncated for a in answers])),
+        shots=shots if all(draw(e) == shots for e in task.examples) else [],
+        empty=empty,
+    )
 
 
 def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -209,6 +197,7 @@ def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         float((contextual(o.scores, o.empty).argmax(1) == gold).mean()) for o in outcomes if o.empty is not None
     ]
     thresholds = [t for o in outcomes if (t := threshold_accuracy(o.scores, gold)) is not None]
+    said = np.concatenate([o.said for o in outcomes])
     two = first.nats.shape[1] == 2
     margins = first.nats[:, 0] - first.nats[:, 1] if two else _lead(first)
     labels = study.labels if two and study.labels else None
@@ -222,7 +211,7 @@ def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "calibration_error": error,
         "calibration_bins": bins,
         "separation": separation(margins, gold == 0) if two else None,
-        "said": _shares(np.concatenate([o.said for o in outcomes]), study.labels),
+        "said": {label: float((said == k).mean()) for k, label in enumerate(study.labels or ())},
         "margins": histogram(margins, gold if labels else np.zeros_like(gold), labels or ("right",)),
         "margins_by_group": _margins_by_group(task, margins, gold, labels),
         "by_group": by_group(task.examples, (first.said == gold).tolist(), confidence=confidence),
@@ -259,48 +248,102 @@ def _majority(outcome: Outcome) -> int | None:
     return ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else None
 
 
-def _balances(study: Study, shots: int) -> dict[str, Making]:
-    """Return draws with the labels balanced, and draws of each single label."""
-    if study.labels is None:
-        return {}
-    labels, draws, seed = study.labels, range(study.config.draws), study.config.seed
+class TooFewError(DataError):
+    """The pool has fewer examples than the requested number of shots."""
 
-    def alone(label: int) -> list[Draw]:
-        return [_of_label(study, shots, d, label) for d in draws]
 
-    def mixed() -> list[Draw]:
-        each = [alone(label) for label in range(len(labels))]
+def drawn(
+    task: Task, shots: int, seed: int, draw: int, keep: Callable[[Example], bool] | None = None, whose: str = ""
+) -> Draw:
+    """Draw shots that are used for every question, from examples that are not questions.
+
+    A larger number adds shots at the front. keep: filter of the pool. whose: its description in the error. Raises
+    TooFewError.
+    """
+    pool = [e for e in others_than(task.examples, task.pool) if keep is None or keep(e)]
+    if len(pool) < shots:
+        raise TooFewError(
+            f"task {task.name}: {shots} shots{whose} were requested, but only {len(pool)} examples are left besides "
+            f"the {len(task.examples)} questions; lower --limit, --shots or compare_at (--set compare_at=N)"
+        )
+    order = generator_for(seed, "shots", task.name, draw).permutation(len(pool))
+    found = [pool[k] for k in order[:shots].tolist()][::-1]
+    return lambda example: found
+
+
+def orders(number: int, shots: int, seed: int) -> list[tuple[int, ...]]:
+    """Return `number` distinct orders of `shots` shots, or all orders if there are fewer.
+
+    Orders are keyed by the seed, so a larger number only appends to the list.
+    """
+    if math.factorial(shots) <= number:
+        return list(itertools.permutations(range(shots)))
+    keyed = (order(shots, seed, key) for key in itertools.count())
+    found: dict[tuple[int, ...], None] = {}
+    while len(found) < number:
+        found[next(keyed)] = None
+    return list(found)
+
+
+def order(shots: int, seed: int, key: int) -> tuple[int, ...]:
+    """Return the order of `shots` shots that this key gives."""
+    return tuple(generator_for(seed, "order", key).permutation(shots).tolist())
+
+
+def in_order(draw: Draw, places: Sequence[int]) -> Draw:
+    """Return the same shots in another order."""
+
+    def ordered(example: Example) -> list[Example]:
+        shots = draw(example)
+        return [shots[k] for k in places]
+
+    return ordered
+
+
+def in_turn(each: Sequence[Draw], shots: int, number: int) -> Draw:
+    """Take the k-th shot from one of the draws in rotation. `number` rotates the draws that supply one shot more.
+
+    If the number of draws does not divide `shots`, some labels occur once more than others. Successive numbers
+    begin where the previous one ended (or, if all labels but one have an extra shot, skip the next label). Over any
+    numbers from 0 on, the counts of two labels thus differ by at most one.
+    """
+    left = shots % len(each)
+    step = 1 if left == len(each) - 1 else left
+    turns = [(k if k < shots - left else number * step + k) % len(each) for k in range(shots)]
+    return lambda example: [each[label](example)[k] for k, label in enumerate(turns)]
+
+
+def _balances(study: Study) -> dict[str, Making]:
+    """Return how to draw shots with the labels balanced, and shots of each single label."""
+    task, seed, at, labels = study.benchmark.task, study.config.seed, study.config.compare_at, study.labels or ()
+
+    def of_label(label: int, draw: int) -> Draw:
+        return drawn(task, at, seed, draw, lambda e: e.answer == label, f" of the label{labels[label]}")
+
+    def mixed(draw: int) -> Draw:
+        each = [of_label(label, draw) for label in range(len(labels))]
         # Shuffle the order for each draw: in a fixed order, the same label would always come last.
-        return [in_order(in_turn([several[d] for several in each], shots, d), order(shots, seed, d)) for d in draws]
+        return in_order(in_turn(each, at, draw), order(at, seed, draw))
 
-    return {"balanced": mixed, **{f"only{label}": partial(alone, k) for k, label in enumerate(labels)}}
-
-
-def _of_label(study: Study, shots: int, draw: int, label: int) -> Draw:
-    whose = f" of the label{(study.labels or ())[label]}"
-    return drawn(study.benchmark.task, shots, study.config.seed, draw, lambda e: e.answer == label, whose)
+    alone: dict[str, Making] = {f"only{label}": partial(of_label, k) for k, label in enumerate(labels)}
+    return {"balanced": mixed, **alone} if labels else {}
 
 
-def _sources(study: Study, shots: int) -> dict[str, Making]:
-    """For each grouping, return draws of shots from the question's own group and from other groups."""
-    names = [n for n in study.benchmark.task.examples[0].groups if "×" not in n] if shots else []
+def _sources(study: Study) -> dict[str, Making]:
+    """Return for each grouping how to draw shots from the question's own group, and from other groups."""
+    task, seed, at = study.benchmark.task, study.config.seed, study.config.compare_at
 
-    def made(kind: str, name: str) -> list[Draw]:
-        same = kind == "same"
-        return [_from_groups(study, shots, draw, name, same=same) for draw in range(study.config.draws)]
+    def from_groups(name: str, same: bool, draw: int) -> Draw:
+        def of_group(group: str) -> Draw:
+            whose = f" of {name} {group}" if same else f" of another {name} than {group}"
+            return drawn(task, at, seed, draw, lambda e: (e.groups[name] == group) == same, whose)
 
-    return {f"{kind} {name}": partial(made, kind, name) for name in names for kind in ("same", "other")}
+        by_group = {group: of_group(group) for group in sorted({e.groups[name] for e in task.examples})}
+        return lambda example: by_group[example.groups[name]](example)
 
-
-def _from_groups(study: Study, shots: int, draw: int, name: str, *, same: bool) -> Draw:
-    task, seed = study.benchmark.task, study.config.seed
-
-    def of_group(group: str) -> Draw:
-        whose = f" of {name} {group}" if same else f" of another {name} than {group}"
-        return drawn(task, shots, seed, draw, lambda e: (e.groups[name] == group) == same, whose)
-
-    by_group = {group: of_group(group) for group in sorted({e.groups[name] for e in task.examples})}
-    return lambda example: by_group[example.groups[name]](example)
+    names = [n for n in task.examples[0].groups if "×" not in n] if at else []
+    kinds = (("same", True), ("other", False))
+    return {f"{kind} {name}": partial(from_groups, name, same) for name in names for kind, same in kinds}
 
 
 def _without_content(of: Definition, rows: Rows, config: IncontextConfig) -> tuple[str, ...]:
@@ -313,11 +356,9 @@ def _without_content(of: Definition, rows: Rows, config: IncontextConfig) -> tup
 
 def _lead(outcome: Outcome) -> Scores:
     """Return the margin of the correct choice over the best incorrect one [n]."""
-    number = np.arange(len(outcome.gold))
-    others = outcome.nats.copy()
-    others[number, outcome.gold] = -np.inf
-    found: Scores = outcome.nats[number, outcome.gold] - others.max(1)
-    return found
+    right = np.arange(outcome.nats.shape[1]) == outcome.gold[:, None]
+    lead: Scores = outcome.nats[right] - np.where(right, -np.inf, outcome.nats).max(1)
+    return lead
 
 
 def _margins_by_group(task: Task, margins: Scores, gold: Labels, labels: Sequence[str] | None) -> Mapping[str, Any]:
@@ -330,11 +371,5 @@ def _margins_by_group(task: Task, margins: Scores, gold: Labels, labels: Sequenc
 
 
 def _by_label(outcome: Outcome, labels: Sequence[str] | None) -> dict[str, float]:
-    if labels is None:
-        return {}
-    some = {k: outcome.gold == k for k in range(len(labels))}
-    return {labels[k]: float((outcome.said[m] == k).mean()) for k, m in some.items() if m.any()}
-
-
-def _shares(said: Labels, labels: Sequence[str] | None) -> dict[str, float]:
-    return {label: float((said == k).mean()) for k, label in enumerate(labels or ())}
+    some = {label: outcome.gold == k for k, label in enumerate(labels or ())}
+    return {label: float((outcome.said == outcome.gold)[mask].mean()) for label, mask in some.items() if mask.any()}

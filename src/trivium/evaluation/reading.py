@@ -14,24 +14,15 @@ from trivium.model.whole import WholeModel
 Tensor = torch.Tensor
 
 
-class Totals:
-    """Sums by window over the scored tokens: log-likelihood in nats, and the number of tokens that were not the
-    argmax."""
+def read_batch(model: WholeModel, batch: Batch, totals: Tensor) -> None:
+    """Read the trunks once, then each round of rows after them.
 
-    def __init__(self, windows: int) -> None:
-        self.found = torch.zeros(2, windows, dtype=torch.float64)
-
-    def add(self, numbers: Sequence[int], nats: Tensor, missed: Tensor) -> None:
-        """Add scored tokens: window, log-likelihood, and whether another token was more likely, for each."""
-        values = torch.stack([nats, missed.to(nats.dtype)]).cpu()
-        self.found.index_add_(1, torch.tensor(numbers), values)
-
-
-def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
-    """Read the trunks once, then each round of rows after them. Only the last pipeline stage adds to the totals."""
-    trunks = [f.trunk for f in batch.families]
+    totals: fp64 [2, windows], to which the last pipeline stage adds for each scored token of a window its
+    log-likelihood in nats, and 1 if it was not the argmax.
+    """
+    trunks = [f.trunk for f in batch]
     width = max(map(len, trunks))
-    branches = max(f.width for f in batch.families)
+    branches = max(f.width for f in batch)
     cache = KVCache(width + branches) if branches else None
     if width:
         hidden = model.hidden(_padded(trunks, model.device), cache=cache)
@@ -39,7 +30,7 @@ def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
             cache.keep(width)
         in_trunk = [
             (ask.place * len(trunks) + b, ask)
-            for b, family in enumerate(batch.families)
+            for b, family in enumerate(batch)
             for row in family.rows
             for ask in row.asks
             if ask.place < row.trunk
@@ -48,7 +39,7 @@ def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
     if cache is None:
         return
     lengths = torch.tensor([len(t) for t in trunks], device=model.device)
-    for rows in batch.rounds:
+    for rows in zip(*(f.rows for f in batch), strict=True):
         cache.mask = _mask(rows, lengths, width, model.dtype)
         depths = _padded([row.depths for row in rows], model.device)
         positions = (lengths + depths).clamp(max=model.model.sequence - 1)  # clamp the positions of padding as well
@@ -63,7 +54,7 @@ def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
         _compare(model, hidden, in_rows, totals)
 
 
-def _compare(model: WholeModel, hidden: Tensor | None, asks: Sequence[tuple[int, Ask]], totals: Totals) -> None:
+def _compare(model: WholeModel, hidden: Tensor | None, asks: Sequence[tuple[int, Ask]], totals: Tensor) -> None:
     """Score the requested positions.
 
     hidden: [S, B, H]. asks: flattened index of position and sequence, and the prediction wanted there. Logits are
@@ -75,7 +66,8 @@ def _compare(model: WholeModel, hidden: Tensor | None, asks: Sequence[tuple[int,
     read, rows = torch.unique(torch.tensor(places, device=model.device), return_inverse=True)
     target = torch.tensor(targets, device=model.device)
     nats, likeliest = model.likelihoods(hidden.flatten(0, 1)[read], rows=rows, targets=target)
-    totals.add(numbers, nats, likeliest[rows] != target)
+    missed = (likeliest[rows] != target).to(nats.dtype)
+    totals.index_add_(1, torch.tensor(numbers), torch.stack([nats, missed]).cpu())
 
 
 def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

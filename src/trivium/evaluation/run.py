@@ -1,4 +1,4 @@
-"""Run every task at every number of shots, and report accuracies with intervals and baselines."""
+"""Score tasks, and report accuracies with intervals and baselines."""
 
 import hashlib
 import json
@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trivium.errors import DataError
 from trivium.evaluation.config import Bootstraps, EvaluationConfig
 from trivium.evaluation.requests import Likelihoods, Request, Scored, ask
 from trivium.evaluation.statistics import bootstrap_mean, sign_test, wilson
-from trivium.evaluation.tasks.continuation import continuation_task
-from trivium.evaluation.tasks.items import Item, read_items
-from trivium.evaluation.tasks.last_word import last_word_task
-from trivium.evaluation.tasks.task import Example, Task, choose_shots
+from trivium.evaluation.tasks.passages import build_task, read_items
+from trivium.evaluation.tasks.task import Example, Normalisation, Task, choose_shots
+from trivium.evaluation.windows import encode_all
 from trivium.progress import Progress, silent
+from trivium.tokens.entropy import add_one
+from trivium.tokens.tokenizer import Tokenizer
 
 FORMAT = "trivium-results-1"
+Scores = NDArray[np.float64]
 
 
 def evaluate(
@@ -37,32 +40,17 @@ def evaluate(
     passages = read_items(items)
     tasks = [build_task(name, passages, config, seed=seed) for name in config.tasks]
     # Build all requests first, so that a task that cannot be run is rejected before anything is scored.
-    questions = {(t.name, n): requests_of(t, shots=n, seed=seed) for t in tasks for n in config.shots}
-    total = sum(map(len, questions.values()))
-    done = 0
+    rounds = [(task, shots, requests_of(task, shots=shots, seed=seed)) for task in tasks for shots in config.shots]
+    done, total = 0, sum(len(requests) for *_, requests in rounds)
     results: dict[str, dict[str, Any]] = {task.name: {} for task in tasks}
-    for task in tasks:
-        for shots in config.shots:
-            progress(done, total, f"{task.name}, {shots} shots")
-            requests = questions[task.name, shots]
-            answers = ask(scorer, requests)
-            baseline = ask(unigram, requests) if unigram else None
-            result = result_of(task, answers, config=config, seed=seed, baseline=baseline)
-            results[task.name][str(shots)] = result | {"prompt_hash": prompt_hash(requests)}
-            done += len(requests)
+    for task, shots, requests in rounds:
+        progress(done, total, f"{task.name}, {shots} shots")
+        answers, baseline = ask(scorer, requests), ask(unigram, requests) if unigram else None
+        result = result_of(task, answers, config=config, seed=seed, baseline=baseline)
+        results[task.name][str(shots)] = result | {"prompt_hash": prompt_hash(requests)}
+        done += len(requests)
     progress(done, total, "evaluated")
     return {"format": FORMAT, "items": len(passages), "requests": total, "tasks": results}
-
-
-def build_task(name: str, items: Sequence[Item], config: EvaluationConfig, *, seed: int) -> Task:
-    """Build the task `name` over the passages. Raises DataError for an unknown name."""
-    match name:
-        case "last_word":
-            return last_word_task(items, config, seed=seed)
-        case "continuation":
-            return continuation_task(items, config, seed=seed)
-        case _:
-            raise DataError(f"there is no task '{name}'; tasks are last_word and continuation")
 
 
 def requests_of(task: Task, *, shots: int, seed: int) -> list[Request]:
@@ -74,9 +62,32 @@ def requests_of(task: Task, *, shots: int, seed: int) -> list[Request]:
 def requests_about(task: Task, example: Example, shots: Sequence[Example]) -> list[Request]:
     """Return one request per choice of one example after these shots. Equal contexts are one string."""
     prompts = [task.template.prompt(example, shots, number) for number in range(len(example.contexts) or 1)]
-    return [
-        Request(prompts[number if example.contexts else 0], choice) for number, choice in enumerate(example.choices)
-    ]
+    return [Request(prompts[number % len(prompts)], choice) for number, choice in enumerate(example.choices)]
+
+
+def prompt_hash(requests: Sequence[Request]) -> str:
+    """Return a hash of the requests. Results with equal hashes are comparable: their questions are identical."""
+    text = json.dumps([[r.context, r.continuation] for r in requests], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def scores_of(
+    normalisation: Normalisation, choices: Sequence[str], answers: Sequence[Scored], alone: Sequence[Scored] | None
+) -> Scores:
+    """Return the score of each choice: its log-likelihood over its size, or minus that after the unconditional context
+    (`alone`)."""
+    nats = np.asarray([a.loglikelihood for a in answers])
+    if normalisation == "unconditional":
+        return nats - np.asarray([a.loglikelihood for a in alone or ()])
+    bare = [choice.removeprefix(" ") for choice in choices]  # the harness's choices exclude the delimiting space
+    sizes = {
+        "token": [a.tokens for a in answers],
+        "byte": [_bytes(choice) for choice in bare],
+        "character": [len(choice) for choice in bare],
+        "none": [1] * len(bare),
+    }
+    scores: Scores = nats / np.asarray(sizes[normalisation])
+    return scores
 
 
 def right(task: Task, answers: Sequence[Scored], alone: Sequence[Scored] | None = None) -> dict[str, list[bool]]:
@@ -87,32 +98,14 @@ def right(task: Task, answers: Sequence[Scored], alone: Sequence[Scored] | None 
     """
     if task.scoring == "greedy":
         return {"greedy": [a.greedy for a in answers]}
-    others = [n for n in ("token", "byte", "character", "none") if n != task.normalisation]
-    divided = [task.normalisation] if task.normalisation != "unconditional" else []
-    outcome: dict[str, list[bool]] = {}
-    if alone is not None:
-        outcome["unconditional"] = [
-            int(np.argmax([a.loglikelihood - b.loglikelihood for a, b in zip(group, before, strict=True)]))
-            == example.answer
-            for example, group, before in zip(
-                task.examples, _by_example(task, answers), _by_example(task, alone), strict=True
-            )
-        ]
-    outcome |= {name: [] for name in [*divided, *others]}
-    for example, group in zip(task.examples, _by_example(task, answers), strict=True):
-        for normalisation in [*divided, *others]:
-            scores = [
-                a.loglikelihood / size_of(a, choice, normalisation)
-                for a, choice in zip(group, example.choices, strict=True)
-            ]
-            outcome[normalisation].append(int(np.argmax(scores)) == example.answer)
+    choices = [choice for example in task.examples for choice in example.choices]
+    ends = np.cumsum([len(example.choices) for example in task.examples])
+    outcome = {}
+    every: tuple[Normalisation, ...] = (task.normalisation, "token", "byte", "character", "none")
+    for name in dict.fromkeys(every):
+        by_example = np.split(scores_of(name, choices, answers, alone), ends[:-1])
+        outcome[str(name)] = [int(s.argmax()) == e.answer for s, e in zip(by_example, task.examples, strict=True)]
     return outcome
-
-
-def prompt_hash(requests: Sequence[Request]) -> str:
-    """Return a hash of the requests. Results with equal hashes are comparable: their questions are identical."""
-    text = json.dumps([[r.context, r.continuation] for r in requests], ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def result_of(
@@ -126,8 +119,7 @@ def result_of(
 ) -> dict[str, Any]:
     """Return the result of a task at one number of shots (docs/formats/results.md). alone: see `right`."""
     by_normalisation = right(task, answers, alone)
-    headline = next(iter(by_normalisation))
-    correct = by_normalisation[headline]
+    headline, correct = next(iter(by_normalisation.items()))
     known = right(task, baseline)[headline] if baseline else None
     nats = _nats_per_byte(task, answers)
     interval = bootstrap_mean(nats, seed=seed, name=task.name, confidence=config.confidence, resamples=config.resamples)
@@ -152,21 +144,11 @@ def result_of(
 def _nats_per_byte(task: Task, answers: Sequence[Scored]) -> list[float]:
     """Return the negative log-likelihood per byte of each correct answer. It is finer than accuracy, and comparable
     across tokenizers."""
-    return [
-        -group[example.answer].loglikelihood / _bytes(example.solution)
-        for example, group in zip(task.examples, _by_example(task, answers), strict=True)
-    ]
-
-
-def _by_example(task: Task, answers: Sequence[Scored]) -> list[Sequence[Scored]]:
-    ends = np.cumsum([len(e.choices) for e in task.examples]).tolist()
-    return [answers[end - len(e.choices) : end] for e, end in zip(task.examples, ends, strict=True)]
-
-
-def size_of(answer: Scored, choice: str, normalisation: str) -> int:
-    """Return the divisor of the log-likelihood of a choice."""
-    bare = choice.removeprefix(" ")  # the harness's choices exclude the delimiter between prompt and choice
-    return {"token": answer.tokens, "byte": _bytes(bare), "character": len(bare), "none": 1}[normalisation]
+    found, first = [], 0
+    for example in task.examples:
+        found.append(-answers[first + example.answer].loglikelihood / _bytes(example.solution))
+        first += len(example.choices)
+    return found
 
 
 def _bytes(text: str) -> int:
@@ -181,3 +163,33 @@ def _paired(model: Sequence[bool], baseline: Sequence[bool]) -> float:
     """Return the p-value of an exact sign test over the examples that only one of the two got right (McNemar)."""
     pairs = list(zip(model, baseline, strict=True))
     return sign_test(sum(m and not b for m, b in pairs), sum(b and not m for m, b in pairs))
+
+
+class _Unigram:
+    """Scores the tokens of a continuation regardless of the context. It uses the same tokens as a model does."""
+
+    def __init__(self, tokenizer: Tokenizer, counts: NDArray[np.int64]) -> None:
+        self._tokenizer = tokenizer
+        self._logs = np.log(add_one(counts))
+        self._likeliest = int(self._logs.argmax())
+
+    def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
+        """Return one answer per request, in order."""
+        return [
+            Scored(
+                loglikelihood=float(self._logs[ids].sum()),
+                tokens=len(ids),
+                greedy=all(i == self._likeliest for i in ids),
+                truncated=False,
+            )
+            for _, ids in encode_all(requests, self._tokenizer)
+        ]
+
+
+def unigram_scorer(tokenizer: Tokenizer, counts: NDArray[np.int64]) -> Likelihoods:
+    """Return the unigram baseline of a tokenizer. counts: occurrences of its ids in the training text [vocabulary]."""
+    if len(counts) != tokenizer.vocabulary:
+        raise DataError(
+            f"{len(counts)} token counts do not belong to a tokenizer of {tokenizer.vocabulary} ids; tokenize again"
+        )
+    return _Unigram(tokenizer, counts)

@@ -1,11 +1,12 @@
 """Confidence intervals and tests for measured shares and means. All random draws are seeded."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
+from trivium.evaluation.tasks.task import Example
 from trivium.seeds import generator_for
 
 
@@ -22,6 +23,25 @@ def wilson(successes: int, trials: int, *, confidence: float = 0.95) -> Interval
         raise ValueError(f"{successes} successes of {trials} trials: a share needs 0 <= successes <= trials >= 1")
     found = stats.binomtest(successes, trials).proportion_ci(confidence, method="wilson")
     return Interval(float(found.low), float(found.high))
+
+
+def share_of(flags: Sequence[bool], *, confidence: float) -> dict[str, Any]:
+    """Return {n, accuracy, interval} of correct answers."""
+    right, count = sum(flags), len(flags)
+    interval = list(wilson(right, count, confidence=confidence))
+    return {"n": count, "accuracy": right / count, "interval": interval}
+
+
+def by_group(examples: Sequence[Example], correct: Sequence[bool], *, confidence: float) -> dict[str, Any]:
+    """Return {grouping: {group: {n, accuracy, interval}}}."""
+    found: dict[str, dict[str, list[bool]]] = {}
+    for example, good in zip(examples, correct, strict=True):
+        for name, group in example.groups.items():
+            found.setdefault(name, {}).setdefault(group, []).append(good)
+    return {
+        name: {group: share_of(flags, confidence=confidence) for group, flags in sorted(groups.items())}
+        for name, groups in found.items()
+    }
 
 
 def bootstrap_mean(

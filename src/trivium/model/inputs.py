@@ -14,7 +14,7 @@ from trivium.parallel.tensor.regions import Region
 class Inputs:
     """tokens and targets [S, B] of the positions this context rank holds; no targets when logits are wanted.
 
-    weights [S, B]: how much each token's loss counts, None for 1. positions [S, B]: each token's number within
+    weights [S, B]: how much each target's loss counts, by default 1. positions [S, B]: each token's number within
     its document, None for within the sequence. sight: which positions see which, and which are here. dropout:
     None in evaluation. memory: the KV cache of what was read before, when only what follows is read.
 
@@ -36,6 +36,8 @@ class Inputs:
     def __post_init__(self) -> None:
         order = self._numbers()
         object.__setattr__(self, "order", order)
+        if self.targets is not None and self.weights is None:
+            object.__setattr__(self, "weights", torch.ones(self.targets.shape, device=self.targets.device))
         object.__setattr__(self, "seen", Sight((), None) if self.sight is None else self.sight)
 
     def _numbers(self) -> torch.Tensor:

@@ -4,10 +4,8 @@ Legend: S positions of a reading, B sequences, N heads here, G key-value heads h
 """
 
 import torch
-import torch.nn.functional as F
 
-from trivium.kernels import reach_attention
-from trivium.kernels.cpu import block_attention
+from trivium.kernels.attention import Attention
 from trivium.kernels.sight import Sight
 
 Tensor = torch.Tensor
@@ -36,7 +34,9 @@ class KVCache:
         self._places[:, self.used : self.used + S] = places
         self._through = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, attention: Attention, *, window: int | None = None
+    ) -> Tensor:
         """q [B, N, S, D], k and v [B, G, S, D] of the tokens being read -> [B, N, S, D].
 
         window: how many positions each sees, itself included; None: all that the mask shows."""
@@ -47,18 +47,11 @@ class KVCache:
         keys, values = self._held[layer]
         keys[:, :, self.used : end] = k
         values[:, :, self.used : end] = v
-        grouped = q.shape[1] != k.shape[1]
         if self.mask is None:
-            if window is not None and window < k.shape[2]:
-                return reach_attention.attend(q, k, v, Sight((), None, window))
-            if block_attention.suits(q):
-                return block_attention.attend(q, k, v)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+            return attention.attend(q, k, v, Sight((), None, window))
         keys, values = keys[:, :, :end], values[:, :, :end]
         mask = self.mask if window is None else self._mask_through(window, end)
-        if grouped and q.device.type != "cpu":
-            return attend_by_groups(q, keys, values, mask)
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
+        return attention.attend_masked(q, keys, values, mask)
 
     def keep(self, tokens: int) -> None:
         """What the last reading wrote, its first `tokens`, stays."""
@@ -77,17 +70,3 @@ class KVCache:
             behind = places[:, self.used :, None] - places[:, None, :]  # B S K
             self._through[window] = self.mask.masked_fill((behind >= window).unsqueeze(1), -torch.inf)
         return self._through[window]
-
-
-def attend_by_groups(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """q [B, N, S, D], k and v [B, G, K, D], mask [B or 1, 1, S, K] -> [B, N, S, D].
-
-    The heads of a group are taken for positions, which see the same keys: accelerators have no kernel that takes a mask
-    and gives keys to several heads.
-    """
-    B, N, S, D = q.shape
-    heads = N // k.shape[1]
-    y = F.scaled_dot_product_attention(
-        q.reshape(B, k.shape[1], heads * S, D), k, v, attn_mask=mask.repeat(1, 1, heads, 1)
-    )
-    return y.reshape(q.shape)

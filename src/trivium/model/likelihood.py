@@ -6,13 +6,13 @@ enough to keep it at work. Over tensor ranks only three numbers a row travel.
 Legend: T rows of hidden states, H hidden, V vocabulary rows here, A tokens asked about.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from trivium.comms.collectives import all_gather, all_reduce_
 from trivium.comms.mesh import Group
-from trivium.kernels.product import product
 
 Tensor = torch.Tensor
 BLOCK, ACCELERATORS_BLOCK = 1 << 20, 1 << 26  # logits at once
@@ -26,15 +26,22 @@ class Likelihoods(NamedTuple):
 
 
 def likelihoods(
-    x: Tensor, table: Tensor, *, rows: Tensor, targets: Tensor, group: Group, vocabulary: int
+    x: Tensor,
+    table: Tensor,
+    product: Callable[..., Tensor],
+    *,
+    rows: Tensor,
+    targets: Tensor,
+    group: Group,
+    vocabulary: int,
 ) -> Likelihoods:
     """x [T, H] after the last norm, table [V, H]: this rank's rows of the output matrix.
 
-    rows, targets [A]: which row is asked about which id; many may ask about one row. Rows of the table from
-    `vocabulary` on are padding. The same on every rank of the group.
+    product: the product of linear layers. rows, targets [A]: which row is asked about which id; many may ask about one
+    row. Rows of the table from `vocabulary` on are padding. The same on every rank of the group.
     """
     first = group.index * len(table)
-    total, largest, likeliest = _whole(x, table[: max(0, min(vocabulary - first, len(table)))])
+    total, largest, likeliest = _whole(x, table[: max(0, min(vocabulary - first, len(table)))], product)
     found = torch.stack([total, largest, (likeliest + first).double()])  # 3 T
     if group.size > 1:
         every = all_gather(found.unsqueeze(0), group)  # ranks 3 T
@@ -48,7 +55,7 @@ def likelihoods(
     return Likelihoods(nats, likeliest)
 
 
-def _whole(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _whole(x: Tensor, table: Tensor, product: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """[T] each: log of the sum of exponentials, largest logit, and its row of the table."""
     total = torch.full((len(x),), -torch.inf, dtype=torch.float64, device=x.device)
     largest, likeliest = total.clone(), torch.zeros(len(x), dtype=torch.long, device=x.device)

@@ -1,13 +1,14 @@
 """The part of the transformer between two pipeline borders."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from trivium.comms.mesh import Mesh
 from trivium.kernels.dtypes import DTYPES
-from trivium.kernels.product import product
+from trivium.kernels.operations import Operations, operations_of
 from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
@@ -33,7 +34,9 @@ class Stage(nn.Module):
     def __init__(self, plan: Plan, number: int, mesh: Mesh) -> None:
         super().__init__()
         model = plan.model
-        region, context = _around(plan, mesh)
+        self.operations = operations_of(mesh.device.type)
+        region, context = _around(plan, mesh, self.operations)
+        ends = replace(region, arithmetic=self.operations.products)
         self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
         self.is_first, self.is_last = number == 0, number == plan.last_stage
         layers = plan.layers_of(number)
@@ -41,10 +44,11 @@ class Stage(nn.Module):
             p.name: p for p in stage_parameters(model, layers, first=self.is_first, last=self.is_last)
         }
         borrowed = TOKENS in self.table and not self.is_first
-        self.embedding = Embedding(model, region, borrowed=borrowed) if TOKENS in self.table else None
-        blocks = {str(n): module_of(model.each_layer[n], Around(n, region, context, plan.recompute)) for n in layers}
+        self.embedding = Embedding(model, ends, borrowed=borrowed) if TOKENS in self.table else None
+        around = {n: Around(n, region, context, plan.recompute, self.operations) for n in layers}
+        blocks = {str(n): module_of(model.each_layer[n], around[n]) for n in layers}
         self.layers = nn.ModuleDict(blocks)
-        self.head = Head(model, region) if self.is_last else None
+        self.head = Head(model, ends, self.operations) if self.is_last else None
         if plan.compiled:
             options = options_for(plan.activation_shape)
             for block in blocks.values():
@@ -77,7 +81,7 @@ class Stage(nn.Module):
         assert self.head is not None, f"stage {self.number} has no head: the last stage predicts"
         if self.head.region.group.size > 1:
             return self.head.logits(x.unsqueeze(1), self._output_table()).squeeze(1)
-        return product(self.head.norm(x), self._output_table()[: self.model.vocabulary])
+        return self.operations.products.product(self.head.norm(x), self._output_table()[: self.model.vocabulary])
 
     def modules_in_order(self) -> list[tuple[nn.Module, set[str], bool]]:
         """Its modules as they run, the parameters each reads, and whether its backward reads them too."""
@@ -105,17 +109,19 @@ class Stage(nn.Module):
         assert self.head is not None, f"stage {self.number} has no head: the last stage predicts"
         group, vocabulary = self.head.region.group, self.model.vocabulary
         x, table = self.head.norm(x), self._output_table()
-        return likelihoods(x, table, rows=rows, targets=targets, group=group, vocabulary=vocabulary)
+        product = self.operations.products.product
+        return likelihoods(x, table, product, rows=rows, targets=targets, group=group, vocabulary=vocabulary)
 
 
-def _around(plan: Plan, mesh: Mesh) -> tuple[Region, Context]:
+def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Context]:
     """How the blocks' parts are joined: what communicates, or waits, is not for torch.compile."""
     opaque = plan.compiled and (mesh.tensor.size > 1 or is_split(plan.schedule_table()))
     regions = opaque_region() if opaque else Region
     asked = mesh.context.size > 1 or plan.model.documents == "apart"  # of numbers that change with the batch
     contexts = opaque_context() if plan.compiled and asked else Context
-    region = regions(mesh.tensor, plan.sequence_parallel, row_chunks=plan.row_chunks)
-    return region, contexts(mesh.context, plan.context_attention)
+    arithmetic = operations.arithmetic(plan.precision.arithmetic)
+    region = regions(mesh.tensor, plan.sequence_parallel, arithmetic, row_chunks=plan.row_chunks)
+    return region, contexts(mesh.context, plan.context_attention, operations.attention)
 
 
 def build_stages(plan: Plan, mesh: Mesh, *, seed: int | None) -> dict[int, Stage]:

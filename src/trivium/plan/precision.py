@@ -23,6 +23,11 @@ class Precision(Config):
     communication: Dtype | None = None  # of the gradient reduction; None: as the gradients accumulate
 
     @property
+    def arithmetic(self) -> str:
+        """The name of the arithmetic of the linear layers in blocks."""
+        return self.weights
+
+    @property
     def masters(self) -> Dtype:
         """Of master weights and moments."""
         return "fp64" if self.weights == "fp64" else "fp32"

@@ -6,7 +6,7 @@ import torch
 
 from trivium.comms.mesh import Mesh
 from trivium.kernels.dtypes import DTYPES
-from trivium.kernels.product import gradient_of_inputs, gradient_of_weight, product
+from trivium.kernels.operations import operations_of
 from trivium.kernels.sight import Sight
 from trivium.parallel.context.attention import Context
 from trivium.planner.measured import Attention, Product, Stream, Update
@@ -70,17 +70,19 @@ def _product(device: torch.device, name: str, m: int, n: int, k: int, budget: fl
     weight = torch.randn(n, k, device=device).to(dtype)
     grad = torch.randn(m, n, device=device).to(dtype)
 
-    def backward() -> None:
-        gradient_of_inputs(grad, weight)
-        gradient_of_weight(grad, x)
+    products = operations_of(device.type).products
 
-    forward = device_seconds(lambda: product(x, weight), device, budget=budget / 3)
+    def backward() -> None:
+        products.gradient_of_inputs(grad, weight)
+        products.gradient_of_weight(grad, x)
+
+    forward = device_seconds(lambda: products.product(x, weight), device, budget=budget / 3)
     return Product(name, m, n, k, forward, device_seconds(backward, device, budget=2 * budget / 3))
 
 
 def _attention(device: torch.device, name: str, shape: tuple[int, int, int, int], budget: float) -> Attention:
     sequences, sequence, heads, width = shape
-    context = Context(Mesh.single(device).context, "ring")
+    context = Context(Mesh.single(device).context, "ring", operations_of(device.type).attention)
     seen = Sight((), None)
     made = torch.randn(sequence, sequences, heads, 3, width, device=device).to(DTYPES[name]).requires_grad_()
 

@@ -20,7 +20,7 @@ from trivium.plan.plan import Plan
 from trivium.planner.measured import SmallStep
 from trivium.probe.timing import median_seconds
 from trivium.seeds import generator_for
-from trivium.training.batches import Rows
+from trivium.tokens.rows import Rows
 from trivium.training.trainer import Samples, Trainer
 
 SEED = 5
@@ -89,11 +89,7 @@ class _Step:
             self._trainer.optimizer.restart_masters()
         shape = (plan.batch.sequences, plan.model.sequence + 1)
         rows = generator_for(SEED, "probe").integers(0, plan.model.vocabulary, shape)
-        self._samples = Samples(
-            0,
-            plan.batch.sequences,
-            lambda first, count: Rows(rows[first : first + count, :-1], rows[first : first + count, 1:]),
-        )
+        self._samples = Samples(0, plan.batch.sequences, lambda first, count: Rows.of_text(rows[first : first + count]))
 
     def __call__(self) -> None:
         self._trainer.train_step(0, self._samples, 1e-4)

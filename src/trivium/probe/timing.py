@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from trivium.kernels.cuda.recording import Recording
+from trivium.kernels.operations import operations_of
 from trivium.parallel.pipeline.clock import finished
 
 FEWEST, MOST = 3, 200  # repetitions, in each of several turns
@@ -35,13 +35,14 @@ def median_seconds(work: Callable[[], object], device: torch.device, *, budget: 
 
 def device_seconds(work: Callable[[], object], device: torch.device, *, budget: float) -> float:
     """The same of what a device computes, without its host; what `work` returns is not kept."""
-    if device.type != "cuda":
+    record = operations_of(device.type).recording
+    if record is None:
         return median_seconds(work, device, budget=budget)
     for _ in range(WARM):
         work()
     alone = median_seconds(work, device, budget=0.0)
     pieces = max(1, min(RECORDED_MOST, round(RECORDED_SECONDS / alone)))
-    recording = Recording(lambda: _again(work, pieces))
+    recording = record(lambda: _again(work, pieces))
     return median_seconds(recording.replay, device, budget=budget) / pieces
 
 

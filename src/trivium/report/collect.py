@@ -10,7 +10,7 @@ from trivium.finite import finite
 from trivium.jsonlines import parse_line, read_lines
 from trivium.provenance import STAMP
 from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
-from trivium.report.stations import (
+from trivium.report.schemas import (
     AskedMoment,
     Begun,
     Bias,
@@ -35,7 +35,7 @@ from trivium.report.words import layout_text
 from trivium.untrusted import open_regular, parse_json, read_bytes
 
 # Directories of the stages in their order, and the command that fills each.
-STATIONS = (
+STAGES = (
     ("doctor", "doctor"),
     ("harvest", "corpus harvest"),
     ("curated", "corpus curate"),
@@ -81,29 +81,29 @@ def collect(run: Path) -> dict[str, Any]:
         raise DataError(f"{run} is not a run directory: it does not exist; give the --out of `trivium demo`")
     training = _training(run)
     tree: dict[str, Any] = {
-        "funnel": _station(run, "curated/funnel.json", list[FunnelStep]),
-        "planted": _station(run, "curated/planted.json", dict[str, Planted]),
-        "honest": _station(run, "curated/honest.json", Honest),
-        "corpus": _station(run, "statistics.json", CorpusStatistics),
-        "extraction": _station(run, "extraction.json", dict[str, Extraction]),
+        "funnel": _stage(run, "curated/funnel.json", list[FunnelStep]),
+        "planted": _stage(run, "curated/planted.json", dict[str, Planted]),
+        "honest": _stage(run, "curated/honest.json", Honest),
+        "corpus": _stage(run, "statistics.json", CorpusStatistics),
+        "extraction": _stage(run, "extraction.json", dict[str, Extraction]),
         "training": training,
-        "resume_proof": _station(run, "resume/proof.json", Proof),
-        "evaluation": _station(run, "evaluation/results.json", Evaluation),
-        "tasks": _station(run, "tasks/results.json", Tasks),
-        "incontext": _station(run, "incontext/results.json", Incontext),
-        "bias": _station(run, "bias/results.json", Bias),
-        "bias_series": _station(run, "bias_series.json", BiasSeries),
+        "resume_proof": _stage(run, "resume/proof.json", Proof),
+        "evaluation": _stage(run, "evaluation/results.json", Evaluation),
+        "tasks": _stage(run, "tasks/results.json", Tasks),
+        "incontext": _stage(run, "incontext/results.json", Incontext),
+        "bias": _stage(run, "bias/results.json", Bias),
+        "bias_series": _stage(run, "bias_series.json", BiasSeries),
         "samples": _samples(run),
         "provenance": _provenance(run),
-        "seconds": _station(run, "seconds.json", dict[str, float]),
-        "plan": _station(run, "plan/plan.json", Plan),
+        "seconds": _stage(run, "seconds.json", dict[str, float]),
+        "plan": _stage(run, "plan/plan.json", Plan),
         "memory": training["memory"] if training and training["memory"] else None,
     }
-    there = [name for name, _ in STATIONS if (run / name).is_dir()]
+    there = [name for name, _ in STAGES if (run / name).is_dir()]
     stamps = tree["provenance"] or {}
     return {
         **tree,
-        "outdated": outdated([name for name, _ in STATIONS], stamps, there) | _priced_otherwise(run, stamps),
+        "outdated": outdated([name for name, _ in STAGES], stamps, there) | _priced_otherwise(run, stamps),
         "older": older(_models(tree), newest_checkpoint(run)),
         "missing": sorted(name for name, value in tree.items() if value is None),
     }
@@ -117,7 +117,7 @@ def results(report: dict[str, Any]) -> dict[str, Any]:
 def _priced_otherwise(run: Path, stamps: dict[str, Any]) -> dict[str, str]:
     """Return the plan as outdated if the training used another one: its predictions do not apply to these
     measurements."""
-    begun = _station(run, "training/run.json", Begun)
+    begun = _stage(run, "training/run.json", Begun)
     priced = stamps.get("plan", {}).get("config")
     if begun is None or not isinstance(priced, dict) or not of_another_plan(priced.get("plan"), begun["plan"]):
         return {}
@@ -184,7 +184,7 @@ def _training(run: Path) -> dict[str, Any] | None:
     metrics = _Steps()
     for metric in _lines(run / "training" / "metrics.jsonl", Metric):
         metrics.add(metric)
-    finished: dict[str, Any] | None = _station(run, "training/summary.json", Summary)
+    finished: dict[str, Any] | None = _stage(run, "training/summary.json", Summary)
     goes_on = finished is None or metrics.done > (finished["steps"] or metrics.done)
     summary = (_so_far(run, metrics) if goes_on else None) or finished
     if summary is None:
@@ -196,13 +196,13 @@ def _training(run: Path) -> dict[str, Any] | None:
         "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},
         "interruptions": interruptions(_whole_lines(events)),
         "asked": list(_lines(run / "training" / "tasks.jsonl", AskedMoment)),
-        "timeline": _station(run, "training/timeline.json", list[Span]),
+        "timeline": _stage(run, "training/timeline.json", list[Span]),
     }
 
 
 def _so_far(run: Path, metrics: _Steps) -> dict[str, Any] | None:
     """Summarise a training that has not ended; None if none has begun."""
-    begun = _station(run, "training/run.json", Begun)
+    begun = _stage(run, "training/run.json", Begun)
     if begun is None or not metrics.any:
         return None
     known = {
@@ -230,13 +230,13 @@ def _provenance(run: Path) -> dict[str, Any] | None:
     """Return the stamps of all stages that have one."""
     stamps = {
         name: _form(run / name / STAMP, stamp, dict[str, Any])
-        for name, _ in STATIONS
+        for name, _ in STAGES
         if (stamp := _read(run / name / STAMP)) is not None
     }
     return stamps or None
 
 
-def _station(run: Path, name: str, kind: Any) -> Any:
+def _stage(run: Path, name: str, kind: Any) -> Any:
     value = _read(run / name)
     return None if value is None else _form(run / name, value, kind)
 
@@ -296,7 +296,7 @@ def _form(path: Path, value: Any, kind: Any) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
-    verb = dict(STATIONS).get(path.parent.name)
+    verb = dict(STAGES).get(path.parent.name)
     remedy = f"run `trivium {verb}` again" if verb else "remove the file and run the stages again"
     return DataError(f"{path} is damaged ({error}); {remedy}")
 

@@ -1,13 +1,10 @@
-"""Sections about the corpus: funnel, statistics and extraction, with the figures of the statistics."""
+"""Sections about the corpus: funnel, statistics and extraction."""
 
 from typing import Any
 
-import plotly.graph_objects as go
-
 from trivium.report import figures
-from trivium.report.figures import BLUE, ORANGE, ROW, look, plain_label, sized
 from trivium.report.parts import Drawn, Section, Table
-from trivium.report.words import number_text, reasons_text, share_text
+from trivium.report.words import number_text, percent_text
 
 Tree = dict[str, Any]
 
@@ -16,35 +13,46 @@ def funnel_section(report: Tree) -> Section:
     """Show how many documents remain after each step, and how much of the planted junk was removed."""
     steps, planted, honest = report["funnel"], report["planted"] or {}, report["honest"]
     before = [None, *(s["documents"] for s in steps)]
-    tables = [
-        Table(
-            ("step", "documents", "MB", "dropped, by reason"),
-            [
-                (s["step"], f"{s['documents']:,}", f"{s['bytes'] / 1e6:.2f}", reasons_text(s["dropped"], s, was))
-                for s, was in zip(steps, before, strict=False)
-            ],
-        )
+    rows = [
+        (s["step"], f"{s['documents']:,}", f"{s['bytes'] / 1e6:.2f}", _reasons(s, was))
+        for s, was in zip(steps, before, strict=False)
     ]
+    tables = [Table(("step", "documents", "MB", "dropped, by reason"), rows)]
     if planted:
-        rows = [
-            (k.replace("_", " "), f"{r['planted']:,}", f"{r['caught']:,}", share_text(r)) for k, r in planted.items()
+        junk = [
+            (*(kind.replace("_", " "), f"{r['planted']:,}", f"{r['caught']:,}"), caught_text(r))
+            for kind, r in planted.items()
         ]
-        tables.append(Table(("planted kind", "planted", "caught", "share"), rows))
+        tables.append(Table(("planted kind", "planted", "caught", "share"), junk))
     lost = ""
     if honest:
         by = ", ".join(f"{reason} {number:,}" for reason, number in (honest.get("lost_by") or {}).items())
         lost = f" Of {honest['documents']:,} clean documents {honest['lost']:,} were lost{f' ({by})' if by else ''}."
+    known = f"The numbers of planted junk documents are known, so recall can be measured.{lost}"
     return Section(
         "funnel",
         "The corpus funnel",
         shows="Documents left after each step of curation, and why the others went.",
-        reading=f"The numbers of planted junk documents are known, so recall can be measured.{lost}"
-        if planted or honest
-        else "",
+        reading=known if planted or honest else "",
         limits="Planted junk follows simple rules, which makes it easier to find than real junk." if planted else "",
         figures=[Drawn("Documents left after each step", figures.funnel(steps))],
         tables=tables,
     )
+
+
+def caught_text(row: Tree) -> str:
+    """Format the share of planted documents of a kind that was caught."""
+    return percent_text(row["caught"] / row["planted"]) if row["planted"] else "none planted"
+
+
+def _reasons(step: Tree, documents_before: int | None) -> str:
+    """List the reasons of dropped documents, and the number of documents added by cutting passages out of others."""
+    dropped = step["dropped"]
+    texts = [f"{reason} {number:,}" for reason, number in sorted(dropped.items(), key=lambda item: -item[1])]
+    added = 0 if documents_before is None else step["documents"] - documents_before + sum(dropped.values())
+    if added > 0:
+        texts.append(f"{added:,} more: a document is cut in two where a passage is taken out")
+    return ", ".join(texts) or "none"
 
 
 def corpus_section(report: Tree) -> Section:
@@ -52,13 +60,16 @@ def corpus_section(report: Tree) -> Section:
     found = report["corpus"]
     drawn = []
     if found["lengths"]:
-        drawn.append(Drawn("Documents by their length", lengths(found["lengths"])))
+        drawn.append(Drawn("Documents by their length", figures.lengths(found["lengths"])))
     if found["rejected"]:
-        drawn.append(Drawn("Documents dropped, by step and reason", rejects(found["rejected"])))
+        drawn.append(Drawn("Documents dropped, by step and reason", figures.rejects(found["rejected"])))
     if any(found["similarities"]):
-        drawn.append(Drawn("Near duplicates, by their true similarity", similarities(found["similarities"])))
+        drawn.append(Drawn("Near duplicates, by their true similarity", figures.similarities(found["similarities"])))
     heads = tuple({0.0: "least", 0.5: "median", 1.0: "most"}.get(q, f"{q:.0%}") for q in found["quantiles"])
-    rows = [(name, *map(number_text, map(_float, values))) for name, values in found["figures"].items()]
+    rows = [
+        (name, *(number_text(None if value is None else float(value)) for value in values))
+        for name, values in found["figures"].items()
+    ]
     return Section(
         "corpus",
         "Corpus statistics",
@@ -77,72 +88,16 @@ def extraction_section(report: Tree) -> Section:
         (name, f"not measured: {row['missing']}", "", "", "")
         if row["missing"]
         else (
-            name,
-            *(number_text(row["pages"]), _f1(row["word_f1"]), _f1(row["run_f1"])),
+            *(name, number_text(row["pages"])),
+            *("unknown" if row[key] is None else f"{row[key]:.3f}" for key in ("word_f1", "run_f1")),
             number_text(row["mb_per_cpu_second"]),
         )
         for name, row in report["extraction"].items()
     ]
-    headings = ("extractor", "pages", "F1 of words", "F1 of runs of 4 words", "MB per CPU second")
     return Section(
         "extraction",
         "Extraction",
         shows="Accuracy of text extraction on pages with known text.",
         reading="F1 combines missed and superfluous text; 1 is exactly the gold text.",
-        tables=[Table(headings, rows)],
+        tables=[Table(("extractor", "pages", "F1 of words", "F1 of runs of 4 words", "MB per CPU second"), rows)],
     )
-
-
-def _f1(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3f}"
-
-
-def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)
-
-
-MAX_REASONS = 30  # bars, for the most frequent reasons
-
-
-def lengths(by_source: dict[str, list[int]]) -> go.Figure:
-    """Draw documents by length for each source; each bar doubles the number of characters."""
-    last = max(len(counts) for counts in by_source.values())
-    first = min(n for counts in by_source.values() for n, count in enumerate(counts) if count)
-    names = [f"{2**n:,}" for n in range(first, last)]
-    figure = go.Figure()
-    for number, (source, counts) in enumerate(by_source.items()):
-        padded = [*counts, *([0] * (last - len(counts)))]
-        colour, hatch, _ = look(number)
-        marker = {"color": colour, "pattern": {"shape": hatch}}
-        figure.add_bar(name=plain_label(source), x=names, y=padded[first:], marker=marker)
-    figure.update_layout(barmode="stack")
-    figure.update_xaxes(title="characters, at least", type="category")
-    figure.update_yaxes(title="documents", rangemode="tozero")
-    return sized(figure, 340)
-
-
-def rejects(by_step: dict[str, dict[str, int]]) -> go.Figure:
-    """Draw the numbers of rejected documents by step and reason, for the most frequent reasons."""
-    rows = [(step, reason, count) for step, reasons in by_step.items() for reason, count in reasons.items()]
-    rows = sorted(rows, key=lambda row: -row[2])[:MAX_REASONS]
-    figure = go.Figure(
-        go.Bar(
-            y=[plain_label(f"{step}: {reason}"[:80]) for step, reason, _ in rows],
-            x=[count for _, _, count in rows],
-            orientation="h",
-            marker_color=ORANGE,
-            text=[f"{count:,}" for _, _, count in rows],
-        )
-    )
-    figure.update_yaxes(autorange="reversed", dtick=1)
-    figure.update_xaxes(title="documents dropped", rangemode="tozero")
-    return sized(figure, 120 + ROW * len(rows) * 2 // 3)
-
-
-def similarities(tenths: list[int]) -> go.Figure:
-    """Draw near duplicates by Jaccard similarity in steps of a tenth."""
-    names = [f"{n / len(tenths):.1f} to {(n + 1) / len(tenths):.1f}" for n in range(len(tenths))]
-    figure = go.Figure(go.Bar(x=names, y=tenths, marker_color=BLUE))
-    figure.update_xaxes(title="Jaccard similarity to the nearest other document", type="category")
-    figure.update_yaxes(title="documents dropped", rangemode="tozero")
-    return sized(figure, 300)

@@ -13,16 +13,16 @@ Stamps = Mapping[str, Mapping[str, Any]]
 _STEP = re.compile(r"step-(\d{8,})")  # docs/formats/checkpoint.md
 
 # The content of a stage's folder, as the page calls it.
-_WORDS = {"harvest": "another harvest", "curated": "another corpus", "training": "another training"}
+_CONTENTS = {"harvest": "another harvest", "curated": "another corpus", "training": "another training"}
 
 
-def outdated(stations: Sequence[str], stamps: Stamps, there: Collection[str]) -> dict[str, str]:
+def outdated(stages: Sequence[str], stamps: Stamps, there: Collection[str]) -> dict[str, str]:
     """Return {stage: input} for the stages whose input has changed since, or is outdated itself.
 
     stamps: of the finished stages. there: stages that have a folder; deleted inputs are not reported.
     """
     found: dict[str, str] = {}
-    for name in stations:
+    for name in stages:
         read = stamps.get(name, {}).get("inputs")
         for earlier, key in read.items() if isinstance(read, dict) else ():
             other = stamps.get(earlier, {}).get("key") != key
@@ -68,7 +68,7 @@ def older(models: Mapping[str, Any], newest: Mapping[str, Any] | None) -> dict[s
     return found
 
 
-def told_older(steps: Mapping[str, int], verb: str) -> str:
+def older_text(steps: Mapping[str, int], verb: str) -> str:
     """Say that results are of an older checkpoint, and which command updates them."""
     of, now = f"{steps['step']:,}", f"{steps['newest']:,}"
     what = f"step {of}, and the newest is of step {now}"
@@ -77,6 +77,6 @@ def told_older(steps: Mapping[str, int], verb: str) -> str:
     return f"of the checkpoint of {what}; `trivium {verb}` does it again"
 
 
-def told(earlier: str, verb: str) -> str:
+def outdated_text(earlier: str, verb: str) -> str:
     """Say that results are of another input, and which command updates them."""
-    return f"of {_WORDS.get(earlier, f'other {earlier}')} than this report's; `trivium {verb}` does it again"
+    return f"of {_CONTENTS.get(earlier, f'other {earlier}')} than this report's; `trivium {verb}` does it again"

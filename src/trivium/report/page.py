@@ -17,7 +17,7 @@ from trivium.report.sections import facts, sections
 from trivium.report.verdicts import Verdict, limits, verdicts
 
 OWN = "mine"  # the run directory that is proposed for the user's own text, next to this one
-STATIONS = ("funnel", "training", "resume_proof", "evaluation", "bias", "samples", "plan")  # of a finished run
+FINISHED_STAGES = ("funnel", "training", "resume_proof", "evaluation", "bias", "samples", "plan")  # of a finished run
 _MARKS = {"proven": "✓", "failed": "✗", "not shown": "–", "not tried": "–"}
 
 
@@ -44,7 +44,11 @@ def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium")
     home = shlex.quote(str(run))
     if report["training"] is not None and report["funnel"] is None:  # the demo would train again on its own tokens
         return f"{program} {'generate' if report['training']['finished'] else 'train --out'} {home}"
-    if report["outdated"] or any(report[name] is None for name in STATIONS) or not report["training"]["finished"]:
+    if (
+        report["outdated"]
+        or any(report[name] is None for name in FINISHED_STAGES)
+        or not report["training"]["finished"]
+    ):
         return f"{program} demo --out {home}"
     names = itertools.chain([OWN], (f"{OWN}-{number}" for number in itertools.count(2)))
     out = next(run.parent / name for name in names if not (run.parent / name).exists())

@@ -1,9 +1,10 @@
 """Claims about a run with their figures, each proven, failed, not shown, or not tried."""
 
-import math
 from typing import Any, Literal, NamedTuple
 
-from trivium.report.outdated import told
+from scipy import stats
+
+from trivium.report.outdated import outdated_text
 from trivium.report.words import chance_text, layout_text, shots_text
 
 # "not shown" means that a figure falls short where it may, as for a tiny model; "failed", that it must not.
@@ -44,7 +45,7 @@ def verdicts(report: dict[str, Any]) -> list[Verdict]:
 def _of_this_report(verdict: Verdict, verb: str, earlier: str | None) -> Verdict:
     if earlier is None or verdict.state == "not tried":
         return verdict
-    return Verdict("not shown", f"{verdict.text}; but this is {told(earlier, verb)}")
+    return Verdict("not shown", f"{verdict.text}; but this is {outdated_text(earlier, verb)}")
 
 
 def limits(report: dict[str, Any]) -> list[str]:
@@ -233,15 +234,7 @@ def _luck(score: dict[str, Any]) -> float:
 
 def _at_least(successes: int, trials: int, rate: float) -> float:
     """Return the binomial probability of at least this number of successes."""
-    if successes == 0 or rate >= 1:
-        return 1.0
-    if rate <= 0:
-        return 0.0
-    ways = (
-        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1) for k in range(successes, trials + 1)
-    )
-    logs = (w + k * math.log(rate) + (trials - k) * math.log1p(-rate) for k, w in enumerate(ways, successes))
-    return min(1.0, math.fsum(map(math.exp, logs)))
+    return float(stats.binom.sf(successes - 1, trials, min(rate, 1.0)))
 
 
 def _baseline(score: dict[str, Any]) -> float:

@@ -33,23 +33,9 @@ def killed_text(killed: dict[str, Any]) -> str:
     return ", ".join(text.format(killed[key]) for key, text in words if key in killed) or "unknown"
 
 
-def reasons_text(dropped: dict[str, int], step: Tree, was: int | None) -> str:
-    """Format the reasons of dropped documents, and the number of documents added by cutting passages out of others."""
-    ordered = sorted(dropped.items(), key=lambda item: -item[1])
-    told = [f"{reason} {number:,}" for reason, number in ordered]
-    more = step["documents"] - was + sum(dropped.values()) if was is not None else 0
-    if more > 0:
-        told.append(f"{more:,} more: a document is cut in two where a passage is taken out")
-    return ", ".join(told) or "none"
-
-
 def shots_text(shots: str) -> str:
     """Format as 1 shot, few shots."""
     return f"{shots} shot{'' if shots == '1' else 's'}"
-
-
-def share_text(row: Tree) -> str:
-    return percent_text(row["caught"] / row["planted"]) if row["planted"] else "none planted"
 
 
 def level_text(scores: list[Tree]) -> str:
@@ -60,6 +46,10 @@ def level_text(scores: list[Tree]) -> str:
 
 def range_text(bounds: Any, text: Callable[[float], str]) -> str:
     return f"{text(bounds[0])} to {text(bounds[1])}" if bounds else "unknown"
+
+
+def percent_range(bounds: Any) -> str:
+    return range_text(bounds, percent_text)
 
 
 def nats_text(value: float | None) -> str:

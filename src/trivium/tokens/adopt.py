@@ -51,12 +51,14 @@ class Adopted(NamedTuple):
         """Return the pair's manifest entry: the range of its documents in each split."""
         starts = self.shard.document_starts
         parts = zip(SPLITS, ((0, self.cut), (self.cut, len(self.shard))), strict=True)
+        weights = {} if self.shard.weights is None else {"weights": self.shard.weights.dtype.name}
         return {
             split: {
                 "prefix": self.stem,
                 "first": first,
                 "documents": stop - first,
                 "tokens": starts[stop] - starts[first],
+                **weights,
             }
             for split, (first, stop) in parts
             if first < stop
@@ -196,11 +198,11 @@ def _linked(pairs: Iterable[Adopted], out: Path, ids: _Ids, progress: Progress) 
         def told(read: int, one: Adopted = one, done: int = done) -> None:
             progress(done + read, total, f"reading {one.shard.prefix.name}")
 
-        idx, bin_ = files_of(one.shard.prefix)
-        files[f"{one.stem}.bin"] = ids.read(one, told)
-        files[f"{one.stem}.idx"] = file_sha256(idx)
-        for there in (idx, bin_):
-            (out / f"{one.stem}{there.suffix}").symlink_to(there.resolve())
+        one.shard.check_weights()
+        for there in filter(Path.is_file, files_of(one.shard.prefix)):
+            name = f"{one.stem}{there.suffix}"
+            files[name] = ids.read(one, told) if there.suffix == ".bin" else file_sha256(there)
+            (out / name).symlink_to(there.resolve())
         done += len(one.shard.tokens)
     progress(total, total, "")
     return files

@@ -46,6 +46,12 @@ def open_shards(
                 f"{shard.prefix}.idx has {found[0]} documents and {found[1]} tokens, {MANIFEST} lists {listed[0]} "
                 f"and {listed[1]}; run `trivium tokenize` again"
             )
+        weighted, said = None if shard.weights is None else shard.weights.dtype.name, entry[split].get("weights")
+        if weighted != said:
+            raise DataError(
+                f"{shard.prefix}.weights holds {weighted or 'nothing'}, and {MANIFEST} lists {said or 'no weights'}; "
+                "restore it, or make these tokens again"
+            )
         shards[source] = shard
     return shards
 

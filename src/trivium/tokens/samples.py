@@ -4,7 +4,7 @@ It does not depend on layout, micro-batches, processes or length of the run. Res
 one batch of a million, therefore needs only the sample's number.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from trivium.errors import DataError, nearest
 from trivium.tokens.blend import Blend
-from trivium.tokens.digest import Digest, digest
 from trivium.tokens.left_out import NOTHING, SKIPPED, LeftOut
 from trivium.tokens.lineage import Found, Lineage, Span, find_documents, lineage_file, spans
 from trivium.tokens.manifest import SPLITS, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
+from trivium.tokens.rows import Digest, Rows, digest
 from trivium.tokens.shards import TokenShard
 
 BLOCK_SAMPLES = 1 << 14  # looked up at a time: NumPy's cost is the same for a few as for thousands
@@ -96,6 +96,13 @@ class TokenDataset:
         self._lineage: dict[int, Lineage] = {}
         # Slicing a memmap costs more than copying the slice, so use plain views.
         self._texts = [np.asarray(shard.tokens).view(np.ndarray) for shard in self._shards]
+        # A source without weights takes no memory for those of its tokens, which are 1.
+        self._weights = [
+            np.broadcast_to(np.float32(1), shard.tokens.shape)
+            if shard.weights is None
+            else np.asarray(shard.weights).view(np.ndarray)
+            for shard in self._shards
+        ]
         self._blocks: dict[int, _Places] = {}  # of consecutive samples
 
     @staticmethod
@@ -130,16 +137,32 @@ class TokenDataset:
     def samples(self, indices: Iterable[int]) -> NDArray[np.int64]:
         """Return the tokens of several samples [samples, sequence + 1]. Raises DataError for ids outside of the
         vocabulary."""
-        places = self._places_ahead(np.fromiter(indices, dtype=np.int64))
+        return self._tokens_at(self._places_ahead(np.fromiter(indices, dtype=np.int64)))
+
+    def rows(self, first: int, count: int) -> Rows:
+        """Return samples [first, first + count) as rows of a batch."""
+        places = self._places_ahead(np.arange(first, first + count))
+        tokens = self._tokens_at(places)
+        if all(shard.weights is None for shard in self._shards):
+            return Rows.of_text(tokens)
+        weights = np.empty(tokens.shape, np.float32)
+        self._fill(weights, self._weights, places)
+        return Rows.of_text(tokens, weights)
+
+    def _tokens_at(self, places: _Places) -> NDArray[np.int64]:
         tokens = np.empty((len(places.start), self.sequence + 1), dtype=np.int64)
-        for row, (source, start) in enumerate(zip(places.source.tolist(), places.start.tolist(), strict=True)):
-            text = self._texts[source]
-            window = text[start : start + self.sequence + 1]
-            # Only a source shorter than one window is too short, and it repeats.
-            tokens[row] = window if len(window) > self.sequence else np.resize(text, self.sequence + 1)
+        self._fill(tokens, self._texts, places)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
             self._refuse(tokens, places)
         return tokens
+
+    def _fill(self, rows: NDArray[Any], arrays: Sequence[NDArray[Any]], places: _Places) -> None:
+        """Set each row to the window at its place. arrays: by source, with an element for each token."""
+        for row, (source, start) in enumerate(zip(places.source.tolist(), places.start.tolist(), strict=True)):
+            array = arrays[source]
+            window = array[start : start + self.sequence + 1]
+            # Only a source shorter than one window is too short, and it repeats.
+            rows[row] = window if len(window) > self.sequence else np.resize(array, self.sequence + 1)
 
     def _refuse(self, tokens: NDArray[np.int64], places: _Places) -> NoReturn:
         """Raise DataError for the first invalid id in `tokens`, the samples at `places`."""
@@ -239,8 +262,7 @@ class TokenDataset:
 
     def digest(self, first: int, count: int) -> Digest:
         """Return the digest of samples [first, first + count), as logged by training."""
-        tokens = self.samples(range(first, first + count))
-        return digest(range(first, first + count), tokens[:, :-1], tokens[:, 1:])
+        return digest(range(first, first + count), self.rows(first, count))
 
     def leaving_out(self, left_out: LeftOut) -> "TokenDataset":
         """Return a copy that skips these samples and renumbers the others."""

@@ -6,13 +6,16 @@
     .bin: the ids of all sequences, one after another
 
 Format: Megatron-LM, megatron/core/datasets/indexed_dataset.py. We write one sequence per document.
+
+A shard may also have `PREFIX.weights`: for each token, in the order of `.bin`, how much its loss counts where it is the
+target. Without this file every target counts 1. Its elements are uint8 or float32; the size of the file says which.
 """
 
 import struct
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +25,8 @@ from trivium.untrusted import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
+SUFFIXES = (".idx", ".bin", ".weights")  # of a shard's files; the last one is optional
+_WEIGHTS = tuple(map(np.dtype, ("u1", "<f4")))  # dtypes of weights
 _HEADER = struct.Struct("<9sQBQQ")
 _MAX_DOCUMENT_TOKENS = 2**31 - 1  # the index stores lengths in 32 bits
 _BLOCK_ENTRIES = 1 << 16  # of an index, checked at a time
@@ -112,6 +117,7 @@ class TokenShard:
     index: Index
     begin: int  # index of its first document in the index file
     documents: int  # number of documents
+    weights: NDArray[np.uint8 | np.float32] | None = None  # of `tokens` as targets; None stands for 1
     first: int | None = None  # in a pair made elsewhere: the number of its first document, as they have no other name
 
     @staticmethod
@@ -126,9 +132,9 @@ class TokenShard:
         """Open a shard whose index is checked elsewhere.
 
         Only the ends of the index are read, so that thousands of ranks can open it. Raises DataError if they do not
-        fit `.bin`.
+        fit `.bin` or `.weights`.
         """
-        idx, bin_ = files_of(prefix)
+        idx, bin_, weights = files_of(prefix)
         index = _read_index(idx)
         expected = index.tokens * index.dtype.itemsize
         if not bin_.is_file():
@@ -140,7 +146,13 @@ class TokenShard:
             )
         # An empty file cannot be mapped.
         tokens = np.memmap(bin_, dtype=index.dtype, mode="r") if expected else np.empty(0, dtype=index.dtype)
-        return TokenShard(prefix, tokens, index, 0, index.documents)
+        return TokenShard(prefix, tokens, index, 0, index.documents, _mapped_weights(weights, index.tokens))
+
+    def check_weights(self) -> None:
+        """Raise DataError if a weight is negative or not finite. Reads all weights."""
+        if self.weights is not None and self.weights.dtype.kind == "f":
+            for first in range(0, len(self.weights), _BLOCK_ENTRIES):
+                _check_weights(self.prefix, self.weights[first : first + _BLOCK_ENTRIES], first)
 
     @property
     def document_starts(self) -> Starts:
@@ -156,8 +168,9 @@ class TokenShard:
         begin = min(first, len(self))
         stop = min(first + documents, len(self))
         starts = self.document_starts
-        tokens = self.tokens[starts[begin] : starts[stop]]
-        return TokenShard(self.prefix, tokens, self.index, self.begin + begin, stop - begin, first)
+        here = slice(starts[begin], starts[stop])
+        weights = None if self.weights is None else self.weights[here]
+        return TokenShard(self.prefix, self.tokens[here], self.index, self.begin + begin, stop - begin, weights, first)
 
     def __len__(self) -> int:
         """The number of documents."""
@@ -176,9 +189,9 @@ def check_index(path: Path) -> None:
     _read_index(path).check()
 
 
-def files_of(prefix: Path) -> tuple[Path, Path]:
-    """Return `PREFIX.idx` and `PREFIX.bin`; a dot in the prefix is kept."""
-    return prefix.with_name(prefix.name + ".idx"), prefix.with_name(prefix.name + ".bin")
+def files_of(prefix: Path) -> tuple[Path, ...]:
+    """Return the paths of a shard's files, in the order of SUFFIXES; a dot in the prefix is kept."""
+    return tuple(prefix.with_name(prefix.name + suffix) for suffix in SUFFIXES)
 
 
 def _told(path: Path) -> str:
@@ -192,16 +205,25 @@ class ShardWriter:
     No file stays open between appends, because a corpus may have more sources than a process may open files.
     """
 
-    def __init__(self, prefix: Path, *, dtype: str) -> None:
+    def __init__(self, prefix: Path, *, dtype: str, weights: Literal["uint8", "float32"] | None = None) -> None:
+        """weights: the dtype of the targets' weights, in a shard that has them."""
         self.prefix = prefix
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._code = next(code for code, known in _dtypes().items() if known == self.dtype)
         self._lengths: list[NDArray[np.int64]] = []
         self._path = files_of(prefix)[1]
         self._path.write_bytes(b"")
+        self._weights = None if weights is None else np.dtype(weights).newbyteorder("<")
+        if self._weights is not None:
+            files_of(prefix)[2].write_bytes(b"")
 
-    def append(self, ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> None:
-        """Append documents: concatenated ids and the length of each. Raises DataError if one does not fit the dtype."""
+    def append(
+        self, ids: NDArray[np.integer], lengths: NDArray[np.integer], weights: NDArray[Any] | None = None
+    ) -> None:
+        """Append documents: concatenated ids, the length of each, and in a shard with weights that of each id.
+
+        Raises DataError if an id or a weight does not fit its dtype, or if their numbers differ.
+        """
         limits = np.iinfo(self.dtype)
         if ids.size and not limits.min <= ids.min() <= ids.max() <= limits.max:
             raise DataError(
@@ -217,15 +239,56 @@ class ShardWriter:
             raise DataError(
                 f"{self._path}: {ids.size} ids for documents of {lengths.sum()} in all; give as many as they have"
             )
+        if self._weights is not None:
+            self._append_weights(np.empty(0) if weights is None else weights, ids.size)
         with open(self._path, "ab") as file:
             file.write(ids.astype(self.dtype).data)
         self._lengths.append(np.asarray(lengths, dtype=np.int64))
+
+    def _append_weights(self, weights: NDArray[Any], ids: int) -> None:
+        path, dtype = files_of(self.prefix)[2], self._weights
+        if weights.size != ids:
+            raise DataError(f"{path}: {weights.size} weights for {ids} ids; give each id a weight")
+        _check_weights(self.prefix, weights, 0)
+        stored = weights.astype(dtype)
+        if dtype == np.uint8 and not np.array_equal(stored, weights):
+            place = int(np.argmax(stored != weights))
+            raise DataError(
+                f"{path}: weight {weights[place]} is no whole number from 0 to 255; write this shard with float32"
+            )
+        with open(path, "ab") as file:
+            file.write(stored.data)
 
     def close(self) -> NDArray[np.int64]:
         """Write the index, and return the length of each document in tokens."""
         lengths = np.concatenate([np.empty(0, np.int64), *self._lengths])
         _write_index(files_of(self.prefix)[0], self._code, self.dtype.itemsize, lengths)
         return lengths
+
+
+def _mapped_weights(path: Path, tokens: int) -> NDArray[np.uint8 | np.float32] | None:
+    """Map the weights of a shard with so many tokens; None if it has none. Raises DataError for a wrong size."""
+    if not path.is_file():
+        return None
+    size = path.stat().st_size
+    if size not in [dtype.itemsize * tokens for dtype in _WEIGHTS]:
+        raise DataError(
+            f"{path} has {size} bytes, but there are {tokens} tokens, whose weights take 1 byte each (uint8) or 4 "
+            "(float32); restore it, or make it again"
+        )
+    dtype = _WEIGHTS[size > tokens]
+    return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype)
+
+
+def _check_weights(prefix: Path, weights: NDArray[Any], first: int) -> None:
+    """Raise DataError if a weight is negative or not finite. first: the token of the first weight."""
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        raise DataError(
+            f"{files_of(prefix)[2]}: token {first + place} has weight {weights[place]}; weights are finite numbers of "
+            "0 or more; make the file again"
+        )
 
 
 def _write_index(path: Path, code: int, item_bytes: int, lengths: NDArray[np.int64]) -> None:

@@ -14,36 +14,24 @@ from trivium.kernels.sight import Sight
 from trivium.model.inputs import Inputs
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
-from trivium.tokens.loader import batch_arrays
-from trivium.tokens.samples import TokenDataset
+from trivium.tokens.rows import Rows
 
-
-class Rows(NamedTuple):
-    """Tokens and targets, each [sequences, positions]."""
-
-    tokens: np.ndarray
-    targets: np.ndarray
-
-
-Read = Callable[[int, int], Rows]  # (first, count)
-
-
-def reader_of(data: TokenDataset) -> Read:
-    """Reads samples [first, first + count) of a split."""
-    return lambda first, count: Rows(*batch_arrays(data, first, count))
+Read = Callable[[int, int], Rows]  # of sample numbers [first, first + count)
 
 
 def padded(read: Read, end: int) -> Read:
-    """The same samples up to `end`, and after it the last of them again: padding has to be something that the model can
-    read, of which no loss is infinite that was not so anyway."""
+    """Return a reader of the same samples up to `end`, and after it of the last sample again, with weight 0. Padding
+    has to be text that the model can read, of which no loss is infinite that was not so anyway."""
 
-    def longer(first: int, count: int) -> Rows:
+    def read_more(first: int, count: int) -> Rows:
         there = min(max(end - first, 0), count)
         rows = read(min(first, end - 1), max(there, 1))
-        lacks = ((0, count - len(rows[0])), (0, 0))
-        return Rows(*(np.pad(x, lacks, "edge") for x in rows))
+        lacks = ((0, count - len(rows.tokens)), (0, 0))
+        weights = np.pad(rows.weights, lacks)
+        weights[there:] = 0
+        return Rows(np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge"), weights)
 
-    return longer
+    return read_more
 
 
 def windows(ids: np.ndarray, model: ModelShape, first: int, count: int) -> Rows:
@@ -66,7 +54,7 @@ def windows(ids: np.ndarray, model: ModelShape, first: int, count: int) -> Rows:
             f"ids reach from {tokens.min()} to {tokens.max()}, and plan.model.vocabulary is {model.vocabulary}: "
             f"they must be 0 to {model.vocabulary - 1}; raise the vocabulary, or use the tokenizer it is of"
         )
-    return Rows(tokens[:, :-1], tokens[:, 1:])
+    return Rows.of_text(tokens)
 
 
 class Packing(NamedTuple):
@@ -90,31 +78,27 @@ def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
     return Packing(starts, numbers - starts, ~ends)
 
 
-def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None, padding: int = 0) -> Inputs:
-    """The inputs of one micro-batch on one context rank. padding: of so many rows, the last, no loss counts."""
+def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None) -> Inputs:
+    """Return the inputs of one micro-batch on one context rank."""
     if plan.compiled:
         dropout = None  # a compiled block is one for what it is given, and this changes at every step
     device, ranks = mesh.device, plan.layout.context
     order = tuple(np.array(plan.positions_of(c)) for c in range(ranks)) if ranks > 1 else ()
     mine = order[mesh.context.index] if order else slice(None)
-    here = sent(np.arange(plan.model.sequence)[mine], device, torch.int64)
 
-    def taken(x: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    def here(x: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return sent(x.T[mine], device, dtype)
 
-    tokens, targets = taken(rows.tokens), taken(rows.targets)
-    counts = np.ones(rows.tokens.shape, bool)
-    counts[len(counts) - padding :] = False
-    if plan.model.documents == "joined":
-        weights = taken(counts, torch.float32) if padding else None
-        return Inputs(tokens, targets, weights=weights, sight=Sight(order, None), here=here, dropout=dropout)
-    packed = packing(rows.tokens, plan.model.end_of_text)
+    weights, positions, starts = rows.weights, None, None
+    if plan.model.documents == "apart":
+        packed = packing(rows.tokens, plan.model.end_of_text)
+        weights, positions, starts = weights * packed.counts, here(packed.positions), packed.starts.T
     return Inputs(
-        tokens,
-        targets,
-        weights=taken(packed.counts & counts, torch.float32),
-        positions=taken(packed.positions),
-        sight=Sight(order, packed.starts.T),
-        here=here,
+        here(rows.tokens),
+        here(rows.targets),
+        weights=here(weights, torch.float32),
+        positions=positions,
+        sight=Sight(order, starts),
+        here=here(np.arange(plan.model.sequence)),
         dropout=dropout,
     )

@@ -25,7 +25,7 @@ from trivium.provenance import write_json
 from trivium.tokens.manifest import blend_of, read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
-from trivium.training.batches import Read, reader_of
+from trivium.training.batches import Read
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import append_event, warn
 from trivium.training.rates import lr_of_step
@@ -206,7 +206,7 @@ class Loop:
         """Do step `self.step`, with what observers add to it."""
         number = self.step - 1  # the trainer counts from 0
         batch, lr = self.plan.batch.at(number), lr_of_step(self.config, self.plan, number)
-        setup = StepSetup(reader_of(self.data))
+        setup = StepSetup(self.data.rows)
         self.refusal = ""  # observers are not asked about a step that overflows fp16
         with setup.contexts:
             for observer in self.observers:

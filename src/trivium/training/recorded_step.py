@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from trivium.comms.mesh import Mesh
-from trivium.kernels.cuda.recording import Recording
+from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
 from trivium.parallel.pipeline.executor import Run
 from trivium.parallel.sharding.buckets import Bucket
@@ -20,34 +20,38 @@ Tensor = torch.Tensor
 
 
 class RecordedStep:
-    """Of batches of so many sequences; `inputs` are those that it was recorded with, and stay its own."""
+    """A step of batches of so many sequences. It keeps the `inputs` and the `scale` of losses that it was recorded
+    with, and a replay overwrites them."""
 
     def __init__(
         self,
         sequences: int,
         inputs: Sequence[Inputs],
+        scale: float | Tensor,
         buckets: Sequence[Bucket],
         mesh: Mesh,
-        accumulate: Callable[[Sequence[Inputs]], Run],
+        accumulate: Callable[[], Run],
     ) -> None:
         self.sequences, self._buckets = sequences, buckets
-        self._inputs = inputs  # a replay reads more of them than what it is given anew
+        self._inputs, self._scale = inputs, scale  # a replay reads more of them than what it is given anew
 
         def work() -> tuple[Run, list[Tensor]]:
-            run = accumulate(inputs)
+            run = accumulate()
             return run, [bucket.summed() for bucket in buckets]
 
         before = [(group, Counter(group.traffic)) for group in mesh.groups]
-        self._recording = Recording(work)
+        record = operations_of(mesh.device.type).recording
+        assert record is not None, f"no backend records what {mesh.device} launches"
+        self._recording = record(work)
         self._handed = [(group, group.traffic - counted) for group, counted in before]
         for group, handed in self._handed:
             group.traffic.subtract(handed)  # nothing was
         for bucket in buckets:
             bucket.clear_gradients()  # nothing was computed
 
-    def replay(self, inputs: Sequence[Inputs]) -> Run:
+    def replay(self, inputs: Sequence[Inputs], scale: float | Tensor) -> Run:
         """Of another batch; leaves in the buckets what `accumulate` does."""
-        torch._foreach_copy_(_batch(self._inputs), _batch(inputs))
+        torch._foreach_copy_(_batch(self._inputs, self._scale), _batch(inputs, scale))
         self._recording.replay()
         for group, handed in self._handed:
             group.traffic.update(handed)
@@ -59,6 +63,7 @@ class RecordedStep:
         return replace(run, loss=run.loss.clone(), z_loss=z_loss, spans=[])
 
 
-def _batch(inputs: Sequence[Inputs]) -> list[Tensor]:
-    """What differs from one batch of joined documents to the next."""
-    return [x for each in inputs for x in (each.tokens, each.targets) if x is not None]
+def _batch(inputs: Sequence[Inputs], scale: float | Tensor) -> list[Tensor]:
+    """Return what differs from one batch of joined documents to the next."""
+    found = [x for each in inputs for x in (each.tokens, each.targets, each.weights)]
+    return [x for x in (*found, scale) if isinstance(x, Tensor)]

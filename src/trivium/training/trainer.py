@@ -17,6 +17,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.kernels.crossing import read_later
 from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.dtypes import DTYPES
+from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage, bare_stages, placed, share_table
 from trivium.parallel.pipeline.clock import Clock, finished
@@ -31,11 +32,13 @@ from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.provenance import unheard
-from trivium.tokens.digest import NO_ROWS, Digest, digest
-from trivium.training.batches import Read, Rows, inputs_of, padded, windows
+from trivium.tokens.rows import NO_ROWS, Digest, digest
+from trivium.training.batches import Read, inputs_of, padded, windows
 from trivium.training.config import TrainingConfig
 from trivium.training.loss_scale import LEAST, LossScale
 from trivium.training.recorded_step import RecordedStep
+
+Scale = float | torch.Tensor  # of losses
 
 
 class StepResult(NamedTuple):
@@ -56,28 +59,16 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them. padding: so
-    many of them, the last, fill micro-batches and count for nothing."""
+    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them."""
 
     first: int
     sequences: int
     read: Read
-    padding: int = 0
-
-    @property
-    def counted(self) -> int:
-        """The samples that are no padding."""
-        return self.sequences - self.padding
 
     def padded_to(self, unit: int) -> "Samples":
-        """With as much padding as makes a multiple of `unit`."""
-        padding = -self.sequences % unit
-        read = padded(self.read, self.first + self.sequences) if padding else self.read
-        return Samples(self.first, self.sequences + padding, read, padding)
-
-    def padding_in(self, first: int, count: int) -> int:
-        """How many of the samples [first, first + count), the last of them, are padding."""
-        return min(max(first + count - self.first - self.counted, 0), count)
+        """Return as many samples as make a multiple of `unit`. Those that are added have weight 0."""
+        end = self.first + self.sequences
+        return Samples(self.first, -(-self.sequences // unit) * unit, padded(self.read, end))
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
@@ -135,7 +126,7 @@ class Trainer:
         # Told before every forward of a micro-batch, and after every tensor that is read from a checkpoint.
         self.goes_on: Callable[[], None] = unheard
         self.around: Callable[[str], AbstractContextManager[Any]] | None = None  # events, while they are traced
-        self._records = plan.cuda_graphs and mesh.device.type == "cuda"
+        self._records = plan.cuda_graphs and operations_of(mesh.device.type).recording is not None
         self._recorded: RecordedStep | None = None
         self._ran: set[int] = set()  # sizes of batches whose step has run, so that it can be recorded
         self._programs: dict[tuple[int, bool], Program] = {}
@@ -189,19 +180,20 @@ class Trainer:
         clock of the device, which is waited for.
         """
         self._set_mode(training=True)
-        sequences, inputs = samples.sequences, self._inputs(samples, step)
-        if self._records and not (measure or samples.padding) and sequences in self._ran:
-            return self._replayed(samples, inputs)
+        inputs = self._inputs(samples, step)
+        scale = self._scale_of_losses(inputs, self.loss_scale.value if self.loss_scale else 1.0)
+        if self._records and not measure and samples.sequences in self._ran:
+            return self._replayed(samples.sequences, inputs, scale)
         self.forget_recording()
-        self._ran.add(sequences)
-        return self._run(samples, inputs, measure=measure)
+        self._ran.add(samples.sequences)
+        return self._run(samples.sequences, inputs, scale, measure=measure)
 
-    def _run(self, samples: Samples, inputs: Sequence[Inputs], *, measure: bool = False, reduces: bool = True) -> Run:
+    def _run(
+        self, sequences: int, inputs: Sequence[Inputs], scale: Scale, *, measure: bool = False, reduces: bool = True
+    ) -> Run:
         self._watch.start_step(reduces=reduces)
-        program = self._program(samples.sequences, forward_only=False)[self.mesh.at.pipeline]
-        executor = self._executor(samples.counted, inputs)
-        if self.loss_scale:
-            executor.loss_scale *= self.loss_scale.value
+        program = self._program(sequences, forward_only=False)[self.mesh.at.pipeline]
+        executor = self._executor(inputs, scale)
         if measure:
             executor.saved_bytes = SavedBytes(b.weights for b in self.buckets)
             executor.clock = Clock(self.mesh.device)
@@ -210,16 +202,14 @@ class Trainer:
             run.z_loss = self._z_loss() * executor.loss_scale
         return run
 
-    def _replayed(self, samples: Samples, inputs: Sequence[Inputs]) -> Run:
+    def _replayed(self, sequences: int, inputs: Sequence[Inputs], scale: Scale) -> Run:
         """A step that has run before, at once. One is kept: of a ramp's next size another is recorded."""
-        sequences = samples.sequences
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
-            self._recorded = RecordedStep(
-                sequences, inputs, self.trained, self.mesh, partial(self._run, samples, reduces=False)
-            )
+            work = partial(self._run, sequences, inputs, scale, reduces=False)
+            self._recorded = RecordedStep(sequences, inputs, scale, self.trained, self.mesh, work)
         self.goes_on()
-        return self._recorded.replay(inputs)
+        return self._recorded.replay(inputs, scale)
 
     def forget_recording(self) -> None:
         """Give the memory of a recorded step's activations back, for what is not replayed; the next that can be is
@@ -245,7 +235,7 @@ class Trainer:
         whole = samples.padded_to(self.plan.validation_unit)
         inputs = self._inputs(whole, None)
         program = self._program(whole.sequences, forward_only=True)[self.mesh.at.pipeline]
-        loss = self._executor(whole.counted, inputs).run(program).loss
+        loss = self._executor(inputs, self._scale_of_losses(inputs)).run(program).loss
         total = sum_over_ranks_(loss_share(loss, self.mesh), self.mesh)
         return read_later(total.unsqueeze(0))()[0]
 
@@ -260,7 +250,7 @@ class Trainer:
             for bucket in self.buckets:
                 bucket.drop()
 
-    def _executor(self, sequences: int, inputs: Sequence[Inputs]) -> Executor:
+    def _executor(self, inputs: Sequence[Inputs], scale: Scale) -> Executor:
         plan, device = self.plan, self.mesh.device
         functions = {
             n: StageFunctions(_forward(stage, inputs, self.goes_on), stage.weight_gradients)
@@ -272,7 +262,7 @@ class Trainer:
             stages=functions,
             last_stage=plan.last_stage,
             activation=lambda: torch.empty(plan.activation_shape, dtype=dtype, device=device),
-            loss_scale=1 / self._tokens_that_count(sequences, inputs),
+            loss_scale=scale,
             watch=self._watch,
             transport=self.transport,
             around=self.around,
@@ -288,24 +278,29 @@ class Trainer:
         if step is not None:
             at, read = self.mesh.at, range(first, first + micro_batches * micro)
             reads_for_all = at.tensor == at.pipeline == at.context == 0  # others read the same rows
-            self._digest = digest(read, *rows) if reads_for_all else NO_ROWS
+            self._digest = digest(read, rows) if reads_for_all else NO_ROWS
         found = []
         for start in range(0, micro_batches * micro, micro):
-            part = Rows(*(x[start : start + micro] for x in rows))
+            part = rows.part(start, start + micro)
             numbers = tuple(range(first + start, first + start + micro))
             key = None if step is None else DropoutKey(self.seed, step, numbers, plan.model.sequence)
-            padding = samples.padding_in(first + start, micro)
-            found.append(inputs_of(plan, part, self.mesh, dropout=key, padding=padding))
+            found.append(inputs_of(plan, part, self.mesh, dropout=key))
         return found
 
-    def _tokens_that_count(self, sequences: int, inputs: Sequence[Inputs]) -> float | torch.Tensor:
-        """Tokens of the whole batch whose loss counts; a sum over replicas where only the data tells. Where none counts
-        it is 1: their losses are 0, and so is the mean. On an accelerator it stays there, so that nobody waits."""
-        if self.plan.model.documents == "joined":
-            return float(self.plan.tokens(sequences))
-        here = torch.stack([i.weights.sum() for i in inputs if i.weights is not None]).sum()
-        found = all_reduce_(here.to(torch.float64), self.mesh.replicas).clamp(min=1)
-        return float(found) if found.device.type == "cpu" else found
+    def _scale_of_losses(self, inputs: Sequence[Inputs], loss_scale: float = 1.0) -> Scale:
+        """Return what the weighted losses of all micro-batches are multiplied by: `loss_scale` divided by the sum of
+        the batch's weights. Where that is 0, so are the losses. On an accelerator it stays there, so that nobody
+        waits."""
+        total = self._sum_of_weights(inputs)
+        total = torch.where(total > 0, total, 1.0)
+        if total.device.type == "cpu" and not self._records:
+            return 1 / float(total) * loss_scale
+        return (loss_scale / total).to(torch.float64 if self.plan.precision.weights == "fp64" else torch.float32)
+
+    def _sum_of_weights(self, inputs: Sequence[Inputs]) -> torch.Tensor:
+        """Return the sum of the weights of the whole batch, over all replicas."""
+        weights = [x.weights.sum(dtype=torch.float64) for x in inputs if x.weights is not None]
+        return all_reduce_(torch.stack(weights).sum(), self.mesh.replicas)
 
     def _z_loss(self) -> torch.Tensor:
         """Of the micro-batches whose loss was computed here, summed; 0 where that is done on other ranks."""

@@ -11,6 +11,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.plan.model_shape import ModelShape
 from trivium.provenance import fingerprint, write_json
 from trivium.tokens.manifest import read_tokens_manifest, verify_tokens
+from trivium.tokens.shards import SUFFIXES
 from trivium.training.metrics import warn
 from trivium.untrusted import read_json
 
@@ -93,7 +94,7 @@ def refuse_other_ids(manifest: Mapping[str, Any], model: ModelShape, tokens: Pat
 def _states(tokens: Path) -> dict[str, State]:
     """What each shard's files are like now; large ones first, so that the ranks' shares are alike."""
     files: Mapping[str, str] = read_tokens_manifest(tokens)["files"]
-    shards = sorted((suffix, name) for name in files if (suffix := Path(name).suffix) in (".bin", ".idx"))
+    shards = sorted((suffix, name) for name in files if (suffix := Path(name).suffix) in SUFFIXES)
     return {name: _state(tokens / name, files[name]) for _, name in shards}
 
 

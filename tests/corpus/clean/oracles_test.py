@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.corpus.clean.oracles import fineweb_figures, quality_figures, repetition_rules
 
 from trivium.corpus.clean import quality, repetition
+from trivium.corpus.clean.filters import FILTERS, named_steps
 from trivium.corpus.clean.tidy import REPAIRED_LETTERS, looks_damaged
 from trivium.corpus.config import CurateConfig, FineWebConfig, RepetitionConfig
 from trivium.corpus.document import Document
-from trivium.corpus.filters import FILTERS, named_steps
 from trivium.corpus.kernels.characters import BLANK, DIGIT, LETTER, ODD, WORD, character_classes
 
 # what the rules look at, and blanks, letters and signs that look or fold like it

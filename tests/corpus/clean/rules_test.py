@@ -4,12 +4,12 @@ import re
 
 import pytest
 
+from trivium.corpus.clean.filters import FILTERS, named_steps
 from trivium.corpus.clean.language import language_step
 from trivium.corpus.clean.quality import fineweb_step, gopher_step, is_boilerplate, measure_quality, quality_step
 from trivium.corpus.clean.repetition import measure_all, repetition_step
 from trivium.corpus.config import CurateConfig, FineWebConfig, LanguageConfig, QualityConfig, RepetitionConfig
 from trivium.corpus.document import Document
-from trivium.corpus.filters import FILTERS, named_steps
 from trivium.corpus.harvest.plant import boilerplate_text, foreign_text, low_quality_text
 from trivium.corpus.steps import Drop
 from trivium.errors import ConfigError

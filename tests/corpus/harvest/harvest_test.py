@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.corpus.curate import curate
 from trivium.corpus.dedup.minhash import jaccard, shingles
-from trivium.corpus.files import input_files
 from trivium.corpus.harvest.harvest import harvest
 from trivium.corpus.harvest.plant import html_page
 from trivium.corpus.harvest.python_prose import compose_documents, licence_of, package_folder
+from trivium.corpus.pipeline import curate
+from trivium.corpus.publish.store import read_documents
+from trivium.corpus.read.files import input_files
 from trivium.corpus.read.ids import OwnIds, keys_of
 from trivium.corpus.read.read import read_any
 from trivium.corpus.read.warc import Page, write_warc
 from trivium.corpus.select.evaluation_texts import evaluation_items
-from trivium.corpus.store import read_documents
 from trivium.errors import DataError
 from trivium.seeds import generator_for
 

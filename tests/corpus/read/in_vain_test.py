@@ -10,9 +10,8 @@ import pytest
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Trouble
-from trivium.corpus.read.streams import Lost, chunks
+from trivium.corpus.read.streams import ZSTD, Lost, chunks
 from trivium.corpus.read.warc_frames import Frame, frames
-from trivium.corpus.read.streams import ZSTD
 
 pytestmark = pytest.mark.timeout(100)
 LIMITS = ReadConfig()

@@ -15,12 +15,12 @@ import zstandard
 
 from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.document import RAW, Damage, Document, Trouble
-from trivium.corpus.files import Input, input_files, relative_name
+from trivium.corpus.pipeline import run_steps
 from trivium.corpus.read.cutting import paragraphs_of
+from trivium.corpus.read.files import Input, input_files, relative_name
 from trivium.corpus.read.lines import Line, row_of
 from trivium.corpus.read.read import read_any
 from trivium.corpus.read.warc import Page, write_warc
-from trivium.corpus.run_steps import run_steps
 from trivium.errors import DataError
 
 

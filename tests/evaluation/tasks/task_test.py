@@ -5,15 +5,13 @@ import pytest
 from evaluation.scorers import passages
 from trivium.errors import DataError
 from trivium.evaluation.config import EvaluationConfig
-from trivium.evaluation.tasks.continuation import continuation_task
-from trivium.evaluation.tasks.items import Item
-from trivium.evaluation.tasks.last_word import last_word_task
+from trivium.evaluation.tasks.passages import Item, build_task
 from trivium.evaluation.tasks.task import Example, Template, choose_shots, others_than
 from trivium.seeds import generator_for
 
 CONFIG = EvaluationConfig(context_characters=90)
 ITEMS = [Item(**i) for i in passages(60)]
-TASKS = [last_word_task(ITEMS, CONFIG, seed=1), continuation_task(ITEMS, CONFIG, seed=1)]
+TASK = build_task("last_word", ITEMS, CONFIG, seed=1)
 
 
 def test_braces_in_passages_are_text():
@@ -22,10 +20,9 @@ def test_braces_in_passages_are_text():
     assert template.prompt(example, [example]) == "a {dict} of {0} {context} -> x\n\na {dict} of {0} {context} ->"
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
-def test_shots_exclude_question_and_its_document(task):
-    shared = [Item(**i) for i in passages(60, documents=20)]
-    task = {"last_word": last_word_task, "continuation": continuation_task}[task.name](shared, CONFIG, seed=1)
+@pytest.mark.parametrize("name", CONFIG.tasks)
+def test_shots_exclude_question_and_its_document(name):
+    task = build_task(name, [Item(**i) for i in passages(60, documents=20)], CONFIG, seed=1)
     for example in task.examples:
         shots = choose_shots(task, shots=10, seed=1)(example)
         assert len({s.id for s in shots}) == 10
@@ -33,28 +30,25 @@ def test_shots_exclude_question_and_its_document(task):
 
 
 def test_more_shots_are_added_at_the_front():
-    task = TASKS[0]
-    for example in task.examples[:10]:
-        five = choose_shots(task, shots=5, seed=1)(example)
-        assert choose_shots(task, shots=2, seed=1)(example) == five[-2:]
-        assert choose_shots(task, shots=0, seed=1)(example) == []
-    assert choose_shots(task, shots=5, seed=2)(task.examples[0]) != choose_shots(task, shots=5, seed=1)(
-        task.examples[0]
-    )
+    for example in TASK.examples[:10]:
+        five = choose_shots(TASK, shots=5, seed=1)(example)
+        assert choose_shots(TASK, shots=2, seed=1)(example) == five[-2:]
+        assert choose_shots(TASK, shots=0, seed=1)(example) == []
+        assert choose_shots(TASK, shots=5, seed=2)(example) != five
 
 
 def test_more_shots_than_examples_are_rejected():
     with pytest.raises(DataError, match="60 shots were requested, but only 59"):
-        choose_shots(TASKS[0], shots=60, seed=1)(TASKS[0].examples[0])
+        choose_shots(TASK, shots=60, seed=1)(TASK.examples[0])
 
 
 def test_duplicate_question_is_not_its_own_shot():
-    twice = replace(TASKS[0].examples[0], id="again", document="another")
-    task = replace(TASKS[0], pool=(*TASKS[0].pool, twice))
+    twice = replace(TASK.examples[0], id="again", document="another")
+    task = replace(TASK, pool=(*TASK.pool, twice))
     everything = len(task.pool) - 2
     for example in (task.examples[0], twice):
         assert all(s.text != twice.text for s in choose_shots(task, shots=everything, seed=1)(example))
-    same_document = replace(TASKS[0].examples[0], id="beside", context="Of the same document.")
+    same_document = replace(TASK.examples[0], id="beside", context="Of the same document.")
     left = others_than(task.examples[:1], (*task.pool, same_document))
     assert len(left) == everything and all(e.text != twice.text for e in left)
 
@@ -71,12 +65,11 @@ def test_choosing_shots_does_not_scan_the_pool_per_question():
         def __ne__(self, other):
             return not self == other
 
-    pool = tuple(replace(e, document=Document(n % 150)) for n, e in enumerate(TASKS[0].pool * 5))
-    task = replace(TASKS[0], examples=pool, pool=pool)
-    choose = choose_shots(task, shots=3, seed=1)
+    pool = tuple(replace(e, document=Document(n % 150)) for n, e in enumerate(TASK.pool * 5))
+    choose = choose_shots(replace(TASK, examples=pool, pool=pool), shots=3, seed=1)
     for example in pool[:200]:
         others = [e for e in pool if str(e.document) != str(example.document) and e.text != example.text]
-        order = generator_for(1, "shots", task.name, example.id).permutation(len(others))[:3].tolist()
+        order = generator_for(1, "shots", TASK.name, example.id).permutation(len(others))[:3].tolist()
         assert choose(example) == [others[k] for k in order][::-1]
     Document.compared = 0
     for example in pool:
@@ -85,7 +78,6 @@ def test_choosing_shots_does_not_scan_the_pool_per_question():
 
 
 def test_higher_limit_keeps_earlier_questions():
-    few = last_word_task(ITEMS, CONFIG.model_copy(update={"last_word_examples": 10}), seed=1).examples
-    assert len(few) == 10
-    assert TASKS[0].examples[:10] == few
-    assert last_word_task(ITEMS, CONFIG, seed=2).examples != TASKS[0].examples
+    few = build_task("last_word", ITEMS, CONFIG.model_copy(update={"last_word_examples": 10}), seed=1).examples
+    assert len(few) == 10 and TASK.examples[:10] == few
+    assert build_task("last_word", ITEMS, CONFIG, seed=2).examples != TASK.examples

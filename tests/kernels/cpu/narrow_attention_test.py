@@ -5,11 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trivium.comms.mesh import Mesh
 from trivium.kernels.cpu import narrow_attention
+from trivium.kernels.cpu.attention import CpuAttention
 from trivium.kernels.cpu.narrow_attention import LEAST_SCORES, QUERIES, SHORT, attend, suits
 from trivium.kernels.sight import Sight
-from trivium.parallel.context.attention import Context
 
 SHAPES = (
     (2, 4, QUERIES, 32),  # one block
@@ -129,7 +128,7 @@ def test_packed_documents_are_attended_elsewhere(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(narrow_attention, "suits", lambda qkv: asked.append(1) is None)
     monkeypatch.setattr(narrow_attention, "attend", fused)
     qkv, _ = made(2, 1, 6, 4)
-    context = Context(Mesh.single().context, "ring")
+    context = CpuAttention()
     found = context.attend_joined(qkv, Sight((), np.array([[0, 0, 0, 3, 3, 3]] * 2).T))
     assert not asked and error(found[:, :, 3:], fused(qkv[:, :, :, 3:].double())) < 2**-7
     assert torch.equal(context.attend_joined(qkv, Sight((), None)), fused(qkv))

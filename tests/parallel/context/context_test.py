@@ -6,14 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ranks import on_ranks
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
-from trivium.kernels import crossing, fused_tile
+from trivium.kernels import crossing
+from trivium.kernels.attention import Attention
+from trivium.kernels.cpu.attention import CpuAttention
+from trivium.kernels.operations import operations_of
 from trivium.kernels.sight import Seen, Sight
-from trivium.parallel.context import attention as context
 from trivium.parallel.context import ring as ring_attention
 from trivium.parallel.context.attention import Context
 from trivium.plan.layout import Layout
@@ -57,7 +60,7 @@ def compare(place: Place, mode: str, packed: bool, window: int | None = None) ->
     mine = order[group.index]
     here = [x.detach()[:, :, mine].clone().requires_grad_() for x in whole]
     seen = Sight(tuple(x.numpy() for x in order), starts).within(window)
-    got = Context(group, "ulysses" if mode == "ulysses" else "ring").attend(*here, seen)
+    got = Context(group, "ulysses" if mode == "ulysses" else "ring", operations_of("cpu").attention).attend(*here, seen)
     (got * weight[:, :, mine]).sum().backward()
     torch.testing.assert_close(got, expected[:, :, mine], rtol=1e-12, atol=1e-12)
     for part, full in zip(here, whole, strict=True):
@@ -85,6 +88,12 @@ def test_a_split_sequence_attends_through_a_window_as_the_whole_one(mode: str, r
     on_ranks(ranks, compare_windows, mode, packed)
 
 
+def without_masks(name: str, fused: Any) -> Any:
+    """A kernel as accelerators have it: what needs a mask is computed by the reference."""
+    reference = getattr(Attention, name)
+    return lambda self, *given, mask, **more: (fused if mask is None else reference)(self, *given, mask=mask, **more)
+
+
 @pytest.mark.parametrize("kernel", ["takes masks", "takes none", "is not there"])
 @pytest.mark.parametrize(
     ("mode", "packed", "window"),
@@ -96,11 +105,13 @@ def test_what_is_seen_in_part_is_attended_some_queries_at_a_time(
     """By a kernel that takes masks, or by the formula: all of it where there is no kernel, as for fp32 on an
     accelerator."""
     monkeypatch.setattr(ring_attention, "QUERIES", 3)
-    monkeypatch.setattr(fused_tile, "takes_masks", lambda q: kernel == "takes masks")
+    for name in ("tile", "tile_gradients"):
+        if kernel == "is not there":
+            monkeypatch.setattr(CpuAttention, name, getattr(Attention, name))
+        elif kernel == "takes none":
+            monkeypatch.setattr(CpuAttention, name, without_masks(name, getattr(CpuAttention, name)))
     if kernel == "is not there":
-        monkeypatch.setattr(fused_tile, "suits", lambda q: False)
-        monkeypatch.setattr(fused_tile, "attend", None)
-        monkeypatch.setattr(fused_tile, "gradients", None)
+        monkeypatch.setattr(CpuAttention, "fuses", Attention.fuses)
     on_ranks(2, compare, mode, packed, window)
 
 
@@ -190,13 +201,13 @@ def test_keys_are_repeated_where_no_kernel_gives_one_to_several_heads(
     given: list[tuple[int, bool]] = []
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> torch.Tensor:
-        given.append((k.shape[1], more["enable_gqa"]))
+        given.append((k.shape[1], more.get("enable_gqa", False)))
         return q
 
-    monkeypatch.setattr(context.F, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
     with FakeTensorMode():
         q, k = (torch.empty(2, heads, 8, 16, device=device, dtype=dtype) for heads in (4, 2))
-        context._attend_here(q, k, k, Sight((), None))
+        operations_of(device).attention.attend(q, k, k, Sight((), None))
     assert given == [(4, False) if repeated else (2, True)]
 
 
@@ -209,5 +220,5 @@ def test_the_positions_of_a_rank_are_sent_once_for_all_tiles(monkeypatch: pytest
     seen, group = Sight(order, None), Mesh.single().context
     q = torch.randn(B, N, S, D, dtype=torch.float64, requires_grad=True)
     for _ in range(2):  # layers
-        ring_attention.ring_attention(q, q, q, seen, group).sum().backward()
+        ring_attention.ring_attention(q, q, q, seen, group, CpuAttention()).sum().backward()
     assert sent == [S]

@@ -7,12 +7,14 @@ import torch.nn.functional as F
 from plans import small
 from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
-from trivium.kernels import product
+from trivium.kernels.cpu import product
+from trivium.kernels.operations import operations_of
 from trivium.parallel.sharding import buckets
 from trivium.parallel.sharding.gradient_sum import GradientSum
 from trivium.parallel.sharding.zero import AdamRule
-from trivium.training.trainer import Rows, Samples, Trainer
+from trivium.training.trainer import Samples, Trainer
 
+PRODUCTS = operations_of("cpu").products
 SIZE = 11
 PLACES = {0: (2, 2), 5: (3,), 8: (2,)}  # starts, and shapes of what is there
 
@@ -67,7 +69,7 @@ def test_small_gradients_of_a_step_are_taken_together(
     monkeypatch.setattr(GradientSum, "store", lambda of, parts: (stored.append(len(parts)), store(of, parts))[1])
     for step, waits in enumerate((buckets.WAITS, 0)):
         monkeypatch.setattr(buckets, "WAITS", waits)
-        samples = Samples(0, 2, lambda n, k: Rows(*read(n, k)))
+        samples = Samples(0, 2, read)
         norms.append(trainer.train_step(step, samples, 0.0).gradient_norm)
     vectors = sum(slot.parameter.ndim == 1 for b in several for slot in b.slots)
     if micro_batches == 1:
@@ -141,7 +143,7 @@ def test_products_add_up_at_their_places(order: list[int], given: torch.dtype) -
             outputs, inputs = shapes[start]
             grad, x = torch.randn(7, outputs).to(given), torch.randn(7, inputs).to(given)
             expected[start : start + outputs * inputs] += (grad.T @ x).flatten().double()
-            found.add_product(start, grad, x)
+            found.add_product(start, grad, x, PRODUCTS)
         torch.testing.assert_close(found.whole(), expected, rtol=1e-12, atol=1e-14)
         found.clear()
 
@@ -159,7 +161,7 @@ def test_products_of_narrow_matrices_are_not_rounded_where_the_device_adds_them_
         total.flat.untyped_storage().resize_(36)
         total.flat.fill_(torch.nan)  # as memory may be found
         for grad, x in products:
-            total.add_product(2, grad, x)
+            total.add_product(2, grad, x, PRODUCTS)
         assert not total.whole()[[0, 1, 8]].any()
         return float((total.whole()[2:8].view(3, 2) - exact).norm() / exact.norm())
 
@@ -187,7 +189,7 @@ def test_no_gradient_takes_memory_before_the_first_backward_of_a_step(
     monkeypatch.setattr(torch.autograd, "backward", lambda *a: (seen.append(held()), backward(*a))[1])
     read = random_rows(plan)
     for step in range(2):
-        trainer.train_step(step, Samples(0, plan.batch.sequences, lambda n, k: Rows(*read(n, k))), 1e-3)
+        trainer.train_step(step, Samples(0, plan.batch.sequences, read), 1e-3)
         assert held() == 0
     micro_batches = plan.batch.sequences // plan.batch.micro
     assert len(seen) == 2 * micro_batches and not any(seen[::micro_batches])

@@ -11,7 +11,7 @@ from plans import small
 from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
-from trivium.kernels import product
+from trivium.kernels.cpu import product
 from trivium.parallel.sharding import zero
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, squares, together
 from trivium.plan.parameters import parameters

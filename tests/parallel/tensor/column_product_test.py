@@ -13,6 +13,8 @@ from ranks import ranks
 from trivium.comms.collectives import PendingResult
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
+from trivium.kernels.arithmetic import Arithmetic
+from trivium.kernels.operations import operations_of
 from trivium.parallel.tensor import column_product, weight_gradients
 from trivium.parallel.tensor.regions import Region
 from trivium.parallel.tensor.weight_gradients import WeightGradients
@@ -20,16 +22,19 @@ from trivium.plan.layout import Layout
 
 POSITIONS, SEQUENCES, INPUTS, OUTPUTS = 12, 3, 5, 7
 
+PRODUCTS = operations_of("cpu").products
+
 
 def whole_numbers(seed: int, *shape: int) -> torch.Tensor:
     """Sums of products of such numbers are exact, whatever their order."""
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def region_of(place: Place, *, split: bool, separate: bool = False) -> Region:
+def region_of(place: Place, *, split: bool, separate: bool = False, arithmetic: Arithmetic = PRODUCTS) -> Region:
     later = WeightGradients()
     later.separate = separate
-    return Region(Mesh.connect(Layout(tensor=place.world_size), place.rank, place.world_size).tensor, split, later)
+    group = Mesh.connect(Layout(tensor=place.world_size), place.rank, place.world_size).tensor
+    return Region(group, split, arithmetic, later)
 
 
 @ranks(2, 3)
@@ -87,8 +92,8 @@ def test_only_the_ranks_own_positions_are_kept(place: Place) -> None:
 @ranks(2)
 def test_messages_are_under_way_beside_the_products(place: Place) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        said = recorded(patch)
-        region = region_of(place, split=True)
+        said, arithmetic = recorded(patch)
+        region = region_of(place, split=True, arithmetic=arithmetic)
         x = whole_numbers(0, POSITIONS // 2, SEQUENCES, INPUTS).requires_grad_()
         y = region.column_product(x, torch.nn.Parameter(whole_numbers(1, OUTPUTS, INPUTS)))
         y.backward(torch.ones_like(y))
@@ -105,7 +110,8 @@ def test_messages_are_under_way_beside_the_products(place: Place) -> None:
 @ranks(2)
 def test_of_put_off_products_the_next_is_gathered_beside_this_one(place: Place) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        region = region_of(place, split=True, separate=True)
+        said, arithmetic = recorded(patch)
+        region = region_of(place, split=True, separate=True, arithmetic=arithmetic)
         x = whole_numbers(0, POSITIONS // 2, SEQUENCES, INPUTS).requires_grad_()
         for seed in (1, 2):
             y = region.column_product(x, torch.nn.Parameter(whole_numbers(seed, OUTPUTS, INPUTS)))
@@ -113,14 +119,14 @@ def test_of_put_off_products_the_next_is_gathered_beside_this_one(place: Place) 
                 y.backward(torch.ones_like(y))
         both = [product for seed in (1, 2) for product in region.weight_gradients._waiting.pop(seed)]
         region.weight_gradients._waiting["both"] = both
-        said = recorded(patch)
+        said.clear()
         region.weight_gradients.finish("both", lambda parameter: None)
     begin, wait, product = "begin all_gather", "wait all_gather", "gradient_of_weight"
     assert said == [begin, begin, wait, product, wait, product]
 
 
-def recorded(patch: pytest.MonkeyPatch) -> list[str]:
-    """What is begun, waited for and multiplied from now on, in its order."""
+def recorded(patch: pytest.MonkeyPatch) -> tuple[list[str], Arithmetic]:
+    """What is begun, waited for and multiplied from now on, in its order; and the arithmetic that notes it."""
     said: list[str] = []
 
     def saying(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,10 +149,5 @@ def recorded(patch: pytest.MonkeyPatch) -> list[str]:
         for name in ("all_gather", "reduce_scatter"):
             if hasattr(module, f"{name}_begin"):
                 patch.setattr(module, f"{name}_begin", beginning(name, getattr(module, f"{name}_begin")))
-    for module, name in (
-        (column_product, "gradient_of_inputs"),
-        (column_product, "gradient_of_weight"),
-        (weight_gradients, "gradient_of_weight"),
-    ):
-        patch.setattr(module, name, saying(name, getattr(module, name)))
-    return said
+    noted = {name: saying(name, getattr(PRODUCTS, name)) for name in ("gradient_of_inputs", "gradient_of_weight")}
+    return said, PRODUCTS._replace(**noted)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from trivium.cost.memory import LOSS_ROWS
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.parallel.tensor.vocabulary import ROWS, LossInPlace, in_few_passes, loss_and_gradient, vocabulary_loss
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
@@ -46,7 +47,7 @@ def test_losses_and_gradients_are_those_of_the_whole(tokens: int, separate: bool
     x.requires_grad_()
     table, later = torch.nn.Parameter(values), WeightGradients()
     later.separate = separate
-    losses = vocabulary_loss(x, table, targets, VOCABULARY, later, compiled)
+    losses = vocabulary_loss(x, table, targets, VOCABULARY, later, Arithmetic(), compiled)
     with later.put_off("key"):
         (losses * weights).sum().backward()
     if separate:
@@ -64,7 +65,7 @@ def test_losses_and_gradients_are_those_of_the_whole(tokens: int, separate: bool
 def test_a_target_whose_probability_underflows_has_a_finite_loss(compiled: LossInPlace | None) -> None:
     table = torch.nn.Parameter(torch.eye(4))
     x = torch.tensor([[[200.0, 0.0, 0.0, 0.0]]], requires_grad=True)
-    losses = vocabulary_loss(x, table, torch.tensor([[1]]), 4, WeightGradients(), compiled)
+    losses = vocabulary_loss(x, table, torch.tensor([[1]]), 4, WeightGradients(), Arithmetic(), compiled)
     assert losses.item() == pytest.approx(200.0)
     losses.sum().backward()
     assert torch.isfinite(x.grad).all()
@@ -73,9 +74,9 @@ def test_a_target_whose_probability_underflows_has_a_finite_loss(compiled: LossI
 def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same() -> None:
     x, values, targets, _ = made(40)
     table = torch.nn.Parameter(values)
-    kept = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients())
+    kept = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients(), Arithmetic())
     with torch.no_grad():
-        alone = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients())
+        alone = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients(), Arithmetic())
     assert alone.grad_fn is None
     torch.testing.assert_close(alone, kept.detach(), rtol=1e-13, atol=0)
 
@@ -101,7 +102,9 @@ def test_the_gradient_of_a_sure_target_is_not_that_of_a_rounded_probability() ->
 def test_padding_never_changes_a_loss_and_gets_no_gradient(compiled: LossInPlace | None) -> None:
     x, values, targets, _ = made(30)
     table = torch.nn.Parameter(values)
-    vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), compiled).sum().backward()
+    vocabulary_loss(
+        x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), Arithmetic(), compiled
+    ).sum().backward()
     assert (table.grad[VOCABULARY:] == 0).all() and (table.grad[:VOCABULARY] != 0).any()
 
 
@@ -109,7 +112,7 @@ def test_padding_never_changes_a_loss_and_gets_no_gradient(compiled: LossInPlace
 def test_narrow_scores_are_widened_before_the_softmax(compiled: LossInPlace | None) -> None:
     x, values, targets, weights = made(300, torch.bfloat16)
     table = torch.nn.Parameter(values)
-    losses = vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), compiled)
+    losses = vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), Arithmetic(), compiled)
     assert losses.dtype is torch.float32
     (losses * weights).sum().backward()
     exact_x, exact_table = (t.detach().double().requires_grad_() for t in (x, table))
@@ -134,7 +137,7 @@ def test_a_mean_is_not_rounded_before_it_scales_a_narrow_gradient(tokens):
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         rows, table = x.to(torch.bfloat16).to(dtype).requires_grad_(), torch.nn.Parameter(values.to(dtype))
-        vocabulary_loss(rows, table, targets, 48, WeightGradients()).float().mean().backward()
+        vocabulary_loss(rows, table, targets, 48, WeightGradients(), Arithmetic()).float().mean().backward()
         found.append((rows.grad.double(), table.grad.double()))
     for wide, narrow in zip(*found, strict=True):
         factor = (wide * narrow).sum() / wide.square().sum()
@@ -160,7 +163,7 @@ def test_a_z_loss_is_told_apart_and_its_gradient_is_that_of_both(
     x.requires_grad_()
     table, later = torch.nn.Parameter(values), WeightGradients()
     later.separate = separate
-    losses, z_losses = vocabulary_loss(x, table, targets, VOCABULARY, later, compiled, Z)
+    losses, z_losses = vocabulary_loss(x, table, targets, VOCABULARY, later, Arithmetic(), compiled, Z)
     with later.put_off("key"):
         (losses * weights).sum().backward()
     if separate:
@@ -177,7 +180,9 @@ def test_a_z_loss_is_told_apart_and_its_gradient_is_that_of_both(
 def test_a_z_loss_of_narrow_scores_is_computed_wide(compiled: LossInPlace | None) -> None:
     x, values, targets, weights = made(300, torch.bfloat16)
     table = torch.nn.Parameter(values)
-    found = vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), compiled, Z)
+    found = vocabulary_loss(
+        x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), Arithmetic(), compiled, Z
+    )
     assert found.dtype is torch.float32
     (found[0] * weights).sum().backward()
     exact_x, exact_table = (t.detach().double().requires_grad_() for t in (x, table))
@@ -192,5 +197,5 @@ def test_a_z_loss_is_the_same_without_gradients() -> None:
     x, values, targets, _ = made(40)
     table = torch.nn.Parameter(values)
     with torch.no_grad():
-        alone = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients(), None, Z)
+        alone = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients(), Arithmetic(), None, Z)
     torch.testing.assert_close(alone, torch.stack(with_z(x, table.detach(), targets)), rtol=1e-12, atol=0)

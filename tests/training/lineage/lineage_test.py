@@ -17,14 +17,13 @@ from trivium.errors import DataError
 from trivium.provenance import STAMP
 from trivium.tokens.blend import Blend
 from trivium.tokens.config import TokensConfig
-from trivium.tokens.digest import digest
 from trivium.tokens.encode import tokenize
 from trivium.tokens.left_out import SKIPPED, LeftOut
 from trivium.tokens.lineage import Found
 from trivium.tokens.manifest import never_read, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
+from trivium.tokens.rows import Rows, digest
 from trivium.tokens.samples import Sighting, TokenDataset
-from trivium.training import batches
 from trivium.training.config import TrainingConfig
 from trivium.training.lineage import trace as lineage
 from trivium.training.loop import TrainingJob
@@ -92,20 +91,24 @@ def test_counts_by_source_stay_exact_when_samples_are_left_out(run: Path) -> Non
         counts[data.where(i).source] += 1
 
 
-def test_another_token_target_number_or_row_changes_the_digest_and_the_split_over_ranks_does_not() -> None:
-    rows = np.arange(24).reshape(4, 6)
-    inputs, targets = rows[:, :-1], rows[:, 1:]
-    right = digest(range(4), inputs, targets)
-    parts = [digest(range(a, a + 2), inputs[a : a + 2], targets[a : a + 2]) for a in (2, 0)]
-    assert right == tuple(map(sum, zip(*parts, strict=True)))
-    other = inputs.copy()
-    other[2, 3] += 1
-    swapped = inputs[[1, 0, 2, 3]]
+def test_a_digest_depends_on_every_token_target_weight_and_number_and_not_on_the_split_over_ranks() -> None:
+    text, weights = np.arange(24).reshape(4, 6), np.ones((4, 6), np.float32)
+    other_text, other_weights = text.copy(), weights.copy()
+    other_text[2, 3] += 1
+    other_weights[1, 2] = 0
+    weighted = Rows.of_text(text, other_weights)
+    for rows in (Rows.of_text(text), weighted):
+        parts = [digest(range(a, a + 2), rows.part(a, a + 2)) for a in (2, 0)]
+        assert digest(range(4), rows) == tuple(map(sum, zip(*parts, strict=True)))
+    rows = Rows.of_text(text, weights)
+    right = digest(range(4), rows)
+    assert right == digest(range(4), Rows.of_text(text))
     for changed in (
-        digest(range(4), other, targets),
-        digest(range(4), inputs, targets + 1),
-        digest(range(1, 5), inputs, targets),
-        digest(range(4), swapped, targets[[1, 0, 2, 3]]),
+        digest(range(4), Rows.of_text(other_text)),
+        digest(range(4), rows._replace(targets=rows.targets + 1)),
+        digest(range(4), weighted),
+        digest(range(1, 5), rows),
+        digest(range(4), Rows.of_text(text[[1, 0, 2, 3]])),
     ):
         assert str(changed) != str(right)
 
@@ -206,16 +209,17 @@ def test_the_logged_hash_is_of_what_ranks_read_and_one_changed_token_is_noticed(
 ) -> None:
     for step in range(1, STEPS + 1):
         assert lineage.batch(record, step)["agrees"] is True
-    right = batches.batch_arrays
+    right = TokenDataset.rows
 
     def wrong(data, first: int, count: int):
         found = right(data, first, count)
-        found.inputs[-1, -1] ^= int(data.split == "train" and first + count == 4)
+        found.tokens[-1, -1] ^= int(data.split == "train" and first + count == 4)
         return found
 
-    monkeypatch.setattr(batches, "batch_arrays", wrong)
+    monkeypatch.setattr(TokenDataset, "rows", wrong)
     training = record.training.model_copy(update={"steps": 2})
     start(TrainingJob(record.plan, training, record.seed, record.tokens, tmp_path / "training"))
+    monkeypatch.undo()
     other = read_record(tmp_path / "training")
     assert [lineage.batch(other, s)["agrees"] for s in (1, 2)] == [False, True]
     assert lineage.round_trip(other)["wrong_hashes"] == [1]

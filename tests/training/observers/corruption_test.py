@@ -13,8 +13,8 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
+from trivium.tokens.rows import Rows
 from trivium.training import loop
-from trivium.training.batches import Rows
 from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, read
 from trivium.training.observers.corruption import (
@@ -42,7 +42,7 @@ LAYOUTS = (
 
 def rows(first: int, count: int) -> Rows:
     drawn = torch.randint(0, 300, (count, 9), generator=torch.Generator().manual_seed(first))
-    return Rows(drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous())
+    return Rows.of_text(drawn.numpy())
 
 
 def of(layout: dict, weights: str) -> Plan:

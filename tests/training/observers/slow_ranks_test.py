@@ -14,6 +14,7 @@ from trivium.parallel.pipeline.executor import Span
 from trivium.plan.layout import Layout
 from trivium.plan.schedule import Action, Op
 from trivium.seeds import generator_for
+from trivium.tokens.samples import TokenDataset
 from trivium.training import loop
 from trivium.training.config import is_nth
 from trivium.training.metrics import EVENTS, read
@@ -31,8 +32,8 @@ def slow_down(monkeypatch, phase: str) -> None:
         if mesh.rank != 1:
             return
         if phase == "reading":
-            reader = loop.reader_of
-            loop.reader_of = lambda data: lambda *which: (time.sleep(0.1), reader(data)(*which))[1]
+            read = TokenDataset.rows
+            TokenDataset.rows = lambda *given: (time.sleep(0.1), read(*given))[1]
         else:
             forward = Wiring.forward
             Wiring.forward = lambda *given, **named: (time.sleep(0.02), forward(*given, **named))[1]

@@ -13,7 +13,8 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
-from trivium.training.batches import Rows, padded
+from trivium.tokens.rows import Rows
+from trivium.training.batches import padded
 from trivium.training.trainer import Samples, Trainer
 
 APART = {"documents": "apart", "end_of_text": 3}
@@ -32,7 +33,7 @@ def samples(plan: Plan, count: int) -> Samples:
 
     def read_what_is_there(first: int, number: int) -> Rows:
         assert first >= 0 and number > 0 and first + number <= count, f"{first} + {number} of {count} samples"
-        return Rows(*read(first, number))
+        return read(first, number)
 
     return Samples(0, count, read_what_is_there)
 
@@ -87,10 +88,17 @@ def test_padding_counts_for_nothing_in_a_step_that_trains_either(model: dict[str
     assert told[1] == pytest.approx(told[0], rel=1e-12)
 
 
-def test_padding_is_the_last_sample_again() -> None:
+def test_padding_repeats_the_last_sample_with_weight_0() -> None:
     """Something that the model can read: ids that are none, or rows of zeros that it never saw, may be anything."""
     numbers = np.arange(6).reshape(3, 2)
-    read = padded(lambda first, count: Rows(numbers[first : first + count], -numbers[first : first + count]), 3)
+
+    def of_numbers(first: int, count: int) -> Rows:
+        part = numbers[first : first + count]
+        return Rows(part, -part, np.full(part.shape, 7, np.float32))
+
+    read = padded(of_numbers, 3)
     for first, count, rows in ((0, 2, [0, 1]), (1, 4, [1, 2, 2, 2]), (2, 1, [2]), (3, 2, [2, 2]), (9, 1, [2])):
-        tokens, targets = read(first, count)
+        tokens, targets, weights = read(first, count)
         assert (tokens == numbers[rows]).all() and (targets == -numbers[rows]).all()
+        there = max(0, min(3 - first, count))
+        assert (weights[:there] == 7).all() and not weights[there:].any()

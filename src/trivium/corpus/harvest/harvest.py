@@ -17,7 +17,7 @@ from trivium.corpus.harvest.heldout import choose_documents
 from trivium.corpus.harvest.plant import Planted, html_page, plant
 from trivium.corpus.harvest.python_prose import compose_documents
 from trivium.corpus.harvest.raw_files import RawFiles
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.progress import Progress, silent
 from trivium.provenance import discard, write_json
 from trivium.seeds import generator_for

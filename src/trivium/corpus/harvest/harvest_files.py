@@ -22,16 +22,16 @@ from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.config import HarvestConfig
 from trivium.corpus.document import Damage, Document, PassedOver
 from trivium.corpus.engine import Engine, Here, Result
-from trivium.corpus.files import Input, list_files, relative_name, source_of
 from trivium.corpus.harvest.heldout import Item, choose, place_in_line, pool
 from trivium.corpus.harvest.raw_files import JSONL_FOLDER, WARC_FOLDER, RawFiles
+from trivium.corpus.kernels.warm_up import compile_once, warm_up
+from trivium.corpus.publish.store import PASSING_PACKING, documents_in, documents_table, write_documents
 from trivium.corpus.read.cutting import is_later_piece
+from trivium.corpus.read.files import Input, list_files, relative_name, source_of
 from trivium.corpus.read.ids import KEYS, keys_of, names_in, write_ids
 from trivium.corpus.read.read import read_any
 from trivium.corpus.read.streams import open_binary
 from trivium.corpus.steps import Drop
-from trivium.corpus.store import PASSING_PACKING, documents_in, documents_table, write_documents
-from trivium.corpus.warm_up import compile_once, warm_up
 from trivium.corpus.work import (
     PART_BYTES,
     Job,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trivium.corpus.store import PASSING_PACKING
+from trivium.corpus.publish.store import PASSING_PACKING
 from trivium.corpus.work import mapped, write_array
 
 Keys = NDArray[np.uint64]

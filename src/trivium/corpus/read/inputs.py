@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from trivium.corpus.document import Damage, Document, PassedOver
-from trivium.corpus.files import Input, input_files, source_of
+from trivium.corpus.publish.store import DOCUMENTS, documents_in, is_store, read_manifest, read_shard, read_tables
+from trivium.corpus.read.files import Input, input_files, source_of
 from trivium.corpus.read.ids import OwnIds, keys_of
 from trivium.corpus.read.read import read_any
-from trivium.corpus.store import DOCUMENTS, documents_in, is_store, read_manifest, read_shard, read_tables
 from trivium.errors import DataError
 
 

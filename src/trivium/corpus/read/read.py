@@ -8,9 +8,9 @@ from typing import Any, BinaryIO
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import RAW, Damage, Document, PassedOver, Trouble
-from trivium.corpus.files import LINES, PAGES, PARQUET, kind_name, name_of, shown
 from trivium.corpus.read.cutting import CUT_FROM, paragraphs_of, pieces_of
 from trivium.corpus.read.encoding import Decoder, decode
+from trivium.corpus.read.files import LINES, PAGES, PARQUET, kind_name, name_of, shown
 from trivium.corpus.read.lines import digest_of, row_document, rows_of
 from trivium.corpus.read.parquet import read_parquet
 from trivium.corpus.read.streams import Lost, chunks, open_binary

@@ -1,11 +1,12 @@
-"""Read the rows of a benchmark from local files of JSON lines."""
+"""Read the rows of a benchmark from local files of JSON lines, or from the Hugging Face Hub (extra `eval`)."""
 
+import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trivium.errors import DataError
+from trivium.errors import DataError, MachineError
 from trivium.evaluation.tasks.definition import Definition
 from trivium.jsonlines import read_rows
 from trivium.units import plain
@@ -23,22 +24,47 @@ class Rows(NamedTuple):
     shots_from: str
 
 
+def hub_rows(of: Definition) -> Rows:
+    """Return the rows of a benchmark from the Hub. Raises DataError if the Hub does not provide them, and MachineError
+    without its library or a connection."""
+    shots = None if of.hub.shots is None else _split(of, of.hub.shots)
+    sources = (f"{of.hub.path}, {split}" for split in (of.hub.asked, of.hub.shots or of.hub.asked))
+    return Rows(_split(of, of.hub.asked), shots, *sources)
+
+
+def _split(of: Definition, split: str) -> list[dict[str, Any]]:
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise MachineError(
+            f"rows of the Hub need datasets ({error}); install it with `pip install -e '.[eval]'`, or give local rows "
+            "with --data DIR"
+        ) from None
+    try:
+        return [dict(row) for row in datasets.load_dataset(of.hub.path, of.hub.name, split=split)]
+    except ConnectionError as error:
+        raise MachineError(
+            f"the Hub cannot be reached for task {of.name} ({type(error).__name__}); give local rows: --data DIR, "
+            "or for a training training.evaluation.data"
+        ) from None
+    except Exception as error:  # the library's exceptions have no common base class
+        raise DataError(
+            f"the Hub did not give {of.hub.path} ({split}) for task {of.name}: {type(error).__name__}: {error}; "
+            "give local rows with --data DIR"
+        ) from None
+
+
 def local_rows(of: Definition, folder: Path) -> Rows:
     """Return the rows of a benchmark under a folder. Raises DataError if there are none."""
     if not folder.is_dir():
         raise DataError(f"--data {folder} is not a directory; name one with a folder of JSON lines for each task")
-    asked = _first(folder, of.data.asked)
-    if asked is None:
+    asked, shots = _first(folder, of.data.asked), _first(folder, of.data.shots)
+    if not asked:
         raise DataError(
             f"--data {folder} has no rows of task {of.name}; put JSON lines there as {' or '.join(of.data.asked)}"
         )
-    shots = _first(folder, of.data.shots)
-    return Rows(
-        _rows_of(asked),
-        None if shots is None else _rows_of(shots),
-        _named(asked, folder),
-        _named(shots or asked, folder),
-    )
+    every = ([row for file in files for row in read_json_lines(file)] for files in (asked, shots))
+    return Rows(next(every), next(every) or None, _named(asked, folder), _named(shots or asked, folder))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -53,10 +79,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _rows_of(files: Sequence[Path]) -> list[dict[str, Any]]:
-    return [row for file in files for row in read_json_lines(file)]
-
-
 def _named(files: Sequence[Path], folder: Path) -> str:
     """Return the path below the folder, or the pattern of the shards. Rows are numbered over all shards."""
     first = files[0].relative_to(folder)
@@ -64,19 +86,12 @@ def _named(files: Sequence[Path], folder: Path) -> str:
     return str(first if shard is None else first.with_name(f"{shard['stem']}*{shard['of']}{shard['suffix']}"))
 
 
-def _first(folder: Path, patterns: Sequence[str]) -> list[Path] | None:
-    """Return the first file that a pattern matches. If it is a shard, return all shards in order."""
-    for pattern in patterns:
-        matches = sorted(folder.glob(pattern))
-        if matches:
-            return _shards(matches[0])
-    return None
-
-
-def _shards(first: Path) -> list[Path]:
-    shard = _SHARD.fullmatch(first.name)
-    if shard is None:
-        return [first]
+def _first(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """Return the first file that a pattern matches, all shards in order if it is one of several, or []."""
+    first = next((path for pattern in patterns for path in sorted(folder.glob(pattern))), None)
+    shard = first and _SHARD.fullmatch(first.name)
+    if first is None or shard is None:
+        return [] if first is None else [first]
     found = {
         int(other["number"]): path
         for path in first.parent.iterdir()

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from trivium.errors import DataError
 from trivium.seeds import generator_for, seed_for
 
@@ -97,35 +99,27 @@ def choose_shots(task: Task, *, shots: int, seed: int) -> Callable[[Example], li
     larger number only adds shots at the front. If choices are borrowed, it also excludes examples whose solution is
     one of the question's choices: a model that copies from its context would be biased towards or against that choice.
     """
-    documents: dict[str, list[int]] = {}
-    texts: dict[tuple[str, str], list[int]] = {}  # some files contain a question twice under two ids
-    solutions: dict[str, list[int]] = {}
-    for place, example in enumerate(task.pool):
-        documents.setdefault(example.document, []).append(place)
-        texts.setdefault(example.text, []).append(place)
-        if task.borrowed:
-            solutions.setdefault(example.solution, []).append(place)
+    # Keys are documents, texts (some files contain a question twice under two ids), and solutions in a tuple.
+    places: dict[str | tuple[str, ...], list[int]] = {}
+    for place, shot in enumerate(task.pool):
+        for key in (shot.document, shot.text, *([(shot.solution,)] if task.borrowed else [])):
+            places.setdefault(key, []).append(place)
 
     def choose(example: Example) -> list[Example]:
-        own = sorted(
-            {
-                *documents.get(example.document, ()),
-                *texts.get(example.text, ()),
-                *(place for choice in example.choices for place in solutions.get(choice, ())),
-            }
-        )
-        others = len(task.pool) - len(own)
-        if others < shots:
+        keys = (example.document, example.text, *((choice,) for choice in example.choices))
+        own = sorted({place for key in keys for place in places.get(key, ())})
+        others = np.delete(np.arange(len(task.pool)), own)
+        if len(others) < shots:
             besides = " and end in none of its choices" if task.borrowed else ""
             raise DataError(
-                f"task {task.name}: {shots} shots were requested, but only {others} examples are of other documents "
-                f"than {example.id}{besides}; ask for fewer (--shots, or evaluation.shots for a run's own tasks) or "
-                "give more rows"
+                f"task {task.name}: {shots} shots were requested, but only {len(others)} examples are of other "
+                f"documents than {example.id}{besides}; ask for fewer (--shots, or evaluation.shots for a run's own "
+                "tasks) or give more rows"
             )
         if not shots:
             return []
-        order = generator_for(seed, "shots", task.name, example.id).permutation(others)
-        return [task.pool[_without(own, k)] for k in order[:shots].tolist()][::-1]
+        order = generator_for(seed, "shots", task.name, example.id).permutation(len(others))
+        return [task.pool[k] for k in others[order[:shots]].tolist()][::-1]
 
     return choose
 
@@ -134,12 +128,3 @@ def others_than(asked: Sequence[Example], pool: Sequence[Example]) -> tuple[Exam
     """Return the pool without examples that share a document or text with the questions."""
     documents, texts = {e.document for e in asked}, {e.text for e in asked}
     return tuple(e for e in pool if e.document not in documents and e.text not in texts)
-
-
-def _without(left_out: Sequence[int], place: int) -> int:
-    """Return the index in the full list of index `place` in the list without `left_out` (ascending indices)."""
-    for hole in left_out:
-        if hole > place:
-            break
-        place += 1
-    return place

@@ -50,8 +50,6 @@ class Block(NamedTuple):
 def suits(q: Tensor, *, joined: bool = False) -> bool:
     """Whether queries [B, N, S, D] that see all before them are attended faster here; the same on every rank."""
     B, N, S, _ = q.shape
-    if q.device.type != "cpu":
-        return False
     if processor_kernel.widens(q):
         return True
     wide = q.dtype in (torch.float32, torch.float64) and B * N * S * S >= LEAST_SCORES

@@ -17,12 +17,7 @@ LEAST_WIDENED = 16
 
 def widens(q: Tensor) -> bool:
     """Whether queries [B, N, S, D], and what goes with them, are attended as copies in fp32."""
-    return (
-        q.dtype == torch.bfloat16
-        and q.device.type == "cpu"
-        and q.shape[2] >= LEAST_WIDENED
-        and multiplies_bf16_slowly()
-    )
+    return q.dtype == torch.bfloat16 and q.shape[2] >= LEAST_WIDENED and multiplies_bf16_slowly()
 
 
 def attend(

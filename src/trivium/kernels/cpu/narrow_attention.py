@@ -33,7 +33,6 @@ def suits(qkv: Tensor) -> bool:
     scores = qkv.shape[1] * qkv.shape[2] * qkv.shape[3] ** 2
     return (
         qkv.dtype == torch.bfloat16
-        and qkv.device.type == "cpu"
         and scores >= LEAST_SCORES
         and not (multiplies_tiles() and qkv.shape[3] >= SHORT)  # there all of the fused kernel is the faster
         and hasattr(torch.backends.mkldnn, "matmul")

@@ -6,7 +6,6 @@ Legend: S positions, B sequences, H hidden, N heads here, G key-value heads here
 import torch
 
 from trivium.kernels.recompute import recomputed
-from trivium.kernels.rms_norm import rms_norm
 from trivium.model.inputs import Inputs
 from trivium.model.layers.half import Around, Half
 from trivium.model.layers.linear import ColumnLinear, RowLinear
@@ -21,7 +20,7 @@ class AttentionSoftmax(Half):
     def __init__(self, part: Described, around: Around) -> None:
         super().__init__(around)
         region, ranks = around.region, around.region.group.size
-        self.context = around.context
+        self.context, self.rms_norm = around.context, around.operations.rms_norm
         self.recompute_core = around.recomputes_attention
         self.N, self.G, self.D = part.heads // ranks, part.kv_heads // ranks, part.head_width
         self.window, self.epsilon = part.window, part.epsilon
@@ -71,7 +70,7 @@ class AttentionSoftmax(Half):
         y = (
             self.context.attend(q, k, v, seen)
             if memory is None
-            else memory.attend(self.layer, q, k, v, window=self.window)
+            else memory.attend(self.layer, q, k, v, self.context.attention, window=self.window)
         )
         return y.permute(2, 0, 1, 3)  # S B N D
 
@@ -81,4 +80,4 @@ class AttentionSoftmax(Half):
         """Queries [B, N, S, D] and keys [B, G, S, D] after their RMSNorm."""
         if self.over_heads:
             return self.region.norm_over_heads(q, k, of_q, of_k, self.epsilon)
-        return rms_norm(q, of_q, self.epsilon), rms_norm(k, of_k, self.epsilon)
+        return self.rms_norm(q, of_q, self.epsilon), self.rms_norm(k, of_k, self.epsilon)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from trivium.kernels.operations import Operations
 from trivium.model.inputs import Inputs
 from trivium.model.layers.linear import RowLinear
 from trivium.parallel.context.attention import Context
@@ -17,13 +18,14 @@ from trivium.plan.recompute import Recompute
 
 
 class Around(NamedTuple):
-    """Where a half runs: the number of its layer, the tensor region and context ranks around it, and what the backward
-    computes again."""
+    """Where a half runs: the number of its layer, the tensor region and context ranks around it, what the backward
+    computes again, and the operations of the device."""
 
     layer: int
     region: Region
     context: Context
     recompute: Recompute
+    operations: Operations
 
     @property
     def recomputes_attention(self) -> bool:

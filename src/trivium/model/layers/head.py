@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from trivium.comms.collectives import all_gather
+from trivium.kernels.operations import Operations
 from trivium.model.inputs import Inputs
 from trivium.model.layers.embedding import Table
 from trivium.model.layers.norms import norm_of
@@ -18,10 +19,10 @@ from trivium.plan.model_shape import ModelShape
 class Head(nn.Module):
     """norm -> logits. A tied head takes the embedding's table; an untied one has its own `weight`."""
 
-    def __init__(self, model: ModelShape, region: Region) -> None:
+    def __init__(self, model: ModelShape, region: Region, operations: Operations) -> None:
         super().__init__()
         self.model, self.region = model, region
-        self.norm = norm_of(model.head_part.norm)
+        self.norm = norm_of(model.head_part.norm, operations)
         self._compiled: LossInPlace | None = None
         self._z_losses: list[torch.Tensor] = []  # of micro-batches, until they are taken
         if model.head == "untied":
@@ -41,17 +42,17 @@ class Head(nn.Module):
         return self.region.column_product(self.norm(x), table)
 
     def loss(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
-        """Cross-entropy in nats, summed over the tokens that count; the same on every tensor rank.
+        """Cross-entropy in nats, summed over targets with their weights; the same on every tensor rank.
 
-        A sum, not a mean: how many tokens count is known only over all ranks and micro-batches. Where there is a z-loss
-        the gradient is that of both, and the sum of the z-losses is kept, to be taken.
+        A sum, not a mean: the sum of the weights is known only over all ranks and micro-batches. Where there is a
+        z-loss the gradient is that of both, and the sum of the z-losses is kept, to be taken.
         """
         assert inputs.targets is not None, "a loss needs targets"
         losses = self._losses(x, table, inputs.targets)
         if self._z_loss:
             losses, z_losses = losses
-            self._z_losses.append(_counted(z_losses.detach(), inputs))
-        return _counted(losses, inputs)
+            self._z_losses.append(_weighted(z_losses.detach(), inputs))
+        return _weighted(losses, inputs)
 
     def take_z_losses(self) -> list[torch.Tensor]:
         """The summed z-loss of every micro-batch since they were taken last."""
@@ -68,7 +69,8 @@ class Head(nn.Module):
         region, vocabulary = self.region, self.model.vocabulary
         if region.group.size == 1:
             compiled, later = self._compiled if self.training else None, region.weight_gradients
-            return vocabulary_loss(self.norm(x), table, targets, vocabulary, later, compiled, self._z_loss)
+            given = self.norm(x), table, targets, vocabulary, later, region.arithmetic
+            return vocabulary_loss(*given, compiled, self._z_loss)
         return split_cross_entropy(self.local_logits(x, table), targets, region.group, vocabulary, self._z_loss)
 
     @torch.no_grad()
@@ -81,6 +83,7 @@ class Head(nn.Module):
         return all_gather(local, self.region.group).permute(1, 2, 0)[..., : self.model.vocabulary]
 
 
-def _counted(losses: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """The sum over the tokens that count."""
-    return losses.sum() if inputs.weights is None else (losses * inputs.weights).sum()
+def _weighted(losses: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """Return the sum of the losses of all targets, each times its weight."""
+    assert inputs.weights is not None, "every target has a weight"
+    return (losses * inputs.weights).sum()

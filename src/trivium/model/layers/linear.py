@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
+from trivium.kernels.activations import Activation
 from trivium.parallel.tensor.regions import Region
-from trivium.parallel.tensor.row_product import ActivationFunction, row_product
+from trivium.parallel.tensor.row_product import row_product
 
 
 class ColumnLinear(nn.Module):
@@ -36,11 +37,12 @@ class RowLinear(nn.Module):
             return self.region.linear(x, self.weight, self.bias)
         return self.region.row_product(x, self.weight)
 
-    def of_activated(self, x: torch.Tensor, function: ActivationFunction) -> torch.Tensor:
+    def of_activated(self, x: torch.Tensor, function: Activation) -> torch.Tensor:
         """The same of function(x), which is not kept: the backward computes it again."""
         region = self.region
         if self._adds_bias_itself:
-            return row_product(x, self.weight, self.bias, region.weight_gradients, function=function)
+            given = x, self.weight, self.bias, region.weight_gradients, region.arithmetic
+            return row_product(*given, function=function)
         return region.row_product(x, self.weight, function)
 
     def add_bias(self, x: torch.Tensor) -> torch.Tensor:

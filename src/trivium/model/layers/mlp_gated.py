@@ -6,7 +6,6 @@ Legend: S positions, B sequences, H hidden, E feed-forward columns here.
 import torch
 from torch import nn
 
-from trivium.kernels.swiglu import SwiGlu, swiglu
 from trivium.model.inputs import Inputs
 from trivium.model.layers.half import Around, Half
 from trivium.model.layers.linear import RowLinear
@@ -32,6 +31,7 @@ class MlpGated(Half):
 
     def __init__(self, part: Described, around: Around) -> None:
         super().__init__(around)
+        self.function = around.operations.gated["silu"]
         self.function_again = around.recompute.activation_function
         columns = part.columns // around.region.group.size
         self.up = GateUp(columns, part.hidden, around.region)
@@ -43,4 +43,4 @@ class MlpGated(Half):
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         x = self.up(x)
-        return self.down.of_activated(x, SwiGlu()) if self.function_again else self.down(swiglu(x))
+        return self.down.of_activated(x, self.function) if self.function_again else self.down(self.function(x))

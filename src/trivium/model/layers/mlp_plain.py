@@ -6,7 +6,6 @@ Legend: S positions, B sequences, H hidden, E feed-forward columns here.
 import torch
 
 from trivium.model.inputs import Inputs
-from trivium.model.layers.activations import ACTIVATIONS
 from trivium.model.layers.half import Around, Half
 from trivium.model.layers.linear import ColumnLinear, RowLinear
 from trivium.plan.layers.mlp_plain import MlpPlain as Described
@@ -17,7 +16,7 @@ class MlpPlain(Half):
 
     def __init__(self, part: Described, around: Around) -> None:
         super().__init__(around)
-        self.function, self.again = ACTIVATIONS[part.function]
+        self.function = around.operations.activations[part.function]
         self.function_again = around.recompute.activation_function
         columns = part.columns // around.region.group.size
         self.up = ColumnLinear(columns, part.hidden, around.region, bias=part.bias)
@@ -29,4 +28,4 @@ class MlpPlain(Half):
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         x = self.up(x)
-        return self.down.of_activated(x, self.again) if self.function_again else self.down(self.function(x))
+        return self.down.of_activated(x, self.function) if self.function_again else self.down(self.function(x))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trivium.kernels.rms_norm import rms_norm
+from trivium.kernels.operations import Operations
 from trivium.plan.layers import norms as described
 from trivium.plan.layers.part import Part
 
@@ -19,7 +19,7 @@ from trivium.plan.layers.part import Part
 class LayerNorm(nn.Module):
     """LayerNorm with weight and bias; acts on each position alone."""
 
-    def __init__(self, part: described.LayerNorm) -> None:
+    def __init__(self, part: described.LayerNorm, operations: Operations) -> None:
         super().__init__()
         self.shape, self.epsilon = (part.hidden,), part.epsilon
         self.weight = nn.Parameter(torch.empty(part.hidden))
@@ -33,14 +33,14 @@ class LayerNorm(nn.Module):
 class RmsNorm(nn.Module):
     """RMSNorm with a weight; acts on each position alone."""
 
-    def __init__(self, part: described.RmsNorm) -> None:
+    def __init__(self, part: described.RmsNorm, operations: Operations) -> None:
         super().__init__()
-        self.epsilon = part.epsilon
+        self.rms_norm, self.epsilon = operations.rms_norm, part.epsilon
         self.weight = nn.Parameter(torch.empty(part.hidden))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[S, B, H] -> [S, B, H]."""
-        return rms_norm(x, self.weight, self.epsilon)
+        return self.rms_norm(x, self.weight, self.epsilon)
 
 
 class HeadNorm(nn.Module):
@@ -51,11 +51,11 @@ class HeadNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(columns))
 
 
-MODULES: Mapping[type[Part], Callable[[Any], nn.Module]] = MappingProxyType(
+MODULES: Mapping[type[Part], Callable[[Any, Operations], nn.Module]] = MappingProxyType(
     {described.LayerNorm: LayerNorm, described.RmsNorm: RmsNorm}
 )
 
 
-def norm_of(part: Part) -> nn.Module:
-    """The module of a described norm."""
-    return MODULES[type(part)](part)
+def norm_of(part: Part, operations: Operations) -> nn.Module:
+    """Return the module of a described norm."""
+    return MODULES[type(part)](part, operations)

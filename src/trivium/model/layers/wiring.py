@@ -30,7 +30,7 @@ class Wiring(nn.Module, ABC):
             # Made once: in a compiled layer, a name made from its number would make each layer a graph of its own.
             half.site = f"layers.{around.layer}.{name}"
             for norm in layer.wiring.norms_of(name):
-                setattr(half, norm, norm_of(layer.norm))
+                setattr(half, norm, norm_of(layer.norm, around.operations))
         self._of_training = self._forward
 
     def compile_training(self, options: dict[str, Any] | None) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from trivium.comms.collectives import rotate_begin
 from trivium.comms.mesh import Group
-from trivium.kernels import fused_tile
+from trivium.kernels.attention import About, Attention, Known, per_head
 from trivium.kernels.sight import Seen, Sight, Tile
 
 Tensor = torch.Tensor
@@ -24,30 +24,26 @@ GRADIENTS = 2  # tag of their messages; keys and values have the two before
 Arriving = Callable[[], tuple[Tensor, ...]]  # waits for what neighbours send
 
 
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, sight: Sight, group: Group) -> Tensor:
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, sight: Sight, group: Group, attention: Attention) -> Tensor:
     """q [B, N, S, D], k and v [B, G, S, D] of this rank's positions -> [B, N, S, D]."""
-    found: Tensor = _Ring.apply(q, k, v, sight, group)
+    found: Tensor = _Ring.apply(q, k, v, sight, group, attention)
     return found
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: Sight, group: Group) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: Sight, group: Group, attention: Attention) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(q.shape, dtype=wide, device=q.device)
         log_sum = torch.full(q.shape[:-1], -math.inf, dtype=wide, device=q.device)
-        about: fused_tile.About = ()
+        about: About = ()
         for owner, keys, values in _passing(k, v, group):
-            for tile in _tiles(sight, group.index, owner, q):
+            for tile in _tiles(sight, group.index, owner, has_kernel=attention.fuses(q)):
                 here, mine = tile.here, q[:, :, tile.here]
-                k_there, v_there = (_per_head(x[:, :, tile.there], q) for x in (keys, values))
+                k_there, v_there = (per_head(x[:, :, tile.there], q) for x in (keys, values))
                 mask = _mask(tile, sight, group.index, owner, q)
-                if mask is None or fused_tile.takes_masks(q):
-                    triangle = tile.seen is Seen.TRIANGLE
-                    found = fused_tile.attend(mine, k_there, v_there, triangle=triangle, mask=mask)
-                    part, sums, about = found
-                else:
-                    part, sums = _attend(mine.to(wide), k_there, v_there, mask)
+                triangle = tile.seen is Seen.TRIANGLE
+                part, sums, about = attention.tile(mine, k_there, v_there, triangle=triangle, mask=mask)
                 before = log_sum[:, :, here].clone()
                 log_sum[:, :, here] = now = torch.logaddexp(before, sums)
                 # A query that has seen nothing yet has no sum to compare with.
@@ -55,28 +51,24 @@ class _Ring(torch.autograd.Function):
                 faded, joins = ((x - level).exp().unsqueeze(-1) for x in (before, sums))
                 out[:, :, here] = out[:, :, here] * faded + part * joins
         ctx.save_for_backward(q, k, v, out, log_sum)
-        ctx.sight, ctx.group, ctx.about = sight, group, about
+        ctx.sight, ctx.group, ctx.attention, ctx.about = sight, group, attention, about
         return out.to(q.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         q, k, v, out, log_sum = ctx.saved_tensors
-        sight, group, wide = ctx.sight, ctx.group, out.dtype
+        sight, group, attention, wide = ctx.sight, ctx.group, ctx.attention, out.dtype
         grad, narrow, d_q = grads[0], out.to(q.dtype), torch.zeros_like(out)
         arriving: Arriving | None = None
         for owner, keys, values in _passing(k, v, group):
             d_k, d_v = (torch.zeros(k.shape, dtype=wide, device=k.device) for _ in range(2))
-            for tile in _tiles(sight, group.index, owner, q):
+            for tile in _tiles(sight, group.index, owner, has_kernel=attention.fuses(q)):
                 here, there = tile.here, tile.there
-                k_there, v_there = (_per_head(x[:, :, there], q) for x in (keys, values))
-                given = grad[:, :, here], q[:, :, here], k_there, v_there
+                k_there, v_there = (per_head(x[:, :, there], q) for x in (keys, values))
                 mask = _mask(tile, sight, group.index, owner, q)
-                if mask is None or fused_tile.takes_masks(q):
-                    triangle = tile.seen is Seen.TRIANGLE
-                    known = fused_tile.Known(narrow[:, :, here], log_sum[:, :, here], ctx.about)
-                    found = fused_tile.gradients(*given, known, triangle=triangle, mask=mask)
-                else:
-                    found = _gradients(*given, out[:, :, here], log_sum[:, :, here], mask)
+                known = Known(narrow[:, :, here], out[:, :, here], log_sum[:, :, here], ctx.about)
+                given = grad[:, :, here], (q[:, :, here], k_there, v_there), known
+                found = attention.tile_gradients(*given, triangle=tile.seen is Seen.TRIANGLE, mask=mask)
                 for whole, where, part in zip((d_q, d_k, d_v), (here, there, there), found, strict=True):
                     whole[:, :, where] += _per_group(part.to(wide), whole.shape[1])
             if arriving is not None:
@@ -85,7 +77,7 @@ class _Ring(torch.autograd.Function):
             arriving = rotate_begin((d_k, d_v), group, GRADIENTS)
         assert arriving is not None, "a ring has a rank"
         d_k, d_v = arriving()  # home, after the whole round
-        return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), None, None
+        return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), None, None, None
 
 
 def _passing(k: Tensor, v: Tensor, group: Group) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -97,9 +89,9 @@ def _passing(k: Tensor, v: Tensor, group: Group) -> Iterator[tuple[int, Tensor, 
             k, v = coming()
 
 
-def _tiles(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Tile]:
-    """Those that are seen whole or as a triangle; others some queries at a time, to be attended to with a mask."""
-    has_kernel = fused_tile.suits(q)
+def _tiles(sight: Sight, here: int, there: int, *, has_kernel: bool) -> Iterator[Tile]:
+    """Yield tiles that are seen whole or as a triangle; others some queries at a time, to be attended to with a mask.
+    Without a fused kernel every tile has a mask."""
     for tile in sight.tiles(here, there):
         if tile.seen is not Seen.SOME and has_kernel:
             yield tile
@@ -116,34 +108,6 @@ def _mask(tile: Tile, sight: Sight, here: int, there: int, q: Tensor) -> Tensor 
         return None
     queries, keys = (sight.placed(rank, q.device) for rank in (here, there))
     return sight.mask(queries[tile.here], keys[tile.there])
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """[B, N, S, D] and the logarithm of each query's sum [B, N, S]; q in the dtype of both."""
-    scores = _scores(q, k.to(q.dtype), mask)
-    sums = scores.logsumexp(-1)
-    weights = (scores - sums.masked_fill(sums == -math.inf, 0).unsqueeze(-1)).exp()
-    return weights @ v.to(q.dtype), sums
-
-
-def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of q, k and v, given the result over all tiles and its sums."""
-    grad, q, k, v = (x.to(out.dtype) for x in (grad, q, k, v))
-    weights = (_scores(q, k, mask) - log_sum.unsqueeze(-1)).exp()
-    d_weights = grad @ v.transpose(-1, -2)
-    d_scores = weights * (d_weights - (grad * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
-    return d_scores @ k, d_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ grad
-
-
-def _scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    return (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill_(~mask, -math.inf)
-
-
-def _per_head(x: Tensor, q: Tensor) -> Tensor:
-    """[B, G, K, D] -> [B, N, K, D]: each key-value head for its queries."""
-    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 def _per_group(x: Tensor, groups: int) -> Tensor:

@@ -23,6 +23,7 @@ from trivium.comms.collectives import (
     reduce_scatter_begin,
 )
 from trivium.comms.mesh import Group, Mesh, Waitable
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.parallel.sharding.gradient_sum import GradientSum
 from trivium.plan.buckets import BucketRow, Item
 from trivium.plan.layers.part import Parameter
@@ -193,9 +194,9 @@ class Bucket:
                 slot.parameter.grad = None
         self._sum.clear()
 
-    def add_product(self, slot: Slot, grad: Tensor, x: Tensor) -> None:
+    def add_product(self, slot: Slot, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
         """Add grad^T x to the sum of a slot's gradient; grad [T, O], x [T, I]."""
-        self._parts().add_product(slot.start, grad, x)
+        self._parts().add_product(slot.start, grad, x, arithmetic)
 
     def _parts(self) -> GradientSum:
         """What the backward under way adds to."""
@@ -341,10 +342,10 @@ class GradientWatch:
         uses give, so that it is one gradient to reduce."""
         return not self._places[id(weight)][1].tied
 
-    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
+    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
         """Add grad^T x to the sum of this weight's gradient; grad [T, O], x [T, I]."""
         slot, bucket = self._places[id(weight)]
-        bucket.add_product(slot, grad, x)
+        bucket.add_product(slot, grad, x, arithmetic)
 
     def added(self, weight: torch.nn.Parameter) -> None:
         """A product was added in a backward."""

@@ -19,7 +19,7 @@ from trivium.comms.collectives import (
     reduce_scatter_begin,
 )
 from trivium.comms.mesh import Group
-from trivium.kernels.product import gradient_of_bias, gradient_of_inputs, gradient_of_weight, product
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
@@ -38,16 +38,22 @@ class _How(NamedTuple):
     entry: Entry
     weight: torch.nn.Parameter
     later: WeightGradients | None
+    arithmetic: Arithmetic
 
 
 def column_product(
-    x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients, entry: Entry
+    x: Tensor,
+    weight: torch.nn.Parameter,
+    bias: Tensor | None,
+    later: WeightGradients,
+    arithmetic: Arithmetic,
+    entry: Entry,
 ) -> Tensor:
     """x [s, B, I] where the sequence is split, else [S, B, I]; weight [..., O, I] (leading dimensions side by side),
     bias [O] -> x W^T + bias [S, B, O]."""
     matrix = weight if weight.dim() == 2 else weight.flatten(0, -2)
     takes = later.takes(weight)
-    how = _How(entry, weight, later if takes else None)
+    how = _How(entry, weight, later if takes else None, arithmetic)
     return _ColumnProduct.apply(x, matrix.detach() if takes else matrix, bias, how)
 
 
@@ -57,23 +63,23 @@ class _ColumnProduct(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.how = how
         group, split_sequence = how.entry
-        return product(all_gather(x, group) if split_sequence else x, weight, bias)
+        return how.arithmetic.product(all_gather(x, group) if split_sequence else x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         (x, weight), (grad,) = ctx.saved_tensors, grads
-        (group, split_sequence), parameter, later = ctx.how
+        (group, split_sequence), parameter, later, arithmetic = ctx.how
         # Weight gradients that are put off gather when they are computed.
         puts_off = later is not None and later.separate
         of_weight, of_bias = ctx.needs_input_grad[1:3]
         again = split_sequence and not puts_off and (of_weight or later is not None)
         whole = all_gather_begin(x, group) if again else PendingResult(None, x)
-        d_x = gradient_of_inputs(grad, weight)
+        d_x = arithmetic.gradient_of_inputs(grad, weight)
         summed = reduce_scatter_begin(d_x, group) if split_sequence else all_reduce_begin(d_x, group)
         rows, d_weight = grad.flatten(0, -2), None
-        d_bias = gradient_of_bias(rows) if of_bias else None
+        d_bias = arithmetic.gradient_of_bias(rows) if of_bias else None
         if later is None:
-            d_weight = gradient_of_weight(rows, whole.wait().flatten(0, -2)) if of_weight else None
+            d_weight = arithmetic.gradient_of_weight(rows, whole.wait().flatten(0, -2)) if of_weight else None
         else:
-            later.take(parameter, rows, whole.wait(), group if split_sequence and puts_off else None)
+            later.take(parameter, rows, whole.wait(), arithmetic, group if split_sequence and puts_off else None)
         return summed.wait(), d_weight, d_bias, None

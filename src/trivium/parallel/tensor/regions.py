@@ -13,10 +13,12 @@ import torch.nn.functional as F
 
 from trivium.comms.collectives import all_reduce_, scatter_sequence, sum_over
 from trivium.comms.mesh import Group
+from trivium.kernels.activations import Activation
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.kernels.dtypes import NARROW
 from trivium.parallel.tensor.column_product import Entry, column_product
 from trivium.parallel.tensor.norm_over_heads import norm_over_heads
-from trivium.parallel.tensor.row_product import ActivationFunction, Cut, linear, row_product
+from trivium.parallel.tensor.row_product import Cut, linear, row_product
 from trivium.parallel.tensor.vocabulary import ROWS, stretch, with_z_loss
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
@@ -34,34 +36,35 @@ class Region:
 
     group: Group
     split_sequence: bool
+    arithmetic: Arithmetic
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
     row_chunks: int = 1  # of row-split products, each reduced while the next is computed
 
     def linear(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:
         """x W^T (+ bias) with this rank's shard; the weight's gradient may be put off to an action of its own."""
-        return linear(x, weight, bias, self.weight_gradients)
+        return linear(x, weight, bias, self.weight_gradients, self.arithmetic)
 
     def column_product(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:
         """Enters the region: [S here, B, inputs] -> [S, B, outputs here], outputs split over the ranks."""
         if self.group.size == 1:
             return self.linear(x, weight, bias)
         entry = Entry(self.group, self.split_sequence)
-        return column_product(x, weight, bias, self.weight_gradients, entry)
+        return column_product(x, weight, bias, self.weight_gradients, self.arithmetic, entry)
 
     def leave(self, x: Tensor) -> Tensor:
         """Partial sums [S, B, H] -> their sum, [S here, B, H]."""
         return scatter_sequence(x, self.group) if self.split_sequence else sum_over(x, self.group)
 
-    def row_product(self, x: Tensor, weight: torch.nn.Parameter, function: ActivationFunction | None = None) -> Tensor:
+    def row_product(self, x: Tensor, weight: torch.nn.Parameter, function: Activation | None = None) -> Tensor:
         """Inputs split over the ranks, [S, B, inputs here] -> the complete sum, [S here, B, outputs]. With a function,
         of function(x), which the backward computes again."""
         later = self.weight_gradients
         if self.row_chunks > 1:
             cut = Cut(self.group, self.split_sequence, self.row_chunks)
-            return row_product(x, weight, None, later, function=function, cut=cut)
+            return row_product(x, weight, None, later, self.arithmetic, function=function, cut=cut)
         if function is None:
             return self.leave(self.linear(x, weight))
-        return self.leave(row_product(x, weight, None, later, function=function))
+        return self.leave(row_product(x, weight, None, later, self.arithmetic, function=function))
 
     def norm_over_heads(
         self, q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, epsilon: float

@@ -12,29 +12,18 @@ Legend: S positions, s positions of a rank outside the region, B sequences, R wh
 H outputs.
 """
 
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from trivium.comms.collectives import PendingResult, all_gather, all_reduce_begin, reduce_scatter_begin
 from trivium.comms.mesh import Group
-from trivium.kernels.product import gradient_of_bias, gradient_of_inputs, gradient_of_weight, product
+from trivium.kernels.activations import Activation
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
-Pullback = Callable[[Tensor], Tensor]
-
-
-class ActivationFunction(Protocol):
-    """x [..., R] -> [..., I]."""
-
-    def value(self, x: Tensor) -> Tensor:
-        """The value alone, without a graph."""
-
-    def value_again(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """The value, and what makes the gradient of x of the value's gradient; may write into x."""
 
 
 class Cut(NamedTuple):
@@ -48,18 +37,21 @@ class Cut(NamedTuple):
 class _How(NamedTuple):
     """Hidden in a tuple from autograd, which would make a leaf of a weight that is an argument."""
 
-    function: ActivationFunction | None
+    function: Activation | None
     cut: Cut | None
     weight: torch.nn.Parameter
     later: WeightGradients | None
+    arithmetic: Arithmetic
 
 
-def linear(x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
+def linear(
+    x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients, arithmetic: Arithmetic
+) -> Tensor:
     """x [..., I] times weight [..., O, I] (leading dimensions side by side) plus bias."""
     matrix = weight if weight.dim() == 2 else weight.flatten(0, -2)
     if not later.takes(weight):
-        return product(x, matrix, bias)
-    found: Tensor = _Product.apply(x, matrix.detach(), bias, _How(None, None, weight, later))
+        return arithmetic.product(x, matrix, bias)
+    found: Tensor = _Product.apply(x, matrix.detach(), bias, _How(None, None, weight, later, arithmetic))
     return found
 
 
@@ -68,8 +60,9 @@ def row_product(
     weight: torch.nn.Parameter,
     bias: Tensor | None,
     later: WeightGradients,
+    arithmetic: Arithmetic,
     *,
-    function: ActivationFunction | None = None,
+    function: Activation | None = None,
     cut: Cut | None = None,
 ) -> Tensor:
     """x [S, B, I], weight [H, I], bias [H] -> x W^T + bias [S, B, H]; with a function, of function(x), x [S, B, R].
@@ -78,7 +71,7 @@ def row_product(
     [S, B, H]. More chunks than there are positions to cut are as many as those.
     """
     takes = later.takes(weight)
-    how = _How(function, cut, weight, later if takes else None)
+    how = _How(function, cut, weight, later if takes else None, arithmetic)
     found: Tensor = _Product.apply(x, weight.detach() if takes else weight, bias, how)
     return found
 
@@ -89,26 +82,28 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.how = how
         value = x if how.function is None else how.function.value(x)
-        return product(value, weight, bias) if how.cut is None else _in_chunks(value, weight, how.cut)
+        product = how.arithmetic.product
+        return product(value, weight, bias) if how.cut is None else _in_chunks(value, weight, how.cut, how.arithmetic)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         (x, weight), (grad,) = ctx.saved_tensors, grads
-        function, cut, parameter, later = ctx.how
+        function, cut, parameter, later, arithmetic = ctx.how
         if cut is not None and cut.split_sequence:
             grad = all_gather(grad.contiguous(), cut.group)
         value, pullback = (x, None) if function is None else function.value_again(x)
-        d_x = gradient_of_inputs(grad, weight)
+        d_x = arithmetic.gradient_of_inputs(grad, weight)
         d_x = d_x if pullback is None else pullback(d_x)
         rows, value = grad.flatten(0, -2), value.flatten(0, -2)
-        d_bias = gradient_of_bias(rows) if ctx.needs_input_grad[2] else None
+        d_bias = arithmetic.gradient_of_bias(rows) if ctx.needs_input_grad[2] else None
         if later is None:
-            return d_x, gradient_of_weight(rows, value) if ctx.needs_input_grad[1] else None, d_bias, None
-        later.take(parameter, rows, value)
+            wanted = ctx.needs_input_grad[1]
+            return d_x, arithmetic.gradient_of_weight(rows, value) if wanted else None, d_bias, None
+        later.take(parameter, rows, value, arithmetic)
         return d_x, None, d_bias, None
 
 
-def _in_chunks(x: Tensor, weight: Tensor, cut: Cut) -> Tensor:
+def _in_chunks(x: Tensor, weight: Tensor, cut: Cut, arithmetic: Arithmetic) -> Tensor:
     """Each chunk has the same positions of every rank's share, so that its reduce-scatter gives each rank its own."""
     shares = cut.group.size if cut.split_sequence else 1
     by_share = x.unflatten(0, (shares, -1))
@@ -117,7 +112,7 @@ def _in_chunks(x: Tensor, weight: Tensor, cut: Cut) -> Tensor:
     begin = reduce_scatter_begin if cut.split_sequence else all_reduce_begin
     under_way: list[tuple[slice, PendingResult]] = []
     for positions in _slices(here, cut.chunks):
-        part = product(by_share[:, positions].flatten(0, 1), weight)
+        part = arithmetic.product(by_share[:, positions].flatten(0, 1), weight)
         under_way.append((positions, begin(part, cut.group)))
     for positions, pending in under_way:
         out[positions] = pending.wait()

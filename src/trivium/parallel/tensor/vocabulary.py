@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.kernels.dtypes import NARROW
-from trivium.kernels.product import gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
@@ -29,6 +29,7 @@ def vocabulary_loss(
     targets: Tensor,
     vocabulary: int,
     later: WeightGradients,
+    arithmetic: Arithmetic,
     compiled: LossInPlace | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
@@ -44,7 +45,7 @@ def vocabulary_loss(
     takes = later.takes(table)
     weight = table.detach() if takes else table
     rows = x.flatten(0, -2)
-    about = (table, later if takes else None, torch.is_grad_enabled(), compiled, z_loss)
+    about = (table, later if takes else None, arithmetic, torch.is_grad_enabled(), compiled, z_loss)
     losses = _Loss.apply(rows, weight, targets.flatten(), vocabulary, about)
     return losses.view(*losses.shape[:-1], *targets.shape)
 
@@ -83,12 +84,13 @@ def loss_and_gradient(scores: Tensor, targets: Tensor, vocabulary: int, z_loss: 
 
 
 class _Loss(torch.autograd.Function):
-    """about: the parameter, who takes its gradient (or None), whether a gradient is wanted, what is compiled, and the
-    coefficient of the z-loss."""
+    """about: the parameter, who takes its gradient (or None), the arithmetic of products, whether a gradient is wanted,
+    what is compiled, and the coefficient of the z-loss."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, about: Any) -> Tensor:
-        table, later, wanted, compiled, ctx.z_loss = about
+        table, later, ctx.arithmetic, wanted, compiled, ctx.z_loss = about
+        product = ctx.arithmetic.product
         eager = _loss_of if x.device.type == "cpu" else in_few_passes
         loss_of = partial(eager, vocabulary=vocabulary, z_loss=ctx.z_loss, wanted=wanted)
         losses = []
@@ -110,14 +112,15 @@ class _Loss(torch.autograd.Function):
         x, weight, d_scores = ctx.saved_tensors
         # A row's factor is never rounded to a narrow dtype, which would change every gradient alike.
         scale = (grads[0][0] if ctx.z_loss else grads[0]).unsqueeze(-1)
-        d_x = gradient_of_inputs(d_scores, weight).mul_(scale)
+        arithmetic = ctx.arithmetic
+        d_x = arithmetic.gradient_of_inputs(d_scores, weight).mul_(scale)
         # It may stand on either side of the product: H numbers are fewer than V.
         scaled = torch.mul(x, scale, out=torch.empty_like(x))
         if ctx.taken is None:
             of_weight = ctx.needs_input_grad[1]
-            return d_x, gradient_of_weight(d_scores, scaled) if of_weight else None, None, None, None
+            return d_x, arithmetic.gradient_of_weight(d_scores, scaled) if of_weight else None, None, None, None
         table, later = ctx.taken
-        later.take(table, d_scores, scaled)
+        later.take(table, d_scores, scaled, arithmetic)
         return d_x, None, None, None, None
 
 

@@ -13,7 +13,7 @@ import torch
 
 from trivium.comms.collectives import PendingResult, all_gather_begin
 from trivium.comms.mesh import Group
-from trivium.kernels.product import add_gradient_of_weight, gradient_of_weight
+from trivium.kernels.arithmetic import Arithmetic
 
 Tensor = torch.Tensor
 
@@ -24,6 +24,7 @@ class _Product(NamedTuple):
     weight: torch.nn.Parameter
     grad: Tensor
     x: Tensor
+    arithmetic: Arithmetic
     group: Group | None
 
     def begin_gather(self) -> PendingResult:
@@ -37,7 +38,7 @@ class Sums(Protocol):
     def takes(self, weight: torch.nn.Parameter) -> bool:
         """Whether products of this weight are added at once."""
 
-    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
+    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
         """Add grad^T x; grad [T, outputs], x [T, inputs]."""
 
     def added(self, weight: torch.nn.Parameter) -> None:
@@ -51,11 +52,11 @@ class _InParameters:
         return False
 
     @torch.no_grad()
-    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
+    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
         if weight.grad is None:
-            weight.grad = gradient_of_weight(grad, x).view_as(weight)
+            weight.grad = arithmetic.gradient_of_weight(grad, x).view_as(weight)
         else:
-            add_gradient_of_weight(weight.grad.view(grad.shape[1], x.shape[1]), grad, x)
+            arithmetic.add_gradient_of_weight(weight.grad.view(grad.shape[1], x.shape[1]), grad, x)
 
     def added(self, weight: torch.nn.Parameter) -> None:
         """Autograd's hooks tell."""
@@ -96,9 +97,9 @@ class WeightGradients:
     @torch.no_grad()
     def finish(self, key: Hashable, accumulated: Callable[[torch.nn.Parameter], None]) -> None:
         """Compute what was put off under `key`, adding to each parameter's gradient."""
-        for weight, grad, x in _whole(self._waiting.pop(key)):
-            self.sums.add(weight, grad, x)
-            accumulated(weight)
+        for product, x in _whole(self._waiting.pop(key)):
+            self.sums.add(product.weight, product.grad, x, product.arithmetic)
+            accumulated(product.weight)
 
     @property
     def bytes(self) -> int:
@@ -106,22 +107,24 @@ class WeightGradients:
         kept = [t for products in self._waiting.values() for p in products for t in (p.grad, p.x)]
         return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in kept}.values())
 
-    def take(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, group: Group | None = None) -> None:
+    def take(
+        self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic, group: Group | None = None
+    ) -> None:
         """Add a product to the sum now, or keep it for later: grad [T, outputs], x [..., inputs] of T tokens; later
         also of those that all ranks of a group have."""
         if self.separate:
             assert self._key is not None, "separate weight gradients are put off inside `put_off`"
             # Without the graph that made it, whose nodes would live as long.
-            self._waiting[self._key].append(_Product(weight, grad, x.detach(), group))
+            self._waiting[self._key].append(_Product(weight, grad, x.detach(), arithmetic, group))
         else:
             assert group is None, "what is added now was gathered before"
-            self.sums.add(weight, grad, x.flatten(0, -2))
+            self.sums.add(weight, grad, x.flatten(0, -2), arithmetic)
             self.sums.added(weight)
 
 
-def _whole(products: Sequence[_Product]) -> Iterator[tuple[torch.nn.Parameter, Tensor, Tensor]]:
-    """Weight, grad [T, outputs] and x [T, inputs] of each; what the next one gathers is under way meanwhile."""
+def _whole(products: Sequence[_Product]) -> Iterator[tuple[_Product, Tensor]]:
+    """Yield each product with its x [T, inputs] gathered; the gather of the next one is under way meanwhile."""
     begun = [p.begin_gather() for p in products[:1]]
     for number, this in enumerate(products):
         begun += [p.begin_gather() for p in products[number + 1 : number + 2]]
-        yield this.weight, this.grad, begun.pop(0).wait().flatten(0, -2)
+        yield this, begun.pop(0).wait().flatten(0, -2)

@@ -20,7 +20,7 @@ from trivium.model.stage import Stage
 from trivium.parallel.tensor.weight_gradients import BY_AUTOGRAD
 from trivium.progress import Progress, silent
 from trivium.tokens.lineage import Span
-from trivium.training.batches import Rows, inputs_of
+from trivium.training.batches import inputs_of
 from trivium.training.lineage.first_bad import Place, Trail, bad_weights
 from trivium.training.lineage.replay import Replay, finite, replay_to
 from trivium.training.record import Record
@@ -92,7 +92,9 @@ class _Search:
         self.stage.weight_gradients.sums = BY_AUTOGRAD
         self.batch = samples.read(samples.first, samples.sequences)
         # As the step scales it: in fp16 a gradient may overflow only so.
-        self.scale = scale / self.plan.tokens(samples.sequences)
+        weights = self.inputs(range(samples.sequences)).weights
+        assert weights is not None, "every target has a weight"
+        self.scale = scale / (float(weights.sum(dtype=torch.float64)) or 1.0)
 
     def rows(self, bad: bool, by_gradient: bool, progress: Progress) -> tuple[list[int], list[int]]:
         """The micro-batches and the rows to blame, the worst first."""
@@ -147,7 +149,7 @@ class _Search:
 
     def inputs(self, rows: range) -> Inputs:
         """Some rows as a micro-batch of this step."""
-        part = Rows(*(x[rows.start : rows.stop] for x in self.batch))
+        part = self.batch.part(rows.start, rows.stop)
         numbers = tuple(self.samples.first + row for row in rows)
         key = DropoutKey(self.replay.record.seed, self.step, numbers, self.plan.model.sequence)
         return inputs_of(self.plan, part, self.mesh, dropout=key)

@@ -14,7 +14,6 @@ from trivium.parallel.sharding.zero import Totals
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.tokens.samples import TokenDataset
-from trivium.training.batches import reader_of
 from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, read
 from trivium.training.rates import lr_of_step
@@ -41,7 +40,7 @@ class Replay:
 
     def samples(self, step: int) -> Samples:
         """The batch of a step, counted from 0."""
-        return Samples(*self.record.plan.batch.at(step), reader_of(self.data))
+        return Samples(*self.record.plan.batch.at(step), self.data.rows)
 
     def advance(self, *, update: bool = True) -> StepResult:
         """Do the next step as the run did it; a spike changes nothing, and without `update` no step does."""

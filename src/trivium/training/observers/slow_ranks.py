@@ -12,7 +12,8 @@ from trivium.checkpoint.agree import sums
 from trivium.comms.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.plan.schedule import Action
-from trivium.training.batches import Read, Rows
+from trivium.tokens.rows import Rows
+from trivium.training.batches import Read
 from trivium.training.config import is_nth
 from trivium.training.loop import Loop, Observer, StepSetup
 from trivium.training.trainer import StepResult

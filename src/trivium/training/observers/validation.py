@@ -6,7 +6,6 @@ import time
 from trivium.checkpoint.agree import found_by_first
 from trivium.comms.mesh import Mesh
 from trivium.errors import DataError, TriviumError
-from trivium.training.batches import reader_of
 from trivium.training.config import is_nth
 from trivium.training.loop import Loop, Observer, TrainingJob, dataset_of
 from trivium.training.metrics import METRICS, append, is_evaluated, warn
@@ -20,7 +19,7 @@ class Validation(Observer):
     def __init__(self, job: TrainingJob, mesh: Mesh) -> None:
         data, wanted = dataset_of(job, "validation"), job.training.validation_samples
         count = min(wanted, data.num_samples)  # it does not depend on the layout
-        self.samples = Samples(0, count, reader_of(data))
+        self.samples = Samples(0, count, data.rows)
         if count < wanted and mesh.rank == 0:
             warn(f"validation uses the {count} samples there are, not {wanted}")
         self._is_logged = False

@@ -1,0 +1,18 @@
+"""The operations of NVIDIA's and AMD's accelerators."""
+
+from trivium.kernels.arithmetic import Arithmetic
+from trivium.kernels.cuda import product
+from trivium.kernels.cuda.attention import CudaAttention
+from trivium.kernels.cuda.recording import Recording
+from trivium.kernels.operations import Operations
+
+OPERATIONS = Operations(
+    products=Arithmetic(
+        product=product.product,
+        add_gradient_of_weight=product.add_gradient_of_weight,
+        gradient_of_bias=product.gradient_of_bias,
+        widens=product.widens,
+    ),
+    attention=CudaAttention(),
+    recording=Recording,
+)

@@ -1,0 +1,106 @@
+"""Sections about answers show the results of the files in their order, and name what was not measured."""
+
+import pytest
+
+from report.fake_run import incontext_study, stations, write_run
+from trivium.errors import DataError
+from trivium.report.answers import bias_tables, incontext_section, tasks_section
+from trivium.report.collect import collect
+from trivium.report.figures import accuracy_against_tokens, against_shots, calibration, margins, varied
+
+
+def test_every_effect_and_group_has_a_row(tmp_path):
+    effects, words = bias_tables(collect(write_run(tmp_path))["bias"])
+    assert [row[:2] for row in effects.rows] == [("association", "neutral"), ("adjectives", "gender: male")]
+    assert effects.rows[0][4] == "-0.50 to -0.30" and effects.rows[1][4:6] == ("–", "–")
+    assert words.rows == [("male", "tall (3)", "old (+0.70*)")]
+
+
+def test_unmeasured_effect_has_a_row(tmp_path):
+    mute = {"effects": [], "not_measured": [{"measure": "adjectives", "of": "gender: male", "n": 60}], "adjectives": {}}
+    (table,) = bias_tables(
+        collect(write_run(tmp_path, **{"bias/results.json": stations()["bias/results.json"] | mute}))["bias"]
+    )
+    assert table.rows == [("adjectives", "gender: male", "not measured", "–", "–", "–", "–", "60")]
+
+
+def test_results_without_effects_have_no_table(tmp_path):
+    old = {k: v for k, v in stations()["bias/results.json"].items() if k not in ("effects", "adjectives")}
+    assert bias_tables(collect(write_run(tmp_path, **{"bias/results.json": old}))["bias"]) == []
+
+
+def test_damaged_effects_are_named(tmp_path):
+    bad = stations()["bias/results.json"] | {"effects": [{"measure": "x"}]}
+    with pytest.raises(DataError, match=r"bias/results.json.*effects"):
+        collect(write_run(tmp_path, **{"bias/results.json": bad}))
+
+
+def test_task_added_later_is_drawn_from_then():
+    moments = [
+        {"tokens": 1000, "tasks": {"hans": {"0": 0.5}}},
+        {"tokens": 2000, "tasks": {"hans": {"0": 0.6}, "piqa": {"1": 0.7}}},
+        {"tokens": 3000, "tasks": {"piqa": {"1": 0.8}}},
+    ]
+    hans, piqa = accuracy_against_tokens(moments).data
+    assert (hans.name, list(hans.x), list(hans.y)) == ("hans, 0 shots", [1000, 2000], [0.5, 0.6])
+    assert (piqa.name, list(piqa.x), list(piqa.y)) == ("piqa, 1 shot", [2000, 3000], [0.7, 0.8])
+
+
+def test_section_names_the_checkpoint():
+    score = {"n": 5, "accuracy": 0.4, "interval": [0.1, 0.8], "chance": 0.5}
+    found = {"tasks": {"wic": {"0": score}}, "series": [], "skipped": {}}
+    told = tasks_section({"tasks": found | {"model": {"step": 1200, "tokens": 614400}}}).shows
+    assert told.endswith("Asked of the checkpoint of step 1,200, after 614,400 tokens.")
+    assert "Asked of" not in tasks_section({"tasks": found}).shows
+
+
+def model():
+    found = incontext_study()["models"][0]
+    measured = found["shots"]["2"]
+    # Keys in files are sorted as strings: 16 before 2, False before True.
+    found["shots"] = {k: {**measured, "accuracy": float(k) / 100} for k in ("0", "16", "2")}
+    return found
+
+
+def test_shots_are_sorted_numerically():
+    (accuracy, threshold) = against_shots([model()], ["a"]).data
+    assert list(accuracy.x) == ["0", "2", "16"] and list(accuracy.y) == [0.0, 0.02, 0.16]
+    assert "threshold" in threshold.name
+
+
+def test_truncated_prompts_are_shown():
+    study = incontext_study()
+    study["models"][0]["order"]["2"] = study["models"][0]["order"]["2"] | {"truncated_fraction": 0.25}
+    (table,) = incontext_section({"incontext": study}).tables
+    cut = {row[1]: row[-1] for row in table.rows}
+    assert table.headings[-1] == "prompts cut" and cut["order of the same shots"] == "25.0%"
+    assert cut["number of shots"] == "unknown"  # as in an older version
+
+
+def test_only_last_model_has_corrections():
+    assert len(against_shots([model()] * 3, ["a", "b", "c"]).data) == 3 + 1
+
+
+def test_similar_models_are_distinguished_by_target():
+    named = [{"target": f"models/{name}", **model()} for name in ("base", "tuned")]
+    drawn = incontext_section({"incontext": {"task": "hans", "models": named}}).figures[0].figure
+    first, second = (line.name for line in drawn.data[:2])
+    assert first.startswith("base: step ") and second.startswith("tuned: step ")
+
+
+def test_margins_are_of_first_label_over_second():
+    histogram = {"edges": [-1.0, 0.0, 1.0], "counts": {" False": [5, 0], " True": [0, 7]}}
+    figure = margins({"a": histogram, "b": histogram}, [" True", " False"])
+    assert [t.name for t in figure.data[:2]] == ["gold: True", "gold: False"]
+    assert list(figure.data[0].y) == [0, 7] and len(figure.data) == 4
+    assert figure.layout.xaxis2.title.text == "log P(True) − log P(False)"
+    lead = margins({"": {"edges": [0.0, 1.0], "counts": {"right": [3]}}}, None)
+    assert lead.layout.xaxis.title.text.startswith("lead of the right choice")
+
+
+def test_intervals_and_confidence_are_shown_as_measured():
+    study = model()
+    (order,) = varied({"order": study["order"]}).data
+    assert list(order.x) == [0.5] and [round(e, 9) for e in order.error_x.array] == [0.2]
+    diagonal, bins = calibration({"2": study["shots"]["2"]}).data
+    assert list(diagonal.x) == [0, 1] and (list(bins.x), list(bins.y)) == ([0.6], [0.5])
