@@ -33,7 +33,7 @@ from trivium.comms.mesh import Mesh
 from trivium.comms.transports import Exchange
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
-from trivium.training.supervision.supervise import LOST
+from trivium.training.supervision.watchdog import LOST
 
 Tensor = torch.Tensor
 
