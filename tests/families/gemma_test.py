@@ -16,9 +16,11 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.config import build
+from trivium.errors import ConfigError
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import TOLERANCE, export_hf
 from trivium.interchange.plain import logits
+from trivium.interchange.settings import config_of
 from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, count, parameters
@@ -164,3 +166,10 @@ def test_it_is_certified_in_fp64(way: Way, over: dict[str, Any]) -> None:
     plan = small(**{**over, "model": {**GEMMA, **over.get("model", {})}, "precision": {"weights": "fp64"}})
     assert plan.check() == []
     on_ranks(plan.layout.world_size, certified, plan, compute_reference(plan), way)
+
+
+def test_layers_of_one_kind_with_other_rotary_positions_are_not_exported() -> None:
+    bases = [{"window": 5}, {"window": 5, "rope_base": 9.0}]
+    given = {**GEMMA, "score_cap": None, "embedding_scale": 24**0.5, "score_scale": 7**-0.5, "pattern": bases}
+    with pytest.raises(ConfigError, match="layers with a window 2 kinds of rotary positions"):
+        config_of(small(model=given).model, dtype="float32")

@@ -3,11 +3,13 @@
 from types import MappingProxyType
 from typing import Any
 
+from trivium.errors import ConfigError
 from trivium.families.common.family import Config, Tree
 from trivium.families.common.gemma import gemma
 from trivium.families.common.rope import rope_config, rope_of
 from trivium.families.common.windows import ALL, WINDOW
 from trivium.plan.model_shape import ModelShape
+from trivium.units import listed
 
 GLOBAL_BASE, LOCAL_BASE = 1e6, 1e4  # defaults of transformers
 
@@ -30,8 +32,20 @@ def rope(config: Config, where: str, windows: Tree) -> Tree:
 
 
 def both_ropes(model: ModelShape) -> Tree:
-    """Return the fields of config.json, as transformers 5 reads them and as those before did."""
+    """Return the fields of config.json, as transformers 5 reads them and as those before did.
+
+    Raises ConfigError where layers of one kind differ.
+    """
     forms = [model.form_of(n) for n in range(model.layers)]
+    for kind in (True, False):
+        ropes = {(form.rope_base, form.rope_scaling) for form in forms if (form.window is None) is kind}
+        if len(ropes) > 1:
+            bases, which = listed(sorted({base for base, _ in ropes})), "without" if kind else "with"
+            raise ConfigError(
+                f"plan.model.pattern gives layers {which} a window {len(ropes)} kinds of rotary positions (rope_base "
+                f"{bases}), and Gemma3ForCausalLM has one; train with one rope_base and rope_scaling in all of them "
+                f"for a model that is to be exported"
+            )
     of_all = next((form for form in forms if form.window is None), model)
     of_window = next((form for form in forms if form.window is not None), model)
     all_fields, window_fields = (

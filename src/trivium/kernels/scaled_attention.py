@@ -129,8 +129,8 @@ class _Capped(torch.autograd.Function):
             d_q[:, :, here] = found[0]
             d_k += found[1]
             d_v += found[2]
-        groups = (x.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype) for x in (d_k, d_v))
-        return d_q, *groups, None, None
+        d_k, d_v = (x.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype) for x in (d_k, d_v))
+        return d_q, d_k, d_v, None, None
 
 
 def _some_queries(q: Tensor, sight: Sight) -> Iterator[tuple[slice, Tensor]]:

@@ -12,7 +12,9 @@ from trivium.kernels.operations import Operations, operations_of
 from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
+from trivium.model.layers.embedding import Embedding
 from trivium.model.layers.half import Around
+from trivium.model.layers.head import Head
 from trivium.model.layers.kinds import kind_of
 from trivium.model.layers.wiring import module_of
 from trivium.model.likelihood import Likelihoods, likelihoods
@@ -44,11 +46,13 @@ class Stage(nn.Module):
         }
         borrowed = TOKENS in self.table and not self.is_first
         has_table = TOKENS in self.table
-        self.embedding = kind_of(model.embedding_part)(model, ends, borrowed=borrowed) if has_table else None
+        self.embedding: Embedding | None = None
+        if has_table:
+            self.embedding = kind_of(model.embedding_part)(model, ends, borrowed=borrowed)
         around = {n: Around(n, region, context, plan.recompute, self.operations) for n in layers}
         blocks = {str(n): module_of(model.each_layer[n], around[n]) for n in layers}
         self.layers = nn.ModuleDict(blocks)
-        self.head = kind_of(model.head_part)(model, ends, self.operations) if self.is_last else None
+        self.head: Head | None = kind_of(model.head_part)(model, ends, self.operations) if self.is_last else None
         if plan.compiled:
             options = options_for(plan.activation_shape)
             for block in blocks.values():

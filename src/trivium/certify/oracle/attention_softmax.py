@@ -1,4 +1,4 @@
-"""Softmax attention, with all scores.
+"""Softmax attention with a scale and soft caps, with all scores.
 
 Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D columns of a head.
 """
@@ -29,32 +29,39 @@ def _rules(s: Settings, at: str) -> Iterator[tuple[str, Rule]]:
         yield f"{at}.out.bias", Rule((H,))
     if s.form.qk_norm != "none":
         queries, keys = (D, D) if s.form.qk_norm == "each_head" else (N * D, G * D)
-        yield f"{at}.query_norm.weight", Rule((queries,), mean=1.0)
-        yield f"{at}.key_norm.weight", Rule((keys,), mean=1.0)
+        yield f"{at}.query_norm.weight", Rule((queries,), mean=1.0 - _offset(s))
+        yield f"{at}.key_norm.weight", Rule((keys,), mean=1.0 - _offset(s))
+
+
+def _offset(s: Settings) -> float:
+    """What is added to the weights of the norms of queries and keys."""
+    return 1.0 if s.form.norm == "rms_norm_offset" else 0.0
 
 
 def _compute(weights: Weights, s: Settings, x: Tensor, at: str, order: Order) -> Tensor:
-    B, S, _ = x.shape
+    (B, S, _), f = x.shape, s.form
     N, G, D = _sizes(s)
     rows = linear(weights, x, f"{at}.qkv")
-    # The rows of a group: its N/G queries, its key, its value.
     q, k, v = torch.split(rows.view(B, S, G, N // G + 2, D), [N // G, 1, 1], dim=3)
-    if s.form.qk_norm != "none":
-        q, k = (_normed(weights, s, rows, f"{at}.{n}_norm") for rows, n in ((q, "query"), (k, "key")))
-    if s.form.positions == "rotary":
-        n = s.form.rope_columns if s.form.rope_columns is not None else D
-        q, k = (torch.cat([rotated(s.form, rows[..., :n], order.numbers), rows[..., n:]], dim=-1) for rows in (q, k))
-    sees = order.sees if s.form.window is None else order.sees.triu(1 - s.form.window)
-    scores = torch.einsum("bsgnd,btgd->bgnst", q, k.squeeze(3)) / math.sqrt(D)
+    if f.qk_norm != "none":
+        q, k = (_normed(s, y, _offset(s) + weights[f"{at}.{n}_norm.weight"]) for y, n in ((q, "query"), (k, "key")))
+    if f.positions == "rotary":
+        n = f.rope_columns if f.rope_columns is not None else D
+        q, k = (torch.cat([rotated(f, y[..., :n], order.numbers), y[..., n:]], dim=-1) for y in (q, k))
+    scores = torch.einsum("bsgnd,btgd->bgnst", q, k.squeeze(3))
+    scores = scores * (f.score_scale if f.score_scale is not None else 1 / math.sqrt(D))
+    if f.score_cap is not None:
+        scores = f.score_cap * torch.tanh(scores / f.score_cap)
+    sees = order.sees if f.window is None else order.sees.triu(1 - f.window)
     shares = scores.masked_fill(~sees[:, None, None], float("-inf")).softmax(-1)
     y = torch.einsum("bgnst,btgd->bsgnd", shares, v.squeeze(3))
     return linear(weights, y.reshape(B, S, N * D), f"{at}.out")
 
 
-def _normed(weights: Weights, s: Settings, x: Tensor, name: str) -> Tensor:
+def _normed(s: Settings, x: Tensor, weight: Tensor) -> Tensor:
     """x [B, S, G, n, D]: each head by itself, or one row of all of them."""
     rows = x if s.form.qk_norm == "each_head" else x.flatten(2)
-    return (rms(rows, s.form.norm_epsilon) * weights[f"{name}.weight"]).view(x.shape)
+    return (rms(rows, s.form.norm_epsilon) * weight).view(x.shape)
 
 
 ATTENTION_SOFTMAX = Twin(_rules, _compute)

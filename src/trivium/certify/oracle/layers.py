@@ -6,16 +6,15 @@ from types import MappingProxyType
 
 import torch
 
-from trivium.certify.oracle.attention_scaled import ATTENTION_SCALED
+from trivium.certify.oracle.attention_softmax import ATTENTION_SOFTMAX
 from trivium.certify.oracle.mlp_gated import MLP_GATED
 from trivium.certify.oracle.mlp_gated_gelu import MLP_GATED_GELU
 from trivium.certify.oracle.mlp_plain import MLP_PLAIN
 from trivium.certify.oracle.norms import LAYER_NORM, RMS_NORM
 from trivium.certify.oracle.norms_offset import RMS_NORM_OFFSET
 from trivium.certify.oracle.terms import Order, Rule, Settings, Tensor, Twin, Weights, deviations
-from trivium.certify.oracle.wiring import Drop
+from trivium.certify.oracle.wiring import SEQUENTIAL, Drop
 from trivium.certify.oracle.wiring_sandwich import SANDWICH
-from trivium.certify.oracle.wiring_scaled import SEQUENTIAL_SCALED
 from trivium.certify.oracle.wiring_side_by_side import SIDE_BY_SIDE
 from trivium.plan.model_shape import ModelShape
 
@@ -26,7 +25,7 @@ FEED_FORWARDS: Mapping[str, Twin] = MappingProxyType(
     {"plain": MLP_PLAIN, "gated": MLP_GATED, "gated_gelu": MLP_GATED_GELU}
 )
 WIRINGS: Mapping[str, Twin] = MappingProxyType(
-    {"sequential": SEQUENTIAL_SCALED, "side_by_side": SIDE_BY_SIDE, "sandwich": SANDWICH}
+    {"sequential": SEQUENTIAL, "side_by_side": SIDE_BY_SIDE, "sandwich": SANDWICH}
 )
 
 
@@ -66,7 +65,7 @@ def _layer(model: ModelShape, n: int) -> Iterator[tuple[str, Rule]]:
     s, at = settings_of(model, n), f"layers.{n}"
     norm = NORMS[s.form.norm]
     yield from WIRINGS[s.form.wiring].rules(s, at, norm)
-    yield from ATTENTION_SCALED.rules(s, f"{at}.attention")
+    yield from ATTENTION_SOFTMAX.rules(s, f"{at}.attention")
     yield from FEED_FORWARDS[s.form.feed_forward].rules(s, f"{at}.mlp")
 
 
@@ -74,7 +73,7 @@ def layer(weights: Weights, model: ModelShape, n: int, x: Tensor, order: Order, 
     """x [B, S, H] behind layer n."""
     s, at = settings_of(model, n), f"layers.{n}"
     halves = {
-        "attention": lambda y: ATTENTION_SCALED.compute(weights, s, y, f"{at}.attention", order),
+        "attention": lambda y: ATTENTION_SOFTMAX.compute(weights, s, y, f"{at}.attention", order),
         "mlp": lambda y: FEED_FORWARDS[s.form.feed_forward].compute(weights, s, y, f"{at}.mlp"),
     }
     norm = partial(NORMS[s.form.norm].compute, weights, s)

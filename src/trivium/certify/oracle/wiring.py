@@ -21,7 +21,7 @@ def _compute(
     for name, half in halves.items():
         before = s.form.norm_position == "before"
         y = half(norm(x, f"{name}.norm")) if before else norm(half(x), f"{name}.norm")
-        x = x + drop(y, name)
+        x = x + s.form.residual_scale * drop(y, name)
     return x
 
 

@@ -5,6 +5,7 @@ Legend: B sequences, S positions, V vocabulary, N heads, G key-value heads, D co
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -61,69 +62,13 @@ def gemma(
         "wiring": "sandwich",
         "qk_norm": qk_norm,
     }
-
-    def read(config: Config, where: str) -> Tree:
-        layers = config["num_hidden_layers"]
-        types = [WINDOW if (n + 1) % every else ALL for n in range(layers)]
-        windows = windows_of({**config, "layer_types": config.get("layer_types") or types}, "typed", where)
-        return {
-            "layers": layers,
-            "hidden": config["hidden_size"],
-            "heads": config["num_attention_heads"],
-            "kv_heads": config["num_key_value_heads"],
-            "head_width": config["head_dim"],
-            "ffn": config["intermediate_size"],
-            "sequence": config["max_position_embeddings"],
-            "norm_epsilon": config["rms_norm_eps"],
-            "embedding_scale": math.sqrt(config["hidden_size"]),
-            "score_scale": config["query_pre_attn_scalar"] ** -0.5,
-            "score_cap": config.get("attn_logit_softcapping"),
-            "logits_cap": config.get("final_logit_softcapping"),
-            **rope(config, where, windows),
-        }
-
-    def write(model: ModelShape) -> Tree:
-        if not math.isclose(model.embedding_scale, math.sqrt(model.hidden), rel_tol=RELATIVE_ERROR):
-            raise ConfigError(
-                f"plan.model.embedding_scale is {model.embedding_scale:g}, and {architecture} multiplies by "
-                f"sqrt(hidden) = {math.sqrt(model.hidden):g}; train with that for a model that is to be exported"
-            )
-        inverse = model.head_columns if model.score_scale is None else model.score_scale**-2
-        if not math.isclose(inverse, round(inverse), rel_tol=RELATIVE_ERROR):
-            raise ConfigError(
-                f"plan.model.score_scale is {model.score_scale:g}, which is 1 / sqrt({inverse:g}), and {architecture} "
-                f"needs 1 / sqrt of a whole number; train with such a scale for a model that is to be exported"
-            )
-        windows = windows_config(model, "typed")
-        return {
-            "model_type": model_type,
-            "max_position_embeddings": model.sequence,
-            "hidden_size": model.hidden,
-            "intermediate_size": model.ffn_width,
-            "num_hidden_layers": model.layers,
-            "num_attention_heads": model.heads,
-            "num_key_value_heads": model.kv,
-            "head_dim": model.head_columns,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "rms_norm_eps": model.norm_epsilon,
-            "query_pre_attn_scalar": round(inverse),
-            "attn_logit_softcapping": model.score_cap,
-            "final_logit_softcapping": model.logits_cap,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "layer_types": [ALL] * model.layers,
-            **windows,
-            "sliding_window": windows["sliding_window"] or model.sequence,  # transformers need one
-            **rope_config(model),
-        }
-
     return Family(
         architecture=architecture,
         settings=MappingProxyType(settings),
         sizes=SIZES,
         must=MUST,
-        read=read,
-        write=write,
+        read=partial(_read, every=every, rope=rope),
+        write=partial(_write, architecture=architecture, model_type=model_type, rope_config=rope_config),
         names=lambda model: NAMES,
         logits=logits,
         can_say=lambda model: len({model.form_of(n).window for n in range(model.layers)} - {None}) <= 1,
@@ -131,6 +76,63 @@ def gemma(
         tied=True,
         free=(*FREE, *free),
     )
+
+
+def _read(config: Config, where: str, *, every: int, rope: Callable[[Config, str, Tree], Tree]) -> Tree:
+    layers = config["num_hidden_layers"]
+    types = [WINDOW if (n + 1) % every else ALL for n in range(layers)]
+    windows = windows_of({**config, "layer_types": config.get("layer_types") or types}, "typed", where)
+    return {
+        "layers": layers,
+        "hidden": config["hidden_size"],
+        "heads": config["num_attention_heads"],
+        "kv_heads": config["num_key_value_heads"],
+        "head_width": config["head_dim"],
+        "ffn": config["intermediate_size"],
+        "sequence": config["max_position_embeddings"],
+        "norm_epsilon": config["rms_norm_eps"],
+        "embedding_scale": math.sqrt(config["hidden_size"]),
+        "score_scale": config["query_pre_attn_scalar"] ** -0.5,
+        "score_cap": config.get("attn_logit_softcapping"),
+        "logits_cap": config.get("final_logit_softcapping"),
+        **rope(config, where, windows),
+    }
+
+
+def _write(model: ModelShape, *, architecture: str, model_type: str, rope_config: Callable[[ModelShape], Tree]) -> Tree:
+    if not math.isclose(model.embedding_scale, math.sqrt(model.hidden), rel_tol=RELATIVE_ERROR):
+        raise ConfigError(
+            f"plan.model.embedding_scale is {model.embedding_scale:g}, and {architecture} multiplies by "
+            f"sqrt(hidden) = {math.sqrt(model.hidden):g}; train with that for a model that is to be exported"
+        )
+    inverse = model.head_columns if model.score_scale is None else model.score_scale**-2
+    if not math.isclose(inverse, round(inverse), rel_tol=RELATIVE_ERROR):
+        raise ConfigError(
+            f"plan.model.score_scale is {model.score_scale:g}, which is 1 / sqrt({inverse:g}), and {architecture} "
+            f"needs 1 / sqrt of a whole number; train with such a scale for a model that is to be exported"
+        )
+    windows = windows_config(model, "typed")
+    return {
+        "model_type": model_type,
+        "max_position_embeddings": model.sequence,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.ffn_width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv,
+        "head_dim": model.head_columns,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": model.norm_epsilon,
+        "query_pre_attn_scalar": round(inverse),
+        "attn_logit_softcapping": model.score_cap,
+        "final_logit_softcapping": model.logits_cap,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "layer_types": [ALL] * model.layers,
+        **windows,
+        "sliding_window": windows["sliding_window"] or model.sequence,  # transformers need one
+        **rope_config(model),
+    }
 
 
 def logits(config: Config, tensors: Tensors, tokens: torch.Tensor) -> torch.Tensor:

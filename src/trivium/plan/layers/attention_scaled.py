@@ -27,8 +27,8 @@ class AttentionScaled(AttentionSoftmax):
         """The attention that the settings describe."""
         found = super().of(form)
         assert isinstance(found, cls), f"{found} is of another kind"
-        own = {"scale": form.score_scale, "cap": form.score_cap, "offset_norms": form.norm == "rms_norm_offset"}
-        return replace(found, **own)
+        offset = form.norm == "rms_norm_offset"
+        return replace(found, scale=form.score_scale, cap=form.score_cap, offset_norms=offset)
 
     @staticmethod
     def is_needed(form: LayerForm) -> bool:

@@ -66,8 +66,8 @@ class Layer:
     @staticmethod
     def problems(form: LayerForm) -> list[str]:
         """Return the contradictions among the settings of a layer."""
-        parts = (_attention(form), FEED_FORWARDS[form.feed_forward], NORMS[form.norm], WIRINGS[form.wiring])
-        parts = (*parts, SequentialScaled, HeadScaled)
+        halves: list[type[Part]] = [_attention(form), FEED_FORWARDS[form.feed_forward]]
+        parts = [*halves, NORMS[form.norm], WIRINGS[form.wiring], SequentialScaled, HeadScaled]
         return [problem for part in parts for problem in part.problems(form)]
 
     @cached_property
