@@ -18,6 +18,7 @@ from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import Preempted, TriviumError
 from trivium.model.stage import Stage
+from trivium.objectives.objective import LOSS
 from trivium.parallel.sharding.zero import Totals
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
@@ -146,7 +147,7 @@ class Loop:
         self.observers, self.asks, self.alive = observers, asks, alive
         self.step = self.first_step = 0
         self.refusal, self.checkpoint_due, self.seconds, self._asked = "", False, 0.0, False
-        self.final_loss: float | None = None  # of the last step done here whose loss was finite
+        self.final_losses: Mapping[str, float | None] = {LOSS: None}  # of the last step done here with a finite loss
         self.summary: dict[str, Any] = {}
         self.identity, self.all_data = identity_of(job), dataset_of(job, "train")
         verify_together(job.tokens, job.out, mesh, alive)
@@ -193,7 +194,7 @@ class Loop:
         self.seconds = time.perf_counter() - started
         self._asked = result.asked
         if math.isfinite(result.loss):
-            self.final_loss = result.loss
+            self.final_losses = result.losses
         needed = [observer.needs_checkpoint(self) for observer in self.observers]
         self.checkpoint_due = any(needed) or result.asked or self._has_long_work()
         for observer in self.observers:
@@ -308,7 +309,7 @@ class Loop:
         return {
             **self.summary,
             "unigram_entropy": manifest.get("unigram_entropy"),
-            "final_loss": self.final_loss,
+            **{f"final_{name}": loss for name, loss in self.final_losses.items()},
             "layout": {k: getattr(layout, k) for k in DEGREES},
             "device": device_name(device),
             "hosts": self.hosts,

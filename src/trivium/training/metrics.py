@@ -27,7 +27,6 @@ NUMBERS = (
     "time",
     "seconds",
     "loss",
-    "z_loss",
     "validation_loss",
     "lr",
     "gradient_norm",

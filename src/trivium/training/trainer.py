@@ -19,7 +19,9 @@ from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.dtypes import DTYPES
 from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
+from trivium.model.layers.head import Losses
 from trivium.model.stage import Stage, bare_stages, placed, share_table
+from trivium.objectives.objective import LOSS, loss_names
 from trivium.parallel.pipeline.clock import Clock, finished
 from trivium.parallel.pipeline.executor import Executor, Run, StageFunctions
 from trivium.parallel.pipeline.saved_bytes import SavedBytes
@@ -42,19 +44,23 @@ Scale = float | torch.Tensor  # of losses
 
 
 class StepResult(NamedTuple):
-    """loss: mean over the batch's tokens, nats. gradient_norm: before clipping.
+    """losses: means over the batch's targets by their weights, in nats, by name. gradient_norm: before clipping.
 
     update_seconds: of the optimizer's step, with the wait for reduced gradients and the publishing of weights; on an
     accelerator only where the step was measured, otherwise of asking for it.
     """
 
-    loss: float
+    losses: Mapping[str, float]
     gradient_norm: float
     run: Run
     update_seconds: float
     asked: bool = False  # some rank was asked to end
     batch_hash: str = ""  # of the rows that were read, on whatever rank
-    z_loss: float | None = None  # mean over the same tokens, beside the loss; None where there is none
+
+    @property
+    def loss(self) -> float:
+        """The cross-entropy."""
+        return self.losses[LOSS]
 
 
 @dataclass(frozen=True)
@@ -153,8 +159,7 @@ class Trainer:
         begin = time.perf_counter()
         totals = self.optimizer.step(
             lr,
-            loss=run.loss,
-            z_loss=run.z_loss,
+            losses=run.losses,
             loss_scale=scale,
             asks=asks,
             digest=self._digest,
@@ -169,9 +174,7 @@ class Trainer:
                 raise DataError(_cannot_be_scaled(step, totals))
             self.loss_scale.update(finite=finite)
         batch_hash = str(Digest(*totals.digest))
-        return StepResult(
-            totals.loss, totals.gradient_norm, run, update_seconds, totals.asked > 0, batch_hash, totals.z_loss
-        )
+        return StepResult(totals.losses, totals.gradient_norm, run, update_seconds, totals.asked > 0, batch_hash)
 
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
         """Forward and backward of the batch; gradients are left in the buckets, their reduction begun.
@@ -193,14 +196,11 @@ class Trainer:
     ) -> Run:
         self._watch.start_step(reduces=reduces)
         program = self._program(sequences, forward_only=False)[self.mesh.at.pipeline]
-        executor = self._executor(inputs, scale)
+        executor = self._executor(inputs, scale, loss_names(self.plan.model))
         if measure:
             executor.saved_bytes = SavedBytes(b.weights for b in self.buckets)
             executor.clock = Clock(self.mesh.device)
-        run = executor.run(program)
-        if self.plan.model.z_loss:
-            run.z_loss = self._z_loss() * executor.loss_scale
-        return run
+        return executor.run(program)
 
     def _replayed(self, sequences: int, inputs: Sequence[Inputs], scale: Scale) -> Run:
         """A step that has run before, at once. One is kept: of a ramp's next size another is recorded."""
@@ -227,17 +227,17 @@ class Trainer:
             self._records = records
 
     @torch.no_grad()
-    def validate(self, samples: Samples) -> float:
-        """Mean loss over `samples`, without gradients or dropout; the same on every rank, and under every layout: what
-        they lack of whole micro-batches for every replica and stage is padding."""
+    def validate(self, samples: Samples) -> dict[str, float]:
+        """Return the mean losses over `samples` by name, without gradients or dropout; the same on every rank, and
+        under every layout: what they lack of whole micro-batches for every replica and stage is padding."""
         self._set_mode(training=False)
         self.forget_recording()
         whole = samples.padded_to(self.plan.validation_unit)
         inputs = self._inputs(whole, None)
         program = self._program(whole.sequences, forward_only=True)[self.mesh.at.pipeline]
-        loss = self._executor(inputs, self._scale_of_losses(inputs)).run(program).loss
-        total = sum_over_ranks_(loss_share(loss, self.mesh), self.mesh)
-        return read_later(total.unsqueeze(0))()[0]
+        losses = self._executor(inputs, self._scale_of_losses(inputs), (LOSS,)).run(program).losses
+        shares = torch.stack([loss_share(loss, self.mesh) for loss in losses.values()])
+        return dict(zip(losses, read_later(sum_over_ranks_(shares, self.mesh))(), strict=True))
 
     @contextmanager
     def weights_held(self) -> Iterator[Mapping[int, Stage]]:
@@ -250,7 +250,7 @@ class Trainer:
             for bucket in self.buckets:
                 bucket.drop()
 
-    def _executor(self, inputs: Sequence[Inputs], scale: Scale) -> Executor:
+    def _executor(self, inputs: Sequence[Inputs], scale: Scale, losses: Sequence[str]) -> Executor:
         plan, device = self.plan, self.mesh.device
         functions = {
             n: StageFunctions(_forward(stage, inputs, self.goes_on), stage.weight_gradients)
@@ -262,6 +262,7 @@ class Trainer:
             stages=functions,
             last_stage=plan.last_stage,
             activation=lambda: torch.empty(plan.activation_shape, dtype=dtype, device=device),
+            names=losses,
             loss_scale=scale,
             watch=self._watch,
             transport=self.transport,
@@ -301,13 +302,6 @@ class Trainer:
         """Return the sum of the weights of the whole batch, over all replicas."""
         weights = [x.weights.sum(dtype=torch.float64) for x in inputs if x.weights is not None]
         return all_reduce_(torch.stack(weights).sum(), self.mesh.replicas)
-
-    def _z_loss(self) -> torch.Tensor:
-        """Of the micro-batches whose loss was computed here, summed; 0 where that is done on other ranks."""
-        heads = (stage.head for stage in self.stages.values() if stage.head is not None)
-        found = [z_loss for head in heads for z_loss in head.take_z_losses()]
-        zero = torch.zeros((), device=self.mesh.device, dtype=torch.float64)
-        return torch.stack(found).sum(dtype=torch.float64) if found else zero
 
     def _set_mode(self, *, training: bool) -> None:
         for stage in self.stages.values():
@@ -375,10 +369,10 @@ def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:
 
 def _forward(
     stage: Stage, inputs: Sequence[Inputs], goes_on: Callable[[], None]
-) -> Callable[[torch.Tensor | None, int], torch.Tensor]:
-    def forward(x: torch.Tensor | None, m: int) -> torch.Tensor:
+) -> Callable[[torch.Tensor | None, int], tuple[torch.Tensor | None, Losses]]:
+    def forward(x: torch.Tensor | None, m: int) -> tuple[torch.Tensor | None, Losses]:
         goes_on()
-        y: torch.Tensor = stage(x, inputs[m])
-        return y
+        found: torch.Tensor | Losses = stage(x, inputs[m])
+        return (found, {}) if isinstance(found, torch.Tensor) else (None, found)
 
     return forward

@@ -216,7 +216,7 @@ def test_a_gradient_is_blamed_on_the_module_whose_backward_made_it(monkeypatch) 
     monkeypatch.setattr(MlpPlain, "forward", forward)
     trail = Trail()
     with trail.watching(stage):
-        loss = stage(None, inputs)
+        loss = stage(None, inputs)["loss"]
         assert trail.found is None
         torch.autograd.grad(loss, list(stage.parameters()))
     assert trail.found == Place("layers.2.mlp", "backward")
@@ -226,5 +226,5 @@ def test_a_loss_that_overflows_behind_the_last_module_is_the_loss() -> None:
     stage, inputs = stage_and_inputs()
     trail = Trail()
     with trail.watching(stage):
-        (stage(None, inputs) * math.inf).backward()
+        (stage(None, inputs)["loss"] * math.inf).backward()
     assert trail.found == Place(LOSS, "backward")

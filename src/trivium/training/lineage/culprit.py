@@ -17,6 +17,7 @@ from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.sight import Sight
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
+from trivium.objectives.objective import LOSS
 from trivium.parallel.tensor.weight_gradients import BY_AUTOGRAD
 from trivium.progress import Progress, silent
 from trivium.tokens.lineage import Span
@@ -158,7 +159,7 @@ class _Search:
         """Loss and gradient of a part alone, with the weights of the step."""
         parameters = {name: p for name, p in self.stage.named_parameters() if p.requires_grad}
         with torch.enable_grad():
-            loss = self.stage(None, inputs) * self.scale
+            loss = self.stage(None, inputs)[LOSS] * self.scale
             grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         squares = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for name, grad in zip(parameters, grads, strict=True):

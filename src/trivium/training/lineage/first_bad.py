@@ -61,9 +61,10 @@ class Trail:
     def _leaving(self, name: str) -> Callable[[nn.Module, tuple[object, ...], object], None]:
         def look(module: nn.Module, args: tuple[object, ...], output: object) -> None:
             self._running.pop()
-            if isinstance(output, Tensor):
-                self._see(output, name)
-                self._role(output)[0].append(self._around(name))
+            for x in output.values() if isinstance(output, dict) else (output,):
+                if isinstance(x, Tensor):
+                    self._see(x, name)
+                    self._role(x)[0].append(self._around(name))
 
         return look
 

@@ -44,13 +44,13 @@ class Validation(Observer):
 
     def _validate(self, loop: Loop) -> None:
         loop.enter("validating")
-        loss = loop.trainer.validate(self.samples)
+        losses = {f"validation_{name}": loss for name, loss in loop.trainer.validate(self.samples).items()}
         if loop.is_first_rank:
             tokens = loop.plan.tokens(loop.plan.batch.at(loop.step).first_sample)
-            found = {"validation_loss": loss} if math.isfinite(loss) else {}
+            found = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
             append(loop.job.out / METRICS, {"step": loop.step, "time": time.time(), "tokens": tokens, **found})
-        loop.summary |= {"validation_loss": loss, "validation_samples": self.samples.sequences}
-        if not math.isfinite(loss):
+        loop.summary |= {**losses, "validation_samples": self.samples.sequences}
+        if not math.isfinite(loss := losses["validation_loss"]):
             self._report_not_finite(loop, loss)
 
     def _report_not_finite(self, loop: Loop, loss: float) -> None:
