@@ -46,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": LLAMA | {"window": 5, "head": "untied"},
     "qwen2": LLAMA | {"bias": "qkv", "window": 6, "first": [{"times": 2, "window": None}]},
     "qwen3": LLAMA | {"qk_norm": "each_head", "head_width": 8},
-    "olmo2": LLAMA | {"kv_heads": 4, "qk_norm": "all_heads", "norm_position": "after"},
+    "olmo2": LLAMA | {"kv_heads": 4, "qk_norm": "all_heads", "norm_position": "after", "z_loss": 1e-3},
     "olmo3": LLAMA
     | {"qk_norm": "all_heads", "norm_position": "after", "window": 5, "pattern": [{"times": 1}, {"window": None}]},
     "llama3": LLAMA

@@ -79,17 +79,17 @@ def test_documents_apart_are_numbered_seen_and_counted_apart() -> None:
 
 
 def test_of_a_batch_in_which_no_target_counts_loss_and_gradient_are_zero() -> None:
-    model = GPT.model_copy(update={"documents": "apart", "end_of_text": 0})
+    model = GPT.model_copy(update={"documents": "apart", "end_of_text": 0, "z_loss": 0.1})
     weights = {name: w.requires_grad_() for name, w in first_weights(model, 1).items()}
     text = torch.zeros(2, model.sequence + 1, dtype=torch.int64)
     found = losses_of(weights, model, text, torch.ones(text.shape), keep_all)
-    assert {name: x.item() for name, x in found.items()} == {"loss": 0}
+    assert {name: x.item() for name, x in found.items()} == {"loss": 0, "z_loss": 0}
     gradients = torch.autograd.grad(sum(found.values()), list(weights.values()), allow_unused=True)
     assert all(g is None or not g.any() for g in gradients)
 
 
 def test_losses_are_means_with_the_weights_of_the_targets() -> None:
-    model = GPT
+    model = GPT.model_copy(update={"z_loss": 0.1})
     weights, text, counts = first_weights(model, 1), texts(model, 2), torch.rand(2, model.sequence + 1)
 
     def losses(chosen: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from trivium.model.layers import embedding, head
 from trivium.model.layers.linear import RowLinear
 from trivium.parallel.context.attention import Context
 from trivium.parallel.sharding import shard
-from trivium.parallel.tensor import column_product, norm_over_heads, weight_gradients
+from trivium.parallel.tensor import column_product, norm_over_heads, vocabulary, weight_gradients
 from trivium.parallel.tensor import regions as tensor
 from trivium.parallel.tensor.regions import Region
 from trivium.plan import buckets
@@ -28,6 +28,7 @@ Tensor = torch.Tensor
 
 SPLIT = plan(tensor=2)
 SEQUENCE = plan(tensor=2, sequence_parallel=True)
+Z_LOSS = plan(tensor=2, model={"z_loss": 0.05})
 LLAMA = {**ROTARY, "kv_heads": 2, "head": "untied", "ffn": 24}
 OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
 
@@ -128,6 +129,29 @@ def softmax_over_the_local_vocabulary(original, mesh):
         return torch.cat([x[:1], original(x[1:].contiguous(), group)])
 
     return all_reduce_
+
+
+@fault(tensor, "stretch", Z_LOSS)
+def z_loss_without_its_gradient(original, mesh):
+    """The z-loss of a split vocabulary is told, and enters no gradient."""
+    return lambda logs, terms: torch.ones_like(logs)
+
+
+@fault(vocabulary, "stretch", plan(pipeline=2, model={"z_loss": 0.05}))
+def z_loss_as_if_not_squared(original, mesh):
+    """The gradient of the z-loss lacks the factor 2 of its square."""
+    return lambda logs, terms: (1 + original(logs, terms)) / 2
+
+
+@fault(head, "_weighted", plan(model={"z_loss": 0.05, "documents": "apart", "end_of_text": 3}))
+def z_loss_of_every_token(original, mesh):
+    """Tokens that do not count are in the z-loss that is told."""
+
+    def weighted(losses: Tensor, given: inputs.Inputs) -> Tensor:
+        told = torch.is_grad_enabled() and not losses.requires_grad
+        return losses.sum() if told else original(losses, given)
+
+    return weighted
 
 
 @fault(embedding, "embed", SPLIT)

@@ -275,7 +275,7 @@ RECORDED = [
     {"recompute": {"mode": "layer"}},
     {"recompute": {"mode": "attention"}, "compiled": True},
     {"precision": {"weights": "fp32"}},
-    {"model": {**LLAMA, "hidden": 64, "window": 3}},
+    {"model": {**LLAMA, "hidden": 64, "window": 3, "z_loss": 1e-3}},
     {"model": {"head": "tied"}, "schedule": "zb-h1"},
     {"batch": {"sequences": 8, "micro": 2, "ramp": {"start": 4, "increment": 4, "samples": 8}}},
 ]

@@ -25,7 +25,7 @@ PLANS = {
         small(tensor=2, recompute={"mode": "attention"}, precision={"weights": "bf16"}),
         small(pipeline=2, chunks=2),
         small(pipeline=2, model={"head": "untied"}),
-        small(pipeline=2, chunks=2, schedule="zb-turns", batch={"sequences": 10}),
+        small(pipeline=2, chunks=2, schedule="zb-turns", model={"z_loss": 1e-4}, batch={"sequences": 10}),
         small(data=2, zero=0),
         small(data=2, zero=2),
         small(context=2, model={"documents": "apart", "kv_heads": 2}, recompute={"mode": "attention"}),
@@ -62,7 +62,7 @@ PLANS = {
         small(data=4, zero=2, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
         small(data=2, context=2, zero=3, shards=2),
     ],
-    8: [small(tensor=2, pipeline=2, data=2, chunks=2, sequence_parallel=True)],
+    8: [small(tensor=2, pipeline=2, data=2, chunks=2, sequence_parallel=True, model={"z_loss": 1e-4})],
 }
 
 

@@ -85,6 +85,7 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"layout": {"order": ("context", "pipeline", "tensor", "data")}},
     ),
     "shards": ({}, {"layout": {"shards": 2}}),
+    "z-loss": ({}, {"model": {"z_loss": 0.05}}),
 }
 NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `plan_of`
 CANDIDATES = 24  # drawn for each base, of which the one with most new combinations is kept

@@ -16,7 +16,7 @@ from trivium.plan.layers.part import Division
 from trivium.plan.sizes import Ids, Layers
 
 # What weights do not depend on: a training that begins with given ones may choose it.
-_FREE = {"vocabulary_multiple", "dropout", "init_std", "documents", "end_of_text"}
+_FREE = {"vocabulary_multiple", "dropout", "z_loss", "init_std", "documents", "end_of_text"}
 
 
 class ModelShape(LayerForm):
@@ -35,6 +35,9 @@ class ModelShape(LayerForm):
     head: Literal["tied", "untied"] = "tied"  # does the output matrix share the embedding
     documents: Literal["joined", "apart"] = "joined"  # do packed documents see each other
     end_of_text: NotNegative = 0  # the id that ends a document
+    # times the square of the logarithm of its sum of exponentials: added in training to the loss of each token that
+    # counts, told apart from it, and no part of a validation (PaLM, OLMo-2: 1e-5 to 1e-4); 0: nothing
+    z_loss: Annotated[float, Field(ge=0)] = 0.0
     init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
 
     @property

@@ -8,6 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ranks import ranks
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
+from trivium.objectives.z_loss import ZLoss
 from trivium.parallel.tensor import regions as tensor
 from trivium.parallel.tensor.regions import FEW_IDS, FewLookUps, embed, look_up, split_cross_entropy
 from trivium.plan.layout import Layout
@@ -102,3 +103,28 @@ def test_few_ids_of_a_narrow_table_are_made_more_on_an_accelerator_and_give_the_
         assert ("FewLookUps" in type(rows.grad_fn).__name__) is own
         rows.sum().backward()
         assert there.grad is not None and there.grad.shape == there.shape
+
+
+@ranks(1, 2, 4)
+def test_the_z_loss_of_a_split_vocabulary_is_that_of_the_unpadded_whole(place: Place) -> None:
+    """The logarithm of the sum over all ranks' rows; the gradient is that of both losses."""
+    group = Mesh.connect(Layout(tensor=place.world_size), place.rank, place.world_size).tensor
+    vocabulary, rows, z_loss = 13, 4 * 4 // place.world_size, 0.02
+    tensor.ROWS = 4  # of six, in a process of its own
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randn(3, 2, 16, generator=generator, dtype=torch.float64) * 30 + 5
+    whole[..., vocabulary:] = 1e4
+    targets = torch.randint(0, vocabulary, (3, 2), generator=generator)
+    mine = slice(group.index * rows, (group.index + 1) * rows)
+    here = whole[..., mine].clone().requires_grad_()
+    weights = torch.rand(3, 2, generator=generator, dtype=torch.float64)
+    losses, z_losses = split_cross_entropy(here, targets, group, vocabulary, (ZLoss(z_loss),))
+    (losses * weights).sum().backward()
+    plain = whole[..., :vocabulary].clone().requires_grad_()
+    expected = F.cross_entropy(plain.flatten(0, 1), targets.flatten(), reduction="none").view(3, 2)
+    expected_z = z_loss * plain.logsumexp(-1) ** 2
+    ((expected + expected_z) * weights).sum().backward()
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(z_losses, expected_z, rtol=1e-12, atol=1e-12)
+    padded = F.pad(plain.grad, (0, 16 - vocabulary))
+    torch.testing.assert_close(here.grad, padded[..., mine], rtol=1e-12, atol=1e-14)

@@ -8,6 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from trivium.cost.memory import LOSS_ROWS
 from trivium.kernels.arithmetic import Arithmetic
 from trivium.objectives.objective import Terms
+from trivium.objectives.z_loss import ZLoss
 from trivium.parallel.tensor.vocabulary import ROWS, LossInPlace, in_few_passes, loss_and_gradient, vocabulary_loss
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
@@ -26,7 +27,7 @@ def plain(x: torch.Tensor, table: torch.Tensor, targets: torch.Tensor) -> torch.
     return F.cross_entropy(scores, targets.flatten(), reduction="none").view(targets.shape)
 
 
-@pytest.mark.parametrize("terms", ((),))
+@pytest.mark.parametrize("terms", ((), (ZLoss(0.1),)))
 def test_what_is_compiled_looks_nothing_up(terms: Terms):
     """Inductor would make a kernel of its own of what is written after a look-up, and fetch all scores again."""
     given = torch.ones(2, PADDED), torch.tensor([1, 3]), VOCABULARY, terms
@@ -82,7 +83,7 @@ def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same() -> None:
     torch.testing.assert_close(alone, kept.detach(), rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("terms", ((),))
+@pytest.mark.parametrize("terms", ((), (ZLoss(0.1),)))
 def test_an_accelerators_loss_is_the_same_without_gradients(terms: Terms) -> None:
     torch.manual_seed(0)
     scores, targets = torch.randn(7, PADDED, dtype=torch.float64), torch.arange(7)
@@ -143,3 +144,60 @@ def test_a_mean_is_not_rounded_before_it_scales_a_narrow_gradient(tokens):
     for wide, narrow in zip(*found, strict=True):
         factor = (wide * narrow).sum() / wide.square().sum()
         assert float(factor) == pytest.approx(1, abs=1e-3)
+
+
+Z = 0.03
+
+
+def with_z(x: torch.Tensor, table: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses and z-losses as their formulas have them."""
+    scores = (x @ table.T)[..., :VOCABULARY]
+    return plain(x, table, targets), Z * scores.exp().sum(-1).log() ** 2
+
+
+@pytest.mark.parametrize("tokens", (1, ROWS // 2 + 1, ROWS + 17))
+@pytest.mark.parametrize("separate", (False, True))
+@EVERY_WAY
+def test_a_z_loss_is_told_apart_and_its_gradient_is_that_of_both(
+    tokens: int, separate: bool, compiled: LossInPlace | None
+) -> None:
+    x, values, targets, weights = made(tokens)
+    x.requires_grad_()
+    table, later = torch.nn.Parameter(values), WeightGradients()
+    later.separate = separate
+    losses, z_losses = vocabulary_loss(x, table, targets, VOCABULARY, later, Arithmetic(), compiled, (ZLoss(Z),))
+    with later.put_off("key"):
+        (losses * weights).sum().backward()
+    if separate:
+        later.finish("key", lambda parameter: None)
+    found = losses.detach(), z_losses.detach(), x.grad.clone(), table.grad.clone()
+    x.grad = table.grad = None
+    expected = with_z(x, table, targets)
+    ((expected[0] + expected[1]) * weights).sum().backward()
+    for ours, theirs in zip(found, (*expected, x.grad, table.grad), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+@EVERY_WAY
+def test_a_z_loss_of_narrow_scores_is_computed_wide(compiled: LossInPlace | None) -> None:
+    x, values, targets, weights = made(300, torch.bfloat16)
+    table = torch.nn.Parameter(values)
+    found = vocabulary_loss(
+        x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), Arithmetic(), compiled, (ZLoss(Z),)
+    )
+    assert found.dtype is torch.float32
+    (found[0] * weights).sum().backward()
+    exact_x, exact_table = (t.detach().double().requires_grad_() for t in (x, table))
+    losses, z_losses = with_z(exact_x, exact_table, targets)
+    ((losses + z_losses) * weights.double()).sum().backward()
+    torch.testing.assert_close(found[1].double(), z_losses, rtol=2**-7, atol=1e-6)  # scores were rounded once
+    for ours, exact in ((x.grad, exact_x.grad), (table.grad, exact_table.grad)):
+        assert (ours.double() - exact).norm() < 2**-7 * exact.norm()
+
+
+def test_a_z_loss_is_the_same_without_gradients() -> None:
+    x, values, targets, _ = made(40)
+    table = torch.nn.Parameter(values)
+    with torch.no_grad():
+        alone = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients(), Arithmetic(), None, (ZLoss(Z),))
+    torch.testing.assert_close(alone, torch.stack(with_z(x, table.detach(), targets)), rtol=1e-12, atol=0)

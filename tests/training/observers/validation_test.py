@@ -77,7 +77,7 @@ def validates(place: Place, plan: Plan, expected: tuple[float, ...]) -> None:
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("model", [{}, APART], ids=str)
+@pytest.mark.parametrize("model", [{}, {"z_loss": 1e-3}, APART], ids=str)
 def test_padding_counts_for_nothing_in_a_step_that_trains_either(model: dict[str, Any]) -> None:
     told = []
     for micro, sequences in ((1, 3), (4, 4)):
