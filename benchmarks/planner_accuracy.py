@@ -130,7 +130,7 @@ def main() -> None:
         REPORTS.mkdir(exist_ok=True)
         (REPORTS / "planner_accuracy.md").write_text(text, encoding="utf-8")
         (REPORTS / "planner_accuracy.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        if not write_between_marks(DOCS, tables(found), BEGIN, END):
+        if not write_between_marks(DOCS, page_lines(found), BEGIN, END):
             sys.exit(f"{DOCS}: the marks {BEGIN} and {END} are missing")
 
 
@@ -310,24 +310,18 @@ def ranking_lines(found: Sequence[Mapping[str, float | str]]) -> list[str]:
     return lines
 
 
-def tables(found: Mapping[str, object]) -> list[str]:
-    """Return what the report and docs/planner.md show alike."""
+def page_lines(found: Mapping[str, object]) -> list[str]:
+    """Return the tables of docs/planner.md."""
     m = found["memory"]
-    return [
-        *left_out_lines(found["left_out"]),
-        "",
-        *terms_lines(found["terms"]),
-        "",
-        *([*halves_lines(found), ""] if found["held_out"] else []),
-        *ranking_lines(found["ranking"]),
-        "",
-        f"Memory on B200, {m['n']} rows, nothing fitted: mean error {m['mape']:.2f} %, largest {m['max']:.2f} %.",
-    ]
+    memory = f"Memory on B200, {m['n']} rows, nothing fitted: mean error {m['mape']:.2f} %, largest {m['max']:.2f} %."
+    return [*left_out_lines(found["left_out"]), "", *terms_lines(found["terms"]), "", memory]
 
 
 def markdown(found: Mapping[str, object], constants: Constants) -> str:
-    """Return the report: the tables, and what each constant was learned to be."""
-    lines = [*tables(found), "", "| constant | prior | learned |", "| --- | --- | --- |"]
+    """Return the report: all tables, and what each constant was learned to be."""
+    halves = [*halves_lines(found), ""] if found["held_out"] else []
+    lines = [*page_lines(found), "", *halves, *ranking_lines(found["ranking"]), ""]
+    lines += ["| constant | prior | learned |", "| --- | --- | --- |"]
     for name, p in priors().items():
         lines.append(f"| {name} | {p.prior:.4g} ± {p.spread:.2g} | {getattr(constants, name):.4g} |")
     return "\n".join(lines) + "\n"
