@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from faults.mutant import fault, plan
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group
 from trivium.kernels import sight
 from trivium.kernels.sight import Seen, Sight
 from trivium.model.inputs import Inputs

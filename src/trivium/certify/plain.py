@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from trivium.certify.oracle import losses
-from trivium.certify.oracle.layers import final_norm, layer, rules_of
+from trivium.certify.oracle.layers import embedded, layer, logits_of, rules_of
 from trivium.certify.oracle.terms import Order, Tensor, Weights
 from trivium.certify.rules import drawn
 from trivium.plan.model_shape import ModelShape
@@ -55,14 +55,10 @@ def losses_of(weights: Weights, model: ModelShape, text: Tensor, counts: Tensor,
     """
     tokens, targets = text[:, :-1], text[:, 1:]
     order = order_of(model, tokens)
-    x = weights["embedding.tokens.weight"][tokens]
-    if model.positions == "learned":
-        x = x + weights["embedding.positions.weight"][order.numbers]
-    x = drop(x, "embedding")
+    x = drop(embedded(weights, model, tokens, order), "embedding")
     for n in range(model.layers):
         x = layer(weights, model, n, x, order, drop)
-    table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
-    logits = final_norm(weights, model, x) @ table.T
+    logits = logits_of(weights, model, x)
     share = counts[:, 1:].double() * order.counts
     share = share / share.sum() if share.any() else share
     nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
