@@ -137,7 +137,8 @@ def _trained(place: Any, plan: Any, folder: str) -> None:
         return begin(operations)
 
     dist.batch_isend_irecv = tagged
-    zero._totals = lambda numbers: zero.Totals(0.0, 0.0, 0, (0, 0))  # what was summed means nothing
+    # What was summed means nothing.
+    zero._totals = lambda names, numbers: zero.Totals(0.0, dict.fromkeys(names, 0.0), 0, (0, 0))
     device = torch.device("cuda", 0)
     with connected(place, device=device):
         mesh = Mesh.connect(plan.layout, place.rank, place.world_size, device, ends=plan.ends)

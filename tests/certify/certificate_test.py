@@ -81,7 +81,8 @@ def test_one_process_compared_with_itself_in_its_own_precision_deviates_by_nothi
 def test_the_engine_in_one_process_computes_the_reference_that_the_plain_model_does() -> None:
     plan = in_fp64(small(**TINY))
     reference = train_alone(plan, torch.device("cpu"))
-    assert reference.losses == pytest.approx(compute_reference(plan).losses, rel=TOLERANCE)
+    for here, there in zip(reference.losses, compute_reference(plan).losses, strict=True):
+        assert here == pytest.approx(there, rel=TOLERANCE)
     assert certificate(plan, examine(plan, Mesh.single(), reference).deviations).passed
 
 

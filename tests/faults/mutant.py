@@ -75,7 +75,7 @@ def plan(tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, con
 
 
 def with_own(original: Callable[..., PendingResult], place: int, times: int = 1) -> Callable[..., PendingResult]:
-    """Return a sum over ranks that leaves one number (0: the squared norm, 1: the loss) at this rank's own value."""
+    """Return a sum over ranks that leaves one number (0: the squared norm, 4: the loss) at this rank's own value."""
 
     def begin(shares: torch.Tensor, mesh: Mesh) -> PendingResult:
         own = float(shares[place]) * times

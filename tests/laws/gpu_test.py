@@ -304,9 +304,9 @@ def _computes_the_same_bits(over: dict[str, Any], mesh: Mesh) -> None:
             at = plan.batch.at(step)
             samples = Samples(first, at.sequences, random_rows(plan))
             result = trainer.train_step(step, samples, 1e-3, measure=step == 4)
-            told += [result.loss, result.gradient_norm, result.z_loss or 0.0]
+            told += [*result.losses.values(), result.gradient_norm]
             if step == 2:
-                told.append(trainer.validate(Samples(0, plan.validation_unit, random_rows(plan))))
+                told.append(trainer.validate(Samples(0, plan.validation_unit, random_rows(plan)))["loss"])
             first += at.sequences
         masters = torch.cat([shard.master for shard in trainer.optimizer.shards])
         found.append((told, masters.clone()))

@@ -165,7 +165,7 @@ def test_every_layout_computes_what_one_process_computes(ranks: int) -> None:
     quantities = {"loss", "gradient norm", "gradient", "weights", "validation loss", "coverage"}
     quantities |= {"initial values", "initial distribution", "repeated random draws"}
     for plan, found in zip(PLANS[ranks], certificates):
-        assert set(found.by_quantity) == quantities | ({"z-loss"} if plan.model.z_loss else set())
+        assert set(found.by_quantity) == quantities | ({"z_loss"} if plan.model.z_loss else set())
 
 
 @pytest.mark.broad

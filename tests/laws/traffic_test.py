@@ -92,7 +92,7 @@ def begun_early(place: Place, plans: list[Plan]) -> None:
         trainer.accumulate(0, Samples(0, plan.batch.sequences, random_rows(plan, 3)))
         within, whole = (mesh.holders.traffic["all_reduce"], step_traffic(plan, mesh.at)["holders"]["all_reduce"])
         assert whole / 2 < within < whole, f"{within} of {whole} in the backward of {plan.zero}"
-        trainer.optimizer.step(1e-3, loss=torch.zeros((), dtype=torch.float64))
+        trainer.optimizer.step(1e-3, losses={"loss": torch.zeros((), dtype=torch.float64)})
         assert mesh.holders.traffic["all_reduce"] == whole
 
 

@@ -60,14 +60,14 @@ def test_the_loss_of_packed_documents_is_the_loss_of_the_documents_apart(family:
     stage = Trainer(plan, Mesh.single(), seed=2, rule=AdamRule()).stages[0]
     documents = [[5, 6, 7, END], [8, END], [9, 10, 11, 12, 13, END]]
     row = np.array([[t for d in documents for t in d] + [3]])
-    packed = stage(None, inputs_of(plan, Rows.of_text(row), Mesh.single(), dropout=None))
+    packed = stage(None, inputs_of(plan, Rows.of_text(row), Mesh.single(), dropout=None))["loss"]
     apart = torch.zeros((), dtype=torch.float64)
     for document in documents:
         tokens = torch.tensor([document]).T
-        apart = apart + stage(None, Inputs(tokens[:-1], tokens[1:]))
+        apart = apart + stage(None, Inputs(tokens[:-1], tokens[1:]))["loss"]
     assert packed.item() == pytest.approx(apart.item(), rel=1e-12)
     joined = plan.model_copy(update={"model": plan.model.model_copy(update={"documents": "joined"})})
-    seen = stage(None, inputs_of(joined, Rows.of_text(row), Mesh.single(), dropout=None))
+    seen = stage(None, inputs_of(joined, Rows.of_text(row), Mesh.single(), dropout=None))["loss"]
     assert seen.item() != pytest.approx(apart.item(), rel=1e-3)
 
 

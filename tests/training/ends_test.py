@@ -77,7 +77,7 @@ def plain(path: Path) -> list[dict[str, Any]]:
 def test_last_validation_loss_that_is_not_finite_fails_and_is_not_in_the_metrics(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, samples: float("nan"))
+    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, samples: {"loss": float("nan")})
     with pytest.raises(DataError, match="step 2: the validation loss is nan"):
         start(job(tokens, tmp_path, plan({}), steps=2))
     (validated,) = [r for r in plain(tmp_path / METRICS) if "loss" not in r]

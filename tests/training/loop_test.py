@@ -66,7 +66,7 @@ def test_observers_do_not_change_what_is_trained(tokens: Path, tmp_path: Path) -
         loop.run()
     one, two = ({f.name: f.values for f in fragments(loop.trainer)} for loop in (with_all, alone))
     assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
-    assert with_all.final_loss == alone.final_loss
+    assert with_all.final_losses == alone.final_losses
 
 
 def test_observers_are_called_in_order(tokens: Path, tmp_path: Path) -> None:

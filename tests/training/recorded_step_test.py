@@ -61,7 +61,7 @@ class Recorded:
     @staticmethod
     def _tensors(result: tuple[Run, list[torch.Tensor]]) -> list[torch.Tensor]:
         run, gradients = result
-        return [run.loss, *([] if run.z_loss is None else [run.z_loss]), *gradients]
+        return [*run.losses.values(), *gradients]
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def is_trained_alike(place: Place, over: dict[str, Any], recordings: type[Record
             at = plan.batch.at(step)
             samples = Samples(at.first_sample, at.sequences, random_rows(plan))
             result = trainer.train_step(step, samples, 1e-2, measure=step == 3)
-            told.append((result.loss, result.gradient_norm, result.z_loss, result.batch_hash))
+            told.append((result.losses, result.gradient_norm, result.batch_hash))
             if step == 5:
                 told.append(trainer.validate(Samples(0, plan.validation_unit, random_rows(plan))))
         told += [Counter(group.traffic) for group in mesh.groups]
@@ -156,7 +156,7 @@ def test_inputs_of_a_recording_stay_alive(recordings: type[Recorded]) -> None:
     """A replay reads the places of all inputs, also of those that no batch changes."""
     inputs = Inputs(torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, 1, dtype=torch.int64))
     read = [weakref.ref(x) for x in (inputs.tokens, inputs.targets, inputs.order)]
-    step = RecordedStep(1, [inputs], 1.0, [], Mesh.single(), lambda: Run(torch.zeros(())))
+    step = RecordedStep(1, [inputs], 1.0, [], Mesh.single(), lambda: Run({}))
     step._recording._work = None  # a graph holds no tensor
     del inputs
     gc.collect()

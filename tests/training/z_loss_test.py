@@ -52,7 +52,7 @@ def test_the_loss_that_is_told_is_that_without_one_and_gradients_are_of_both(wei
     ours, theirs = (t.train_step(0, batch(t), 1e-3) for t in (here, there))
     assert ours.loss == theirs.loss and ours.gradient_norm != theirs.gradient_norm
     rounding = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 2e-2, "fp16": 3e-3}[weights]
-    assert ours.z_loss == pytest.approx(expected, rel=rounding) and theirs.z_loss is None
+    assert ours.losses["z_loss"] == pytest.approx(expected, rel=rounding) and set(theirs.losses) == {"loss"}
 
 
 def test_tokens_that_do_not_count_are_not_in_it() -> None:
@@ -62,7 +62,7 @@ def test_tokens_that_do_not_count_are_not_in_it() -> None:
         if name.startswith(("layers", "embedding.positions")):
             parameter.data.zero_()
     expected = mean_by_logits(here)
-    assert here.train_step(0, batch(here), 1e-3).z_loss == pytest.approx(expected, rel=1e-5)
+    assert here.train_step(0, batch(here), 1e-3).losses["z_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_where_there_is_none_nothing_is_done_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,10 +70,10 @@ def test_where_there_is_none_nothing_is_done_for_it(monkeypatch: pytest.MonkeyPa
         raise AssertionError(f"asked of {given}")
 
     for module in (tensor, vocabulary):
-        for name in ("stretch", "with_z_loss"):
+        for name in ("stretch", "with_terms"):
             monkeypatch.setattr(module, name, asked)
     without, other = trainer(0.0), trainer(Z)
-    assert without.train_step(0, batch(without), 1e-3).z_loss is None
+    assert set(without.train_step(0, batch(without), 1e-3).losses) == {"loss"}
     with pytest.raises(Exception, match="asked of"):
         other.train_step(0, batch(other), 1e-3)
 

@@ -32,6 +32,7 @@ from trivium.certify.ways import AS_IT_IS, Way
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.finite import finite_or_text
+from trivium.objectives.objective import LOSS
 from trivium.parallel.sharding.buckets import Bucket
 from trivium.parallel.sharding.zero import AdamRule, Totals
 from trivium.plan.parameters import Box, parameters
@@ -152,7 +153,7 @@ def compare(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS, l
     for step in range(len(reference.losses)):
         seen: list[Deviation] = []
         if step == 1:  # not at the end, so that what it leaves behind is seen
-            validation = trainer.validate(_samples(plan, 0, validated(plan)))
+            validation = trainer.validate(_samples(plan, 0, validated(plan)))[LOSS]
             seen.append(_scalar("validation loss", validation, reference.validation))
         if step in way.refuses:
             _refuse(trainer, step, recipe)
@@ -160,9 +161,7 @@ def compare(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS, l
                 scale.overflowed()
         captured = _capture(trainer)
         here = _train(trainer, step, recipe)
-        seen.append(_scalar("loss", here.loss, reference.losses[step]))
-        if plan.model.z_loss:
-            seen.append(_scalar("z-loss", here.z_loss or 0.0, reference.z_losses[step]))
+        seen += [_scalar(name, here.losses.get(name, 0.0), loss) for name, loss in reference.losses[step].items()]
         seen += _gradients(trainer, captured, reference.gradients[step], least.gradient)
         seen.append(_scalar("gradient norm", here.gradient_norm, reference.norms[step]))
         if scale is not None and trainer.loss_scale is not None:
@@ -187,13 +186,12 @@ def train_alone(plan: Plan, device: torch.device, course: Course = SHORT) -> Ref
     gradients: list[Tensors] = []
     for step in range(steps_of(alone, course)):
         if step == 1:
-            validation = trainer.validate(_samples(alone, 0, validated(alone)))
+            validation = trainer.validate(_samples(alone, 0, validated(alone)))[LOSS]
         captured = _capture(trainer)
         results.append(_train(trainer, step, recipe))
         gradients.append(_whole(trainer, trainer.trained, captured.__getitem__))
     return Reference(
-        losses=tuple(result.loss for result in results),
-        z_losses=tuple(result.z_loss or 0.0 for result in results),
+        losses=tuple(dict(result.losses) for result in results),
         norms=tuple(result.gradient_norm for result in results),
         gradients=tuple(gradients),
         weights=_whole_weights(trainer),

@@ -7,12 +7,16 @@ there are and how they begin is in `rules`.
 Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head width, V vocabulary.
 """
 
+import pkgutil
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from trivium.certify.oracle import losses
 from trivium.certify.oracle.layers import embedded, layer, logits_of, rules_of
 from trivium.certify.oracle.terms import Order, Tensor, Weights
 from trivium.certify.rules import drawn
@@ -43,16 +47,12 @@ def order_of(model: ModelShape, tokens: Tensor) -> Order:
     return Order(sees.sum(-1) - 1, sees, ~ends)
 
 
-class Losses(NamedTuple):
-    """Weighted means over the batch's targets: cross-entropy in nats, and what training adds to it; 0 where none
-    counts."""
+def losses_of(weights: Weights, model: ModelShape, text: Tensor, counts: Tensor, drop: Drop) -> dict[str, Tensor]:
+    """Return the losses of a batch by name, as means over its targets: the cross-entropy in nats, called "loss", and
+    what training adds to it. Where no target counts they are 0.
 
-    cross_entropy: Tensor
-    z_loss: Tensor
-
-
-def losses_of(weights: Weights, model: ModelShape, text: Tensor, counts: Tensor, drop: Drop) -> Losses:
-    """Return the losses of a batch. text: token ids [B, S + 1]. counts: how much each of them counts as a target."""
+    text: token ids [B, S + 1]. counts: how much each of them counts as a target.
+    """
     tokens, targets = text[:, :-1], text[:, 1:]
     order = order_of(model, tokens)
     x = drop(embedded(weights, model, tokens, order), "embedding")
@@ -62,8 +62,19 @@ def losses_of(weights: Weights, model: ModelShape, text: Tensor, counts: Tensor,
     share = counts[:, 1:].double() * order.counts
     share = share / share.sum() if share.any() else share
     nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    z_losses = model.z_loss * logits.logsumexp(-1).square()
-    return Losses(share.flatten() @ nats, (share * z_losses).sum())
+    others = {name: loss_of(model, logits) for name, loss_of in _added().items()}
+    return {
+        "loss": share.flatten() @ nats,
+        **{name: (share * loss).sum() for name, loss in others.items() if loss is not None},
+    }
+
+
+@cache
+def _added() -> dict[str, Callable[[ModelShape, Tensor], Tensor | None]]:
+    """Return the losses that training may add, by name: of each, what it gives each token [B, S]."""
+    names = sorted(found.name for found in pkgutil.iter_modules(losses.__path__))
+    modules: dict[str, Any] = {name: import_module(f"{losses.__name__}.{name}") for name in names}
+    return {name: module.loss_of for name, module in modules.items()}
 
 
 def dropping(model: ModelShape, seed: int, step: int, samples: range, streams: list[int] | None = None) -> Drop:

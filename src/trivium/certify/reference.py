@@ -36,7 +36,7 @@ Reader = Callable[[int, int], Rows]
 
 @dataclass(frozen=True)
 class Reference:
-    """losses (cross-entropy), z-losses and norms: by step. gradients: by step, before clipping, by parameter. weights:
+    """losses (by name) and norms: by step. gradients: by step, before clipping, by parameter. weights:
     after the last step. validation: the cross-entropy after the first step, without dropout, on the first `sequences`
     samples.
 
@@ -44,8 +44,7 @@ class Reference:
     repetitions: the share of them that is drawn twice, by parameter; of dropout masks, under "dropout", the share whose
     stream another mask has."""
 
-    losses: tuple[float, ...]
-    z_losses: tuple[float, ...]
+    losses: tuple[dict[str, float], ...]
     norms: tuple[float, ...]
     gradients: tuple[Tensors, ...]
     weights: Tensors
@@ -136,18 +135,18 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
     initial, rules = first_weights(plan.model, SEED), rules_of(plan.model)
     weights = {k: w.clone() for k, w in initial.items()}
     optimizer = PlainOptimizer(weights, recipe, plan.model, plan.optimizer.groups)
-    losses, z_losses, norms, gradients, first = [], [], [], [], 0
+    losses, norms, gradients, first = [], [], [], 0
     streams: list[int] = []
     for step, size in enumerate(_sizes(plan, course)):
         samples = range(first, first + size)
         weights = {k: w.clone() for k, w in optimizer.weights.items()}
         trained = {k: weights[k].requires_grad_() for k in optimizer.trained}
         drop = dropping(plan.model, SEED, step, samples, streams)
-        loss, z_loss = losses_of(weights, plan.model, *map(torch.from_numpy, random_text(plan, first, size)), drop)
-        gradient = torch.autograd.grad(loss + z_loss, list(trained.values()))
+        text, counts = map(torch.from_numpy, random_text(plan, first, size))
+        here = losses_of(weights, plan.model, text, counts, drop)
+        gradient = torch.autograd.grad(torch.stack([*here.values()]).sum(), list(trained.values()))
         found = dict(zip(trained, gradient, strict=True))
-        losses.append(float(loss.detach()))
-        z_losses.append(float(z_loss.detach()))
+        losses.append({name: float(loss.detach()) for name, loss in here.items()})
         norms.append(optimizer.step(found))
         gradients.append(found)
         first += size
@@ -156,7 +155,6 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
     masks = {"dropout": 1 - len(set(streams)) / len(streams)} if streams else {}
     return Reference(
         losses=tuple(losses),
-        z_losses=tuple(z_losses),
         norms=tuple(norms),
         gradients=tuple(gradients),
         weights=optimizer.weights,
@@ -169,13 +167,9 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
 
 def write_reference(path: Path, reference: Reference) -> None:
     """One safetensors file, read by every rank."""
-    scalars = {
-        "losses": reference.losses,
-        "z_losses": reference.z_losses,
-        "norms": reference.norms,
-        "validation": [reference.validation],
-    }
+    scalars = {"norms": reference.norms, "validation": [reference.validation]}
     named = {
+        **{f"losses/{k}": [step[k] for step in reference.losses] for k in reference.losses[0]},
         **{f"departures/{k}": [x] for k, x in reference.departures.items()},
         **{f"repetitions/{k}": [x] for k, x in reference.repetitions.items()},
     }
@@ -193,16 +187,14 @@ def read_reference(path: Path) -> Reference:
     for name, tensor in load_file(path).items():
         group, _, rest = name.partition("/")
         groups.setdefault(group, {})[rest] = tensor
-    losses, z_losses, norms, validation = (
-        groups[name][""].tolist() for name in ("losses", "z_losses", "norms", "validation")
-    )
-    gradients: list[Tensors] = [{} for _ in losses]
+    norms, validation = (groups[name][""].tolist() for name in ("norms", "validation"))
+    losses = {name: found.tolist() for name, found in groups["losses"].items()}
+    gradients: list[Tensors] = [{} for _ in norms]
     for name, tensor in groups["gradients"].items():
         step, _, parameter = name.partition("/")
         gradients[int(step)][parameter] = tensor
     return Reference(
-        losses=tuple(losses),
-        z_losses=tuple(z_losses),
+        losses=tuple({name: found[step] for name, found in losses.items()} for step in range(len(norms))),
         norms=tuple(norms),
         gradients=tuple(gradients),
         weights=groups["weights"],
@@ -214,9 +206,9 @@ def read_reference(path: Path) -> Reference:
 
 
 def _validation(plan: Plan, weights: Tensors) -> float:
-    text = map(torch.from_numpy, random_text(plan, 0, validated(plan)))
+    text, counts = map(torch.from_numpy, random_text(plan, 0, validated(plan)))
     with torch.no_grad():
-        return float(losses_of(weights, plan.model, *text, keep_all).cross_entropy)
+        return float(losses_of(weights, plan.model, text, counts, keep_all)["loss"])
 
 
 def _sizes(plan: Plan, course: Course) -> list[int]:

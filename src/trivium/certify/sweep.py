@@ -19,6 +19,7 @@ from trivium.certify.ways import AS_IT_IS, Way
 from trivium.comms.launch import Place, connected, run_ranks, start_ranks
 from trivium.comms.mesh import Mesh
 from trivium.errors import TriviumError
+from trivium.objectives.objective import terms_of
 from trivium.plan.layout import AXES
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
@@ -117,7 +118,7 @@ def describe(plan: Plan) -> str:
     words += [f"layers {list(plan.partition.layers)}"] if plan.partition.layers is not None else []
     words += [f"vocabulary {plan.model.vocabulary}", plan.model.head]
     words += [f"dropout {plan.model.dropout:g}"] if plan.model.dropout else []
-    words += [f"z-loss {plan.model.z_loss:g}"] if plan.model.z_loss else []
+    words += map(str, terms_of(plan.model))
     words += ["documents apart"] if plan.model.documents == "apart" else []
     words += ["ramp"] if plan.batch.ramp is not None else []
     words += [f"ranks by {', '.join(x.order)}"] if x.order != AXES else []

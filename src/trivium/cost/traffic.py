@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trivium.objectives.objective import loss_names
 from trivium.plan.buckets import BucketRow, bucket_table
 from trivium.plan.layers.part import Exchanged, Place
 from trivium.plan.layout import Coordinate
@@ -198,9 +199,9 @@ def _has_both_ends(plan: Plan, at: Coordinate) -> bool:
 
 
 def _add_scalars(traffic: Traffic, plan: Plan) -> None:
-    """One message over every axis: the norm, the loss, whether a rank was asked to end, two parts of a hash, and the
-    z-loss where there is one. Another message over replicas: the sum of the weights of targets."""
-    sums = 5 + (plan.model.z_loss > 0)
+    """One message over every axis: the norm, whether a rank was asked to end, two parts of a hash, and the losses.
+    Another message over replicas: the sum of the weights of targets."""
+    sums = 4 + len(loss_names(plan.model))
     counts = {"tensor": sums, "pipeline": sums, "replicas": sums + 1}
     for axis, count in counts.items():
         if getattr(plan.layout, axis) > 1:

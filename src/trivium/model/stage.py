@@ -14,7 +14,7 @@ from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
 from trivium.model.layers.embedding import Embedding
 from trivium.model.layers.half import Around
-from trivium.model.layers.head import Head
+from trivium.model.layers.head import Head, Losses
 from trivium.model.layers.kinds import kind_of
 from trivium.model.layers.wiring import module_of
 from trivium.model.likelihood import Likelihoods, likelihoods
@@ -60,8 +60,8 @@ class Stage(nn.Module):
             if self.head is not None:
                 self.head.compile_training()
 
-    def forward(self, x: torch.Tensor | None, inputs: Inputs) -> torch.Tensor:
-        """Hidden states [S here, B, H]; from the last stage the loss, or logits when there are no targets.
+    def forward(self, x: torch.Tensor | None, inputs: Inputs) -> torch.Tensor | Losses:
+        """Hidden states [S here, B, H]; from the last stage the losses by name, or logits when there are no targets.
 
         x: the previous stage's hidden states; None for the first stage.
         """

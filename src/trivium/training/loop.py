@@ -18,6 +18,7 @@ from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import Preempted, TriviumError
 from trivium.model.stage import Stage
+from trivium.objectives.objective import LOSS
 from trivium.parallel.sharding.zero import Totals
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
@@ -143,7 +144,8 @@ class Loop:
         self.alive = self._heartbeat.alive
         self.step = self.first_step = 0
         self.refusal, self.checkpoint_due, self.seconds = "", False, 0.0
-        self.final_loss: float | None = None  # of the last step done in this process whose loss was finite
+        # Of the last step done in this process whose loss was finite.
+        self.final_losses: Mapping[str, float | None] = {LOSS: None}
         self.summary: dict[str, Any] = {}
         self.identity, self.all_data = identity_of(job), dataset_of(job, "train")
         verify_together(job.tokens, job.out, mesh, self.alive)
@@ -189,7 +191,7 @@ class Loop:
         result = self.train_step()
         self.seconds = time.perf_counter() - started
         if math.isfinite(result.loss):
-            self.final_loss = result.loss
+            self.final_losses = result.losses
         self.checkpoint_due = self._is_checkpoint_due() or result.asked or self._has_long_work()
         for observer in self.observers:
             observer.after_step(self, result)
@@ -316,7 +318,7 @@ class Loop:
         return {
             **self.summary,
             "unigram_entropy": manifest.get("unigram_entropy"),
-            "final_loss": self.final_loss,
+            **{f"final_{name}": loss for name, loss in self.final_losses.items()},
             "layout": {k: getattr(self.plan.layout, k) for k in DEGREES},
             "device": device_name(self.mesh.device),
             "hosts": self.hosts,

@@ -38,7 +38,7 @@ def _is_text(value: Any) -> bool:
 # The fields that readers compute with or print, and what their values must be.
 FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("step", "tokens", "samples", "sequences", "entries"), _is_count),
-    **dict.fromkeys(("time", "seconds", "loss", "z_loss", "validation_loss", "lr", "gradient_norm"), _is_number),
+    **dict.fromkeys(("time", "seconds", "loss", "validation_loss", "lr", "gradient_norm"), _is_number),
     **dict.fromkeys(("tokens_per_second", "model_flops_per_second", "loss_scale"), _is_number),
     **dict.fromkeys(("event", "cause", "batch_hash"), _is_text),
 }

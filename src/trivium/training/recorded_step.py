@@ -55,12 +55,12 @@ class RecordedStep:
         self._recording.replay()
         for group, handed in self._handed:
             group.traffic.update(handed)
+        run: Run
         run, summed = self._recording.result
         for bucket, gradient in zip(self._buckets, summed, strict=True):
             bucket.give(gradient)
         # The next replay overwrites the tensors of the recording; the caller gets copies.
-        z_loss = None if run.z_loss is None else run.z_loss.clone()
-        return replace(run, loss=run.loss.clone(), z_loss=z_loss, spans=[])
+        return replace(run, losses={name: loss.clone() for name, loss in run.losses.items()}, spans=[])
 
 
 def _batch(inputs: Sequence[Inputs], scale: float | Tensor) -> list[Tensor]:

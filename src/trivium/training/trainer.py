@@ -19,7 +19,9 @@ from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.dtypes import DTYPES
 from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
+from trivium.model.layers.head import Losses
 from trivium.model.stage import Stage, bare_stages, placed, share_table
+from trivium.objectives.objective import LOSS, loss_names
 from trivium.parallel.pipeline.clock import Clock, finished
 from trivium.parallel.pipeline.executor import Executor, Run, StageFunctions
 from trivium.parallel.pipeline.saved_bytes import SavedBytes
@@ -44,18 +46,22 @@ Scale = float | torch.Tensor  # of losses
 class StepResult(NamedTuple):
     """The result of a step, the same on all ranks except `run` and `update_seconds`.
 
-    loss: mean over the batch's tokens, in nats. gradient_norm: before clipping. update_seconds: of the optimizer's
-    step, with the wait for reduced gradients and the all-gather of weights; on a GPU only if the step was measured, and
-    otherwise the time to launch it. z_loss: mean over the same tokens, or None if the model has none.
+    losses: means over the batch's targets by their weights, in nats, by name. gradient_norm: before clipping.
+    update_seconds: of the optimizer's step, with the wait for reduced gradients and the all-gather of weights; on a GPU
+    only if the step was measured, and otherwise the time to launch it.
     """
 
-    loss: float
+    losses: Mapping[str, float]
     gradient_norm: float
     run: Run
     update_seconds: float
     asked: bool = False  # whether some rank received a request to end
     batch_hash: str = ""  # of the rows that all ranks read
-    z_loss: float | None = None
+
+    @property
+    def loss(self) -> float:
+        """The cross-entropy."""
+        return self.losses[LOSS]
 
 
 @dataclass(frozen=True)
@@ -156,8 +162,7 @@ class Trainer:
         begin = time.perf_counter()
         totals = self.optimizer.step(
             lr,
-            loss=run.loss,
-            z_loss=run.z_loss,
+            losses=run.losses,
             loss_scale=scale,
             asks=asks,
             digest=self._digest,
@@ -177,9 +182,7 @@ class Trainer:
                 )
             self.loss_scale.update(finite=finite)
         batch_hash = str(Digest(*totals.digest))
-        return StepResult(
-            totals.loss, totals.gradient_norm, run, update_seconds, totals.asked > 0, batch_hash, totals.z_loss
-        )
+        return StepResult(totals.losses, totals.gradient_norm, run, update_seconds, totals.asked > 0, batch_hash)
 
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
         """Run forward and backward of the batch; the buckets then have the gradients, whose reduction has begun.
@@ -201,14 +204,11 @@ class Trainer:
     ) -> Run:
         self._watch.start_step(reduces=reduces)
         program = self._program(sequences, forward_only=False)[self.mesh.at.pipeline]
-        executor = self._executor(inputs, scale)
+        executor = self._executor(inputs, scale, loss_names(self.plan.model))
         if measure:
             executor.saved_bytes = SavedBytes(b.weights for b in self.buckets)
             executor.clock = Clock(self.mesh.device)
-        run = executor.run(program)
-        if self.plan.model.z_loss:
-            run.z_loss = self._z_loss() * executor.loss_scale
-        return run
+        return executor.run(program)
 
     def _replayed(self, sequences: int, inputs: Sequence[Inputs], scale: Scale) -> Run:
         """Replay a step that was recorded before. One recording is kept; a ramp's next batch size needs another."""
@@ -235,17 +235,17 @@ class Trainer:
             self._records = records
 
     @torch.no_grad()
-    def validate(self, samples: Samples) -> float:
-        """Return the mean loss over `samples`, without gradients or dropout; the same on every rank and under every
-        layout. Incomplete micro-batches are padded."""
+    def validate(self, samples: Samples) -> dict[str, float]:
+        """Return the mean losses over `samples` by name, without gradients or dropout; the same on every rank and under
+        every layout. Incomplete micro-batches are padded."""
         self._set_mode(training=False)
         self.forget_recording()
         whole = samples.padded_to(self.plan.validation_unit)
         inputs = self._inputs(whole, None)
         program = self._program(whole.sequences, forward_only=True)[self.mesh.at.pipeline]
-        loss = self._executor(inputs, self._scale_of_losses(inputs)).run(program).loss
-        total = sum_over_ranks_(loss_share(loss, self.mesh), self.mesh)
-        return read_later(total.unsqueeze(0))()[0]
+        losses = self._executor(inputs, self._scale_of_losses(inputs), (LOSS,)).run(program).losses
+        shares = torch.stack([loss_share(loss, self.mesh) for loss in losses.values()])
+        return dict(zip(losses, read_later(sum_over_ranks_(shares, self.mesh))(), strict=True))
 
     @contextmanager
     def weights_held(self) -> Iterator[Mapping[int, Stage]]:
@@ -258,7 +258,7 @@ class Trainer:
             for bucket in self.buckets:
                 bucket.drop()
 
-    def _executor(self, inputs: Sequence[Inputs], scale: Scale) -> Executor:
+    def _executor(self, inputs: Sequence[Inputs], scale: Scale, losses: Sequence[str]) -> Executor:
         plan, device = self.plan, self.mesh.device
         functions = {
             n: StageFunctions(_forward(stage, inputs, self.goes_on), stage.weight_gradients)
@@ -270,6 +270,7 @@ class Trainer:
             stages=functions,
             last_stage=plan.last_stage,
             activation=lambda: torch.empty(plan.activation_shape, dtype=dtype, device=device),
+            names=losses,
             loss_scale=scale,
             watch=self._watch,
             transport=self.transport,
@@ -309,13 +310,6 @@ class Trainer:
         """Return the sum of the weights of the whole batch, over all replicas."""
         weights = [x.weights.sum(dtype=torch.float64) for x in inputs if x.weights is not None]
         return all_reduce_(torch.stack(weights).sum(), self.mesh.replicas)
-
-    def _z_loss(self) -> torch.Tensor:
-        """Return the sum over the micro-batches whose loss was computed here; 0 if other ranks compute it."""
-        heads = (stage.head for stage in self.stages.values() if stage.head is not None)
-        found = [z_loss for head in heads for z_loss in head.take_z_losses()]
-        zero = torch.zeros((), device=self.mesh.device, dtype=torch.float64)
-        return torch.stack(found).sum(dtype=torch.float64) if found else zero
 
     def _set_mode(self, *, training: bool) -> None:
         for stage in self.stages.values():
@@ -374,10 +368,10 @@ def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:
 
 def _forward(
     stage: Stage, inputs: Sequence[Inputs], goes_on: Callable[[], None]
-) -> Callable[[torch.Tensor | None, int], torch.Tensor]:
-    def forward(x: torch.Tensor | None, m: int) -> torch.Tensor:
+) -> Callable[[torch.Tensor | None, int], tuple[torch.Tensor | None, Losses]]:
+    def forward(x: torch.Tensor | None, m: int) -> tuple[torch.Tensor | None, Losses]:
         goes_on()
-        y: torch.Tensor = stage(x, inputs[m])
-        return y
+        found: torch.Tensor | Losses = stage(x, inputs[m])
+        return (found, {}) if isinstance(found, torch.Tensor) else (None, found)
 
     return forward

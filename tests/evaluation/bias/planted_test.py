@@ -108,7 +108,7 @@ def trained(dose, steps=STEPS):
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 2e-2 * min(1, (step + 1) / 20) * (1 - step / steps)
         optimizer.zero_grad()
-        model.stage(None, inputs).backward()
+        model.stage(None, inputs)["loss"].backward()
         optimizer.step()
     return NativeScorer(model, TOKENIZER)
 

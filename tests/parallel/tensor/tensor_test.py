@@ -8,6 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ranks import ranks
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
+from trivium.objectives.z_loss import ZLoss
 from trivium.parallel.tensor import regions as tensor
 from trivium.parallel.tensor.regions import FEW_IDS, FewLookUps, embed, look_up, split_cross_entropy
 from trivium.plan.layout import Layout
@@ -117,7 +118,7 @@ def test_the_z_loss_of_a_split_vocabulary_is_that_of_the_unpadded_whole(place: P
     mine = slice(group.index * rows, (group.index + 1) * rows)
     here = whole[..., mine].clone().requires_grad_()
     weights = torch.rand(3, 2, generator=generator, dtype=torch.float64)
-    losses, z_losses = split_cross_entropy(here, targets, group, vocabulary, z_loss)
+    losses, z_losses = split_cross_entropy(here, targets, group, vocabulary, (ZLoss(z_loss),))
     (losses * weights).sum().backward()
     plain = whole[..., :vocabulary].clone().requires_grad_()
     expected = F.cross_entropy(plain.flatten(0, 1), targets.flatten(), reduction="none").view(3, 2)

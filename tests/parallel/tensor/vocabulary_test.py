@@ -7,6 +7,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from trivium.cost.memory import LOSS_ROWS
 from trivium.kernels.arithmetic import Arithmetic
+from trivium.objectives.objective import Terms
+from trivium.objectives.z_loss import ZLoss
 from trivium.parallel.tensor.vocabulary import ROWS, LossInPlace, in_few_passes, loss_and_gradient, vocabulary_loss
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
@@ -25,10 +27,10 @@ def plain(x: torch.Tensor, table: torch.Tensor, targets: torch.Tensor) -> torch.
     return F.cross_entropy(scores, targets.flatten(), reduction="none").view(targets.shape)
 
 
-@pytest.mark.parametrize("z_loss", (0.0, 0.1))
-def test_what_is_compiled_looks_nothing_up(z_loss: float):
+@pytest.mark.parametrize("terms", ((), (ZLoss(0.1),)))
+def test_what_is_compiled_looks_nothing_up(terms: Terms):
     """Inductor would make a kernel of its own of what is written after a look-up, and fetch all scores again."""
-    given = torch.ones(2, PADDED), torch.tensor([1, 3]), VOCABULARY, z_loss
+    given = torch.ones(2, PADDED), torch.tensor([1, 3]), VOCABULARY, terms
     called = make_fx(loss_and_gradient)(*given).graph.nodes
     names = " ".join(str(node.target) for node in called)
     assert "logsumexp" in names and "copy_" in names
@@ -81,12 +83,12 @@ def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same() -> None:
     torch.testing.assert_close(alone, kept.detach(), rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("z_loss", (0.0, 0.1))
-def test_an_accelerators_loss_is_the_same_without_gradients(z_loss: float) -> None:
+@pytest.mark.parametrize("terms", ((), (ZLoss(0.1),)))
+def test_an_accelerators_loss_is_the_same_without_gradients(terms: Terms) -> None:
     torch.manual_seed(0)
     scores, targets = torch.randn(7, PADDED, dtype=torch.float64), torch.arange(7)
-    alone = in_few_passes(scores.clone(), targets, VOCABULARY, z_loss, wanted=False)
-    torch.testing.assert_close(alone, in_few_passes(scores, targets, VOCABULARY, z_loss), rtol=0, atol=0)
+    alone = in_few_passes(scores.clone(), targets, VOCABULARY, terms, wanted=False)
+    torch.testing.assert_close(alone, in_few_passes(scores, targets, VOCABULARY, terms), rtol=0, atol=0)
 
 
 def test_the_gradient_of_a_sure_target_is_not_that_of_a_rounded_probability() -> None:
@@ -94,7 +96,7 @@ def test_the_gradient_of_a_sure_target_is_not_that_of_a_rounded_probability() ->
     scores = torch.zeros(1, 4, dtype=torch.bfloat16)
     scores[0, 0] = 9.5
     exact = torch.softmax(scores.double(), -1)[0, 0] - 1
-    in_few_passes(scores, torch.tensor([0]), 4, 0.0)
+    in_few_passes(scores, torch.tensor([0]), 4, ())
     assert scores[0, 0].double().item() == pytest.approx(exact.item(), rel=2**-8)
 
 
@@ -163,7 +165,7 @@ def test_a_z_loss_is_told_apart_and_its_gradient_is_that_of_both(
     x.requires_grad_()
     table, later = torch.nn.Parameter(values), WeightGradients()
     later.separate = separate
-    losses, z_losses = vocabulary_loss(x, table, targets, VOCABULARY, later, Arithmetic(), compiled, Z)
+    losses, z_losses = vocabulary_loss(x, table, targets, VOCABULARY, later, Arithmetic(), compiled, (ZLoss(Z),))
     with later.put_off("key"):
         (losses * weights).sum().backward()
     if separate:
@@ -181,7 +183,7 @@ def test_a_z_loss_of_narrow_scores_is_computed_wide(compiled: LossInPlace | None
     x, values, targets, weights = made(300, torch.bfloat16)
     table = torch.nn.Parameter(values)
     found = vocabulary_loss(
-        x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), Arithmetic(), compiled, Z
+        x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), Arithmetic(), compiled, (ZLoss(Z),)
     )
     assert found.dtype is torch.float32
     (found[0] * weights).sum().backward()
@@ -197,5 +199,5 @@ def test_a_z_loss_is_the_same_without_gradients() -> None:
     x, values, targets, _ = made(40)
     table = torch.nn.Parameter(values)
     with torch.no_grad():
-        alone = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients(), Arithmetic(), None, Z)
+        alone = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients(), Arithmetic(), None, (ZLoss(Z),))
     torch.testing.assert_close(alone, torch.stack(with_z(x, table.detach(), targets)), rtol=1e-12, atol=0)

@@ -208,7 +208,7 @@ def test_bad_gradient_is_blamed_on_the_module_whose_backward_computed_it(monkeyp
     monkeypatch.setattr(MlpPlain, "forward", forward)
     trail = Trail()
     with trail.watching(stage):
-        loss = stage(None, inputs)
+        loss = stage(None, inputs)["loss"]
         assert trail.found is None
         torch.autograd.grad(loss, list(stage.parameters()))
     assert trail.found == Place("layers.2.mlp", "backward")
@@ -218,5 +218,5 @@ def test_overflow_after_the_last_module_is_the_loss() -> None:
     stage, inputs = stage_and_inputs()
     trail = Trail()
     with trail.watching(stage):
-        (stage(None, inputs) * math.inf).backward()
+        (stage(None, inputs)["loss"] * math.inf).backward()
     assert trail.found == Place(LOSS, "backward")

@@ -102,17 +102,17 @@ def test_rejected_step_is_not_in_the_history_and_the_state_is_restorable() -> No
     config = SpikesConfig(deviations=5, window=4)
     watch = SpikeWatch(config)
     for loss in (3.0, 3.1, 2.9, 3.05):
-        assert watch.accepts(Totals(1.0, loss))
+        assert watch.accepts(Totals(1.0, {"loss": loss}))
     state = watch.state
     for loss, norm in ((50.0, 1.0), (3.0, math.inf), (math.nan, 1.0)):
-        assert not watch.accepts(Totals(norm, loss)) and watch.cause
+        assert not watch.accepts(Totals(norm, {"loss": loss})) and watch.cause
         assert watch.state["losses"] == state["losses"]
     assert watch.in_a_row == 3
     other = SpikeWatch(config, watch.state)
     assert other.in_a_row == 3
     for loss, norm in ((50.0, 1.0), (3.0, 50.0)):
-        assert not other.accepts(Totals(norm, loss))
-    assert other.accepts(Totals(1.0, 3.0)) and other.in_a_row == 0
+        assert not other.accepts(Totals(norm, {"loss": loss}))
+    assert other.accepts(Totals(1.0, {"loss": 3.0})) and other.in_a_row == 0
 
 
 LAYOUTS = [

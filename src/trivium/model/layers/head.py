@@ -11,9 +11,12 @@ from trivium.kernels.operations import Operations
 from trivium.model.inputs import Inputs
 from trivium.model.layers.embedding import Table
 from trivium.model.layers.kinds import kind_of
+from trivium.objectives.objective import LOSS, Terms, terms_of
 from trivium.parallel.tensor.regions import Region, split_cross_entropy
 from trivium.parallel.tensor.vocabulary import LossInPlace, loss_and_gradient, vocabulary_loss
 from trivium.plan.model_shape import ModelShape
+
+Losses = dict[str, torch.Tensor]  # sums over a micro-batch, by name
 
 
 class Head(nn.Module):
@@ -25,7 +28,7 @@ class Head(nn.Module):
         norm = model.head_part.norm
         self.norm, self._product = kind_of(norm)(norm, operations), operations.products.product
         self._compiled: LossInPlace | None = None
-        self._z_losses: list[torch.Tensor] = []  # of micro-batches, until they are taken
+        self._terms = terms_of(model)
         if model.head == "untied":
             rows = model.padded_vocabulary(region.group.size) // region.group.size
             self.weight = Table(rows, model.hidden).weight
@@ -34,9 +37,9 @@ class Head(nn.Module):
         """Let torch.compile fuse the loss and its gradient, where the vocabulary is whole."""
         self._compiled = torch.compile(loss_and_gradient, dynamic=False)
 
-    def forward(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
-        """[S here, B, H] -> the summed loss, or without targets logits [S, B, vocabulary]."""
-        return self.logits(x, table) if inputs.targets is None else self.loss(x, table, inputs)
+    def forward(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor | Losses:
+        """[S here, B, H] -> the losses, or without targets logits [S, B, vocabulary]."""
+        return self.logits(x, table) if inputs.targets is None else self.losses(x, table, inputs)
 
     def local_logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
         """[S here, B, H] -> [S, B, V]."""
@@ -55,37 +58,27 @@ class Head(nn.Module):
         """normed [..., H], rows of the table [R, H] -> their logits [..., R], on this rank."""
         return self.finished(self._product(normed, rows))
 
-    def loss(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
-        """Cross-entropy in nats, summed over targets with their weights; the same on every tensor rank.
+    def losses(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> Losses:
+        """Return the losses in nats by name, summed over targets with their weights; the same on every tensor rank.
 
-        A sum, not a mean: the sum of the weights is known only over all ranks and micro-batches. Where there is a
-        z-loss the gradient is that of both, and the sum of the z-losses is kept, to be taken.
+        Sums, not means: the sum of the weights is known only over all ranks and micro-batches. The gradient of the
+        cross-entropy is that of all losses together, which are made in one pass over the scores.
         """
-        assert inputs.targets is not None, "a loss needs targets"
-        losses = self._losses(x, table, inputs.targets)
-        if self._z_loss:
-            losses, z_losses = losses
-            self._z_losses.append(_weighted(z_losses.detach(), inputs))
-        return _weighted(losses, inputs)
+        assert inputs.targets is not None and inputs.weights is not None, "losses need targets and their weights"
+        terms = self._terms if self.training else ()
+        found = self._losses(x, table, inputs.targets, terms)
+        cross_entropy, *others = found.unbind() if terms else (found,)
+        each = {LOSS: cross_entropy, **{term.name: x.detach() for term, x in zip(terms, others, strict=True)}}
+        return {name: _weighted(x, inputs.weights) for name, x in each.items()}
 
-    def take_z_losses(self) -> list[torch.Tensor]:
-        """The summed z-loss of every micro-batch since they were taken last."""
-        taken, self._z_losses = self._z_losses, []
-        return taken
-
-    @property
-    def _z_loss(self) -> float:
-        """Its coefficient; it is of training alone."""
-        return self.model.z_loss if self.training else 0.0
-
-    def _losses(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor) -> torch.Tensor:
-        """Per token, [S, B]; where there is a z-loss both, [2, S, B]."""
+    def _losses(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor, terms: Terms) -> torch.Tensor:
+        """Return the cross-entropy of each token, [S, B]; with terms [1 + terms, S, B]."""
         region, vocabulary = self.region, self.model.vocabulary
         if region.group.size == 1:
             compiled, later = self._compiled if self.training else None, region.weight_gradients
             given = self.normed(x), table, targets, vocabulary, later, region.arithmetic
-            return vocabulary_loss(*given, compiled, self._z_loss)
-        return split_cross_entropy(self.local_logits(x, table), targets, region.group, vocabulary, self._z_loss)
+            return vocabulary_loss(*given, compiled, terms)
+        return split_cross_entropy(self.local_logits(x, table), targets, region.group, vocabulary, terms)
 
     @torch.no_grad()
     def logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
@@ -97,7 +90,5 @@ class Head(nn.Module):
         return all_gather(local, self.region.group).permute(1, 2, 0)[..., : self.model.vocabulary]
 
 
-def _weighted(losses: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """Return the sum of the losses of all targets, each times its weight."""
-    assert inputs.weights is not None, "every target has a weight"
-    return (losses * inputs.weights).sum()
+def _weighted(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return (losses * weights).sum()

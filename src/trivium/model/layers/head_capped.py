@@ -8,6 +8,7 @@ from torch import nn
 
 from trivium.kernels.operations import Operations
 from trivium.model.layers.head import Head
+from trivium.objectives.objective import Terms
 from trivium.parallel.tensor.regions import Region, split_cross_entropy
 from trivium.plan.layers.head_capped import HeadCapped as Described
 from trivium.plan.model_shape import ModelShape
@@ -26,7 +27,7 @@ class HeadCapped(Head):
         """Return the logits, given the products with rows of the table."""
         return self.cap * torch.tanh(scores / self.cap)
 
-    def _losses(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor) -> torch.Tensor:
-        """Per token, [S, B]; where there is a z-loss both, [2, S, B]."""
+    def _losses(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor, terms: Terms) -> torch.Tensor:
+        """Return the cross-entropy of each token, [S, B]; with terms [1 + terms, S, B]."""
         logits = self.local_logits(x, table)
-        return split_cross_entropy(logits, targets, self.region.group, self.model.vocabulary, self._z_loss)
+        return split_cross_entropy(logits, targets, self.region.group, self.model.vocabulary, terms)

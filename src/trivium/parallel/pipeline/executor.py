@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -34,19 +34,22 @@ class Span(NamedTuple):
 
 @dataclass
 class Run:
-    """What a program left behind: this rank's share of the loss, and a trace."""
+    """What a program left behind: this rank's shares of the losses by name, and a trace."""
 
-    loss: Tensor
+    losses: dict[str, Tensor]
     spans: list[Span] = field(default_factory=list)
     peak_held: int = 0  # most stage activations held at once
     peak_saved_bytes: int = 0  # most bytes kept for backward at once, when measured
-    z_loss: Tensor | None = None  # this rank's share of it, where the plan has one
 
 
 class StageFunctions(NamedTuple):
-    """How to run one stage: forward(x or None, micro-batch number) -> hidden states, loss or logits."""
+    """How to run one stage.
 
-    forward: Callable[[Tensor | None, int], Tensor]
+    forward(x or None, micro-batch number) -> hidden states, but for the last stage, and losses by name, which any stage
+    may have. The sum of the losses is differentiated; one without a graph is only reported.
+    """
+
+    forward: Callable[[Tensor | None, int], tuple[Tensor | None, Mapping[str, Tensor]]]
     weight_gradients: WeightGradients
 
 
@@ -54,15 +57,16 @@ class StageFunctions(NamedTuple):
 class Executor:
     """Runs the events of one rank in order.
 
-    activation: an empty tensor like what crosses stages. loss_scale multiplies each micro-batch's loss, so
-    that gradients add up to those of the mean. `watch` is told when a stage's last backward of the step begins,
-    so that gradient reduction can start inside it.
+    activation: an empty tensor like what crosses stages. names: of all losses. loss_scale multiplies each
+    micro-batch's losses, so that gradients add up to those of the mean. `watch` is told when a stage's last backward
+    of the step begins, so that gradient reduction can start inside it.
     """
 
     mesh: Mesh
     stages: Mapping[int, StageFunctions]
     last_stage: int
     activation: Callable[[], Tensor]
+    names: Sequence[str]
     loss_scale: float | Tensor = 1.0
     watch: GradientWatch | None = None
     saved_bytes: SavedBytes | None = None  # measures what is kept for backward
@@ -72,9 +76,9 @@ class Executor:
 
     def run(self, program: Sequence[Event]) -> Run:
         """One pass over the program; gradients accumulate in the stages' parameters."""
-        self._run = Run(torch.zeros((), device=self.mesh.device, dtype=torch.float64))
+        self._run = Run({n: torch.zeros((), device=self.mesh.device, dtype=torch.float64) for n in self.names})
         self._results = Results()
-        self._saved: dict[tuple[int, int], tuple[Tensor | None, GradientEdge]] = {}
+        self._saved: dict[tuple[int, int], tuple[Tensor | None, list[GradientEdge]]] = {}
         self._trains = any(isinstance(e, Action) and e.op is not Op.FORWARD for e in program)
         self._remaining = Counter((e.op, e.stage) for e in program if isinstance(e, Action))
         self._held: dict[tuple[int, int], int] = {}  # bytes kept for backward
@@ -135,15 +139,19 @@ class Executor:
         if x is not None and self._trains:
             x.requires_grad_()
         with torch.set_grad_enabled(self._trains), self._counting() as counted:
-            y = self.stages[stage].forward(x, m)
-        if stage == self.last_stage:
-            y = y * self.loss_scale
-            self._run.loss += y.detach()
-        else:
-            self._results.put(event, y.detach())
+            hidden, losses = self.stages[stage].forward(x, m)
+        outputs = []
+        if hidden is not None:
+            self._results.put(event, hidden.detach())
+            outputs.append(hidden)
+        if losses:
+            scaled = {name: loss * self.loss_scale for name, loss in losses.items()}
+            for name, loss in scaled.items():
+                self._run.losses[name] += loss.detach()
+            outputs.append(reduce(torch.add, scaled.values()))
         if self._trains:
-            # The place of the output in autograd's graph, not the output: that is free once it was sent.
-            self._saved[m, stage] = x, get_gradient_edge(y)
+            # The places of outputs in autograd's graph, not the outputs: these are free once they were sent.
+            self._saved[m, stage] = x, [get_gradient_edge(y) for y in outputs]
             self._held[m, stage] = counted.bytes
             self._run.peak_held = max(self._run.peak_held, len(self._held))
             self._run.peak_saved_bytes = max(self._run.peak_saved_bytes, sum(self._held.values()))
@@ -151,9 +159,9 @@ class Executor:
     def _backward(self, event: Action, m: int, stage: int) -> None:
         if self._is_last(event) and self.watch is not None:
             self.watch.last_backward(stage)
-        x, output = self._saved.pop((m, stage))
-        grad = None if stage == self.last_stage else self._results.pop(event._replace(stage=stage + 1))
-        torch.autograd.backward(output, grad)
+        x, outputs = self._saved.pop((m, stage))
+        grads = [] if stage == self.last_stage else [self._results.pop(event._replace(stage=stage + 1))]
+        torch.autograd.backward(outputs, [*grads, *[None] * (len(outputs) - len(grads))])
         if x is not None:
             assert x.grad is not None, f"the backward of {event} left no gradient for its input"
             self._results.put(event, x.grad)

@@ -37,17 +37,19 @@ def _enter(user: User, following: tuple[Bucket, ...]) -> Callable[[torch.nn.Modu
         if not user.in_backward:
             return arguments
         x, *rest = arguments
-        return (_AtBackward.apply(x, lambda: _drop(user.buckets)), *rest)
+        return (*_AtBackward.apply(lambda: _drop(user.buckets), x), *rest)
 
     return enter
 
 
-def _leave(user: User, preceding: tuple[Bucket, ...]) -> Callable[[torch.nn.Module, Any, Tensor], Tensor]:
-    def leave(module: torch.nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+def _leave(user: User, preceding: tuple[Bucket, ...]) -> Callable[[torch.nn.Module, Any, Any], Any]:
+    def leave(module: torch.nn.Module, arguments: tuple[Any, ...], output: Tensor | dict[str, Tensor]) -> Any:
         _drop(user.buckets)
         if not user.in_backward:
             return output
-        return _AtBackward.apply(output, lambda: _hold(user.buckets, preceding))
+        tensors = (output,) if isinstance(output, Tensor) else tuple(output.values())
+        first, *others = _AtBackward.apply(lambda: _hold(user.buckets, preceding), *tensors)
+        return first if isinstance(output, Tensor) else dict(zip(output, (first, *others), strict=True))
 
     return leave
 
@@ -65,14 +67,14 @@ def _drop(buckets: tuple[Bucket, ...]) -> None:
 
 
 class _AtBackward(torch.autograd.Function):
-    """The identity, whose backward calls `action` when the gradient passes."""
+    """The identity, whose backward calls `action` once, when the gradients of all tensors are there."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, action: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, action: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.action = action
-        return x.view_as(x)
+        return tuple(x.view_as(x) for x in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         ctx.action()
-        return grads[0], None
+        return (None, *grads)

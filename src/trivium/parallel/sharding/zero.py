@@ -5,8 +5,9 @@ accumulation dtype, gather the weights.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
 from trivium.kernels.adamw import TOGETHER, Amount, OnePass, Slice, State, compiled_update, fused, numbers_of
 from trivium.kernels.crossing import read_later, sent
+from trivium.objectives.objective import LOSS
 from trivium.optim.rule import Rule
 from trivium.optim.rules.adamw import AdamW
 from trivium.parallel.sharding.buckets import Bucket
@@ -28,7 +30,6 @@ from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
 
 Tensor = torch.Tensor
 Entry = TypeVar("Entry")
-BROUGHT = 5  # numbers that each rank adds to in a step, besides a z-loss: square, loss, asked, and two of a digest
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,19 @@ class AdamRule:
 class Totals(NamedTuple):
     """Numbers of the whole model and batch, the same on every rank.
 
-    gradient_norm: before clipping. asked: how many ranks were asked to end. digest: sums over all ranks. z_loss: None
-    if the plan has none.
+    gradient_norm: before clipping. losses: by name. asked: how many ranks were asked to end. digest: sums over all
+    ranks.
     """
 
     gradient_norm: float
-    loss: float
+    losses: Mapping[str, float]
     asked: int = 0
     digest: tuple[int, ...] = ()
-    z_loss: float | None = None
+
+    @property
+    def loss(self) -> float:
+        """The cross-entropy."""
+        return self.losses[LOSS]
 
 
 class ShardedOptimizer:
@@ -107,8 +112,7 @@ class ShardedOptimizer:
         self,
         lr: float,
         *,
-        loss: Tensor,
-        z_loss: Tensor | None = None,
+        losses: Mapping[str, Tensor],
         loss_scale: float = 1.0,
         asks: bool = False,
         digest: tuple[int, int] = (0, 0),
@@ -116,7 +120,7 @@ class ShardedOptimizer:
     ) -> Totals:
         """Update the weights from the accumulated gradients and clear them.
 
-        loss, z_loss: this rank's shares of the batch's means. They and the gradients are multiplied by `loss_scale`.
+        losses: this rank's shares of the batch's means. They and the gradients are multiplied by `loss_scale`.
         asks: this rank was asked to end. The sum over ranks tells all of them after the same step.
         digest: two whole numbers of this rank, which are summed too; the sums stay below 2^53.
         accepts: sees the totals before the update and may refuse it. It must depend only on the totals and on what all
@@ -131,22 +135,22 @@ class ShardedOptimizer:
             shard.grad = shard.bucket.reduced()
             if self.on_reduced is not None:
                 self.on_reduced(number, shard.gradient() / loss_scale)
-        losses = (loss,) if z_loss is None else (loss, z_loss)
-        sums = sum_over_ranks_begin(self._shares(losses, loss_scale, (asks, *digest)), self.mesh)
+        shares = self._shares(list(losses.values()), loss_scale, (asks, *digest))
+        sums, totals_of = sum_over_ranks_begin(shares, self.mesh), partial(_totals, tuple(losses))
         if self.rule.clip == 0 and loss_scale == 1.0 and accepts is None:
             # without waiting: where the pipeline drains early, others are still at work
             self._update(lr, 1.0)
-            return _totals(sums.wait().tolist())
+            return totals_of(sums.wait().tolist())
         found = sums.wait()
         told = read_later(found)
         if accepts is not None or loss_scale != 1.0:
-            totals = _totals(told())
+            totals = totals_of(told())
             refused = accepts is not None and not accepts(totals)
             if refused or (loss_scale != 1.0 and not math.isfinite(totals.gradient_norm)):
                 self._clear()
                 return totals
         self._update(lr, self._factor(found[0], loss_scale))
-        return _totals(told())
+        return totals_of(told())
 
     def _factor(self, square: Tensor, loss_scale: float) -> Tensor | float:
         """Return the factor of the gradients. It stays on an accelerator, so that the host does not wait for it."""
@@ -275,9 +279,8 @@ class ShardedOptimizer:
             shard.grad = None
 
     def _shares(self, losses: Sequence[Tensor], scale: float, beside: tuple[int, int, int]) -> Tensor:
-        """What this rank adds to the squared norm of the model's gradient, each parameter counted once, to the losses,
-        and to the numbers that go along; [square, loss, beside, z-loss where there is one]. scale: of losses and
-        gradients."""
+        """Return what this rank adds to the squared norm of the model's gradient, each parameter counted once, to the
+        numbers that go along, and to the losses; [square, beside, losses]. scale: of losses and gradients."""
         square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for shards in self._together:
             ours = [s for s in shards if s.bucket.holders.index == 0]  # of holders one counts
@@ -285,8 +288,8 @@ class ShardedOptimizer:
             at_once = len(shards) > 1 or self.mesh.device.type != "cpu"
             square += squares(parts, self._masters, at_once=at_once)
         along = sent(np.array(beside), self.mesh.device, torch.float64)
-        loss, *z_loss = (loss_share(loss, self.mesh) / scale for loss in losses)
-        return torch.cat([torch.stack([square / scale**2, loss]), along, *(z.view(1) for z in z_loss)])
+        shares = torch.stack([loss_share(loss, self.mesh) / scale for loss in losses])
+        return torch.cat([(square / scale**2).view(1), along, shares])
 
     @torch.no_grad()
     def restart_masters(self) -> None:
@@ -365,7 +368,6 @@ def loss_share(loss: Tensor, mesh: Mesh) -> Tensor:
     return loss if mesh.tensor.index == 0 else torch.zeros_like(loss)
 
 
-def _totals(sums: Sequence[float]) -> Totals:
-    square, loss, asked, *digest = sums[:BROUGHT]
-    z_loss = sums[BROUGHT] if len(sums) > BROUGHT else None
-    return Totals(math.sqrt(square), loss, round(asked), tuple(map(round, digest)), z_loss)
+def _totals(names: Sequence[str], sums: Sequence[float]) -> Totals:
+    square, asked, high, low, *losses = sums
+    return Totals(math.sqrt(square), dict(zip(names, losses, strict=True)), round(asked), (round(high), round(low)))

@@ -16,10 +16,11 @@ from trivium.comms.group import Group
 from trivium.kernels.activations import Activation
 from trivium.kernels.arithmetic import Arithmetic
 from trivium.kernels.dtypes import NARROW
+from trivium.objectives.objective import Terms
 from trivium.parallel.tensor.column_product import Entry, column_product
 from trivium.parallel.tensor.norm_over_heads import norm_over_heads
 from trivium.parallel.tensor.row_product import Cut, linear, row_product
-from trivium.parallel.tensor.vocabulary import ROWS, stretch, with_z_loss
+from trivium.parallel.tensor.vocabulary import ROWS, stretch, with_terms
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
@@ -158,7 +159,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
     """Kept are the exponentials in the dtype of the logits; fp32 is there for some rows at a time."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocabulary: int, z_loss: float) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocabulary: int, terms: Terms) -> Tensor:
         first, V = group.index * logits.shape[-1], logits.shape[-1]
         scores, ids = logits.flatten(0, -2), targets.flatten() - first
         wide = torch.float32 if logits.dtype in NARROW else logits.dtype
@@ -180,18 +181,18 @@ class _SplitCrossEntropy(torch.autograd.Function):
                 part.copy_(found)
         total, target = all_reduce_(torch.stack([own, target]), group)
         losses = total.log() - target
-        if z_loss:  # what would multiply the probabilities divides what the exponentials are divided by
+        if terms:  # what would multiply the probabilities divides what the exponentials are divided by
             logs = largest + total.log()
-            losses = with_z_loss(losses, logs, z_loss)
-            total.div_(stretch(logs, z_loss))
+            losses = with_terms(losses, logs, terms)
+            total.div_(stretch(logs, terms))
         ctx.save_for_backward(kept, index, here, total)
-        ctx.shape, ctx.z_loss = logits.shape, z_loss
+        ctx.shape, ctx.terms = logits.shape, terms
         return losses.view(*losses.shape[:-1], *targets.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         kept, index, here, total = ctx.saved_tensors  # changed in place: a step runs its backward once
-        grad = (grads[0][0] if ctx.z_loss else grads[0]).flatten()
+        grad = (grads[0][0] if ctx.terms else grads[0]).flatten()
         factor = (grad / total).unsqueeze(-1)
         # The target's own, p - 1, before rounding. Where that is small the target is the largest, whose 1 is exact.
         of_target = kept.gather(-1, index) * factor - (grad * here).unsqueeze(-1)
@@ -214,11 +215,11 @@ def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(t.split(ROWS) for t in tensors), strict=True)
 
 
-def split_cross_entropy(logits: Tensor, targets: Tensor, group: Group, vocabulary: int, z_loss: float = 0.0) -> Tensor:
+def split_cross_entropy(logits: Tensor, targets: Tensor, group: Group, vocabulary: int, terms: Terms = ()) -> Tensor:
     """Cross-entropy per token, in nats, of logits whose vocabulary is split over the group.
 
     logits [S, B, V], targets [S, B]; returns [S, B], the same on every rank. Rows from `vocabulary` on are
-    padding: they enter neither the softmax nor the gradient. z_loss: the coefficient of one; above 0 it returns
-    [2, S, B], as `with_z_loss` has them.
+    padding: they enter neither the softmax nor the gradient. terms: what is added to the cross-entropy; with any,
+    it returns [1 + terms, S, B], as `with_terms` does.
     """
-    return _SplitCrossEntropy.apply(logits, targets, group, vocabulary, z_loss)
+    return _SplitCrossEntropy.apply(logits, targets, group, vocabulary, terms)

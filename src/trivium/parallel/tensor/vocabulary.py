@@ -11,6 +11,7 @@ import torch
 
 from trivium.kernels.arithmetic import Arithmetic
 from trivium.kernels.dtypes import NARROW
+from trivium.objectives.objective import Terms
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
@@ -18,9 +19,9 @@ Tensor = torch.Tensor
 ROWS = 256  # whose softmax is taken at once, in fp32: few enough to stay in a cache
 
 
-# Takes scores [rows, V], targets [rows], the vocabulary and the coefficient of a z-loss, or 0; gives losses [rows], or
-# both as `with_z_loss` has them, and leaves in place of the scores the gradient of each row's loss.
-LossInPlace = Callable[[Tensor, Tensor, int, float], Tensor]
+# Takes scores [rows, V], targets [rows], the vocabulary and the terms of the loss; returns losses [rows], or what
+# `with_terms` returns, and leaves in place of the scores the gradient of each row's losses.
+LossInPlace = Callable[[Tensor, Tensor, int, Terms], Tensor]
 
 
 def vocabulary_loss(
@@ -31,7 +32,7 @@ def vocabulary_loss(
     later: WeightGradients,
     arithmetic: Arithmetic,
     compiled: LossInPlace | None = None,
-    z_loss: float = 0.0,
+    terms: Terms = (),
 ) -> Tensor:
     """Cross-entropy per token, in nats, of softmax(x table^T) against the targets.
 
@@ -40,33 +41,36 @@ def vocabulary_loss(
     the dtype of `x`, each row in place of its scores.
 
     compiled: loss_and_gradient as torch.compile made it, of all rows at once: it writes nothing down in fp32.
-    z_loss: the coefficient of one; above 0 it returns [2, S, B], as `with_z_loss` has them.
+    terms: what is added to the cross-entropy; with any, it returns [1 + terms, S, B], as `with_terms` does.
     """
     takes = later.takes(table)
     weight = table.detach() if takes else table
     rows = x.flatten(0, -2)
-    about = (table, later if takes else None, arithmetic, torch.is_grad_enabled(), compiled, z_loss)
+    about = (table, later if takes else None, arithmetic, torch.is_grad_enabled(), compiled, terms)
     losses = _Loss.apply(rows, weight, targets.flatten(), vocabulary, about)
     return losses.view(*losses.shape[:-1], *targets.shape)
 
 
-def with_z_loss(losses: Tensor, logs: Tensor, z_loss: float) -> Tensor:
-    """Losses [tokens] and their z-losses, [2, tokens]: `z_loss` times the square of `logs`, the logarithm of each
-    token's sum of exponentials, which it keeps near 0 (PaLM, arXiv 2204.02311, section 5; OLMo 2, arXiv 2501.00656).
+def with_terms(losses: Tensor, logs: Tensor, terms: Terms) -> Tensor:
+    """Return cross-entropies [tokens] and below them the terms, [1 + terms, tokens].
 
-    The gradient that is made of the first row is that of the sum of both, in one pass over the scores. The second is
-    to be told, and has none.
+    logs: the logarithm of each token's sum of exponentials. The gradient that belongs to the first row is that of the
+    sum of all rows, made in one pass over the scores. The other rows have none.
     """
-    return torch.stack([losses, z_loss * logs.square()])
+    return torch.stack([losses, *(term.value(logs) for term in terms)])
 
 
-def stretch(logs: Tensor, z_loss: float) -> Tensor:
-    """What a z-loss multiplies the probabilities in the gradient of scores by: the gradient of c log² is 2 c log times
-    the probabilities."""
-    return 1 + 2 * z_loss * logs
+def stretch(logs: Tensor, terms: Terms) -> Tensor:
+    """Return what the terms multiply the probabilities by in the gradient of scores: the probabilities are the
+    gradient of `logs`."""
+    found: Tensor | float = 1
+    for term in terms:
+        found = found + term.slope(logs)
+    assert isinstance(found, Tensor), "there is a term"
+    return found
 
 
-def loss_and_gradient(scores: Tensor, targets: Tensor, vocabulary: int, z_loss: float) -> Tensor:
+def loss_and_gradient(scores: Tensor, targets: Tensor, vocabulary: int, terms: Terms) -> Tensor:
     """A `LossInPlace` to be compiled, to one kernel: the score of a target is found by adding up, as looking it up
     would keep a second kernel waiting, which writes the scores and has to fetch each row again."""
     columns = torch.arange(scores.shape[-1], device=scores.device)
@@ -76,23 +80,23 @@ def loss_and_gradient(scores: Tensor, targets: Tensor, vocabulary: int, z_loss: 
     total = torch.logsumexp(wide, -1, keepdim=True)
     losses = total.squeeze(-1) - torch.where(is_target, wide, 0).sum(-1)
     probabilities = (wide - total).exp()
-    if z_loss:
-        probabilities = probabilities * stretch(total, z_loss)
-        losses = with_z_loss(losses, total.squeeze(-1), z_loss)
+    if terms:
+        probabilities = probabilities * stretch(total, terms)
+        losses = with_terms(losses, total.squeeze(-1), terms)
     scores.copy_(torch.where(is_target, probabilities - 1, probabilities))
     return losses
 
 
 class _Loss(torch.autograd.Function):
     """about: the parameter, who takes its gradient (or None), the arithmetic of products, whether a gradient is wanted,
-    what is compiled, and the coefficient of the z-loss."""
+    what is compiled, and the terms of the loss."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, about: Any) -> Tensor:
-        table, later, ctx.arithmetic, wanted, compiled, ctx.z_loss = about
+        table, later, ctx.arithmetic, wanted, compiled, ctx.terms = about
         product = ctx.arithmetic.product
         eager = _loss_of if x.device.type == "cpu" else in_few_passes
-        loss_of = partial(eager, vocabulary=vocabulary, z_loss=ctx.z_loss, wanted=wanted)
+        loss_of = partial(eager, vocabulary=vocabulary, terms=ctx.terms, wanted=wanted)
         losses = []
         if not wanted:
             for rows, ids in zip(x.split(ROWS), targets.split(ROWS), strict=True):
@@ -102,7 +106,7 @@ class _Loss(torch.autograd.Function):
         ctx.save_for_backward(x, weight, scores)
         ctx.taken = None if later is None else (table, later)
         if compiled is not None:
-            return compiled(scores, targets, vocabulary, ctx.z_loss)
+            return compiled(scores, targets, vocabulary, ctx.terms)
         for part, ids in zip(scores.split(ROWS), targets.split(ROWS), strict=True):
             losses.append(loss_of(part, ids))
         return losses[0] if len(losses) == 1 else torch.cat(losses, -1)
@@ -111,7 +115,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight, d_scores = ctx.saved_tensors
         # A row's factor is never rounded to a narrow dtype, which would change every gradient alike.
-        scale = (grads[0][0] if ctx.z_loss else grads[0]).unsqueeze(-1)
+        scale = (grads[0][0] if ctx.terms else grads[0]).unsqueeze(-1)
         arithmetic = ctx.arithmetic
         d_x = arithmetic.gradient_of_inputs(d_scores, weight).mul_(scale)
         # It may stand on either side of the product: H numbers are fewer than V.
@@ -124,7 +128,7 @@ class _Loss(torch.autograd.Function):
         return d_x, None, None, None, None
 
 
-def in_few_passes(scores: Tensor, targets: Tensor, vocabulary: int, z_loss: float, *, wanted: bool = True) -> Tensor:
+def in_few_passes(scores: Tensor, targets: Tensor, vocabulary: int, terms: Terms, *, wanted: bool = True) -> Tensor:
     """A `LossInPlace` of few launches, each of which reads or writes narrow scores as they are: 12 bytes a 16-bit
     score, where `_loss_of`, whose numbers stay in a processor's cache, moves 28. wanted: the gradient is."""
     if vocabulary < scores.shape[-1]:
@@ -136,17 +140,17 @@ def in_few_passes(scores: Tensor, targets: Tensor, vocabulary: int, z_loss: floa
     log = logs.gather(-1, at)
     losses, total = -log.squeeze(-1), score - log
     if wanted:
-        if z_loss:
-            torch.mul(logs.exp_(), stretch(total, z_loss), out=scores)
+        if terms:
+            torch.mul(logs.exp_(), stretch(total, terms), out=scores)
         else:
             torch.exp(logs, out=scores)
         # Of the target in fp32: taken from a rounded probability, 1 would leave nothing of what is near it.
-        own = log.exp() * stretch(total, z_loss) - 1 if z_loss else log.expm1()
+        own = log.exp() * stretch(total, terms) - 1 if terms else log.expm1()
         scores.scatter_(-1, at, own.to(scores.dtype))
-    return with_z_loss(losses, total.squeeze(-1), z_loss) if z_loss else losses
+    return with_terms(losses, total.squeeze(-1), terms) if terms else losses
 
 
-def _loss_of(given: Tensor, targets: Tensor, *, vocabulary: int, z_loss: float, wanted: bool) -> Tensor:
+def _loss_of(given: Tensor, targets: Tensor, *, vocabulary: int, terms: Terms, wanted: bool) -> Tensor:
     """The loss of each row of scores [rows, V]; where its gradient is wanted, it takes the place of the scores."""
     scores = given.float() if given.dtype in NARROW else given
     if vocabulary < scores.shape[-1]:
@@ -156,17 +160,17 @@ def _loss_of(given: Tensor, targets: Tensor, *, vocabulary: int, z_loss: float, 
     if not wanted:
         logs = torch.logsumexp(scores, -1, keepdim=True)
         losses = (logs - target).squeeze(-1)
-        return with_z_loss(losses, logs.squeeze(-1), z_loss) if z_loss else losses
+        return with_terms(losses, logs.squeeze(-1), terms) if terms else losses
     largest = scores.amax(-1, keepdim=True)
     probabilities = torch.softmax(scores, -1, out=scores)
     # The largest probability is 1 / sum of exponentials, and never 0 as the target's may be. Found by its value:
     # looking for its place takes a processor longer than all the rest.
     peak = probabilities.amax(-1, keepdim=True).log()
     losses = (largest - target - peak).squeeze(-1)
-    if z_loss:
+    if terms:
         logs = largest - peak
-        probabilities.mul_(stretch(logs, z_loss))
-        losses = with_z_loss(losses, logs.squeeze(-1), z_loss)
+        probabilities.mul_(stretch(logs, terms))
+        losses = with_terms(losses, logs.squeeze(-1), terms)
     probabilities.scatter_add_(-1, targets, target.new_full((), -1.0).expand_as(target))
     if probabilities is not given:
         given.copy_(probabilities)

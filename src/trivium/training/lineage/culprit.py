@@ -20,6 +20,7 @@ from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.sight import Sight
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
+from trivium.objectives.objective import LOSS as CROSS_ENTROPY
 from trivium.parallel.tensor.weight_gradients import BY_AUTOGRAD
 from trivium.progress import Progress, silent
 from trivium.training.batches import inputs_of
@@ -180,7 +181,7 @@ class _Search:
         """Return loss and gradient norm of a part, with the weights before the step."""
         parameters = {name: p for name, p in self.stage.named_parameters() if p.requires_grad}
         with torch.enable_grad():
-            loss = self.stage(None, inputs) * self.scale
+            loss = self.stage(None, inputs)[CROSS_ENTROPY] * self.scale
             grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         squares = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for name, grad in zip(parameters, grads, strict=True):
@@ -245,9 +246,10 @@ class Trail:
 
     def _leave(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         self._running.pop()
-        if isinstance(output, Tensor):
-            self._see(output, Place(name, "forward"))
-            self._role(output)[0].append(self._around(name))
+        for x in output.values() if isinstance(output, dict) else (output,):
+            if isinstance(x, Tensor):
+                self._see(x, Place(name, "forward"))
+                self._role(x)[0].append(self._around(name))
 
     def _see(self, x: Tensor, place: Place) -> None:
         if self.found is None and not bool(torch.isfinite(x).all()):

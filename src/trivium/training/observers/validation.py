@@ -36,12 +36,12 @@ class Validation(Observer):
 
     def _validate(self, loop: Loop) -> None:
         loop.enter("validating")
-        loss = loop.trainer.validate(self.samples)
+        losses = {f"validation_{name}": loss for name, loss in loop.trainer.validate(self.samples).items()}
         if loop.is_first_rank:
             record = {"step": loop.step, "time": time.time(), "tokens": loop.tokens_seen}
-            append(loop.job.out / METRICS, record | ({"validation_loss": loss} if math.isfinite(loss) else {}))
-        loop.summary |= {"validation_loss": loss, "validation_samples": self.samples.sequences}
-        if math.isfinite(loss):
+            append(loop.job.out / METRICS, record | {name: x for name, x in losses.items() if math.isfinite(x)})
+        loop.summary |= {**losses, "validation_samples": self.samples.sequences}
+        if math.isfinite(loss := losses["validation_loss"]):
             return
         cause = f"step {loop.step}: the validation loss is {loss}; {soundness(loop.trainer, loop.step)}"
         loop.note({"event": "validation not finite", "step": loop.step, "cause": cause})

@@ -1,0 +1,49 @@
+"""The losses of a training by name, and the interface of a term that is added to the cross-entropy.
+
+The cross-entropy needs the logarithm of the sum of exponentials of a token's scores. A term is a function of it, so
+that value and gradient take no further pass over the scores. Every term is a file of this folder, with a function
+`term_of` that returns the term of a model, or None. Importing a term does not import torch.
+"""
+
+import pkgutil
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trivium import objectives
+from trivium.plan.model_shape import ModelShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOSS = "loss"  # the name of the cross-entropy
+
+
+class Term:
+    """A loss of each target, weighted as its cross-entropy is. Training adds it; validation does not."""
+
+    name: ClassVar[str]  # among the losses of a step, and in metrics.jsonl
+
+    def value(self, logs: "Tensor") -> "Tensor":
+        """Return the term of each token. logs: the logarithms of their sums of exponentials."""
+        raise NotImplementedError(f"{type(self).__name__} has no value")
+
+    def slope(self, logs: "Tensor") -> "Tensor":
+        """Return the derivative of `value` by `logs`."""
+        raise NotImplementedError(f"{type(self).__name__} has no slope")
+
+
+Terms = tuple[Term, ...]
+
+
+@lru_cache(maxsize=1024)
+def terms_of(model: ModelShape) -> Terms:
+    """Return the terms that a model's training adds to the cross-entropy."""
+    names = sorted(found.name for found in pkgutil.iter_modules(objectives.__path__))
+    modules: list[Any] = [import_module(f"{objectives.__name__}.{name}") for name in names if name != "objective"]
+    return tuple(term for module in modules if (term := module.term_of(model)) is not None)
+
+
+def loss_names(model: ModelShape) -> tuple[str, ...]:
+    """Return the names of the losses of a training step, the cross-entropy first."""
+    return (LOSS, *(term.name for term in terms_of(model)))
