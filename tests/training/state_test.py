@@ -38,7 +38,7 @@ TWO_RANKS = [
     small(tensor=2, sequence_parallel=True, precision=FP64),
     small(pipeline=2, chunks=2, precision=FP64),
 ]
-REFUSED, SAVED, END = 2, 6, 9  # steps: one whose update is rejected, the first after the checkpoint, the end
+REFUSED, SAVED, END = 2, 4, 6  # steps: one whose update is rejected, the first after the checkpoint, the end
 Totals = list[tuple[float, float]]
 
 
