@@ -38,7 +38,7 @@ TWO_RANKS = [
     small(tensor=2, sequence_parallel=True, precision=FP64),
     small(pipeline=2, chunks=2, precision=FP64),
 ]
-REFUSED, SAVED, END = 2, 6, 9  # steps: one whose update is rejected, the first after the checkpoint, the end
+REFUSED, SAVED, END = 2, 4, 6  # steps: one whose update is rejected, the first after the checkpoint, the end
 Totals = list[tuple[float, float]]
 
 
@@ -95,7 +95,7 @@ def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path, layou
     for path in paths:
         Checkpoint.open(path).verify()
     paths.append(tmp_path / "one" / paths[0].name)
-    further = [(plan, paths[(n + away) % len(paths)], expected) for n, plan in enumerate(layouts) for away in (0, 1, 3)]
+    further = [(plan, paths[(n + away) % len(paths)], expected) for n, plan in enumerate(layouts) for away in (0, 1)]
     in_ranks(resume_under, further)
     for path in paths:
         resume_under(None, LAYOUTS[0], path, expected)

@@ -55,8 +55,8 @@ class RecordedStep:
         self._recording.replay()
         for group, handed in self._handed:
             group.traffic.update(handed)
-        run: Run
-        run, summed = self._recording.result
+        result: tuple[Run, list[Tensor]] = self._recording.result
+        run, summed = result
         for bucket, gradient in zip(self._buckets, summed, strict=True):
             bucket.give(gradient)
         # The next replay overwrites the tensors of the recording; the caller gets copies.
