@@ -7,8 +7,8 @@ import pytest
 from evaluation.scorers import Knowing, scored
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import Document
+from trivium.corpus.publish.store import write_documents
 from trivium.corpus.select.decontaminate import keys_of
-from trivium.corpus.store import write_documents
 from trivium.errors import DataError
 from trivium.evaluation.benchmark import benchmark_requests, evaluate_benchmarks, prepare, series_of
 from trivium.evaluation.config import BenchmarkConfig

@@ -8,7 +8,7 @@ import pytest
 
 from tokens.curated import curated, documents, prose
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.errors import ConfigError, DataError, MachineError
 from trivium.provenance import file_sha256
 from trivium.seeds import generator_for

@@ -8,9 +8,9 @@ from typing import Any
 from trivium.corpus.clean.tidy import tidy
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.kernels.warm_up import compile_once
+from trivium.corpus.publish.store import read_documents
 from trivium.corpus.select.decontaminate import Keys, keys_of
-from trivium.corpus.store import read_documents
-from trivium.corpus.warm_up import compile_once
 from trivium.errors import DataError
 from trivium.evaluation.statistics import share_of
 from trivium.evaluation.tasks.task import Example

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from trivium import __version__
 from trivium.config import to_tree
-from trivium.corpus.store import MANIFEST as STORE_MANIFEST
-from trivium.corpus.store import read_tables
+from trivium.corpus.publish.store import MANIFEST as STORE_MANIFEST
+from trivium.corpus.publish.store import read_tables
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
 from trivium.provenance import (

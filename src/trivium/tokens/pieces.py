@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trivium.corpus.document import PIECE, origin_of
-from trivium.corpus.store import read_tables
+from trivium.corpus.publish.store import read_tables
 from trivium.progress import Progress
 from trivium.provenance import partial_of
 from trivium.tokens.lineage import LineageWriter

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trivium.corpus.store import read_tables
+from trivium.corpus.publish.store import read_tables
 from trivium.seeds import seed_for
 
 TRAIN, VALIDATION = "train", "validation"
