@@ -13,7 +13,6 @@ from evaluation import hflm
 from evaluation.models import TEXTS, plan_of, write_checkpoint
 from tokens.foreign import llama_words
 from trivium.checkpoint.load import Checkpoint
-from trivium.errors import DataError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.harness import HarnessModel
 from trivium.evaluation.requests import Request
@@ -96,15 +95,3 @@ def test_invalidating_bytes_are_not_streamed_early(folder):
         ids = generator.choice(some, 12).tolist()
         unfolding = Unfolding(words, before=before)
         assert "".join([*map(unfolding.push, ids), unfolding.close()]) == words.decode_after(before, ids)
-
-
-def test_configs_without_tokens_and_missing_tokens_are_named(folder, tmp_path):
-    words = (folder / "tokenizer.json").read_text()
-    (tmp_path / "tokenizer.json").write_text(words)
-    with pytest.raises(DataError, match=r"has no token <\|endoftext\|>"):
-        load_tokenizer(tmp_path / "tokenizer.json")
-    for config, message in (("{}", "has no token"), ('{"eos_token": "<end>"}', "<end>"), ("[", "cannot be read"),
-                            ('{"eos_token": {"text": 1}}', "cannot be read")):  # fmt: skip
-        (tmp_path / "tokenizer_config.json").write_text(config)
-        with pytest.raises(DataError, match=message):
-            load_tokenizer(tmp_path / "tokenizer.json")

@@ -130,12 +130,6 @@ def test_balances_have_the_stated_labels():
     assert found["only True"]["said"][" True"] == 1.0 and found["only False"]["said"][" False"] == 1.0
 
 
-def test_balanced_shots_end_with_either_label():
-    config = CONFIG.model_copy(update={"draws": 24, "shots": (0,), "orders": 1})
-    found = measure(study(config), Copycat(last=True))["balance"]["balanced"]
-    assert 0.25 < found["said"][" True"] < 0.75 and found["recency_bias"] > 0.5
-
-
 def test_bias_is_undefined_if_questions_differ_in_shots():
     found = measure(study(), Copycat())
     assert found["shots"]["3"]["majority_bias"] is not None

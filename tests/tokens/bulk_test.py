@@ -127,12 +127,6 @@ def test_other_tokenizers_are_not_encoded_in_bulk(change):
     assert equal_encoding(changed(**change)) is None
 
 
-def test_other_tokenizers_still_give_their_ids():
-    other = Tokenizer(changed(normalizer={"type": "NFC"}))
-    texts = ["e\u0301 the parser", "", prose(3, 40)]
-    assert [found.tolist() for found in other.encode_arrays(texts)] == [other.encode(text) for text in texts]
-
-
 def test_merges_out_of_id_order_are_rejected():
     words = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4, "abc": 5}
     assert merges_alone_decide([("a", "b"), ("b", "c"), ("ab", "c")], words)

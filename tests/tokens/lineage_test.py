@@ -21,10 +21,6 @@ def shard(tmp_path):
     return TokenShard.open(tmp_path / "s")
 
 
-def test_table_names_documents_of_its_shard(tmp_path, shard):
-    assert list(Lineage(tmp_path / "l.parquet", shard)) == ["a", "b", "c", "d"]
-
-
 def long_shard(folder, documents, monkeypatch, *, numbered=False):
     """Create a shard of single-token documents, with a table in groups of 100 documents, or a pair without a table."""
     monkeypatch.setattr(tables, "_GROUP_DOCUMENTS", 100)

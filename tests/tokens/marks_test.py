@@ -9,7 +9,6 @@ from tokens.adopt_test import adopted, megatron_pair
 from tokens.curated import documents, prose
 from tokens.encode_test import run
 from tokens.foreign import folder_of, llama_words
-from trivium.corpus.document import Document
 from trivium.errors import ConfigError, DataError
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.manifest import open_shards, read_tokens_manifest, verify_tokens
@@ -98,27 +97,6 @@ def test_end_of_one_ordinary_letter_is_rejected(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "words", LLAMA, tokenizer_config={"eos_token": "e"})
     with pytest.raises(ConfigError, match=r"'e', an ordinary piece of .*; name one of </s>, <unk>, <s> with"):
         given_tokenizer(str(place))
-
-
-@pytest.mark.parametrize(("words", "opening"), [(LLAMA, [1]), (BARE, [])])
-def test_documents_begin_and_end_as_the_tokenizers(tmp_path: Path, words: str, opening) -> None:
-    marks = {k: v for k, v in OLD.items() if k != "add_bos_token"}
-    place = folder_of(tmp_path / "words", words, tokenizer_config=marks)
-    given = given_tokenizer(str(place))
-    docs = [*documents({"prose": 30}), Document("odd", "it writes </s> and <s> and <|endoftext|> itself", "prose")]
-    config = TokensConfig(vocabulary=given.vocabulary, tokenizer=str(place), validation_fraction=0.1)
-    manifest, out = run(tmp_path, docs, {"prose": 1.0}, config)
-    assert (manifest["end_of_text"], manifest["end_token"], manifest["opening"]) == (2, "</s>", opening)
-    assert (out / "tokenizer.json").read_text() == words
-    kept = load_tokenizer(out / "tokenizer.json")
-    assert kept.identity == given.identity and kept.opening == opening
-    texts = []
-    for shard in (open_shards(out, split)["prose"] for split in ("train", "validation")):
-        for ids in (shard[n].tolist() for n in range(len(shard))):
-            begin, text, end = ids[: len(opening)], ids[len(opening) : -1], ids[-1]
-            assert begin == opening and end == 2 and 2 not in text and 1 not in text
-            texts.append(kept.decode(text))
-    assert sorted(texts) == sorted(d.text for d in docs)
 
 
 def test_other_end_gives_other_pieces(tmp_path) -> None:

@@ -1,10 +1,8 @@
 """Recipes: the paper's table adds up, and the contents of a blend are known at any place."""
 
-import numpy as np
 import pytest
 
 from trivium.errors import ConfigError
-from trivium.tokens.blend import Blend
 from trivium.tokens.recipe import contents_after, load_recipe, recipe_lines, recipe_names
 
 SEQUENCE = 2048
@@ -25,15 +23,6 @@ def test_computed_epochs_equal_the_papers():
         # one decimal is printed, computed from weights with one decimal
         assert one.epochs == pytest.approx(recipe.sources[source].epochs, abs=0.12), source
     assert sum(one.tokens for one in contents.values()) == int(recipe.tokens_trained) // SEQUENCE * SEQUENCE
-
-
-@pytest.mark.parametrize("samples", [0, 1, 777, 70_000])
-def test_contents_equal_those_of_drawing_samples(samples):
-    recipe = load_recipe("mt-nlg")
-    blend = Blend(recipe.weights)
-    drawn = np.bincount(blend.source(np.arange(samples)), minlength=len(blend.sources))
-    contents = contents_after(samples * SEQUENCE + 5, recipe, sequence=SEQUENCE)
-    assert {s: contents[s].samples for s in blend.sources} == dict(zip(blend.sources, drawn.tolist(), strict=True))
 
 
 def test_unknown_and_damaged_recipes_are_explained(tmp_path):

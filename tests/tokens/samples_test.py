@@ -107,13 +107,6 @@ def test_counts_follow_samples_and_weights(train):
     assert counts == {"prose": 300, "pages": 150, "tiny": 50}
 
 
-def test_windows_have_all_their_targets(directory):
-    lengths = [len(shard.tokens) for shard in open_shards(directory, "train").values()]
-    for sequence in range(1, 60):  # includes divisors of the lengths
-        dataset = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
-        assert dataset.num_samples == sum(max(1, (n - 1) // sequence) for n in lengths)
-
-
 @pytest.mark.broad
 @pytest.mark.parametrize("sequence", [1, 7, 16, 23, 60])
 def test_never_read_is_the_incomplete_tail(directory, sequence):
@@ -179,14 +172,6 @@ def test_prefix_of_validation_represents_every_source(directory):
     for source, count in fine.counts_after(some).items():
         assert count == pytest.approx(whole[source] / 3, abs=3 * np.sqrt(whole[source] / 3))
     assert fine.samples(range(some)).tolist() == other.samples(range(some)).tolist()
-
-
-def test_validation_counts_follow_samples(validation):
-    counts = dict.fromkeys(validation.counts_after(0), 0)
-    for i in range(validation.num_samples):
-        assert validation.counts_after(i) == counts
-        counts[validation.where(i).source] += 1
-    assert len([n for n in counts.values() if n]) > 1
 
 
 def test_validation_ends_after_last_sample(validation, train):

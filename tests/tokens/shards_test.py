@@ -78,12 +78,6 @@ def test_independently_written_shards_are_read(tmp_path, dtype):
     assert shard.document_starts[:].tolist() == [0, 3, 3, 4, 44]
 
 
-def test_document_of_several_sequences_is_one_document(tmp_path):
-    reference_write(tmp_path / "s", DOCUMENTS, "int32", marks=[0, 1, 3, 4])
-    shard = TokenShard.open(tmp_path / "s")
-    assert [shard[i].tolist() for i in range(len(shard))] == [[5, 6, 7], [65000], list(range(40))]
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 65535), max_size=30), max_size=20), st.integers(1, 7))
 def test_documents_round_trip_in_any_chunks(tmp_path_factory, documents, size):
@@ -258,7 +252,7 @@ def test_mapped_shard_does_not_read_the_index(tmp_path):
     shard = TokenShard.mapped(tmp_path / "s")
     assert (len(shard), len(shard.tokens)) == (documents, documents)
     with pytest.raises(DataError, match="sequence 3 has length -1"):
-        shards.check_index(path)
+        shards.Index.read(path).check()
 
 
 @pytest.mark.parametrize("change", [lambda d: d[:-2], lambda d: d + b"\0\0", lambda d: b""])
@@ -287,9 +281,3 @@ def test_overlong_document_is_rejected(tmp_path):
     writer = ShardWriter(tmp_path / "s", dtype="uint16")
     with pytest.raises(DataError, match="a document has 2147483648 tokens, more than the 2147483647 of an index"):
         writer.append(np.zeros(0, np.uint32), np.array([5, 2**31]))
-
-
-def test_shard_without_index_is_incomplete(tmp_path):
-    ShardWriter(tmp_path / "s", dtype="uint16").append(*columns([[1, 2]]))
-    with pytest.raises(DataError, match=r"s\.idx"):
-        TokenShard.open(tmp_path / "s")

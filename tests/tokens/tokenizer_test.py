@@ -21,25 +21,10 @@ def test_any_unicode_text_round_trips(text):
     assert TOKENIZER.end_of_text not in ids
 
 
-def test_end_of_text_in_a_document_is_ordinary_text():
-    text = f"a document about {END_OF_TEXT} tokens"
-    assert TOKENIZER.end_of_text not in TOKENIZER.encode(text)
-    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
-    assert TOKENIZER.decode([TOKENIZER.end_of_text]) == END_OF_TEXT
-
-
 def test_equal_texts_train_equal_tokenizers():
     again = train_tokenizer(iter([prose(i, 400) for i in range(5)]), 400)
     assert again.sha256 == TOKENIZER.sha256
     assert train_tokenizer(["something else entirely, " * 20], 400).sha256 != TOKENIZER.sha256
-
-
-def test_saved_tokenizer_is_equal(tmp_path):
-    TOKENIZER.save(tmp_path / "tokenizer.json")
-    loaded = load_tokenizer(tmp_path / "tokenizer.json")
-    assert loaded.sha256 == TOKENIZER.sha256
-    assert loaded.vocabulary == TOKENIZER.vocabulary
-    assert loaded.encode(f"the parser {END_OF_TEXT}") == TOKENIZER.encode(f"the parser {END_OF_TEXT}")
 
 
 def test_lone_surrogate_is_rejected_with_position():

@@ -91,13 +91,13 @@ def test_training_on_a_replaced_shard_ends_at_once_and_names_it(tokens: Path, tm
 
 
 def test_index_is_read_whole_once_and_not_by_ranks_that_train(tokens: Path, tmp_path: Path, monkeypatch) -> None:
-    right, read_whole = shards._check_sequences, tmp_path / "read"
+    right, read_whole = shards.Index.check, tmp_path / "read"
 
-    def noted(path: Path, *given: object) -> None:
-        append(read_whole, {"index": path.name})
-        right(path, *given)
+    def noted(index: shards.Index) -> None:
+        append(read_whole, {"index": index.path.name})
+        right(index)
 
-    monkeypatch.setattr(shards, "_check_sequences", noted)
+    monkeypatch.setattr(shards.Index, "check", noted)
     for steps in (2, 3):
         start(job(tokens, tmp_path / "run", plan({"data": 2}), steps=steps))
         assert sorted(line["index"] for line in read(read_whole)) == sorted(p.name for p in tokens.glob("*.idx"))

@@ -34,17 +34,15 @@ class NativeScorer:
     """
 
     def __init__(self, model: WholeModel, tokenizer: Tokenizer, progress: Progress = silent) -> None:
-        """progress: called with the progress of each call."""
         self.model, self.tokenizer, self._progress = model, tokenizer, progress
 
     @classmethod
     def open(cls, checkpoint: str | Path, tokenizer: str | Path, *, mesh: Mesh | None = None) -> "NativeScorer":
-        """Open a checkpoint directory, or the newest checkpoint of a run's `checkpoints` folder, with a
-        tokenizer.json.
+        """Open a checkpoint, or the newest one in a run's `checkpoints` folder, with a tokenizer.json.
 
-        mesh: the ranks that answer together (pipeline, data, tensor). It need not be the layout of the training;
-        None means this process alone. Raises CheckpointError if the checkpoint is missing or damaged or was trained
-        with another tokenizer, and ConfigError if the model does not fit the layout.
+        mesh: the ranks that answer together, in any layout; None means this process alone. Raises CheckpointError if
+        the checkpoint is missing or damaged or was trained with another tokenizer, and ConfigError for an impossible
+        layout.
         """
         mesh = mesh or Mesh.single(ALONE.device)
         opened = Checkpoint.open_together(checkpoint_in(Path(checkpoint)), mesh)
@@ -61,18 +59,14 @@ class NativeScorer:
                 f"{tokenizer} has sha256 {words.sha256[:12]}…, but {opened.directory} was trained with "
                 f"{known[:12]}…: its ids have other meanings; use the tokenizer the model was trained with"
             )
-        model, dtype = (
-            WholeModel(plan.model, precision=plan.precision.weights, mesh=mesh),
-            DTYPES[plan.precision.weights],
-        )
+        model = WholeModel(plan.model, precision=plan.precision.weights, mesh=mesh)
         for name, row in model.stage.table.items():  # this rank's shards, whatever layout saved them
             box = shard_box(row, plan.model, mesh.layout, mesh.tensor.index)
-            model.load(name, opened.read(f"weights/{name}", box, dtype))
+            model.load(name, opened.read(f"weights/{name}", box, DTYPES[plan.precision.weights]))
         return cls(model, words)
 
     @property
     def sequence(self) -> int:
-        """The sequence length of the model, in tokens."""
         return self.model.model.sequence
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
@@ -96,7 +90,6 @@ class NativeScorer:
         return [likelihood for likelihood, _ in self._sums(windows)]
 
     def generate(self, prompts: Sequence[str], *, settings: Sampling) -> list[str]:
-        """Return the text that the model generates after each prompt."""
         end = self.tokenizer.end_of_text
         ids = self.tokenizer.prompt_ids(prompts)
         drafts = []
@@ -151,12 +144,9 @@ class NativeScorer:
 
     def draft(self, prompt: list[int], choice: Choice, *, stop: Sequence[str], max_tokens: int) -> Draft:
         """Create a draft that ends with the document or with one of the texts in `stop`."""
-        end = self.tokenizer.end_of_text
 
         def done(drawn: list[int]) -> bool:
-            if drawn and drawn[-1] == end:
-                return True
-            return bool(stop) and any(s in self.tokenizer.decode(drawn) for s in stop)
+            return drawn[-1:] == [self.tokenizer.end_of_text] or any(s in self.tokenizer.decode(drawn) for s in stop)
 
         return Draft(prompt, choice, done, max_tokens)
 
@@ -168,8 +158,7 @@ def cut_at(stops: Sequence[str], text: str) -> str:
 
 
 def checkpoint_in(place: Path) -> Path:
-    """Return `place` if it is a checkpoint, otherwise the newest checkpoint in it. Raises CheckpointError if there is
-    none."""
+    """Return `place` if it is a checkpoint, otherwise the newest checkpoint in it. Raises CheckpointError."""
     if (place / "manifest.json").is_file():
         return place
     found = published(place)

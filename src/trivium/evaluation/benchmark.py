@@ -38,7 +38,6 @@ class Benchmark:
 
     @property
     def name(self) -> str:
-        """The name of the task."""
         return self.definition.name
 
 

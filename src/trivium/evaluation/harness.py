@@ -118,7 +118,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """The key by which the harness's request cache distinguishes tokenizers."""
         return self.scorer.tokenizer.sha256
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
@@ -145,7 +144,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each full text in nats."""
         texts = [request.args[0] for request in requests]
         found = self.scorer.loglikelihood_rolling(texts)
         for text, answer in zip(texts, found, strict=True):
@@ -153,7 +151,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the text that the model generates before the first stop text of each request."""
         words = self.scorer.tokenizer
         end = words.decode([words.end_of_text])
         drafts, stops = [], []

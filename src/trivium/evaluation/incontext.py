@@ -79,8 +79,8 @@ class Outcome:
 
     @property
     def said(self) -> Labels:
-        """The predicted choice of each question [n]."""
-        return self.scores.argmax(1)
+        said: Labels = self.scores.argmax(1)
+        return said
 
 
 def study_of(of: Definition, rows: Rows, config: IncontextConfig) -> Study:
@@ -279,12 +279,10 @@ def orders(number: int, shots: int, seed: int) -> list[tuple[int, ...]]:
 
 
 def order(shots: int, seed: int, key: int) -> tuple[int, ...]:
-    """Return the order of `shots` shots that this key gives."""
     return tuple(generator_for(seed, "order", key).permutation(shots).tolist())
 
 
 def in_order(draw: Draw, places: Sequence[int]) -> Draw:
-    """Return the same shots in another order."""
 
     def ordered(example: Example) -> list[Example]:
         shots = draw(example)

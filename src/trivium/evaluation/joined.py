@@ -59,7 +59,6 @@ def loses_study(earlier: Tree, tree: Tree) -> bool:
 
 
 def _alike(earlier: Tree, found: Tree) -> bool:
-    """Whether both used the same tokenizer."""
     return bool(earlier["config"].get("tokenizer") == found["config"].get("tokenizer"))
 
 

@@ -77,7 +77,8 @@ def scores_of(
     """Return each choice's log-likelihood over its size, or minus that after the unconditional context (`alone`)."""
     nats = np.asarray([a.loglikelihood for a in answers])
     if normalisation == "unconditional":
-        return nats - np.asarray([a.loglikelihood for a in alone or ()])
+        nats -= np.asarray([a.loglikelihood for a in alone or ()])
+        return nats
     bare = [choice.removeprefix(" ") for choice in choices]  # the harness's choices exclude the delimiting space
     sizes = {
         "token": [a.tokens for a in answers],
@@ -171,7 +172,6 @@ class _Unigram:
         self._likeliest = int(self._logs.argmax())
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
-        """Return one answer per request, in order."""
         return [
             Scored(
                 loglikelihood=float(self._logs[ids].sum()),

@@ -11,8 +11,6 @@ from trivium.seeds import generator_for
 
 
 class Interval(NamedTuple):
-    """A confidence interval."""
-
     low: float
     high: float
 

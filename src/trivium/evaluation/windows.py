@@ -11,8 +11,6 @@ from trivium.tokens.tokenizer import Tokenizer
 
 
 class Encoded(NamedTuple):
-    """The token ids of a request."""
-
     context: list[int]
     continuation: list[int]
 

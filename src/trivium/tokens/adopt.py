@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,9 +85,7 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
     entries = {source: one.entry() for source, one in found.items()}
     weights = _weights(pairs, entries)
     counts = {split: np.zeros(tokenizer.vocabulary, np.int64) for split in SPLITS}
-    ids = _Ids(tokenizer, pairs.ended, counts, [])
-    files = _linked(found.values(), out, ids, progress)
-    begun = 2 * sum(ids.begun) > sum(len(one.shard) for one in found.values())
+    files, begun = _linked(found.values(), out, _Reader(tokenizer, pairs.ended, counts), progress)
     written = tokenizer if begun else tokenizer.without_opening()
     files |= {path.name: file_sha256(path) for path in written.save(out / TOKENIZER)}
     return write_tokens_manifest(
@@ -132,34 +130,34 @@ def _weights(pairs: Pairs, entries: Mapping[str, Mapping[str, Any]]) -> dict[str
     return dict.fromkeys(entries, 0.0) | dict(zip(entries, (w / sum(given) for w in given), strict=False))
 
 
-class _Ids(NamedTuple):
-    """Checks the ids of pairs, and counts each id by split [vocabulary].
-
-    begun: number of documents of each block that begin with the opening; most pairs have it always or never.
-    """
+class _Reader(NamedTuple):
+    """Reads the ids of pairs once: counts them by split [vocabulary], and checks them. ended: see Pairs."""
 
     tokenizer: Tokenizer
     ended: bool
     counts: Mapping[str, NDArray[np.int64]]
-    begun: list[int]
 
-    def read(self, pair: Adopted, told: Callable[[int], None]) -> str:
-        """Count and check a pair's ids, and return the sha256 of its `.bin`. told: called with the tokens read."""
-        tokens, starts = pair.shard.tokens, pair.shard.document_starts
-        digest = hashlib.sha256()
+    def read(self, pair: Adopted, report: Callable[[int], None]) -> tuple[str, int]:
+        """Return the sha256 of a pair's `.bin`, and how many of its documents begin with the tokenizer's opening.
+
+        report: called with the number of tokens read.
+        """
+        tokens, cut = pair.shard.tokens, pair.shard.document_starts[pair.cut]
+        digest, begun = hashlib.sha256(), 0
         for at in range(0, len(tokens), _BLOCK_TOKENS):
-            told(at)
+            report(at)
             block = np.ascontiguousarray(tokens[at : at + _BLOCK_TOKENS])
             digest.update(block.data)
-            self._check(pair.shard, at, block)
-            cut = min(max(starts[pair.cut] - at, 0), len(block))
-            for split, part in ((TRAIN, block[:cut]), (VALIDATION, block[cut:])):
+            begun += self._check(pair.shard, at, block)
+            border = min(max(cut - at, 0), len(block))
+            for split, part in ((TRAIN, block[:border]), (VALIDATION, block[border:])):
                 counts = self.counts[split]
                 counts += np.bincount(part, minlength=len(counts))
-        return digest.hexdigest()
+        return digest.hexdigest(), begun
 
-    def _check(self, shard: TokenShard, at: int, block: NDArray[np.integer]) -> None:
-        """Raise DataError for an invalid id or document end. block: the ids from token `at` on."""
+    def _check(self, shard: TokenShard, at: int, block: NDArray[np.integer]) -> int:
+        """Raise DataError for an invalid id or document end. block: the ids from token `at` on. Return how many
+        documents begin with the opening in it. Most pairs have it always or never."""
         starts, size = shard.document_starts, self.tokenizer.vocabulary
         if not 0 <= block.min() <= block.max() < size:
             place = int(np.argmax((block < 0) | (block >= size)))
@@ -167,8 +165,6 @@ class _Ids(NamedTuple):
                 f"{shard.prefix}.bin holds id {block[place]} at token {at + place}, but the tokenizer has ids 0 to "
                 f"{size - 1}; name the one that these tokens were made with in tokens.tokenizer"
             )
-        begin, end = (starts.search(token, side="left") for token in (at, at + len(block)))
-        self.begun.append(int((block[starts[begin:end] - at] == (*self.tokenizer.opening, -1)[0]).sum()))
         first, behind = (starts.search(token, side="right") for token in (at, at + len(block)))
         wrong = block[starts[first:behind] - 1 - at] != self.tokenizer.end_of_text
         if self.ended and wrong.any():
@@ -178,25 +174,34 @@ class _Ids(NamedTuple):
                 f"tokenizer's end of a text is {self.tokenizer.end_of_text}; name the one that these tokens were made "
                 "with in tokens.tokenizer, or give --unended when they were made without ends (no --append-eod)"
             )
+        begin, end = (starts.search(token, side="left") for token in (at, at + len(block)))
+        return int((block[starts[begin:end] - at] == (*self.tokenizer.opening, -1)[0]).sum())
 
 
-def _linked(pairs: Iterable[Adopted], out: Path, ids: _Ids, progress: Progress) -> dict[str, str]:
-    """Read every pair and link its files into `out`. Return the sha256 of each file by the name of its link."""
-    every, files = list(pairs), {}
-    total, done = sum(len(one.shard.tokens) for one in every), 0
-    for one in every:
+def _linked(pairs: Collection[Adopted], out: Path, reader: _Reader, progress: Progress) -> tuple[dict[str, str], bool]:
+    """Read every pair and link its files into `out`.
 
-        def told(read: int, one: Adopted = one, done: int = done) -> None:
+    Returns the sha256 of each file by the name of its link, and whether most documents begin with the opening.
+    """
+    files, begun, done = {}, 0, 0
+    total = sum(len(one.shard.tokens) for one in pairs)
+    for one in pairs:
+
+        def report(read: int, one: Adopted = one, done: int = done) -> None:
             progress(done + read, total, f"reading {one.shard.prefix.name}")
 
         one.shard.check_weights()
         for there in filter(Path.is_file, files_of(one.shard.prefix)):
             name = f"{one.stem}{there.suffix}"
-            files[name] = ids.read(one, told) if there.suffix == ".bin" else file_sha256(there)
+            if there.suffix == ".bin":
+                files[name], opened = reader.read(one, report)
+                begun += opened
+            else:
+                files[name] = file_sha256(there)
             (out / name).symlink_to(there.resolve())
         done += len(one.shard.tokens)
     progress(total, total, "")
-    return files
+    return files, 2 * begun > sum(len(one.shard) for one in pairs)
 
 
 def _refuse_copies(pairs: Iterable[Adopted]) -> None:
@@ -204,13 +209,13 @@ def _refuse_copies(pairs: Iterable[Adopted]) -> None:
     for one, other in combinations(pairs, 2):  # training pairs come first
         if not _same(one.shard.tokens, other.shard.tokens):
             continue
-        told = f"{other.shard.prefix}: its ids are those of {one.shard.prefix}"
+        same = f"{other.shard.prefix}: its ids are those of {one.shard.prefix}"
         if one.cut and not other.cut:
             raise DataError(
-                f"--validation {told}, which trains, so its loss would be one of trained text; name another pair, or "
+                f"--validation {same}, which trains, so its loss would be one of trained text; name another pair, or "
                 "leave --validation out"
             )
-        raise DataError(f"PREFIX {told}, and would count twice; name one of the two, and give it a larger weight")
+        raise DataError(f"PREFIX {same}, and would count twice; name one of the two, and give it a larger weight")
 
 
 def _same(one: NDArray[np.integer], other: NDArray[np.integer]) -> bool:

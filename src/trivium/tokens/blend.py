@@ -61,7 +61,6 @@ class Blend:
 
     @cached_property
     def _places_of(self) -> list[NDArray[np.int64]]:
-        """The places of each source within a period."""
         return [np.flatnonzero(self._table == source) for source in range(len(self.sources))]
 
     @cached_property

@@ -44,7 +44,6 @@ class Found(NamedTuple):
 
 
 def lineage_file(shard: TokenShard) -> Path:
-    """Return the path of a shard's lineage table."""
     return shard.prefix.with_name(f"documents-{shard.prefix.name}.parquet")
 
 
@@ -71,7 +70,6 @@ class LineageWriter:
             self._held, self._rows = [together.slice(whole)], self._rows - whole
 
     def close(self) -> None:
-        """Finish the table."""
         self._write(pa.concat_tables(self._held)).close()
 
     def _write(self, table: pa.Table) -> pq.ParquetWriter:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trivium.errors import DataError
 from trivium.provenance import file_sha256, read_described, unheard
-from trivium.tokens.shards import TokenShard, check_index
+from trivium.tokens.shards import Index, TokenShard
 from trivium.untrusted import read_json
 
 FORMAT = "trivium-tokens-1"
@@ -112,7 +112,7 @@ def verify_tokens(directory: Path, names: Iterable[str] | None = None, alive: Ca
                 f"restore it, or run `trivium tokenize` again"
             )
         if path.suffix == ".idx":
-            check_index(path)
+            Index.read(path).check()
 
 
 def tokens_of_training(run: Path) -> Path | None:

@@ -78,7 +78,6 @@ def _tree(path: Path) -> Tree:
 
 
 def _token(tree: Tree, name: str, path: Path) -> str | None:
-    """Return a token of a config, which is a string or an object with its content."""
     found = tree.get(name)
     token = found.get("content") if isinstance(found, Mapping) else found
     if found is not None and not isinstance(token, str):

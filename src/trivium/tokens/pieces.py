@@ -44,7 +44,6 @@ class Work(NamedTuple):
     folder: Path
 
     def piece(self, number: int) -> Path:
-        """Return the path of a piece."""
         return self.folder / f"piece-{number:06d}.arrow"
 
 
@@ -138,7 +137,6 @@ class ShardSet:
         self.counts = {split: np.zeros(vocabulary, np.int64) for split in SPLITS}
 
     def append(self, piece: pa.Table) -> None:
-        """Append each document of a piece to its shard."""
         # Sort once instead of filtering once per source, because a corpus may have thousands of sources.
         order = pc.sort_indices(piece, sort_keys=_KINDS)
         kinds = piece.group_by(["source", "split"]).aggregate([([], "count_all")]).sort_by(_KINDS)

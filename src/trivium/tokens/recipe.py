@@ -34,7 +34,6 @@ class Recipe(Config):
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each source, in the unit of the table."""
         return {source: row.weight for source, row in self.sources.items()}
 
 
@@ -48,7 +47,6 @@ class Content(NamedTuple):
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the recipes included in the package."""
     return shipped_names(FOLDER)
 
 

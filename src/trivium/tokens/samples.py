@@ -130,13 +130,11 @@ class TokenDataset:
         return int(self._windows.sum())
 
     def sample(self, i: int) -> NDArray[np.int64]:
-        """Return the tokens of sample i [sequence + 1]."""
         tokens: NDArray[np.int64] = self.samples([i])[0]
         return tokens
 
     def samples(self, indices: Iterable[int]) -> NDArray[np.int64]:
-        """Return the tokens of several samples [samples, sequence + 1]. Raises DataError for ids outside of the
-        vocabulary."""
+        """Return the tokens of several samples [samples, sequence + 1]. Raises DataError for an invalid id."""
         return self._tokens_at(self._places_ahead(np.fromiter(indices, dtype=np.int64)))
 
     def rows(self, first: int, count: int) -> Rows:
@@ -174,7 +172,6 @@ class TokenDataset:
         )
 
     def where(self, i: int) -> Where:
-        """Return the place of sample i."""
         places = self._places(np.asarray([i], dtype=np.int64))
         return Where(self._sources[places.source[0]], int(places.epoch[0]), int(places.start[0]))
 
@@ -271,8 +268,7 @@ class TokenDataset:
         return other
 
     def _places_ahead(self, indices: NDArray[np.int64]) -> _Places:
-        """Return the places of samples, cached in blocks, because batches are consecutive and a lookup costs the
-        same for many."""
+        """Return the places of samples from cached blocks: batches are consecutive, and many cost the same as one."""
         if not indices.size:
             return self._places(indices)
         first, last = int(indices.min()) // BLOCK_SAMPLES, int(indices.max()) // BLOCK_SAMPLES

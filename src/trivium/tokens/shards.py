@@ -27,6 +27,8 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 SUFFIXES = (".idx", ".bin", ".weights")  # of a shard's files; the last one is optional
 _WEIGHTS = tuple(map(np.dtype, ("u1", "<f4")))  # dtypes of weights
+# The codes of ids; 6 and 7 are floats.
+_DTYPES = {n: np.dtype(name) for n, name in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items()}
 _HEADER = struct.Struct("<9sQBQQ")
 _MAX_DOCUMENT_TOKENS = 2**31 - 1  # the index stores lengths in 32 bits
 _BLOCK_ENTRIES = 1 << 16  # of an index, checked at a time
@@ -46,23 +48,91 @@ class Index(NamedTuple):
     documents: int
     tokens: int
 
+    @staticmethod
+    def read(path: Path) -> "Index":
+        """Read the header and the ends of an index. Raises DataError if it is missing or these are damaged."""
+        try:
+            size = path.stat().st_size
+            with open_regular(path) as file:
+                head = file.read(_HEADER.size)
+        except OSError as error:
+            raise DataError(f"{_with_target(path)} cannot be read ({error.strerror}); {_REDO}") from None
+        if not head.startswith(MAGIC):
+            raise DataError(f"{path} starts with {head[:9]!r}, a token index with {MAGIC!r}; {_REDO}")
+        if len(head) < _HEADER.size:
+            raise DataError(f"{path} has {len(head)} bytes, fewer than its {_HEADER.size}-byte header; {_REDO}")
+        _, version, code, sequences, marks = _HEADER.unpack(head)
+        if version != VERSION:
+            raise DataError(f"{path} is version {version}; this reader knows version {VERSION}; {_REDO}")
+        if code not in _DTYPES:
+            known = ", ".join(f"{c} = {d.name}" for c, d in _DTYPES.items())
+            raise DataError(f"{path} has dtype code {code}; token ids are one of {known}; {_REDO}")
+        expected = _HEADER.size + 12 * sequences + 8 * marks
+        if sequences and size == expected + sequences:
+            raise DataError(
+                f"{path} has a mode for each of its {sequences} sequences, as multimodal data has; only text is read: "
+                "write it without modes"
+            )
+        if size != expected:
+            raise DataError(
+                f"{path} has {size} bytes; {sequences} sequences and {marks} document marks take {expected}; {_REDO}"
+            )
+        index = Index(path, _DTYPES[code], sequences, marks - 1, 0)
+        lengths, pointers, documents = index._arrays()
+        if not marks or documents[0] != 0 or documents[-1] != sequences:
+            raise index._not_rising(documents)
+        tokens = int(pointers[-1]) // index.dtype.itemsize + int(lengths[-1]) if sequences else 0
+        return index._replace(tokens=tokens)
+
+    def _arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+        """Map the lengths and byte offsets of sequences, and the first sequence of each document."""
+        data = np.memmap(self.path, dtype=np.uint8, mode="r")
+        lengths = np.frombuffer(data, "<i4", self.sequences, _HEADER.size)
+        pointers = np.frombuffer(data, "<i8", self.sequences, _HEADER.size + 4 * self.sequences)
+        return lengths, pointers, np.frombuffer(data, "<i8", self.documents + 1, _HEADER.size + 12 * self.sequences)
+
     def starts(self, first: int, stop: int) -> "Starts":
         """Return the starts of documents [first, stop) and the end of the last, in tokens [stop - first + 1]."""
-        _, pointers, marks = _arrays(self.path, self.sequences, self.documents + 1)
+        _, pointers, marks = self._arrays()
         return Starts(self, pointers, marks[first : stop + 1])
 
     def check(self) -> None:
-        """Check the full index. Raises DataError if sequences or documents are not consecutive."""
-        lengths, pointers, marks = _arrays(self.path, self.sequences, self.documents + 1)
-        _check_sequences(self.path, lengths, pointers, self.dtype.itemsize)
-        _check_documents(self.path, marks, self.sequences)
+        """Check the full index. Raises DataError unless each sequence begins where the previous one ends, and the
+        documents are consecutive."""
+        lengths, pointers, marks = self._arrays()
+        total = 0
+        for first in range(0, self.sequences, _BLOCK_ENTRIES):
+            here = lengths[first : first + _BLOCK_ENTRIES].astype(np.int64)
+            if here.min() < 0:
+                at = int(np.argmin(here))
+                raise DataError(
+                    f"{self.path}: sequence {first + at} has length {here[at]}; lengths are 0 or more; {_REDO}"
+                )
+            ends = total + np.cumsum(here)
+            expected = (ends - here) * self.dtype.itemsize
+            differ = np.flatnonzero(pointers[first : first + _BLOCK_ENTRIES] != expected)
+            if differ.size:
+                at = int(differ[0])
+                raise DataError(
+                    f"{self.path}: sequence {first + at} is said to start at byte {pointers[first + at]}, but the "
+                    f"lengths before it end at byte {expected[at]}; {_REDO}"
+                )
+            total = int(ends[-1])
+        blocks = range(0, len(marks), _BLOCK_ENTRIES)
+        if any((np.diff(marks[n : n + _BLOCK_ENTRIES + 1]) < 0).any() for n in blocks):
+            raise self._not_rising(marks)
+
+    def _not_rising(self, marks: NDArray[np.int64]) -> DataError:
+        return DataError(
+            f"{self.path}: document marks must rise from 0 to {self.sequences} sequences; "
+            f"found {marks[:3].tolist()} … {marks[-3:].tolist()}; {_REDO}"
+        )
 
 
 class Starts:
-    """Starts of the documents of a shard and the end of the last, in tokens, read from the index on demand.
+    """Starts of the documents of a shard and the end of the last, in tokens, relative to the first document.
 
-    An array of all of them would have 800 MB for a hundred million documents. Starts are relative to that of the
-    first document.
+    They are read from the index on demand: an array would have 800 MB for a hundred million documents.
     """
 
     def __init__(self, index: Index, pointers: NDArray[np.int64], marks: NDArray[np.int64]) -> None:
@@ -122,23 +192,21 @@ class TokenShard:
 
     @staticmethod
     def open(prefix: str | Path) -> "TokenShard":
-        """Open a shard. Raises DataError if `.idx` or `.bin` is missing, damaged or inconsistent. Reads the full
-        index."""
-        check_index(files_of(Path(prefix))[0])
+        """Open a shard and check its full index. Raises DataError if it is missing, damaged or inconsistent."""
+        Index.read(files_of(Path(prefix))[0]).check()
         return TokenShard.mapped(Path(prefix))
 
     @staticmethod
     def mapped(prefix: Path) -> "TokenShard":
-        """Open a shard whose index is checked elsewhere.
+        """Open a shard whose index is checked elsewhere. Raises DataError if its files do not fit each other.
 
-        Only the ends of the index are read, so that thousands of ranks can open it. Raises DataError if they do not
-        fit `.bin` or `.weights`.
+        Only the ends of the index are read, so that thousands of ranks can open it.
         """
         idx, bin_, weights = files_of(prefix)
-        index = _read_index(idx)
+        index = Index.read(idx)
         expected = index.tokens * index.dtype.itemsize
         if not bin_.is_file():
-            raise DataError(f"{_told(bin_)} is missing, but {idx.name} describes it; {_REDO}")
+            raise DataError(f"{_with_target(bin_)} is missing, but {idx.name} describes it; {_REDO}")
         if bin_.stat().st_size != expected:
             raise DataError(
                 f"{bin_} has {bin_.stat().st_size} bytes, but {idx.name} says {index.tokens} tokens of "
@@ -158,8 +226,7 @@ class TokenShard:
     def document_starts(self) -> Starts:
         """Starts of the documents in `tokens` and the end of the last [documents + 1].
 
-        The index file stays open while the result exists. Do not keep it: a corpus may have more sources than a
-        process may open files.
+        The index file stays open while the result exists, so do not keep it: a corpus may have thousands of sources.
         """
         return self.index.starts(self.begin, self.begin + self.documents)
 
@@ -173,20 +240,13 @@ class TokenShard:
         return TokenShard(self.prefix, self.tokens[here], self.index, self.begin + begin, stop - begin, weights, first)
 
     def __len__(self) -> int:
-        """The number of documents."""
         return self.documents
 
     def __getitem__(self, index: int) -> NDArray[np.integer]:
-        """Return the ids of a document."""
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {self.prefix}: it has {len(self)} documents")
         begin, end = self.document_starts[index : index + 2].tolist()
         return self.tokens[begin:end]
-
-
-def check_index(path: Path) -> None:
-    """Check an `.idx`. Raises DataError if it is missing or damaged."""
-    _read_index(path).check()
 
 
 def files_of(prefix: Path) -> tuple[Path, ...]:
@@ -194,8 +254,7 @@ def files_of(prefix: Path) -> tuple[Path, ...]:
     return tuple(prefix.with_name(prefix.name + suffix) for suffix in SUFFIXES)
 
 
-def _told(path: Path) -> str:
-    """Format a path with the target of its link."""
+def _with_target(path: Path) -> str:
     return f"{path} (a link to {path.readlink()})" if path.is_symlink() else str(path)
 
 
@@ -209,7 +268,6 @@ class ShardWriter:
         """weights: the dtype of the targets' weights, in a shard that has them."""
         self.prefix = prefix
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self._code = next(code for code, known in _dtypes().items() if known == self.dtype)
         self._lengths: list[NDArray[np.int64]] = []
         self._path = files_of(prefix)[1]
         self._path.write_bytes(b"")
@@ -262,12 +320,19 @@ class ShardWriter:
     def close(self) -> NDArray[np.int64]:
         """Write the index, and return the length of each document in tokens."""
         lengths = np.concatenate([np.empty(0, np.int64), *self._lengths])
-        _write_index(files_of(self.prefix)[0], self._code, self.dtype.itemsize, lengths)
+        code = next(code for code, known in _DTYPES.items() if known == self.dtype)
+        pointers = np.zeros(len(lengths), dtype="<i8")
+        pointers[1:] = np.cumsum(lengths[:-1]) * self.dtype.itemsize
+        with open(files_of(self.prefix)[0], "wb") as file:
+            file.write(_HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+            file.write(lengths.astype("<i4").tobytes())
+            file.write(pointers.tobytes())
+            file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
         return lengths
 
 
 def _mapped_weights(path: Path, tokens: int) -> NDArray[np.uint8 | np.float32] | None:
-    """Map the weights of a shard with so many tokens; None if it has none. Raises DataError for a wrong size."""
+    """Map the weights of a shard of `tokens` tokens; None if it has none. Raises DataError for a wrong size."""
     if not path.is_file():
         return None
     size = path.stat().st_size
@@ -289,96 +354,3 @@ def _check_weights(prefix: Path, weights: NDArray[Any], first: int) -> None:
             f"{files_of(prefix)[2]}: token {first + place} has weight {weights[place]}; weights are finite numbers of "
             "0 or more; make the file again"
         )
-
-
-def _write_index(path: Path, code: int, item_bytes: int, lengths: NDArray[np.int64]) -> None:
-    pointers = np.zeros(len(lengths), dtype="<i8")
-    pointers[1:] = np.cumsum(lengths[:-1]) * item_bytes
-    with open(path, "wb") as file:
-        file.write(_HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
-        file.write(lengths.astype("<i4").tobytes())
-        file.write(pointers.tobytes())
-        file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
-
-
-def _read_index(path: Path) -> Index:
-    """Read the header and the ends of an index. Raises DataError if it is missing or these are damaged."""
-    try:
-        size = path.stat().st_size
-        with open_regular(path) as file:
-            head = file.read(_HEADER.size)
-    except OSError as error:
-        raise DataError(f"{_told(path)} cannot be read ({error.strerror}); {_REDO}") from None
-    if not head.startswith(MAGIC):
-        raise DataError(f"{path} starts with {head[:9]!r}, a token index with {MAGIC!r}; {_REDO}")
-    if len(head) < _HEADER.size:
-        raise DataError(f"{path} has {len(head)} bytes, fewer than its {_HEADER.size}-byte header; {_REDO}")
-    _, version, code, sequences, marks = _HEADER.unpack(head)
-    if version != VERSION:
-        raise DataError(f"{path} is version {version}; this reader knows version {VERSION}; {_REDO}")
-    if code not in _dtypes():
-        known = ", ".join(f"{c} = {d.name}" for c, d in sorted(_dtypes().items()))
-        raise DataError(f"{path} has dtype code {code}; token ids are one of {known}; {_REDO}")
-    expected = _HEADER.size + 12 * sequences + 8 * marks
-    if sequences and size == expected + sequences:
-        raise DataError(
-            f"{path} has a mode for each of its {sequences} sequences, as multimodal data has; only text is read: "
-            "write it without modes"
-        )
-    if size != expected:
-        raise DataError(
-            f"{path} has {size} bytes; {sequences} sequences and {marks} document marks take {expected}; {_REDO}"
-        )
-    lengths, pointers, documents = _arrays(path, sequences, marks)
-    if not marks or documents[0] != 0 or documents[-1] != sequences:
-        raise _not_rising(path, documents, sequences)
-    dtype = _dtypes()[code]
-    tokens = int(pointers[-1]) // dtype.itemsize + int(lengths[-1]) if sequences else 0
-    return Index(path, dtype, sequences, marks - 1, tokens)
-
-
-def _arrays(path: Path, sequences: int, marks: int) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Map the arrays of an index: lengths and byte offsets of sequences, and the first sequence of each document."""
-    data = np.memmap(path, dtype=np.uint8, mode="r")
-    lengths = np.frombuffer(data, "<i4", sequences, _HEADER.size)
-    pointers = np.frombuffer(data, "<i8", sequences, _HEADER.size + 4 * sequences)
-    return lengths, pointers, np.frombuffer(data, "<i8", marks, _HEADER.size + 12 * sequences)
-
-
-def _check_sequences(path: Path, lengths: NDArray[np.int32], pointers: NDArray[np.int64], item: int) -> None:
-    """Raise DataError unless each sequence begins where the previous one ends. item: bytes per id."""
-    total = 0
-    for first in range(0, len(lengths), _BLOCK_ENTRIES):
-        here = lengths[first : first + _BLOCK_ENTRIES].astype(np.int64)
-        if here.min() < 0:
-            at = int(np.argmin(here))
-            raise DataError(f"{path}: sequence {first + at} has length {here[at]}; lengths are 0 or more; {_REDO}")
-        ends = total + np.cumsum(here)
-        expected = (ends - here) * item
-        differ = np.flatnonzero(pointers[first : first + _BLOCK_ENTRIES] != expected)
-        if differ.size:
-            at = int(differ[0])
-            raise DataError(
-                f"{path}: sequence {first + at} is said to start at byte {pointers[first + at]}, but the lengths "
-                f"before it end at byte {expected[at]}; {_REDO}"
-            )
-        total = int(ends[-1])
-
-
-def _check_documents(path: Path, marks: NDArray[np.int64], sequences: int) -> None:
-    """Raise DataError unless the marks rise from 0 to `sequences`."""
-    starts = range(0, len(marks), _BLOCK_ENTRIES)
-    if any((np.diff(marks[n : n + _BLOCK_ENTRIES + 1]) < 0).any() for n in starts):
-        raise _not_rising(path, marks, sequences)
-
-
-def _not_rising(path: Path, marks: NDArray[np.int64], sequences: int) -> DataError:
-    return DataError(
-        f"{path}: document marks must rise from 0 to {sequences} sequences; "
-        f"found {marks[:3].tolist()} … {marks[-3:].tolist()}; {_REDO}"
-    )
-
-
-def _dtypes() -> dict[int, np.dtype]:
-    codes = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # codes 6 and 7 are floats
-    return {code: np.dtype(name) for code, name in codes.items()}

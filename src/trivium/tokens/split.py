@@ -37,8 +37,6 @@ class HeldOut(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A document, or a part of one, with its split."""
-
     document: str
     source: str
     split: str

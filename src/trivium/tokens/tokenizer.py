@@ -131,13 +131,11 @@ class Tokenizer:
         return self.with_marks(Marks(self.marks.end, opens=False)) if bare.opening else bare
 
     def with_marks(self, marks: Marks) -> "Tokenizer":
-        """Return the same tokenizer with other special tokens."""
         return Tokenizer(self.description, marks, self._library)
 
     @cached_property
     def is_concatenative(self) -> bool:
-        """Whether decoding ids equals concatenating their decoded parts. Other decoders strip a space at the
-        beginning."""
+        """Whether decoding ids equals concatenating their decoded parts. Other decoders strip a first space."""
         decoder = json.loads(self.description).get("decoder") or {}
         return decoder.get("type") == "ByteLevel"
 
@@ -160,8 +158,7 @@ class Tokenizer:
 
     @cached_property
     def identity(self) -> str:
-        """A key that is equal if documents are encoded equally: the description's hash, combined with marks if not
-        default."""
+        """A key that is equal if documents are encoded equally."""
         return self.sha256 if self.marks == Marks() else fingerprint([self.sha256, *self.marks])
 
     def encode(self, text: str) -> list[int]:
@@ -181,8 +178,7 @@ class Tokenizer:
             return [e.ids for e in self._encoder.encode_batch_fast(checked, add_special_tokens=False)]
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts to be continued: those of `encode_batch` after the opening, if the tokenizer has
-        one."""
+        """Return the ids of texts to be continued: those of `encode_batch` after the opening."""
         return [self.opening + ids for ids in self.encode_batch(texts)]
 
     def encode_continuations(self, pairs: Sequence[tuple[list[int], str, list[int]]]) -> list[list[int] | None]:
@@ -210,16 +206,15 @@ class Tokenizer:
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Return the ids of each text, equal to those of `encode`, on this thread and without holding the GIL."""
-        encoding = self.bulk
-        if encoding is None:
+        if self.bulk is None:
             return [np.array(ids, np.uint32) for ids in self.encode_batch(texts)]
-        return [self._in_bulk(encoding, text) for text in texts]
-
-    def _in_bulk(self, encoding: tiktoken.Encoding, text: str) -> NDArray[np.uint32]:
-        try:
-            return encoding.encode_to_numpy(text, disallowed_special=())
-        except (ValueError, UnicodeError):  # a run of blanks that exceeds its stack, or a lone surrogate
-            return np.array(self.encode(text), np.uint32)
+        arrays = []
+        for text in texts:
+            try:
+                arrays.append(self.bulk.encode_to_numpy(text, disallowed_special=()))
+            except (ValueError, UnicodeError):  # a run of blanks that exceeds its stack, or a lone surrogate
+                arrays.append(np.array(self.encode(text), np.uint32))
+        return arrays
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; bytes that do not form a character become U+FFFD."""
@@ -259,7 +254,7 @@ class Tokenizer:
         return found
 
     def save(self, path: Path) -> list[Path]:
-        """Write the description and, unless it has the default marks, a config with them. Return the written paths."""
+        """Write the description, and special tokens other than the default ones. Return the written paths."""
         path.write_text(self.description, encoding="utf-8", newline="")
         if self.marks == Marks():
             return [path]
@@ -268,10 +263,7 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, end: str = END_OF_TEXT) -> Tokenizer:
-    """Train a byte-level BPE with at most `vocabulary` ids; equal texts in equal order give the same tokenizer.
-
-    end: the token that closes documents.
-    """
+    """Train a byte-level BPE with at most `vocabulary` ids and `end` to close documents. It is deterministic."""
     library = tokenizers.Tokenizer(tokenizers.models.BPE())
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()
@@ -287,8 +279,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, end: str = END_OF_TEX
 
 
 def _short_words(text: str) -> Iterator[str]:
-    """Yield the text, cut inside every run of more than _MAX_WORD_CHARACTERS characters without blanks, or of blanks
-    only."""
+    """Yield the text, cut inside every run of more than _MAX_WORD_CHARACTERS blanks or other characters."""
     begin = 0
     for run in _LONG_RUN.finditer(text):
         for at in range(run.start() + _MAX_WORD_CHARACTERS, run.end(), _MAX_WORD_CHARACTERS):
@@ -298,11 +289,9 @@ def _short_words(text: str) -> Iterator[str]:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Load a `tokenizer.json` with the special tokens of the first file next to it that names some, or
-    `<|endoftext|>`.
+    """Load a `tokenizer.json` with the special tokens of the first file next to it that names some, or `<|endoftext|>`.
 
-    Raises DataError if it is missing or damaged, lacks the tokens that begin or end its documents, or names several
-    ends.
+    Raises DataError if it is damaged, lacks the tokens that begin or end its documents, or names several ends.
     """
     path = Path(path)
     found = _opened(path)
@@ -324,8 +313,7 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
     documents.
 
     end: `tokens.end_of_text`; None uses the token on which all files next to it agree, or `<|endoftext|>`. Raises
-    DataError if the file is missing or damaged, and ConfigError if the end of documents is uncertain or a text can
-    contain it.
+    ConfigError if the end of documents is uncertain or a text can contain it.
     """
     path = tokenizer_file(place)
     if not path.is_file():
@@ -419,7 +407,6 @@ def _named_panics() -> Iterator[None]:
 
 
 def tokenizer_file(place: str) -> Path:
-    """Return the file that `tokens.tokenizer` names."""
     path = Path(place)
     return path / FILE if path.is_dir() else path
 

@@ -36,22 +36,6 @@ def test_every_effect_is_listed_once_and_corrected_for_all_others(tmp_path):
     assert json.loads(json.dumps(measured.results, allow_nan=False)) == measured.results
 
 
-@pytest.mark.broad
-def test_planted_skew_is_the_most_significant_on_its_axis_only(tmp_path):
-    config = BiasConfig(
-        analyses=["adjectives", "sentiment"],
-        permutations=2000,
-        resamples=100,
-        cooccurrence={"samples": 100, "lexicon": lexicon(tmp_path)},
-    )
-    skewed = Telling(lambda p: 0.8 if p.startswith("Muslims") else 0.2)
-    rows = measure(config, skewed, seed=3, tagger=find).results["effects"]
-    surest = sorted(rows, key=lambda r: -abs(r["estimate"]) * (r["measure"] == "sentiment"))[0]
-    assert surest["of"] == "religion: Islam" and surest["p_holm"] < 0.05
-    # The other groups are compared with a rest that contains the skewed group.
-    assert {r["of"].split(":")[0] for r in rows if r["p_holm"] < 0.05} == {"religion"}
-
-
 def test_series_follows_bias_growing_over_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr("trivium.evaluation.bias.run.open_tagger", lambda _: find)
     config = BiasConfig(

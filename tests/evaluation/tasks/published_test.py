@@ -320,16 +320,6 @@ def test_hellaswag_keeps_unclosed_brackets_in_linear_time():
     assert endings == ["[" * 500_000, "a b [c", "[a\n c]", "d"]
 
 
-@pytest.mark.skipif("TRIVIUM_DATA" not in os.environ, reason="TRIVIUM_DATA names no folder of real data")
-def test_papers_wording_of_hellaswag_has_single_spaces():
-    rows = local_rows(definition("hellaswag"), Path(os.environ["TRIVIUM_DATA"]) / "tasks").asked
-    found = {
-        wording: read_examples(rows, definition("hellaswag"), wording, where="x") for wording in ("paper", "harness")
-    }
-    doubled = {w: sum(c.startswith("  ") for e in examples for c in e.choices) for w, examples in found.items()}
-    assert doubled["paper"] == 0 < doubled["harness"]
-
-
 def test_harness_shows_wic_word_as_written_and_fills_race_blanks():
     config = ONE.model_copy(update={"wording": "harness"})
     row = {"word": "earn", "sentence1": "They Earned it.", "sentence2": "B.", "start1": 5, "end1": 11, "label": 0}

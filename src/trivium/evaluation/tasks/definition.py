@@ -69,7 +69,6 @@ class Definition(Config):
     overlap: str  # text to search for in the corpus, as in GPT-3
 
     def prompts(self, wording: Wording) -> Prompts:
-        """Return the paper's prompts or the harness's."""
         return self.paper if wording == "paper" else self.harness
 
     def shots(self, wanted: Shots) -> int:

@@ -196,7 +196,6 @@ class _Fields(dict[str, Any]):
 
 
 def _filled(template: str, row: Row) -> str:
-    """Fill a template with the fields of a row."""
     return template.format_map(_Fields(row))
 
 

@@ -88,9 +88,11 @@ def _named(files: Sequence[Path], folder: Path) -> str:
 def _first(folder: Path, patterns: Sequence[str]) -> list[Path]:
     """Return the first file that a pattern matches, all shards in order if it is one of several, or []."""
     first = next((path for pattern in patterns for path in sorted(folder.glob(pattern))), None)
-    shard = first and _SHARD.fullmatch(first.name)
-    if first is None or shard is None:
-        return [] if first is None else [first]
+    if first is None:
+        return []
+    shard = _SHARD.fullmatch(first.name)
+    if shard is None:
+        return [first]
     found = {
         int(other["number"]): path
         for path in first.parent.iterdir()

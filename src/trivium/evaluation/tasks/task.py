@@ -34,12 +34,10 @@ class Example:
     overlap: str = ""
 
     def context_of(self, choice: int) -> str:
-        """Return the context of a choice."""
         return self.contexts[choice] if self.contexts else self.context
 
     @property
     def solution(self) -> str:
-        """The correct choice."""
         return self.choices[self.answer]
 
     @property
