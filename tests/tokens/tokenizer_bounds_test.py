@@ -14,7 +14,7 @@ WORDS = "The quick brown fox that is in the house was seen and heard by the dog,
 def test_long_run_of_one_letter_gives_no_long_token():
     text = WORDS * 50 + "a" * 50_000 + " " + WORDS
     tokenizer = train_tokenizer([text, "-" * 20_000, " " * 20_000, "é" * 20_000], 700)
-    assert max(map(len, tokenizer.words())) <= 128
+    assert max(map(len, tokenizer.words)) <= 128
     assert tokenizer.bulk is not None
     (ids,) = tokenizer.encode_arrays([text])
     assert tokenizer.decode(ids.tolist()) == text

@@ -110,13 +110,6 @@ def test_the_bytes_that_are_told_are_those_of_the_documents_that_are_told(small,
         assert read <= told["text_bytes"] <= read + 3000 * ("planted" in told)
 
 
-def test_an_extracted_page_is_the_text_it_was_made_of(small):
-    documents = {d.id: d for d in honest(1234)}
-    pages = {i: d for i, d in raw_texts(small[0]).items() if i in documents}
-    same = [jaccard(shingles(documents[i].text, size=5), shingles(d.text, size=5)) for i, d in pages.items()]
-    assert sum(value > 0.97 for value in same) >= 0.9 * len(same)
-
-
 def test_planted_copies_have_the_similarity_they_are_said_to_have(small):
     texts = raw_texts(small[0])
     entries = json.loads((small[0] / "planted.json").read_text())["near_duplicate"]

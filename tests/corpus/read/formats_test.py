@@ -20,27 +20,7 @@ from trivium.corpus.read.read import read_any
 from trivium.seeds import generator_for
 from trivium.tokens.split import survey
 
-WORDS = [
-    "the",
-    "river",
-    "and",
-    "a",
-    "house",
-    "that",
-    "was",
-    "of",
-    "stone",
-    "to",
-    "be",
-    "seen",
-    "with",
-    "many",
-    "people",
-    "have",
-    "long",
-    "been",
-    "there",
-]
+WORDS = "the river and a house that was of stone to be seen with many people have long been there".split()
 
 
 def prose(seed, paragraphs, end="\n"):

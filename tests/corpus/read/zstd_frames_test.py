@@ -30,9 +30,7 @@ def skipped(data: bytes, kind: int = 0) -> bytes:
 
 def repeated(byte: bytes, times: int) -> bytes:
     """A frame of one block that says a byte and how often, written by hand: its size stands in two bytes."""
-    return (
-        ZSTD + b"\x60" + (times - 256).to_bytes(2, "little") + (times << 3 | 1 << 1 | 1).to_bytes(3, "little") + byte
-    )
+    return ZSTD + b"\x60" + (times - 256).to_bytes(2, "little") + (times << 3 | 1 << 1 | 1).to_bytes(3, "little") + byte
 
 
 FRAMES = {

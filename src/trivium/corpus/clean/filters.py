@@ -6,10 +6,9 @@ from types import MappingProxyType
 
 from trivium.corpus.clean.c4 import c4_step
 from trivium.corpus.clean.extract import extract_step
-from trivium.corpus.clean.fineweb import fineweb_step
 from trivium.corpus.clean.language import language_step
 from trivium.corpus.clean.privacy import privacy_step
-from trivium.corpus.clean.quality import gopher_step, quality_step
+from trivium.corpus.clean.quality import fineweb_step, gopher_step, quality_step
 from trivium.corpus.clean.repetition import repetition_step
 from trivium.corpus.clean.tidy import NotTidied, tidy
 from trivium.corpus.config import CurateConfig, ExtractConfig
