@@ -1,11 +1,10 @@
-"""Curation after one threshold changed: from nothing, and with what the curation before it kept.
+"""Curation after the threshold of similarity changed: from scratch, and with the kept parts of an earlier curation.
 
     python benchmarks/corpus_again.py --data DATA --work FOLDER [--rounds 3] [--megabytes 60] [--kinds lines pages]
 
 The same text twice: as JSON lines, and as pages of a crawl (HTML in WARC files, with a frame around each text).
-Contestants alternate, each in a process of its own on one core, read and write the same bytes, and are told apart by
-processor seconds, without imports and the loading of kernels. Prints medians, their ratio, and the size of what is
-kept, as JSON.
+The two alternate, each in a separate process on one core, and write the same bytes. CPU seconds are measured without
+imports and the loading of kernels. Prints medians, their ratio, and the size of the kept parts, as JSON.
 """
 
 import argparse
@@ -33,11 +32,7 @@ from trivium.corpus.publish.views import differences_between
 from trivium.seeds import generator_for
 
 SEED = 5
-SETTINGS: dict[str, dict[str, Any]] = {
-    "before": {},
-    "quality": {"quality": {"words_low": 200}},
-    "similarity": {"dedup": {"threshold": 0.7}},
-}
+SETTINGS: dict[str, dict[str, Any]] = {"before": {}, "similarity": {"dedup": {"threshold": 0.7}}}
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def main() -> int:
 def killed_runs(
     work: Path, *, preset: str = "demo", engine: str = "here", sets: Sequence[str] = (), kills: int = 100, seed: int = 1
 ) -> dict[str, Any]:
-    """Kill until there were enough; how many runs were completed with them, and what differed."""
+    """Kill runs `kills` times. Return the number of runs that were completed, and the differences between outputs."""
     words = ["corpus", "run", preset, "--engine", engine, *(word for one in sets for word in ("--set", one))]
     command = [sys.executable, "-m", "trivium.cli.main", *words]
     whole, out = work / "whole", work / "killed"
@@ -91,15 +91,15 @@ def _differences(whole: Path, out: Path) -> list[str]:
 
 
 def _reached(out: Path) -> str:
-    """What a killed run left."""
+    """Return the name of the stage in which a run was killed, by the folders that it left."""
     if (out / "curated").is_dir():
         return "kills_after_curation"
-    parts = out / ".curated.work" / "parts"
-    return "kills_within_curation" if parts.is_dir() else "kills_before_curation"
+    parts = (out / ".curated.work").glob("*/parts")  # in the folder of the job
+    return "kills_within_curation" if any(parts) else "kills_before_curation"
 
 
 def ended(command: list[str], out: Path, limit: float | None) -> bool:
-    """Run, and kill after so many seconds; whether it came to its end before."""
+    """Run, and kill after `limit` seconds. Return whether the run ended before."""
     process = subprocess.Popen(
         [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

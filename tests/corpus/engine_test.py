@@ -1,52 +1,49 @@
-"""Laws of engines: results in order, errors as they were raised, and the same corpus wherever the work runs."""
+"""Engines return results in order and errors as they were raised, and give the same corpus wherever tasks run."""
 
-import hashlib
 import inspect
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from corpus.kills import digests
 from trivium.config import preset_names, read_preset
 from trivium.corpus import daft_engine
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.corpus.daft_engine import Daft
+from trivium.corpus.daft_engine import Daft, _start_ray, watched
 from trivium.corpus.engine import Here
 from trivium.corpus.harvest.harvest import harvest
 from trivium.corpus.pipeline import curate
-from trivium.errors import ConfigError
-
-SMALL = HarvestConfig(max_bytes=600_000, packages=("networkx",), evaluation_items=30, shard_bytes=150_000)
-
-
-@pytest.fixture(scope="module")
-def native():
-    return Daft("native", workers=2)
+from trivium.errors import ConfigError, DataError, MachineError
 
 
 @pytest.mark.parametrize("light", [True, False])
 @pytest.mark.parametrize("where", ["here", "native"])
-def test_results_are_in_order_and_errors_keep_their_kind(where, light, native):
-    engine = native if where == "native" else Here()
-    names, heard = preset_names(), []
-    # the task is a function that workers can import: the tree of a preset
-    assert engine.map(read_preset, names, heard.append, light=light) == [read_preset(n) for n in names]
-    assert heard == list(range(1, len(names) + 1))
-    assert engine.map(read_preset, [], heard.append, light=light) == []
+def test_results_are_in_order_and_errors_keep_their_type(where, light):
+    engine = Daft("native", workers=2) if where == "native" else Here()
+    names, done = preset_names(), []
+    # The task is a function that workers can import.
+    assert engine.map(read_preset, names, done.append, light=light) == [read_preset(n) for n in names]
+    assert done == list(range(1, len(names) + 1))
+    assert engine.map(read_preset, [], done.append, light=light) == []
     with pytest.raises(ConfigError, match="there is no preset 'dem'; did you mean 'demo'?"):
-        engine.map(read_preset, [*names, "dem"], heard.append, light=light)
-    with pytest.raises(FileNotFoundError) as refused:  # what a system refuses keeps its number, which has a remedy
-        engine.map(os.stat, ["/nowhere/at all"], heard.append, light=light)
-    assert refused.value.filename == "/nowhere/at all"
+        engine.map(read_preset, [*names, "dem"], done.append, light=light)
+    with pytest.raises(FileNotFoundError) as missing:
+        engine.map(os.stat, ["/nowhere/at all"], done.append, light=light)
+    assert missing.value.filename == "/nowhere/at all"
 
 
 @pytest.mark.parametrize("light", [True, False])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_after_an_error_nothing_is_left_open_for_the_collector(light, workers, monkeypatch):
-    """Daft's generators wait for its own thread as they end; the collector may run in that thread."""
+def test_generators_are_closed_after_an_error(light, workers, monkeypatch):
+    """Daft's generators wait for its own thread as they end, and the garbage collector may run in that thread."""
     opened, right = [], daft_engine._rows
 
     def rows(*arguments):
@@ -54,34 +51,33 @@ def test_after_an_error_nothing_is_left_open_for_the_collector(light, workers, m
         return opened[-1]
 
     monkeypatch.setattr(daft_engine, "_rows", rows)
-    with pytest.raises(ConfigError) as held:  # with its traceback, and so with the frames that led to it
+    with pytest.raises(ConfigError) as held:  # the traceback keeps the frames alive
         Daft("native", workers=workers).map(read_preset, ["dem", *preset_names()], lambda done: None, light=light)
     assert held.value and opened
     assert all(inspect.getgeneratorstate(each) == inspect.GEN_CLOSED for each in opened)
 
 
 @pytest.mark.broad
-def test_the_corpus_does_not_depend_on_the_engine_or_on_the_number_of_workers(tmp_path):
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    harvest(SMALL, raw, seed=3)
-    found = []
+def test_corpus_does_not_depend_on_engine_or_number_of_workers(tmp_path):
+    (tmp_path / "raw").mkdir()
+    small = HarvestConfig(max_bytes=600_000, packages=("networkx",), evaluation_items=30, shard_bytes=150_000)
+    harvest(small, tmp_path / "raw", seed=3)
+    outputs = []
     for number, engine in enumerate((Here(), Daft("native", workers=2), Daft("native", workers=1))):
         out = tmp_path / str(number)
         out.mkdir()
-        curate(CurateConfig(shard_bytes=200_000), raw, out, seed=3, engine=engine)
-        files = sorted(path for path in out.rglob("*") if path.is_file())
-        found.append({p.relative_to(out): hashlib.sha256(p.read_bytes()).hexdigest() for p in files})
-    assert len(found[0]) > 7
-    assert found[0] == found[1] == found[2]
+        curate(CurateConfig(shard_bytes=200_000), tmp_path / "raw", out, seed=3, engine=engine)
+        outputs.append(digests(out))
+    assert len(outputs[0]) > 7
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
-def test_an_engine_that_is_not_known_is_refused():
+def test_unknown_engine_is_refused():
     with pytest.raises(ConfigError, match="did you mean 'native'"):
         Daft("nativ", workers=1)
 
 
-# it knows who started it before it tells that it is there: whoever started it ends as soon as that is heard
+# The worker reads its parent's id before it prints, because its parent ends as soon as it has read the line.
 WORKER = """
 import os
 from trivium.corpus.engine import end_with
@@ -97,10 +93,115 @@ print(worker.pid)
 """
 
 
-def test_a_worker_ends_soon_after_the_process_that_started_it_was_killed():
-    """It would go on for hours with a file of its own, beside the workers of the process that goes on."""
-    told = subprocess.check_output([sys.executable, "-c", STARTER], text=True, timeout=60)
-    place, until = Path("/proc", told.strip()), time.monotonic() + 60
+def test_worker_ends_soon_after_its_parent_was_killed():
+    """Otherwise it would work for hours in parallel with the workers of the resumed process."""
+    pid = subprocess.check_output([sys.executable, "-c", STARTER], text=True, timeout=60)
+    place, until = Path("/proc", pid.strip()), time.monotonic() + 60
     while place.exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert not place.exists()
+
+
+def failing() -> Iterator[tuple[int, str]]:
+    yield 0, "a"
+    raise DataError("page 7 is damaged")
+
+
+def stalled() -> Iterator[tuple[int, str]]:
+    yield 0, "a"
+    threading.Event().wait()
+
+
+def test_watched_outcomes_are_unchanged_and_errors_are_raised() -> None:
+    assert list(watched([(1, "b"), (0, "a")], 2, list)) == [(1, "b"), (0, "a")]
+    with pytest.raises(DataError, match="page 7"):
+        list(watched(failing(), 2, list))
+
+
+def test_stall_is_reported_and_a_lost_node_ends_the_run_by_name(capsys) -> None:
+    polls: list[int] = []
+
+    def lost() -> list[str]:
+        polls.append(1)
+        return ["node-7 (10.0.0.7)"] if len(polls) > 8 else []
+
+    with pytest.raises(MachineError, match=r"since Ray lost node node-7 \(10\.0\.0\.7\) \(1 of 2 parts done\)"):
+        list(watched(stalled(), 2, lost, stall_seconds=0.05, lost_seconds=0.2))
+    lines = capsys.readouterr().err.splitlines()
+    assert "no result from Ray for" in lines[0] and "(1 of 2 parts done)" in lines[0]
+    assert sum("Ray lost node node-7" in line for line in lines) == 1
+
+
+JOINS = """
+import ray
+from trivium.cli.workers import chosen_engine
+from trivium.config import preset_names, read_preset
+engine = chosen_engine("ray", 2)
+nodes = [node for node in ray.nodes() if node["Alive"]]
+results = engine.map(read_preset, preset_names(), lambda done: None)
+assert results == [read_preset(name) for name in preset_names()]
+print(len(nodes), len(results))
+"""
+
+
+@pytest.mark.broad
+def test_cluster_of_two_nodes_is_joined() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=1, include_dashboard=False)
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        environment = os.environ | {"RAY_ADDRESS": cluster.address}
+        ran = subprocess.run(
+            [sys.executable, "-c", JOINS], env=environment, capture_output=True, text=True, timeout=240
+        )
+    finally:
+        cluster.shutdown()
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout.split() == ["2", str(len(preset_names()))]
+
+
+class FakeRay(ModuleType):
+    """Ray's module with clusters at some addresses; it stores the arguments of `init`."""
+
+    def __init__(self, clusters: Sequence[str]) -> None:
+        super().__init__("ray")
+        self.clusters, self.calls = clusters, list[dict[str, Any]]()
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **given: Any) -> None:
+        self.calls.append(given)
+        if given["address"] not in ("local", *self.clusters):
+            raise ConnectionError("could not find any running Ray instance")
+        if given["address"] != "local" and "num_cpus" in given:
+            raise ValueError("When connecting to an existing cluster, num_cpus must not be provided.")
+
+
+@pytest.mark.parametrize(
+    ("clusters", "address", "joins"),
+    [
+        (["10.0.0.1:6379"], "10.0.0.1:6379", "10.0.0.1:6379"),  # RAY_ADDRESS
+        (["auto"], None, "auto"),  # `ray start --head` on this machine
+        ([], None, "local"),
+        (["auto"], "local", "local"),
+    ],
+)
+def test_running_cluster_is_joined_and_otherwise_one_is_started(monkeypatch, clusters, address, joins) -> None:
+    fake = FakeRay(clusters)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    _start_ray(2, None, address)
+    assert fake.calls[-1]["address"] == joins
+    assert fake.calls[-1].get("num_cpus") == (2 if joins == "local" else None)
+
+
+def test_address_without_a_cluster_is_refused_by_name(monkeypatch) -> None:
+    fake = FakeRay([])
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with pytest.raises(MachineError, match="RAY_ADDRESS=10.0.0.9:1: no Ray cluster can be joined there"):
+        _start_ray(2, None, "10.0.0.9:1")
+    assert len(fake.calls) == 1, "none is started instead"

@@ -1,4 +1,4 @@
-"""The settings of harvests and curations. Thresholds are those of the literature if it has any."""
+"""Settings of harvests and curations. Thresholds are those of the literature where it has any."""
 
 from typing import Annotated, Literal
 
@@ -10,60 +10,57 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Treatment = Literal["mask", "drop", "keep"]
 
 
-def _listed(value: object) -> object:
-    """`a,b` as it is written on a command line, as a list."""
+def _split(value: object) -> object:
+    """Split `a,b`, as written on a command line."""
     return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
 class ReadConfig(Config):
-    """Where a row's text stands, and how large a thing may be before it is set aside unread.
+    """Where the text of a row is, and how large an item may be before it is quarantined unread.
 
-    Memory stays within a few times `longest_bytes`; reading a zstd frame of a wide window takes that besides, up to
-    2 GiB.
+    Memory stays within a few times `longest_bytes`. A zstd frame with a wide window takes up to 2 GiB more.
     """
 
-    # where a row's text stands: the first of these fields that holds text; `data.text` is a field of a field
-    text: Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)] = ("text", "content", "body")
-    # bytes of one record, line or document, unpacked
+    # fields that may hold a row's text: the first one with text is used; `data.text` names a nested field
+    text: Annotated[tuple[str, ...], BeforeValidator(_split), Field(min_length=1)] = ("text", "content", "body")
+    # limit of one record, line or document, in bytes after decompression
     longest_bytes: Positive = 32 << 20
-    # a gzip member or zstd file beyond that and so many times larger than its packed bytes is a bomb
+    # limit of the ratio of decompressed to compressed bytes; a larger item over longest_bytes is a compression bomb
     unpacked_ratio: Positive = 200
 
 
 class PlantConfig(Config):
-    """How many documents of each kind of junk are planted in the default corpus, before `scale`."""
+    """Number of documents of each kind of junk that are planted in the default corpus."""
 
-    near_duplicate: NotNegative = 200  # documents planted at most; a small corpus gets fewer of each kind
-    boilerplate: NotNegative = 120  # the same
-    other_language: NotNegative = 160  # the same
-    low_quality: NotNegative = 120  # the same
-    leaked_item: NotNegative = 100  # the same
-    # word-edited copies are made to have a Jaccard similarity in this range with their original
-    similarity_low: Fraction = 0.84
-    similarity_high: Fraction = 0.95
+    near_duplicate: NotNegative = 200  # maximum number of near duplicates; a small corpus gets fewer
+    boilerplate: NotNegative = 120  # maximum number of boilerplate documents
+    other_language: NotNegative = 160  # maximum number of documents in other languages
+    low_quality: NotNegative = 120  # maximum number of low-quality documents
+    leaked_item: NotNegative = 100  # maximum number of evaluation passages inserted into documents
+    similarity_low: Fraction = 0.84  # lowest Jaccard similarity of a planted near duplicate with its original
+    similarity_high: Fraction = 0.95  # highest Jaccard similarity of a planted near duplicate with its original
 
 
 class HarvestConfig(Config):
-    """The settings of a harvest: what is collected, how much of it, and what is held out of training."""
+    """Which text is collected, how much of it, and how much is held out of training."""
 
-    # bytes of honest prose taken from the default corpus; None: all of it
+    # bytes of prose taken from the default corpus; None: all of it
     max_bytes: Positive | None = None
-    # of the default corpus: packages read beside the standard library and pydoc_data; one not installed is passed over
+    # packages of the default corpus in addition to the standard library and pydoc_data; missing ones are skipped
     packages: tuple[str, ...] = ("torch", "sympy", "networkx", "numpy")
-    # characters: a document of the default corpus is at least this long …
+    # minimum characters of a document of the default corpus
     shortest: Positive = 512
-    # … and a new one is begun once it has this many. Of your files, a longer text of any kind is cut at blank lines
+    # characters at which a document of the default corpus ends; longer texts in your files are cut at blank lines
     longest: Positive = 8000
-    # share of documents kept away from training for evaluation
+    # share of documents held out for evaluation
     heldout_fraction: Fraction = 0.03
-    # passages wanted for evaluation; more documents are held out until there are so many …
+    # number of evaluation passages; more documents are held out until this number is reached
     evaluation_items: NotNegative = 400
-    # … but never more than this share
+    # maximum share of documents held out, whatever evaluation_items is
     heldout_limit: Fraction = 0.10
-    # words in an evaluation passage
-    passage_shortest: Positive = 40
-    passage_longest: Positive = 80
-    # share of default documents wrapped as HTML pages in WARC files; the others become JSON lines
+    passage_shortest: Positive = 40  # minimum words of an evaluation passage
+    passage_longest: Positive = 80  # maximum words of an evaluation passage
+    # share of the default corpus written as HTML pages in WARC files; the rest becomes JSON lines
     html_fraction: Fraction = 0.5
     # bytes of text per output file
     shard_bytes: Positive = 4 << 20
@@ -72,60 +69,58 @@ class HarvestConfig(Config):
 
 
 class ExtractConfig(Config):
-    """How the main text of a page is found."""
+    """How the main text of a page is extracted."""
 
-    # blocks: corpus/clean/main_text.py; justext is the paper's; it and trafilatura need the extra `extract`
+    # blocks: corpus/clean/main_text.py; justext: the paper's; justext and trafilatura need the extra `extract`
     extractor: Literal["blocks", "resiliparse", "justext", "trafilatura"] = "blocks"
-    # jusText: whose common words mark a paragraph as text
+    # jusText: the language whose stop words identify text
     stoplist: str = "English"
-    # a text in which a character other than a blank follows itself more often than this is dropped
+    # maximum consecutive repetitions of a character that is not a blank; a text with more is dropped
     longest_run: Positive = 1000
 
 
 class LanguageConfig(Config):
-    """Which languages are kept, as pycld2 sees them (the detector of Pile-CC and MT-NLG)."""
+    """Which languages are kept, according to pycld2 (the detector of Pile-CC and MT-NLG)."""
 
-    keep: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("en",)  # codes, as pycld2 says them
-    # percent of the text pycld2 must assign to the language it found
+    keep: Annotated[tuple[str, ...], BeforeValidator(_split)] = ("en",)  # language codes of pycld2
+    # minimum percentage of the text that pycld2 assigns to the language it detects
     percent: Annotated[int, Field(ge=0, le=100)] = 65
-    # characters asked first, in four pieces over the text; 0: always the whole text …
+    # characters examined first, in four pieces of the text; 0: always the complete text
     sample: NotNegative = 512
-    # … and the percent of them that must be of one language for that to be the text's; else the whole text decides
+    # minimum percentage of the sample in one language; below it, the complete text decides
     sure: Annotated[int, Field(ge=0, le=100)] = 95
 
 
 class QualityConfig(Config):
-    """Rules on one document's words and lines: MT-NLG (length), Gopher A1, FineWeb, C4 and RefinedWeb."""
+    """Limits of a document's words and lines: MT-NLG (length), Gopher A1, FineWeb, C4 and RefinedWeb."""
 
-    # MT-NLG dropped documents under 512 characters
+    # minimum characters (MT-NLG)
     characters: NotNegative = 512
-    # Gopher: words in a document, letters in a mean word
+    # minimum words (Gopher)
     words_low: NotNegative = 50
+    # maximum words (Gopher)
     words_high: NotNegative = 100_000
-    word_letters_low: float = 3.0
-    word_letters_high: float = 10.0
-    # Gopher: '#' or '…' per word
+    word_letters_low: float = 3.0  # minimum of the mean word length (Gopher)
+    word_letters_high: float = 10.0  # maximum of the mean word length (Gopher)
+    # maximum number of '#' and '…' per word (Gopher)
     symbols: Fraction = 0.10
-    # Gopher: lines that are bullets, lines that end in an ellipsis
-    bullet_lines: Fraction = 0.90
-    ellipsis_lines: Fraction = 0.30
-    # Gopher: words that hold a letter, and how many different ones of eight common words must be there
-    alphabetic_words: Fraction = 0.80
-    common_words: NotNegative = 2
-    # FineWeb: lines ending in punctuation (at least), lines under 30 characters (at most)
-    punctuated_lines: Fraction = 0.12
-    short_lines: Fraction = 0.67
-    # RefinedWeb: words in lines of navigation, counters, cookie and policy notices (C4's list)
+    bullet_lines: Fraction = 0.90  # maximum share of lines that begin with a bullet (Gopher)
+    ellipsis_lines: Fraction = 0.30  # maximum share of lines that end in an ellipsis (Gopher)
+    alphabetic_words: Fraction = 0.80  # minimum share of words with a letter (Gopher)
+    common_words: NotNegative = 2  # minimum number of distinct words among eight common ones (Gopher)
+    punctuated_lines: Fraction = 0.12  # minimum share of lines that end in punctuation (FineWeb)
+    short_lines: Fraction = 0.67  # maximum share of lines under 30 characters (FineWeb)
+    # maximum share of words in lines of navigation, counters, cookie and policy notices (RefinedWeb; C4's list)
     boilerplate_words: Fraction = 0.05
 
 
 class RepetitionConfig(Config):
-    """Gopher A1: the largest share of a document that may be repetition."""
+    """Maximum shares of a document that may be repetition (Gopher A1)."""
 
     duplicate_lines: Fraction = 0.30  # lines that occurred before
     duplicate_paragraphs: Fraction = 0.30  # paragraphs that occurred before
-    duplicate_line_characters: Fraction = 0.20  # characters in such lines
-    duplicate_paragraph_characters: Fraction = 0.20  # characters in such paragraphs
+    duplicate_line_characters: Fraction = 0.20  # characters in lines that occurred before
+    duplicate_paragraph_characters: Fraction = 0.20  # characters in paragraphs that occurred before
     # characters in the most frequent n-gram, n = 2, 3, 4
     top_ngram: tuple[Fraction, ...] = (0.20, 0.18, 0.16)
     # characters in n-grams that occurred before, n = 5 … 10
@@ -133,122 +128,117 @@ class RepetitionConfig(Config):
 
 
 class C4Config(Config):
-    """C4's rules on lines and pages; the figures of its published code."""
+    """C4's rules on lines and pages, with the figures of its published code."""
 
-    # a line has so many words, a page so many sentences, a word at most so many letters
-    line_words: NotNegative = 3
-    sentences: NotNegative = 5
-    word_letters: Positive = 1000
-    # a page with any of these words is dropped; C4 took a public list, which is not part of this package
+    line_words: NotNegative = 3  # minimum words of a line
+    sentences: NotNegative = 5  # minimum sentences of a page
+    word_letters: Positive = 1000  # maximum letters of a word
+    # a page with any of these words is dropped; C4 used a public list, which is not part of this package
     bad_words: tuple[str, ...] = ()
 
 
 class FineWebConfig(Config):
-    """FineWeb's own rules; the figures of its published code."""
+    """FineWeb's own rules, with the figures of its published code."""
 
-    # lines that end in punctuation: more than this share
-    punctuated_lines: Fraction = 0.12
-    # lines of at most so many characters: less than this share
-    short_lines: Fraction = 0.67
-    short_line: NotNegative = 30
-    # characters in lines that occurred before: less than this share (the paper's text says 0.1)
-    duplicate_characters: Fraction = 0.01
-    # line ends per word, at most
-    newlines_per_word: Fraction = 0.3
+    punctuated_lines: Fraction = 0.12  # minimum share of lines that end in punctuation
+    short_lines: Fraction = 0.67  # maximum share of short lines
+    short_line: NotNegative = 30  # maximum characters of a short line
+    duplicate_characters: Fraction = 0.01  # maximum share of characters in repeated lines (the paper's text says 0.1)
+    newlines_per_word: Fraction = 0.3  # maximum line ends per word
 
 
 class PrivacyConfig(Config):
-    """What of each kind of personal data becomes: masked by its name in brackets, the document dropped, or left."""
+    """How the filter `privacy` treats personal data: masked by its kind in brackets, document dropped, or kept."""
 
-    # the filter `privacy`: masked by its name in brackets, the document dropped, or left
-    email: Treatment = "mask"
-    phone: Treatment = "mask"  # the same
-    ip: Treatment = "mask"  # the same
-    key: Treatment = "mask"  # the same
-    # addresses that name no one: private, loopback, documentation
+    email: Treatment = "mask"  # e-mail addresses: mask them, drop the document, or keep them
+    phone: Treatment = "mask"  # telephone numbers: mask them, drop the document, or keep them
+    ip: Treatment = "mask"  # IP addresses: mask them, drop the document, or keep them
+    key: Treatment = "mask"  # keys and tokens: mask them, drop the document, or keep them
+    # keep private, loopback and documentation addresses, which identify nobody
     spare_private_ips: bool = True
 
 
 class ClassifierConfig(Config):
-    """The paper's quality classifier: a linear model on hashed word n-grams, and the sampling by its score."""
+    """The paper's quality classifier, a linear model on hashed word n-grams, and sampling by its score."""
 
-    # a trained model, for the filter `classifier`: its file, or the folder that `classify train` wrote
+    # a trained model for the filter `classifier`: its file, or the folder that `classify train` wrote
     model: str | None = None
-    # words in the longest n-gram, and the logarithm of the number of buckets n-grams are hashed into
+    # words of the longest n-gram
     ngram: Positive = 2
+    # binary logarithm of the number of buckets for n-grams
     bits: Annotated[int, Field(ge=8, le=30)] = 20
-    # documents of each kind trained on at most (the paper: 800,000), and words of each looked at
-    documents: Positive = 200_000
-    words: Positive = 512
-    epochs: Positive = 5  # of its training
-    rate: Annotated[float, Field(gt=0)] = 0.1  # of its training, at first
-    # share kept out of training to measure accuracy (the paper: 10 %, 90.3 % accuracy)
+    documents: Positive = 200_000  # maximum training documents of each kind (the paper: 800,000)
+    words: Positive = 512  # words used of each document
+    epochs: Positive = 5  # training epochs
+    rate: Annotated[float, Field(gt=0)] = 0.1  # initial learning rate
+    # share of documents held out to measure accuracy (the paper: 10 %, accuracy 90.3 %)
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.10
-    # keep if pareto(alpha) > 1 - score; GPT-3 took 9
+    # keep a document if pareto(alpha) > 1 - score; GPT-3 used 9
     alpha: Annotated[float, Field(gt=0)] = 3.0
-    # keep if score >= threshold instead
+    # keep a document if score >= threshold, instead of sampling
     threshold: Fraction | None = None
 
 
 class SelectionConfig(Config):
-    """Which of many candidate documents are most like a target set."""
+    """Selection of the candidate documents that are most useful for a target set."""
 
     # transport: gradient of an optimal-transport distance (GOT-D); importance: resampling by weights (DSIR)
     method: Literal["transport", "importance"] = "transport"
-    # share of the candidates chosen
+    # share of the candidates that is selected
     fraction: Fraction = 0.10
-    # logarithm of the number of buckets that words and word pairs are hashed into (DSIR: 10,000)
+    # binary logarithm of the number of buckets for words and word pairs (DSIR: 10,000 buckets)
     bits: Annotated[int, Field(ge=4, le=24)] = 14
-    # transport: blur of the distance, in units of the mean cost
+    # transport: entropic regularisation, in units of the mean cost
     epsilon: Annotated[float, Field(gt=0)] = 0.05
-    # largest error of the marginals at which iteration ends, and iterations at most
-    tolerance: Annotated[float, Field(gt=0)] = 1e-3
-    iterations: Positive = 1000
-    # candidates in a batch: memory is this times the documents of the target
+    tolerance: Annotated[float, Field(gt=0)] = 1e-3  # transport: error of the marginals at which iteration ends
+    iterations: Positive = 1000  # transport: maximum number of iterations
+    # transport: candidates in a batch; memory is proportional to it times the documents of the target
     batch: Positive = 4096
 
 
 class DedupConfig(Config):
-    """Fuzzy deduplication over words; candidates from MinHash bands, each verified by its true Jaccard."""
+    """Deduplication over words: MinHash bands propose pairs, and the true Jaccard similarity of each is computed."""
 
-    # words in a shingle
+    # words of a shingle
     shingle: Positive = 5
-    # Jaccard similarity from which two documents are the same
+    # minimum Jaccard similarity of near duplicates
     threshold: Fraction = 0.8
-    # MT-NLG took 20 bands x 13 rows, which proposes only 68 % of pairs at 0.8; as candidates here are
-    # verified, wider bands cost time and nothing else: 24 x 5 proposes all but 1 in 10,000
+    # MinHash bands. MT-NLG's 20 x 13 proposes only 68 % of pairs at 0.8; 24 x 5 proposes all but 1 in 10,000, at the
+    # cost of time alone because candidates are verified
     bands: Positive = 24
+    # hash functions in a band
     rows: Positive = 5
-    # lines and paragraphs of fewer words may stand in many documents (for deduplication by these)
+    # minimum words of a line or paragraph for deduplication by these; shorter ones always stay
     shortest: NotNegative = 5
-    # whether of documents with one address only the first stays, as for several snapshots of a crawl
+    # keep only the first of documents with one address, as for several snapshots of a crawl
     urls: bool = False
-    # sources in falling order of quality; a group's survivor is a document of the best source …
+    # sources in falling order of quality; a document of the best source survives
     priority: tuple[str, ...] = ()
-    # … with the highest of this figure of its metadata (such as classifier_score or extraction.prose), else the first
+    # figure of the metadata, such as classifier_score: among documents of equal priority the highest survives
     quality: str = ""
 
 
 class DecontaminationConfig(Config):
     """MT-NLG's n-gram rule: evaluation text is cut out with its surroundings."""
 
-    # files and folders of further evaluation texts, read as a corpus is, beside the harvest's own passages
-    against: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
-    # words in a key; a shorter evaluation text of at least `shortest` words is one key as a whole
+    # files and folders of evaluation texts in addition to the harvest's own passages, read as a corpus is
+    against: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    # words of an n-gram key
     ngram: Positive = 13
+    # minimum words of an evaluation text; one of fewer than `ngram` words is a single key
     shortest: Positive = 8
-    # a key found at least so often in the corpus is a common phrase and is spared
+    # occurrences in the corpus from which a key is a common phrase and is spared
     common: Positive = 10
-    # characters removed on each side of a hit, then on to the end of the sentence
+    # characters removed on each side of a match, up to the end of the sentence
     margin: NotNegative = 200
-    # characters: shorter pieces are dropped
+    # minimum characters of a remaining piece
     piece: NotNegative = 200
-    # a document that falls apart into more pieces than this is dropped
+    # maximum number of pieces; a document that is cut into more is dropped
     pieces: Positive = 10
 
 
 class CurateConfig(Config):
-    """The settings of a curation: every threshold of every step."""
+    """Settings of a curation: every threshold of every step."""
 
     extract: ExtractConfig = ExtractConfig()
     language: LanguageConfig = LanguageConfig()
@@ -259,13 +249,13 @@ class CurateConfig(Config):
     privacy: PrivacyConfig = PrivacyConfig()
     classifier: ClassifierConfig = ClassifierConfig()
     selection: SelectionConfig = SelectionConfig()
-    # filters of single documents by name, in the order in which they judge; corpus/clean/filters.py has all names
+    # filters of single documents in the order in which they run; corpus/clean/filters.py lists all names
     filters: tuple[str, ...] = ("language", "quality", "repetition")
     dedup: DedupConfig = DedupConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
-    # source -> weight, normalised over the sources present; one that is not named has 0; empty: proportional to bytes
+    # source -> weight, normalised over the sources; unnamed sources get 0; empty: weights proportional to bytes
     blend: dict[str, Weight] = Field(default_factory=dict)
-    # seconds of processor time that a step may take for one document, before the document is dropped
+    # CPU seconds that a step may spend on one document before it is dropped
     document_seconds: Positive = 60
     # bytes of text per document shard
     shard_bytes: Positive = 64 << 20

@@ -1,4 +1,4 @@
-"""Documents, and what reading finds instead of them: damage, and sound records of other kinds."""
+"""Documents, and the other results of reading: damage, and valid records of other kinds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,16 +6,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-RAW = "raw"  # metadata key: the form the text still has, "html" until it is extracted
-PIECE = "#"  # between a document's id and the number of a piece it was cut into
+RAW = "raw"  # metadata key: the format of the text, "html" until it is extracted
+PIECE = "#"  # separates a document's id from the number of a piece of it
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One page's text.
+    """The text of one page.
 
-    id: unique in the corpus and stable across runs. source: the dataset it came from, the unit of blending.
-    metadata: plain JSON data; curation adds its scores and decisions here, so a document carries its history.
+    id: unique in the corpus and stable across runs. source: the dataset that it belongs to, the unit of blending.
+    metadata: plain JSON data, to which curation adds its scores and decisions.
     """
 
     id: str
@@ -30,19 +30,19 @@ class Document:
 
 
 def whole_of(identity: str) -> str:
-    """Return the id of the document that an id names a piece of, or the id itself if it does not end as a piece's."""
+    """Return the id without the number of a piece, or the id itself if it does not end in one."""
     whole, mark, number = identity.rpartition(PIECE)
     return whole if mark and number.isdecimal() else identity
 
 
 def origin_of(identity: str, metadata: Mapping[str, Any]) -> str:
-    """Return the id of the document that this one is a piece of, or its own, by its metadata."""
+    """Return, from its metadata, the id of the document that this one is a piece of, or its own id."""
     cuts = metadata.get("decontamination")
     return str(cuts["of"]) if isinstance(cuts, Mapping) and "of" in cuts else identity
 
 
 class Trouble(StrEnum):
-    """Every reason for which raw input is set aside."""
+    """The reasons for which raw input is quarantined."""
 
     EMPTY = "empty file"
     UNREADABLE = "cannot be read"

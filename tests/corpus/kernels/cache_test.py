@@ -1,4 +1,4 @@
-"""Compiled kernels are kept where the user may write, belong to one state of the code, and are made by one process."""
+"""Compiled kernels are stored where the user may write, for one state of the code, and compiled by one process."""
 
 import os
 import stat
@@ -9,62 +9,53 @@ from pathlib import Path
 
 import pytest
 
-from trivium.corpus.kernels import cache
-
-FOLDER_OF = "from trivium.corpus.kernels.cache import CACHE; print(CACHE)"
+from trivium.corpus.kernels import cache, warm_up
 
 
-def folder_of_a_new_process(**environment: str) -> Path:
-    left = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+def cache_of_a_new_process(**environment: str) -> Path:
+    inherited = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    code = "from trivium.corpus.kernels.cache import CACHE; print(CACHE)"
     done = subprocess.run(
-        [sys.executable, "-c", FOLDER_OF], env=left | environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True, check=True
     )
     return Path(done.stdout.strip())
 
 
-def test_the_users_cache_directory_holds_the_kernels(tmp_path: Path) -> None:
-    found = folder_of_a_new_process(XDG_CACHE_HOME=str(tmp_path))
-    assert found.parent == tmp_path / "trivium" and found.is_dir()
-    assert stat.S_IMODE(found.stat().st_mode) == 0o700  # compiled code of others must not get in
+@pytest.mark.parametrize(
+    ("variables", "parent"),
+    [
+        ({"XDG_CACHE_HOME": "x"}, "x/trivium"),
+        ({"XDG_CACHE_HOME": "", "HOME": "h"}, "h/.cache/trivium"),
+        ({"XDG_CACHE_HOME": "x", "NUMBA_CACHE_DIR": "n"}, "n"),
+    ],
+)
+def test_kernels_are_in_the_users_cache_directory(tmp_path, variables, parent) -> None:
+    folder = cache_of_a_new_process(**{name: str(tmp_path / one) if one else "" for name, one in variables.items()})
+    assert folder.parent == tmp_path / parent and folder.is_dir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700  # code compiled by others must not get in
 
 
-def test_an_empty_name_of_the_cache_directory_counts_as_none(tmp_path: Path) -> None:
-    found = folder_of_a_new_process(XDG_CACHE_HOME="", HOME=str(tmp_path))
-    assert found.parent == tmp_path / ".cache" / "trivium"
-
-
-def test_every_module_of_kernels_takes_its_compiler_from_the_cache() -> None:
-    """One that takes numba's own may be declared before the folder is chosen."""
+def test_every_kernel_module_imports_njit_from_the_cache() -> None:
+    """A module that imports numba's njit may be imported before the folder is chosen."""
     sources = Path(cache.__file__).parent.glob("*.py")
     assert [path.name for path in sources if "from numba import njit" in path.read_text()] == []
 
 
-def test_the_folder_that_the_user_names_to_numba_comes_first(tmp_path: Path) -> None:
-    found = folder_of_a_new_process(XDG_CACHE_HOME=str(tmp_path / "x"), NUMBA_CACHE_DIR=str(tmp_path / "n"))
-    assert found.parent == tmp_path / "n"
-
-
-def test_without_any_writable_folder_kernels_lie_in_a_temporary_one_that_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()  # nobody, not even root, makes a folder within a file
+def test_without_a_writable_folder_kernels_are_in_a_temporary_one(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()  # nobody, not even root, can create a folder inside a file
+    assert cache.first_writable([tmp_path / "file" / "a", tmp_path / "b"]) == tmp_path / "b"
+    assert cache.first_writable([tmp_path / "file" / "a"]) is None
     monkeypatch.setattr(cache, "HERE", tmp_path / "file")
     monkeypatch.setattr(cache, "_key", lambda: "key")
     monkeypatch.setattr(cache.numba.config, "CACHE_DIR", str(tmp_path / "file"))
     removed: list[object] = []
     monkeypatch.setattr(cache.atexit, "register", lambda run, folder, **_: removed.append(folder))
-    found = cache.keep_compiled_kernels()
-    assert str(found) == cache.numba.config.CACHE_DIR and removed == [found]
-    found.rmdir()
+    folder = cache.keep_compiled_kernels()
+    assert str(folder) == cache.numba.config.CACHE_DIR and removed == [folder]
+    folder.rmdir()
 
 
-def test_a_folder_that_cannot_be_made_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert cache.first_writable([tmp_path / "file" / "a", tmp_path / "b"]) == tmp_path / "b"
-    assert cache.first_writable([tmp_path / "file" / "a"]) is None
-
-
-def test_a_change_of_any_kernel_needs_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_of_any_kernel_changes_the_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(cache, "HERE", tmp_path)
     (tmp_path / "called.py").write_text("one")
     (tmp_path / "calls.py").write_text("two")
@@ -74,7 +65,7 @@ def test_a_change_of_any_kernel_needs_another_folder(tmp_path: Path, monkeypatch
     assert cache._key() != before
 
 
-def test_of_two_at_once_one_compiles_and_the_other_waits_and_says_so(tmp_path: Path) -> None:
+def test_one_of_two_processes_compiles_and_the_other_waits(tmp_path) -> None:
     waits = threading.Event()
     compiled: list[str] = []
 
@@ -92,40 +83,32 @@ def test_of_two_at_once_one_compiles_and_the_other_waits_and_says_so(tmp_path: P
     assert compiled == ["first"]
 
 
-def test_a_compilation_that_breaks_off_is_done_again(tmp_path: Path) -> None:
+def test_kernels_are_compiled_once_and_again_after_an_interruption(tmp_path, monkeypatch) -> None:
     with pytest.raises(KeyboardInterrupt), cache.compiling(tmp_path, lambda *_: None) as missing:
         assert missing
         raise KeyboardInterrupt
-    with cache.compiling(tmp_path, lambda *_: None) as missing:
-        assert missing
-
-
-def test_compiling_says_that_it_happens_once_and_how_long_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trivium.corpus.kernels import warm_up
-
     ran: list[int] = []
-    told: list[tuple[int, int | None, str]] = []
+    notes: list[tuple[int, int | None, str]] = []
     monkeypatch.setattr(warm_up, "CACHE", tmp_path)
     monkeypatch.setattr(warm_up, "_RUNS", (lambda: ran.append(1), lambda: ran.append(2)))
     for _ in range(2):
-        warm_up.compile_once(lambda done, total, note: told.append((done, total, note)))
+        warm_up.compile_once(lambda done, total, note: notes.append((done, total, note)))
     assert ran == [1, 2]
-    assert told == [(0, 2, warm_up.NOTE), (1, 2, warm_up.NOTE)]
+    assert notes == [(0, 2, warm_up.NOTE), (1, 2, warm_up.NOTE)]
     assert warm_up.NOTE.startswith("compiling kernels, once: about ")
 
 
-ALL_THAT_IS_COMPILED = """
+ALL_KERNELS = """
 import gc, json, sys
 from pathlib import Path
 from numba.core.dispatcher import Dispatcher
 from trivium.config import build
-from trivium.corpus.config import CurateConfig
-from trivium.corpus.pipeline import curate
+from trivium.corpus.clean.extract import extractor
+from trivium.corpus.config import CurateConfig, ExtractConfig
 from trivium.corpus.dedup.deduplicate import deduplicate
-from trivium.corpus.read.files import Input
 from trivium.corpus.kernels.warm_up import compile_once
+from trivium.corpus.pipeline import curate
+from trivium.corpus.read.files import Input
 
 root = Path(sys.argv[1])
 compile_once()
@@ -141,16 +124,14 @@ for by in ("near", "text", "lines"):
 (root / "out").mkdir()
 loose = {"quality": {"words_low": 5}, "repetition": {"top_ngram": [1, 1, 1], "repeated_ngram": [1] * 6}}
 curate(build(CurateConfig, loose), root / "raw", root / "out", seed=1)
-from trivium.corpus.clean.extract import (extractor)
-from trivium.corpus.config import ExtractConfig
 extractor(ExtractConfig())(page)
 missed = {d.py_func.__name__: sum(d.stats.cache_misses.values()) for d in gc.get_objects() if isinstance(d, Dispatcher)}
 print(json.dumps({name: n for name, n in missed.items() if n}))
 """
 
 
-def test_warming_up_compiles_every_kernel_that_the_verbs_use(tmp_path: Path, kernels: None) -> None:
-    """A kernel that is called with other types than when all were compiled would be compiled without a word."""
-    done = subprocess.run([sys.executable, "-c", ALL_THAT_IS_COMPILED, str(tmp_path)], capture_output=True, text=True)
+def test_warm_up_compiles_every_kernel_that_commands_use(tmp_path, kernels) -> None:
+    """A kernel that is called with other types than in the warm-up would be compiled without a message."""
+    done = subprocess.run([sys.executable, "-c", ALL_KERNELS, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "{}"

@@ -1,6 +1,6 @@
 """The scan for n-grams finds what a plain search finds."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trivium.corpus.kernels.ngrams import find_ngrams, ngram_index
@@ -20,7 +20,6 @@ def plain(texts, keys):
                     yield [number, first, size, keys.index(key)]
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.lists(WORDS.map(", ".join), max_size=4), KEYS)
 def test_every_key_is_found_where_it_stands_and_nowhere_else(texts, keys):
     keys = list(dict.fromkeys(keys))

@@ -3,7 +3,7 @@
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trivium.corpus.kernels.shingles import band_keys, pairs_in_band, shingle_sets, signatures
@@ -12,7 +12,6 @@ from trivium.corpus.kernels.texts import texts_of
 WORDS = st.lists(st.sampled_from("abcdefgh"), max_size=30).map(" ".join)
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.lists(WORDS, min_size=1, max_size=5), st.integers(0, 2**32))
 def test_signatures_are_the_smallest_values_over_the_shingles(texts, seed):
     multipliers = np.random.default_rng(seed).integers(0, 2**32, (2, 8), dtype=np.uint32) | np.uint32(1)
@@ -33,7 +32,6 @@ def test_band_keys_are_equal_where_the_rows_of_a_band_are_and_texts_without_word
     assert len(pairs_in_band(np.zeros(5, np.uint64), chain=4)) == 0
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.lists(st.integers(1, 4), max_size=40), st.integers(1, 50))
 def test_every_pair_of_a_small_bucket_is_proposed_and_large_ones_stay_connected(keys, chain):
     column = np.array(keys, np.uint64)
@@ -47,3 +45,11 @@ def test_every_pair_of_a_small_bucket_is_proposed_and_large_ones_stay_connected(
             assert set(itertools.pairwise(bucket)) <= found
     assert found <= {pair for bucket in buckets for pair in itertools.combinations(bucket, 2)}
     assert len(found) <= (chain + 1) * len(keys)
+
+
+def test_pairs_beyond_the_first_buffer_are_all_returned():
+    texts, chain = 3000, 3
+    expected = [
+        [earlier, later] for later in range(texts) for earlier in sorted({*range(min(later, chain)), later - 1} - {-1})
+    ]
+    assert pairs_in_band(np.ones(texts, np.uint64), chain=chain).tolist() == expected

@@ -146,3 +146,27 @@ def test_a_folder_that_cannot_be_looked_into_is_an_error_that_names_it(tmp_path,
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(DataError, match="closed cannot be looked into"):
         list_files(tmp_path)
+
+
+def test_links_between_folders_are_bounded(tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number}").mkdir()
+        for name in "ab":
+            (tmp_path / f"{number}" / name).symlink_to(tmp_path / f"{number + 1}")
+    (tmp_path / "30").mkdir()
+    (tmp_path / "30" / "text.txt").write_text("a")
+    with pytest.raises(DataError, match="is reached in more than 100 ways, through links.*remove"):
+        list_files(tmp_path / "0")
+    assert len(list_files(tmp_path / "25").files) == 2**5, "some ways are allowed"
+
+
+def test_depth_of_folders_is_bounded(tmp_path):
+    deep = tmp_path
+    for _ in range(200):
+        deep = deep / "a"
+    deep.mkdir(parents=True)
+    (deep / "text.txt").write_text("a")
+    assert len(list_files(tmp_path).files) == 1
+    (deep / "a").mkdir()
+    with pytest.raises(DataError, match="lies more than 200 folders deep in the corpus; move it up"):
+        list_files(tmp_path)

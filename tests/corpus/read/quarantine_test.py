@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from corpus.bad_files import LIMIT, bad_files
+from corpus.read.bad_files import LIMIT, bad_files
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Damage, Document, Trouble
 from trivium.corpus.read.read import read_any

@@ -11,7 +11,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.harvest.plant import boilerplate_text, low_quality_text
 from trivium.corpus.kernels.hashed import hashed_ngrams, logistic_epoch
 from trivium.corpus.kernels.texts import texts_of, words_of
-from trivium.corpus.select.classifier import Classifier, auc, is_kept, train, trained_step
+from trivium.corpus.select.classifier import Classifier, auc, is_kept, train
 from trivium.corpus.steps import Drop, Keep
 from trivium.errors import DataError
 from trivium.seeds import generator_for
@@ -37,16 +37,13 @@ def trained():
     return train(*kinds(300), SMALL, seed=1)
 
 
-def test_two_registers_are_told_apart_on_held_out_documents(trained):
+def test_classifier_separates_two_registers_and_nothing_else(trained):
     _, report = trained
     assert report.held_out == 60 and report.trained_on == 540
     assert report.accuracy > 0.95
     assert report.auc > 0.99
-
-
-def test_labels_without_meaning_give_no_accuracy():
     texts = kinds(600)[0]
-    _, report = train(texts[:300], texts[300:], SMALL, seed=1)
+    _, report = train(texts[:300], texts[300:], SMALL, seed=1)  # labels without meaning
     assert 0.3 < report.accuracy < 0.7
     assert 0.3 < report.auc < 0.7
 
@@ -96,35 +93,26 @@ def test_documents_are_kept_as_often_as_the_pareto_rule_says(score, expected):
     assert drawn == pytest.approx(expected, abs=0.01)
 
 
-def test_alpha_and_threshold_change_the_rule():
+def test_alpha_and_threshold_change_the_rule_and_a_higher_score_never_loses_a_document():
     gpt3 = ClassifierConfig(alpha=9)
     assert np.mean([is_kept(str(n), 0.5, gpt3, seed=1) for n in range(4000)]) == pytest.approx(1.5**-9, abs=0.01)
     hard = ClassifierConfig(threshold=0.5)
     assert is_kept("a", 0.5, hard, seed=1) and not is_kept("a", 0.49, hard, seed=1)
-
-
-def test_a_higher_score_never_loses_a_document():
     for n in range(200):
         fates = [is_kept(str(n), score, SMALL, seed=1) for score in np.linspace(0, 1, 11)]
         assert fates == sorted(fates)
 
 
-def test_the_step_notes_the_score_or_drops(trained, tmp_path):
+def test_filter_notes_the_score_or_drops(trained, tmp_path):
     trained[0].save(tmp_path / "c.npz")
     good, bad = (texts[0] for texts in kinds(1))
-    step = trained_step(SMALL.model_copy(update={"model": str(tmp_path / "c.npz"), "threshold": 0.5}), seed=1)
+    config = SMALL.model_copy(update={"model": str(tmp_path / "c.npz"), "threshold": 0.5})
+    (step,) = named_steps(CurateConfig(filters=("classifier",), classifier=config), seed=1)
     kept = step.judge(Document("a", good, "s"))
     assert isinstance(kept, Keep)
     assert kept.document.metadata["classifier_score"] > 0.5
     assert step.judge(Document("b", bad, "s")) == Drop("classified as crawl")
     assert replace(kept.document, metadata={}) == Document("a", good, "s")
-
-
-def test_a_trained_model_is_a_filter_by_the_name_of_its_file(trained, tmp_path):
-    trained[0].save(tmp_path / "c.npz")
-    config = SMALL.model_copy(update={"model": str(tmp_path / "c.npz"), "threshold": 0.5})
-    (step,) = named_steps(CurateConfig(filters=("classifier",), classifier=config), seed=1)
-    assert step.judge(Document("b", kinds(1)[1][0], "s")) == Drop("classified as crawl")
 
 
 def test_too_few_documents_are_refused():

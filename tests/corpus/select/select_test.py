@@ -89,6 +89,6 @@ def test_points_have_length_one_and_like_texts_are_near():
     assert likeness[0, 1] > likeness[0, 2] + 0.1
 
 
-def test_nothing_to_choose_from_is_refused():
+def test_empty_pool_is_refused():
     with pytest.raises(DataError, match="0 candidates"):
         select([], [], ["a"], SelectionConfig(), seed=1)

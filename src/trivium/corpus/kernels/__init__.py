@@ -1,4 +1,1 @@
-"""Reads columns of text as Arrow holds them (UTF-8 bytes and offsets).
-
-Writes hashes, similarities and places: compiled loops for what no library does.
-"""
+"""Compiled loops over columns of text (UTF-8 bytes and offsets): hashes, similarities and positions."""

@@ -1,4 +1,4 @@
-"""What the kernels know of a character: blank, letter, part of a word, digit; as Python's own str and re have it."""
+"""Classes of characters, as defined by Python's str and re: blank, letter, part of a word, digit."""
 
 import re
 from functools import lru_cache
@@ -22,7 +22,7 @@ _ASSIGNED = 0x40000  # beyond it Unicode has no letters, digits or blanks
 
 @lru_cache(maxsize=1)
 def character_classes() -> Classes:
-    """For each code point the bits of what it is, shape [0x110000]."""
+    """Return the bits of each code point, [0x110000]."""
     every = "".join(map(chr, range(_ASSIGNED)))
     table = np.zeros(CODE_POINTS, np.uint8)
     table[:_ASSIGNED] = LETTER * np.fromiter(map(str.isalpha, every), np.uint8, _ASSIGNED)

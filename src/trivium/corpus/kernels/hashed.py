@@ -1,4 +1,4 @@
-"""Hashed n-grams: each text as the buckets its words and word pairs fall into."""
+"""Hashed n-grams, and the linear model on them."""
 
 import numpy as np
 import scipy.sparse as sp
@@ -13,9 +13,9 @@ Buckets = NDArray[np.uint32]
 
 
 def hashed_ngrams(texts: Texts, *, longest: int, bits: int, most_words: int | None = None) -> tuple[Offsets, Buckets]:
-    """Buckets below 2^bits of every run of 1 … `longest` words, text after text, repeats included.
+    """Return the bucket, below 2^bits, of every run of 1 … `longest` words of each text, including repetitions.
 
-    Returns (offsets [texts + 1], buckets [offsets[-1]]). `most_words`: only so many words of a text are looked at.
+    Returns (offsets [texts + 1], buckets [offsets[-1]]). most_words: words used of each text, from its beginning.
     """
     limit = most_words if most_words is not None else np.iinfo(np.int64).max
     fold = fold_table()
@@ -28,7 +28,7 @@ def hashed_ngrams(texts: Texts, *, longest: int, bits: int, most_words: int | No
 
 
 def counts_matrix(offsets: Offsets, buckets: Buckets, *, bits: int) -> sp.csr_array:
-    """How often each text has each bucket: [texts, 2^bits], float64."""
+    """Return how often each bucket occurs in each text: [texts, 2^bits], float64."""
     shape = (len(offsets) - 1, 1 << bits)
     counts = sp.csr_array((np.ones(len(buckets)), buckets.astype(np.int64), offsets), shape=shape)
     counts.sum_duplicates()
@@ -64,7 +64,7 @@ def _fill(
         at = offsets[text]
         for size in range(1, longest + 1):
             for first in range(words - size + 1):
-                # the length takes part, so that a word and a pair never share a hash by construction
+                # The length is hashed too, so that a word and a pair do not systematically share a hash.
                 value = run_hash(prefixes, first, size, powers[size]) + uint64(size) * uint64(0x9E3779B97F4A7C15)
                 buckets[at] = value >> uint64(shift)
                 at += 1
@@ -80,9 +80,9 @@ def logistic_epoch(
     squares: NDArray[np.float32],
     rate: float,
 ) -> None:
-    """One pass of AdaGrad over the logistic loss, text by text in `order`; the last weight is the bias.
+    """Run one epoch of AdaGrad on the logistic loss, one text at a time in `order`. The last weight is the bias.
 
-    A text's features are its buckets, each 1/√n of the n it has. Changes `weights` and `squares`, the sums of
+    The features of a text with n buckets have the value 1/√n. Changes `weights` and `squares`, the sums of
     squared gradients, both [2^bits + 1].
     """
     bias = len(weights) - 1
@@ -109,7 +109,7 @@ def logistic_epoch(
 def logistic_scores(
     offsets: Offsets, buckets: Buckets, weights: NDArray[np.float32], scores: NDArray[np.float64]
 ) -> None:
-    """The probability of the positive label for each text, into `scores` [texts]."""
+    """Write the probability of the positive label of each text to `scores` [texts]."""
     bias = len(weights) - 1
     for text in range(len(offsets) - 1):
         first, last = offsets[text], offsets[text + 1]

@@ -1,4 +1,4 @@
-"""A page's tags → its blocks of text in order, and the ranges of blocks inside elements that say what they are.
+"""Blocks of text of a page, in order, and the ranges of blocks inside elements with marks.
 
 A block is what a browser would show as lines of its own: text between the starts and ends of block elements, or
 between two line breaks in a row. Its text has single blanks, a line end for each line break, and its entities as
@@ -23,7 +23,8 @@ from trivium.corpus.kernels.html_tags import (
     Table,
     is_blank,
 )
-from trivium.corpus.kernels.texts import Bytes
+from trivium.corpus.kernels.texts import Bytes, FoldTable
+from trivium.corpus.kernels.words import code_point
 
 # Columns of a block: where its text begins and ends, its characters, those of them in links, the number of its
 # innermost block element, whether it ends as a sentence does, its blanks, how many block elements it is inside, and
@@ -38,6 +39,9 @@ _DD, _DT = (NUMBER[name] for name in ("dd", "dt"))
 _TD, _TH, _TR = (NUMBER[name] for name in ("td", "th", "tr"))
 _BODY, _HTML, _HEAD = (NUMBER[name] for name in ("body", "html", "head"))
 
+_SENTENCE_ENDS: FoldTable = np.array(list(map(ord, ".!?:…。！？।۔؟")), np.uint32)
+_AFTER_SENTENCE_ENDS: FoldTable = np.array(list(map(ord, "\"')]”’»」』）")), np.uint32)
+
 # Columns of an element that is open: its number, its range, whether it is a link.
 _NUMBER, _RANGE, _IS_LINK = 0, 1, 2
 # The state of the scan: blocks so far, bytes written, depth, ranges, unseen elements open, links open, blank due,
@@ -45,50 +49,38 @@ _NUMBER, _RANGE, _IS_LINK = 0, 1, 2
 _BLOCKS, _WRITTEN, _DEPTH, _RANGES, _UNSEEN, _LINKS, _BLANK, _BREAKS, _LEVEL, _LEAST = range(10)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def _ends_sentence(text: Bytes, start: int, stop: int) -> bool:
-    """Whether text[start:stop] ends with a stop, quotes and brackets after it aside."""
+    """Whether text[start:stop] ends with a stop, apart from quotation marks and brackets after it."""
     at = stop - 1
     while at > start:
-        byte = text[at]
-        if byte == 34 or byte == 39 or byte == 41 or byte == 93:  # " ' ) ]
-            at -= 1
-        elif byte == 59:  # an entity: a quotation mark, or the ellipsis
-            begin = at - 1
+        begin = at
+        if text[at] == 59:  # the semicolon of an entity: a quotation mark, or the ellipsis
+            begin -= 1
             while begin > start and at - begin < 8 and text[begin] != 38:
                 begin -= 1
             if text[begin] != 38:
                 return False
             if text[begin + 1] == 104:  # &hellip;
                 return True
-            at = begin - 1
-        elif at >= start + 2 and text[at - 2] == 0xE2 and text[at - 1] == 0x80:
-            if byte == 0xA6:  # …
-                return True
-            if byte != 0x9D and byte != 0x99:  # ” ’
-                return False
-            at -= 3
-        elif at >= start + 1 and text[at - 1] == 0xC2 and byte == 0xBB:  # »
-            at -= 2
-        elif at >= start + 2 and text[at - 2] == 0xE3 and text[at - 1] == 0x80:
-            if byte == 0x82:  # 。
-                return True
-            if byte != 0x8D and byte != 0x8F:  # 」 』
-                return False
-            at -= 3
-        elif at >= start + 2 and text[at - 2] == 0xEF and text[at - 1] == 0xBC:
-            if byte == 0x81 or byte == 0x9F:  # ！ ？
-                return True
-            if byte != 0x89:  # ）
-                return False
-            at -= 3
-        elif at >= start + 2 and text[at - 2] == 0xE0 and text[at - 1] == 0xA5:
-            return bool(byte == 0xA4)  # ।
-        elif at >= start + 1 and (text[at - 1] == 0xD8 or text[at - 1] == 0xDB):
-            return bool(byte == 0x94 or (text[at - 1] == 0xD8 and byte == 0x9F))  # ۔ ؟
         else:
-            return bool(byte == 46 or byte == 33 or byte == 63 or byte == 58)  # . ! ? :
+            while begin > start and text[begin] & 0xC0 == 0x80:
+                begin -= 1
+            point, _ = code_point(text, begin)
+            if _is_among(point, _SENTENCE_ENDS):
+                return True
+            if not _is_among(point, _AFTER_SENTENCE_ENDS):
+                return False
+        at = begin - 1
     return False
+
+
+@njit(cache=True, nogil=True)
+def _is_among(point: int, signs: FoldTable) -> bool:
+    among = False
+    for sign in signs:
+        among = among or sign == point
+    return among
 
 
 @njit(cache=True, nogil=True, inline="always")

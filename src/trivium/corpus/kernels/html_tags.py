@@ -1,4 +1,4 @@
-"""HTML as UTF-8 bytes → where its tags are, which they are, and what their class, id, role and style say of them.
+"""Tags of HTML in UTF-8: their positions, names, and marks from their class, id, role and style attributes.
 
 Tags, comments and elements without text (scripts, styles) are found in one pass by the tokenizer's rules of the HTML
 standard as far as text needs them; what is none of these is text.
@@ -166,9 +166,9 @@ def _attributes(page: Bytes, at: int, words: tuple[Bytes, Table, Table, Table]) 
 def _value_marks(
     page: Bytes, name: int, length: int, value: int, end: int, words: tuple[Bytes, Table, Table, Table]
 ) -> int:
-    """What class, id, role, style, itemprop and href say; other attributes say nothing.
+    """Return the marks of class, id, role, style, itemprop or href; 0 for other attributes.
 
-    Names are told by their length, first and last letter: what else these admit (scope, shape) has no such words.
+    Names are recognised by length, first and last letter. Other names with these (scope, shape) have no such words.
     """
     initial, last = _lower(page[name]), _lower(page[name + length - 1])
     if length == 4 and initial == 104 and last == 102:  # href

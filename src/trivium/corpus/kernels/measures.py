@@ -28,7 +28,7 @@ from trivium.corpus.kernels.words import code_point, with_room
     SHORT_LINES,
 ) = range(12)
 _COLUMNS = 12
-# and what is known of one line besides
+# further columns of one line
 (_BEGIN, _STOP_AT, _LENGTH, _FIRST_BITS, _LAST_BITS, _ABOUT, _TRAILS_OFF, _COUNTER) = range(12, 20)
 _FIELDS = 20
 
@@ -46,7 +46,7 @@ NOTICE_WORDS, CALL_WORDS = 60, 10
 
 
 def _numbers(phrases: Sequence[str]) -> NDArray[np.uint64]:
-    """Each phrase of up to eight letters as one number."""
+    """Return each phrase of up to eight letters as one number."""
     return np.array([int.from_bytes(phrase.encode(), "big") for phrase in phrases], np.uint64)
 
 
@@ -71,7 +71,7 @@ class Lines(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a character is; each phrase's eight letters as one number in its slot, and what it stands for there."""
+    """Classes of characters; a hash table of phrases, each as one number, and the kind of each."""
 
     classes: Classes
     phrases: NDArray[np.uint64]
@@ -79,7 +79,7 @@ class Tables(NamedTuple):
 
 
 def measures(texts: Texts, *, short: int, stops: int = STOP) -> tuple[NDArray[np.int64], Lines]:
-    """Counts of each text, shape [texts, 12], and every line that `is_boilerplate` might find to be it.
+    """Return counts of each text, [texts, 12], and every line that may be boilerplate.
 
     short: a line of fewer characters is short. stops: the bit of the characters that a stopped line ends in.
     """
@@ -105,13 +105,13 @@ def _lowered(letter: np.uint8) -> np.uint64:
 
 @njit(cache=True, nogil=True, inline="always")
 def _is_mark(letter: np.uint8) -> bool:
-    """Whether a byte is one of MARKS."""
+    """Return whether a byte is one of MARKS."""
     return bool(letter < uint8(64) and (_MARK_BITS >> uint64(letter)) & uint64(1) != uint64(0))
 
 
 @njit(cache=True, nogil=True)
 def _number_at(data: Bytes, start: int, end: int) -> np.uint64:
-    """Up to eight bytes in lower case as one number."""
+    """Return up to eight bytes in lower case as one number."""
     value = uint64(0)
     for at in range(start, end):
         value = (value << uint64(8)) | _lowered(data[at])
@@ -120,7 +120,7 @@ def _number_at(data: Bytes, start: int, end: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def _common_bit(data: Bytes, start: int, end: int) -> int:
-    """The bit of the common word that stands there without marks around it, or 0."""
+    """Return the bit of the common word in data[start:end], ignoring marks around it, or 0."""
     while start < end and _is_mark(data[start]):
         start += 1
     while start < end and _is_mark(data[end - 1]):
@@ -168,7 +168,7 @@ def _measures(
 
 @njit(cache=True, nogil=True)
 def _scan(data: Bytes, at: int, end: int, tables: Tables, line: NDArray[np.int64]) -> int:
-    """What the line that begins at `at` holds, into `line`; where the next one begins."""
+    """Measure the line that begins at `at` into `line`. Return where the next one begins."""
     start = stop = at  # of the line without blanks around it
     first_bits, last_bits = uint8(0), uint8(0)
     last = last_dots = 0
@@ -247,7 +247,7 @@ def _add(line: NDArray[np.int64], short: int, stops: int, row: NDArray[np.int64]
 
 @njit(cache=True, nogil=True)
 def _is_suspect(data: Bytes, line: NDArray[np.int64]) -> bool:
-    """Whether boilerplate may be found in a line."""
+    """Return whether a line may be boilerplate."""
     if line[WORDS] == 0 or line[WORDS] > NOTICE_WORDS:
         return False
     if line[_ABOUT] & (_NOTICE | ODD):

@@ -40,8 +40,8 @@ class Ngrams(NamedTuple):
 
     def only(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "Ngrams":
         """Select some of them, by number or by a bit for each."""
-        hashes, begins, *columns = (column[chosen] for column in self[:5])
-        return Ngrams(hashes, begins, *columns, self.begin)
+        texts, firsts, sizes = self.texts[chosen], self.firsts[chosen], self.sizes[chosen]
+        return Ngrams(self.hashes[chosen], self.begins[chosen], texts, firsts, sizes, self.begin)
 
 
 class NgramIndex(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which texts may hold an e-mail address, a telephone number or an IP address: what the patterns cannot do without."""
+"""A fast test of which texts may contain an e-mail address, a telephone number or an IP address."""
 
 import numpy as np
 from numba import uint8, uint32
@@ -9,8 +9,8 @@ from trivium.corpus.kernels.texts import Bytes, Offsets, Texts
 from trivium.corpus.kernels.words import code_point
 
 EMAIL, PHONE, IP = 1, 2, 4  # bits
-# of a number with blanks, points, hyphens, brackets and plus signs; of an IPv4 address with points; of an IPv6
-# address with colons: the least that a pattern of corpus/clean/privacy.py needs in one run of such characters
+# Minimum counts in one run of such characters for a match of a pattern of corpus/clean/privacy.py: digits of a number
+# with blanks, points, hyphens, brackets and plus signs; points of an IPv4 address; colons of an IPv6 address.
 _PHONE_DIGITS, _ADDRESS_DOTS, _ADDRESS_COLONS = 8, 3, 2
 _AT, _DOT, _COLON = uint32(ord("@")), uint32(ord(".")), uint32(ord(":"))
 _IN_NUMBER, _IN_HEX, _OTHER = uint8(1), uint8(2), uint8(0)
@@ -27,7 +27,7 @@ _KINDS = _ascii_kinds()
 
 
 def may_be_personal(texts: Texts) -> Bytes:
-    """The bits of each text, shape [texts]: a kind whose bit is missing has no match in it."""
+    """Return bits for each text, [texts]. A kind whose bit is missing has no match in the text."""
     bits = np.zeros(texts.num_texts, np.uint8)
     _may_be_personal(texts.data, texts.offsets, character_classes(), bits)
     return bits
@@ -37,7 +37,7 @@ def may_be_personal(texts: Texts) -> Bytes:
 def _may_be_personal(data: Bytes, offsets: Offsets, classes: Classes, bits: Bytes) -> None:
     for text in range(len(offsets) - 1):
         found = uint8(0)
-        phone_digits = address_digits = dots = colons = 0  # of the runs that go on
+        phone_digits = address_digits = dots = colons = 0  # in the current runs
         at, end = offsets[text], offsets[text + 1]
         while at < end:
             point, at = code_point(data, at)

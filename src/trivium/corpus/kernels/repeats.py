@@ -1,4 +1,4 @@
-"""What repeats inside one text: lines, paragraphs, runs of words. Nothing is taken for equal by its hash alone."""
+"""Repetition inside one text: lines, paragraphs, runs of words. Equal hashes are always verified."""
 
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class Words(NamedTuple):
 
 
 def repeats(texts: Texts, *, tops: int, repeated: int) -> tuple[Numbers, Numbers]:
-    """What repeats in each text: (parts [texts, 8], runs [texts, 1 + tops + repeated]).
+    """Return the repetition in each text: (parts [texts, 8], runs [texts, 1 + tops + repeated]).
 
     parts: lines, those that occurred before, and the characters of both; the same for paragraphs. runs: characters
     of all words; of the occurrences of the run of 2, 3, … words that covers most, for `tops` lengths; of words in a
@@ -73,7 +73,7 @@ def _repeats(data: Bytes, offsets: Offsets, classes: Classes, tops: int, parts: 
 
 @njit(cache=True, nogil=True)
 def _most_words(data: Bytes, start: int, end: int) -> int:
-    """As many words as there can be: one more than bytes that may be part of a blank."""
+    """Return an upper bound of the number of words: one more than bytes that may be part of a blank."""
     count = 1
     for at in range(start, end):
         count += data[at] <= 0x20 or data[at] >= 0x80
@@ -82,7 +82,7 @@ def _most_words(data: Bytes, start: int, end: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _split(data: Bytes, start: int, end: int, classes: Classes, words: Words) -> int:
-    """Find the words of data[start:end]; how many there are."""
+    """Find the words of data[start:end]. Return their number."""
     count, characters, inside = 0, 0, False
     pair = False  # whether the character before is a line end that is not yet half of a pair
     value = _START
@@ -134,7 +134,7 @@ def _are_equal(data: Bytes, a: int, a_end: int, b: int, b_end: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _slots(entries: int) -> int:
-    """A power of two with room for so many entries and as many again."""
+    """Return a power of two of at least twice the number of entries."""
     slots = 16
     while slots < 2 * entries:
         slots *= 2
@@ -174,7 +174,7 @@ def _parts(data: Bytes, words: Words, count: int, last_of: int, row: Numbers) ->
 
 @njit(cache=True, nogil=True)
 def _first_equals(data: Bytes, words: Words, count: int) -> Numbers:
-    """For each word the number of the first word that is equal to it."""
+    """Return, for each word, the number of the first word that is equal to it."""
     found = np.empty(count, np.int64)
     mask = _slots(count) - 1
     slots = np.full(mask + 1, -1, np.int32)
@@ -197,7 +197,7 @@ def _first_equals(data: Bytes, words: Words, count: int) -> Numbers:
 
 @njit(cache=True, nogil=True)
 def _runs(codes: Numbers, sizes: Numbers, tops: int, row: Numbers) -> None:
-    """Characters in runs of words that repeat, into `row`; a run can only repeat where its beginning does."""
+    """Count characters in repeated runs of words into `row`. A run can only repeat where its beginning does."""
     count = len(codes)
     row[0] = sizes[count]
     repeated = len(row) - 1 - tops
@@ -236,7 +236,7 @@ def _runs(codes: Numbers, sizes: Numbers, tops: int, row: Numbers) -> None:
 def _lengthened(
     codes: Numbers, often: Numbers, size: int, active: Numbers, left: int, names: Numbers, tally: Numbers
 ) -> int:
-    """Runs of one word less, by name, at the active places → runs of `size` words; leaves those that repeat active."""
+    """Lengthen the runs at the active places to `size` words. Those that repeat remain active; return their number."""
     whole = 0
     for at in range(left):
         place = active[at]

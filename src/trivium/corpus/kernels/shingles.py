@@ -1,4 +1,4 @@
-"""Texts as sets of shingles (runs of consecutive words): the sets themselves, their signatures, their overlap."""
+"""Sets of shingles (runs of consecutive words) of texts, their signatures and similarities."""
 
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ class ShingleSets(NamedTuple):
 
 
 def shingle_sets(texts: Texts, *, size: int) -> ShingleSets:
-    """The set of each text: hashes of every `size` consecutive words; of the whole text if it has fewer."""
+    """Return the set of each text: hashes of every `size` consecutive words; of all its words if it has fewer."""
     room = int(texts.offsets[-1] - texts.offsets[0]) // 2 + texts.num_texts
     hashes, offsets = np.empty(room, np.uint64), np.zeros(texts.num_texts + 1, np.int64)
     _shingle_lists(texts.data, texts.offsets, fold_table(), size, hashes, offsets)
@@ -47,7 +47,7 @@ def shingle_sets(texts: Texts, *, size: int) -> ShingleSets:
 
 
 def signatures(texts: Texts, *, size: int, multipliers: Multipliers) -> Signatures:
-    """The smallest value of each hash function over each text's shingles, shape [texts, functions].
+    """Return the smallest value of each hash function over each text's shingles, [texts, functions].
 
     Function k takes a shingle's 64 bits as two halves x and y to x * multipliers[0, k] + y * multipliers[1, k]
     modulo 2^32. `multipliers`: odd, shape [2, functions], a multiple of 4 functions. A text without words has
@@ -59,14 +59,14 @@ def signatures(texts: Texts, *, size: int, multipliers: Multipliers) -> Signatur
 
 
 def band_keys(smallest: Signatures, *, bands: int, rows: int) -> Hashes:
-    """One key per band, shape [bands, texts]: equal keys in a band make two texts a candidate pair."""
+    """Return one key per band, [bands, texts]. Equal keys in a band make two texts a candidate pair."""
     keys = np.empty((bands, len(smallest)), np.uint64)
     _band_keys(smallest, rows, keys)
     return keys
 
 
 def pairs_in_band(keys: Hashes, *, chain: int) -> Pairs:
-    """Pairs (earlier, later) of texts with equal keys, shape [pairs, 2], in a fixed order.
+    """Return pairs (earlier, later) of texts with equal keys, [pairs, 2], in a fixed order.
 
     In a bucket each text is paired with the first `chain` ones and the one before it, so that a page copied
     ten thousand times costs pairs in proportion, not fifty million; groups up to `chain` + 1 are complete.
@@ -76,7 +76,7 @@ def pairs_in_band(keys: Hashes, *, chain: int) -> Pairs:
 
 
 def jaccard_of_pairs(left: ShingleSets, right: ShingleSets, pairs: Pairs) -> NDArray[np.float64]:
-    """Shared over all shingles of each pair (set on the left, set on the right); 0 when both are empty."""
+    """Return the Jaccard similarity of each pair (set on the left, set on the right); 0 if both are empty."""
     found = np.empty(len(pairs), np.float64)
     _jaccard_of_pairs(left.hashes, left.offsets, right.hashes, right.offsets, pairs, found)
     return found

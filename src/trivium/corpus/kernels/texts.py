@@ -1,4 +1,4 @@
-"""Columns of text as the kernels see them: UTF-8 bytes and where each text begins, and what a word is.
+"""Columns of text for kernels, as UTF-8 bytes and offsets, and the definition of a word.
 
 A word is a run of `\\w` characters and combining marks (Hindi's vowels are marks), each folded to lower case by
 itself, so that a word has as many characters folded as written and case never tells two words apart (the Greek final
@@ -71,12 +71,12 @@ class Texts(NamedTuple):
 
     @property
     def num_texts(self) -> int:
-        """How many texts there are."""
+        """The number of texts."""
         return len(self.offsets) - 1
 
 
 def texts_of(column: pa.Array | pa.ChunkedArray | Sequence[str]) -> Texts:
-    """An Arrow column of strings without nulls, or plain strings; Arrow's buffers are shared, not copied."""
+    """Convert an Arrow column of strings without nulls, or Python strings. Arrow's buffers are shared, not copied."""
     if not isinstance(column, pa.Array | pa.ChunkedArray):
         column = pa.array(column, pa.large_string())
     whole = column.cast(pa.large_string())
@@ -91,7 +91,7 @@ def texts_of(column: pa.Array | pa.ChunkedArray | Sequence[str]) -> Texts:
 
 
 def joined(texts: Sequence[str]) -> Texts:
-    """Plain strings as a column; half characters stay as they are, in three bytes each."""
+    """Convert Python strings. Lone surrogates are stored in three bytes each."""
     parts = [text.encode("utf-8", "surrogatepass") for text in texts]
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=offsets[1:])
@@ -99,24 +99,24 @@ def joined(texts: Sequence[str]) -> Texts:
 
 
 def _read_only(data: Bytes, offsets: Offsets) -> Texts:
-    """As some buffers of Arrow are and others are not: a kernel would be compiled once for each kind."""
+    """Make both read-only. Some buffers of Arrow are and others are not, and each kind would compile kernels again."""
     data.flags.writeable = offsets.flags.writeable = False
     return Texts(data, offsets)
 
 
 def fold(text: str) -> str:
-    """`text` in lower case, character by character, so that positions stay."""
+    """Convert to lower case character by character, so that positions do not change."""
     return text.replace("İ", "i").replace("Σ", "σ").lower().replace("ς", "σ")
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text: what the kernels hash, in plain Python."""
+    """Return the words of a text, as the kernels hash them."""
     return WORD.findall(fold(text))
 
 
 @lru_cache(maxsize=1)
 def fold_table() -> FoldTable:
-    """For each code point the one it is folded to when it may stand in a word, with ALONE or MARK; otherwise 0."""
+    """Return, for each code point, its lower case with the bits ALONE or MARK; 0 for one that is in no word."""
     every = "".join(map(chr, range(_CODE_POINTS)))
     folded = np.frombuffer(fold(every).encode("utf-32-le", "surrogatepass"), np.uint32)
     table = np.zeros(_CODE_POINTS, np.uint32)

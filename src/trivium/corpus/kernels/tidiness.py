@@ -1,4 +1,4 @@
-"""Blanks, line ends and control characters of one text made plain, in one pass over its bytes."""
+"""Normalisation of blanks, line ends and control characters of one text, in one pass over its bytes."""
 
 import numpy as np
 from numba import uint8, uint32
@@ -10,8 +10,7 @@ from trivium.corpus.kernels.words import code_point
 Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ODD, SIGN, MARK = 1, 2, 1  # MARK is of another table
 _NOTHING, _BLANK, _LINE_END, _RETURN, _OTHER = range(5)
-_TAB, _NEWLINE, _CARRIAGE, _SPACE, _DELETE = uint8(0x09), uint8(0x0A), uint8(0x0D), uint8(0x20), uint8(0x7F)
-_VERTICAL, _FORM_FEED, _ESCAPE = uint8(0x0B), uint8(0x0C), uint8(0x1B)
+_TAB, _NEWLINE, _SPACE, _DELETE = uint8(0x09), uint8(0x0A), uint8(0x20), uint8(0x7F)
 
 
 def plain_blanks(text: str) -> str:
@@ -73,7 +72,7 @@ def _longest_runs(data: Bytes, kinds: Kinds) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True)
 def _beyond_ascii(data: Bytes, kinds: Kinds, near: int, runs: np.ndarray) -> int:
-    """Fill `runs`; returns how many, or -1 at an odd character."""
+    """Fill `runs`. Return their number, or -1 at an odd character."""
     count = run = at = place = 0
     sign = False
     while at < len(data):
@@ -103,7 +102,7 @@ def _add_run(runs: np.ndarray, count: int, start: int, end: int, near: int) -> i
 
 @njit(cache=True, nogil=True)
 def _plain_blanks(data: Bytes, out: Bytes) -> int:
-    """Fill `out`; returns how many bytes of it."""
+    """Fill `out`. Return the number of bytes written."""
     end = at = line = 0  # bytes written, read, and read where the line begins
     before = False  # whether blanks stand before the first line end of this gap
     line_ends, returned = 0, False
@@ -129,42 +128,28 @@ def _plain_blanks(data: Bytes, out: Bytes) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def _kind(data: Bytes, at: int) -> tuple[int, int]:
-    """What begins at this byte, and how many bytes are of that kind."""
-    first = data[at]
-    if first > _SPACE and first < _DELETE:
+    """Return the kind of the character that begins at this byte, and its number of bytes."""
+    if _SPACE < data[at] < _DELETE:
         return _OTHER, 1
-    if first in (_SPACE, _TAB):
-        return _BLANK, 1
-    if first in (_NEWLINE, _VERTICAL, _FORM_FEED):
-        return _LINE_END, 1
-    if first == _CARRIAGE:
-        return _RETURN, 1
-    if first == _ESCAPE:
+    point, after = code_point(data, at)
+    length = after - at
+    if point in (0x20, 0x09, 0xA0):
+        return _BLANK, length
+    if point in (0x0A, 0x0B, 0x0C):
+        return _LINE_END, length
+    if point == 0x0D:
+        return _RETURN, length
+    if point == 0x1B:
         return _NOTHING, _escape_sequence(data, at)
-    if first <= _DELETE:
-        return _NOTHING, 1
-    second = data[at + 1]
-    if first < uint8(0xE0):
-        if first == uint8(0xC2) and second == uint8(0xA0):
-            return _BLANK, 2
-        control = first == uint8(0xC2) and second < uint8(0xA0) and second != uint8(0x85)
-        hyphen = first == uint8(0xC2) and second == uint8(0xAD)  # U+00AD: where a line may break, inside a word
-        return _NOTHING if control or hyphen else _OTHER, 2
-    if first < uint8(0xF0):
-        third = data[at + 2]
-        if first == uint8(0xE2) and second == uint8(0x81) and third >= uint8(0xAA) and third <= uint8(0xAF):
-            return _NOTHING, 3  # U+206A … U+206F
-        if first == uint8(0xEF) and second == uint8(0xBB) and third == uint8(0xBF):
-            return _NOTHING, 3  # U+FEFF
-        if first == uint8(0xEF) and second == uint8(0xBF) and third >= uint8(0xB9) and third <= uint8(0xBC):
-            return _NOTHING, 3  # U+FFF9 … U+FFFC
-        return _OTHER, 3
-    return _OTHER, 4
+    is_control = point < 0x20 or (0x7F <= point < 0xA0 and point != 0x85)
+    is_format = 0x206A <= point <= 0x206F or point == 0xFEFF or 0xFFF9 <= point <= 0xFFFC
+    # A soft hyphen (U+00AD) marks where a line may break inside a word.
+    return _NOTHING if is_control or is_format or point == 0xAD else _OTHER, length
 
 
 @njit(cache=True, nogil=True)
 def _escape_sequence(data: Bytes, at: int) -> int:
-    """How many bytes a terminal sequence at an escape has (`ESC [ 31 m`, the form that ftfy removes); 1: it is none."""
+    """Return the length of the terminal sequence at an escape (`ESC [ 31 m`, the form that ftfy removes), or 1."""
     place = at + 1
     if place >= len(data) or data[place] != uint8(0x5B):
         return 1
@@ -178,7 +163,7 @@ def _escape_sequence(data: Bytes, at: int) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def _close(out: Bytes, end: int, line_ends: int, before: bool) -> int:
-    """Write what the line ends of a gap between other characters, and the blanks before them, come to."""
+    """Write the normalised form of a gap: a blank, one line end, or an empty line."""
     if before and line_ends <= 1:
         out[end] = _SPACE
         end += 1
@@ -190,7 +175,7 @@ def _close(out: Bytes, end: int, line_ends: int, before: bool) -> int:
 
 @njit(cache=True, nogil=True)
 def _indent(data: Bytes, at: int, stop: int, out: Bytes, end: int, line_ends: int) -> int:
-    """Write the blanks that a line begins with; a single one is none after an empty line."""
+    """Write the indentation of a line. A single blank after an empty line is dropped."""
     begin = end
     while at < stop:
         kind, length = _kind(data, at)

@@ -1,4 +1,4 @@
-"""Words → hashes: one pass over the bytes; every run of words is then hashed from two prefixes.
+"""Hashes of words in one pass over the bytes, and of any run of words from two prefix hashes.
 
 With w the hashes of the words, prefix[i + 1] = prefix[i] * BASE + w[i] modulo 2^64, and the hash of the n words
 from i on is mix(prefix[i + n] - prefix[i] * BASE^n): the same for the same words wherever they stand.
@@ -43,13 +43,13 @@ def with_room(rows: NDArray[np.int64], room: int) -> NDArray[np.int64]:
 
 @njit(cache=True, nogil=True, inline="always")
 def never_zero(value: np.uint64) -> np.uint64:
-    """The value, or 1 in place of 0, which marks what is absent."""
+    """Return the value, or 1 instead of 0, which means absent."""
     return value if value != uint64(0) else uint64(1)
 
 
 @njit(cache=True, nogil=True, inline="always")
 def code_point(data: Bytes, at: int) -> tuple[int, int]:
-    """The code point that begins at this byte, and where the next one begins."""
+    """Return the code point that begins at this byte, and where the next one begins."""
     first = uint32(data[at])
     if first < uint32(0x80):
         return first, at + 1
@@ -110,7 +110,7 @@ def run_hash(prefixes: Hashes, first: int, words: int, power: np.uint64) -> np.u
 
 @njit(cache=True, nogil=True)
 def power_of_base(exponent: int) -> np.uint64:
-    """BASE to a power, modulo 2^64."""
+    """Return BASE to a power, modulo 2^64."""
     power = uint64(1)
     for _ in range(exponent):
         power *= BASE
@@ -119,8 +119,8 @@ def power_of_base(exponent: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def longest_words(offsets: Offsets) -> int:
-    """More words than any of the texts can hold: a word and the gap after it take two bytes, and a letter that is a
-    word of its own three."""
+    """Return an upper bound of the words of a text: a word and the gap after it take two bytes, and a letter that is a
+    word by itself three."""
     longest = 0
     for text in range(len(offsets) - 1):
         longest = max(longest, offsets[text + 1] - offsets[text])
@@ -128,7 +128,7 @@ def longest_words(offsets: Offsets) -> int:
 
 
 def text_keys(texts: Texts) -> Hashes:
-    """128 bits a text, shape [texts, 2], equal for texts with the same words in the same order.
+    """Return 128 bits for each text, [texts, 2], equal for texts with the same words in the same order.
 
     Texts without words have equal keys if they are equal.
     """
@@ -136,7 +136,7 @@ def text_keys(texts: Texts) -> Hashes:
 
 
 def keys_and_words(texts: Texts) -> tuple[Hashes, Counts]:
-    """The `text_keys` of texts, and how many words each has."""
+    """Return the `text_keys` of texts, and the number of words of each."""
     keys = np.empty((texts.num_texts, 2), np.uint64)
     counts = np.empty(texts.num_texts, np.int64)
     _text_keys(texts.data, texts.offsets, fold_table(), keys, counts)

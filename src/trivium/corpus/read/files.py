@@ -1,4 +1,4 @@
-"""The files of a corpus: which there are at a path or an address, what each is called, which source it belongs to."""
+"""The files of a corpus at a path or URL, their names, and the source that each belongs to."""
 
 import os
 import re
@@ -17,11 +17,11 @@ PAGES, LINES, TEXTS, PARQUET = ((".warc", ".wet"), (".jsonl", ".ndjson", ".json"
 _PACKINGS = (".gz", ".zst")
 SUFFIXES = (*(stem + packed for stem in (*PAGES, *LINES, *TEXTS) for packed in ("", *_PACKINGS)), *PARQUET)
 _OTHER_PACKINGS = (*_PACKINGS, ".bz2", ".xz", ".lz4", ".zip")
-# of a file that is one of many with the same content: part-00000, train-00000-of-01024, CC-MAIN-<time>-<time>-00000
+# The number of a shard: part-00000, train-00000-of-01024, CC-MAIN-<time>-<time>-00000
 _NUMBER = re.compile(r"[-_](?:of[-_])?(?:\d{5,7}|\d{14})(?=[-_]|$)")
-MOST_LEVELS, MOST_WAYS = 200, 100  # folders within one another; how often links may lead to one folder
-_SHOWN = 5  # endings named
-# what stores tell the contents of a file by
+MOST_LEVELS, MOST_WAYS = 200, 100  # depth of folders; paths to one folder through links
+_SHOWN = 5  # endings in a message
+# fields by which stores identify the contents of a file
 _MARKS = ("mtime", "LastModified", "last_modified", "updated", "created", "ETag", "etag", "md5Hash", "oid")
 
 
@@ -33,7 +33,7 @@ class Input(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What there is: the files that are named as readable, sorted, and how many others, by their ending or kind."""
+    """The files with a readable ending, sorted, and the number of other files by their ending or kind."""
 
     files: Sequence[Path | str]
     others: Mapping[str, int]
@@ -42,8 +42,8 @@ class Listing(NamedTuple):
 def list_files(path: Path | str) -> Listing:
     """List the files at or under `path`, also behind links to folders: paths for a path, URLs for a URL.
 
-    Links that lead nowhere are among them, so that reading reports them; hidden files and folders are not. DataError
-    when none is readable, or a folder cannot be looked into.
+    Broken links are included, so that reading reports them; hidden files and folders are not. Raises DataError if no
+    file is readable, or a folder cannot be listed.
     """
     found: Iterable[tuple[Path | str, bool]]
     if isinstance(path, str):
@@ -60,7 +60,7 @@ def list_files(path: Path | str) -> Listing:
         if is_hidden(relative_name(one, path)):
             continue
         if not is_file:
-            others["pipe or device"] += 1  # to read it may take for ever
+            others["pipe or device"] += 1  # reading it may block forever
         elif name_of(one).lower().endswith(SUFFIXES):
             files.append(one)
         else:
@@ -91,7 +91,7 @@ def input_files(path: Path | str) -> list[Path] | list[Path | str]:
 
 
 def states_of(corpus: Path | str) -> list[tuple[Any, ...]]:
-    """Return name, size and time of change or tag of the readable files, which identify them without reading."""
+    """Return name, size and modification time or tag of the readable files, which identify them without reading."""
     files = list_files(corpus).files
     if isinstance(corpus, str):
         told = _remote_files(corpus)
@@ -101,7 +101,7 @@ def states_of(corpus: Path | str) -> list[tuple[Any, ...]]:
 
 
 def told_endings(others: Mapping[str, int]) -> str:
-    """Return a text for a terminal: how many files have which ending, the most frequent first."""
+    """Return the number of files of each ending for a terminal, the most frequent first."""
     ranked = sorted(others.items(), key=lambda pair: (-pair[1], pair[0]))
     more = sum(count for _, count in ranked[_SHOWN:])
     told = [f"{count:,} {ending}" for ending, count in ranked[:_SHOWN]]
@@ -120,8 +120,8 @@ def relative_name(path: Path | str, corpus: Path | str) -> str:
 def source_of(path: Path | str, corpus: Path | str) -> str:
     """Return the source of a file: the name of its folder directly under `corpus`, else the file's own name.
 
-    From its own name, suffixes and the number of a shard are removed. Files whose name is only a number, and texts,
-    which are often thousands, belong to one source that is named after `corpus`.
+    Suffixes and the number of a shard are removed from its name. Files whose name is only a number, and text files, of
+    which there may be thousands, belong to one source that is named after `corpus`.
     """
     first, *rest = relative_name(path, corpus).split("/")
     stem = first.split(".")[0] or first
@@ -134,7 +134,7 @@ def source_of(path: Path | str, corpus: Path | str) -> str:
 
 
 def shown(name: str) -> str:
-    """Return a name of a file as text that can be written anywhere: what is not UTF-8 in it is replaced."""
+    """Return a file name as valid text: bytes that are not UTF-8 are replaced."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -144,22 +144,22 @@ def name_of(path: Path | str) -> str:
 
 
 def kind_name(path: Path | str) -> str:
-    """Return the name in lower case, without the ending of a packing: it ends as its kind."""
+    """Return the name in lower case without the ending of a compression, so that it ends as its kind."""
     return name_of(path).lower().removesuffix(".gz").removesuffix(".zst")
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file, by its name inside a corpus, is hidden or stands in a hidden folder."""
+    """Return whether a file, by its name inside a corpus, is hidden or in a hidden folder."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
 def _below(
     folder: Path, above: frozenset[tuple[int, int]], ways: Counter[tuple[int, int]]
 ) -> Iterator[tuple[Path, bool]]:
-    """All below a folder, and whether it is a file; a link that leads back to a folder it lies in is not followed.
+    """Yield everything below a folder, and whether it is a file. A link to a folder that contains it is not followed.
 
-    ways: how often each folder was reached. Thirty folders, each with two links to the next one, are reached in a
-    billion ways. Raises DataError above MOST_WAYS, and above MOST_LEVELS of folders within one another.
+    ways: how often each folder was reached. Thirty folders, each with two links to the next one, have a billion paths.
+    Raises DataError above MOST_WAYS paths to a folder, and above a depth of MOST_LEVELS.
     """
     try:
         state = folder.stat()
@@ -180,7 +180,7 @@ def _below(
             f"{folder} lies more than {MOST_LEVELS} folders deep in the corpus; move it up, or read it by itself"
         )
     for entry in inside:
-        # a link is asked as a path, which answers where it leads in a circle, too
+        # Path.is_dir, unlike DirEntry.is_dir, returns False for a link in a circle.
         path, linked = Path(entry), entry.is_symlink()
         if path.is_dir() if linked else entry.is_dir():
             if not entry.name.startswith("."):
@@ -190,7 +190,7 @@ def _below(
 
 
 def _remote_files(url: str) -> dict[str, Mapping[str, Any]]:
-    """Return the URL of each file at a URL, and what its store says of it."""
+    """Return the URL of each file at a URL, with the metadata of its store."""
     try:
         system, path = fsspec.core.url_to_fs(url)
         found = {path: system.info(path)} if system.isfile(path) else system.find(path, detail=True)

@@ -1,9 +1,9 @@
-"""The quality classifier of the paper: high-quality text against crawl, and the sampling by its score.
+"""The paper's classifier of high-quality text against crawl, and sampling by its score.
 
-MT-NLG (section 3.1) trained a linear model on word pairs and kept a document when pareto(alpha) > 1 - score, with
-alpha = 3 (GPT-3: 9). numpy's pareto is the Lomax distribution, so the probability of keeping is (2 - score)^-alpha:
-1 at a score of 1, 0.125 at 0. Here a document's own id draws the number, so the same document has the same fate
-in every run, order and process.
+MT-NLG (section 3.1) trained a linear model on word pairs and kept a document if pareto(alpha) > 1 - score, with
+alpha = 3 (GPT-3: 9). NumPy's pareto is the Lomax distribution, so the probability of keeping is (2 - score)^-alpha:
+1 at a score of 1, 0.125 at 0. Here the number is drawn from the document's id, so it is the same in every run, order
+and process.
 """
 
 import zlib
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -34,7 +34,7 @@ _BATCH = 1 << 10  # texts hashed at once
 
 @dataclass(frozen=True)
 class Classifier:
-    """A linear model on hashed word n-grams; `weights`: [2^bits + 1] float32, the bias last."""
+    """A linear model on hashed word n-grams. `weights`: [2^bits + 1] float32, the bias last."""
 
     weights: NDArray[np.float32]
     longest: int
@@ -42,7 +42,7 @@ class Classifier:
 
     @property
     def bits(self) -> int:
-        """Logarithm of the number of buckets."""
+        """Binary logarithm of the number of buckets."""
         return (len(self.weights) - 1).bit_length() - 1
 
     def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
@@ -60,7 +60,7 @@ class Classifier:
 
     @staticmethod
     def load(path: Path) -> "Classifier":
-        """Read a model that `save` wrote, by its file or its folder. DataError if it is none."""
+        """Read a model that `save` wrote, from its file or folder. Raises DataError if it is not a model."""
         try:
             check_regular(model_file(path))
             with np.load(model_file(path), allow_pickle=False) as file:
@@ -80,8 +80,7 @@ def model_file(path: Path) -> Path:
     return path / FILE if path.is_dir() else path
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The quality of a classifier on documents that it was not trained on."""
 
     trained_on: int
@@ -91,12 +90,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON data."""
-        return {
-            "trained_on": self.trained_on,
-            "held_out": self.held_out,
-            "accuracy": round(self.accuracy, 4),
-            "auc": round(self.auc, 4),
-        }
+        return self._replace(accuracy=round(self.accuracy, 4), auc=round(self.auc, 4))._asdict()
 
 
 def train(
@@ -132,29 +126,28 @@ def train(
 
 
 def auc(scores: NDArray[np.float64], labels: NDArray[np.float32]) -> float:
-    """The probability that a positive has a higher score than a negative, ties counting half; nan without both."""
+    """Return the probability that a positive scores higher than a negative, with ties as half; nan without both."""
     positive = labels > 0.5
     p, n = int(positive.sum()), int((~positive).sum())
     if p == 0 or n == 0:
         return float("nan")
     _, values, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[values]  # equal scores share the mean of their places
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[values]  # equal scores have the mean of their ranks
     return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * n))
 
 
 def is_kept(identity: str, score: float, config: ClassifierConfig, *, seed: int) -> bool:
-    """Return whether a document of this id and score stays: by threshold if there is one, else by the Pareto draw."""
+    """Return whether a document is kept: by the threshold if there is one, else by the Pareto draw."""
     if config.threshold is not None:
         return score >= config.threshold
     uniform = (seed_for(seed, "classifier", "keep", identity) >> 10) / 2**53
-    pareto: float = (1.0 - uniform) ** (-1.0 / config.alpha) - 1.0  # numpy's pareto, from its own uniform number
+    pareto: float = (1.0 - uniform) ** (-1.0 / config.alpha) - 1.0  # NumPy's pareto as a function of a uniform number
     return bool(pareto > 1.0 - score)
 
 
 def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
-    """Return the step that keeps documents by the score of the config's model; ConfigError if it names none.
-
-    Metadata gains `classifier_score`.
+    """Return the step that keeps documents by the score of the config's model, and adds `classifier_score` to their
+    metadata. Raises ConfigError if the config names no model.
     """
     if config.model is None:
         raise ConfigError(
@@ -177,9 +170,8 @@ def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
     return measured_step("classifier", scores, verdict)
 
 
-@lru_cache(maxsize=1)
-def _model(path: str, _: str) -> Classifier:
-    # Read once a process, not once a part, unless its bytes are others.
+@lru_cache(maxsize=1)  # read once in a process, not once for each part, unless its sha256 changes
+def _model(path: str, sha256: str) -> Classifier:
     return Classifier.load(Path(path))
 
 

@@ -1,14 +1,14 @@
-"""Cuts evaluation text out of the corpus by MT-NLG's n-gram rule, as in Megatron-LM's filter_ngrams.
+"""Removes evaluation text from the corpus by MT-NLG's n-gram rule, as Megatron-LM's filter_ngrams does.
 
-Words are `\\w+` in lower case, or single letters in scripts without blanks between words. An evaluation text of 13 or
-more words gives all its 13-grams as keys, one of 8 to 12 words is one key as a whole, a shorter one none. Keys found
-too often in the corpus are common phrases and are spared. At a hit the document is split: the hit and 200 characters on
-each side go, on to the ends of the sentences; pieces under 200 characters are dropped, and so is a document that falls
-into more than 10 pieces.
+Words are `\\w+` in lower case, or single letters in scripts without blanks between words. The keys of an evaluation
+text of 13 or more words are all its 13-grams. One of 8 to 12 words is a single key, a shorter one has none. Keys that
+are too frequent in the corpus are common phrases and are spared. A document is split at a hit: the hit and 200
+characters on each side are removed, up to the ends of the sentences. Pieces under 200 characters are dropped, and so is
+a document with more than 10 splits.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count, groupby, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Hit(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What is left of a text: spans [start, end) of characters, and how often it was split."""
+    """The remaining pieces of a text as spans [start, end) of characters, and the number of splits."""
 
     pieces: list[tuple[int, int]]
     splits: int
@@ -40,7 +40,7 @@ class Cut(NamedTuple):
 
 @dataclass(slots=True)
 class Counters:
-    """The paper's four figures (split, removed, too many pieces, trimmed at one end), and the number of documents."""
+    """The number of documents, and the paper's four figures: split, removed, too many pieces, trimmed at one end."""
 
     documents: int = 0
     split: int = 0
@@ -51,8 +51,7 @@ class Counters:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures of decontamination.json."""
-        names = ("documents", "split", "trimmed", "removed", "too_many_pieces")
-        return {name: getattr(self, name) for name in names}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "keys"}
 
 
 class Keys:
@@ -126,7 +125,7 @@ def keys_of(text: str, config: DecontaminationConfig) -> list[str]:
 
 
 def cut(text: str, hits: Sequence[Hit], config: DecontaminationConfig) -> Cut:
-    """Return what the rule leaves of one text, given every place of a key in it."""
+    """Apply the rule to one text, given every occurrence of a key in it."""
     pieces: list[tuple[int, int]] = []
     start = splits = 0
     open_end = True
@@ -155,9 +154,9 @@ def decontaminate(
     counters: Counters,
     is_taken: Callable[[str], bool] = lambda _: False,
 ) -> list[Document]:
-    """Return what is left of a document: itself, its pieces under new ids, or nothing.
+    """Return the document itself, its pieces under new ids, or nothing.
 
-    is_taken: whether another document has an id that a piece would get.
+    is_taken: whether another document has this id.
     """
     counters.documents += 1
     result = cut(document.text, hits, config)
