@@ -395,7 +395,7 @@ def test_no_damaged_byte_of_a_parquet_file_ends_its_reader(tmp_path):
 def test_a_long_run_of_one_letter_makes_no_long_token_and_comes_back_unchanged():
     text = WORDS * 50 + "a" * 50_000 + " " + WORDS
     tokenizer = train_tokenizer([text, "-" * 20_000, " " * 20_000, "é" * 20_000], 700)
-    assert max(map(len, tokenizer.words())) <= 128
+    assert max(map(len, tokenizer.words)) <= 128
     assert tokenizer.bulk is not None
     (ids,) = tokenizer.encode_arrays([text])
     assert tokenizer.decode(ids.tolist()) == text

@@ -7,12 +7,13 @@ from types import MappingProxyType
 from trivium.certify.oracle.attention_softmax import ATTENTION_SOFTMAX
 from trivium.certify.oracle.mlp_gated import MLP_GATED
 from trivium.certify.oracle.mlp_plain import MLP_PLAIN
-from trivium.certify.oracle.norms import NORMS
+from trivium.certify.oracle.norms import LAYER_NORM, RMS_NORM
 from trivium.certify.oracle.terms import Order, Rule, Settings, Tensor, Twin, Weights, deviations
 from trivium.certify.oracle.wiring import SEQUENTIAL, Drop
 from trivium.certify.oracle.wiring_side_by_side import SIDE_BY_SIDE
 from trivium.plan.model_shape import ModelShape
 
+NORMS: Mapping[str, Twin] = MappingProxyType({"layer_norm": LAYER_NORM, "rms_norm": RMS_NORM})
 FEED_FORWARDS: Mapping[str, Twin] = MappingProxyType({"plain": MLP_PLAIN, "gated": MLP_GATED})
 WIRINGS: Mapping[str, Twin] = MappingProxyType({"sequential": SEQUENTIAL, "side_by_side": SIDE_BY_SIDE})
 
@@ -70,6 +71,13 @@ def layer(weights: Weights, model: ModelShape, n: int, x: Tensor, order: Order, 
     )
 
 
-def final_norm(weights: Weights, model: ModelShape, x: Tensor) -> Tensor:
-    """x [B, S, H] behind the norm before the output matrix."""
-    return NORMS[model.norm].compute(weights, settings_of(model, 0)._replace(form=model), x, "head.norm")
+def embedded(weights: Weights, model: ModelShape, tokens: Tensor, order: Order) -> Tensor:
+    """Return the vectors of tokens [B, S], with learned positions where the model has them: [B, S, H]."""
+    x = weights["embedding.tokens.weight"][tokens]
+    return x + weights["embedding.positions.weight"][order.numbers] if model.positions == "learned" else x
+
+
+def logits_of(weights: Weights, model: ModelShape, x: Tensor) -> Tensor:
+    """x [B, S, H] behind the last layer -> logits [B, S, V]."""
+    table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
+    return NORMS[model.norm].compute(weights, settings_of(model, 0)._replace(form=model), x, "head.norm") @ table.T

@@ -6,8 +6,9 @@ from functools import cached_property
 from types import MappingProxyType
 
 from trivium.plan.layers.attention_softmax import AttentionSoftmax
-from trivium.plan.layers.ends import Embedding, Head
+from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.form import LayerForm
+from trivium.plan.layers.head import Head
 from trivium.plan.layers.mlp_gated import MlpGated
 from trivium.plan.layers.mlp_plain import MlpPlain
 from trivium.plan.layers.norms import LayerNorm, RmsNorm

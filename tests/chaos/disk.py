@@ -1,17 +1,26 @@
-"""Damage a published checkpoint thousands of times, one way at a time: verification must detect each damage."""
+"""Damage the files of a training: change a checkpoint, which verification must detect, or refuse writes, after which
+training must continue."""
 
+import contextlib
+import resource
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chaos.scene import SEED, job, plan, verifies, write_tokens
+from chaos.life import Life
+from chaos.scene import LAYOUTS, SEED, Tally, event_steps, job, plan, verifies, write_tokens
 from trivium.checkpoint.format import published
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
 from trivium.training.loop import CHECKPOINTS
+from trivium.training.metrics import EVENTS, METRICS, last_step, read
 from trivium.training.supervision.job import start
+
+GOOD_SAVES = 3  # before the disk is full
+FAILED_SAVES = 2  # before it has room again
 
 
 def flip_bit(content: bytes, draw: np.random.Generator) -> bytes:
@@ -74,3 +83,52 @@ def corrupt_often(folder: Path, corruptions: int, *, seed: int = SEED, progress:
         progress(number + 1, corruptions, f"{len(losses)} undetected")
     assert verifies(path), "the restored checkpoint must be good"
     return {"corruptions": corruptions, "undetected": len(losses), "by_kind": dict(kinds), "losses": losses}
+
+
+def fill_often(folder: Path, fillings: int, *, seed: int = SEED, progress: Progress = silent) -> dict[str, Any]:
+    """Fill the disk of `fillings` trainings: RLIMIT_FSIZE keeps a rank's files below the size of what it saves."""
+    tokens, tally = write_tokens(folder), Tally(fillings, progress)
+    draw = generator_for(seed, "chaos", "disk full")
+    for number in range(fillings):
+        layout = LAYOUTS[number % len(LAYOUTS)]
+        tally.add(f"filling {number}, {dict(layout)}", _fill(folder, tokens, number, draw))
+    return {"fillings": fillings, "went_on": tally.good, "losses": tally.losses}
+
+
+def _fill(folder: Path, tokens: Path, number: int, draw: np.random.Generator) -> list[str]:
+    out = folder / f"full-{number}"
+    mode = ("background", "waiting")[int(draw.integers(2))]
+    given = plan(LAYOUTS[number % len(LAYOUTS)])
+    life = Life.begin(job(tokens, out, given, save=mode, save_failures=100_000), folder / f"log-{number}.txt")
+    life.wait_for(lambda: len(event_steps(out, "saved")) >= GOOD_SAVES)
+    time.sleep(float(draw.uniform(0, 0.1)))
+    ranks = life.ranks
+    full = [r for r in ranks if draw.random() < 0.5] or ranks[:1]
+    saved, limit = _acknowledged(out), int(draw.integers(30_000, 60_000))
+    for rank in full:
+        _limit(rank, limit)
+    life.wait_for(lambda: len(event_steps(out, "save failed")) >= FAILED_SAVES)
+    newest, step = _acknowledged(out), last_step(out / METRICS)
+    # A newer checkpoint may have replaced the newest acknowledged one meanwhile.
+    good = any(verifies(p) for p in published(out / CHECKPOINTS) if p.name >= f"step-{newest:08d}")
+    wrong = [] if newest >= saved and good else [f"the checkpoint of step {newest} was lost"]
+    for rank in full:
+        _limit(rank, resource.RLIM_INFINITY)
+    continued = life.wait_for(lambda: _acknowledged(out) > max(newest, step))
+    life.kill(launcher=True, victim=0)
+    if not continued:
+        wrong.append(f"training did not continue and save after step {step}")
+    causes = [e["cause"] for e in read(out / EVENTS) if e["event"] == "save failed"]
+    if not all("needed" in c and "free" in c and str(out) in c for c in causes):
+        wrong.append(f"an error lacks the path, the bytes needed or the bytes free: {causes[0]}")
+    return wrong + [f"{p.name} is damaged" for p in published(out / CHECKPOINTS) if not verifies(p)]
+
+
+def _acknowledged(out: Path) -> int:
+    return (event_steps(out, "saved") or [0])[-1]
+
+
+def _limit(rank: int, limit: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        hard = resource.prlimit(rank, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(rank, resource.RLIMIT_FSIZE, (limit, hard))
