@@ -9,7 +9,7 @@ ENGLISH = "This is a sentence that everybody would take for English, and here is
 GERMAN = "Das ist ein Satz, den niemand für englisch halten würde, auch nicht bei Nacht und Nebel. "
 
 
-def test_languages_are_told_apart_even_among_control_characters():
+def test_languages_are_distinguished_even_among_control_characters():
     assert detect(ENGLISH)[0] == "en"
     assert detect(GERMAN)[0] == "de"
     assert detect("\x00\ud800 " + ENGLISH)[0] == "en"

@@ -81,7 +81,7 @@ def test_chapters_under_first_level_headings_are_one_text_where_they_stand_side_
     assert found == [part for n, text in enumerate(ARTICLE) for part in (f"Option {n}", text)][1:]
 
 
-def test_captions_and_headings_of_nothing_go_and_headings_of_something_stay():
+def test_captions_and_headings_without_text_are_left_out():
     article = [f"<p>{text}</p>" for text in ARTICLE]
     article.insert(3, "<h2>What came next</h2><figure><img><figcaption>A caption of it.</figcaption></figure>")
     article.insert(5, '<h2>More</h2><ul><li><a href="/a">One story</a></li></ul>')

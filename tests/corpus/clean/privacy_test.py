@@ -88,7 +88,7 @@ def test_masking_what_is_masked_changes_nothing(text):
         max_size=6,
     )
 )
-def test_no_pattern_matches_where_the_kernel_says_that_none_can(texts):
+def test_the_kernel_excludes_no_text_that_a_pattern_matches(texts):
     for text, bits in zip(texts, may_be_personal(joined(texts)).tolist(), strict=True):
         assert bits & EMAIL or not privacy._EMAIL.search(text)
         assert bits & IP or not privacy._IP.search(text)
@@ -97,7 +97,7 @@ def test_no_pattern_matches_where_the_kernel_says_that_none_can(texts):
 
 @settings(max_examples=100, deadline=None)
 @given(st.from_regex(privacy._KEY))
-def test_every_key_has_a_sign_that_is_looked_for_first(text):
+def test_every_key_contains_one_of_the_signs(text):
     assert any(sign in text for sign in privacy._KEY_SIGNS)
 
 
@@ -110,7 +110,7 @@ _PLAINLY = re.compile(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.text("0123+(). -", max_size=30) | st.from_regex(_PLAINLY), max_size=4).map(" ".join))
-def test_numbers_are_found_without_second_tries_as_with_all_of_them(text):
+def test_the_pattern_of_telephone_numbers_finds_the_same_as_with_backtracking(text):
     plainly, found = (
         [m.span() for m in pattern.finditer(text) if privacy._is_number(m[0])] for pattern in (_PLAINLY, privacy._PHONE)
     )

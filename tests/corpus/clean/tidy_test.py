@@ -26,12 +26,12 @@ def test_page_ends_and_vertical_tabs_end_lines_and_join_no_words():
     assert tidy("é\x0ca") == "é\na"
 
 
-def test_what_a_terminal_takes_for_colours_goes_whole():
+def test_terminal_colours_are_removed():
     assert tidy("\x1b[1;31mRed\x1b[0m and [m] é \x1b[Kx \x1b") == "Red and [m] é x"
     assert tidy("\x1b[1;é \x1b[") == "[1;é ["
 
 
-def test_soft_hyphens_part_no_words_and_tell_of_letters_that_were_wrongly_decoded():
+def test_soft_hyphens_are_removed_but_used_to_repair_letters():
     assert tidy("a hy\u00adphen\u00adated word, \u00ad at\u00ad\nthe end of a line") == (
         "a hyphenated word, at\nthe end of a line"
     )

@@ -104,7 +104,7 @@ def test_a_file_that_changes_between_the_readings_is_an_error_that_names_it(tmp_
         harvested(place, tmp_path / "out")
 
 
-def test_passages_are_looked_for_no_further_than_they_may_be_hoped_for():
+def test_the_search_for_passages_is_bounded():
     """Of a corpus without any, the texts of all that may be held out would be read: terabytes."""
     asked = []
 

@@ -96,7 +96,7 @@ def test_pages_and_lines_together_hold_every_honest_and_planted_document_once(sm
     assert all(len(entries) >= 8 and entry["id"] in texts for entries in planted.values() for entry in entries)
 
 
-def test_the_bytes_that_are_told_are_those_of_the_documents_that_are_told(small, tmp_path):
+def test_the_summary_states_the_bytes_of_the_documents_it_counts(small, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "out").mkdir()
     for number in range(40):
@@ -110,7 +110,7 @@ def test_the_bytes_that_are_told_are_those_of_the_documents_that_are_told(small,
         assert read <= told["text_bytes"] <= read + 3000 * ("planted" in told)
 
 
-def test_planted_copies_have_the_similarity_they_are_said_to_have(small):
+def test_planted_copies_have_the_recorded_similarity(small):
     texts = raw_texts(small[0])
     entries = json.loads((small[0] / "planted.json").read_text())["near_duplicate"]
     for entry in entries:
@@ -130,7 +130,7 @@ def test_evaluation_passages_stand_in_heldout_documents_and_leaks_in_their_hosts
     assert all(items[leak["item"]]["text"] in texts[leak["id"]].text for leak in leaks)
 
 
-def test_nothing_but_its_text_tells_a_planted_document_from_an_honest_one(small):
+def test_planted_documents_differ_from_honest_ones_only_in_their_text(small):
     out, _ = small
     planted = {e["id"] for entries in json.loads((out / "planted.json").read_text()).values() for e in entries}
     kinds = {True: set(), False: set()}

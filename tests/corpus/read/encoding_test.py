@@ -74,7 +74,7 @@ def test_a_byte_order_mark_is_believed_before_all(stated, mark, codec):
 
 
 @pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_told_by_its_xml_declaration_or_the_server(codec):
+def test_utf_16_is_recognised_by_its_xml_declaration_or_the_server(codec):
     page = XML.format('encoding="UTF-16"', POLISH)
     assert decode(page.encode(codec), None) == page
     assert decode(page[page.index("<!") :].encode(codec), codec) == page[page.index("<!") :]

@@ -179,7 +179,7 @@ def funnel_of(tmp_path, texts, **settings):
     return curate(CurateConfig(**settings), tmp_path / "raw", tmp_path / "out", seed=1)["funnel"]
 
 
-def test_a_large_loss_to_one_reason_is_said_with_the_setting_that_changes_it(tmp_path):
+def test_a_large_loss_to_one_reason_is_reported_with_the_setting_that_changes_it(tmp_path):
     long, short = [prose(n, 40) for n in range(5, 8)], [prose(n, 6) for n in range(10, 40)]
     funnel = funnel_of(tmp_path, [*long, *short], quality={"words_high": 1000})
     (line,) = loss_lines(funnel)

@@ -31,7 +31,7 @@ def test_json_lines_give_text_id_source_and_metadata(tmp_path):
     assert (eight.text, eight.source) == ("eight", "a")
 
 
-def test_what_else_a_row_says_of_its_text_joins_the_metadata(tmp_path):
+def test_other_fields_of_a_row_become_metadata(tmp_path):
     row = {"text": "A text.", "id": 7, "url": "http://a", "licence": "CC0", "raw": "html", "n": 2, "ok": True}
     said = {"url": "http://a", "licence": "CC0", "n": 2, "ok": True}
     lines = [row | {"meta": {"set": ["a"]}}, row | {"metadata": {"n": 3}}, row | {"metadata": "of its own"}]
@@ -51,7 +51,7 @@ def test_what_else_a_row_says_of_its_text_joins_the_metadata(tmp_path):
     assert json.loads(json.dumps(document.metadata)) == document.metadata
 
 
-def test_a_text_beyond_the_limit_is_set_aside_also_from_a_table(tmp_path):
+def test_a_text_beyond_the_limit_is_damage_in_a_table_too(tmp_path):
     texts = ["é" * 50, "é" * 51, "short"]
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
     limits = ReadConfig(longest_bytes=100)
@@ -134,9 +134,7 @@ def test_the_end_of_a_block_inside_a_character_changes_nothing(tmp_path, monkeyp
     ids=["utf-8", "cp1252", "cp1251"],
 )
 @pytest.mark.parametrize("first", [300, 900])  # blocks, or not a whole one, of ASCII before anything else
-def test_a_file_that_begins_in_ascii_is_read_as_what_its_other_characters_say(
-    tmp_path, monkeypatch, encoding, words, first
-):
+def test_the_first_characters_beyond_ascii_decide_the_encoding(tmp_path, monkeypatch, encoding, words, first):
     monkeypatch.setattr("trivium.corpus.read.read._BLOCK", 1 << 19)
     text = ASCII * first + words * 900
     (tmp_path / "a.txt").write_bytes(text.encode(encoding))
@@ -164,7 +162,7 @@ def deep(levels):
 
 @pytest.mark.parametrize("begin", ["{", "\ufeff{", r'{"half": "\ud83d", '])
 @pytest.mark.parametrize("levels", [300, 940, 100_000])
-def test_no_row_is_read_that_another_depth_of_calls_would_refuse(tmp_path, begin, levels):
+def test_rows_nested_too_deep_are_refused_at_any_call_depth(tmp_path, begin, levels):
     """How deep the standard library reads and writes depends on who calls it."""
     (tmp_path / "a.jsonl").write_text(f'{begin}"text": "a", "n": {deep(levels)}}}\n{{"text": "b"}}')
     damage, document = read_any(tmp_path / "a.jsonl", source="s")
@@ -180,14 +178,14 @@ def test_metadata_in_a_table_is_no_deeper_than_that_of_a_line(tmp_path):
 
 
 @pytest.mark.parametrize("before", [b"", b"\x50\x2a\x4d\x18\x04\x00\x00\x00size"])
-def test_every_frame_of_a_zstd_file_is_read_also_behind_frames_to_be_skipped(tmp_path, before):
+def test_every_zstd_frame_is_read_also_behind_skippable_frames(tmp_path, before):
     lines = [json.dumps({"text": f"text {n}"}).encode() + b"\n" for n in range(3)]
     packed = [before + pa.compress(line, codec="zstd", asbytes=True) for line in lines]
     (tmp_path / "x.jsonl.zst").write_bytes(b"".join(packed))
     assert [d.text for d in read_any(tmp_path / "x.jsonl.zst", source="s")] == ["text 0", "text 1", "text 2"]
 
 
-def test_behind_damage_in_a_gzip_file_it_is_told_where_reading_goes_on(tmp_path):
+def test_damage_in_a_gzip_file_states_where_reading_continues(tmp_path):
     one, two, three = (gzip.compress(json.dumps({"text": text * 9}).encode() + b"\n") for text in "abc")
     broken = two[:20] + bytes([two[20] ^ 0xFF]) + two[21:]
     files = {
@@ -204,7 +202,7 @@ def test_behind_damage_in_a_gzip_file_it_is_told_where_reading_goes_on(tmp_path)
         assert len(found) == (2 if name == "end.jsonl.gz" else 3)
 
 
-def test_the_field_of_the_text_may_have_another_name_or_stand_in_a_field(tmp_path):
+def test_the_text_field_may_have_another_name_or_be_nested(tmp_path):
     rows = [
         {"raw_content": "one", "text": "a title", "data": None, "lang": "en"},
         {"data": {"body": "two", "n": 1}, "lang": "en"},
@@ -221,7 +219,7 @@ def test_the_field_of_the_text_may_have_another_name_or_stand_in_a_field(tmp_pat
     assert "harvest.read.text" in damage.detail
 
 
-def test_of_a_text_that_a_table_holds_once_and_names_often_few_copies_are_made(tmp_path):
+def test_a_text_stored_once_for_many_rows_is_copied_for_few_of_them_at_a_time(tmp_path):
     text = "ab " * (1 << 18)
     pq.write_table(pa.table({"text": [text] * 256}), tmp_path / "x.parquet")
     assert (tmp_path / "x.parquet").stat().st_size < len(text)
@@ -243,7 +241,7 @@ def test_a_row_group_that_unpacks_to_far_more_than_it_has_is_a_bomb_and_the_next
     assert [document.text for document in read] == ["c", "d"]
 
 
-def test_whatever_else_a_table_holds_its_texts_are_read_and_the_rest_is_plain(tmp_path):
+def test_columns_of_any_type_become_plain_metadata(tmp_path):
     moment = datetime(2021, 1, 15, 7, 30)
     pq.write_table(
         pa.table(
@@ -291,7 +289,7 @@ def test_zstd_frames_of_any_window_are_read_alone_and_among_others(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_a_row_is_text_and_keeps_its_metadata_even_where_these_call_it_raw_html(tmp_path, suffix):
+def test_a_row_is_text_even_if_its_metadata_says_raw_html(tmp_path, suffix):
     row = {"text": "Text with <b>signs</b>.", "metadata": {"raw": "html", "licence": "CC0", "n": 1}}
     path = tmp_path / f"a{suffix}"
     if suffix == ".jsonl":
@@ -484,7 +482,7 @@ def test_a_binary_text_that_is_not_utf_8_is_refused_by_its_row(tmp_path):
     assert damage.trouble == Trouble.NOT_UTF8 and "row 1 is not UTF-8" in damage.detail
 
 
-def test_settings_beside_a_corpus_are_counted_and_rows_without_text_among_others_are_named(tmp_path):
+def test_settings_beside_a_corpus_are_counted_and_single_rows_without_text_are_damage(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"features": {"a": [1]}, "splits": []}, indent=2))
     (found,) = read_any(tmp_path / "a.json", source="s")
     assert found.kind == "JSON without text or content or body (harvest.read.text)"

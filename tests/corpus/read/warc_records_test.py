@@ -141,7 +141,7 @@ def test_a_media_type_is_read_in_any_case_and_guessed_where_none_is_stated(tmp_p
         (b"\x89PNG\r\n\x1a\n\x00\x00", None),
     ],
 )
-def test_a_page_without_any_media_type_is_told_by_its_first_bytes(tmp_path, body, kind):
+def test_a_page_without_a_media_type_is_recognised_by_its_first_bytes(tmp_path, body, kind):
     (from_http,) = read(tmp_path, record(http([], body)))
     (plain,) = read(tmp_path, record(body, kind="resource", media=""))
     (no_media,) = read(tmp_path, record(http([], body), media=""))
@@ -181,7 +181,7 @@ def test_a_page_is_read_whatever_version_answered(tmp_path, status):
     assert body_of(tmp_path, record(announced)) == BODY
 
 
-def test_a_line_that_is_no_field_is_passed_over_and_an_indented_one_goes_on(tmp_path):
+def test_a_line_that_is_no_field_is_ignored_and_an_indented_one_continues(tmp_path):
     fields = ["no field at all", "Content-Type: text/html;", "\tcharset=koi8-r", "X: y"]
     (page,) = read(tmp_path, record(http(fields)))
     assert (page.charset, page.body) == ("koi8-r", BODY)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from corpus.read.warc_records_test import BODY, http, read, record
 from trivium.corpus.clean.extract import extractor
 from trivium.corpus.config import ExtractConfig
 from trivium.corpus.document import Damage, Document
@@ -60,54 +61,39 @@ def test_a_body_of_several_gzip_members_is_unpacked_whole_and_within_the_limit(t
 
 @pytest.mark.parametrize(("codings", "undone"), [(5, True), (6, False), (500, False)])
 def test_a_body_packed_more_often_than_servers_do_is_damage(tmp_path, codings, undone):
-    body = b"hello"
+    body = BODY
     for _ in range(codings):
         body = gzip.compress(body, 0)
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Encoding: " + b", ".join([b"gzip"] * codings)
-    block = head + b"\r\n\r\n" + body
-    warc = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\n"
-    path = tmp_path / "a.warc"
-    path.write_bytes(warc + b"Content-Length: %d\r\n\r\n%b\r\n\r\n" % (len(block), block))
-    (found,) = read_warc(path)
-    assert (isinstance(found, Page) and found.body == b"hello") == undone
+    found = answer(tmp_path, f"Content-Encoding: {', '.join(['gzip'] * codings)}", body)
+    assert (isinstance(found, Page) and found.body == BODY) == undone
     assert undone or f"states {codings} encodings" in found.detail
 
 
-@pytest.mark.timeout(60)
-def answered(path, header, body):
-    """What is read of an answer with this header, written without a digest."""
-    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n%b\r\n\r\n%b" % (header.encode(), body)
-    warc = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\n"
-    path.write_bytes(warc + b"Content-Length: %d\r\n\r\n%b\r\n\r\n" % (len(block), block))
-    (found,) = read_warc(path)
+def answer(tmp_path, field, body):
+    (found,) = read(tmp_path, record(http(["Content-Type: text/html", field], body)))
     return found
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "compress"])
 @pytest.mark.parametrize("body", [b"<!doctype html><p>" + b"Text. " * 50, b"\r\n <p>x</p>", b"A text of words. " * 9])
-def test_a_body_that_the_crawler_unpacked_is_taken_though_its_header_says_otherwise(tmp_path, coding, body):
-    assert answered(tmp_path / "a.warc", f"Content-Encoding: {coding}", body).body == body
+def test_a_body_that_the_crawler_unpacked_is_read_despite_its_header(tmp_path, coding, body):
+    assert answer(tmp_path, f"Content-Encoding: {coding}", body).body == body
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
-def test_a_body_that_is_packed_and_damaged_is_no_text(tmp_path, coding):
-    body = (
-        pa.compress(b"<p>Text. " * 50, codec="brotli" if coding == "br" else coding, asbytes=True)
-        if (coding != "deflate")
-        else zlib.compress(b"<p>Text. " * 50)
-    )
-    assert answered(tmp_path / "a.warc", f"Content-Encoding: {coding}", body).body == b"<p>Text. " * 50
-    found = answered(tmp_path / "a.warc", f"Content-Encoding: {coding}", body[: len(body) // 2])
-    assert isinstance(found, Damage)
+def test_a_truncated_packed_body_is_damage(tmp_path, coding):
+    codec = "brotli" if coding == "br" else coding
+    body = zlib.compress(BODY) if coding == "deflate" else pa.compress(BODY, codec=codec, asbytes=True)
+    assert answer(tmp_path, f"Content-Encoding: {coding}", body).body == BODY
+    assert isinstance(answer(tmp_path, f"Content-Encoding: {coding}", body[: len(body) // 2]), Damage)
 
 
 def test_a_chunked_body_without_its_last_empty_chunk_is_whole_and_one_cut_in_a_chunk_is_not(tmp_path):
     body = b"5\r\n<p>On\r\nA\r\ne and two.\r\n"
     for end in (b"0\r\n\r\n", b"", b"\r\n"):
-        found = answered(tmp_path / "a.warc", "Transfer-Encoding: chunked", body + end)
-        assert found.body == b"<p>One and two."
+        assert answer(tmp_path, "Transfer-Encoding: chunked", body + end).body == b"<p>One and two."
     for wrong in (body[:-5], body + b"rubbish"):
-        assert isinstance(answered(tmp_path / "a.warc", "Transfer-Encoding: chunked", wrong), Damage)
+        assert isinstance(answer(tmp_path, "Transfer-Encoding: chunked", wrong), Damage)
 
 
 def test_blanks_where_a_charset_should_be_are_passed_once(tmp_path):
@@ -140,40 +126,29 @@ def test_a_cut_file_gives_its_whole_pages_and_then_one_damage(tmp_path, missing,
     assert len(pages) >= 5 - (missing == 300)
 
 
-def _flipped(data, path, places):
-    for place in places:
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_flipped_byte_costs_only_the_page_that_contains_it(tmp_path, packed):
+    write_warc(tmp_path / "a.warc.gz", PAGES)
+    data = (tmp_path / "a.warc.gz").read_bytes()
+    data = data if packed else gzip.decompress(data)
+    path, begin = tmp_path / ("b.warc.gz" if packed else "b.warc"), b"\x1f\x8b\x08" if packed else b"WARC/1."
+    starts = [n for n in range(len(data)) if data.startswith(begin, n)]
+    assert len(starts) == len(PAGES)
+    for place in range(0, len(data), 7 if packed else 13):
         broken = bytearray(data)
         broken[place] ^= 0x40
         path.write_bytes(broken)
-        yield place, list(read_warc(path))
-
-
-def test_a_flipped_byte_costs_the_page_it_stands_in_and_no_other(tmp_path):
-    write_warc(tmp_path / "a.warc.gz", PAGES)
-    data = (tmp_path / "a.warc.gz").read_bytes()
-    members = [n for n in range(len(data)) if data[n : n + 3] == b"\x1f\x8b\x08"]
-    assert len(members) == len(PAGES)
-    for place, read in _flipped(data, tmp_path / "b.warc.gz", range(0, len(data), 7)):
-        hit = sum(start <= place for start in members) - 1
-        whole = [page for page in read if isinstance(page, Page)]
-        damage = [one for one in read if isinstance(one, Damage)]
-        assert whole in (PAGES, PAGES[:hit] + PAGES[hit + 1 :])
-        assert len(whole) + len(damage) == len(PAGES)
-        assert all(one.offset == members[hit] for one in damage)
-
-
-def test_in_a_plain_file_too_every_undamaged_record_is_read(tmp_path):
-    write_warc(tmp_path / "a.warc.gz", PAGES)
-    data = gzip.decompress((tmp_path / "a.warc.gz").read_bytes())
-    starts = [n for n in range(len(data)) if data[n : n + 8] == b"WARC/1.1" or data[n : n + 8] == b"WARC/1.0"]
-    assert len(starts) == len(PAGES)
-    for place, read in _flipped(data, tmp_path / "b.warc", range(0, len(data), 13)):
         hit = sum(start <= place for start in starts) - 1
-        whole = [page for page in read if isinstance(page, Page)]
-        others = [page for n, page in enumerate(PAGES) if n != hit]
-        assert [page for page in whole if page in PAGES] in (PAGES, others)
-        # a header that no digest covers may change unnoticed, a body never
-        assert all(page.body in {p.body for p in PAGES} for page in whole)
+        found = list(read_warc(path))
+        whole = [page for page in found if isinstance(page, Page)]
+        damage = [one for one in found if isinstance(one, Damage)]
+        others = PAGES[:hit] + PAGES[hit + 1 :]
+        if packed:
+            assert whole in (PAGES, others) and len(whole) + len(damage) == len(PAGES)
+            assert all(one.offset == starts[hit] for one in damage)
+        else:  # A header, which no digest covers, may change unnoticed, but never a body.
+            assert [page for page in whole if page in PAGES] in (PAGES, others)
+            assert all(page.body in {p.body for p in PAGES} for page in whole)
 
 
 def test_real_and_broken_warc_files_give_their_page_or_say_why_not():

@@ -13,24 +13,8 @@ from typing import NamedTuple
 from trivium.config import Config
 from trivium.corpus.config import FineWebConfig, QualityConfig
 from trivium.corpus.document import Document
+from trivium.corpus.kernels import measures as measured
 from trivium.corpus.kernels.characters import WEB_STOP
-from trivium.corpus.kernels.measures import (
-    BULLET_LINES,
-    CALL_WORDS,
-    CHARACTERS,
-    COMMON,
-    ELLIPSES,
-    ELLIPSIS_LINES,
-    HASHES,
-    LETTER_WORDS,
-    LINES,
-    NOTICE_WORDS,
-    SHORT_LINES,
-    STOPPED_LINES,
-    WORD_CHARACTERS,
-    WORDS,
-    measures,
-)
 from trivium.corpus.kernels.repeats import AGAIN_CHARACTERS, PART_CHARACTERS, repeats
 from trivium.corpus.kernels.texts import joined
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
@@ -135,27 +119,27 @@ def broken_rule(figures: Figures, config: Config, rules: Sequence[Rule]) -> Rule
 def measure_quality(strings: Sequence[str]) -> list[Figures]:
     """Return the figures of each text for the rules of quality and Gopher."""
     texts = joined(strings)
-    counts, suspects = measures(texts, short=_SHORT_LINE)
+    counts, suspects = measured.measures(texts, short=_SHORT_LINE)
     boilerplate = [0] * texts.num_texts
-    for text, start, end, words in zip(*(column.tolist() for column in suspects), strict=True):
+    for text, start, end, words in zip(*(one.tolist() for one in suspects), strict=True):
         line = texts.data[start:end].tobytes().decode("utf-8", "surrogatepass")
         boilerplate[text] += words if is_boilerplate(line) else 0
     return [_quality_figures(row, words) for row, words in zip(counts.tolist(), boilerplate, strict=True)]
 
 
 def _quality_figures(counts: list[int], boilerplate: int) -> Figures:
-    words, lines = max(counts[WORDS], 1), max(counts[LINES], 1)
+    words, lines = max(counts[measured.WORDS], 1), max(counts[measured.LINES], 1)
     return {
-        "characters": counts[CHARACTERS],
-        "words": counts[WORDS],
-        "word_letters": counts[WORD_CHARACTERS] / words,
-        "symbols": max(counts[HASHES], counts[ELLIPSES]) / words,
-        "bullet_lines": counts[BULLET_LINES] / lines,
-        "ellipsis_lines": counts[ELLIPSIS_LINES] / lines,
-        "alphabetic_words": counts[LETTER_WORDS] / words,
-        "common_words": counts[COMMON].bit_count(),
-        "punctuated_lines": counts[STOPPED_LINES] / lines,
-        "short_lines": counts[SHORT_LINES] / lines,
+        "characters": counts[measured.CHARACTERS],
+        "words": counts[measured.WORDS],
+        "word_letters": counts[measured.WORD_CHARACTERS] / words,
+        "symbols": max(counts[measured.HASHES], counts[measured.ELLIPSES]) / words,
+        "bullet_lines": counts[measured.BULLET_LINES] / lines,
+        "ellipsis_lines": counts[measured.ELLIPSIS_LINES] / lines,
+        "alphabetic_words": counts[measured.LETTER_WORDS] / words,
+        "common_words": counts[measured.COMMON].bit_count(),
+        "punctuated_lines": counts[measured.STOPPED_LINES] / lines,
+        "short_lines": counts[measured.SHORT_LINES] / lines,
         "boilerplate_words": boilerplate / words,
     }
 
@@ -163,14 +147,14 @@ def _quality_figures(counts: list[int], boilerplate: int) -> Figures:
 def measure_fineweb(strings: Sequence[str], *, short_line: int) -> list[Figures]:
     """Return FineWeb's figures of each text, without empty lines. short_line: characters in a short line at most."""
     texts = joined(strings)
-    every, _ = measures(texts, short=short_line + 1, stops=WEB_STOP)
+    every, _ = measured.measures(texts, short=short_line + 1, stops=WEB_STOP)
     repeated, _ = repeats(texts, tops=0, repeated=0)
     return [
         {
-            "punctuated_lines": counts[STOPPED_LINES] / max(counts[LINES], 1),
-            "short_lines": counts[SHORT_LINES] / max(counts[LINES], 1),
+            "punctuated_lines": counts[measured.STOPPED_LINES] / max(counts[measured.LINES], 1),
+            "short_lines": counts[measured.SHORT_LINES] / max(counts[measured.LINES], 1),
             "duplicate_characters": parts[AGAIN_CHARACTERS] / max(parts[PART_CHARACTERS], 1),
-            "newlines_per_word": max(counts[LINES] - 1, 0) / max(counts[WORDS], 1),
+            "newlines_per_word": max(counts[measured.LINES] - 1, 0) / max(counts[measured.WORDS], 1),
         }
         for counts, parts in zip(every.tolist(), repeated.tolist(), strict=True)
     ]
@@ -179,6 +163,6 @@ def measure_fineweb(strings: Sequence[str], *, short_line: int) -> list[Figures]
 def is_boilerplate(line: str) -> bool:
     """Return whether a line is navigation, a counter, a call to act, or a cookie or policy notice."""
     words = len(line.split())
-    if words <= CALL_WORDS and (_COUNTER.match(line) or _MENU.match(line) or _CALL.search(line)):
+    if words <= measured.CALL_WORDS and (_COUNTER.match(line) or _MENU.match(line) or _CALL.search(line)):
         return True
-    return words <= NOTICE_WORDS and bool(_POLICY.search(line))
+    return words <= measured.NOTICE_WORDS and bool(_POLICY.search(line))

@@ -353,6 +353,6 @@ def _document(file: SourceFile, number: int, paragraphs: list[str], *, seed: int
 
 def _entry(file: SourceFile, documents: int, text_bytes: int) -> dict[str, Any]:
     """Return the entry of sources.json."""
-    read = {"path": file.path, "source": file.source, "sha256": file.sha256, "licence": file.licence}
+    read: dict[str, Any] = {"path": file.path, "source": file.source, "sha256": file.sha256, "licence": file.licence}
     read |= {"documents": documents, "text_bytes": text_bytes, "quarantined": int(bool(file.problem))}
     return {**read, "reason": file.problem} if file.problem else read

@@ -138,11 +138,11 @@ def _page(frame: Frame, path: Path | str, limits: ReadConfig) -> Page | Damage |
 
 def _check_digest(frame: Frame) -> None:
     """Raise _Unsound if the record states a digest of its block, and the block has another."""
-    name, stated = (part.strip() for part in f"{frame.head.get('WARC-Block-Digest')}:".split(":", 1))
-    if name.lower() not in _DIGESTS:
+    name, _, stated = frame.head.get("WARC-Block-Digest").partition(":")
+    name, stated = name.strip().lower(), stated.strip().rstrip("=")
+    if name not in _DIGESTS:
         return
-    digest = hashlib.new(name.lower(), frame.block, usedforsecurity=False).digest()
-    stated = stated.rstrip("=:")
+    digest = hashlib.new(name, frame.block, usedforsecurity=False).digest()
     base_32, base_64 = (encode(digest).decode().rstrip("=") for encode in (base64.b32encode, base64.b64encode))
     if stated.upper() != base_32 and stated.lower() != digest.hex() and stated != base_64:
         raise _Unsound(Trouble.DIGEST, "the record is not what was written: its block digest differs")

@@ -19,9 +19,8 @@ _BLANKS = b" \t\r"
 
 
 class Head(NamedTuple):
-    """The first line of a head, and the values of each field by its name in lower case, in order."""
+    """The values of each field of a head by its name in lower case, in order."""
 
-    first: str
     fields: Mapping[str, list[str]]
 
     def get(self, name: str) -> str:
@@ -45,11 +44,10 @@ def parse_head(data: bytes) -> Head | None:
     A line that is no field is ignored, as browsers do. But if it is the last one or begins like a tag, or if a CR is
     inside a line, the body began before the empty line.
     """
-    first, *lines = data.split(b"\n")
     fields: dict[str, list[str]] = {}
     values: list[str] = []  # of the field that the last line belongs to
     last_is_field = True
-    for line in lines:
+    for line in data.split(b"\n")[1:]:
         if not line.strip(_BLANKS):
             break
         if line.startswith(b"<") or b"\r" in line.strip(_BLANKS):
@@ -62,7 +60,7 @@ def parse_head(data: bytes) -> Head | None:
         if found:
             values = fields.setdefault(found[1].decode("ascii").lower(), [])
             values.append(_text(found[2]))
-    return Head(_text(first), fields) if last_is_field else None
+    return Head(fields) if last_is_field else None
 
 
 def _text(value: bytes) -> str:
