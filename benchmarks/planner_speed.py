@@ -18,9 +18,8 @@ from typing import Any
 
 from trivium.cost.hardware import machine_named
 from trivium.planner.config import SearchSpace
-from trivium.planner.finalists import simulated_seconds
 from trivium.planner.grid import Subject
-from trivium.planner.pricing import price
+from trivium.planner.pricing import price, simulated_seconds
 from trivium.planner.published import mt_nlg_plan
 from trivium.planner.search import legal_plans, memory_limit
 

@@ -19,11 +19,11 @@ from trivium.cli.show import say, table
 from trivium.config import build, read_preset
 from trivium.corpus.config import CurateConfig
 from trivium.cost.activations import input_bytes
-from trivium.cost.bucket_sizes import bucket_sizes
 from trivium.cost.case import case_of
 from trivium.cost.compute import hardware_flops
 from trivium.cost.hardware import machine_named
 from trivium.cost.memory import memory_of_rank
+from trivium.cost.rank_parameters import elements_of_rank
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import simulate, unit_seconds
 from trivium.plan.batch import Batch
@@ -127,7 +127,7 @@ def _memory() -> list[Figure]:
         memory_of_rank(plan, Coordinate(pipeline, 0, 0), counting="paper").state
         for pipeline in range(plan.layout.pipeline)
     ]
-    of_one = states[1] / sum(bucket_sizes(plan, 1))  # the second rank holds layers only
+    of_one = states[1] / elements_of_rank(plan, 1).held  # the second rank holds layers only
     whole = plan.layout.tensor * sum(states)
     micro_batch = plan.model.layers * float(input_bytes(case_of(plan)))
     batch = plan.batch.sequences // plan.batch.micro * micro_batch

@@ -1,5 +1,4 @@
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product as product_of
 from typing import Any, get_args
@@ -42,6 +41,12 @@ SPLITS = {
 
 MODELS = [{}, {"dropout": 0.1}, {"documents": "apart"}, LLAMA_405B, WINDOWS]
 RECOMPUTES = [{"mode": m} for m in MODES] + MIXED
+# A fifth of all combinations, among them any two values of different factors.
+IN_PAIRS = [
+    (model, recompute, split)
+    for (a, model), (b, recompute), (c, split) in product_of(*map(enumerate, (MODELS, RECOMPUTES, SPLITS)))
+    if (a + b + c) % 5 == 0
+]
 
 
 @pytest.fixture(autouse=True)
@@ -74,15 +79,6 @@ def test_predicted_bytes_are_those_counted_on_both_ends_of_a_small_model(number:
         for stage in {0, plan.last_stage}:
             found = counted(typed, stage, "with memory").bytes
             assert found == predicted(typed, stage), f"stage {stage} of {typed}"
-
-
-def in_pairs(*factors: Sequence[Any]) -> list[Any]:
-    """All combinations of three factors, as pytest takes them. With any two of their values one is quick; the others,
-    four of five, are slow."""
-    indices = product_of(*(range(len(factor)) for factor in factors))
-    quick = (sum(places) % min(map(len, factors)) == 0 for places in indices)
-    slow = (() if is_quick else pytest.mark.slow for is_quick in quick)
-    return [pytest.param(*values, marks=marks) for values, marks in zip(product_of(*factors), slow)]
 
 
 def random_plans(number: int) -> list[Plan]:
@@ -139,29 +135,11 @@ def test_each_part_keeps_what_is_counted_in_random_plans(number: int) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize(("model", "recompute", "split"), in_pairs(MODELS, RECOMPUTES, list(SPLITS)))
+@pytest.mark.parametrize(("model", "recompute", "split"), IN_PAIRS)
 def test_predicted_bytes_are_those_counted_at_the_width_of_a_real_model(model, recompute, split) -> None:
     """MT-NLG's layers, and those of the largest Llama 3; no byte of them is allocated."""
     plan = mt_nlg(**merge(merge(WIDE, {"model": model, "recompute": recompute}), SPLITS[split]))
     assert counted(plan, 0).bytes == predicted(plan, 0)
-
-
-def test_any_two_values_meet_in_a_quick_combination() -> None:
-    factors = MODELS, RECOMPUTES, list(SPLITS)
-    every = list(zip(product_of(*(range(len(f)) for f in factors)), in_pairs(*factors)))
-    quick = [places for places, combination in every if not combination.marks]
-    assert len(every) == 5 * len(quick)
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        met = {(places[one], places[other]) for places in quick}
-        assert len(met) == len(factors[one]) * len(factors[other])
-
-
-def test_a_wrong_coefficient_is_found() -> None:
-    """The counting sees every byte: half a mask, or one number per position, would be told."""
-    plan = small(model={"dropout": 0.1}, layout={"pipeline": 1})
-    without = small(layout={"pipeline": 1})
-    masks = (2 * plan.model.layers + 1) * 32 * 2 * 64 * 4
-    assert counted(plan, 0).bytes - counted(without, 0).bytes == masks
 
 
 def test_in_the_papers_counting_a_layer_keeps_34_and_5_times_a_s_over_h() -> None:

@@ -5,8 +5,8 @@ from trivium.cost.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
     exchange_seconds,
-    road_between,
-    road_to_neighbour,
+    link_of_group,
+    link_to_neighbour,
     send_seconds,
 )
 from trivium.cost.hardware import Link, machine_named, this_machine
@@ -38,22 +38,22 @@ def test_the_latencies_of_small_all_reduces_are_those_measured_on_eight_a100():
 
 def test_a_group_inside_a_node_has_the_nodes_links_and_one_across_nodes_the_cards_of_all_its_ranks_there():
     degree, stride = np.array([8, 16, 16, 16, 16]), np.array([1, 8, 4, 2, 1])
-    found = road_between(SELENE, degree, stride, fabric=0.8).bandwidth
+    found = link_of_group(SELENE, degree, stride, fabric=0.8).bandwidth
     card = 0.8 * SELENE.fabric_link.effective_bandwidth
     assert found == pytest.approx([SELENE.node_link.effective_bandwidth, card, 2 * card, 4 * card, 8 * card])
     fast = SELENE.model_copy(update={"fabric_link": SELENE.node_link})
-    assert road_between(fast, 16, 1, fabric=1.0).bandwidth == SELENE.node_link.effective_bandwidth, (
+    assert link_of_group(fast, 16, 1, fabric=1.0).bandwidth == SELENE.node_link.effective_bandwidth, (
         "what the cards could take must come over the node's links"
     )
 
 
 def test_neighbours_send_over_the_fabric_once_any_hop_leaves_the_node():
-    found = road_to_neighbour(SELENE, np.array([2, 4]), np.array([4, 4]), fabric=0.8).bandwidth
+    found = link_to_neighbour(SELENE, np.array([2, 4]), np.array([4, 4]), fabric=0.8).bandwidth
     assert found == pytest.approx([SELENE.node_link.effective_bandwidth, 0.8 * SELENE.fabric_link.effective_bandwidth])
 
 
 def test_ranks_that_share_a_machine_never_leave_it():
-    found = road_between(this_machine(2, 1 << 30), np.array([64]), np.array([4]), fabric=0.1).bandwidth
+    found = link_of_group(this_machine(2, 1 << 30), np.array([64]), np.array([4]), fabric=0.1).bandwidth
     assert found == pytest.approx([this_machine(2, 1 << 30).node_link.effective_bandwidth])
 
 
@@ -64,9 +64,9 @@ def test_ranks_that_share_a_machine_never_leave_it():
 def test_what_crosses_nodes_starts_and_hops_as_the_fabric_does_along_a_tree(degree, stride, link, hops):
     """A ring inside a node, which hops to every other rank; between nodes, the logarithm of so many."""
     over = getattr(SELENE, link)
-    road = road_between(SELENE, degree, stride, fabric=1.0)
-    assert road.start == over.start_seconds
-    assert road.hop * (degree - 1) == pytest.approx(over.latency_seconds * hops)
+    link = link_of_group(SELENE, degree, stride, fabric=1.0)
+    assert link.start_seconds == over.start_seconds
+    assert link.hop_seconds * (degree - 1) == pytest.approx(over.latency_seconds * hops)
     found = exchange_seconds(SELENE, 0.0, degree, stride, 1.0)
     assert found == pytest.approx(over.start_seconds / 2 + over.latency_seconds * hops)
 

@@ -2,7 +2,7 @@ import pytest
 
 from cost.plans import MT_NLG
 from trivium.config import build
-from trivium.cost.collectives import all_gather_seconds, road_between
+from trivium.cost.collectives import all_gather_seconds, link_of_group
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import USABLE, machine_from_file, machine_named, machine_names, this_machine
 from trivium.errors import ConfigError
@@ -18,10 +18,6 @@ def test_selene_has_the_figures_of_the_paper():
 def test_an_unknown_machine_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="'selen'.*did you mean 'selene'"):
         machine_named("selen")
-
-
-def test_every_named_machine_is_found_by_its_name():
-    assert all(machine_named(name).name == name for name in machine_names())
 
 
 def test_processes_on_a_cpu_share_cores_and_memory_and_ranks_on_gpus_do_not():
@@ -79,11 +75,6 @@ def test_a_wrong_machine_file_is_refused_with_the_remedy(tmp_path, text, told):
         machine_from_file(path)
 
 
-def test_a_missing_machine_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
-        machine_from_file(tmp_path / "nowhere.yaml")
-
-
 def test_the_number_of_nodes_is_settable_and_positive():
     assert machine_named("selene").with_nodes(280).devices == 2240
     with pytest.raises(ConfigError, match="nodes is 0"):
@@ -119,7 +110,7 @@ def test_a_fabric_that_reaches_less_of_its_bandwidth_takes_longer(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("base: selene\nfabric_link: {efficiency: 0.3}\n", encoding="utf-8")
     poor, selene = machine_from_file(file), machine_named("selene")
-    seconds = [float(all_gather_seconds(1e9, 64, road_between(m, 64, 8, 1.0))) for m in (poor, selene)]
+    seconds = [float(all_gather_seconds(1e9, 64, link_of_group(m, 64, 8, 1.0))) for m in (poor, selene)]
     assert seconds[0] > 2 * seconds[1]
 
 

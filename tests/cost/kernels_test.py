@@ -1,10 +1,9 @@
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.cost.constants import prior_constants
-from trivium.cost.hardware import machine_named, this_machine
+from trivium.cost.hardware import machine_named
 from trivium.cost.kernels import Device
 
 A100 = Device(machine_named("selene"), prior_constants(), width=2)
@@ -47,12 +46,6 @@ def test_fused_attention_is_slower_per_head_while_few_heads_share_the_device():
     one_head = 4.0 * 4096**2 * 128 * 0.5
     few, many = (float(A100.attention(heads * one_head, heads, 4096, 128)) / heads for heads in (8, 512))
     assert few > many
-
-
-def test_wide_operands_run_at_their_own_peak():
-    cpu = Device(this_machine(1, 1 << 30), prior_constants(), width=np.array([4, 8]))
-    narrow, wide = cpu.peak
-    assert narrow == 2 * wide
 
 
 def test_fp16_has_a_peak_of_its_own():

@@ -10,10 +10,9 @@ from trivium.certify.layouts import ROTARY
 from trivium.cost.case import LAYER, NONE, Case, case_of
 from trivium.cost.collectives import all_reduce_seconds, exchange_seconds
 from trivium.cost.constants import prior_constants
-from trivium.cost.context import context_seconds
 from trivium.cost.hardware import machine_named
 from trivium.cost.layer import attention_seconds, ends_work, layer_work
-from trivium.cost.prices import Prices, prices
+from trivium.cost.prices import Prices, context_seconds, prices
 from trivium.cost.rank_parameters import layer_parameters
 from trivium.cost.replicas import STEP_OPERATIONS, Fullest, data_seconds, optimizer_seconds
 from trivium.cost.setting import Setting, setting
@@ -90,9 +89,9 @@ def test_a_stack_that_gathers_by_parameter_copies_each_part_and_hides_nothing(re
     whole = {"tensor": 1, "pipeline": 1, "data": sharers, "zero": 3, "recompute": recompute, "reduction_bytes": 2}
     here, found = at(stack, **whole), priced(stack, **whole)
     weights, operation = 2 * layer_parameters(here.case), prior_constants().operation_seconds
-    road = here.road(sharers, 1)
-    sent = weights * (sharers - 1) / sharers / road.bandwidth
-    sent += matrices * (road.start / 2 + (sharers - 1) * road.hop)
+    link = here.link(sharers, 1)
+    sent = weights * (sharers - 1) / sharers / link.bandwidth
+    sent += matrices * (link.start_seconds / 2 + (sharers - 1) * link.hop_seconds)
     copied = 2 * weights / here.device.memory + matrices * sharers * operation
     gather = sent + copied + weights / here.device.memory + matrices * operation
     assert found.layer_forward.gathers / here.slowness == pytest.approx(gather)
@@ -124,8 +123,8 @@ def test_gradients_travel_in_their_own_dtype_and_weights_in_theirs() -> None:
     stack, full = OURS.model_copy(update={"overlaps_data": False, "buckets": False}), Fullest(1e9, 3)
     wide, narrow = (at(stack, zero=1, data=8, tied=0, weight_bytes=2, reduction_bytes=n) for n in (4, 2))
     seconds = [float(data_seconds(here, prices(here), full)) for here in (wide, narrow)]
-    road = wide.road(8, wide.strides.sharers)
-    assert seconds[0] - seconds[1] == pytest.approx(float(2 * 1e9 * 7 / 8 / road.bandwidth))
+    link = wide.link(8, wide.strides.sharers)
+    assert seconds[0] - seconds[1] == pytest.approx(float(2 * 1e9 * 7 / 8 / link.bandwidth))
 
 
 def test_heads_go_for_positions_as_queries_keys_and_values_and_come_back_as_results() -> None:
@@ -169,8 +168,8 @@ def test_a_faster_device_makes_no_layer_slower_whose_messages_attention_hides(re
 
 def test_a_norm_over_all_heads_and_a_split_vocabulary_send_a_few_numbers_of_every_position() -> None:
     here = at(recompute=NONE)
-    road = here.road(CASE.tensor, here.strides.tensor)
-    numbers = float(all_reduce_seconds(8 * CASE.positions, CASE.tensor, road)) * here.slowness
+    link = here.link(CASE.tensor, here.strides.tensor)
+    numbers = float(all_reduce_seconds(8 * CASE.positions, CASE.tensor, link)) * here.slowness
     over, plain = (prices(at(case=shaped(**ROTARY, qk_norm=n), recompute=NONE)) for n in ("all_heads", "none"))
     for one, other in ((over.layer_forward, plain.layer_forward), (over.layer_backward, plain.layer_backward)):
         assert one.tensor - other.tensor == pytest.approx(numbers)

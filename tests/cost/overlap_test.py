@@ -10,15 +10,7 @@ from trivium.cost.case import case_of
 from trivium.cost.constants import shipped_constants
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import machine_named, this_machine
-from trivium.cost.overlap import (
-    TILE,
-    added_seconds,
-    moved_by_kernels,
-    moved_when_triggered,
-    pipelined_seconds,
-    tiled_seconds,
-    tiles_of,
-)
+from trivium.cost.overlap import added_seconds, moved_by_kernels, moved_when_triggered, pipelined_seconds, tiled_seconds
 from trivium.cost.prices import prices, sublayers, triggered_seconds
 from trivium.cost.setting import setting
 from trivium.cost.stack import OURS, stack_named
@@ -62,10 +54,6 @@ def test_beside_work_traffic_adds_what_is_longer_and_what_is_not_hidden_of_the_s
     assert added_seconds(work, moving, 1.0) == pytest.approx(max(moving - work, 0))
     half = added_seconds(work, moving, 0.5)
     assert half == pytest.approx((moving + max(moving - work, 0)) / 2)
-
-
-def test_tiles_cover_the_result():
-    assert tiles_of(TILE, 3 * TILE) == 3 and tiles_of(TILE + 1, 1) == 2 and tiles_of(1, TILE - 1) == 1
 
 
 def test_a_start_is_paid_before_any_byte_flows():
@@ -129,12 +117,6 @@ def test_the_backward_sums_beside_the_weights_product_and_gathers_again_beside_a
     cores = this_machine(8, 8 << 30)  # which move the bytes themselves
     pieces = prices(setting(case_of(plan), cores, stack_named(OURS), shipped_constants()))
     assert pieces.layer_backward.tensor == pytest.approx(shown(0) * pieces.layer_forward.tensor)
-
-
-def test_cutting_a_product_in_one_chunk_changes_no_price():
-    plan = mt_nlg()
-    once = plan.model_copy(update={"row_chunks": 1})
-    assert estimate(once, SELENE, method="closed form").seconds == estimate(plan, SELENE, method="closed form").seconds
 
 
 def test_chunks_hide_collectives_until_their_starts_cost_more():

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from cost.plans import mt_nlg, small
-from trivium.cost.bucket_sizes import bucket_sizes
 from trivium.cost.case import case_of
 from trivium.cost.collectives import Strides, default_strides, ranks_in_node
 from trivium.cost.constants import prior_constants
 from trivium.cost.estimate import Durations, strides_of
 from trivium.cost.hardware import machine_named
-from trivium.cost.moments import moments_of_rank
+from trivium.cost.memory_peaks import peaks_of_rank
+from trivium.cost.rank_parameters import elements_of_rank
 from trivium.cost.replicas import data_seconds, fullest_of, fullest_of_plan
 from trivium.cost.stack import stack_named
 from trivium.cost.stages import layers_by_stage, layers_of_ranks
@@ -65,13 +65,13 @@ def test_layers_of_first_middle_and_last_rank_are_the_partitions(schedule, chunk
 def test_a_partition_of_ones_own_is_priced_as_it_is():
     layers = {"partition": {"layers": [1, 1, 1, 5]}, "layout": {"pipeline": 4, "tensor": 1}}
     plan = small(**layers)
-    held = [moments_of_rank(plan, rank)[0].layers for rank in range(4)]
+    held = [peaks_of_rank(plan, rank)[0].layers for rank in range(4)]
     assert held == [1, 1, 1, 5] and fullest_of_plan(plan).layers == 1
-    assert fullest_of_plan(plan).elements == sum(bucket_sizes(plan, 3))
+    assert fullest_of_plan(plan).elements == elements_of_rank(plan, 3).held
 
 
 def ends_bytes(plan) -> float:
-    """What is priced for the two uses of a tied table, over a road without latency."""
+    """What is priced for the two uses of a tied table, over a link without latency."""
     free = {"start_seconds": 0.0, "latency_seconds": 0.0}
     link = SELENE.fabric_link
     machine = SELENE.model_copy(update={"fabric_link": link.model_copy(update=free)})
@@ -82,7 +82,7 @@ def ends_bytes(plan) -> float:
 
     untied = plan.model_copy(update={"model": plan.model.model_copy(update={"head": "untied"})})
     at = Durations(plan, machine, OURS).at
-    return (seconds(plan) - seconds(untied)) * float(at.road_to(plan.layout.pipeline, at.strides.pipeline).bandwidth)
+    return (seconds(plan) - seconds(untied)) * float(at.link_to(plan.layout.pipeline, at.strides.pipeline).bandwidth)
 
 
 @pytest.mark.parametrize("zero", [0, 1])

@@ -26,10 +26,6 @@ def test_statistics_are_those_of_a_hand_computed_table():
     assert found.max == pytest.approx(20)
 
 
-def test_what_is_not_known_takes_no_part_in_statistics():
-    assert errors_of([1.0, np.nan, 3.0], [1.0, 2.0, np.nan]).n == 1
-
-
 def test_a_backtest_is_the_step_time_of_each_row(tmp_path):
     found = backtest(read_rows(written(tmp_path, FSDP, MEGATRON, B200)))
     for row, seconds in zip(found.rows, found.seconds, strict=True):
@@ -129,12 +125,6 @@ def test_zero_3_of_2021_is_predicted_though_no_constant_was_learned_from_it(tmp_
     assert not any(row.fitted for row in rows)
     found = backtest(read_rows(written(tmp_path, *ZERO3))).errors()["seconds"]
     assert found.mape < 15 and found.max < 25
-
-
-def test_every_constant_is_inside_its_bounds_and_says_what_it_is():
-    for name, prior in priors().items():
-        assert prior.low <= prior.value <= prior.high and prior.spread > 0, name
-        assert prior.meaning and prior.source
 
 
 def test_backtest_prints_and_writes_its_statistics_and_counts_what_it_skipped(tmp_path):

@@ -38,10 +38,6 @@ def test_the_plan_of_mt_nlg_is_explained_beside_its_published_figures():
         assert expected in text
 
 
-def test_other_plans_claim_no_published_figure():
-    assert "published" not in "\n".join(plan_lines(small(), this_machine(2, GIB)))
-
-
 def test_the_near_miss_of_mt_nlg_is_its_batch():
     """240 micro-batches are no multiple of 35 stages, so Megatron's interleaving could not be used."""
     line = near_misses(mt_nlg_plan(), machine_named("selene"), 60.1)[0]
@@ -82,13 +78,6 @@ def test_the_bubble_of_a_uniform_schedule_is_its_closed_form(schedule, chunks):
     micro_batches = plan.batch.micro_batches(plan.layout)
     (line,) = [each for each in plan_lines(plan, this_machine(2, GIB)) if each.startswith("schedule")]
     assert f"bubble {(plan.layout.pipeline - 1) / (micro_batches * chunks):.1%} " in line
-
-
-def test_splitting_the_backward_shrinks_the_bubble_and_claims_no_closed_form():
-    line = next(x for x in plan_lines(small(schedule="zb-h1"), this_machine(2, GIB)) if "zb-h1" in x)
-    plain = next(x for x in plan_lines(small(), this_machine(2, GIB)) if "1f1b" in x)
-    bubble = [float(re.search(r"bubble ([\d.]+)%", text).group(1)) for text in (line, plain)]
-    assert bubble[0] < bubble[1] and "(p - 1)" not in line
 
 
 def test_the_standing_of_the_runs_own_plan_does_not_depend_on_the_order_of_ranks():

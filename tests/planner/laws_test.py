@@ -139,8 +139,3 @@ def test_tensor_groups_fill_nodes_without_a_rest():
     law = inside_a_node(8, ranks=64)
     assert set(grid["tensor"][law.keeps(subject, grid)].tolist()) == {1, 2, 4, 8}
     assert told(law, subject, {"tensor": 16}) == "tensor 16 spans nodes of 8"
-
-
-def test_on_one_node_every_tensor_degree_has_room():
-    grid = product({**CHOICES, "tensor": (1, 3, 6)})
-    assert inside_a_node(8, ranks=6).keeps(Subject(MODELS["gpt"], 12, Precision()), grid).all()

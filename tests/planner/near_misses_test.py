@@ -8,7 +8,7 @@ from trivium.cost.hardware import machine_named
 from trivium.cost.memory import worst_rank
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
-from trivium.planner.near_misses import WORTH, interleaving_misses, near_misses, turns_misses
+from trivium.planner.near_misses import MIN_SAVED_FRACTION, interleaving_misses, near_misses, turns_misses
 from trivium.planner.pricing import utilisation
 from trivium.planner.search import search
 from trivium.planner.search_text import miss_text
@@ -38,7 +38,7 @@ def test_what_a_near_miss_saves_is_what_the_estimates_of_both_plans_say(mt_nlg):
         seconds = estimate(miss.plan, SELENE).seconds
         assert miss.seconds == pytest.approx(seconds, rel=1e-9)
         saves = 1 - best.utilisation / utilisation(miss.plan, SELENE, seconds)
-        assert miss.saves == pytest.approx(saves, rel=1e-6) and miss.saves > WORTH
+        assert miss.saves == pytest.approx(saves, rel=1e-6) and miss.saves > MIN_SAVED_FRACTION
 
 
 def test_every_near_miss_is_legal_and_was_not_before(mt_nlg):

@@ -83,13 +83,6 @@ def test_the_verb_prints_the_curves_and_writes_them(monkeypatch, capsys, tmp_pat
     assert json.loads(capsys.readouterr().out) == tree
 
 
-@pytest.mark.broad
-def test_endless_curves_have_as_few_points(found):
-    few = scaling(mt_nlg(), SELENE.with_nodes(10**9), largest=10**10)
-    assert all(len(points) <= 17 for points in few.curves.values())
-    assert few.curves["weak"][-1].devices > 9 * 10**9
-
-
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_the_end_of_a_strong_curve_is_what_estimate_says_of_few_micro_batches(micro_batches):
     plan = mt_nlg(layout={"pipeline": 7, "data": 8}, schedule="zb-h1", batch={"sequences": 8 * micro_batches})

@@ -13,10 +13,9 @@ from trivium.errors import ConfigError
 from trivium.plan.precision import Precision
 from trivium.planner import pricing
 from trivium.planner.config import SearchSpace
-from trivium.planner.finalists import simulated_seconds
 from trivium.planner.grid import Candidates, Subject
 from trivium.planner.leaner import memory_bytes
-from trivium.planner.pricing import price, rank
+from trivium.planner.pricing import price, rank, simulated_seconds
 from trivium.planner.search import Found, search
 
 

@@ -1,8 +1,8 @@
-"""Bytes one micro-batch leaves behind for the backward, on one rank; for one case or arrays of them.
+"""Activation bytes that one micro-batch keeps for the backward on one rank, for one plan or many.
 
-"runtime": what our layers keep, as each part says; tests count it in running layers. "paper": Korthikanti et al.
-(arXiv 2205.05198, section 4), who count, for each layer and in 16 bits, s b h (34 + 5 a s / h) without parallelism:
-attention that stores its scores, and masks of one byte.
+counting "runtime": what Trivium's layers keep, as declared by each part; tests compare it with running layers. "paper":
+Korthikanti et al. (arXiv 2205.05198, section 4), whose count for each layer in 16 bits without parallelism is
+s b h (34 + 5 a s / h), with stored attention scores and one-byte masks.
 """
 
 from collections.abc import Iterable
@@ -18,9 +18,10 @@ Counting = Literal["runtime", "paper"]
 
 
 def layer_bytes(case: Case, mode: Number, *, counting: Counting = "runtime") -> Number:
-    """What a layer keeps under a recompute mode (of trivium.cost.case).
+    """Return the bytes that a layer keeps in a recompute mode (of trivium.cost.case).
 
-    A compiled one whose attention is computed again keeps all but attention's result: the compiler chooses what else.
+    A compiled layer in mode ATTENTION keeps everything but the result of attention: the compiler chooses what else to
+    recompute.
     """
     mode = np.asarray(mode)
     if counting == "paper":
@@ -40,7 +41,7 @@ def _layer_bytes(layer: Layer, case: Case, mode: Number) -> Number:
 
 
 def _bytes(kept: Iterable[Kept], case: Case) -> Number:
-    """The bytes of what is kept, without what an activation function gives where it is computed again."""
+    """Return the bytes of kept tensors, without the output of an activation function that is recomputed."""
     widths = case.element_bytes
     total: Number = 0.0
     for each in kept:
@@ -50,30 +51,32 @@ def _bytes(kept: Iterable[Kept], case: Case) -> Number:
 
 
 def input_bytes(case: Case) -> Number:
-    """The input of a layer: all that a recomputed one keeps, and what crosses from stage to stage."""
+    """Return the bytes of a layer's input: what a recomputed layer keeps, and what a stage sends to the next."""
     return case.positions * case.hidden / case.along * case.weight_bytes
 
 
 def put_off_bytes(case: Case) -> Number:
-    """What a layer's weight gradients keep of a micro-batch from the gradient of its input until they are computed:
-    both factors of each product."""
+    """Return the bytes that a layer's deferred weight gradients keep of a micro-batch: both factors of each product."""
     deferred = case.of_a_layer(lambda layer: sum(p.deferred(case) for p in layer.products(case)))
     return case.weight_bytes * deferred
 
 
 def embedding_bytes(case: Case) -> Number:
-    """What the first stage keeps besides its layers: token ids, positions, which ids are elsewhere, a mask."""
+    """Return the bytes of the embedding: token ids, positions, the mask of ids on other ranks, a dropout mask."""
     return mean(case.embeddings, lambda embedding: _bytes(embedding.kept(case), case))
 
 
 def head_bytes(case: Case) -> Number:
-    """What the last stage keeps besides its layers and the logits: the last norm, the product's input, targets."""
+    """Return the bytes of the head without its logits: the final norm, the product's input, targets."""
     return mean(case.heads, lambda head: _bytes(head.kept(case), case))
 
 
 def logits_bytes(case: Case, *, counting: Counting = "runtime") -> Number:
-    """What our cross-entropy keeps, in the weights' dtype: its gradient where a rank holds the whole vocabulary, else
-    the exponentials, with two sums per position. The paper's kind keeps the softmax and what it came from."""
+    """Return the bytes that cross-entropy keeps.
+
+    "runtime", in the weights' dtype: the gradient if a rank holds the whole vocabulary, else the exponentials and two
+    sums per position. "paper": the softmax and its input.
+    """
     if counting == "runtime":
         return mean(case.heads, lambda head: _bytes(head.kept_by_loss(case), case))
     own = case.positions * case.vocabulary / case.tensor * case.master_bytes
@@ -83,9 +86,12 @@ def logits_bytes(case: Case, *, counting: Counting = "runtime") -> Number:
 
 
 def _paper_layer_bytes(layer: Layer, case: Case, mode: Number) -> Number:
-    """All of it on every tensor rank unless sequence parallel: the inputs of two norms and of two products, and two
-    masks. Split: what the halves keep without attention's core; by heads: softmax, and with dropout its mask and
-    output (computed again in mode "attention")."""
+    """Return the paper's count for a layer.
+
+    Replicated on all tensor ranks unless sequence parallel: the inputs of two norms and of two products, and two masks.
+    Split over tensor ranks: the other tensors of both halves, and the softmax with its dropout mask and output, which
+    mode ATTENTION recomputes.
+    """
     width, dropout = case.weight_bytes, layer.wiring.drops
     whole = case.positions * case.hidden * (4 * width + 2 * dropout) / case.along
     return whole + sum(_paper_half_bytes(half, case, mode, dropout) for half in layer.halves.values())

@@ -1,4 +1,4 @@
-"""A plan as numbers, for arithmetic over one plan or thousands at once.
+"""The inputs of the cost model: one plan, or thousands at once, as numbers.
 
 Every field is a number, or a NumPy array with one entry per plan; all broadcast together, and so do the results.
 """
@@ -22,32 +22,29 @@ from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES, Precision
 from trivium.plan.schedule import SPLIT_SCHEDULES, is_split
 
-# Recompute modes as numbers: "every" of them keeps its input only.
+# Recompute modes as numbers. A layer in mode LAYER keeps only its input.
 NONE, ATTENTION, LAYER = 0, 1, 2
 MODES = {"none": NONE, "attention": ATTENTION, "layer": LAYER}
 PartT = TypeVar("PartT")
-Shares = Sequence[tuple[PartT, Number]]  # different parts, and the share of each; together they are 1
+Shares = Sequence[tuple[PartT, Number]]  # distinct parts and their shares, which add up to 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case(Place):
-    """What costs depend on. Counts are of the whole model or run unless they say otherwise.
+    """Everything that costs depend on. Counts are totals of the model or the run unless stated otherwise.
 
-    different_layers: the model's different layers, with the share of each among `layers`. embeddings, heads: usually
-    one, of share 1. vocabulary: rows with padding.
-    micro: sequences of a micro-batch. micro_batches: of one replica in a step.
-    scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
-    puts_off: weight gradients are actions of their own. row_chunks: of a row-split product, each reduced beside the
-    next. ends_together: the first and the last stage are on one rank of the pipeline. turns: every rank of it has the
-    head, for some of the micro-batches. fp16: weights are, not bf16.
-    function_again: the backward computes again what the activation function of the feed-forward half gives.
-    *_bytes: of one element.
-    compiled: blocks, loss and an accelerator's update are. one_graph: and nothing in a layer is left out of it.
-    recorded: steps are replayed, where a device can.
-    trained: the share of the parameters that is not frozen. states: numbers that the optimizer keeps of each, in the
-    dtype of the masters. matrices: the share of the trained parameters whose rule updates matrices; matrix_flops: what
-    that takes for the whole model.
-    ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
+    different_layers: the model's distinct layers and the share of each among `layers`. embeddings, heads: usually one
+    with share 1. vocabulary: rows including padding. micro: sequences per micro-batch. micro_batches: per replica and
+    step. scores_kept: attention stores its scores (unfused) instead of recomputing them in the backward (flash).
+    puts_off: weight gradients are deferred to actions of their own. row_chunks: chunks of a row-parallel product, each
+    reduced while the next is computed. ends_together: one pipeline rank has the first and the last stage. turns:
+    round-robin head, which every pipeline rank has for some micro-batches. fp16: 16-bit weights are fp16, not bf16.
+    function_again: the backward recomputes the activation function. *_bytes: bytes per element. compiled: blocks, loss
+    and GPU optimizer step are compiled. one_graph: a compiled layer is a single graph. recorded: steps are replayed as
+    CUDA graphs where the device supports it. trained: fraction of the parameters that is not frozen. states: optimizer
+    states per trained parameter, in elements of the masters' dtype. matrices: fraction of the trained parameters that a
+    matrix rule updates. matrix_flops: FLOPs of these updates for the whole model. ends_lighter: layers fewer on the
+    first and on the last stage, for partitions that count embedding and logits as layers.
     """
 
     different_layers: Shares[Layer]
@@ -87,27 +84,27 @@ class Case(Place):
 
     @property
     def numbers(self) -> list[Number]:
-        """The fields that are numbers or arrays, without the parts."""
+        """The fields that are numbers or arrays, without layers, embeddings and heads."""
         return [value for value in vars(self).values() if not isinstance(value, tuple)]
 
     @property
     def replicas(self) -> Number:
-        """Ranks that hold the same weights."""
+        """Number of ranks that hold the same weights."""
         return self.data * self.context
 
     @property
     def sharers(self) -> Number:
-        """Replicas that share one copy of what ZeRO shards."""
+        """Size of the sharding group: replicas that share one copy of the state that ZeRO shards."""
         return np.where(np.asarray(self.shards) > 0, self.shards, self.replicas)
 
     @property
     def copies(self) -> Number:
-        """How many copies there are of the state that ZeRO shards."""
+        """Number of copies of the state that ZeRO shards."""
         return self.replicas / self.sharers
 
     @property
     def ranks(self) -> Number:
-        """Ranks of the run."""
+        """Number of ranks of the run."""
         return self.tensor * self.pipeline * self.replicas
 
 
@@ -118,7 +115,7 @@ def mean(parts: Shares[PartT], value: Callable[[PartT], Number]) -> Number:
 
 
 def case_of(plan: Plan) -> Case:
-    """The numbers of a plan, in a step of the full batch."""
+    """Return the case of a plan for a step with the full batch."""
     layout = plan.layout
     return Case(
         **model_numbers(plan.model),
@@ -159,7 +156,7 @@ def case_of(plan: Plan) -> Case:
 
 
 def optimizer_numbers(model: ModelShape, optimizer: Optimizer, precision: Precision) -> dict[str, Any]:
-    """The fields of a case that the groups of parameters decide, as means over the model."""
+    """Return the fields of a case that depend on the optimizer's parameter groups, as means over the model."""
     if not optimizer.groups:
         return {}
     groups = {row: optimizer.number_of(row.name) for row in parameters(model) if optimizer.trains(row)}
@@ -176,19 +173,20 @@ def optimizer_numbers(model: ModelShape, optimizer: Optimizer, precision: Precis
 
 
 def state_bytes(group: int, optimizer: Optimizer, masters: int) -> int:
-    """Bytes of an element's states under the rule of a group. masters: of a number in the dtype of the masters."""
+    """Return the bytes of optimizer state per element under a group's rule. masters: bytes per element of the
+    masters."""
     states = rule_named(optimizer.every[group].rule).states
     return sum(BYTES[state.dtype] if state.dtype else masters for state in states)
 
 
 def puts_off(plan: Plan) -> int:
-    """Whether weight gradients are actions of their own."""
+    """Return 1 if weight gradients are deferred to actions of their own, else 0."""
     given = plan.schedule == "given"
     return int(is_split(plan.schedule_table()) if given else plan.schedule in SPLIT_SCHEDULES)
 
 
 def model_numbers(model: ModelShape) -> dict[str, Any]:
-    """The fields of a case that a model alone decides."""
+    """Return the fields of a case that depend only on the model."""
     return {
         "different_layers": tuple((layer, count / model.layers) for layer, count in model.counted_layers),
         "embeddings": ((model.embedding_part, 1.0),),
@@ -202,5 +200,5 @@ def model_numbers(model: ModelShape) -> dict[str, Any]:
 
 
 def take(case: Case, which: Any) -> Case:
-    """The entries `which` (a mask or indices) of a case whose fields may be arrays."""
+    """Return the entries `which` (a mask or indices) of a case whose fields may be arrays."""
     return Case(**{name: entries(value, which) for name, value in vars(case).items()})

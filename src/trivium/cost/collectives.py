@@ -1,8 +1,8 @@
-"""Seconds of collectives, as rings: a start, one latency for each hop, and the bytes moved over the bandwidth.
+"""Seconds of ring collectives: a start-up time, one latency per hop, and the moved bytes over the bandwidth.
 
-Degrees, bytes and bandwidths may be arrays with one entry per plan. Where a group of ranks sits decides its link:
-ranks fill nodes in order, so a group whose ranks are `stride` apart has node / stride of them in a node, and a ring
-through several nodes uses the network cards of all its ranks in a node at once. All wait for the slowest group.
+Degrees, bytes and bandwidths may be arrays with one entry per plan. Ranks fill nodes in order, so a group with a
+distance of `stride` between its ranks has node / stride ranks in each node. A ring through several nodes uses the
+network cards of all its ranks in a node at once. The slowest group determines the time of all.
 """
 
 from typing import NamedTuple
@@ -13,21 +13,23 @@ from trivium.cost.case import Case
 from trivium.cost.hardware import Link, Machine
 from trivium.plan.layers.part import Number
 
-WHOLE = 1e-9  # what rounding may take from a whole number of ranks
+RANK_TOLERANCE = 1e-9  # rounding error of a whole number of ranks
 
 
-class Road(NamedTuple):
-    """What a group of ranks talks over: seconds to start and of a hop, and bytes per second of a whole group."""
+class GroupLink(NamedTuple):
+    """Link costs of a group of ranks. bandwidth: bytes per second of the whole group."""
 
-    start: Number
-    hop: Number
+    start_seconds: Number
+    hop_seconds: Number
     bandwidth: Number
 
 
 class Strides(NamedTuple):
-    """How far apart neighbours along each axis are, in ranks, or as `even_stride` has it. replicas: of the nearer of
-    data and context. sharers, holders: of the groups that replicas form where they share several copies of what ZeRO
-    shards."""
+    """Distance in ranks between neighbours along each axis, or the result of `even_stride`.
+
+    replicas: along the nearer of the data and context axes. sharers, holders: within the sharding and the replicate
+    groups (HSDP) of the replicas.
+    """
 
     tensor: Number
     context: Number
@@ -37,32 +39,30 @@ class Strides(NamedTuple):
     holders: Number
 
 
-def all_reduce_seconds(tensor_bytes: Number, degree: Number, road: Link | Road) -> Number:
-    """A reduce-scatter and an all-gather, started once."""
-    road = road_of(road)
-    return 2 * all_gather_seconds(tensor_bytes, degree, road)
+def all_reduce_seconds(tensor_bytes: Number, degree: Number, link: Link | GroupLink) -> Number:
+    """Return the seconds of an all-reduce: a reduce-scatter and an all-gather with one start-up."""
+    link = link_of_device(link)
+    return 2 * all_gather_seconds(tensor_bytes, degree, link)
 
 
-def all_gather_seconds(tensor_bytes: Number, degree: Number, road: Link | Road) -> Number:
-    """Return the seconds of an all-gather, by the bytes of the whole tensor; a reduce-scatter takes as long.
-
-    The start is that of an all-reduce, shared by its two halves.
-    """
-    road, degree = road_of(road), np.asarray(degree)
-    moved = 1.0 * tensor_bytes * (degree - 1) / degree  # not in whole numbers, which would overflow
-    ring = moved / road.bandwidth + road.start / 2 + (degree - 1) * road.hop
+def all_gather_seconds(tensor_bytes: Number, degree: Number, link: Link | GroupLink) -> Number:
+    """Return the seconds to all-gather a tensor of `tensor_bytes` (its gathered size). A reduce-scatter takes the same
+    time. Each pays half of an all-reduce's start-up."""
+    link, degree = link_of_device(link), np.asarray(degree)
+    moved = 1.0 * tensor_bytes * (degree - 1) / degree  # Floating point, because integers would overflow.
+    ring = moved / link.bandwidth + link.start_seconds / 2 + (degree - 1) * link.hop_seconds
     return np.where(degree > 1, ring, 0.0)
 
 
-def send_seconds(tensor_bytes: Number, road: Link | Road) -> Number:
-    """One tensor to one neighbour."""
-    road = road_of(road)
-    return tensor_bytes / road.bandwidth + road.start / 2 + road.hop
+def send_seconds(tensor_bytes: Number, link: Link | GroupLink) -> Number:
+    """Return the seconds to send one tensor to one neighbour."""
+    link = link_of_device(link)
+    return tensor_bytes / link.bandwidth + link.start_seconds / 2 + link.hop_seconds
 
 
 def exchange_seconds(machine: Machine, tensor_bytes: Number, degree: Number, stride: Number, fabric: float) -> Number:
-    """Each rank's tensor of so many bytes in equal parts to all ranks of its group: those for its own node over the
-    node's links, the others over its own card."""
+    """Return the seconds of an all-to-all, in which each rank sends `tensor_bytes` in equal parts to all ranks of its
+    group. Parts for the same node use the node's links, the others the rank's own network card."""
     degree = np.asarray(degree)
     near = ranks_in_node(machine, degree, stride)
     inside, outside = machine.node_link, machine.fabric_link
@@ -75,15 +75,15 @@ def exchange_seconds(machine: Machine, tensor_bytes: Number, degree: Number, str
     return np.where(degree > 1, moving + start + (degree - 1) * hop, 0.0)
 
 
-def road_of(road: Link | Road) -> Road:
-    """A link as one device sees it."""
-    if isinstance(road, Road):
-        return road
-    return Road(road.start_seconds, road.latency_seconds, road.effective_bandwidth)
+def link_of_device(link: Link | GroupLink) -> GroupLink:
+    """Return the costs of a link for a single device."""
+    if isinstance(link, GroupLink):
+        return link
+    return GroupLink(link.start_seconds, link.latency_seconds, link.effective_bandwidth)
 
 
 def default_strides(case: Case, machine: Machine) -> Strides:
-    """Of the default order of axes: tensor, context, data, pipeline, the fastest first."""
+    """Return the strides of the default order of axes: tensor, context, data, pipeline, the fastest first."""
     c, near = case, case.tensor * case.context
     strides = Strides(1, c.tensor, c.tensor, near * c.data, c.tensor, c.tensor * c.sharers)
     degrees = Strides(c.tensor, c.context, c.replicas, c.pipeline, c.sharers, c.copies)
@@ -92,9 +92,9 @@ def default_strides(case: Case, machine: Machine) -> Strides:
 
 
 def even_stride(machine: Machine, ranks: Number, degree: Number, stride: Number) -> Number:
-    """The stride at which as many share a node as of the slowest of the groups of `degree` ranks, `stride` apart, that
-    lie beside one another: where they neither fill nodes nor divide them, some straddle two, by as few ranks as divide
-    both."""
+    """Return the stride at which as many ranks share a node as in the slowest of the adjacent groups of `degree` ranks,
+    `stride` apart. Groups that neither fill nodes nor divide them may straddle two nodes; gcd(node, span) gives the
+    smallest part."""
     degree, stride = np.asarray(degree, np.int64), np.asarray(stride, np.int64)
     node, span = machine.devices_per_node, degree * stride
     straddles = (np.asarray(ranks) > node) & (span % node > 0) & (node % span > 0)
@@ -105,28 +105,29 @@ def even_stride(machine: Machine, ranks: Number, degree: Number, stride: Number)
 def ranks_in_node(machine: Machine, degree: Number, stride: Number) -> Number:
     """Return how many ranks of a group of `degree` ranks, `stride` apart, share a node."""
     node = np.inf if machine.sharing == "shared" else machine.devices_per_node
-    return np.clip(np.floor(node / np.asarray(stride) + WHOLE), 1, degree)
+    return np.clip(np.floor(node / np.asarray(stride) + RANK_TOLERANCE), 1, degree)
 
 
-def road_between(machine: Machine, degree: Number, stride: Number, fabric: float) -> Road:
-    """What a group of `degree` ranks, `stride` apart, talks over. fabric: the share of its bandwidth it reaches."""
+def link_of_group(machine: Machine, degree: Number, stride: Number, fabric: float) -> GroupLink:
+    """Return the link of a group of `degree` ranks, `stride` apart. fabric: reachable fraction of the fabric's
+    bandwidth."""
     inside, outside = machine.node_link, machine.fabric_link
     near = ranks_in_node(machine, degree, stride)
     crosses = near < degree
     cards = np.minimum(inside.effective_bandwidth, outside.effective_bandwidth * fabric * near)
-    return Road(
+    return GroupLink(
         np.where(crosses, outside.start_seconds, inside.start_seconds),
         np.where(crosses, outside.latency_seconds * _tree(degree), inside.latency_seconds),
         np.where(crosses, cards, inside.effective_bandwidth),
     )
 
 
-def road_to_neighbour(machine: Machine, degree: Number, stride: Number, fabric: float) -> Road:
-    """What neighbours along an axis send over; the slowest of its hops, as one device sees it."""
+def link_to_neighbour(machine: Machine, degree: Number, stride: Number, fabric: float) -> GroupLink:
+    """Return the link between neighbours along an axis: the slowest hop, for a single device."""
     inside, outside = machine.node_link, machine.fabric_link
     node = np.inf if machine.sharing == "shared" else machine.devices_per_node
     crosses = np.asarray(degree) * stride > node
-    return Road(
+    return GroupLink(
         np.where(crosses, outside.start_seconds, inside.start_seconds),
         np.where(crosses, outside.latency_seconds, inside.latency_seconds),
         np.where(crosses, outside.effective_bandwidth * fabric, inside.effective_bandwidth),
@@ -134,7 +135,7 @@ def road_to_neighbour(machine: Machine, degree: Number, stride: Number, fabric: 
 
 
 def _tree(degree: Number) -> Number:
-    """Hops of a tree over those of a ring: libraries turn to trees where a ring through many nodes would wait."""
+    """Return the hops of a tree over those of a ring, because libraries use trees across many nodes."""
     n = np.maximum(2, np.asarray(degree, dtype=float))
     hops: Number = np.log2(n) / (n - 1)
     return hops

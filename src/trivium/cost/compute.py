@@ -1,10 +1,10 @@
 """FLOPs of a layer, a stage and a step, counted as the papers count them.
 
-A multiply-add is two FLOPs. Matrix products are counted, and nothing else: norms, activations, softmax, biases,
-the embedding look-up and the optimizer are left out, as in SC'21 and MT-NLG. Attention is counted over the whole
-square of positions, although half of it is masked, and through a window over as many keys of every query, although the
-first ones have fewer. Model FLOPs are what the mathematics needs; hardware FLOPs
-are what the plan executes: with recomputation, and with the rows that pad the vocabulary.
+A multiply-add is two FLOPs. Only matrix products count; norms, activations, softmax, biases, the embedding look-up and
+the optimizer do not, as in SC'21 and MT-NLG. Attention counts the full square of positions, although half of it is
+masked, and a window counts its full width for every query, although the first queries have fewer keys. Model FLOPs are
+those of the mathematics. Hardware FLOPs are those that the plan executes, including recomputation and vocabulary
+padding.
 """
 
 from typing import Literal, NamedTuple
@@ -19,7 +19,7 @@ Mode = Literal["none", "attention", "layer"]  # of plan.recompute
 
 
 class Flops(NamedTuple):
-    """Work by phase; the backward recomputes before it goes back."""
+    """FLOPs by phase. recompute: the forward operations that the backward repeats."""
 
     forward: float
     backward: float
@@ -30,11 +30,11 @@ class Flops(NamedTuple):
         return self.forward + self.backward + self.recompute
 
     def plus(self, other: "Flops") -> "Flops":
-        """Both, phase by phase."""
+        """Return the sum of both, by phase."""
         return Flops(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, factor: float) -> "Flops":
-        """So many times as much."""
+        """Return the FLOPs multiplied by `factor`."""
         return Flops(*(value * factor for value in self))
 
 
@@ -42,12 +42,12 @@ NOTHING = Flops(0.0, 0.0, 0.0)
 
 
 def layer_flops(layer: Layer, sequence: int, tokens: int, mode: Mode = "none") -> Flops:
-    """One layer on so many tokens of sequences of this length, over all tensor ranks; the backward is two products
-    per product."""
+    """Return the FLOPs of one layer for `tokens` tokens in sequences of length `sequence`, over all tensor ranks. The
+    backward has two products per product."""
     at = Place(sequence=sequence)
     products = tokens * sum(2.0 * p.columns * p.inner for p in layer.products(at))
     scores = (half.scores(at) for half in layer.halves.values())
-    # Scores and weighted values: two products of keys x head width for each token and head.
+    # Scores and weighted values are two products of keys x head width for each token and head.
     core = sum(2 * 2.0 * tokens * s.reach * s.heads * s.width for s in scores if s is not None)
     forward = float(products + core)
     again = {"none": 0.0, "attention": float(core), "layer": forward}[mode]
@@ -55,13 +55,13 @@ def layer_flops(layer: Layer, sequence: int, tokens: int, mode: Mode = "none") -
 
 
 def head_flops(model: ModelShape, tokens: int, *, rows: int) -> Flops:
-    """The logits over `rows` rows of the vocabulary; never recomputed."""
+    """Return the FLOPs of the logits over `rows` rows of the vocabulary, which are never recomputed."""
     forward = 2.0 * tokens * model.hidden * rows
     return Flops(forward, 2 * forward, 0.0)
 
 
 def stage_flops(plan: Plan, stage: int, *, sequences: int) -> Flops:
-    """What a stage executes for so many sequences, over its tensor ranks."""
+    """Return the FLOPs that a stage executes for `sequences` sequences, over its tensor ranks."""
     tokens = plan.tokens(sequences)
     total = NOTHING
     for layer in layers_by_stage(plan)[stage]:
@@ -74,7 +74,7 @@ def stage_flops(plan: Plan, stage: int, *, sequences: int) -> Flops:
 
 
 def model_flops(model: ModelShape, sequences: int) -> Flops:
-    """What the mathematics needs for so many sequences: no recomputation, no padding."""
+    """Return the model FLOPs for `sequences` sequences, without recomputation and padding."""
     tokens = sequences * model.sequence
     total = head_flops(model, tokens, rows=model.vocabulary)
     for layer, count in model.counted_layers:
@@ -83,7 +83,7 @@ def model_flops(model: ModelShape, sequences: int) -> Flops:
 
 
 def hardware_flops(plan: Plan) -> Flops:
-    """What the plan executes in a step of the full batch, over all ranks."""
+    """Return the FLOPs that the plan executes in a step with the full batch, over all ranks."""
     total = NOTHING
     for stage in range(plan.stages):
         total = total.plus(stage_flops(plan, stage, sequences=plan.batch.sequences))
@@ -91,5 +91,5 @@ def hardware_flops(plan: Plan) -> Flops:
 
 
 def flops_per_token(model: ModelShape) -> float:
-    """Model FLOPs to train on one token, forward and backward: the trainer's utilisation counts with it."""
+    """Return the model FLOPs to train on one token, forward and backward, for the trainer's utilisation."""
     return model_flops(model, 1).total / model.sequence

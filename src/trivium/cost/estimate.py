@@ -1,7 +1,7 @@
-"""What a plan costs on a machine.
+"""Estimate the seconds and the memory of a plan on a machine.
 
-A step is the schedule, simulated with the seconds of every action, then the reduction of gradients over replicas,
-then the optimizer. The pieces are priced by cost/prices.py; docs/planner.md describes the model term by term.
+A step consists of the pipeline schedule, simulated with the seconds of every action, the gradient reduction over
+replicas, and the optimizer. cost/prices.py prices the pieces; docs/planner.md describes every term of the model.
 """
 
 import math
@@ -19,12 +19,11 @@ from trivium.cost.constants import shipped_constants
 from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.memory import MemoryEstimate, worst_rank
 from trivium.cost.prices import Piece, Prices, prices
-from trivium.cost.replicas import data_seconds, fullest_of_plan, optimizer_seconds
+from trivium.cost.replicas import fullest_of_plan
 from trivium.cost.setting import Setting, setting
-from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import Stack, own_stack
 from trivium.cost.stages import layers_by_stage
-from trivium.cost.step_time import SCHEDULES, StepSeconds, step_seconds
+from trivium.cost.step_time import SCHEDULES, StepSeconds, parts_of_step, step_seconds
 from trivium.cost.timeline import Timeline, simulate
 from trivium.cost.wavefront import Run, finish_seconds
 from trivium.errors import ConfigError
@@ -37,7 +36,8 @@ Method = Literal["simulated", "closed form"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """The price of a plan. memory: of the worst rank, at `worst`; memory_limit: what a rank may use."""
+    """The price of a plan. worst: coordinate of the rank with the largest memory. memory: bytes of that rank.
+    memory_limit: bytes that a rank may use."""
 
     parts: StepSeconds
     tokens: int
@@ -55,7 +55,7 @@ class Estimate:
 
     @property
     def bubble_fraction(self) -> float:
-        """Time in which the busiest rank waits over time in which it works, inside the pipeline."""
+        """Waiting over working time of the busiest rank while the pipeline runs."""
         p = self.parts
         busy = p.compute + p.tensor_collectives + p.context_collectives
         return float((p.bubble + p.pipeline_transfers) / busy)
@@ -66,7 +66,7 @@ class Estimate:
 
     @property
     def utilisation(self) -> float:
-        """Model FLOP/s over the peak of all devices (MFU)."""
+        """Model FLOPs utilisation (MFU): model FLOP/s over the peak of all devices."""
         return self.model_flops / self.seconds / self.peak_flops_per_second
 
     @property
@@ -75,14 +75,14 @@ class Estimate:
 
     @property
     def limit(self) -> str:
-        """What binds: memory when the plan does not fit, else the largest part of the step."""
+        """The limiting resource: memory if the plan does not fit, else the largest part of the step."""
         if not self.fits:
             return "memory"
         parts = vars(self.parts)
         return max(parts, key=lambda name: parts[name]).replace("_", " ")
 
     def tree(self) -> dict[str, Any]:
-        """Plain data, as it is stored with a plan."""
+        """Return plain data, as it is stored with a plan."""
         return {
             "seconds": self.seconds,
             "parts": dict(vars(self.parts)),
@@ -101,7 +101,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds of what a plan does on a machine while nothing competes for the devices."""
+    """Seconds of a plan's actions on a machine, without other ranks on the same device."""
 
     plan: Plan
     machine: Machine
@@ -109,34 +109,36 @@ class Durations:
 
     @cached_property
     def at(self) -> Setting:
-        """The plan as numbers, where it runs and with what."""
+        """The inputs of the cost model."""
         strides = strides_of(self.plan.layout, self.machine)
         return setting(case_of(self.plan), self.machine, self.stack, shipped_constants(), strides)
 
     @cached_property
     def again(self) -> Prices:
-        """Pieces where layers are recomputed as the plan says."""
+        """Prices with every layer in the plan's recompute mode."""
         return self._prices(replace(self.at.case, recompute_every=1))
 
     @cached_property
     def kept(self) -> Prices:
-        """Pieces where layers keep everything."""
+        """Prices without recomputation."""
         return self._prices(replace(self.at.case, recompute=NONE))
 
     @cached_property
     def stages(self) -> tuple[tuple[Piece, Piece], ...]:
-        """Forward and backward of one micro-batch through each stage."""
+        """Forward and backward of one micro-batch by stage."""
         return tuple(self._of_stage(stage) for stage in range(self.plan.stages))
 
     def action(self, action: Action) -> float:
-        """Work and collectives of an action; backwards recompute first, and split ones take half each."""
+        """Return the seconds of work and collectives of an action. A backward includes recomputation; each part of a
+        split backward takes half of it."""
         forward, backward = self.stages[action.stage]
         if action.op is Op.FORWARD:
             return float(forward.total)
         return float(backward.total) * (1.0 if action.op is Op.BACKWARD else 0.5)
 
     def round_trip(self, pipeline: int) -> Piece:
-        """One micro-batch through all stages of a pipeline rank; of a head in turns, its share."""
+        """Return the price of one micro-batch in all stages of a pipeline rank. A round-robin head counts with the
+        rank's share of the micro-batches."""
         total, micro_batches = Piece(), self.plan.batch.micro_batches(self.plan.layout)
         for stage in self.plan.stages_of(pipeline):
             both = self.stages[stage][0].plus(self.stages[stage][1])
@@ -146,7 +148,7 @@ class Durations:
 
     @property
     def transfer(self) -> float:
-        """The activations of one micro-batch to the next pipeline rank."""
+        """Seconds to send the activations of one micro-batch to the next pipeline rank."""
         return float(self.again.transfer)
 
     def _prices(self, case: Case) -> Prices:
@@ -169,8 +171,10 @@ class Durations:
 def estimate(
     plan: Plan, machine: Machine, *, method: Method = "simulated", stack: Stack | None = None, share: float = USABLE
 ) -> Estimate:
-    """Price a legal plan. "closed form" replaces the simulation: faster, and near it (docs/planner.md). stack: the
-    software that runs it, by default ours. share: of a device's memory that a plan may use.
+    """Price a legal plan.
+
+    method: "closed form" is faster than the simulation and close to it (docs/planner.md). stack: the software that runs
+    the plan, by default Trivium. share: usable fraction of a device's memory.
 
     Raises ConfigError if the machine has too few devices.
     """
@@ -179,14 +183,13 @@ def estimate(
         raise ConfigError("\n".join(problems))
     ranks, stack = plan.layout.world_size, stack or own_stack(plan, machine)
     worst, memory = worst_rank(plan)
-    devices = ranks if machine.sharing == "exclusive" else machine.devices
     return Estimate(
         parts=_closed(plan, machine, stack) if method == "closed form" else simulated(plan, machine, stack),
         tokens=plan.tokens(plan.batch.sequences),
         ranks=ranks,
         model_flops=model_flops(plan.model, plan.batch.sequences).total,
         hardware_flops=hardware_flops(plan).total,
-        peak_flops_per_second=float(getattr(machine.peak, plan.precision.weights)) * devices,
+        peak_flops_per_second=machine.peak_flops_per_second(plan.precision.weights, ranks),
         worst=worst,
         memory=memory,
         memory_limit=machine.usable_memory(ranks, share),
@@ -194,43 +197,29 @@ def estimate(
 
 
 def simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
-    """The seconds of a plan's step alone; the schedule is simulated."""
+    """Return the seconds of a plan's step from a simulation of its schedule."""
     durations = Durations(plan, machine, stack)
-    at = durations.at
-    crowd = machine.crowding(plan.layout.world_size)
-    micro_batches = plan.batch.micro_batches(plan.layout)
-    trips = [durations.round_trip(p) for p in range(plan.layout.pipeline)]
+    at, micro_batches = durations.at, plan.batch.micro_batches(plan.layout)
+    trips = [durations.round_trip(pipeline) for pipeline in range(plan.layout.pipeline)]
     work = max(trips, key=lambda trip: float(trip.total)).times(micro_batches)
-    without, whole = _pipeline_seconds(durations, (0.0, durations.transfer))
-    bubble, transfers = max(0.0, without - float(work.total)), whole - without
-    if machine.sharing == "shared":
-        mean = Piece()
-        for trip in trips:
-            mean = mean.plus(trip.times(micro_batches / len(trips)))
-        shared = on_shared_cores(machine, at.case, mean, whole, transfers, at.constants.core_share)
-        work, bubble, transfers = shared.work, float(shared.bubble), float(shared.transfers)
-    factor, fullest = stack.factor, fullest_of_plan(plan)
-    return StepSeconds(
-        compute=factor * float(work.compute),
-        tensor_collectives=factor * float(work.tensor),
-        context_collectives=factor * float(work.context),
-        bubble=factor * bubble,
-        pipeline_transfers=factor * transfers,
-        data_collectives=factor * float(work.gathers + crowd * data_seconds(at, prices(at), fullest)),
-        optimizer=factor * float(crowd * optimizer_seconds(at, fullest)),
-    )
+    mean = Piece()
+    for trip in trips:
+        mean = mean.plus(trip.times(micro_batches / len(trips)))
+    without, with_transfers = _pipeline_seconds(durations, (0.0, durations.transfer))
+    fullest = fullest_of_plan(plan)
+    return _as_floats(parts_of_step(at, prices(at), fullest, work, mean, (without, with_transfers)))
 
 
 def planned_timeline(plan: Plan, machine: Machine, *, sequences: int | None = None) -> Timeline:
-    """The schedule of a step with the seconds estimated for its actions, as if no rank shared a device."""
+    """Return the timeline of a step with the estimated seconds of its actions, as if no ranks shared a device."""
     durations = Durations(plan, machine, own_stack(plan, machine))
     return simulate(plan.schedule_table(sequences), durations.action, durations.transfer)
 
 
 def strides_of(layout: Layout, machine: Machine) -> Strides:
-    """How far apart neighbours along each axis are, in the layout's order; of replicas, sharers and holders, too, such
-    that as many of a group are in a node as of the slowest."""
-    # Nodes look alike after as many replicas, of which a curve may have thousands of millions.
+    """Return the distance in ranks between neighbours along each axis, in the layout's order of axes. For the groups of
+    replicas, the stride is that of the slowest group."""
+    # The placement on nodes repeats after this many replicas; a scaling curve may have 10^9 replicas.
     alike, ranks = machine.devices_per_node * (layout.shards or 1), layout.world_size
     layout = layout.model_copy(update={"data": min(layout.data, alike + layout.data % alike)})
     replicas = _groups(layout, *layout.replica_axes)
@@ -247,7 +236,7 @@ def strides_of(layout: Layout, machine: Machine) -> Strides:
 
 
 def _groups(layout: Layout, *axes: Axis) -> NDArray[np.int64]:
-    """[group, rank]: all groups of ranks that differ only along some axes, which are in the layout's order."""
+    """Return all groups [group, rank] of ranks that differ only along `axes`."""
     others, own = ([a for a in layout.order if (a in axes) is within] for within in (False, True))
     ranks = np.arange(layout.world_size).reshape([layout.degree(axis) for axis in layout.order])
     ranks = ranks.transpose([layout.order.index(axis) for axis in (*others, *own)])
@@ -255,8 +244,8 @@ def _groups(layout: Layout, *axes: Axis) -> NDArray[np.int64]:
 
 
 def _stride_of(groups: NDArray[np.int64], machine: Machine, ranks: int) -> float:
-    """How far apart the ranks of groups are; where they are not all alike, such that as many are in a node as of the
-    group and in the node with fewest. ranks: of the run."""
+    """Return the stride of groups [group, rank]. If it is not uniform, return the stride at which as many ranks share a
+    node as in the least occupied node. ranks: of the run."""
     node, steps = machine.devices_per_node, np.diff(groups)
     if not steps.size:
         return 1
@@ -267,7 +256,7 @@ def _stride_of(groups: NDArray[np.int64], machine: Machine, ranks: int) -> float
 
 
 def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> list[float]:
-    """Of the whole schedule, once for each time of a transfer."""
+    """Return the seconds of the whole schedule for each duration of a transfer."""
     plan = durations.plan
     if plan.schedule not in SCHEDULE_NAMES:
         table = plan.schedule_table()
@@ -283,12 +272,10 @@ def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> lis
 
 
 def _closed(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
-    parts = step_seconds(
-        case_of(plan),
-        machine,
-        stack,
-        schedule=SCHEDULES[plan.schedule],
-        strides=strides_of(plan.layout, machine),
-        fullest=fullest_of_plan(plan),
-    )
+    strides, fullest = strides_of(plan.layout, machine), fullest_of_plan(plan)
+    code = SCHEDULES[plan.schedule]
+    return _as_floats(step_seconds(case_of(plan), machine, stack, schedule=code, strides=strides, fullest=fullest))
+
+
+def _as_floats(parts: StepSeconds) -> StepSeconds:
     return StepSeconds(**{name: float(value) for name, value in vars(parts).items()})

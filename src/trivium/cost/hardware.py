@@ -1,9 +1,10 @@
-"""Machines a plan can be priced on: figures of data sheets and of measurements, as data in machines/*.yaml."""
+"""Machines that plans are priced on. machines/*.yaml holds the figures of data sheets and measurements."""
 
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
 from trivium.config import (
@@ -21,6 +22,8 @@ from trivium.config import (
 )
 from trivium.cost.constants import priors
 from trivium.errors import ConfigError, nearest
+from trivium.plan.layers.part import Number
+from trivium.plan.precision import Dtype
 from trivium.units import shown
 
 # Bounds far from any machine, within which no price overflows.
@@ -117,25 +120,30 @@ class Machine(Config):
         return self.devices_per_node * self.nodes
 
     def with_nodes(self, nodes: int) -> "Machine":
-        """The same machine with another number of nodes. Raises ConfigError where it cannot have as many."""
+        """Return the machine with another number of nodes. Raises ConfigError if it cannot have that many."""
         return build(Machine, {**to_tree(self), "nodes": nodes})
 
-    def crowding(self, ranks: int) -> float:
-        """How many ranks want each device at once: 1 unless shared."""
-        return max(1.0, ranks / self.devices) if self.sharing == "shared" else 1.0
+    def crowding(self, ranks: Number) -> Number:
+        """Return how many of `ranks` ranks compete for each device, at least 1; ranks may be an array."""
+        return np.maximum(1.0, np.asarray(ranks) / self.devices) if self.sharing == "shared" else 1.0
+
+    def peak_flops_per_second(self, dtype: Dtype, ranks: int) -> float:
+        """Return the peak of all devices that `ranks` ranks compute on. dtype: of the operands."""
+        devices = ranks if self.sharing == "exclusive" else self.devices
+        return float(getattr(self.peak, dtype)) * devices
 
     def memory_per_rank(self, ranks: int) -> float:
-        """Bytes there are for one of `ranks` ranks."""
+        """Return the bytes of memory per rank if `ranks` ranks run."""
         if self.sharing == "shared":
             return self.memory_bytes * self.devices / ranks
         return float(self.memory_bytes)
 
     def usable_memory(self, ranks: int, share: float = USABLE) -> float:
-        """Bytes that what an estimate counts may take of one of `ranks` ranks."""
+        """Return the bytes per rank that an estimate may use if `ranks` ranks run."""
         return share * self.memory_per_rank(ranks)
 
     def problems(self, ranks: int) -> list[str]:
-        """Whether so many ranks find a place."""
+        """Return a message if the machine has fewer devices than `ranks`."""
         if self.sharing == "exclusive" and ranks > self.devices:
             devices, nodes = ("s" * (n != 1) for n in (self.devices, self.nodes))
             return [
@@ -146,27 +154,27 @@ class Machine(Config):
 
 
 def believed(name: str) -> tuple[float, float]:
-    """The least and the most that a constant which was measured on a machine may be."""
+    """Return the bounds of a constant that was measured on a machine."""
     prior = priors()[name]
     return prior.low / MEASURED, prior.high * MEASURED
 
 
 def machine_names() -> tuple[str, ...]:
-    """Names of the machines shipped, sorted; a machine file of one's own is named by its path."""
+    """Return the sorted names of the shipped machines."""
     return tuple(shipped_names(FOLDER))
 
 
 @lru_cache(maxsize=64)
 def machine_named(name: str) -> Machine:
-    """A shipped machine by its name, or by a part of it that is no other's, as h100. Raises ConfigError for any other
-    name, with the nearest."""
+    """Return a shipped machine by its name or an unambiguous short name such as h100. Raises ConfigError for an unknown
+    name, with the nearest one."""
     if problem := machine_problem(name):
         raise ConfigError(problem)
     return build(Machine, _shipped(_meant(name)[0]))
 
 
 def machine_problem(name: str) -> str:
-    """Why a name is not that of one shipped machine, and what to write instead; nothing where it is."""
+    """Return why a name does not identify one shipped machine, with a remedy; "" if it does."""
     found = _meant(name)
     if len(found) > 1:
         return f"'{shown(name)}' may be {' or '.join(found)}; write one of these"
@@ -174,7 +182,7 @@ def machine_problem(name: str) -> str:
 
 
 def _meant(name: str) -> list[str]:
-    """The shipped machines that a name means; the maker's own (dgx-h100) before others with the same devices."""
+    """Return the shipped machines that a name may mean. A DGX takes precedence over others with the same devices."""
     names = machine_names()
     if name in names:
         return [name]
@@ -183,7 +191,8 @@ def _meant(name: str) -> list[str]:
 
 
 def machine_from_file(path: str | Path) -> Machine:
-    """A machine from a YAML file; `base: NAME` starts from a shipped one. Raises ConfigError with the problem."""
+    """Return the machine of a YAML file; `base: NAME` starts from a shipped one. Raises ConfigError with the
+    problem."""
     tree = _tree(Path(path))
     try:
         whole = _with_base(tree)
@@ -193,7 +202,8 @@ def machine_from_file(path: str | Path) -> Machine:
 
 
 def this_machine(cores: int, memory_bytes: int) -> Machine:
-    """A CPU machine from the two figures that can be read without measuring; the rest is assumed (its file)."""
+    """Return a CPU machine from its cores and memory. Its other figures are assumptions
+    (machines/this-machine.yaml)."""
     if cores < 1 or memory_bytes < cores:
         raise ConfigError(f"a machine of {cores} cores and {memory_bytes} bytes of memory cannot run a plan")
     found = {"devices_per_node": cores, "memory_bytes": memory_bytes // cores}

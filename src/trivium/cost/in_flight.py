@@ -1,7 +1,8 @@
-"""How many micro-batches each stage of a rank keeps activations of at once, read off the schedule.
+"""Micro-batches in flight by stage: how many of them a rank keeps activations for.
 
-For a table, by walking it. For a named schedule also by arithmetic, because a search asks for thousands; a test
-holds the two equal. Sets that another set contains are left out: [rank][set][own stages, ascending].
+The counts of a schedule table come from walking it. Those of a named schedule come from arithmetic as well, because a
+search needs thousands of them; a test checks that both are equal. Sets of counts are [rank][set][own stages,
+ascending], without sets that another set exceeds.
 """
 
 from functools import lru_cache
@@ -17,12 +18,12 @@ Sets = tuple[Counts, ...]
 
 
 def peak_counts_of(row: Row, own: tuple[int, ...] | None = None) -> Sets:
-    """The largest sets of activations that a rank holds: micro-batches in flight by its own stages, by default those in
-    its row."""
+    """Return the largest sets of micro-batches in flight by own stage of a rank. own: by default the stages in its
+    row."""
     stages = own or sorted({action.stage for action in row})
     held, seen = dict.fromkeys(stages, 0), set()
     for action in row:
-        # An activation is needed until its weight gradients are there, which may be an action of their own.
+        # Activations are kept until the weight gradients are computed, which may be a separate action.
         held[action.stage] += (action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.WEIGHT_GRADIENT))
         if action.op is Op.FORWARD:
             seen.add(tuple(held.values()))
@@ -30,7 +31,7 @@ def peak_counts_of(row: Row, own: tuple[int, ...] | None = None) -> Sets:
 
 
 def put_off_counts_of(row: Row, own: tuple[int, ...] | None = None) -> Counts:
-    """Of each own stage, the most micro-batches whose weight gradients wait for an action of their own."""
+    """Return the largest number of micro-batches with deferred weight gradients by own stage."""
     waiting = dict.fromkeys(own or sorted({action.stage for action in row}), 0)
     most = dict(waiting)
     for action in row:
@@ -41,7 +42,7 @@ def put_off_counts_of(row: Row, own: tuple[int, ...] | None = None) -> Counts:
 
 @lru_cache(maxsize=4096)
 def peak_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int) -> tuple[Sets, ...]:
-    """`peak_counts_of` every rank of a named schedule."""
+    """Return `peak_counts_of` every rank of a named schedule."""
     p, m = pipeline, micro_batches
     match name:
         case "gpipe":
@@ -59,12 +60,12 @@ def peak_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: i
 
 
 def put_off_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int) -> tuple[Counts, ...]:
-    """`put_off_counts_of` every rank of a named schedule."""
+    """Return `put_off_counts_of` every rank of a named schedule."""
     p, m = pipeline, micro_batches
     match name:
         case "zb-h1":
             return tuple((min(m, rank + 1),) for rank in range(p))
-        case "zb-v":  # both gradients of the drain's inputs first
+        case "zb-v":  # The cooldown computes the input gradients of both stages first.
             return tuple((min(m, rank + 1), max(1, min(rank, m + rank - p))) for rank in range(p))
         case "1f1b-split":
             return ((1,),) * p
@@ -72,15 +73,18 @@ def put_off_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks
 
 
 def _zero_bubble_v(p: int, m: int, rank: int) -> Sets:
-    """Down the ranks and back up: a rank fills with what is on its way, 2p stage activations at most."""
+    """Return the counts of a V-shaped schedule, which passes the ranks down and back up: at most 2p stage
+    activations."""
     if m < 2 * p - rank:
         return ((m, min(m, rank + 1)),)
     return ((2 * p - rank - 1, rank + 1), (2 * p - rank, rank))
 
 
 def interleaved_sums(p: int, m: int, chunks: int, rank: int, weights: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sums of the counts of an interleaved rank's largest sets: [set, sum]; weights: [own stage, sum]. Without the sets
-    themselves, of which hundreds of chunks have thousands, each with hundreds of counts."""
+    """Return weighted sums [set, sum] of the counts of an interleaved rank's largest sets. weights: [own stage, sum].
+
+    The sets themselves are not built, because hundreds of chunks have thousands of sets with hundreds of counts each.
+    """
     forwards, backwards = _fullest(p, m, chunks, rank)
     chunk = np.arange(forwards[-1]) // p % chunks
     begin = np.zeros((1, weights.shape[1]), np.int64)
@@ -96,24 +100,25 @@ def _interleaved(p: int, m: int, chunks: int, rank: int) -> Sets:
 
 
 def _fullest(p: int, m: int, chunks: int, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many forwards and backwards an interleaved rank has done when it holds most. After the warm-up, one backward
-    follows each forward; all repeats after p micro-batches of every chunk."""
+    """Return the numbers of forwards and backwards that an interleaved rank has completed at its peaks. After the
+    warm-up, one backward follows each forward; the pattern repeats after p micro-batches of every chunk."""
     actions = m * chunks
     warmup = min(2 * (p - rank - 1) + (chunks - 1) * p, actions)
     forwards = np.arange(warmup + 1, min(warmup + p * chunks, actions) + 1)
-    if not len(forwards):  # the warm-up is all there is
+    if not len(forwards):  # The step consists of the warm-up only.
         forwards = np.array([actions])
     return forwards, np.maximum(forwards - 1 - warmup, 0)
 
 
 def _done(actions: NDArray[np.int64], p: int, chunks: int) -> NDArray[np.int64]:
-    """Of the first so many actions of a row, how many are of each chunk: [actions, chunks]. p of each in turn."""
+    """Return how many of the first `actions` actions belong to each chunk: [actions, chunks]. Chunks take turns of
+    p."""
     groups, rest = np.divmod(actions[:, None], p * chunks)
     return groups * p + np.clip(rest - np.arange(chunks) * p, 0, p)
 
 
 def _maximal(seen: set[Counts]) -> Sets:
-    if len({sum(counts) for counts in seen}) == 1:  # of equal sums none contains another
+    if len({sum(counts) for counts in seen}) == 1:  # With equal sums, no set exceeds another.
         return tuple(sorted(seen))
     return tuple(
         a for a in sorted(seen) if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in seen)

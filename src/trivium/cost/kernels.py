@@ -1,7 +1,7 @@
 """Seconds of single operations on one device; numbers, or arrays with one entry per plan.
 
-Matrix products follow a roofline whose ceiling falls with shapes that fill tiles and waves badly and with short
-inner lengths. Everything else is bound by the bytes it moves.
+Matrix products follow a roofline whose ceiling is lower for shapes that fill tiles and waves badly and for short inner
+lengths. All other operations are bound by memory bandwidth.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,15 @@ from trivium.plan.layers.part import Number
 
 # Rows and columns of a tile, and the speed of a kernel with such tiles over the best one's.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
-FLASH_WIDTH = 128  # of heads whose speed is that of the constants
-FLASH_ROWS = 128  # of a block of fused attention
-ALIGNED = 8  # elements that tensor cores want side by side
+FLASH_WIDTH = 128  # head width for which the constants give the speed
+FLASH_ROWS = 128  # rows per block of fused attention
+ALIGNED_ELEMENTS = 8  # multiple that tensor cores require
 
 
 @dataclass(frozen=True)
 class Device:
-    """The rates of one device for operands of `width` bytes; fp16: 1 where those of two bytes are that, not bf16.
-
-    A rank computes on one: of a CPU, one core.
-    """
+    """The rates of one device (on a CPU: one core) for operands of `width` bytes. fp16: 1 if 16-bit operands are fp16,
+    0 if they are bf16."""
 
     machine: Machine
     constants: Constants
@@ -41,28 +39,28 @@ class Device:
 
     @cached_property
     def gemm(self) -> Number:
-        """Fraction of peak of the best product."""
+        """Fraction of peak that the best product reaches."""
         share: Number = getattr(self.constants, f"gemm_{self.machine.generation}")
         return share
 
     @cached_property
     def flash(self) -> Number:
-        """Fraction of peak of fused attention."""
+        """Fraction of peak that fused attention reaches."""
         share: Number = getattr(self.constants, f"flash_{self.machine.generation}")
         return share
 
     @cached_property
     def memory(self) -> Number:
-        """Bytes per second that element-wise work reaches."""
+        """Bytes per second that element-wise operations reach."""
         return self.machine.memory_bandwidth * self.constants.memory
 
     def moved(self, moved_bytes: Number, operations: Number = 1.0) -> Number:
-        """Seconds of operations bound by memory."""
+        """Return the seconds of memory-bound operations."""
         return moved_bytes / self.memory + operations * self.constants.operation_seconds
 
     def attention(self, flops: Number, heads: Number, rows: Number, width: Number) -> Number:
-        """Seconds of one fused attention of so many FLOPs, over `heads` heads of all sequences, each `width` wide: to
-        each score belong as many products as that, and one exponential."""
+        """Return the seconds of one fused attention over `heads` heads of all sequences. Each score costs `width`
+        products and one exponential."""
         narrowness = self.constants.flash_width
         speed: Number = self.peak * self.flash * (1 + narrowness / FLASH_WIDTH) / (1 + narrowness / width)
         if self.machine.multiprocessors:
@@ -71,10 +69,10 @@ class Device:
         return flops / speed + self.constants.operation_seconds
 
     def product(self, m: Number, n: Number, k: Number, batch: Number = 1) -> Number:
-        """Seconds of `batch` products of m x k by k x n."""
+        """Return the seconds of `batch` products of m x k by k x n."""
         speed = self.peak * self.gemm * self._filled(m, n, batch) * k / (k + self.constants.gemm_ramp)
         if self.machine.multiprocessors:
-            aligned = (np.mod(k, ALIGNED) == 0) & (np.mod(n, ALIGNED) == 0)
+            aligned = (np.mod(k, ALIGNED_ELEMENTS) == 0) & (np.mod(n, ALIGNED_ELEMENTS) == 0)
             plain = self.machine.peak.fp32 * self.constants.misaligned  # without tensor cores
             speed = np.where(aligned, speed, np.minimum(speed, plain))
         moved = self.width * batch * (m * k + k * n + m * n)
@@ -82,8 +80,8 @@ class Device:
         return seconds + self.constants.operation_seconds
 
     def weight_gradient(self, m: Number, n: Number, k: Number) -> Number:
-        """Seconds of the gradient of a weight n x k after m rows: on a processor the rows of gradients are first
-        written transposed."""
+        """Return the seconds of the gradient of a weight n x k for m rows. A CPU first transposes the rows of
+        gradients."""
         seconds = self.product(n, k, m)
         if self.machine.generation != "cpu":
             return seconds
@@ -91,7 +89,7 @@ class Device:
         return seconds + moved
 
     def _filled(self, m: Number, n: Number, batch: Number) -> Number:
-        """Share of the device that the best tiling keeps busy."""
+        """Return the fraction of the device that the best tiling keeps busy."""
         if not self.machine.multiprocessors:
             return 1.0
         best: Number = 0.0

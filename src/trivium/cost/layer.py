@@ -1,7 +1,7 @@
-"""Seconds of one layer, and of the model's two ends, for one micro-batch on one rank, without collectives.
+"""Compute seconds of one layer, of the embedding and of the head, for one micro-batch on one rank, without collectives.
 
-Bytes of element-wise work are of 16-bit tensors, read and written once per kernel in Megatron's fusions: two norms,
-two sums with dropout and bias, and the activation function. Wider elements move more.
+Bytes of element-wise operations are for 16-bit tensors, read and written once per kernel with Megatron's fusions: two
+norms, two sums with dropout and bias, and the activation function. Wider elements scale them.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from trivium.cost.stack import Stack
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Number, Scores
 
-FORWARD_OPERATIONS, TENSOR_OPERATIONS = 26, 6  # launched for a layer; more of them where it is split
-BACKWARD_OVER_FORWARD = 1.4  # operations of a backward
+FORWARD_OPERATIONS, TENSOR_OPERATIONS = 26, 6  # launches per layer, and additional ones with tensor parallelism
+BACKWARD_OVER_FORWARD = 1.4  # ratio of launches
 BACKWARD_ATTENTION = 2.5 / 0.9  # FLOPs of fused attention's backward and their speed, over the forward's
-CORE_SHARE = 0.3  # of a forward's operations that are attention's core
-# Of a compiled loss, which reads each score twice and writes it once, slower than a copy (measured on an H200).
-COMPILED_LOSS = 5.0
-MASKED = 0.5  # share of the square of scores that fused attention computes
+ATTENTION_OPERATIONS_SHARE = 0.3  # of a forward's launches
+# Traffic of a compiled loss in elements per score: two reads and one write, slower than a copy (measured on an H200).
+COMPILED_LOSS_ELEMENTS = 5.0
+CAUSAL_SHARE = 0.5  # of the score matrix that fused attention computes
 
 
 class Work(NamedTuple):
-    """Of one micro-batch: forward, backward, and what is computed again before the backward. Seconds."""
+    """Seconds of one micro-batch. again: recomputation before the backward."""
 
     forward: Number
     backward: Number
@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Of one micro-batch: the embedding; the logits and their loss, forward and backward. Seconds."""
+    """Seconds of one micro-batch in the embedding, and in the head and loss."""
 
     embedding: Number
     head_forward: Number
@@ -41,7 +41,7 @@ class Ends(NamedTuple):
 
 
 def layer_work(case: Case, device: Device, stack: Stack) -> Work:
-    """What the device computes for a layer."""
+    """Return the device's compute seconds for a layer."""
     products, last, backward_products = _products(case, device)
     core_forward, core_backward = attention_seconds(case, device)
     other_forward, other_backward = _elementwise(case, device, stack)
@@ -56,15 +56,19 @@ def layer_work(case: Case, device: Device, stack: Stack) -> Work:
 
 
 def launch_work(case: Case, device: Device, stack: Stack) -> Work:
-    """What the host takes to launch a layer's operations: a floor under the device's own time."""
+    """Return the seconds that the host needs to launch a layer's kernels: a lower bound for the layer's time."""
     operations = FORWARD_OPERATIONS + TENSOR_OPERATIONS * (np.asarray(case.tensor) > 1)
     operations = operations * (1 - stack.replays * np.asarray(case.recorded))
     forward = device.constants.launch_seconds * operations
-    return Work(forward, BACKWARD_OVER_FORWARD * forward, _by_mode(case, attention=CORE_SHARE * forward, layer=forward))
+    return Work(
+        forward,
+        BACKWARD_OVER_FORWARD * forward,
+        _by_mode(case, attention=ATTENTION_OPERATIONS_SHARE * forward, layer=forward),
+    )
 
 
 def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
-    """What the device computes for the embedding, and for logits and cross-entropy in fp32."""
+    """Return the device's compute seconds for the embedding, the logits, and cross-entropy in fp32."""
     positions, rows = case.positions, case.vocabulary / case.tensor
     traffic = _traffic(case, device, stack)
     loss_forward, loss_backward = _score_bytes(case, device, stack)
@@ -78,8 +82,8 @@ def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
 
 
 def attention_seconds(case: Case, device: Device) -> tuple[Number, ...]:
-    """Of its core, forward and backward. Fused: the arithmetic under the mask, and in the window. Unfused: batched
-    products, softmax and dropout over whole squares."""
+    """Return the seconds of the attention core, forward and backward. Fused attention computes the visible scores;
+    unfused attention computes batched products, softmax and dropout over the full score matrices."""
     return _of_a_layer(case, lambda layer: _attention_of(layer, case, device))
 
 
@@ -91,7 +95,7 @@ def _attention_of(layer: Layer, case: Case, device: Device) -> tuple[Number, Num
 
 def _scores_seconds(scores: Scores, case: Case, device: Device) -> tuple[Number, Number]:
     batch, rows, columns, width = scores.heads, scores.rows, scores.columns, scores.width
-    flops = 4.0 * batch * rows * columns * width * MASKED * scores.visible
+    flops = 4.0 * batch * rows * columns * width * CAUSAL_SHARE * scores.visible
     fused = device.attention(flops, batch, rows, width)
     fused_backward = device.attention(BACKWARD_ATTENTION * flops, batch, rows, width)
     kept = np.asarray(case.scores_kept) > 0
@@ -104,7 +108,7 @@ def _scores_seconds(scores: Scores, case: Case, device: Device) -> tuple[Number,
 
 
 def _of_a_layer(case: Case, seconds: Callable[[Layer], tuple[Number, ...]]) -> tuple[Number, ...]:
-    """Each of several figures as its mean over the model's layers."""
+    """Return the means of several figures over the model's layers."""
     (first, share), *others = [(seconds(layer), share) for layer, share in case.different_layers]
     if not others:
         return first
@@ -113,12 +117,12 @@ def _of_a_layer(case: Case, seconds: Callable[[Layer], tuple[Number, ...]]) -> t
 
 
 def recomputed_share(case: Case) -> Number:
-    """Share of the layers in the recompute mode of the case; the others keep everything."""
+    """Return the fraction of layers in the recompute mode of the case; the others keep everything."""
     return np.where(np.asarray(case.recompute) == NONE, 0.0, 1.0 / np.asarray(case.recompute_every))
 
 
 def _function_again(case: Case, device: Device, stack: Stack) -> Number:
-    """The activation function's forward a second time, where its value is not kept."""
+    """Return the seconds to recompute the activation function if its output is not kept."""
     moved = case.of_a_layer(lambda layer: layer.mlp.moved(case).forward)
     again: Number = case.function_again * device.moved(_traffic(case, device, stack) * moved, 1)
     return again
@@ -130,8 +134,8 @@ def _by_mode(case: Case, *, attention: Number, layer: Number) -> Number:
 
 
 def _products(case: Case, device: Device) -> tuple[Number, ...]:
-    """The products of a layer: forward; the last one of them, unless a norm reads what it gives; and backward, of
-    inputs and of weights."""
+    """Return the seconds of a layer's products: forward; the last forward product, unless a norm reads its result; and
+    backward."""
     positions = case.positions
 
     def seconds(layer: Layer) -> tuple[Number, Number, Number]:
@@ -147,11 +151,11 @@ def _products(case: Case, device: Device) -> tuple[Number, ...]:
 
 
 def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Number]:
-    """Norms, sums, biases, dropout and activation functions, forward and backward."""
+    """Return the seconds of norms, sums, biases, dropout and activation functions, forward and backward."""
 
     def moved(layer: Layer) -> tuple[Number, Number]:
         every = [part.moved(case) for part in (layer.wiring, *layer.halves.values())]
-        # Separate passes over what Megatron's kernels compute on their way.
+        # Separate passes that Megatron's kernels fuse.
         unfused = sum(each.unfused for each in every) if stack.compiled else 0.0
         return sum(each.forward for each in every), sum(each.backward for each in every) + unfused
 
@@ -161,19 +165,19 @@ def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Numb
 
 
 def _score_bytes(case: Case, device: Device, stack: Stack) -> tuple[Number, Number]:
-    """Bytes moved for each score, forward and backward."""
+    """Return the bytes moved per score by the loss, forward and backward."""
     if not stack.fused_loss:
         traffic = _traffic(case, device, stack)
         return 18.0 * traffic, 10.0 * traffic
-    # As in vocabulary.py and regions.py of parallel/tensor/: fp32 throughout; some of the narrow scores are widened.
+    # As in parallel/tensor/vocabulary.py and regions.py: fp32 throughout, with some 16-bit scores upcast.
     narrow, split = np.asarray(case.weight_bytes) < 4, np.asarray(case.tensor) > 1
     forward = np.where(split, 24.0 + 10.0 * narrow, 16.0 + 12.0 * narrow)
     backward = np.where(split, 8.0 + 12.0 * narrow, 0.0)
     eager = device.constants.eager_traffic
     compiled = stack.compiled & ~split
-    return np.where(compiled, COMPILED_LOSS * case.weight_bytes, eager * forward), eager * backward
+    return np.where(compiled, COMPILED_LOSS_ELEMENTS * case.weight_bytes, eager * forward), eager * backward
 
 
 def _traffic(case: Case, device: Device, stack: Stack) -> Number:
-    """Element-wise bytes over those of fused operations in 16 bits."""
+    """Return the element-wise traffic relative to fused 16-bit operations."""
     return np.asarray(case.weight_bytes) / 2 * (1.0 if stack.fused_elementwise else device.constants.eager_traffic)

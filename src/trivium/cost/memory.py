@@ -1,9 +1,8 @@
-"""Bytes a rank holds, by category, for one plan or thousands at once.
+"""Bytes that a rank holds by category, for one plan or thousands at once.
 
-Weights, gradients, optimizer state and activations are those the runtime counts, to the byte (docs/memory.md says on
-which layouts that is tested). The rest is what the runtime allocates besides, by its rules, but does not count:
-buffers of transfers and collectives, and workspaces. Allocator and libraries
-are left out.
+Weights, gradients, optimizer state and activations equal the runtime's own counts to the byte (docs/memory.md lists the
+tested layouts). The other categories are allocations that the runtime does not count: buffers of transfers and
+collectives, and workspaces. Allocator overhead and libraries are not included.
 """
 
 import math
@@ -24,14 +23,17 @@ from trivium.cost.activations import (
     logits_bytes,
     put_off_bytes,
 )
-from trivium.cost.bucket_sizes import Elements, bucket_limit, elements_of_rank, slice_elements
 from trivium.cost.case import NONE, Case, case_of, take
-from trivium.cost.moments import Moment, moments_of_cases, moments_of_rank
+from trivium.cost.memory_peaks import MemoryPeak, peaks_of_case, peaks_of_rank
 from trivium.cost.rank_parameters import (
+    Elements,
+    bucket_limit,
+    elements_of_rank,
     embedding_parameters,
     largest_parameter,
     layer_parameters,
     rank_parameters,
+    slice_elements,
     table_parameters,
 )
 from trivium.plan.buckets import UPDATED_AT_ONCE
@@ -41,10 +43,10 @@ from trivium.plan.layout import Coordinate
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import ScheduleName
 
-RECEIVES_AHEAD = 4  # receives under way at once, as trivium.comms.transfers posts them
-LOSS_ROWS = 256  # whose scores exist at once, as trivium.parallel.tensor.vocabulary takes them
-WORKED_ON = 4  # copies of a matrix while its update is computed
-OPEN_BUCKETS = 2  # of gradients at ZeRO stages 2 and 3: one that fills, one under reduction
+RECEIVES_AHEAD = 4  # receives that trivium.comms.transfers posts ahead
+LOSS_ROWS = 256  # positions per block of trivium.parallel.tensor.vocabulary
+MATRIX_COPIES = 4  # while a matrix rule computes an update: the exchanged matrix, the matrix, two of an iteration
+OPEN_BUCKETS = 2  # of gradients at ZeRO stages 2 and 3: one that fills, one being reduced
 
 
 Array = NDArray[np.float64]
@@ -53,18 +55,16 @@ Bytes = TypeVar("Bytes", int, Array, default=int)
 
 @dataclass(frozen=True)
 class MemoryEstimate(Generic[Bytes]):
-    """Bytes of one rank at the worst moment of a step; each a number, or an array with one entry per plan.
+    """Bytes of one rank at the memory peak of a step; each a number, or an array with one entry per plan.
 
-    gradients: as they accumulate, from the first backward of a step to its update; `opened`, those that exist when the
-    activations are most. masters: of the weights, where these are narrower. moments: the states of
-    the optimizer, of AdamW two.
-    activations: kept for the backward; `embedding` and `logits` are parts of them. recomputed: what the backward of
-    one recomputed layer fills again. put_off: factors of weight gradients that wait for an action of their own, beyond
-    the activations, which count as kept until then. transport: activations on the way.
-    gathered: weights that ZeRO stage 3 has put together. unreduced: whole gradients of stages 2 and 3 before their
-    reduction. loss: what it and its backward fill besides; freed: of the activations, what is gone after them, before
-    the backward of a layer. workspace: of a layer's largest operations. reduction: what the sum over replicas takes
-    after the last backward, when the activations are gone.
+    gradients: accumulated gradients, from the first backward of a step to its update. opened: those that exist at the
+    activation peak. masters: fp32 copy of narrower weights. moments: optimizer states. activations: kept for the
+    backward; `embedding` and `logits` are parts of them. recomputed: allocated again in the backward of one recomputed
+    layer. put_off: factors of deferred weight gradients beyond the activations, which count as kept until then.
+    transport: activations being received. gathered: weights that ZeRO stage 3 has gathered. unreduced: unsharded
+    gradients of stages 2 and 3 before their reduction. loss: additional bytes of the loss and its backward. freed:
+    activations that are freed after the loss, before the backward of a layer. workspace: of a layer's largest
+    operations. reduction: buffers of the gradient reduction after the last backward, when the activations are freed.
     """
 
     weights: Bytes
@@ -92,18 +92,18 @@ class MemoryEstimate(Generic[Bytes]):
 
     @property
     def state(self) -> Bytes:
-        """What a step leaves behind of itself and needs again, with its gradients."""
+        """Weights, gradients and optimizer state."""
         return self.weights + self.gradients + self.optimizer
 
     @property
     def working(self) -> Bytes:
-        """What the forwards and backwards hold besides, at their fullest: at the loss or in a layer after it."""
+        """Additional bytes at the activation peak: during the loss, or in the backward of a layer after it."""
         held = self.activations + self._open
         return _larger(held + self.loss, held - self.freed + self._of_a_layer)
 
     @property
     def last(self) -> Bytes:
-        """What the last backward holds at its end, or the reduction after it, besides the state."""
+        """Bytes beyond the state at the end of the last backward, or during the reduction after it."""
         return _larger(self._open + self._of_a_layer, self.reduction)
 
     @property
@@ -116,12 +116,13 @@ class MemoryEstimate(Generic[Bytes]):
 
     @property
     def total(self) -> Bytes:
-        """The larger of two moments: activations at their most, and the end of the last backward or the reduction."""
+        """Peak bytes of the step: the larger of the activation peak and the peak at the end of the last backward or
+        during gradient reduction."""
         always = self.weights + self.optimizer
         return always + _larger(self.opened + self.working, self.gradients + self.last)
 
     def categories(self) -> dict[str, Bytes]:
-        """The four that the runtime counts, under the names it uses."""
+        """Return the four categories that the runtime counts, under its names."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -135,13 +136,13 @@ def _larger(a: Bytes, b: Bytes) -> Bytes:
 
 
 def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstimate[Array]:
-    """The worst rank of every plan of a case: arrays with one entry per plan.
+    """Return the memory of the worst rank of every plan of a case, as arrays with one entry per plan.
 
-    schedule: a name, or numbers of SCHEDULES. Partitions are balanced; the padding of buckets (for each less than a
-    UNIT of every sharer and parameter) is left out.
+    schedule: a name, or numbers of SCHEDULES. Partitions are balanced. The padding of buckets is not included: less
+    than one UNIT per parameter and rank of the sharding group.
     """
     left, worst = _left_behind(case), None
-    for which, at in moments_of_cases(case, schedule):
+    for which, at in peaks_of_case(case, schedule):
         some = take(case, which)
         parts = _LeftBehind(*(entries(v, which) for v in left))
         of_rank = rank_parameters(some, at.layers, at.first, at.last)
@@ -151,14 +152,14 @@ def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstima
         held = _held(some, parts, at, elements)
         here = MemoryEstimate(**{k: np.broadcast_to(v, np.shape(which)).copy() for k, v in held.items()})
         worst = here if worst is None else _replaced(worst, which, here)
-    assert worst is not None, "a plan has at least one moment"
+    assert worst is not None, "every plan has at least one memory peak"
     return worst
 
 
 def _replaced(
     worst: MemoryEstimate[Array], which: NDArray[np.int64], here: MemoryEstimate[Array]
 ) -> MemoryEstimate[Array]:
-    """`worst`, and `here` where some plans, `which`, hold more."""
+    """Replace the entries `which` of `worst` by those of `here` that are larger."""
     more = here.total > worst.total[which]
     for field in fields(MemoryEstimate):
         getattr(worst, field.name)[which[more]] = getattr(here, field.name)[more]
@@ -166,18 +167,18 @@ def _replaced(
 
 
 def memory_of_rank(plan: Plan, at: Coordinate, *, counting: Counting = "runtime") -> MemoryEstimate:
-    """Bytes of the rank at `at`, in a step of the full batch.
+    """Return the bytes of the rank at `at`, in a step with the full batch.
 
-    counting: "runtime", what our trainer holds; "paper": MT-NLG section 2 counts a gradient in the dtype of the
-    weights beside the fp32 one (20 bytes per parameter in bf16, where we hold 18), and activations as published.
+    counting: "runtime" is what Trivium's trainer holds. "paper" counts as MT-NLG section 2: activations as published,
+    and another gradient in the weights' dtype next to the fp32 one (20 bytes per parameter in bf16 instead of 18).
     """
     (found,) = _memory_of_ranks(plan, [at.pipeline], counting, plan.layout.sharer(at))
     return found
 
 
 def worst_rank(plan: Plan) -> tuple[Coordinate, MemoryEstimate]:
-    """The rank that holds most. Ranks that differ only in tensor or data hold the same, unless groups of parameters
-    have other states."""
+    """Return the rank with the largest memory. Ranks that differ only in tensor or data hold the same bytes, unless the
+    optimizer's parameter groups have different states."""
     layout = plan.layout
     replicas = [layout.coordinate(layout.replica(n)) for n in range(layout.sharers if _differ(plan) else 1)]
     ranks = range(layout.pipeline)
@@ -190,7 +191,8 @@ def worst_rank(plan: Plan) -> tuple[Coordinate, MemoryEstimate]:
 
 
 def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
-    """Bytes of every rank by the categories the runtime counts, as `training.supervision.job.start` takes them."""
+    """Return the bytes of every rank by the categories that the runtime counts, for
+    `training.supervision.job.start`."""
     layout, every = plan.layout, range(plan.layout.pipeline)
     by_stage = {
         sharer: [held.categories() for held in _memory_of_ranks(plan, every, sharer=sharer)]
@@ -201,27 +203,27 @@ def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
 
 
 def _differ(plan: Plan) -> bool:
-    """Whether sharers may hold different slices of the optimizer's states."""
+    """Return whether ranks of a sharding group may hold optimizer states of different sizes."""
     return plan.zero >= 1 and bool(plan.optimizer.groups)
 
 
 def _memory_of_ranks(
     plan: Plan, ranks: Iterable[int], counting: Counting = "runtime", sharer: int = 0
 ) -> list[MemoryEstimate]:
-    """Of pipeline ranks and one of the sharers; what a micro-batch leaves behind in a layer is the same on all."""
+    """Return the memory of some pipeline ranks. sharer: number of the rank in its sharding group."""
     case = case_of(plan)
     left, worst = _left_behind(case, counting), []
     for rank in ranks:
         elements = elements_of_rank(plan, rank, sharer)
-        every = (_held(case, left, m, elements, counting) for m in moments_of_rank(plan, rank))
+        every = (_held(case, left, m, elements, counting) for m in peaks_of_rank(plan, rank))
         found = [MemoryEstimate(**{k: as_bytes(v) for k, v in held.items()}) for held in every]
         worst.append(max(found, key=lambda held: (held.activations, held.total)))
     return worst
 
 
 class _LeftBehind(NamedTuple):
-    """Bytes that a micro-batch leaves for the backward: of a layer that keeps everything, of one under the plan's
-    recompute, of the ends; border: of a layer's input."""
+    """Bytes that a micro-batch keeps for the backward. whole: of a layer without recomputation. kept: of a layer in the
+    plan's recompute mode. border: of a layer's input."""
 
     whole: Number
     kept: Number
@@ -243,9 +245,9 @@ def _left_behind(case: Case, counting: Counting = "runtime") -> _LeftBehind:
 
 
 def _held(
-    case: Case, left: _LeftBehind, at: Moment, elements: Elements, counting: Counting = "runtime"
+    case: Case, left: _LeftBehind, at: MemoryPeak, elements: Elements, counting: Counting = "runtime"
 ) -> dict[str, Number]:
-    """The fields of an estimate for a rank at a moment. elements: of its parameters."""
+    """Return the fields of an estimate for a rank at a memory peak. elements: of its parameters."""
     c, zero, trained = case, np.asarray(case.zero), elements.trained
     owned = slice_elements(c, trained)
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
@@ -254,7 +256,7 @@ def _held(
     gradients = gradient * np.where(zero >= 2, owned, trained)
     begun = np.asarray(at.begun) > 0
     opened = np.where(begun, gradients, np.minimum(gradients, c.gradient_bytes * _bucket(c, at)))
-    # Of several stages the one that goes on may be another, and weight gradients that are put off keep their factors.
+    # With several stages another one may continue, and deferred weight gradients keep their factors.
     frees = (np.asarray(c.chunks) == 1) & (np.asarray(c.puts_off) == 0) & (np.asarray(at.headed) > 0)
     return {
         "weights": c.weight_bytes * np.where(zero >= 3, slice_elements(c, elements.held), elements.held),
@@ -278,33 +280,36 @@ def _held(
 
 
 def _beyond(case: Case, kept: Number) -> Number:
-    """What the put-off weight gradients of a layer take more than what is kept of it."""
+    """Return the bytes by which the factors of a layer's deferred weight gradients exceed its kept activations."""
     return np.maximum(0, put_off_bytes(case) - kept)
 
 
-def _gathered(case: Case, at: Moment) -> Number:
-    """Elements that ZeRO stage 3 has together: a module, and the next one on its way."""
+def _gathered(case: Case, at: MemoryPeak) -> Number:
+    """Return the elements that ZeRO stage 3 has gathered: a module, and the next one, which is prefetched."""
     layer = layer_parameters(case)
     ends = np.maximum(at.first * embedding_parameters(case), at.last * table_parameters(case))
     following: Number = np.maximum(layer * (np.asarray(at.layers) > 1), ends)
     return np.minimum(layer, layer * at.layers) + following
 
 
-def _open(case: Case, at: Moment, elements: Number) -> Number:
-    """Elements of the buckets that gradients are filling, or that are being reduced."""
+def _open(case: Case, at: MemoryPeak, elements: Number) -> Number:
+    """Return the elements of buckets that gradients are filling or that are being reduced."""
     both: Number = np.minimum(elements, OPEN_BUCKETS * _bucket(case, at))
     return both
 
 
-def _bucket(case: Case, at: Moment) -> Number:
-    """Elements of the largest bucket, about."""
+def _bucket(case: Case, at: MemoryPeak) -> Number:
+    """Return the approximate elements of the largest bucket."""
     return np.maximum(bucket_limit(case), largest_parameter(case, at.first, at.last))
 
 
 def _loss(case: Case, begun: Number, opened: Number) -> Number:
-    """In its forward, some rows of narrow scores in fp32, and where the vocabulary is split all of them until their
-    exponentials are kept; no gradient is open then. Or in its backward the gradient of its inputs and these times the
-    loss' own, and where it is to be added to another, the gradient of the table."""
+    """Return the additional bytes of the loss, the larger of forward and backward.
+
+    The forward has some rows of 16-bit scores in fp32 and, with a split vocabulary, all scores until their exponentials
+    are kept; gradients are not allocated then. The backward has the gradient of its inputs, the scaled inputs, and the
+    table's gradient if it is added to an existing one.
+    """
     c = case
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
     some = np.where(narrow, np.minimum(c.positions, LOSS_ROWS) * c.master_bytes, 0)
@@ -316,11 +321,14 @@ def _loss(case: Case, begun: Number, opened: Number) -> Number:
     return larger
 
 
-def _workspace(case: Case, at: Moment) -> Number:
-    """The gradient of a layer's output, which waits for that of its feed-forward half; the gradient of a weight before
-    it is added; with the more of: the gradients of what the activation function of that half reads and writes, the
-    latter itself where it is computed again; the first of these and the gradient of the half's inputs, those
-    themselves where they are gathered again. In one graph the compiler lets them take the place of what was read."""
+def _workspace(case: Case, at: MemoryPeak) -> Number:
+    """Return the workspace of a layer's backward.
+
+    It holds the gradient of the layer's output and one weight gradient before its accumulation, and the larger of two
+    sets: the gradients of input and output of the activation function, with the output itself if it is recomputed; or
+    the gradient of the activation function's input and that of the half's inputs, with the inputs themselves if they
+    are gathered again. In a single graph the compiler reuses the memory of the tensors that were read.
+    """
     c = case
     inputs = (1 + np.asarray(c.sequence_parallel)) * c.hidden
 
@@ -336,11 +344,13 @@ def _workspace(case: Case, at: Moment) -> Number:
     return found
 
 
-def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Number:
-    """After the last backward: the gradients on the wire where their dtype is another, each rank's sum (from stage 2 on
-    only where copies sum in another dtype), its copy as gradients are kept where that is another, and where masters
-    are wider those in that dtype that an accelerator updates at once (a processor: a bucket), unless the update is
-    compiled."""
+def _reduction(case: Case, at: MemoryPeak, elements: Number, owned: Number) -> Number:
+    """Return the bytes of the gradient reduction and the update after the last backward.
+
+    They are the gradients in the dtype of the reduction, if it differs; each rank's sum (from stage 2 on only if
+    replicate groups sum in another dtype) and its copy in the gradients' dtype, if it differs; and, unless the update
+    is compiled, the gradients in the wider dtype of the masters that are updated at once (on a CPU: one bucket).
+    """
     c, zero = case, np.asarray(case.zero)
     together = np.asarray(c.replicas) > 1
     recasts = np.asarray(c.reduction_bytes) != np.asarray(c.gradient_bytes)
@@ -351,11 +361,10 @@ def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Numbe
     widens = (np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes)) & (np.asarray(c.compiled) == 0)
     widened = np.where(widens, at_once, 0)
     copied = np.where(recasts, summed, 0)
-    # Of the matrix that a rank works on: what was exchanged, the matrix, and two of an iteration.
-    whole = np.where(np.asarray(c.matrices) > 0, WORKED_ON * largest_parameter(c, 0, 0), 0)
+    whole = np.where(np.asarray(c.matrices) > 0, MATRIX_COPIES * largest_parameter(c, 0, 0), 0)
     return c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * (widened + whole)
 
 
 def as_bytes(number: Number) -> int:
-    """A single figure as a whole number; a mean over different layers is rounded up."""
+    """Return a single figure as an integer. A mean over different layers is rounded up."""
     return math.ceil(float(number))

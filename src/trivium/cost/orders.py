@@ -1,8 +1,7 @@
-"""Schedules as arrays: what each pipeline rank does, in order, written as kinds instead of actions.
+"""Schedules as arrays of kinds, which are built a hundred times faster than tables of actions.
 
-A kind is an operation on a stage. Every schedule of ours takes the micro-batches of a kind in ascending order, so a
-row of kinds says which action stands where: the n-th time a kind appears, it is micro-batch n's. Rows of kinds are
-built a hundred times faster than tables of actions, and a test holds both equal.
+A kind is an operation on a stage. Every named schedule processes the micro-batches of a kind in ascending order, so the
+n-th occurrence of a kind in a row belongs to micro-batch n. A test checks that arrays and tables are equal.
 """
 
 from dataclasses import dataclass
@@ -19,10 +18,8 @@ Array = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """A schedule. kinds: [pipeline rank, position], as operation x stages + stage, the operation counted in `ops`.
-
-    numbers: the micro-batch at each position. rank_of: of each stage.
-    """
+    """A schedule. kinds: [pipeline rank, position], the index of the operation in `ops` x stages + stage. numbers: the
+    micro-batch at each position. rank_of: the pipeline rank of each stage."""
 
     kinds: Array
     numbers: Array
@@ -37,7 +34,7 @@ class Order:
 
 @lru_cache(maxsize=256)
 def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int = 1) -> Order:
-    """A named schedule; the arguments are those of plan.schedule.make_schedule, and so is the result."""
+    """Return a named schedule, equal to plan.schedule.make_schedule with the same arguments."""
     p, m, stages = pipeline, micro_batches, pipeline * chunks
     if name == "interleaved" and m % p:
         raise ConfigError(
@@ -69,7 +66,7 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
 
 
 def _split(rank: int, warmup: int, ranks: int, micro_batches: int) -> list[int]:
-    """1F1B, each backward in its two parts."""
+    """Return the row of a rank in 1F1B with each backward split in two."""
     forward, inputs, weights = (op * ranks + rank for op in range(3))
     turns = max(0, micro_batches - warmup)
     row = [forward] * warmup + [forward, inputs, weights] * turns
@@ -94,7 +91,7 @@ def _zero_bubble_v(ranks: int, micro_batches: int, rank: int) -> list[int]:
 
 
 def _numbered(rows: list[list[int]], rank_of: Array, micro_batches: int, each: tuple[Op, ...]) -> Order:
-    """Number every kind by its appearances in its row; what goes beyond the micro-batches falls away."""
+    """Number the occurrences of every kind in its row, and drop those beyond the number of micro-batches."""
     stages = len(rank_of)
     length = len(each) * micro_batches * stages // len(rows)
     kinds = np.empty((len(rows), length), np.int64)

@@ -1,9 +1,9 @@
-"""Work and traffic side by side; and a product whose result is reduced part by part while the rest is computed: in
-chunks by our runtime, or tile by tile by hardware that does not exist.
+"""Overlap of compute and communication, and products whose result is reduced in parts while the rest is computed: in
+chunks by Trivium, or tile by tile by simulated hardware.
 
 T3 (Pati et al., ASPLOS 2024, arXiv 2401.16677) triggers the reduce-scatter of each tile of a product when the tile is
 stored, and adds what arrives in the memory itself. Its authors simulate a speed-up of communication-heavy sublayers of
-30 % (geometric mean; 47 % at most) and 22 % less data movement. What is computed here is simulated too.
+30 % (geometric mean; 47 % at most) and 22 % less data movement. The figures computed here are simulated, too.
 """
 
 from typing import NamedTuple
@@ -16,10 +16,10 @@ TILE = 128  # rows and columns of a product's tile
 
 
 def pipelined_seconds(work: Number, moving: Number, parts: Number) -> Number:
-    """Seconds until `parts` equal parts, each worked on for `work` and then moved for `moving`, are all done.
+    """Return the seconds of `parts` equal parts, each computed for `work` seconds and then moved for `moving` seconds.
 
-    Work is one after another, moving is too, and a part moves once it was worked on: a flow shop of two machines.
-    Its limits: one part takes work + moving; infinitely many small ones take the longer of the two sums.
+    This is a flow shop of two machines: one part is computed at a time, and one is moved. One part takes work + moving;
+    infinitely many small parts take the longer of the two sums.
     """
     parts = np.asarray(parts, dtype=float)
     seconds: Number = work + moving + (parts - 1) * np.maximum(work, moving)
@@ -27,27 +27,27 @@ def pipelined_seconds(work: Number, moving: Number, parts: Number) -> Number:
 
 
 def added_seconds(work: Number, moving: Number, overlap: float) -> Number:
-    """What traffic adds to the work beside it: the longer of the two counts, and 1 - overlap of the shorter."""
+    """Return the exposed communication time: max(work, moving) + (1 - overlap) min(work, moving) - work."""
     together: Number = np.maximum(work, moving) + (1 - overlap) * np.minimum(work, moving)
     return together - work
 
 
 def tiled_seconds(product: Number, reduction: Number, start: Number, tiles: Number) -> Number:
-    """A product and the reduction of its result, tile by tile: the reduction starts once, its bytes flow in parts."""
+    """Return the seconds of a product whose result is reduced tile by tile, with one start-up of the reduction."""
     flowing = np.maximum(reduction - start, 0.0)
     together: Number = start + pipelined_seconds(product / tiles, flowing / tiles, tiles)
     return np.minimum(together, product + reduction)
 
 
 def tiles_of(rows: Number, columns: Number) -> Number:
-    """Tiles of a product's result."""
+    """Return the number of tiles of a product's result."""
     tiles: Number = np.ceil(np.asarray(rows) / TILE) * np.ceil(np.asarray(columns) / TILE)
     return tiles
 
 
 class Moved(NamedTuple):
-    """Bytes that one device reads and writes for a product, the ring reduce-scatter of its result, and the all-gather
-    that follows it."""
+    """Bytes that one device reads and writes for a product, the ring reduce-scatter of its result, and the following
+    all-gather."""
 
     product: Number
     reduction: Number
@@ -59,16 +59,16 @@ class Moved(NamedTuple):
 
 
 def moved_by_kernels(operands: Number, result: Number, degree: Number) -> Moved:
-    """A ring of kernels: of `degree` slices the first hop reads one; each other reads what arrived and its own; the
-    last writes the sum; every hop's arrival is a write."""
+    """Return the bytes with separate kernels on a ring of `degree` slices. The first hop reads one slice, each other
+    hop reads the received slice and its own, and the last writes the sum. Every received slice is a write."""
     d = np.asarray(degree, dtype=float)
     slices = result / d
     return Moved(operands + result, (3 * d - 1) * slices, 2 * (d - 1) * slices)
 
 
 def moved_when_triggered(operands: Number, result: Number, degree: Number) -> Moved:
-    """The first slice is stored straight into the neighbour's memory; the others, and all that arrives, are added in
-    memory (one write each), and a slice is read once to be sent on."""
+    """Return the bytes with triggered collectives. The first slice is stored into the neighbour's memory. The other
+    slices and all received ones are added in memory (one write each), and a slice is read once to be sent."""
     d = np.asarray(degree, dtype=float)
     slices = result / d
     return Moved(operands + (d - 1) * slices, (2 * d - 3) * slices, 2 * (d - 1) * slices)

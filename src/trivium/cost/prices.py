@@ -1,4 +1,4 @@
-"""Seconds of the pieces of a step: one layer, the model's ends, a transfer, for one micro-batch on one rank."""
+"""Seconds of one micro-batch on one rank: a layer, the embedding, the head, and a transfer between stages."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,22 +6,22 @@ from typing import NamedTuple
 import numpy as np
 
 from trivium.cost.case import LAYER, NONE, Case
-from trivium.cost.collectives import Road, all_gather_seconds, all_reduce_seconds, send_seconds
-from trivium.cost.context import context_seconds
+from trivium.cost.collectives import GroupLink, all_gather_seconds, all_reduce_seconds, exchange_seconds, send_seconds
 from trivium.cost.kernels import Device
-from trivium.cost.layer import ends_work, launch_work, layer_work, recomputed_share
+from trivium.cost.layer import attention_seconds, ends_work, launch_work, layer_work, recomputed_share
 from trivium.cost.overlap import moved_when_triggered, pipelined_seconds, tiled_seconds, tiles_of
 from trivium.cost.rank_parameters import layer_parameters, table_parameters
 from trivium.cost.setting import Setting
-from trivium.plan.layers.layer import HALVES
-from trivium.plan.layers.part import Number
+from trivium.plan.layers.layer import HALVES, Layer
+from trivium.plan.layers.part import Exchanged, Number
 
-LOSS_BYTES, LOSS_REDUCTIONS = 8, 3  # per position: largest score, sum of exponentials, the target's score
-SUM_BYTES = 4  # of each number of a position that a layer sums over tensor ranks besides its products
+LOSS_BYTES = 8  # per position in each all-reduce of the loss
+LOSS_REDUCTIONS = 3  # largest score, sum of exponentials, the target's score
+SUM_BYTES = 4  # per position for each additional sum of a layer over tensor ranks
 
 
 class Piece(NamedTuple):
-    """Seconds by what they are spent on. gathers: of weights and gradients, per micro-batch (ZeRO stage 3)."""
+    """Seconds by category. gathers: collectives of weights and gradients per micro-batch (ZeRO stage 3)."""
 
     compute: Number = 0.0
     tensor: Number = 0.0
@@ -33,17 +33,17 @@ class Piece(NamedTuple):
         return self.compute + self.tensor + self.context + self.gathers
 
     def plus(self, other: "Piece") -> "Piece":
-        """Both, part by part."""
+        """Return the sum of both, by category."""
         return Piece(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, factor: Number) -> "Piece":
-        """So many of it."""
+        """Return the piece multiplied by `factor`."""
         return Piece(*(factor * value for value in self))
 
 
 class Sublayer(NamedTuple):
-    """A product whose result is summed over tensor ranks: its inner length here, seconds of product and reduction,
-    bytes of operands and result."""
+    """A product whose result is summed over tensor ranks. inner: its inner length on one rank. product, reduction:
+    seconds."""
 
     name: str
     backward: bool
@@ -55,13 +55,13 @@ class Sublayer(NamedTuple):
 
     @property
     def alone(self) -> Number:
-        """One after the other."""
+        """Seconds without overlap."""
         return self.product + self.reduction
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Of one micro-batch. A backward first computes again what was not kept. transfer: to the next stage."""
+    """Prices of one micro-batch. A backward includes recomputation. transfer: seconds to the next stage."""
 
     layer_forward: Piece
     layer_backward: Piece
@@ -73,30 +73,30 @@ class Prices:
 
     @property
     def layer(self) -> Piece:
-        """A layer, forward and backward."""
+        """Forward and backward of a layer."""
         return self.layer_forward.plus(self.layer_backward)
 
     @property
     def first(self) -> Piece:
-        """What the first stage has besides its layers."""
+        """Additional price of the first stage."""
         return self.embedding_forward.plus(self.embedding_backward)
 
     @property
     def last(self) -> Piece:
-        """What the last stage has besides its layers."""
+        """Additional price of the last stage."""
         return self.head_forward.plus(self.head_backward)
 
 
 def prices(at: Setting) -> Prices:
-    """The pieces of a step, slowed down as `Setting.slowness` says."""
+    """Return the prices of a step's pieces, multiplied by `Setting.slowness`."""
     case, device, slowness = at.case, at.device, at.slowness
     tensor, ends = _tensor_seconds(at), ends_work(case, device, at.stack)
     forward, backward = _layer(at, device, tensor)
     gathered, scattered = _table_traffic(at, backward.compute)
-    # Both uses of a tied table in one backward are one gradient.
+    # Both uses of a tied table in the same backward give one gradient.
     once = np.asarray(case.tied) * np.asarray(case.ends_together) * (np.asarray(case.pipeline) == 1)
     twice = 1 - once * (1 - np.asarray(case.puts_off))
-    small = LOSS_REDUCTIONS * all_reduce_seconds(LOSS_BYTES * case.positions, case.tensor, _tensor_road(at))
+    small = LOSS_REDUCTIONS * all_reduce_seconds(LOSS_BYTES * case.positions, case.tensor, _tensor_link(at))
     return Prices(
         layer_forward=forward.times(slowness),
         layer_backward=backward.times(slowness),
@@ -116,7 +116,7 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     again = stack.recomputed * recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
     shorter_forward, shorter_backward = hidden_seconds(at)
     sums = case.of_a_layer(lambda layer: layer.sums)
-    summed = all_reduce_seconds(SUM_BYTES * sums * case.positions, case.tensor, _tensor_road(at))
+    summed = all_reduce_seconds(SUM_BYTES * sums * case.positions, case.tensor, _tensor_link(at))
     norms = (np.asarray(sums) > 0) * summed
     beside = at.constants.tensor_overlap if stack.overlaps_tensor_forward and at.hides else 0.0
     tensor_forward = (1 - beside) * (2 * tensor - shorter_forward) + norms
@@ -125,7 +125,7 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     tensor_again = again * tensor_forward
     context_forward, context_backward = context_seconds(at)
     context_again = recomputed_share(case) * (np.asarray(case.recompute) != NONE) * context_forward
-    # The host launches while the device computes or waits for messages: with both, it is a floor under a layer.
+    # The host launches kernels while the device computes or communicates, so its time is a lower bound for the layer.
     forward = np.maximum(work.forward, floor.forward - tensor_forward - context_forward)
     repeated = np.maximum(work.again, floor.again - tensor_again - context_again)
     backward = np.maximum(work.backward, floor.backward - tensor_backward - context_backward)
@@ -142,17 +142,18 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
 
 
 class Messages(NamedTuple):
-    """Seconds of them, and of those that products beside them do not hide."""
+    """Seconds of messages, and the part of them that is not hidden by concurrent products."""
 
     sent: Number
     shown: Number
 
 
 def _backward_messages(at: Setting, tensor: Number) -> Messages:
-    """Around one region in the backward; tensor: seconds of an all-reduce, or of the two halves that replace it.
+    """Return the messages of one tensor-parallel region in the backward. tensor: seconds of an all-reduce, or of the
+    all-gather and reduce-scatter that replace it.
 
-    Nothing is hidden where the ranks' own cores move the bytes. Ours sums beside the weight's product, where that is
-    no action of its own, and gathers inputs again beside another; the gradient that it gathers, products wait for.
+    Nothing is hidden if the ranks' own cores move the bytes. Trivium reduces during the product of the weight gradient,
+    unless that is deferred, and gathers inputs again during another product. Products wait for a gathered gradient.
     """
     case, stack = at.case, at.stack
     hides = stack.overlaps_tensor and at.hides
@@ -165,8 +166,8 @@ def _backward_messages(at: Setting, tensor: Number) -> Messages:
 
 
 def hidden_seconds(at: Setting) -> tuple[Number, Number]:
-    """Seconds of a layer's tensor collectives beside the products they follow, forward and backward: where the plan
-    cuts its row-split products into chunks, or simulated hardware reduces every product tile by tile."""
+    """Return the hidden seconds of a layer's tensor collectives, forward and backward, if the plan divides row-parallel
+    products into chunks or simulated hardware reduces every product tile by tile."""
     case = at.case
     chunks = np.asarray(case.row_chunks)
     if not at.stack.tile_triggered and not ((chunks > 1) & (np.asarray(case.tensor) > 1)).any():
@@ -179,10 +180,11 @@ def hidden_seconds(at: Setting) -> tuple[Number, Number]:
 
 
 def triggered_seconds(at: Setting, sublayer: Sublayer) -> Number:
-    """A sublayer whose product triggers its reduction tile by tile; never faster than memory moves its bytes."""
+    """Return the seconds of a sublayer whose product triggers its reduction tile by tile, limited by memory
+    bandwidth."""
     case = at.case
     moved = moved_when_triggered(sublayer.operand_bytes, sublayer.result_bytes, case.tensor)
-    start = np.where(np.asarray(case.tensor) > 1, _tensor_road(at).start / 2, 0.0)
+    start = np.where(np.asarray(case.tensor) > 1, _tensor_link(at).start_seconds / 2, 0.0)
     tiles = tiles_of(case.positions, case.hidden)
     together = tiled_seconds(sublayer.product, sublayer.reduction, start, tiles)
     floor: Number = np.maximum(together, (moved.product + moved.reduction) / at.device.memory)
@@ -190,11 +192,11 @@ def triggered_seconds(at: Setting, sublayer: Sublayer) -> Number:
 
 
 def sublayers(at: Setting) -> list[Sublayer]:
-    """The products of a layer whose results tensor ranks sum: forward those split by rows, backward the gradients of
-    the inputs of those split by columns."""
+    """Return the products of a layer whose results are summed over tensor ranks: the row-parallel ones in the forward,
+    and the input gradients of the column-parallel ones in the backward."""
     c, device = at.case, at.device
     result = c.positions * c.hidden * c.weight_bytes
-    reduction = all_gather_seconds(result, c.tensor, _tensor_road(at))
+    reduction = all_gather_seconds(result, c.tensor, _tensor_link(at))
     inner = _summed_products(c)
     return [
         Sublayer(
@@ -211,8 +213,8 @@ def sublayers(at: Setting) -> list[Sublayer]:
 
 
 def _summed_products(case: Case) -> list[tuple[str, bool, Number]]:
-    """The products whose results tensor ranks sum: name, whether in the backward, and inner length. Of a model with
-    different layers those of the first stand for all."""
+    """Return the products of `sublayers`: name, whether in the backward, and inner length. In a model with different
+    layers, the first layer represents all."""
     layer = case.different_layers[0][0]
     products = [(HALVES[name], p) for name, half in layer.halves.items() for p in half.products(case)]
     return [
@@ -222,10 +224,10 @@ def _summed_products(case: Case) -> list[tuple[str, bool, Number]]:
 
 
 def _in_chunks(at: Setting, sublayer: Sublayer) -> Number:
-    """Product and reduction of a sublayer in chunks; each reduction has its own start."""
+    """Return the seconds of a sublayer in chunks; each reduction has its own start-up."""
     case, chunks = at.case, at.case.row_chunks
     work = at.device.product(case.positions / chunks, case.hidden, sublayer.inner)
-    moving = all_gather_seconds(sublayer.result_bytes / chunks, case.tensor, _tensor_road(at))
+    moving = all_gather_seconds(sublayer.result_bytes / chunks, case.tensor, _tensor_link(at))
     if not at.hides:
         together = chunks * (work + moving)
     else:
@@ -234,7 +236,7 @@ def _in_chunks(at: Setting, sublayer: Sublayer) -> Number:
 
 
 def _accumulation(at: Setting, device: Device) -> Number:
-    """Adding a micro-batch's weight gradients to those before: a gradient read, the sum read and written."""
+    """Return the seconds to accumulate weight gradients: one gradient read, the sum read and written."""
     case, stack = at.case, at.stack
     if stack.fused_accumulation:
         return 0.0
@@ -244,35 +246,33 @@ def _accumulation(at: Setting, device: Device) -> Number:
     return np.where(np.asarray(case.micro_batches) > 1, moved * layer_parameters(case) / device.memory, 0.0)
 
 
-def _tensor_road(at: Setting) -> Road:
-    return at.road(at.case.tensor, at.strides.tensor)
+def _tensor_link(at: Setting) -> GroupLink:
+    return at.link(at.case.tensor, at.strides.tensor)
 
 
 def _tensor_seconds(at: Setting) -> Number:
-    """An all-reduce of one micro-batch's activations, or the all-gather and reduce-scatter that replace it."""
+    """Return the seconds of an all-reduce of one micro-batch's activations, or of the two halves that replace it."""
     case = at.case
     whole = case.positions * case.hidden * case.weight_bytes
     slower = at.constants.deepspeed_tensor if at.stack.deepspeed else 1.0
-    return slower * all_reduce_seconds(whole, case.tensor, _tensor_road(at))
+    return slower * all_reduce_seconds(whole, case.tensor, _tensor_link(at))
 
 
 def _transfer_seconds(at: Setting) -> Number:
-    """The activations of one micro-batch between stages; over the fabric in slices, which are gathered inside."""
+    """Return the seconds to send one micro-batch's activations between stages. Slices of tensor ranks are gathered
+    after the transfer."""
     case, stack = at.case, at.stack
     whole = case.positions * case.hidden * case.weight_bytes
     sliced = np.asarray(case.sequence_parallel) > 0
     slices = np.where(sliced | stack.split_transfers, case.tensor, 1)
-    sent = send_seconds(whole / slices, at.road_to(case.pipeline, at.strides.pipeline))
-    gathered = np.where(sliced, 0.0, all_gather_seconds(whole, slices, _tensor_road(at)))
+    sent = send_seconds(whole / slices, at.link_to(case.pipeline, at.strides.pipeline))
+    gathered = np.where(sliced, 0.0, all_gather_seconds(whole, slices, _tensor_link(at)))
     return np.where(np.asarray(case.pipeline) > 1, sent + gathered, 0.0)
 
 
 def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Number, Number]:
-    """Return what ZeRO stage 3 adds to a layer: weights gathered for each pass, and gradients scattered after the
-    second.
-
-    Of work and gathers side by side the longer counts, and of the shorter the share that is not hidden.
-    """
+    """Return the exposed seconds of ZeRO stage 3 in a layer, forward and backward: the weights are gathered for each
+    pass, and the gradients are reduce-scattered in the backward."""
     case = at.case
     asked = np.asarray(case.zero) >= 3
     if not asked.any():
@@ -289,30 +289,72 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
     return added(forward, gather), added(backward, gather + scatter)
 
 
-def _table_traffic(at: Setting, next_to_it: Number) -> tuple[Number, Number]:
-    """Return what ZeRO stage 3 adds for the table of tokens: one gather, beside nothing, and one reduction of its
-    gradient, beside the work that follows."""
+def _table_traffic(at: Setting, concurrent_seconds: Number) -> tuple[Number, Number]:
+    """Return the exposed seconds of ZeRO stage 3 for the token table: one gather without overlap, and one reduction of
+    its gradient during the work that follows."""
     asked = np.asarray(at.case.zero) >= 3
     if not asked.any():
         return 0.0, 0.0
     gather, scatter = _sharded_seconds(at, table_parameters(at.case), 1)
-    shown = scatter if at.stack.gathers_by_parameter else at.added(next_to_it, scatter)
+    shown = scatter if at.stack.gathers_by_parameter else at.added(concurrent_seconds, scatter)
     return np.where(asked, gather, 0.0), np.where(asked, shown, 0.0)
 
 
 def _sharded_seconds(at: Setting, elements: Number, matrices: Number) -> tuple[Number, Number]:
-    """Return the seconds of one gather of so many weights over sharers, and of one reduction of their gradients.
+    """Return the seconds to gather the weights of `elements` parameters in the sharding group, and to reduce-scatter
+    their gradients.
 
-    A stack that gathers by parameter starts a collective for each matrix. DeepSpeed first writes zeros over what it
-    gathers into, and PyTorch copies the part of each rank out of the buffer of a gather, or into that of a reduction.
+    A stack that gathers by parameter starts one collective per matrix. DeepSpeed also fills the output of a gather with
+    zeros first, and PyTorch copies each rank's part out of the buffer of a gather or into that of a reduction.
     """
-    case, road = at.case, at.road(at.case.sharers, at.strides.sharers)
+    case, link = at.case, at.link(at.case.sharers, at.strides.sharers)
     weights, gradients = elements * case.weight_bytes, elements * case.reduction_bytes
-    gather = all_gather_seconds(weights, case.sharers, road)
-    scatter = all_gather_seconds(gradients, case.sharers, road)
+    gather = all_gather_seconds(weights, case.sharers, link)
+    scatter = all_gather_seconds(gradients, case.sharers, link)
     if not at.stack.gathers_by_parameter:
         return gather, scatter
-    starts = (matrices - 1) * all_gather_seconds(0.0, case.sharers, road)
+    starts = (matrices - 1) * all_gather_seconds(0.0, case.sharers, link)
     parts = matrices * case.sharers
     copied = at.device.moved(weights, matrices) + at.device.moved(2 * weights, parts)
     return gather + starts + copied, scatter + starts + at.device.moved(2 * gradients, parts)
+
+
+def context_seconds(at: Setting) -> tuple[Number, Number]:
+    """Return the exposed seconds of context parallelism in a layer, forward and backward: keys and values around a
+    ring, or all-to-all exchanges of heads for positions (Ulysses)."""
+    case, ranks = at.case, np.asarray(at.case.context)
+    if (ranks == 1).all():
+        return 0.0, 0.0
+    sent = case.of_a_layer(lambda layer: sum(e.into + e.out for e in _exchanged(layer, case)))
+    ring_sent = case.of_a_layer(lambda layer: sum(e.ring for e in _exchanged(layer, case)))
+    heads = case.positions * sent * case.weight_bytes
+    exchange = 2 * exchange_seconds(at.machine, heads / 2, case.context, at.strides.context, at.constants.fabric)
+    ring_forward, ring_backward = _ring_seconds(at, case.positions * ring_sent)
+    ring = np.asarray(case.ring) > 0
+    forward = np.where(ring, ring_forward, exchange) * (ranks > 1)
+    backward = np.where(ring, ring_backward, exchange) * (ranks > 1)
+    return forward, backward
+
+
+def _exchanged(layer: Layer, case: Case) -> list[Exchanged]:
+    found = (half.exchanged(case) for half in layer.halves.values())
+    return [each for each in found if each is not None]
+
+
+def _ring_seconds(at: Setting, elements: Number) -> tuple[Number, Number]:
+    """Return the exposed seconds of ring attention. elements: of a rank's keys and values.
+
+    Attention overlaps with the transfer of the next keys and values. Their gradients, of at least 4 bytes per element,
+    follow one turn later, and no work overlaps with the last transfer.
+    """
+    case, ranks = at.case, np.asarray(at.case.context)
+    link = at.link_to(case.context, at.strides.context)
+    keys = send_seconds(elements * case.weight_bytes, link)
+    wide = send_seconds(elements * np.maximum(4, case.weight_bytes), link)
+    forward, backward = (core / ranks for core in attention_seconds(case, at.device))  # seconds of one turn
+
+    def added(work: Number, moving: Number) -> Number:
+        return at.added(work, moving) if at.stack.overlaps_context else moving
+
+    inner = (ranks - 2) * added(backward, keys + wide)
+    return (ranks - 1) * added(forward, keys), added(backward, keys) + inner + added(backward, wide) + wide

@@ -1,7 +1,7 @@
-"""Bytes that other training systems allocate on their worst rank, on GPUs: the peak that torch counts as allocated.
+"""Peak allocated bytes of other training systems on their worst GPU, as torch.cuda.max_memory_allocated counts them.
 
-For comparison with published runs (docs/memory.md). Not in it: CUDA's context, NCCL's buffers, and what the allocator
-holds but has not given out; what nvidia-smi shows is therefore larger. Nothing here is fitted.
+For comparison with published runs (docs/memory.md). CUDA's context, NCCL's buffers and reserved but unallocated memory
+are not included, so nvidia-smi shows more. No constant is fitted.
 """
 
 from typing import NamedTuple
@@ -10,23 +10,23 @@ import numpy as np
 
 from trivium.cost.activations import layer_bytes
 from trivium.cost.case import ATTENTION, LAYER, NONE, Case, mean, take
-from trivium.cost.moments import Moment, moments_of_cases
+from trivium.cost.memory_peaks import MemoryPeak, peaks_of_case
 from trivium.cost.rank_parameters import layer_parameters, rank_parameters, table_parameters
 from trivium.cost.stack import Stack
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.layers.part import Number
 
-ADAM = 12  # bytes per parameter: an fp32 copy of the weights and two moments
-FP32_GRADIENT = 4  # of gradients that accumulate in 16 bits, a copy for the update
-PREFETCHED = 2  # layers that ZeRO stage 3 has together: the one at work, and the next
+ADAM_BYTES = 12  # per parameter: an fp32 copy of the weights and two moments
+FP32_BYTES = 4  # per parameter: an fp32 copy of 16-bit gradients for the update
+GATHERED_LAYERS = 2  # of ZeRO stage 3: the current layer and the next one
 
 
 class Rules(NamedTuple):
-    """What a system allocates by its own habits.
+    """Allocations that are specific to a system.
 
-    logit: bytes for each, at the loss. placeholders: gradients that were already added to the main ones leave an
-    empty tensor behind for autograd, one of each distinct shape, kept. gather_buffer: sequence parallelism gathers the
-    output layer's input into a buffer that stays.
+    logit: bytes per logit in the loss. placeholders: autograd keeps one empty gradient of each distinct shape for
+    gradients that were already accumulated. gather_buffer: sequence parallelism gathers the head's input into a
+    persistent buffer.
     """
 
     logit: int
@@ -40,13 +40,13 @@ MEGATRON_CORE = Rules(logit=4, placeholders=True, gather_buffer=True)
 
 
 def published_memory(case: Case, stack: Stack) -> Number:
-    """Peak bytes allocated on the worst rank of every plan of a case: an array with one entry per plan.
+    """Return the peak bytes allocated on the worst rank of every plan of a case, as an array.
 
-    States are sharded over data x context ranks; chunked stages are interleaved, others 1F1B.
+    States are sharded over data x context ranks. Plans with chunks are interleaved, the others 1F1B.
     """
     rules = MEGATRON_CORE if stack.name.startswith("megatron-core") else CLASSIC
     schedule = np.where(np.asarray(case.chunks) > 1, SCHEDULES["interleaved"], SCHEDULES["1f1b"])
-    found = [(which, _total(take(case, which), at, rules)) for which, at in moments_of_cases(case, schedule)]
+    found = [(which, _total(take(case, which), at, rules)) for which, at in peaks_of_case(case, schedule)]
     every, _ = found[0]
     worst = np.zeros(len(every))
     for which, total in found:
@@ -54,26 +54,26 @@ def published_memory(case: Case, stack: Stack) -> Number:
     return worst
 
 
-def _total(case: Case, at: Moment, rules: Rules) -> Number:
+def _total(case: Case, at: MemoryPeak, rules: Rules) -> Number:
     held = _states(case, at) + _activations(case, at) + at.last * _head(case, rules)
     return held + rules.placeholders * _placeholders(case, at)
 
 
-def _states(case: Case, at: Moment) -> Number:
+def _states(case: Case, at: MemoryPeak) -> Number:
     c, zero = case, np.asarray(case.zero)
     parameters = rank_parameters(c, at.layers, at.first, at.last)
-    update = ADAM + np.where(np.asarray(c.gradient_bytes) < FP32_GRADIENT, FP32_GRADIENT, 0)
+    update = ADAM_BYTES + np.where(np.asarray(c.gradient_bytes) < FP32_BYTES, FP32_BYTES, 0)
 
     def share(stage: int) -> Number:
         return np.where(zero >= stage, 1 / np.asarray(c.sharers), 1.0)
 
-    gathered = np.where(zero >= 3, PREFETCHED * layer_parameters(c), 0)
+    gathered = np.where(zero >= 3, GATHERED_LAYERS * layer_parameters(c), 0)
     per_parameter = c.weight_bytes * share(3) + c.gradient_bytes * share(2) + update * share(1)
     return parameters * per_parameter + c.weight_bytes * gathered
 
 
-def _activations(case: Case, at: Moment) -> Number:
-    """Layers in flight, what recomputing one of them fills again, and the embedding's mask."""
+def _activations(case: Case, at: MemoryPeak) -> Number:
+    """Return the bytes of the layers in flight, of one recomputed layer, and of the embedding's dropout mask."""
     c = case
     whole, kept = _layer(c, NONE), _layer(c, c.recompute)
     again = np.where(np.asarray(c.recompute) == LAYER, whole - kept, 0)
@@ -83,13 +83,13 @@ def _activations(case: Case, at: Moment) -> Number:
 
 
 def _layer(case: Case, mode: Number) -> Number:
-    """Korthikanti et al.'s count. Fused attention computes its scores again."""
+    """Return the count of Korthikanti et al. for a layer. Fused attention recomputes its scores."""
     fused = np.asarray(case.scores_kept) == 0
     return layer_bytes(case, np.where(fused & (np.asarray(mode) == NONE), ATTENTION, mode), counting="paper")
 
 
 def _head(case: Case, rules: Rules) -> Number:
-    """The last norm's input and output, the logits, and the buffer into which their input is gathered."""
+    """Return the bytes of the final norm's input and output, the logits, and the gather buffer."""
     c = case
     norm = 2 * c.positions * c.hidden * c.weight_bytes / c.along
     split = np.asarray(c.sequence_parallel) * (np.asarray(c.tensor) > 1)
@@ -97,7 +97,7 @@ def _head(case: Case, rules: Rules) -> Number:
     return norm + rules.logit * c.positions * c.vocabulary / c.tensor + gathered
 
 
-def _placeholders(case: Case, at: Moment) -> Number:
-    """One gradient of each shape of a layer's matrices, and of the output's."""
+def _placeholders(case: Case, at: MemoryPeak) -> Number:
+    """Return the bytes of one gradient of each matrix shape of a layer and of the head."""
     matrices = layer_parameters(case) - 2 * case.hidden
     return case.weight_bytes * ((np.asarray(at.layers) > 0) * matrices + at.last * table_parameters(case))

@@ -1,14 +1,54 @@
-"""How many parameters a rank holds, without padding, for one case or arrays of them.
-
-The sums of plan.parameters' table; a test holds the two equal.
-"""
+"""Count the parameters that a rank holds: for one plan from its buckets, padding included, and for a case without
+it."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import Case, mean
+from trivium.cost.case import Case, mean, state_bytes
+from trivium.plan.buckets import BUCKET_ELEMENTS, ELEMENTS_ALONE, MOST_TIMES, SHARERS_OF_ONE, UNIT, bucket_table
 from trivium.plan.layers.part import Number, Row
+from trivium.plan.plan import Plan
+from trivium.plan.precision import BYTES
+
+
+class Elements(NamedTuple):
+    """Elements of all buckets of a rank, elements of the trained buckets, and bytes of the optimizer's states."""
+
+    held: Number
+    trained: Number
+    state_bytes: Number
+
+
+def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
+    """Count a rank's elements as the runtime lays them out in buckets.
+
+    sharer: the rank's number in its sharding group. Its slices may belong to other groups of the optimizer than those
+    of its peers.
+    """
+    masters, shares = BYTES[plan.precision.masters], plan.layout.sharers if plan.zero >= 1 else 1
+    rows, states = bucket_table(plan, pipeline), 0
+    for row in (row for row in rows if row.trains):
+        size = row.padded // shares
+        first = sharer % shares * size
+        for span in row.spans:
+            inside = min(span.stop, first + size) - max(span.start, first)
+            states += max(0, inside) * state_bytes(span.group, plan.optimizer, masters)
+    return Elements(sum(row.padded for row in rows), sum(row.padded for row in rows if row.trains), states)
+
+
+def bucket_limit(case: Case) -> Number:
+    """Return `plan.buckets.bucket_elements` of every plan of a case."""
+    sharers = np.asarray(case.sharers)
+    among: Number = BUCKET_ELEMENTS * np.clip(sharers // SHARERS_OF_ONE, 1, MOST_TIMES)
+    return np.where(sharers > 1, among, ELEMENTS_ALONE)
+
+
+def slice_elements(case: Case, elements: Number) -> Number:
+    """Return how many of a bucket's elements one rank updates: its padded slice under ZeRO, else all of them."""
+    sharers = np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
+    return np.ceil(elements / (sharers * UNIT)) * UNIT
 
 
 def layer_parameters(case: Case) -> Number:
@@ -17,17 +57,18 @@ def layer_parameters(case: Case) -> Number:
 
 
 def embedding_parameters(case: Case) -> Number:
-    """Of the tokens' table on one tensor rank, and of learned positions."""
+    """Return the parameters of the token table and of learned positions on one tensor rank."""
     return mean(case.embeddings, lambda embedding: _held(embedding.rows(), case))
 
 
 def table_parameters(case: Case) -> Number:
-    """Of one tensor rank's rows of the vocabulary."""
+    """Return the parameters of the token table on one tensor rank."""
     return case.vocabulary / case.tensor * case.hidden
 
 
 def rank_parameters(case: Case, layers: Number, first: Number, last: Number) -> Number:
-    """Of a rank with so many layers and, where 1, the first and the last stage. Both ends share a tied table."""
+    """Return the parameters of a rank with `layers` layers. first, last: 1 if it has the first or the last stage. A
+    rank with both stages holds a tied table once."""
     own_table = np.where(np.asarray(case.tied) == 1, 1 - first, 1)
     norm = mean(case.heads, lambda head: _held(head.norm.rows(), case))
     head = own_table * table_parameters(case) + norm
@@ -35,7 +76,7 @@ def rank_parameters(case: Case, layers: Number, first: Number, last: Number) -> 
 
 
 def largest_parameter(case: Case, first: Number, last: Number) -> Number:
-    """Elements of the largest parameter of such a rank."""
+    """Return the elements of the largest parameter of a rank. first, last: as in `rank_parameters`."""
     matrix = case.of_a_layer(lambda layer: _largest(layer.rows, case))
     return np.maximum(matrix, np.maximum(first, last) * table_parameters(case))
 
@@ -52,7 +93,7 @@ def _largest(rows: Iterable[Row], case: Case) -> Number:
 
 
 def _elements(row: Row, case: Case) -> Number:
-    """Of a row on one tensor rank."""
+    """Return the elements of a row on one tensor rank."""
     if row.padded:
         return table_parameters(case)
     return row.elements if row.split is None else row.elements / case.tensor

@@ -1,7 +1,7 @@
-"""Ranks that share the cores of one machine: each has a core for a part of the time only.
+"""Time of a pipeline whose ranks share the cores of one host.
 
-While a rank waits for a message it needs no core. Ranks that talk in every layer (tensor, context) wait together, and
-are one group; groups fill each other's waits as far as they find a core free.
+A rank that waits for a message does not need a core. Ranks that communicate in every layer (tensor, context) wait
+together as one group. Other groups compute during these waits if a core is free.
 """
 
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from trivium.cost.hardware import Machine
 from trivium.cost.prices import Piece
 from trivium.plan.layers.part import Number
 
-TINY = 1e-30  # seconds; only keeps a division by nothing away
+MIN_SECONDS = 1e-30  # avoids a division by zero
 
 
 class Shared(NamedTuple):
-    """Seconds of a step's pipeline on shared cores: what they are spent on. They add up."""
+    """Seconds of a step's pipeline on shared cores. The parts add up to `seconds`."""
 
     work: Piece
     bubble: Number
@@ -31,29 +31,25 @@ class Shared(NamedTuple):
 def on_shared_cores(
     machine: Machine, case: Case, mean: Piece, alone: Number, transfers: Number, core_share: float
 ) -> Shared:
-    """The pipeline of a step when ranks share cores.
+    """Return the seconds of a step's pipeline when ranks share cores.
 
-    mean: seconds of a rank's work, over all its micro-batches and averaged over pipeline ranks, with a core of its own.
-    alone: of the pipeline then, `transfers` of it in transfers. core_share: the part of a collective's time in which a
-    rank needs a core.
+    mean: seconds of a rank's work with a core of its own, over all its micro-batches and averaged over pipeline ranks.
+    alone: seconds of the pipeline with a core per rank, `transfers` of them in transfers. core_share: fraction of a
+    collective's time in which a rank needs a core.
 
-    A group alone takes `path`, and holds its cores for `held` of that. All groups together need `needed`, which is the
-    least. A group finds its core taken as often as one group holds it, and then waits for the others: for one group,
-    for groups that never wait, and for many groups this is exact; for two groups it is their closed queue.
+    A single group takes `path` seconds and uses its cores for `held` of them. All groups together need at least
+    `needed` seconds. A group finds its core busy with the probability that one group holds it, and then waits for the
+    others. This is exact for one group, for groups that never wait, and for many groups; for two groups it is their
+    closed queue.
     """
     messages = mean.total - mean.compute
     of_core = mean.compute + core_share * messages
-    own, crowd = _ranks_per_core(machine, case.tensor * case.context), _ranks_per_core(machine, case.ranks)
+    own, crowd = machine.crowding(case.tensor * case.context), machine.crowding(case.ranks)
     path, held, needed = own * alone, own * of_core, crowd * of_core
     seconds = np.maximum(needed, path + (needed - held) * np.minimum(1.0, held / path))
     idle = seconds - needed
     waiting = np.minimum(idle, own * (1 - core_share) * messages)
     moving = np.minimum(idle - waiting, own * transfers)
-    longer = crowd * core_share + np.where(messages > 0, waiting / np.maximum(messages, TINY), 0.0)
+    longer = crowd * core_share + np.where(messages > 0, waiting / np.maximum(messages, MIN_SECONDS), 0.0)
     spent = Piece(crowd * mean.compute, *(longer * seconds_of for seconds_of in mean[1:]))
     return Shared(spent, idle - waiting - moving, moving)
-
-
-def _ranks_per_core(machine: Machine, ranks: Number) -> Number:
-    """How many of so many ranks want each core at once, and at least one."""
-    return np.maximum(1.0, np.asarray(ranks) / machine.devices)

@@ -1,5 +1,4 @@
-"""Where the layers of a plan sit, remembered: pricing asks thousands of times, and they never change; and of arrays
-of plans, how many each rank has."""
+"""Layers by stage of one plan, cached for repeated pricing, and the number of layers by rank of many plans."""
 
 from functools import lru_cache
 
@@ -14,26 +13,26 @@ from trivium.plan.plan import Plan
 
 
 def layers_by_stage(plan: Plan) -> tuple[range, ...]:
-    """`plan.layers_of` of every stage."""
+    """Return `plan.layers_of` of every stage."""
     layers = _layers(plan.partition, plan.model, plan.layout)
     return (*layers, plan.layers_of(plan.last_stage)) if plan.heads_in_turns else layers
 
 
 def layers_of_ranks(case: Case) -> tuple[Number, Number, Number]:
-    """Layers of the first rank of a pipeline, the most of one in the middle, and of the last, where stages are as
-    plan.Partition() has them: equal, and what is over goes to the middle; but for the ends' allowance."""
+    """Return the layers of the first pipeline rank, the largest number on a middle rank, and the layers of the last
+    rank, under `Partition()`: equal stages with the remainder in the middle, minus `ends_lighter` at both ends."""
     p, stages = np.asarray(case.pipeline), np.asarray(case.pipeline) * case.chunks
     lighter = np.where(p > 1, case.ends_lighter, 0)
     whole, over = np.divmod(np.asarray(case.layers) + 2 * lighter, stages)
-    start = (stages - over) // 2  # of the stages with a layer more
+    start = (stages - over) // 2  # first stage with an additional layer
     chunks = np.asarray(case.chunks)
 
     def extra(rank: Number) -> Number:
-        """Of a rank's stages, which are p apart, those with a layer more."""
+        """Return how many stages of a rank, p apart, have an additional layer."""
         more: Number = -((rank - start - over) // p) + (rank - start) // p
         return more
 
-    # Stages that go down the ranks and back: the first rank has the two outermost, the last the two innermost.
+    # In a V-shaped schedule the first rank has the two outermost stages, the last rank the two innermost.
     folded = (np.asarray(case.ends_together) > 0) & (p > 1)
     first = np.where(folded, np.maximum(0, over - stages + 2), extra(0))
     last = np.where(folded, np.minimum(2, over), extra(p - 1))

@@ -1,7 +1,8 @@
-"""Seconds of a step, for one plan or thousands at once, in closed form.
+"""Closed form of the seconds of a step, for one plan or thousands at once.
 
-The slowest rank sets the pace of the pipeline, the others its filling; then gradients are reduced over replicas, and
-the optimizer runs. Exact for equal stages of the plain schedules; cost/timeline.py simulates the others.
+The slowest rank determines the pace of the pipeline, and all ranks determine the time to fill it. The gradient
+reduction and the optimizer follow. The closed form is exact for equal stages of gpipe and 1F1B; cost/timeline.py
+simulates others.
 """
 
 from dataclasses import dataclass
@@ -15,15 +16,15 @@ from trivium.cost.constants import Constants, shipped_constants
 from trivium.cost.hardware import Machine
 from trivium.cost.prices import Piece, Prices, prices
 from trivium.cost.replicas import Fullest, data_seconds, fullest_of, optimizer_seconds
-from trivium.cost.setting import setting
+from trivium.cost.setting import Setting, setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
 from trivium.cost.stages import layers_of_ranks
 from trivium.plan.layers.part import Number
 from trivium.plan.schedule import SCHEDULE_NAMES
 
-# Schedules as numbers, for arrays of plans; a given one is priced as 1F1B, and as ZB-V the one whose heads are taken in
-# turns: both are simulated where a single plan is priced.
+# Schedules as numbers, for arrays of plans. The closed form prices given rows as 1F1B and zb-turns as ZB-V; the
+# simulation of a single plan follows their own order.
 SCHEDULES = {name: number for number, name in enumerate(SCHEDULE_NAMES)} | {
     "given": SCHEDULE_NAMES.index("1f1b"),
     "zb-turns": SCHEDULE_NAMES.index("zb-v"),
@@ -32,7 +33,7 @@ SCHEDULES = {name: number for number, name in enumerate(SCHEDULE_NAMES)} | {
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds of a step, part by part; each a number or an array with one entry per plan. They add up."""
+    """Seconds of a step by part; each a number or an array with one entry per plan. They add up to `seconds`."""
 
     compute: Number
     tensor_collectives: Number
@@ -58,30 +59,39 @@ def step_seconds(
     strides: Strides | None = None,
     fullest: Fullest | None = None,
 ) -> StepSeconds:
-    """Price every plan of a case. stack: by default ours; constants: by default the shipped ones.
+    """Price every plan of a case.
 
-    schedule: of SCHEDULES, one number or one per plan. strides: by default those of the default order of axes.
-    fullest: by default of balanced plans.
-    Where ranks share devices, crowding is part of the result.
+    stack: by default Trivium's. constants: by default the shipped ones. schedule: of SCHEDULES, one number or one per
+    plan. strides: by default those of the default order of axes. fullest: by default the fullest ranks of balanced
+    plans. If ranks share devices, the result includes the time in which they wait for each other.
     """
     stack = stack or stack_named(OURS)
     at = setting(case, machine, stack, constants or shipped_constants(), strides)
     fullest = fullest or fullest_of(case)
     pieces = prices(at)
-    ranks = _rank_work(case, pieces)
-    busiest = ranks.busiest
-    m = np.asarray(case.micro_batches)
+    ranks, m = _rank_work(case, pieces), np.asarray(case.micro_batches)
     blocking = stack.blocking_transfers
-    without = _pipeline(case, ranks, 0.0, schedule, blocking=blocking)
-    with_transfers = _pipeline(case, ranks, pieces.transfer, schedule, blocking=blocking)
-    crowd = _crowding(machine, case)
-    work, moving = busiest.times(m), with_transfers - without
+    without, with_transfers = (
+        _pipeline(case, ranks, transfer, schedule, blocking=blocking) for transfer in (0.0, pieces.transfer)
+    )
+    mean = ranks.whole.times(m / case.pipeline)
+    return parts_of_step(at, pieces, fullest, ranks.busiest.times(m), mean, (without, with_transfers))
+
+
+def parts_of_step(
+    at: Setting, pieces: Prices, fullest: Fullest, work: Piece, mean: Piece, pipeline_seconds: tuple[Number, Number]
+) -> StepSeconds:
+    """Return the parts of a step from the duration of its pipeline.
+
+    work: of the busiest pipeline rank. mean: the average over pipeline ranks. pipeline_seconds: without transfers, and
+    with them.
+    """
+    without, with_transfers = pipeline_seconds
+    crowd, factor, moving = at.machine.crowding(at.case.ranks), at.stack.factor, with_transfers - without
     bubble = np.maximum(0.0, without - work.total)
-    if machine.sharing == "shared":
-        mean = ranks.whole.times(m / case.pipeline)
+    if at.machine.sharing == "shared":
         core_share = at.constants.core_share
-        work, bubble, moving = on_shared_cores(machine, case, mean, with_transfers, moving, core_share)
-    factor = stack.factor
+        work, bubble, moving = on_shared_cores(at.machine, at.case, mean, with_transfers, moving, core_share)
     return StepSeconds(
         compute=factor * work.compute,
         tensor_collectives=factor * work.tensor,
@@ -89,12 +99,13 @@ def step_seconds(
         bubble=factor * bubble,
         pipeline_transfers=factor * moving,
         data_collectives=factor * (work.gathers + crowd * data_seconds(at, pieces, fullest)),
-        optimizer=factor * crowd * optimizer_seconds(at, fullest),
+        optimizer=factor * (crowd * optimizer_seconds(at, fullest)),
     )
 
 
 class RankWork(NamedTuple):
-    """One micro-batch through all stages of a rank: the first, one in the middle, the last; and through all ranks."""
+    """One micro-batch through all stages of the first, a middle and the last pipeline rank, and of all ranks
+    (whole)."""
 
     first: Piece
     middle: Piece
@@ -104,7 +115,7 @@ class RankWork(NamedTuple):
 
     @property
     def busiest(self) -> Piece:
-        """The one that takes longest."""
+        """The piece of the slowest rank."""
         kinds = (self.first, self.middle, self.last)
         totals = np.stack(np.broadcast_arrays(*(kind.total for kind in kinds)))
         which = totals.argmax(axis=0)
@@ -129,35 +140,29 @@ def _rank_work(case: Case, pieces: Prices) -> RankWork:
 
 
 def _pipeline(case: Case, ranks: RankWork, transfer: Number, schedule: Number, *, blocking: bool) -> Number:
-    """Seconds of all micro-batches."""
+    """Return the seconds of the pipeline for all micro-batches."""
     m, p, v = (np.asarray(n) for n in (case.micro_batches, case.pipeline, case.chunks))
     name, forward = np.asarray(schedule), ranks.forward_share
     busiest, whole = ranks.busiest.total, ranks.whole.total
-    if blocking:  # a rank pays for each of its transfers, one forward and one backward
+    if blocking:  # A rank waits for each of its transfers, one forward and one backward.
         period = busiest + np.where(p > 1, 2 * v * transfer, 0.0)
-    else:  # a micro-batch goes forth and back while as many as are in flight go through the first rank
+    else:  # A micro-batch passes the pipeline both ways while all those in flight pass the first rank.
         flying = np.where(v > 1, (v + 1) * p / v, p)
         there_and_back = whole + 2 * (p * v - 1) * transfer
         streams = (name == SCHEDULES["gpipe"]) | (m < p)
         period = np.maximum(busiest, np.where(streams, 0.0, there_and_back / flying))
     filling = (whole - busiest) / v
-    # Nobody waits for weight gradients: of F + I + W are left F + I; and where they wait until others fill the
-    # pipeline, F + I - W. I and W take as long.
+    # No rank waits for weight gradients, which leaves F + I of F + I + W. If they are deferred until others fill the
+    # pipeline, F + I - W is left. I and W take equally long.
     inputs = (1 - forward) / 2
     filling = np.where(name == SCHEDULES["1f1b-split"], filling * (forward + inputs), filling)
     filling = np.where(name == SCHEDULES["zb-h1"], filling * forward, filling)
     filling = np.where(name == SCHEDULES["zb-v"], filling * np.maximum(0, forward - inputs), filling)
     first = period if blocking else busiest
     seconds = first + (m - 1) * period + np.where(p > 1, filling + 2 * (p - 1) * transfer, 0.0)
-    # Where few micro-batches put weight gradients off, the way there and back of one after the other is longer.
+    # With few micro-batches, zero-bubble schedules are limited by successive passes through the whole pipeline.
     stage, path = busiest / v, forward + inputs
     way = path * (whole + (m - 1) * stage) + inputs * stage + 2 * (p * v - 1) * transfer
     waits = (name == SCHEDULES["zb-h1"]) | (name == SCHEDULES["zb-v"])
     whole_step: Number = np.where(waits & (p > 1), np.maximum(seconds, way), seconds)
     return whole_step
-
-
-def _crowding(machine: Machine, case: Case) -> Number:
-    if machine.sharing == "exclusive":
-        return 1.0
-    return np.maximum(1.0, np.asarray(case.ranks) / machine.devices)

@@ -1,4 +1,4 @@
-"""Time a schedule: the planner's estimate and the runtime's trace share this form."""
+"""Simulate a schedule. The planner's estimates and the runtime's traces share the resulting timeline."""
 
 import itertools
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from trivium.plan.schedule import Action, Op, Schedule, inputs, is_split, last_s
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each action ran, in seconds from the start of the step, and how long each pipeline rank worked."""
+    """Start and end of each action in seconds from the start of the step, and the working seconds of each pipeline
+    rank."""
 
     spans: dict[Action, tuple[float, float]]
     rank_of: dict[Action, int]
@@ -26,7 +27,7 @@ class Timeline:
         return self.duration * len(self.busy) / sum(self.busy) - 1
 
     def rows(self) -> list[dict[str, Any]]:
-        """The spans as plain data, the form of `training/timeline.json`, by rank and start."""
+        """Return the spans as plain data in the format of `training/timeline.json`, sorted by rank and start."""
         order = sorted(self.spans.items(), key=lambda item: (self.rank_of[item[0]], item[1]))
         return [
             {"pipeline_rank": self.rank_of[action], "action": str(action), "start": start, "end": end}
@@ -35,14 +36,14 @@ class Timeline:
 
 
 def unit_seconds(action: Action) -> float:
-    """Of actions of equal size, a backward twice a forward: what the form of a schedule alone costs."""
+    """Return 2 for a backward and 1 for any other action, to compare the shapes of schedules."""
     return 2.0 if action.op is Op.BACKWARD else 1.0
 
 
 def simulate(schedule: Schedule, seconds: Callable[[Action], float], transfer: float = 0.0) -> Timeline:
-    """An action starts when its rank is free and its inputs have arrived.
+    """Return the timeline of a schedule. An action starts when its rank is free and its inputs have arrived.
 
-    A value that crosses ranks arrives `transfer` seconds after it was made; nobody waits to send it.
+    A tensor that crosses ranks arrives `transfer` seconds after it was computed; its sender does not wait.
     """
     last, split = last_stage(schedule), is_split(schedule)
     rank_of = {action: rank for rank, row in enumerate(schedule) for action in row}

@@ -1,4 +1,4 @@
-"""Bytes that a rank hands to each collective in one optimizer step, by axis: what the runtime counts."""
+"""Bytes that a rank passes to each collective in one optimizer step, by axis, as the runtime counts them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ OF_COPIES = ("sharers", "holders")  # where ZeRO shards several; of one, the rep
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Bytes of one micro-batch's activation: whole, and as each tensor rank holds it outside regions."""
+    """Bytes of one micro-batch's activation. outside: as each tensor rank holds it outside tensor-parallel regions."""
 
     whole: int
     outside: int
@@ -31,7 +31,7 @@ class _Sizes:
 
 
 def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
-    """The traffic of a step of the full batch of the rank at a coordinate."""
+    """Return the traffic of the rank at a coordinate in a step with the full batch."""
     traffic: Traffic = {role: Counter() for role in (*ROLES, *OF_COPIES * (plan.layout.copies > 1))}
     micro_batches = plan.batch.micro_batches(plan.layout)
     sizes = _sizes(plan)
@@ -55,8 +55,8 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
 
 
 def _sent(plan: Plan, pipeline: int, micro_batches: int) -> int:
-    """How many activations and gradients a pipeline rank sends on in a step: to each neighbour of each of its stages
-    that it does not hold."""
+    """Return how many activations and gradients a pipeline rank sends in a step: one per micro-batch to each
+    neighbouring stage on another rank."""
     if plan.schedule not in SCHEDULE_NAMES:
         return sends(plan.schedule_table(), pipeline)
     own = plan.stages_of(pipeline)
@@ -72,7 +72,7 @@ def _sizes(plan: Plan) -> _Sizes:
 
 
 def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
-    """Of one micro-batch through one stage, forward and backward."""
+    """Return the tensor traffic of one micro-batch in one stage, forward and backward."""
     total: Counter[str] = Counter()
     enters = leaves = 0  # passes through a region's border, forward; each has one pass backward
     again_enters = again_leaves = 0  # in a recomputed forward
@@ -103,7 +103,7 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
 
 
 def _context(plan: Plan, layer: int) -> Counter[str]:
-    """Of one micro-batch through one layer's attention, forward and backward."""
+    """Return the context traffic of one micro-batch in one layer, forward and backward."""
     ranks, positions = plan.layout.context, plan.local_sequence * plan.batch.micro
     at, total = Place(tensor=plan.layout.tensor), Counter[str]()
     for half in plan.model.each_layer[layer].halves.values():
@@ -156,7 +156,8 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
 
 
 def _add_matrices(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at: Coordinate) -> None:
-    """Directions of matrices to the ranks that work on them, and updates back, with what stays on the rank."""
+    """Add the exchange of matrix directions and updates with the ranks that compute them, including a rank's own
+    share."""
     sharers, own = (plan.layout.sharers, plan.layout.sharer(at)) if plan.zero >= 1 else (1, 0)
     trained, size = [row for row in rows if row.trains], BYTES[plan.precision.masters]
     moved = Counter[str]()
@@ -173,9 +174,9 @@ def _add_matrices(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at: C
 
 
 def _contributions(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> int:
-    """How often a bucket is reduced from stage 2 on: whenever all its parameters have contributed.
+    """Return how often a bucket is reduced at ZeRO stage 2 or 3: whenever all its parameters have contributed.
 
-    A tied table whose ends are both here contributes twice where its two uses are in different backwards.
+    A tied table with both uses on this rank contributes twice if the uses are in different backwards.
     """
     times = plan.taken(at.pipeline, row.items[0].stage, micro_batches)
     apart = plan.stages > 1 or plan.schedule.startswith("zb")
@@ -185,7 +186,8 @@ def _contributions(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: in
 
 
 def _gathers(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> int:
-    """How often stage 3 gathers a bucket in a step: for a forward and a backward; an embedding only for a forward."""
+    """Return how often ZeRO stage 3 gathers a bucket per step: for each forward and backward, an embedding only for the
+    forward."""
     first = row.items[0]
     if first.parameter.owner != "embedding":
         return 2 * plan.taken(at.pipeline, first.stage, micro_batches)

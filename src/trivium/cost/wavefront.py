@@ -1,10 +1,9 @@
-"""When many schedules end, all simulated at once: the rule of timeline.simulate, without its spans.
+"""Simulate many schedules at once by the rules of timeline.simulate, and return only their durations.
 
-All ranks of all runs advance together. In a round each rank looks at its next action, and does it if its input is
-there; the times are exact, because an action's start depends on its rank and on its input alone, and both are
-known. A long step is not simulated to its end. Once two periods of the steady phase are alike on every rank, up to
-one shift of time, all further periods are alike too, since each is computed from the one before it; the step then
-ends later by that shift for each period left out.
+All ranks of all runs advance together. In each round, a rank performs its next action if the input has arrived. The
+times are exact, because the start of an action depends only on its rank and its input. Long steps are extrapolated:
+once two periods of the steady phase are equal on every rank up to one shift of time, all further periods are equal as
+well, because each depends only on the previous one. Each omitted period prolongs the step by that shift.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,8 @@ EQUAL = 1e-12  # of the time so far: rounding
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One schedule to time. seconds: [operation, stage], operations as in Order.ops. transfer: between ranks."""
+    """One schedule to simulate. seconds: [operation, stage], operations as in Order.ops. transfer: seconds between
+    ranks."""
 
     name: ScheduleName
     pipeline: int
@@ -41,12 +41,12 @@ class Run:
         return self.pipeline if self.name == "interleaved" else 1
 
     def of(self, micro_batches: int) -> Order:
-        """The order of a step of so many micro-batches."""
+        """Return the order of a step with `micro_batches` micro-batches."""
         return order_of(self.name, self.pipeline, micro_batches, self.chunks)
 
 
 def finish_seconds(runs: Sequence[Run]) -> Seconds:
-    """Seconds of the whole step of each run, as timeline.simulate(...).duration gives them."""
+    """Return the duration of each run in seconds, equal to timeline.simulate(...).duration."""
     found = np.zeros(len(runs))
     waiting = {n: _first_length(run) for n, run in enumerate(runs)}
     while waiting:
@@ -66,7 +66,7 @@ def finish_seconds(runs: Sequence[Run]) -> Seconds:
 
 
 def end_times(orders: Sequence[Order], runs: Sequence[Run]) -> list[Seconds]:
-    """For each order, the end of every action: [rank, position]."""
+    """Return the end of every action of each order: [rank, position]."""
     tables = {id(order): order for order in orders}
     starts, offset = {}, 0
     for key, order in tables.items():
@@ -98,7 +98,8 @@ def end_times(orders: Sequence[Order], runs: Sequence[Run]) -> list[Seconds]:
 def _advance(
     packed: Array, at: Array, base: Array, kinds: Array, transfer: Seconds, times: Seconds, seconds: Seconds
 ) -> None:
-    """Fill `times`. One entry per rank of every run: its place in `packed`; where its run's times and seconds start."""
+    """Fill `times`. at: position in `packed` of every rank of every run. base, kinds: where the times and seconds of
+    its run start."""
     free = np.zeros(len(at))
     rounds = 0
     while len(at):
@@ -119,7 +120,8 @@ def _advance(
 
 
 def _packed(order: Order) -> Array:
-    """[rank x (position + 1), 3]: the places of the action's time and of its input's, its kind. Rows end with NEVER."""
+    """Return [rank x (position + 1), 3]: index of the action's time, index of its input's time, kind. Rows end with
+    NEVER."""
     stages, m = order.stages, order.micro_batches
     kinds = order.kinds
     op, stage = np.divmod(kinds, stages)
@@ -127,7 +129,7 @@ def _packed(order: Order) -> Array:
     reader = np.where(op == 0, stage - 1, np.where(op == back, stage + 1, -1))
     inside = (reader >= 0) & (reader < stages)
     rank = np.arange(len(kinds))[:, None]
-    # What a rank made itself is there: its row says so.
+    # Inputs from the rank itself are available, because they precede the action in its row.
     crosses = inside & (order.rank_of[np.where(inside, reader, 0)] != rank)
     needs = np.where(crosses, 2 + (op * stages + reader) * m + order.numbers, AT_ONCE)
     table = np.full((kinds.shape[0], kinds.shape[1] + 1, 3), NEVER)
@@ -136,21 +138,21 @@ def _packed(order: Order) -> Array:
 
 
 def _first_length(run: Run) -> int:
-    """A step long enough that the steady phase settles in most cases; in the others a longer one is tried."""
+    """Return the length of a step in which the steady phase usually settles; otherwise a longer step is simulated."""
     return min(run.micro_batches, _rounded(3 * run.pipeline + 8, run))
 
 
 def _rounded(micro_batches: int, run: Run) -> int:
-    """As many, such that what is left out of the step is a whole number of periods."""
+    """Round up so that the omitted part of the step is a whole number of periods."""
     left = max(0, run.micro_batches - micro_batches)
     return run.micro_batches - left // run.period * run.period
 
 
 def _steady_shift(run: Run, order: Order, ends: Seconds) -> float | None:
-    """By how much each further period prolongs the step; None where the steady phase has not settled.
+    """Return by how many seconds each further period prolongs the step; None if the steady phase has not settled.
 
-    A row of a longer step is this row with a period put in at its cut. What follows the cut needs nothing that is
-    older than one period before it (tests/cost/wavefront_test.py), so one shift for that whole period says it all.
+    A row of a longer step is this row with a period inserted at its cut. Actions after the cut need no input older than
+    one period before it (tests/cost/wavefront_test.py), so it suffices to compare that period.
     """
     longer, length = run.of(order.micro_batches + run.period).kinds, order.kinds.shape[1]
     width = longer.shape[1] - length

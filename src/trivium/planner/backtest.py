@@ -1,4 +1,4 @@
-"""How far predictions are from published measurements."""
+"""Compare predictions with published measurements."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 class Errors(NamedTuple):
-    """Predicted over measured, less one, in percent. bias: mean with signs; the others of absolute errors."""
+    """Relative errors predicted / measured - 1 in percent. bias: signed mean; the others are of absolute errors."""
 
     n: int
     bias: float
@@ -28,7 +28,7 @@ class Errors(NamedTuple):
 
 @dataclass(frozen=True)
 class Backtest:
-    """Predictions beside measurements; problems: of rows that could not be read."""
+    """Predictions and measurements by row. problems: messages for rows that could not be read."""
 
     rows: tuple[Row, ...]
     seconds: Array
@@ -36,7 +36,7 @@ class Backtest:
     problems: tuple[str, ...]
 
     def errors(self, src: str | None = None) -> dict[str, Errors]:
-        """Of seconds, and of memory where it is known, over the rows of a source or over all."""
+        """Return the errors of seconds, and of memory if known, over the rows of a source or over all rows."""
         chosen = np.array([src in (None, row.src) for row in self.rows], dtype=bool)
         measured = np.array([row.seconds for row in self.rows])
         held = np.array([np.nan if row.memory_bytes is None else row.memory_bytes for row in self.rows])
@@ -47,7 +47,7 @@ class Backtest:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """In the order of the file."""
+        """Sources in the order of the file."""
         return tuple(dict.fromkeys(row.src for row in self.rows))
 
     def tree(self) -> dict[str, Any]:
@@ -76,8 +76,8 @@ class Backtest:
 
 
 def backtest(table: Table, constants: Constants | None = None) -> Backtest:
-    """Price every row of a table. constants: by default the shipped ones. Rows of sizes that no arithmetic holds are
-    skipped like those that could not be read."""
+    """Price every row of a table. constants: by default the shipped ones. Rows whose sizes overflow are skipped like
+    those that could not be read."""
     with np.errstate(over="ignore", invalid="ignore"):
         seconds = over_batches(table.rows, lambda batch: predicted_seconds(batch, constants))
         memory = over_batches(table.rows, predicted_memory)
@@ -92,19 +92,19 @@ def backtest(table: Table, constants: Constants | None = None) -> Backtest:
 
 
 def predicted_seconds(batch: Batch, constants: Constants | None) -> Array:
-    """Of each row of a batch."""
+    """Return the predicted seconds of each row of a batch."""
     seconds = step_seconds(batch.case, batch.machine, batch.stack, constants).seconds
     return np.broadcast_to(np.asarray(seconds, dtype=float), batch.where.shape)
 
 
 def predicted_memory(batch: Batch) -> Array:
-    """Bytes of the worst rank, of each row of a batch."""
+    """Return the predicted bytes of the worst rank of each row of a batch."""
     held = published_memory(batch.case, batch.stack)
     return np.broadcast_to(np.asarray(held, dtype=float), batch.where.shape)
 
 
 def errors_of(predicted: Iterable[float], measured: Iterable[float]) -> Errors:
-    """Over the pairs of which both are known."""
+    """Return the errors over the pairs in which both values are known."""
     ratio = np.asarray(list(predicted), dtype=float) / np.asarray(list(measured), dtype=float)
     percent = 100 * (ratio[np.isfinite(ratio)] - 1)
     if not percent.size:
@@ -121,12 +121,12 @@ def errors_of(predicted: Iterable[float], measured: Iterable[float]) -> Errors:
 
 
 def regret(rows: Sequence[Row], seconds: Array) -> float:
-    """How much longer the run that the planner would choose took than the fastest, as a fraction."""
+    """Return by which fraction the run that the planner would choose was slower than the fastest one."""
     return rows[int(np.argmin(seconds))].seconds / min(row.seconds for row in rows) - 1
 
 
 def workloads(rows: Sequence[Row], at_least: int) -> list[list[Row]]:
-    """Rows that differ only in layout, wherever there are enough of them."""
+    """Return groups of at least `at_least` rows that differ only in their layout."""
     groups: dict[tuple[float | str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(row.workload, []).append(row)

@@ -1,4 +1,4 @@
-"""One plan taken apart: where the seconds of a step go, what every pipeline rank holds and when, what moves."""
+"""Break a plan's price down by pipeline rank: seconds, memory over time, and traffic."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ from trivium.cost.timeline import Timeline
 from trivium.cost.traffic import Traffic, step_traffic
 from trivium.plan.layout import Coordinate
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import Action, Op
+from trivium.plan.schedule import Op
 from trivium.plan.transfers import reader_of
 
-KEPT_UNTIL = (Op.BACKWARD, Op.WEIGHT_GRADIENT)  # an activation is kept until one of these
+FREES_ACTIVATIONS = (Op.BACKWARD, Op.WEIGHT_GRADIENT)
 
 
 @dataclass(frozen=True)
 class RankTime:
-    """Seconds of a step on one pipeline rank, inside the pipeline. idle: waiting for others, or for nothing."""
+    """Seconds of a step on one pipeline rank while the pipeline runs. idle: the remaining time."""
 
     pipeline: int
     forward: float
@@ -37,7 +37,7 @@ class RankTime:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """An estimate with its parts by pipeline rank. timeline: of the whole step; traffic: bytes a rank hands on."""
+    """An estimate and its parts by pipeline rank. timeline: the whole step. traffic: bytes that a rank sends."""
 
     plan: Plan
     machine: Machine
@@ -48,7 +48,7 @@ class Breakdown:
     traffic: tuple[Traffic, ...]
 
     def tree(self, factor: float = 1.0) -> dict[str, Any]:
-        """Plain data. factor: how many times as long ranks take as the estimate says, as a finished run taught."""
+        """Return plain data. factor: measured over predicted seconds, as calibrated on a finished run."""
         ranks = zip(self.times, self.memory, self.traffic, strict=True)
         return {
             "estimate": self.price.tree(),
@@ -65,7 +65,7 @@ class Breakdown:
 
 
 def break_down(plan: Plan, machine: Machine, share: float = USABLE) -> Breakdown:
-    """Every part of a plan's price. share: of a device's memory that it may use.
+    """Return every part of a plan's price. share: fraction of a device's memory that the plan may use.
 
     Raises ConfigError if the machine has too few devices.
     """
@@ -83,7 +83,7 @@ def break_down(plan: Plan, machine: Machine, share: float = USABLE) -> Breakdown
 
 
 def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
-    """Work and idle time of every pipeline rank while the pipeline runs."""
+    """Return the working and idle seconds of every pipeline rank while the pipeline runs."""
     forward = [0.0] * len(timeline.busy)
     backward = [0.0] * len(timeline.busy)
     for action, (start, end) in timeline.spans.items():
@@ -96,8 +96,12 @@ def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
 
 
 class HeldByRank(NamedTuple):
-    """Bytes of a pipeline rank: always; of gradients, at the start of the first backward and after it, with what the
-    end of a step's only backward takes more; of activations, what one micro-batch leaves in each of its stages."""
+    """Bytes of a pipeline rank.
+
+    always: independent of time. opened: gradients from the start of the first backward. gradients: gradients from its
+    end, including the additional bytes at the end of a step's only backward. kept: activations of one micro-batch by
+    stage.
+    """
 
     always: float
     opened: float
@@ -106,10 +110,10 @@ class HeldByRank(NamedTuple):
 
 
 def held_over_time(timeline: Timeline, rank: int, holds: HeldByRank) -> list[tuple[float, float]]:
-    """(seconds, bytes held from then on) of a pipeline rank, in order of time.
+    """Return pairs (seconds, bytes held from then on) of a pipeline rank, in order of time.
 
-    Activations of a micro-batch are held from the start of its forward to the end of its backward; gradients from the
-    first backward on, opened at its start and all of them at its end.
+    The activations of a micro-batch are held from the start of its forward to the end of its backward. Gradients are
+    held from the first backward on: `opened` bytes from its start, all of them from its end.
     """
     always, opened, gradients, kept = holds
     changes: dict[float, float] = defaultdict(float)
@@ -122,7 +126,7 @@ def held_over_time(timeline: Timeline, rank: int, holds: HeldByRank) -> list[tup
     for action, (start, end) in own.items():
         if action.op is Op.FORWARD:
             changes[start] += kept[action.stage]
-        elif action.op in KEPT_UNTIL:
+        elif action.op in FREES_ACTIVATIONS:
             changes[end] -= kept[action.stage]
     held, found = always, [(0.0, always)]
     for time in sorted(changes):
@@ -134,11 +138,11 @@ def held_over_time(timeline: Timeline, rank: int, holds: HeldByRank) -> list[tup
 
 
 def held_by_rank(plan: Plan, pipeline: int) -> HeldByRank:
-    """Bytes a pipeline rank holds beside activations and gradients, transients at their largest, and these two."""
+    """Return the bytes of a pipeline rank. Transients count as always held, at their largest size."""
     held = memory_of_rank(plan, Coordinate(pipeline, 0, 0))
     kept = {stage: _stage_bytes(plan, stage) for stage in plan.stages_of(pipeline)}
     transient = held.working - held.activations
-    # Where gradients were open before, activations are more than this.
+    # If gradients existed before, the activation peak is larger than this.
     more = max(0, replace(held, reduction=0).last - transient) if held.opened < held.gradients else 0
     always = held.weights + held.optimizer + transient
     return HeldByRank(float(always), float(held.opened), float(held.gradients + more), kept)
@@ -153,9 +157,9 @@ def _stage_bytes(plan: Plan, stage: int) -> float:
 
 
 def handed_on(timeline: Timeline) -> list[tuple[int, int, float, float]]:
-    """Every tensor between pipeline ranks: source, target, when it was made, when it is used.
+    """Return every tensor between pipeline ranks as (source, target, seconds when computed, seconds when used).
 
-    It crosses some time in between: a transfer of which nobody waits for the end is not placed more exactly.
+    The transfer happens in between; its exact time is unknown, because no rank waits for its end.
     """
     last = max(action.stage for action in timeline.spans)
     split = any(action.op is Op.INPUT_GRADIENT for action in timeline.spans)
@@ -169,14 +173,13 @@ def handed_on(timeline: Timeline) -> list[tuple[int, int, float, float]]:
 
 
 def lanes(timeline: Timeline) -> list[list[tuple[str, int, int, float, float]]]:
-    """For each pipeline rank its actions as op, micro-batch, stage, start, end, in order of time."""
+    """Return the actions of each pipeline rank as (op, micro-batch, stage, start, end), in order of time."""
     found: list[list[tuple[str, int, int, float, float]]] = [[] for _ in timeline.busy]
-    order: list[tuple[Action, tuple[float, float]]] = sorted(timeline.spans.items(), key=lambda item: item[1])
-    for action, (start, end) in order:
+    for action, (start, end) in sorted(timeline.spans.items(), key=lambda item: item[1]):
         found[timeline.rank_of[action]].append((action.op.value, action.micro_batch, action.stage, start, end))
     return found
 
 
 def traffic_by_axis(traffic: Traffic) -> Mapping[str, int]:
-    """Bytes a rank hands to all collectives of each axis, axes without traffic left out."""
+    """Return the bytes that a rank passes to all collectives of each axis, without axes that have no traffic."""
     return {axis: sum(moved.values()) for axis, moved in traffic.items() if sum(moved.values())}

@@ -1,4 +1,4 @@
-"""A whole training: steps with the ramp of the batch, hours, money and energy."""
+"""Steps, hours, energy and cost of a full training, including its batch ramp."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one device with its share of the node: watts drawn, and the price of an hour; None where not known."""
+    """Power in watts and price per hour of one device with its share of the node; None if unknown."""
 
     watts: float | None = None
     price_per_hour: float | None = None
@@ -20,7 +20,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Campaign:
-    """What it takes to train on `tokens`. lost_fraction: time beyond the steps, for saving and for failures."""
+    """Costs of training on `tokens` tokens. lost_fraction: additional time for checkpoints and failures."""
 
     tokens: int
     steps: int
@@ -39,7 +39,7 @@ class Campaign:
         return self.hours * self.devices
 
     def tree(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {**vars(self), "hours": self.hours, "device_hours": self.device_hours}
 
 
@@ -52,7 +52,8 @@ def campaign(
     rates: Rates = Rates(),
     lost_fraction: float = 0.0,
 ) -> Campaign:
-    """The sum over the batch's ramp. step_seconds: of a step of so many sequences; called once per batch size."""
+    """Return the costs of a training. step_seconds: returns the seconds of a step by its batch size; called once per
+    batch size of the ramp."""
     if tokens < 1:
         raise ConfigError(f"--tokens is {tokens}; a training has at least one token: write a number as 270B")
     steps, seconds = 0, 0.0
@@ -73,7 +74,7 @@ def campaign(
 
 
 def steps_by_batch(plan: Plan, tokens: int) -> list[tuple[int, int]]:
-    """Sequences of a step, and how many steps have so many, until `tokens` have been seen."""
+    """Return pairs (batch size, number of steps) until `tokens` tokens are trained on."""
     total = plan.batch.steps_for(-(-tokens // plan.model.sequence))
     segments = [s for s in plan.batch.segments if s.first_step < total]
     ends = [*(s.first_step for s in segments[1:]), total]

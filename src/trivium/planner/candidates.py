@@ -1,4 +1,4 @@
-"""Every legal plan of a space, and what the laws leave out."""
+"""Enumerate the legal plans of a search space, and count the rejected ones."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ IN_A_NODE = -1  # shards: as many as there are replicas in a node, until it is k
 
 @dataclass(frozen=True)
 class Rejected:
-    """A family that breaks one law: how many layouts, in words of an example, and the values that break it."""
+    """The layouts that one constraint rejects: their number, an example, and the rejected values."""
 
     law: str
     layouts: int
@@ -29,14 +29,14 @@ class Rejected:
 
 @dataclass(frozen=True, eq=False)
 class Enumerated:
-    """The legal plans, and the others by the first law that each breaks."""
+    """The legal plans, and the others grouped by the first constraint that they violate."""
 
     candidates: Candidates
     rejected: tuple[Rejected, ...]
 
     @property
     def combinations(self) -> int:
-        """Legal or not."""
+        """Number of all combinations, legal or not."""
         return len(self.candidates) + sum(family.layouts for family in self.rejected)
 
 
@@ -49,11 +49,11 @@ def enumerate_plans(
     *,
     node: int = 1,
 ) -> Enumerated:
-    """Every combination of the space on exactly `ranks` ranks, `node` of them in a node.
+    """Enumerate all combinations of a space on exactly `ranks` ranks, `node` of them per node.
 
-    Choices without an effect are made once: sequence parallelism needs tensor ranks, ZeRO needs replicas, copies of
-    what it shards need several nodes of them, a pipeline schedule needs a pipeline. search_laws: judged beside the laws
-    of a plan. waived: names of laws that are not judged.
+    Choices without an effect are made once: sequence parallelism needs tensor ranks, ZeRO needs replicas, several
+    sharding groups need several nodes of replicas, and a pipeline schedule needs a pipeline. search_laws: additional
+    constraints. waived: names of constraints to skip.
     """
     laws = {law.name: law for law in (*search_laws, *laws_of(subject.model)) if law.name not in waived}
     steps = _steps(subject, space)
@@ -73,7 +73,7 @@ def enumerate_plans(
 
 
 def degrees(ranks: int, contexts: tuple[int, ...]) -> dict[str, Column]:
-    """Columns of all degrees that multiply to the ranks."""
+    """Return columns of all degrees whose product is `ranks`."""
     rows = [
         (tensor, pipeline, ranks // (tensor * pipeline * context), context)
         for tensor in divisors(ranks)
@@ -86,7 +86,7 @@ def degrees(ranks: int, contexts: tuple[int, ...]) -> dict[str, Column]:
 
 
 def _allowed(grid: Grid, space: SearchSpace) -> Grid:
-    """Rows whose degrees the space names, or does not restrict."""
+    """Return the rows whose degrees the space allows."""
     chosen = {axis: getattr(space, axis) for axis in ("tensor", "pipeline", "data")}
     for axis, allowed in chosen.items():
         grid = grid if allowed is None else grid.take(np.isin(grid[axis], allowed))
@@ -94,8 +94,11 @@ def _allowed(grid: Grid, space: SearchSpace) -> Grid:
 
 
 def _with_numbers(grid: Grid, space: SearchSpace, node: int) -> Grid:
-    """Rows whose replicas of a node are to share a copy, with how many these are: where nodes hold equal shares of
-    several, and something is sharded. Elsewhere all replicas do. Not where that is a row already."""
+    """Replace the code IN_A_NODE of shards by the number of replicas per node.
+
+    This requires nodes with equal numbers of replicas and ZeRO; otherwise all replicas share one copy. Rows that exist
+    already are dropped.
+    """
     asked = grid["shards"] == IN_A_NODE
     near, replicas = node // grid["tensor"], grid["data"] * grid["context"]
     several = (near > 1) & (near < replicas) & (replicas % np.maximum(near, 1) == 0) & (grid["zero"] > 0)
@@ -109,7 +112,7 @@ def _shards_code(shards: int | str | None) -> int:
 
 
 def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:
-    """Choices in the order in which rows are extended: what laws judge early comes early."""
+    """Return the choices in the order in which rows are extended, so that constraints reject rows early."""
     layers = subject.model.layers
     kinds = [
         (SCHEDULE_NAMES.index(name), chunks) for name in space.schedules for chunks in space.chunks_for(name, layers)
@@ -125,7 +128,7 @@ def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:
 
 
 def _once(grid: Grid, space: SearchSpace) -> Mask:
-    """Rows that differ in effect from the rows before them."""
+    """Return the rows whose choices have an effect."""
     names = [SCHEDULE_NAMES.index(name) for name in space.schedules]
     plain = next((name for name in names if name not in (INTERLEAVED, ZB_V)), names[0])  # of one stage a rank
     return np.logical_and.reduce(

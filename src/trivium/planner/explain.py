@@ -1,4 +1,4 @@
-"""A plan and its price as text for people, and as data for the plan stage."""
+"""A plan and its price as text and as plain data."""
 
 import textwrap
 from typing import Any
@@ -29,17 +29,20 @@ from trivium.units import counted, format_bytes, format_count, format_flops, for
 
 FORMAT = "trivium-plan-1"
 COLUMNS = 116  # of a line of text
-LABEL = 14  # columns of its label
-FEW_RANKS = 4  # rows of a rendered schedule
-UNIFORM = ("gpipe", "1f1b", "interleaved")  # schedules whose bubble has the closed form of the pipeline papers
-NOTHING = 1e-6  # of a step: smaller parts are rounding noise
-RANKING = 10  # plans of the search that are stored and printed
+LABEL_COLUMNS = 14  # of a line's label
+MAX_SCHEDULE_ROWS = 4
+MAX_PLACE_LINES = 8
+CLOSED_FORM_SCHEDULES = ("gpipe", "1f1b", "interleaved")  # bubble (p - 1) / (m x chunks)
+ROUNDING_FRACTION = 1e-6  # of a step; smaller parts are rounding noise
+STORED_WINNERS = 10  # of the search
+INDENT = " " * LABEL_COLUMNS
 
 
 def plan_stage(
     plan: Plan, ranks: int, cores: int, memory_bytes: int, space: SearchSpace = SearchSpace()
 ) -> dict[str, Any]:
-    """The plan stage's result: this run's plan, what a search finds here, and MT-NLG 530B, as data and text."""
+    """Return the plan stage's result as data and text: the run's plan, the best plans that a search finds for this
+    machine, and MT-NLG 530B."""
     here = this_machine(cores, memory_bytes)
     found = search(Subject.of(plan), here, ranks, space)
     selene, paper = machine_named("selene"), mt_nlg_plan()
@@ -57,7 +60,7 @@ def plan_stage(
             for rank, held in predicted_memory(plan).items()
         ],
         **spans(plan, here),
-        "ranking": [winner_tree(winner) for winner in found.ranking.winners(RANKING)],
+        "ranking": [winner_tree(winner) for winner in found.ranking.winners(STORED_WINNERS)],
         "mt_nlg": {
             **priced_tree(paper, selene),
             "published_seconds": published.seconds if published else None,
@@ -70,7 +73,7 @@ def plan_stage(
 
 
 def priced_tree(plan: Plan, machine: Machine, share: float = USABLE) -> dict[str, Any]:
-    """A plan, its machine and its price as plain data. share: of a device's memory that it may use."""
+    """Return a plan, its machine and its price as plain data. share: usable fraction of a device's memory."""
     return {
         "plan": to_tree(plan),
         "machine": to_tree(machine),
@@ -80,8 +83,8 @@ def priced_tree(plan: Plan, machine: Machine, share: float = USABLE) -> dict[str
 
 
 def plan_lines(plan: Plan, machine: Machine, share: float = USABLE) -> list[str]:
-    """What the plan is and what it costs. share: of a device's memory that it may use. Raises ConfigError when it is
-    not legal."""
+    """Describe a plan and its price. share: usable fraction of a device's memory. Raises ConfigError if the plan is not
+    legal."""
     price = estimate(plan.checked(), machine, share=share)
     lines = [
         *_choice_lines(plan, machine),
@@ -95,7 +98,7 @@ def plan_lines(plan: Plan, machine: Machine, share: float = USABLE) -> list[str]
 
 
 def near_misses(plan: Plan, machine: Machine, seconds: float, share: float = USABLE) -> list[str]:
-    """Better schedules for a plan of `seconds` a step, some of which its batch forbids, and what they would save."""
+    """Describe schedules that would be faster for a plan of `seconds` per step, some of which its batch forbids."""
     full, limit = full_batch(plan), machine.usable_memory(plan.layout.world_size, share)
     seen = [*interleaving_misses(full, machine, seconds, share), *turns_misses(full, machine, seconds, limit)]
     return [miss_text(miss) for miss in sorted(seen, key=lambda miss: -miss.saves)]
@@ -147,27 +150,27 @@ def _schedule_lines(plan: Plan) -> list[str]:
         return ["schedule      one pipeline rank: micro-batches one after the other, no bubble"]
     bubble, split = unit_bubble(plan)
     law = ", with the backward split in two" if split else ""
-    if plan.schedule in UNIFORM:
+    if plan.schedule in CLOSED_FORM_SCHEDULES:
         law = f", (p - 1) / (m x chunks) = {layout.pipeline - 1} / ({micro_batches} x {layout.chunks})"
     few, rows = _few_micro_batches(plan)
-    shown = rows if len(rows) <= FEW_RANKS else [*rows[: FEW_RANKS - 1], *rows[-1:]]
+    shown = rows if len(rows) <= MAX_SCHEDULE_ROWS else [*rows[: MAX_SCHEDULE_ROWS - 1], *rows[-1:]]
     skipped = "" if len(shown) == len(rows) else f"; {len(rows) - len(shown)} pipeline ranks not shown"
     of = "its" if few == micro_batches else f"a step of {few} instead of {micro_batches}"
     return [
         f"schedule      {plan.schedule}: bubble {bubble:.1%} of the work{law}",
-        f"{'':{LABEL}}{of} micro-batches (Fm.s: forward of micro-batch m on stage s){skipped}:",
-        *(f"{'':{LABEL}}{_cut(row)}" for row in shown),
+        f"{INDENT}{of} micro-batches (Fm.s: forward of micro-batch m on stage s){skipped}:",
+        *(f"{INDENT}{_cut(row)}" for row in shown),
     ]
 
 
 def unit_bubble(plan: Plan) -> tuple[float, bool]:
-    """The bubble of a plan's schedule where actions are of equal size, and whether its backward is split in two."""
+    """Return the bubble of a plan's schedule if all actions take equally long, and whether its backward is split."""
     if plan.schedule not in SCHEDULE_NAMES:
         table = plan.schedule_table()
         return simulate(table, unit_seconds).bubble_fraction, is_split(table)
     split = plan.schedule in SPLIT_SCHEDULES
     layout, micro_batches = plan.layout, plan.batch.micro_batches(plan.layout)
-    # Whole numbers: what the rest of a long step adds is exact.
+    # With integer durations, extrapolating a long step is exact.
     seconds = np.array(
         [[unit_seconds(Action(op, 0, stage)) for stage in range(plan.stages)] for op in ops(split=split)]
     )
@@ -177,29 +180,28 @@ def unit_bubble(plan: Plan) -> tuple[float, bool]:
 
 
 def _few_micro_batches(plan: Plan) -> tuple[int, list[str]]:
-    """The rows of the schedule when they are short; otherwise of a shorter step that shows the pattern."""
+    """Return a number of micro-batches and the rendered rows of the schedule: the full step if its rows are short, else
+    a shorter step that shows the pattern."""
     layout, micro_batches = plan.layout, plan.batch.micro_batches(plan.layout)
-    if plan.schedule == "given":  # a table of one batch, which has no shorter step
+    if plan.schedule == "given":  # Given rows exist for one batch size only.
         return micro_batches, render(plan.schedule_table()).splitlines()
-    # Interleaving needs a multiple of the pipeline degree.
+    # Interleaving requires a multiple of the pipeline degree.
     pattern = layout.pipeline if plan.schedule == "interleaved" else min(micro_batches, 2 * layout.pipeline)
     rows: list[str] = []
     for few in dict.fromkeys((micro_batches, pattern)):
         if few <= 2 * layout.pipeline * layout.chunks:
             table = plan.schedule_table(few * plan.batch.micro * layout.data)
             rows = render(table).splitlines()
-            if max(map(len, rows)) <= COLUMNS - LABEL:
+            if max(map(len, rows)) <= COLUMNS - LABEL_COLUMNS:
                 return few, rows
     return pattern, rows
 
 
 def _place_lines(plan: Plan, machine: Machine) -> list[str]:
     layout = plan.layout
-    on_node = min(layout.world_size, machine.devices_per_node)
-    if machine.sharing == "shared":
-        on_node = layout.world_size
-    lines = []
-    # Neighbours along tensor are one line when tensor varies fastest; otherwise each rank has its own.
+    is_shared, lines = machine.sharing == "shared", []
+    on_node = layout.world_size if is_shared else min(layout.world_size, machine.devices_per_node)
+    # Tensor groups share a line if tensor varies fastest; otherwise each rank has its own line.
     run = layout.tensor if layout.order[-1:] == ("tensor",) else 1
     for first in range(0, on_node, run):
         at, last = layout.coordinate(first), min(first + run, on_node) - 1
@@ -207,23 +209,20 @@ def _place_lines(plan: Plan, machine: Machine) -> list[str]:
         tensor = f"tensor {at.tensor}" + ("" if first == last else f"-{layout.coordinate(last).tensor}")
         shared = f"context {at.context}, " if layout.context > 1 else ""
         lines.append(f"{ranks} at pipeline {at.pipeline}, data {at.data}, {shared}{tensor}")
-    shown = (
-        lines
-        if len(lines) <= 8
-        else [*lines[:8], f"and {len(lines) - 8} more {'tensor groups' if run > 1 else 'ranks'}"]
-    )
+    shown, more = lines[:MAX_PLACE_LINES], len(lines) - MAX_PLACE_LINES
+    if more > 0:
+        shown.append(f"and {more} more {'tensor groups' if run > 1 else 'ranks'}")
     if layout.world_size > on_node:
         shown.append(f"groups over nodes: {_crossing_axes(layout, machine.devices_per_node)}")
         if layout.copies > 1:
             sharers = layout.peers(0, *layout.replica_axes)[: layout.sharers]
             nodes = {node_of(rank, machine.devices_per_node) for rank in sharers}
             shown.append(f"ranks that share a copy of what ZeRO shards: on {counted(len(nodes), 'node')}")
-    name = "this machine" if machine.sharing == "shared" else "first node"
-    return [f"{name if i == 0 else '':{LABEL}}{line}" for i, line in enumerate(shown)]
+    name = "this machine" if is_shared else "first node"
+    return [f"{'' if i else name:{LABEL_COLUMNS}}{line}" for i, line in enumerate(shown)]
 
 
 def _crossing_axes(layout: Layout, per_node: int) -> str:
-    """pipeline (35 nodes), data (8 nodes); tensor stays inside."""
     found = crossings(layout, per_node)
     over = [f"{axis} (up to {c.nodes} nodes)" for axis, c in found.items() if c.spanning]
     inside = [axis for axis, c in found.items() if not c.spanning and layout.degree(axis) > 1]
@@ -253,35 +252,35 @@ def _seconds_lines(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
         f"{'' if same else f', {format_flops(executed)} executed'}",
         f"step          {format_seconds(price.seconds)} predicted, run by Trivium",
         *_published_lines(plan, machine),
-        f"{'':{LABEL}}{', '.join(_parts(plan, machine, price))}",
-        f"{'':{LABEL}}{format_count(price.tokens_per_second)} tokens/s, {price.utilisation:.1%} of {peak} (model "
+        f"{INDENT}{', '.join(_parts(plan, machine, price))}",
+        f"{INDENT}{format_count(price.tokens_per_second)} tokens/s, {price.utilisation:.1%} of {peak} (model "
         f"FLOPs); the limit is {price.limit}",
     ]
 
 
 def _published_lines(plan: Plan, machine: Machine) -> list[str]:
-    """What the software of the time is predicted to take, beside what it took."""
+    """Compare the prediction for the published run's own software with the published time."""
     published = published_for(plan, machine.name)
     if published is None:
         return []
     theirs = published.predicted_seconds
     error = theirs / published.seconds - 1
     return [
-        f"{'':{LABEL}}{theirs:.1f} s predicted with {published.stack}; published {published.seconds} s "
+        f"{INDENT}{theirs:.1f} s predicted with {published.stack}; published {published.seconds} s "
         f"({published.source}): {abs(error):.1%} too {'fast' if error < 0 else 'slow'}"
     ]
 
 
 def _parts(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
-    """The parts of a step in words; what is only rounding noise is left out, a hidden bubble is explained."""
-    parts = {name: v for name, v in vars(price.parts).items() if v > NOTHING * price.seconds}
-    told = [f"{name.replace('_', ' ')} {format_seconds(value)}" for name, value in parts.items()]
+    """Describe the parts of a step without rounding noise, and explain a bubble that is hidden."""
+    parts = {name: v for name, v in vars(price.parts).items() if v > ROUNDING_FRACTION * price.seconds}
+    texts = [f"{name.replace('_', ' ')} {format_seconds(value)}" for name, value in parts.items()]
     crowd = machine.crowding(plan.layout.world_size)
     if plan.layout.pipeline > 1 and "bubble" not in parts and crowd > 1:
-        told.append(
+        texts.append(
             f"bubble 0 ({plan.layout.world_size} ranks share {machine.devices} cores: while one waits, others compute)"
         )
-    return told
+    return texts
 
 
 def _machine_text(machine: Machine) -> str:
@@ -291,7 +290,7 @@ def _machine_text(machine: Machine) -> str:
 
 
 def spans(plan: Plan, machine: Machine) -> dict[str, Any]:
-    """The planned timeline of a step; of a shorter one where a named schedule has very many micro-batches."""
+    """Return the planned timeline of a step. If a named schedule has many micro-batches, the step is a shorter one."""
     few = plan.batch.micro_batches(plan.layout)
     if plan.schedule != "given":
         few = min(few, 4 * plan.layout.pipeline)
@@ -304,17 +303,10 @@ def _spread(counts: list[int]) -> str:
 
 
 def _cut(row: str) -> str:
-    width = COLUMNS - LABEL
+    width = COLUMNS - LABEL_COLUMNS
     return row if len(row) <= width else f"{row[: width - 2].rsplit(' ', 1)[0]} …"
 
 
 def _wrapped(line: str) -> list[str]:
-    """A line in pieces of at most COLUMNS, the later ones under the text and not under its label."""
-    return textwrap.wrap(
-        line,
-        COLUMNS,
-        subsequent_indent=" " * LABEL,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
+    """Wrap a line at COLUMNS. Continuation lines are indented by the width of the label."""
+    return textwrap.wrap(line, COLUMNS, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""The constants that explain measured runs best, and stay near what was believed before."""
+"""Fit the constants of the cost model to measured runs, with priors."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,14 +13,15 @@ from trivium.planner.published_rows import Batch, Row, batches
 
 Array = NDArray[np.float64]
 
-# A logarithm of predicted over measured of this size costs as much as a constant one spread from its prior; larger
-# ones count ever less, so that runs which something held up do not bend the constants.
+# A residual log(predicted / measured) of this size costs as much as a constant one spread from its prior. The loss
+# discounts larger residuals, so that runs with disturbances do not distort the constants.
 SCALE = 0.03
 STEP = 1e-3  # in spreads, of finite differences
 
 
 class Fit(NamedTuple):
-    """constants: fitted where the rows say something. rows: how many took part. moved: spreads from the priors."""
+    """constants: fitted if some row depends on them. rows: number of fitted rows. moved: distance from the priors in
+    spreads."""
 
     constants: Constants
     rows: int
@@ -30,7 +31,7 @@ class Fit(NamedTuple):
 def fit(rows: Sequence[Row], held: Mapping[str, float] | None = None) -> Fit:
     """Learn the constants by robust least squares on the logarithm of predicted over measured seconds, with priors.
 
-    Rows that are not to be fitted (published_rows.yaml) take no part. Constants in `held` keep the values given.
+    Rows excluded by published_rows.yaml are not used. Constants in `held` keep the given values.
     """
     used = [row for row in rows if row.fitted]
     start = prior_constants().with_values(held or {})
@@ -78,7 +79,7 @@ def _logarithms(batch: Batch, constants: Constants, points: int = 1) -> Array:
 
 
 def _matters(grouped: Sequence[tuple[Batch, Array]], name: str, start: Constants) -> bool:
-    """Whether any row's price depends on a constant."""
+    """Return whether any row's price depends on a constant."""
     prior = priors()[name]
     up = prior.prior + prior.spread / 10
     changed = start.with_values({name: up if up <= prior.high else prior.prior - prior.spread / 10})

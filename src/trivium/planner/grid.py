@@ -1,4 +1,4 @@
-"""Choices of a plan as arrays: one column for each field that a search varies, one row for each plan."""
+"""Candidate plans as arrays: one column for each field that a search varies, one row per plan."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,23 +24,24 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Subject:
-    """What a search does not vary. sequences: of a step; near misses look at other numbers, too."""
+    """The fields that a search does not vary. sequences: batch size. recorded: use CUDA graphs where a plan allows
+    them."""
 
     model: ModelShape
     sequences: int
     precision: Precision
     compiled: bool = False
-    recorded: bool = False  # where that may be
+    recorded: bool = False
     optimizer: Optimizer = ALL_BY_ADAMW
 
     @classmethod
     def of(cls, plan: Plan) -> "Subject":
-        """What a search for a better plan than this one would not vary."""
+        """Return the subject of a search for a better plan than this one."""
         same = plan.precision, plan.compiled, plan.cuda_graphs, plan.optimizer
         return cls(plan.model, plan.batch.sequences, *same)
 
     def problems(self) -> list[str]:
-        """Why no plan of it is legal."""
+        """Return the reasons why no plan of the subject is legal."""
         few = f"a step of {self.sequences} sequences trains on nothing; give 1 or more"
         return [
             *([few] if self.sequences < 1 else []),
@@ -49,7 +50,7 @@ class Subject:
         ]
 
     def records(self, zero: Column | int) -> Column:
-        """Whether plans of these ZeRO stages do, 0 or 1."""
+        """Return 1 for each ZeRO stage whose plans use CUDA graphs, else 0."""
         problems = (recording_problems(self.model, self.precision, n, recorded=True) for n in range(4))
         found: Column = np.array([int(self.recorded and not each) for each in problems])[zero]
         return found
@@ -57,9 +58,9 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Rows of choices, named as a plan's fields are. sequences: of a step. schedule: an index into SCHEDULE_NAMES.
+    """Rows of choices. Columns have the names of a plan's fields, or of the fields of cost.case.Case.
 
-    recompute: a number of cost.case.MODES; recompute_every, function_again, shards as in cost.case.Case.
+    sequences: batch size. schedule: an index into SCHEDULE_NAMES. recompute: a number of cost.case.MODES.
     """
 
     columns: Mapping[str, Column]
@@ -71,23 +72,23 @@ class Grid:
         return self.columns[name]
 
     def take(self, which: Mask | Column) -> "Grid":
-        """The rows of a mask, or of indices in their order."""
+        """Return the rows of a mask or of indices."""
         return Grid({name: column[which] for name, column in self.columns.items()})
 
     def cross(self, **choices: Sequence[int] | Column) -> "Grid":
-        """Every row with every combination of new columns; columns of one call vary together."""
+        """Return every row combined with every entry of the new columns; the columns of one call vary together."""
         many = len(next(iter(choices.values())))
         old = {name: np.repeat(column, many) for name, column in self.columns.items()}
         return Grid({**old, **{name: np.tile(np.asarray(v, np.int64), len(self)) for name, v in choices.items()}})
 
     def joined(self, other: "Grid") -> "Grid":
-        """The rows of both."""
+        """Return the rows of both grids."""
         return Grid({name: np.concatenate([self[name], other[name]]) for name in self.columns})
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Legal plans of one subject, as rows."""
+    """Plans of one subject as rows."""
 
     subject: Subject
     grid: Grid
@@ -97,15 +98,15 @@ class Candidates:
 
     @cached_property
     def case(self) -> Case:
-        """The numbers that costs depend on."""
+        """The inputs of the cost model."""
         return case_of_grid(self.subject, self.grid)
 
     def take(self, which: Mask | Column) -> "Candidates":
-        """Some of them."""
+        """Return the rows of a mask or of indices."""
         return Candidates(self.subject, self.grid.take(which))
 
     def changed(self, rows: Column | slice = ALL, **values: int | Column) -> "Candidates":
-        """All of them, some rows with other choices."""
+        """Return all rows, with other values in some rows."""
         columns = dict(self.grid.columns)
         for name, value in values.items():
             columns[name] = columns[name].copy()
@@ -113,7 +114,7 @@ class Candidates:
         return Candidates(self.subject, Grid(columns))
 
     def plan_at(self, row: int) -> Plan:
-        """A row as a plan."""
+        """Return a row as a plan."""
         at = {name: int(column[row]) for name, column in self.grid.columns.items()}
         return Plan.model_validate(
             {
@@ -139,15 +140,15 @@ class Candidates:
         )
 
     def row_of(self, plan: Plan) -> int | None:
-        """Where a plan stands among the rows; None where the search does not vary what the plan chooses."""
+        """Return the row of a plan; None if the plan is not among the rows."""
         same = [self.grid[name] == value for name, value in columns_of(plan).items()]
         found = np.flatnonzero(np.logical_and.reduce(same))
-        # Rows have not all that a plan may choose: not its partition, nor its rows, nor how context ranks attend.
+        # A row lacks some fields of a plan: its partition, its given rows and its context attention.
         return int(found[0]) if len(found) and self.plan_at(int(found[0])) == plan else None
 
 
 def columns_of(plan: Plan) -> dict[str, int]:
-    """A plan's choices as the numbers of a row."""
+    """Return a plan's choices as the values of a row."""
     return {
         **{name: plan.layout.degree(name) for name in ("tensor", "pipeline", "data", "context")},
         "sequences": plan.batch.sequences,
@@ -164,7 +165,7 @@ def columns_of(plan: Plan) -> dict[str, int]:
 
 
 def case_of_grid(subject: Subject, grid: Grid) -> Case:
-    """The numbers that the costs of every row depend on; `cost.case.case_of` of each plan."""
+    """Return `cost.case.case_of` the plan of each row, as arrays."""
     model, precision = subject.model, subject.precision
     multiple = model.vocabulary_multiple * grid["tensor"]
     ranks = grid["tensor"] * grid["pipeline"] * grid["data"] * grid["context"]
@@ -210,5 +211,5 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
 
 
 def micro_batches_of(grid: Grid) -> Column:
-    """Of one replica in a step."""
+    """Return the micro-batches of one replica per step."""
     return grid["sequences"] // (grid["micro"] * grid["data"])

@@ -1,7 +1,7 @@
-"""How often to save a checkpoint: what saving costs against what a failure loses.
+"""The checkpoint interval that minimises the time lost to saving and to failures.
 
 Symbols of the sources: `save` is the time of writing a checkpoint (delta), `mean` the mean time between failures of
-the whole job (M), `restart` the time from a failure until work goes on (R). All in one unit; here seconds.
+the job (M), `restart` the time from a failure until work resumes (R). All are in seconds.
 
 Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: sqrt(2 delta M).
 Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22, 2006: failures come
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trivium.errors import ConfigError
 
-MOST_WASTED = 100.0  # times the work: beyond that a training never ends in practice
+MOST_WASTED = 100.0  # times the work
 LONGEST = 1e12  # seconds, 30,000 years
 
 
@@ -52,12 +52,12 @@ def checkpoint_interval(save: float, mean: float) -> Interval:
 
 
 def young_seconds(save: float, mean: float) -> float:
-    """The interval that loses least to saving, and to redoing half of one at each failure."""
+    """Return the optimum if each failure repeats half an interval."""
     return math.sqrt(2 * save * mean)
 
 
 def daly_seconds(save: float, mean: float) -> float:
-    """The interval that minimises `expected_waste`, to the third order in sqrt(save / 2 mean)."""
+    """Return the minimum of `expected_waste`, to the third order in sqrt(save / 2 mean)."""
     if save >= 2 * mean:
         return mean
     ratio = save / (2 * mean)
@@ -65,10 +65,8 @@ def daly_seconds(save: float, mean: float) -> float:
 
 
 def expected_waste(interval: float, save: float, mean: float, restart: float) -> float:
-    """Expected time beyond the work as a fraction of it, failures striking at any moment.
-
-    Infinite where failures come so fast that no interval is ever finished in a time a float can hold.
-    """
+    """Return the expected additional time as a fraction of the work, with failures at any time. It is infinite if the
+    result exceeds the range of a float."""
     exponent = (interval + save) / mean
     if exponent + restart / mean > 700:
         return math.inf

@@ -1,7 +1,7 @@
-"""The laws of Plan.check, over arrays of choices: each says which rows keep it, and why the others do not.
+"""The constraints of Plan.check over arrays of choices.
 
-A row keeps every law exactly when its plan has no problem (tests/planner/laws_test.py). One law is of the search
-alone: tensor groups stay inside a node.
+A row satisfies all of them if and only if its plan has no problem (tests/planner/laws_test.py). The search adds one
+constraint: tensor groups stay inside a node.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,9 @@ INTERLEAVED, ZB_V = (SCHEDULE_NAMES.index(name) for name in ("interleaved", "zb-
 
 
 class Law(NamedTuple):
-    """columns: those it judges, first the one whose values name a family. keeps: which rows keep it.
-
-    told: what a row that breaks it does; formatted with the row's columns and `m`, the model, `unit`, of the batch,
-    and `micro_batches`.
-    """
+    """A constraint. columns: those that it reads, starting with the one that names a family of rejected rows. keeps:
+    returns which rows satisfy it. told: message for a row that does not, formatted with the row's columns, `m` (the
+    model), `unit` (of the batch) and `micro_batches`."""
 
     name: str
     columns: tuple[str, ...]
@@ -44,7 +42,7 @@ def _batch(subject: Subject, grid: Grid) -> Mask:
 
 
 def _chunked(subject: Subject, grid: Grid) -> Mask:
-    """Several chunks need several ranks and a schedule that knows them; zb-v has two."""
+    """Several chunks require several pipeline ranks and a schedule with chunks; zb-v requires two."""
     chunks, schedule = grid["chunks"], grid["schedule"]
     several = (chunks == 1) | ((grid["pipeline"] > 1) & np.isin(schedule, (INTERLEAVED, ZB_V)))
     return several & ((schedule != ZB_V) | (chunks == 2))
@@ -118,7 +116,7 @@ LAWS = (
 
 
 def inside_a_node(limit: int, ranks: int) -> Law:
-    """Tensor groups fill nodes of `limit` devices without a rest; anything goes where all ranks are on one node."""
+    """Return the constraint that tensor groups divide nodes of `limit` devices, unless all ranks are on one node."""
 
     def keeps(subject: Subject, grid: Grid) -> Mask:
         tensor = grid["tensor"]
@@ -128,7 +126,7 @@ def inside_a_node(limit: int, ranks: int) -> Law:
 
 
 def laws_of(model: ModelShape) -> tuple[Law, ...]:
-    """The constraints on plans of a model: those of its parts, which tensor ranks must divide, and LAWS."""
+    """Return the constraints on plans of a model: sizes that tensor ranks must divide, and LAWS."""
     return (*(_divided(division) for division in model.divisions), *LAWS)
 
 
@@ -142,18 +140,18 @@ def _divided(division: Division) -> Law:
 
 
 def legal(subject: Subject, grid: Grid) -> Mask:
-    """Which rows are legal plans on as many ranks as their degrees multiply to, if the model is legal."""
+    """Return which rows are legal plans of a legal model, on as many ranks as the product of their degrees."""
     return np.logical_and.reduce([law.keeps(subject, grid) for law in laws_of(subject.model)])
 
 
 def batch_unit(grid: Grid) -> Column:
-    """Of each row, what its sequences must be a multiple of."""
+    """Return for each row the number that must divide its batch size."""
     together: Column = np.where(grid["schedule"] == INTERLEAVED, grid["pipeline"], 1)  # micro-batches
     return grid["micro"] * grid["data"] * together
 
 
 def told(law: Law, subject: Subject, row: dict[str, int]) -> str:
-    """What a row that breaks a law does, in words."""
+    """Return the message for a row that violates a constraint."""
     unit = row.get("micro", 1) * row.get("data", 1)
     micro_batches = row.get("sequences", subject.sequences) // unit
     return law.told.format(m=subject.model, unit=unit, micro_batches=micro_batches, **row)

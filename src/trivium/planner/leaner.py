@@ -1,9 +1,10 @@
-"""What plans hold, and how much of it they compute again: as little as the memory allows.
+"""Choose the least recomputation with which each plan fits.
 
-Three choices of recompute are rows of a search. What follows from the memory is not searched but found: plans over the
-limit compute their activation function again, and plans that recompute layers only every k-th, the fewest that fit;
-the function of the others again where fewer layers fit so, since a layer takes many times as long as its function.
-Where not even all of them fit, the function again in the one that is under way.
+The three recompute modes are rows of a search. Two further choices follow from the memory limit: plans above it
+recompute their activation function, and plans that recompute layers do so only for every k-th layer, with the largest k
+that fits. The remaining layers recompute their activation function if that allows a larger k, because a layer takes
+many times as long as its activation function. If not even recomputing all layers fits, the current layer also
+recomputes its function.
 """
 
 from itertools import product
@@ -20,13 +21,13 @@ Figures = NDArray[np.float64]
 
 
 def memory_bytes(candidates: Candidates) -> Figures:
-    """Of the worst rank of every plan."""
+    """Return the bytes of the worst rank of every plan."""
     return _held_and_least(candidates)[0]
 
 
 def _held_and_least(candidates: Candidates) -> tuple[Figures, Figures]:
-    """Of the worst rank of every plan; and that but for what a layer fills again, which it holds however many layers
-    are recomputed. (A layer that waits holds its factors, or more.)"""
+    """Return the bytes of the worst rank of every plan, and a lower bound for any number of recomputed layers: the same
+    without the memory that one recomputed layer allocates again."""
     if not len(candidates):
         return np.zeros(0), np.zeros(0)
     found, number = memory_of_cases(candidates.case, candidates.grid["schedule"]), len(candidates)
@@ -35,7 +36,7 @@ def _held_and_least(candidates: Candidates) -> tuple[Figures, Figures]:
 
 
 def as_lean_as_needed(candidates: Candidates, memory_limit: float, space: SearchSpace) -> tuple[Candidates, Figures]:
-    """The same plans, row by row, with what each computes again, and what it then holds."""
+    """Return the plans, row by row, with the least recomputation that fits, and their bytes."""
     held, least = _held_and_least(candidates)
     if space.activation_function:
         candidates, held = _with_function_again(candidates, held, memory_limit)
@@ -44,8 +45,8 @@ def as_lean_as_needed(candidates: Candidates, memory_limit: float, space: Search
 
 
 def _with_function_again(candidates: Candidates, held: Figures, memory_limit: float) -> tuple[Candidates, Figures]:
-    """Plans over the limit compute their activation function again, where they hold less for it. A recomputed layer
-    keeps its input only, whatever its activation function does: those come later."""
+    """Recompute the activation function in plans above the limit, if that saves memory. Recomputed layers keep only
+    their input in any case; `_with_fewer_layers` handles them."""
     rows = np.flatnonzero((held > memory_limit) & (candidates.grid["recompute"] != LAYER))
     leaner = memory_bytes(candidates.take(rows).changed(function_again=1))
     gains = leaner < held[rows]
@@ -55,18 +56,18 @@ def _with_function_again(candidates: Candidates, held: Figures, memory_limit: fl
 def _with_fewer_layers(
     candidates: Candidates, held: Figures, rows: Column, memory_limit: float, space: SearchSpace
 ) -> tuple[Candidates, Figures]:
-    """Plans that recompute layers do so with every k-th, for the largest k of the choices that fits; with all of them,
-    and the function within the one that is computed again, where they fit in no other way. rows: of those that may.
+    """Recompute only every k-th layer in plans that recompute layers, for the largest k that fits. If no k fits, all
+    layers and the activation function within the current one are recomputed. rows: the plans to consider.
 
-    That all of them fit is not asked for: where weight gradients are put off, what waits of a layer is as much whether
-    it was kept or recomputed, and a rank without recomputed layers fills none again. Where all could be kept, as the
-    plan without recompute does, nothing changes.
+    Recomputing fewer layers can fit even if recomputing all of them does not: deferred weight gradients keep as much of
+    a kept layer as of a recomputed one, and a rank without recomputed layers allocates none of them again. Plans that
+    fit without recomputation are not changed.
     """
     rows = rows[memory_bytes(candidates.take(rows).changed(recompute=NONE)) > memory_limit]
     functions = (0, 1) if space.activation_function else (0,)
     often = sorted({1, *space.recompute_every}, reverse=True)
     every, function_again = (np.array(column) for column in zip(*product(often, functions), strict=True))
-    # All choices of all plans at once: what is computed once for each moment of a schedule is dearer than rows are.
+    # Price all choices of all plans at once, because the work per memory peak of a schedule outweighs that per row.
     tried = candidates.take(rows).grid.cross(recompute_every=every, function_again=function_again)
     holds = memory_bytes(Candidates(candidates.subject, tried)).reshape(len(rows), len(every))
     fits = holds <= memory_limit

@@ -1,4 +1,4 @@
-"""What a probe measures, as plain records; seconds are medians."""
+"""The records of a probe. All seconds are medians."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -8,8 +8,8 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 
 @dataclass(frozen=True)
 class Product:
-    """m x k by k x n. dtype: of the operands, as in plan.precision. gradients: of the two products of its backward,
-    where they were measured."""
+    """A product of m x k by k x n. dtype: of the operands. gradients: seconds of the two products of its backward, 0 if
+    not measured."""
 
     dtype: str
     m: int
@@ -21,7 +21,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Stream:
-    """A sum of two vectors into a third: three times `elements` x 4 bytes are moved."""
+    """A sum of two fp32 vectors into a third."""
 
     elements: int
     seconds: float
@@ -33,7 +33,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Attention:
-    """Causal fused attention of `heads` heads on so many sequences; forward, and backward. dtype: as a product's."""
+    """Causal fused attention. forward, backward: seconds."""
 
     sequences: int
     sequence: int
@@ -46,7 +46,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Update:
-    """One step of AdamW in fp32 over so many elements."""
+    """One AdamW step in fp32."""
 
     elements: int
     seconds: float
@@ -54,8 +54,8 @@ class Update:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective over `ranks` ranks. tensor_bytes: of the whole tensor (all-gather: of the result). busy_seconds: for
-    which a rank had a core."""
+    """A collective over `ranks` ranks. tensor_bytes: of the full tensor (all-gather: of the result). busy_seconds:
+    seconds for which a rank had a core."""
 
     collective: Collective
     ranks: int
@@ -66,8 +66,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class SmallStep:
-    """A whole step of a small model: plan.model, plan.batch and plan.layout as trees, and its seconds. recorded: it was
-    replayed, so that the device's time is told and not its host's. precision: as plan.precision.weights."""
+    """A full step of a small model. model, batch, layout: sections of its plan. recorded: replayed as a CUDA graph, so
+    that the seconds are the device's. precision: dtype of the weights."""
 
     model: dict[str, Any]
     batch: dict[str, Any]
@@ -79,7 +79,7 @@ class SmallStep:
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything one probe measured on a device: its name, whether it is a CPU, and how many there are here."""
+    """All measurements of a probe. device: its name. devices: number of devices of this host."""
 
     device: str
     is_cpu: bool

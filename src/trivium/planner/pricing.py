@@ -1,33 +1,38 @@
-"""Thousands of plans priced at once: what they hold, and the seconds of those that fit."""
+"""Price and rank thousands of plans at once: memory of all, seconds of those that fit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import take
+from trivium.cost.case import NONE, take
 from trivium.cost.compute import model_flops
+from trivium.cost.constants import shipped_constants
 from trivium.cost.hardware import Machine
+from trivium.cost.memory_peaks import balanced, every_nth
+from trivium.cost.prices import Piece, Prices, prices
+from trivium.cost.replicas import data_seconds, fullest_of, optimizer_seconds
+from trivium.cost.setting import Setting, setting
+from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import executing
 from trivium.cost.step_time import StepSeconds, step_seconds
+from trivium.cost.wavefront import Run, finish_seconds
 from trivium.plan.plan import Plan
+from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
 from trivium.planner.config import SearchSpace
-from trivium.planner.finalists import simulated_seconds
 from trivium.planner.grid import Candidates, Column
 from trivium.planner.leaner import as_lean_as_needed
 
 Figures = NDArray[np.float64]
 
-DIGITS = 6  # times that agree in so many are equal; of these the plan that holds less comes first
+DIGITS = 6  # times that agree in as many digits are equal; the plan with less memory then comes first
 
 
 @dataclass(frozen=True, eq=False)
 class Priced:
-    """Candidates and what they cost. memory_bytes: of each one's worst rank. fitting: the rows within the limit.
-
-    parts, seconds: of a step of the fitting rows, in closed form.
-    """
+    """Candidates and their costs. memory_bytes: of each plan's worst rank. fitting: indices of the rows within the
+    limit. parts, seconds: closed form of a step of the fitting rows."""
 
     candidates: Candidates
     memory_bytes: Figures
@@ -40,7 +45,7 @@ class Priced:
         return np.broadcast_to(np.asarray(self.parts.seconds, float), self.fitting.shape)
 
     def parts_at(self, place: int) -> dict[str, float]:
-        """Of a place in `fitting`, by name."""
+        """Return the parts of the row at an index of `fitting`, by name."""
         return {
             name: float(np.broadcast_to(part, self.fitting.shape)[place]) for name, part in vars(self.parts).items()
         }
@@ -48,7 +53,7 @@ class Priced:
 
 @dataclass(frozen=True)
 class Winner:
-    """A plan and its price. parts: seconds of the step by name; they add up to `seconds`, which is simulated."""
+    """A plan and its price. seconds: simulated. parts: seconds by name, which add up to `seconds`."""
 
     plan: Plan
     seconds: float
@@ -59,17 +64,15 @@ class Winner:
 
     @property
     def limits(self) -> list[tuple[str, float]]:
-        """Parts and their shares of the step, largest first."""
+        """The parts as fractions of the step, the largest first."""
         shares = {name.replace("_", " "): value / self.seconds for name, value in self.parts.items()}
         return sorted(shares.items(), key=lambda item: -item[1])
 
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Plans that fit, by seconds per sequence. order: places in `priced.fitting`, best first.
-
-    simulated: seconds of a step of the first of these; the others are ranked in closed form.
-    """
+    """Plans that fit, sorted by seconds per sequence. order: indices of `priced.fitting`, the best first. simulated:
+    seconds per step of the first of them; the others are ranked by their closed form."""
 
     machine: Machine
     priced: Priced
@@ -77,11 +80,11 @@ class Ranking:
     simulated: Figures
 
     def winners(self, top: int) -> list[Winner]:
-        """The best of the simulated plans, best first."""
+        """Return the first `top` simulated plans, the best first."""
         return [self.winner(place) for place in range(min(top, len(self.simulated)))]
 
     def winner(self, place: int) -> Winner:
-        """The plan at a place, counted from 0."""
+        """Return the plan at a 0-based place."""
         at, seconds = int(self.order[place]), float(self.simulated[place])
         row, parts = int(self.priced.fitting[at]), _adding_up(self.priced.parts_at(at), seconds)
         plan = self.priced.candidates.plan_at(row)
@@ -95,7 +98,7 @@ class Ranking:
         )
 
     def place_of(self, plan: Plan) -> int | None:
-        """Where a plan ranks, from 1; None where it is no candidate, or does not fit."""
+        """Return the 1-based rank of a plan; None if it is not a candidate or does not fit."""
         row = self.priced.candidates.row_of(plan)
         if row is None:
             return None
@@ -104,7 +107,7 @@ class Ranking:
 
 
 def price(candidates: Candidates, machine: Machine, memory_limit: float, space: SearchSpace) -> Priced:
-    """Memory of every plan, with as little computed again as fits, and seconds of those within the limit."""
+    """Price all plans, each with the least recomputation that fits in `memory_limit` bytes."""
     candidates, memory = as_lean_as_needed(candidates, memory_limit, space)
     fitting = np.flatnonzero(memory <= memory_limit)
     schedule = candidates.grid["schedule"][fitting]
@@ -114,10 +117,10 @@ def price(candidates: Candidates, machine: Machine, memory_limit: float, space: 
 
 
 def rank(priced: Priced, machine: Machine, finalists: int) -> Ranking:
-    """Plans by their closed form; the first ones simulated, and ranked by that.
+    """Sort plans by their closed form, then simulate the first ones and sort those by the simulation.
 
-    Where the closed form was too hopeful, as for few micro-batches of a zero-bubble schedule, `finalists` more are
-    simulated until no other plan could be faster than the best.
+    The closed form may be too low, as for few micro-batches of a zero-bubble schedule. Therefore `finalists` more plans
+    are simulated until the closed form of all others exceeds the best simulated time.
     """
     sequences = priced.candidates.grid["sequences"][priced.fitting]
     held, closed = priced.memory_bytes[priced.fitting], priced.seconds / sequences
@@ -137,26 +140,98 @@ def rank(priced: Priced, machine: Machine, finalists: int) -> Ranking:
 
 
 def utilisation(plan: Plan, machine: Machine, seconds: float) -> float:
-    """Model FLOP/s over the peak of the devices (MFU)."""
-    devices = plan.layout.world_size if machine.sharing == "exclusive" else machine.devices
-    peak = float(getattr(machine.peak, plan.precision.weights)) * devices
+    """Return the model FLOPs utilisation (MFU) of a plan with steps of `seconds` seconds."""
+    peak = machine.peak_flops_per_second(plan.precision.weights, plan.layout.world_size)
     return model_flops(plan.model, plan.batch.sequences).total / seconds / peak
 
 
 def _rounded(seconds: Figures) -> Figures:
-    """To DIGITS significant digits."""
+    """Round to DIGITS significant digits."""
     scale = 10.0 ** (DIGITS - 1 - np.floor(np.log10(seconds)))
     return np.round(seconds * scale) / scale
 
 
 def _adding_up(parts: dict[str, float], seconds: float) -> dict[str, float]:
-    """The parts of the closed form for a step whose simulation takes `seconds`.
+    """Adjust the parts of the closed form so that they add up to the simulated `seconds`.
 
-    What the closed form does not see of uneven stages is waiting, too; where it overrates the busiest rank by more than
-    all waiting, every part shrinks alike.
+    The difference counts as bubble. If that would make the bubble negative, all other parts are scaled instead.
     """
     bubble = parts["bubble"] + seconds - sum(parts.values())
     if bubble >= 0:
         return parts | {"bubble": bubble}
     others = sum(parts.values()) - parts["bubble"]
     return {name: value * seconds / others for name, value in parts.items()} | {"bubble": 0.0}
+
+
+def simulated_seconds(candidates: Candidates, machine: Machine) -> Figures:
+    """Return the seconds per step of every plan from a simulation of its schedule, equal to cost.estimate of each
+    plan."""
+    if not len(candidates):
+        return np.zeros(0)
+    stack = executing(machine, compiled=candidates.subject.compiled)
+    at = setting(candidates.case, machine, stack, shipped_constants())
+    again = prices(replace(at, case=replace(at.case, recompute_every=1)))
+    kept = prices(replace(at, case=replace(at.case, recompute=NONE)))
+    crowd = machine.crowding(at.case.ranks)
+    pipeline = finish_seconds(_runs(candidates, at, again, kept))
+    if machine.sharing == "shared":
+        mean, share = _mean_work(at, again, kept), at.constants.core_share
+        pipeline = np.asarray(on_shared_cores(machine, at.case, mean, pipeline, 0.0, share).seconds, float)
+    fullest = fullest_of(at.case)
+    after = crowd * (data_seconds(at, prices(at), fullest) + optimizer_seconds(at, fullest))
+    return np.asarray(at.stack.factor * (pipeline + after), float)
+
+
+def _mean_work(at: Setting, again: Prices, kept: Prices) -> Piece:
+    """Return the work averaged over pipeline ranks. again, kept: prices with and without recomputation."""
+    layers, repeated = at.case.layers, np.ceil(at.case.layers / at.case.recompute_every)
+    whole = again.layer.times(repeated).plus(kept.layer.times(layers - repeated))
+    return whole.plus(kept.first).plus(kept.last).times(at.case.micro_batches / at.case.pipeline)
+
+
+def _runs(candidates: Candidates, at: Setting, again: Prices, kept: Prices) -> list[Run]:
+    grid, shape = candidates.grid, (len(candidates),)
+    columns = {
+        name: np.broadcast_to(np.asarray(getattr(kept, name).total, float), shape)
+        for name in vars(kept)
+        if name != "transfer"
+    }
+    columns["layer_again"] = np.broadcast_to(np.asarray(again.layer_backward.total, float), shape)
+    transfers = np.broadcast_to(np.asarray(kept.transfer, float), shape)
+    blocking = at.stack.blocking_transfers
+    micro_batches = np.broadcast_to(np.asarray(at.case.micro_batches), shape)
+    layers = candidates.subject.model.layers
+    return [
+        Run(
+            name=SCHEDULE_NAMES[grid["schedule"][row]],
+            pipeline=int(grid["pipeline"][row]),
+            micro_batches=int(micro_batches[row]),
+            chunks=int(grid["chunks"][row]),
+            seconds=_stage_seconds(
+                {name: float(column[row]) for name, column in columns.items()},
+                balanced(layers, int(grid["pipeline"][row] * grid["chunks"][row])),
+                int(grid["recompute_every"][row]),
+                float(transfers[row]) * blocking,
+                split=SCHEDULE_NAMES[grid["schedule"][row]] in SPLIT_SCHEDULES,
+            ),
+            transfer=float(transfers[row]) * (not blocking),
+        )
+        for row in range(len(candidates))
+    ]
+
+
+def _stage_seconds(
+    seconds: dict[str, float], layers: NDArray[np.int64], every: int, waits: float, *, split: bool
+) -> Figures:
+    """Return seconds [operation, stage]. every: interval of recomputed layers. waits: seconds that each action waits
+    for a blocking transfer. Both halves of a split backward take equally long, as in cost.estimate."""
+    forward = seconds["layer_forward"] * layers + waits
+    repeated = every_nth(layers, every)
+    backward = seconds["layer_again"] * repeated + seconds["layer_backward"] * (layers - repeated)
+    forward[0] += seconds["embedding_forward"]
+    backward[0] += seconds["embedding_backward"]
+    forward[-1] += seconds["head_forward"]
+    backward[-1] += seconds["head_backward"]
+    if not split:
+        return np.stack([forward, backward + waits])
+    return np.stack([forward, backward / 2 + waits, backward / 2])

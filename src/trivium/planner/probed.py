@@ -20,7 +20,7 @@ from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, sen
 from trivium.cost.constants import priors, shipped_constants
 from trivium.cost.hardware import HERE, Link, Machine, believed, machine_named
 from trivium.cost.kernels import Device
-from trivium.cost.layer import BACKWARD_ATTENTION, MASKED
+from trivium.cost.layer import BACKWARD_ATTENTION, CAUSAL_SHARE
 from trivium.cost.stack import own_stack
 from trivium.cost.step_time import step_seconds
 from trivium.plan.plan import Plan
@@ -222,7 +222,7 @@ def _axis(step: SmallStep) -> str:
 def _attention(a: Attention, device: Device) -> tuple[float, float]:
     """As cost/layer.py prices fused attention."""
     heads = a.sequences * a.heads
-    flops = 4.0 * heads * a.sequence**2 * a.head_width * MASKED
+    flops = 4.0 * heads * a.sequence**2 * a.head_width * CAUSAL_SHARE
     forward, backward = (
         device.attention(n * flops, heads, a.sequence, a.head_width) for n in (1.0, BACKWARD_ATTENTION)
     )
@@ -258,7 +258,7 @@ def _link(x: Array) -> Link:
 
 def exchange_seconds(exchange: Exchange, machine: Machine) -> float:
     """A collective between ranks of one node; where ranks share its devices, while all of them want one."""
-    link, crowding = machine.node_link, machine.crowding(exchange.ranks)
+    link, crowding = machine.node_link, float(machine.crowding(exchange.ranks))
     if exchange.collective == "send":
         return crowding * float(send_seconds(exchange.tensor_bytes, link))
     ring = all_reduce_seconds if exchange.collective == "all_reduce" else all_gather_seconds

@@ -1,4 +1,4 @@
-"""Published runs a prediction is printed beside."""
+"""Published runs that predictions are compared with."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from trivium.plan.recompute import Recompute
 
 
 class Published(NamedTuple):
-    """Measured seconds per step of a plan on a named machine, where they are printed, and the software that ran."""
+    """Measured seconds per step of a plan on a named machine. source: publication. stack: name of the software."""
 
     plan: Plan
     machine: str
@@ -26,7 +26,7 @@ class Published(NamedTuple):
 
     @property
     def predicted_seconds(self) -> float:
-        """With that software, whose attention kept its scores."""
+        """Seconds predicted for that software, whose attention kept its scores."""
         case = replace(case_of(self.plan), scores_kept=1)
         return float(step_seconds(case, machine_named(self.machine), stack_named(self.stack)).seconds)
 
@@ -34,8 +34,8 @@ class Published(NamedTuple):
 def mt_nlg_plan(data: int = 8) -> Plan:
     """MT-NLG 530B on 35 x `data` DGX A100 (arXiv 2201.11990, section 2).
 
-    Not printed there, and taken as in the software of the time: micro-batches of one sequence, GPT-2's vocabulary
-    padded to 51,200, optimizer state sharded over data ranks.
+    The paper does not state the micro-batch of one sequence, GPT-2's vocabulary padded to 51,200, and the optimizer
+    state sharded over data ranks; these are assumptions from the software of that time.
     """
     return Plan(
         model=ModelShape(layers=105, hidden=20480, heads=128, vocabulary=50257, sequence=2048),
@@ -49,7 +49,7 @@ def mt_nlg_plan(data: int = 8) -> Plan:
 
 
 def published_runs() -> tuple[Published, ...]:
-    """MT-NLG section 2.4: 280, 350 and 420 nodes."""
+    """Return the runs of MT-NLG section 2.4 on 280, 350 and 420 nodes."""
     return tuple(
         Published(mt_nlg_plan(data), "selene", seconds, "MT-NLG, section 2.4", "megatron-deepspeed")
         for data, seconds in ((8, 60.1), (10, 50.2), (12, 44.4))
@@ -57,11 +57,12 @@ def published_runs() -> tuple[Published, ...]:
 
 
 def published_for(plan: Plan, machine: str) -> Published | None:
-    """The published run of this plan, if there is one; a ramp does not matter to the full batch it is timed at."""
+    """Return the published run of a plan, or None. A batch ramp is ignored, because published times are for full
+    batches."""
     full = full_batch(plan)
     return next((run for run in published_runs() if run.plan == full and run.machine == machine), None)
 
 
 def full_batch(plan: Plan) -> Plan:
-    """The plan of a step after the ramp, which is what is priced and what published figures are of."""
+    """Return the plan without its batch ramp, as it is priced."""
     return plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": None})})

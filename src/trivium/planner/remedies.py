@@ -1,4 +1,4 @@
-"""A model that fits nowhere: by how much, and what would make it fit."""
+"""Remedies for a model that fits nowhere: how much memory is missing, and which changes make some plan fit."""
 
 from collections.abc import Iterator
 
@@ -10,49 +10,59 @@ from trivium.planner.leaner import as_lean_as_needed
 from trivium.planner.search import Found, legal_plans, memory_limit
 from trivium.units import format_bytes
 
-DOUBLINGS = 12  # of the nodes, until something fits
-EVERYTHING = SearchSpace()  # what may be chosen where the user left some choices out
+MAX_DOUBLINGS = 12  # of the number of nodes
+MAX_CONTEXT = max(SearchSpace().context)
 
 
 def does_not_fit(found: Found) -> str:
-    """For a search whose ranking is empty: how much the smallest plan holds, and remedies that were computed."""
-    held = found.ranking.priced.memory_bytes
+    """Return the message for a search with an empty ranking: what the smallest plan needs, and computed remedies."""
+    held, limit = found.ranking.priced.memory_bytes, found.ranking.priced.memory_limit
     smallest = found.ranking.priced.candidates.plan_at(int(held.argmin()))
-    over = held.min() - found.ranking.priced.memory_limit
     layout = smallest.layout
     return (
-        f"none of {len(held):,} legal plans fits on {found.machine.name}: a rank may hold "
-        f"{format_bytes(found.ranking.priced.memory_limit)}, and the smallest plan (tensor {layout.tensor}, pipeline "
-        f"{layout.pipeline}, data {layout.data}, context {layout.context}, micro {smallest.batch.micro}, recompute "
-        f"{smallest.recompute.words}, ZeRO stage {smallest.zero}) holds {format_bytes(held.min())}, "
-        f"{format_bytes(over)} too much; {'; '.join(remedies(found)) or 'use a machine with more memory'}"
+        f"none of {len(held):,} legal plans fits on {found.machine.name}: a rank may hold {format_bytes(limit)}, and "
+        f"the smallest plan (tensor {layout.tensor}, pipeline {layout.pipeline}, data {layout.data}, context "
+        f"{layout.context}, micro {smallest.batch.micro}, recompute {smallest.recompute.words}, ZeRO stage "
+        f"{smallest.zero}) holds {format_bytes(held.min())}, {format_bytes(held.min() - limit)} too much; "
+        f"{'; '.join(remedies(found)) or 'use a machine with more memory'}"
     )
 
 
 def remedies(found: Found) -> Iterator[str]:
-    """What makes some plan fit, each computed by a search of memory alone."""
-    for told, space in _wider(found.space):
-        if _fits(found, found.machine, found.ranks, space):
-            yield told
+    """Yield the changes that make some plan fit. Each is checked by a search that prices memory only."""
+    space = found.space
+    wider: list[tuple[bool, str, dict[str, object]]] = [
+        (1 not in space.micro, "micro-batches of 1 sequence", {"micro": (1,)}),
+        ("layer" not in space.recompute, "recompute 'layer'", {"recompute": ("layer",)}),
+        (not space.activation_function, "activation function computed again", {"activation_function": True}),
+        (3 not in space.zero, "ZeRO stage 3", {"zero": (3,)}),
+        (max(space.context) < MAX_CONTEXT, f"context up to {MAX_CONTEXT}", {"context": SearchSpace().context}),
+        (None not in space.shards, "one copy shared by all replicas", {"shards": (None,)}),
+        *(
+            (getattr(space, axis) is not None, f"another degree of {axis}", {axis: None})
+            for axis in ("tensor", "pipeline", "data")
+        ),
+    ]
+    for excluded, change, update in wider:
+        if excluded and _fits(found, found.machine, found.ranks, space.model_copy(update=update)):
+            yield f"{change} would fit"
     nodes = nodes_that_fit(found)
     if nodes is not None:
-        ranks = nodes * found.machine.devices_per_node
-        yield f"{nodes:,} nodes ({ranks:,} ranks) would be enough"
+        yield f"{nodes:,} nodes ({nodes * found.machine.devices_per_node:,} ranks) would be enough"
 
 
 def nodes_that_fit(found: Found) -> int | None:
-    """The smallest number of nodes found on which some plan fits; None where none is, or nodes share nothing."""
-    machine = found.machine
+    """Return the smallest number of nodes found on which some plan fits. Return None if there is no such number, or if
+    the machine is a single host whose ranks share its devices."""
+    machine, per_node = found.machine, found.machine.devices_per_node
     if machine.sharing == "shared":
         return None
-    per_node = machine.devices_per_node
     low = -(-found.ranks // per_node)
 
     def fits(nodes: int) -> bool:
-        larger = machine.with_nodes(nodes)
-        return _fits(found, larger, nodes * per_node, found.space)
+        return _fits(found, machine.with_nodes(nodes), nodes * per_node, found.space)
 
-    high = next((low << n for n in range(1, DOUBLINGS) if fits(low << n)), None)
+    high = next((low << n for n in range(1, MAX_DOUBLINGS) if fits(low << n)), None)
     if high is None:
         return None
     low = high // 2
@@ -62,31 +72,10 @@ def nodes_that_fit(found: Found) -> int | None:
     return high
 
 
-def _wider(space: SearchSpace) -> Iterator[tuple[str, SearchSpace]]:
-    """Choices that were left out and hold less."""
-    if 1 not in space.micro:
-        yield "micro-batches of 1 sequence would fit", space.model_copy(update={"micro": (1,)})
-    if "layer" not in space.recompute:
-        yield "recompute 'layer' would fit", space.model_copy(update={"recompute": ("layer",)})
-    if not space.activation_function:
-        told = "activation function computed again would fit"
-        yield told, space.model_copy(update={"activation_function": True})
-    if 3 not in space.zero:
-        yield "ZeRO stage 3 would fit", space.model_copy(update={"zero": (3,)})
-    if max(space.context) < max(EVERYTHING.context):
-        told = f"context up to {max(EVERYTHING.context)} would fit"
-        yield told, space.model_copy(update={"context": EVERYTHING.context})
-    if None not in space.shards:
-        yield "one copy shared by all replicas would fit", space.model_copy(update={"shards": (None,)})
-    for axis in ("tensor", "pipeline", "data"):
-        if getattr(space, axis) is not None:
-            yield f"another degree of {axis} would fit", space.model_copy(update={axis: None})
-
-
 def _fits(found: Found, machine: Machine, ranks: int, space: SearchSpace) -> bool:
-    # Interleaving holds more than the schedules it is made of, and has by far the most layouts.
-    lean = tuple(name for name in space.schedules if name != "interleaved")
-    space = space.model_copy(update={"schedules": lean or space.schedules})
+    # Interleaving needs more memory than the other schedules and has by far the most layouts.
+    others = tuple(name for name in space.schedules if name != "interleaved")
+    space = space.model_copy(update={"schedules": others or space.schedules})
     candidates = legal_plans(found.subject, machine, ranks, space).candidates
     limit = memory_limit(machine, ranks, space)
     return bool(np.any(as_lean_as_needed(candidates, limit, space)[1] <= limit))

@@ -1,6 +1,7 @@
-"""How a plan scales with the number of its replicas: the same batch on more devices, or a batch that grows with them.
+"""Strong and weak scaling of a plan by the number of its replicas.
 
-Predictions of the cost model, not measurements. Beyond the machine's own size: more nodes of the same kind.
+The figures are predictions of the cost model, not measurements. A curve beyond the machine's size assumes more nodes of
+the same kind.
 """
 
 from collections.abc import Sequence
@@ -11,31 +12,28 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from trivium.config import to_tree
-from trivium.cost.case import case_of
 from trivium.cost.collectives import all_gather_seconds
-from trivium.cost.constants import shipped_constants
-from trivium.cost.estimate import Estimate, estimate, simulated, strides_of
+from trivium.cost.estimate import Durations, Estimate, estimate, simulated
 from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.overlap import moved_by_kernels, moved_when_triggered
 from trivium.cost.prices import sublayers, triggered_seconds
-from trivium.cost.setting import setting
 from trivium.cost.stack import own_stack
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 
 Kind = Literal["strong", "weak"]
 KINDS: tuple[Kind, ...] = ("strong", "weak")
-LARGEST = 16384
-MANY = 1 << 16  # degrees, of which the points are chosen one by one
-MOST_POINTS = 16  # of a curve
+LARGEST = 16384  # devices of a curve, by default
+MAX_LISTED_DEGREES = 1 << 16  # with more degrees, the points are not chosen from a list of all of them
+MAX_POINTS = 16  # of a curve
 FORMAT = "trivium-scale-1"
-# Of its communication-heavy sublayers, as T3's authors simulate them (arXiv 2401.16677, abstract).
+# For communication-heavy sublayers, as simulated by the authors of T3 (arXiv 2401.16677, abstract).
 T3_PUBLISHED = {"speed_up_geomean": 0.30, "speed_up_most": 0.47, "less_data_moved": 0.22}
 
 
 @dataclass(frozen=True)
 class Point:
-    """One number of devices. efficiency: of tokens per second and device, over those of the curve's first point."""
+    """A point of a curve. efficiency: tokens per second and device, relative to the curve's first point."""
 
     devices: int
     data: int
@@ -46,26 +44,22 @@ class Point:
     beyond: bool  # more devices than the machine has
 
     def tree(self) -> dict[str, Any]:
-        """Plain data."""
-        p = self.price
+        priced = self.price.tree()
+        names = ("seconds", "tokens_per_second", "utilisation", "bubble_fraction", "parts", "fits")
         return {
             "devices": self.devices,
             "data": self.data,
             "sequences": self.sequences,
-            "seconds": p.seconds,
-            "tokens_per_second": p.tokens_per_second,
-            "utilisation": p.utilisation,
-            "bubble_fraction": p.bubble_fraction,
-            "parts": dict(vars(p.parts)),
+            **{name: priced[name] for name in names},
             "efficiency": self.efficiency,
-            "fits": p.fits,
             "beyond_machine": self.beyond,
             "t3_seconds_simulated": self.triggered_seconds,
         }
 
 
 class Triggered(NamedTuple):
-    """A sublayer with its all-gather: seconds and bytes of a device as kernels do it, and triggered tile by tile."""
+    """A sublayer and its all-gather: seconds, and bytes moved by one device, with separate kernels and with collectives
+    that are triggered tile by tile."""
 
     name: str
     seconds: float
@@ -75,7 +69,7 @@ class Triggered(NamedTuple):
 
     @property
     def speed_up(self) -> float:
-        """0.3: 1.3 times as fast."""
+        """Return 0.3 if triggering makes the sublayer 1.3 times as fast."""
         return self.seconds / self.triggered_seconds - 1
 
     @property
@@ -85,7 +79,7 @@ class Triggered(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Curves by kind, and the sublayers of one layer under simulated T3."""
+    """Scaling curves, and the sublayers of one layer under simulated T3."""
 
     plan: Plan
     machine: Machine
@@ -93,7 +87,6 @@ class Scaling:
     sublayers: list[Triggered]
 
     def tree(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "format": FORMAT,
             "kind": "predicted by the cost model, not measured",
@@ -112,9 +105,9 @@ class Scaling:
 
 
 def scaling(plan: Plan, machine: Machine, *, largest: int = LARGEST, share: float = USABLE) -> Scaling:
-    """Both curves up to `largest` devices. share: of a device's memory that a plan may use.
+    """Return both curves up to `largest` devices. share: fraction of a device's memory that a plan may use.
 
-    Raises ConfigError where not even one replica has as few, or where ranks share the machine's devices.
+    Raises ConfigError if one replica needs more devices, or if the ranks share the machine's devices.
     """
     replica = plan.layout.world_size // plan.layout.data
     least = replica * _unit(plan)
@@ -136,34 +129,23 @@ def scaling(plan: Plan, machine: Machine, *, largest: int = LARGEST, share: floa
 
 
 def triggered_sublayers(plan: Plan, machine: Machine) -> list[Triggered]:
-    """What T3 would do to the products of a layer whose results tensor ranks sum; none without tensor ranks."""
+    """Return what T3 would do to the products of a layer that end in a tensor-parallel sum; none for tensor 1."""
     if plan.layout.tensor == 1:
         return []
-    here = setting(
-        case_of(plan), machine, own_stack(plan, machine), shipped_constants(), strides_of(plan.layout, machine)
-    )
-    degree = plan.layout.tensor
-    road = here.road(degree, here.strides.tensor)
-    found = []
+    here, degree = Durations(plan, machine, own_stack(plan, machine)).at, plan.layout.tensor
+    link, found = here.link(degree, here.strides.tensor), []
     for s in sublayers(here):
-        gather = float(all_gather_seconds(s.result_bytes, degree, road))
-        before, after = (
-            moved(s.operand_bytes, s.result_bytes, degree) for moved in (moved_by_kernels, moved_when_triggered)
+        gather = float(all_gather_seconds(s.result_bytes, degree, link))
+        seconds = (float(s.alone) + gather, float(triggered_seconds(here, s)) + gather)
+        moved = (
+            float(by(s.operand_bytes, s.result_bytes, degree).total) for by in (moved_by_kernels, moved_when_triggered)
         )
-        found.append(
-            Triggered(
-                s.name,
-                float(s.alone) + gather,
-                float(triggered_seconds(here, s)) + gather,
-                float(before.total),
-                float(after.total),
-            )
-        )
+        found.append(Triggered(s.name, *seconds, *moved))
     return found
 
 
 def geomean_speed_up(found: Sequence[Triggered]) -> float:
-    """0.3: 1.3 times as fast."""
+    """Return the geometric mean of the speed-ups; 0 for an empty sequence."""
     return float(np.exp(np.mean([np.log1p(s.speed_up) for s in found])) - 1) if found else 0.0
 
 
@@ -174,8 +156,7 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int, share: float)
     for data in degrees(plan, kind, largest // replica):
         there = with_replicas(plan, data, kind)
         devices = replica * data
-        nodes = -(-devices // machine.devices_per_node)
-        enough = machine.with_nodes(max(machine.nodes, nodes))
+        enough = machine.with_nodes(max(machine.nodes, -(-devices // machine.devices_per_node)))
         price = estimate(there, enough, share=share)
         each = price.tokens_per_second / devices
         first = points[0].price.tokens_per_second / points[0].devices if points else each
@@ -187,32 +168,33 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int, share: float)
 
 
 def degrees(plan: Plan, kind: Kind, most: int) -> list[int]:
-    """Data degrees of a curve: for the same batch those that divide it; otherwise any. The plan's own is among them.
-    Where replicas share several copies of the sharded state, as many share one at all degrees."""
+    """Return the data degrees of a curve, the plan's own among them. Those of a strong curve divide the batch. If
+    several copies of the sharded state exist, the size of the sharding group stays the same."""
     own, unit = plan.layout.data, _unit(plan)
     if kind == "strong":
         few = range(1, min(most, plan.batch.sequences) + 1)
         legal = [d for d in few if plan.batch.sequences % d == 0 and not with_replicas(plan, d, kind).check()]
-    elif most <= MANY:
+    elif most <= MAX_LISTED_DEGREES:
         legal = list(range(unit, most + 1, unit))
     else:
-        units = np.geomspace(1, most // unit, MOST_POINTS).astype(int)
+        units = np.geomspace(1, most // unit, MAX_POINTS).astype(int)
         legal = sorted({*(unit * units).tolist(), own})
-    if len(legal) > MOST_POINTS:  # even on a logarithmic axis
-        wanted = np.geomspace(legal[0], legal[-1], MOST_POINTS)
+    if len(legal) > MAX_POINTS:  # Space the points evenly on a logarithmic axis.
+        wanted = np.geomspace(legal[0], legal[-1], MAX_POINTS)
         nearest = {min(legal, key=lambda d: abs(d - w)) for w in wanted}
         legal = sorted(nearest | ({own} & set(legal)))
     return legal
 
 
 def _unit(plan: Plan) -> int:
-    """The fewest data ranks that hold whole copies of the sharded state."""
+    """Return the smallest number of data ranks that holds complete copies of the sharded state."""
     shards = plan.layout.shards or 1
     return shards // gcd(shards, plan.layout.context)
 
 
 def with_replicas(plan: Plan, data: int, kind: Kind) -> Plan:
-    """The plan with so many replicas: its batch, or as many sequences for each as now. A ramp ends before."""
+    """Return the plan with `data` replicas, without a batch ramp. Strong scaling keeps the batch, weak scaling the
+    sequences of each replica."""
     each = plan.batch.sequences // plan.layout.data
     sequences = plan.batch.sequences if kind == "strong" else each * data
     return plan.model_copy(

@@ -1,4 +1,4 @@
-"""The best plans for a model, a batch and a machine."""
+"""Search for the fastest plans for a model, a batch and a machine."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from trivium.planner.pricing import Ranking, price, rank
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search found: the legal plans and the others, and those that fit in their order."""
+    """The result of a search: legal and rejected plans, and the ranking of those that fit."""
 
     subject: Subject
     machine: Machine
@@ -28,10 +28,10 @@ class Found:
 
 
 def search(subject: Subject, machine: Machine, ranks: int, space: SearchSpace | None = None) -> Found:
-    """Every legal plan, priced in closed form where it fits in memory; the fastest are simulated and ranked again.
+    """Price every legal plan that fits in closed form, then simulate the fastest ones and rank them.
 
-    Raises ConfigError when the machine has too few devices, or when no plan is legal. Where none fits, the ranking
-    is empty: planner.remedies says what would help.
+    Raises ConfigError if the machine has too few devices or if no plan is legal. If no plan fits, the ranking is empty;
+    planner.remedies describes what would help.
     """
     space = space or SearchSpace()
     problems = [*machine.problems(ranks), *subject.problems()]
@@ -47,18 +47,18 @@ def search(subject: Subject, machine: Machine, ranks: int, space: SearchSpace | 
 def legal_plans(
     subject: Subject, machine: Machine, ranks: int, space: SearchSpace, waived: Collection[str] = ()
 ) -> Enumerated:
-    """Every legal plan whose tensor groups stay inside a node."""
+    """Enumerate the legal plans whose tensor groups stay inside a node."""
     devices = ranks if machine.sharing == "shared" else machine.devices_per_node
     return enumerate_plans(subject, ranks, space, (inside_a_node(devices, ranks),), waived, node=devices)
 
 
 def memory_limit(machine: Machine, ranks: int, space: SearchSpace) -> float:
-    """Bytes a rank may hold."""
+    """Return the bytes that a rank may hold."""
     return machine.usable_memory(ranks, space.memory_fraction)
 
 
 def _no_legal_plan(subject: Subject, machine: Machine, ranks: int, space: SearchSpace, enumerated: Enumerated) -> str:
-    """Why not one combination is a legal plan, and what to change."""
+    """Return the message for a space without a legal plan: the reasons and what to change."""
     if not enumerated.combinations:
         asked = (f"search.{axis} {_named(getattr(space, axis))}" for axis in AXES)
         return f"no degrees of a search multiply to {ranks} ranks: {' x '.join(asked)}; allow others, or other ranks"
@@ -82,7 +82,7 @@ def _no_legal_plan(subject: Subject, machine: Machine, ranks: int, space: Search
 
 
 def _forbidding(subject: Subject, machine: Machine, ranks: int, space: SearchSpace) -> list[str]:
-    """Fields of the space of which the usual choices would leave some plan legal."""
+    """Return the fields of the space whose default values would make some plan legal."""
     usual = {name: field.default for name, field in SearchSpace.model_fields.items()}
     given = [name for name, value in usual.items() if getattr(space, name) != value]
     others = {name: space.model_copy(update={name: usual[name]}) for name in given}
@@ -94,7 +94,7 @@ def _named(degrees: tuple[int, ...] | None) -> str:
 
 
 def _legal_batches(subject: Subject, machine: Machine, ranks: int, space: SearchSpace) -> list[int]:
-    """The batches next to the one asked for that some layout divides."""
+    """Return the nearest batch sizes for which some layout is legal."""
     grid = legal_plans(subject, machine, ranks, space, ("batch", "interleaving")).candidates.grid
     if not len(grid):
         return []

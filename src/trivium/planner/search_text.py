@@ -1,6 +1,6 @@
-"""What a search found, as text for people and as plain data."""
+"""The result of a search as text and as plain data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,44 +17,45 @@ from trivium.planner.search import Found
 from trivium.units import counted, format_bytes, format_count, format_seconds
 
 SEARCH_FORMAT = "trivium-search-1"
-HEADS = (
-    "tensor",
-    "pipeline",
-    "chunks",
-    "data",
-    "context",
-    "micro",
-    "schedule",
-    "recompute",
-    "sequence",
-    "ZeRO",
-    "step",
-    "tokens/s",
-    "MFU",
-    "memory",
-    "limited by",
-)
-WORDS = ("schedule", "recompute", "sequence", "limited by")  # columns that are not numbers
-NAMED_LIMITS = 2
-FEWEST_SECONDS = 0.001  # of a step: a part that differs by less is not told
+NAMED_LIMITS = 2  # parts of a step that a line names
+MIN_SHARE = 0.001  # of a step; smaller parts and differences are not reported
+CELLS: dict[str, Callable[[Winner], str]] = {
+    "tensor": lambda winner: str(winner.plan.layout.tensor),
+    "pipeline": lambda winner: str(winner.plan.layout.pipeline),
+    "chunks": lambda winner: str(winner.plan.layout.chunks),
+    "data": lambda winner: str(winner.plan.layout.data),
+    "context": lambda winner: str(winner.plan.layout.context),
+    "micro": lambda winner: str(winner.plan.batch.micro),
+    "schedule": lambda winner: winner.plan.schedule,
+    "recompute": lambda winner: winner.plan.recompute.words,
+    "sequence": lambda winner: "parallel" if winner.plan.sequence_parallel else "whole",
+    "ZeRO": lambda winner: _zero_text(winner.plan),
+    "step": lambda winner: format_seconds(winner.seconds),
+    "tokens/s": lambda winner: format_count(winner.tokens_per_second),
+    "MFU": lambda winner: f"{winner.utilisation:.1%}",
+    "memory": lambda winner: format_bytes(winner.memory_bytes),
+    "limited by": lambda winner: _limits_text(winner),
+}
+LEFT_ALIGNED = ("schedule", "recompute", "sequence", "limited by")
 
 
 def search_lines(found: Found, top: int) -> list[str]:
-    """The winners as a table, under what was searched."""
+    """Return the winners as a table below a summary of the search."""
     return [*_subject_lines(found), "", *table_lines(found.ranking.winners(top))]
 
 
 def explain_lines(found: Found, misses: list[NearMiss], top: int) -> list[str]:
-    """The winner, the runners-up and what limits each, `top` plans in all, every rejected family, and near misses."""
+    """Return the winner, the runners-up and what limits each (`top` plans), the rejected families and the near
+    misses."""
     winner, *runners = best_of_layouts(found.ranking)[:top]
     return [
         *_subject_lines(found),
         "",
         f"Winner: {choice_text(winner)}",
-        f"  {_limits_text(winner, every=True)}",
+        f"  {_limits_text(winner, None)}",
         "",
         *(["Runners-up, the best of each other layout:"] if runners else []),
-        *(f"  {place}. {line}" for place, each in enumerate(runners, 2) for line in [_behind_text(each, winner)]),
+        *(f"  {place}. {_behind_text(each, winner)}" for place, each in enumerate(runners, 2)),
         *([""] if runners else []),
         "Rejected:",
         *(f"  {line}" for line in rejected_lines(found)),
@@ -65,7 +66,7 @@ def explain_lines(found: Found, misses: list[NearMiss], top: int) -> list[str]:
 
 
 def search_tree(found: Found, top: int) -> dict[str, Any]:
-    """The same as plain data."""
+    """Return the result of a search as plain data."""
     priced = found.ranking.priced
     return {
         "format": SEARCH_FORMAT,
@@ -84,7 +85,7 @@ def search_tree(found: Found, top: int) -> dict[str, Any]:
 
 
 def explain_tree(found: Found, misses: list[NearMiss], top: int) -> dict[str, Any]:
-    """search_tree with what was rejected and what nearly was not."""
+    """Return `search_tree` with the runners-up, the rejected families and the near misses."""
     return {
         **search_tree(found, top),
         "runners_up": [winner_tree(each) for each in best_of_layouts(found.ranking)[1:top]],
@@ -97,7 +98,7 @@ def explain_tree(found: Found, misses: list[NearMiss], top: int) -> dict[str, An
 
 
 def winner_tree(winner: Winner) -> dict[str, Any]:
-    """A plan of a search and its price."""
+    """Return a plan of a search and its price as plain data."""
     return {
         **choice_tree(winner.plan),
         "seconds": winner.seconds,
@@ -111,7 +112,7 @@ def winner_tree(winner: Winner) -> dict[str, Any]:
 
 
 def choice_tree(plan: Plan) -> dict[str, Any]:
-    """What a search chooses of a plan."""
+    """Return the fields of a plan that a search varies."""
     return {
         "layout": to_tree(plan.layout),
         "sequences": plan.batch.sequences,
@@ -126,10 +127,10 @@ def choice_tree(plan: Plan) -> dict[str, Any]:
 
 
 def ranking_lines(plan: Plan, ranking: Ranking) -> list[str]:
-    """The best layouts a search found, and where a run's own plan stands among them."""
+    """Return the best layouts of a search, and the rank of a run's own plan among all plans that fit."""
     number = len(ranking.order)
     best = best_of_layouts(ranking)[:5]
-    # Rows are of the full batch, and have no order of ranks.
+    # A search varies neither a batch ramp nor the order of ranks.
     layout = plan.layout.model_copy(update={"order": AXES})
     own = ranking.place_of(full_batch(plan).model_copy(update={"layout": layout}))
     standing = f"number {own:,} of {number:,}" if own else "outside the space searched"
@@ -141,7 +142,7 @@ def ranking_lines(plan: Plan, ranking: Ranking) -> list[str]:
 
 
 def best_of_layouts(ranking: Ranking) -> list[Winner]:
-    """The best simulated plan of each layout, best first."""
+    """Return the best simulated plan of each layout, the fastest first."""
     best: dict[Layout, Winner] = {}
     for winner in ranking.winners(len(ranking.simulated)):
         best.setdefault(winner.plan.layout, winner)
@@ -149,20 +150,18 @@ def best_of_layouts(ranking: Ranking) -> list[Winner]:
 
 
 def table_lines(winners: list[Winner]) -> list[str]:
-    """One line per plan, in columns."""
-    rows = [HEADS, *(_cells(winner) for winner in winners)]
+    """Return a table with one line per plan, under a line of column names."""
+    rows = [list(CELLS), *([cell(winner) for cell in CELLS.values()] for winner in winners)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [str.ljust if name in LEFT_ALIGNED else str.rjust for name in CELLS]
     return [
-        "  ".join(
-            cell.ljust(width) if name in WORDS else cell.rjust(width)
-            for name, cell, width in zip(HEADS, row, widths, strict=True)
-        ).rstrip()
+        "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)).rstrip()
         for row in rows
     ]
 
 
 def rejected_lines(found: Found) -> list[str]:
-    """Every family that no plan came of: the law it breaks, and how many layouts that is."""
+    """Return one line per rejected family: the law that it breaks, and how many layouts it has."""
     memory = [
         f"memory: {layouts:,} layouts of tensor {tensor} over {format_bytes(found.ranking.priced.memory_limit)}; the "
         f"smallest of them holds {format_bytes(least)}"
@@ -172,7 +171,7 @@ def rejected_lines(found: Found) -> list[str]:
 
 
 def miss_text(miss: NearMiss) -> str:
-    """One near miss in words."""
+    """Describe a near miss in one line."""
     plan = miss.plan
     return (
         f"{miss.obstacle}; {miss.change} would allow {_layout_text(plan.layout)}, {plan.schedule}, micro "
@@ -181,7 +180,7 @@ def miss_text(miss: NearMiss) -> str:
 
 
 def choice_text(winner: Winner) -> str:
-    """A plan's choices, seconds and memory."""
+    """Describe a plan's choices, seconds and memory in one line."""
     plan = winner.plan
     along = ", sequence parallel" if plan.sequence_parallel else ""
     return (
@@ -202,7 +201,7 @@ def _layout_text(layout: Layout) -> str:
 
 
 def heads_text(model: ModelShape) -> str:
-    """`64 heads`, with how many key-value heads they share where that is fewer."""
+    """Return "64 heads", followed by the number of key-value heads if it differs."""
     return f"{model.heads} heads" + (f" ({model.kv} key-value)" if model.kv != model.heads else "")
 
 
@@ -220,42 +219,23 @@ def _subject_lines(found: Found) -> list[str]:
     ]
 
 
-def _cells(winner: Winner) -> tuple[str, ...]:
-    plan, layout = winner.plan, winner.plan.layout
-    numbers = (layout.tensor, layout.pipeline, layout.chunks, layout.data, layout.context, plan.batch.micro)
-    return (
-        *map(str, numbers),
-        plan.schedule,
-        plan.recompute.words,
-        "parallel" if plan.sequence_parallel else "whole",
-        _zero_text(plan),
-        format_seconds(winner.seconds),
-        format_count(winner.tokens_per_second),
-        f"{winner.utilisation:.1%}",
-        format_bytes(winner.memory_bytes),
-        _limits_text(winner),
-    )
-
-
-def _limits_text(winner: Winner, *, every: bool = False) -> str:
-    told = winner.limits if every else winner.limits[:NAMED_LIMITS]
-    return ", ".join(f"{name} {share:.1%}" for name, share in told if share > FEWEST_SECONDS)
+def _limits_text(winner: Winner, most: int | None = NAMED_LIMITS) -> str:
+    return ", ".join(f"{name} {share:.1%}" for name, share in winner.limits[:most] if share > MIN_SHARE)
 
 
 def _behind_text(each: Winner, winner: Winner) -> str:
-    """A runner-up, and the parts of the step that keep it behind the winner."""
-    more = {name: each.parts[name] - winner.parts[name] for name in each.parts}
-    worst = sorted(more.items(), key=lambda item: -item[1])[:NAMED_LIMITS]
-    told = [
-        f"{format_seconds(value)} more {name.replace('_', ' ')}"
-        for name, value in worst
-        if value > FEWEST_SECONDS * winner.seconds
+    """Describe a runner-up and the parts of its step that keep it behind the winner."""
+    more = sorted(((each.parts[name] - winner.parts[name], name) for name in each.parts), key=lambda part: -part[0])
+    slower = [
+        f"{format_seconds(seconds)} more {name.replace('_', ' ')}"
+        for seconds, name in more[:NAMED_LIMITS]
+        if seconds > MIN_SHARE * winner.seconds
     ]
-    return f"{choice_text(each)}; {', '.join(told) or 'as fast, and holds more'}"
+    return f"{choice_text(each)}; {', '.join(slower) or 'as fast, and holds more'}"
 
 
 def _too_large(found: Found) -> Iterator[tuple[int, int, float]]:
-    """By tensor degree: how many legal plans hold too much, and how much the smallest of these holds."""
+    """Yield for each tensor degree: how many legal plans exceed the memory, and the bytes of the smallest of them."""
     priced = found.ranking.priced
     over = priced.memory_bytes > priced.memory_limit
     tensor = priced.candidates.grid["tensor"]

@@ -1,4 +1,4 @@
-"""What one finished run teaches: how much longer a step takes than predicted, kept in a file that estimates read."""
+"""A file with the calibration factor of a finished run: measured over predicted seconds per step."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -13,8 +13,8 @@ from pydantic import Field
 from trivium.config import Config, build_named, to_tree, tree_of_file
 from trivium.errors import DataError
 
-FEWEST = 5  # steps that a factor is learned from
-WARM = 2  # first steps of a run that are left out; those after a resume are too few to move a median
+FEWEST = 5  # steps to learn a factor from
+WARM = 2  # first steps of a run, which are skipped
 Times = Annotated[float, Field(ge=1e-6, le=1e6)]  # far from what any run can teach
 
 
@@ -40,10 +40,10 @@ class LearnedStack(Config):
 def learn(
     metrics: Iterable[Mapping[str, Any]], predicted: Callable[[int], float], *, machine: str, run: str
 ) -> LearnedStack:
-    """The factor of a run from its metrics. predicted: seconds of a step of so many sequences.
+    """Return the factor of a run from its metrics. predicted: returns the seconds of a step by its batch size.
 
-    Every step counts once, against the prediction for its own batch; the median is deaf to steps that something
-    else on the machine held up. Raises DataError when there are too few.
+    Each step is compared with the prediction for its own batch size. The median is robust to steps that other processes
+    slowed down. Raises DataError if there are too few steps.
     """
     steps = [m for m in metrics if m.get("seconds") and m.get("sequences")][WARM:]
     if len(steps) < FEWEST:
@@ -66,11 +66,11 @@ def learn(
 
 
 def write_stack(path: Path, stack: LearnedStack) -> None:
-    """As YAML."""
+    """Write the factor as YAML."""
     path.write_text(yaml.safe_dump(to_tree(stack), sort_keys=False), encoding="utf-8")
 
 
 def read_stack(path: Path) -> LearnedStack:
-    """What `write_stack` wrote. Raises ConfigError that names what is wrong."""
+    """Read a file of `write_stack`. Raises ConfigError if it is invalid."""
     tree = tree_of_file(path, f"stack file {path}", "write it with `trivium plan calibrate`")
     return build_named(LearnedStack, tree, str(path))

@@ -1,7 +1,4 @@
-"""Judge whether the host that a training would start on can run it: pure functions of a host and a plan.
-
-Reads the cores, memory and accelerators of a host. Writes a verdict, and nearby settings that the host can run.
-"""
+"""Check whether a host has the memory and the speed for a training, and find nearby settings that it can run."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,8 +18,8 @@ PROCESS_BYTES = 150 << 20  # that torch takes of each process before any tensor 
 
 @dataclass(frozen=True)
 class Host:
-    """What this host has free. accelerators: their name and their bytes of memory, one entry for each that a rank can
-    use. ranks: how many ranks of the job this host runs, and `first_rank` the lowest of them; 0 ranks: all of them."""
+    """Free resources of a host. accelerators: name and bytes of memory of each usable device. first_rank, ranks: the
+    ranks of the job that this host runs; 0 ranks: all of them."""
 
     cores: int
     memory_bytes: int

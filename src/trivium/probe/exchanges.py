@@ -1,7 +1,7 @@
-"""Collectives between ranks: ours, as the trainer calls them, which is between other work.
+"""Measure the trainer's collectives between ranks, with products in between as in training.
 
-On a machine whose ranks share cores it matters what the others do meanwhile: a rank that waits gives its core away, and
-must get it back. So every collective is timed between two products, and the products' own time is taken off.
+A waiting rank on shared cores yields its core and must get it back. Therefore every collective is timed between two
+products, and the time of the products is subtracted.
 """
 
 import time

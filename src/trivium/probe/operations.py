@@ -1,4 +1,4 @@
-"""Products, memory, attention and the optimizer on one device."""
+"""Measure products, memory bandwidth, attention and the optimizer on one device."""
 
 import math
 

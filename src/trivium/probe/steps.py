@@ -1,8 +1,7 @@
-"""Whole steps of a few small models, as the trainer runs them, in one process and split over ranks.
+"""Measure full training steps of a few small models, in one process and over several ranks.
 
-Products and collectives alone say nothing of what a layer does besides, nor of how ranks wait for one another. The
-shapes differ in layers, width, vocabulary, sequence and micro-batches, so that the constants which explain them all
-explain others.
+Products and collectives alone do not show the other work of a layer, nor how ranks wait for each other. The models
+differ in layers, width, vocabulary, sequence length and micro-batches, so that constants that explain them generalise.
 """
 
 import time

@@ -1,6 +1,7 @@
-"""The clock: medians of repeated work, with the device waited for; of an accelerator's, its own time.
+"""Median times of repeated work, including device synchronisation.
 
-An accelerator is asked for many pieces at once, by a recording: one by one their host would take longer than it does.
+The time of a GPU is measured on a CUDA graph of many repetitions, because the host launches single operations more
+slowly than the GPU performs them.
 """
 
 import time
@@ -34,7 +35,7 @@ def median_seconds(work: Callable[[], object], device: torch.device, *, budget: 
 
 
 def device_seconds(work: Callable[[], object], device: torch.device, *, budget: float) -> float:
-    """The same of what a device computes, without its host; what `work` returns is not kept."""
+    """Return the median seconds of `work` on the device, without launch overhead of the host."""
     record = operations_of(device.type).recording
     if record is None:
         return median_seconds(work, device, budget=budget)

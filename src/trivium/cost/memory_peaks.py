@@ -1,6 +1,6 @@
-"""The fullest moments of a pipeline rank: what it holds, counted in layers and in micro-batches.
+"""Memory peaks of a pipeline rank, counted in layers and micro-batches.
 
-Read off the schedule and the partition, and free of sizes, so that thousands of plans share a few of them.
+They follow from the schedule and the partition and do not depend on sizes, so thousands of plans share a few of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,14 @@ from trivium.plan.plan import Plan
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, ScheduleName, stages_of_named
 
 
-class Moment(NamedTuple):
-    """One rank at one moment; numbers, or arrays with one entry per plan.
+class MemoryPeak(NamedTuple):
+    """One rank at a memory peak; numbers, or arrays with one entry per plan.
 
-    layers: whose weights it holds, of which `recomputed_layers` are computed again in the backward. first, last: 1
-    where it holds that end of the model. kept, recomputed: layers times micro-batches in flight, of the ones whose
-    activations are kept and of the ones computed again. embedded, headed: micro-batches in flight through the ends.
-    put_off, put_off_again: the same of micro-batches whose weight gradients wait for an action of their own.
-    begun: 0 where a rank has one forward and one backward in a step, so that no gradient exists yet; else 1.
+    layers: layers of the rank; recomputed_layers: those that the backward recomputes. first, last: 1 if the rank holds
+    that end of the model. kept, recomputed: layers times micro-batches in flight, for layers that keep their
+    activations and for recomputed layers. embedded, headed: micro-batches in flight through the two ends. put_off,
+    put_off_again: as kept and recomputed, for micro-batches with deferred weight gradients. begun: 0 if the step has
+    one forward and one backward on the rank, so that no gradient exists at the peak; else 1.
     """
 
     layers: Number
@@ -49,8 +49,8 @@ class Moment(NamedTuple):
     begun: Number
 
 
-def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
-    """The fullest moments of one rank of a plan in a step of the full batch."""
+def peaks_of_rank(plan: Plan, pipeline: int) -> list[MemoryPeak]:
+    """Return the memory peaks of one rank of a plan in a step of the full batch."""
     layout, layers = plan.layout, layers_by_stage(plan)
     stages = plan.stages_of(pipeline)
     micro_batches = plan.batch.micro_batches(layout)
@@ -64,17 +64,18 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     every = [len(layers[s]) for s in stages]
     begun = bool(puts_off(plan)) or micro_batches * len(stages) > 1
     sums = [np.array(sets) @ _weights(np.array(every), np.array(again))]
-    found = _moments([stages], plan.stages, np.array([every]), np.array([again]), sums, [waiting], begun)
-    return [Moment(*row) for row in found.tolist()]
+    found = _peaks([stages], plan.stages, np.array([every]), np.array([again]), sums, [waiting], begun)
+    return [MemoryPeak(*row) for row in found.tolist()]
 
 
 @lru_cache(maxsize=8192)
-def moments(
+def peaks_of_schedule(
     schedule: ScheduleName, pipeline: int, micro_batches: int, chunks: int, layers: int, every: int
 ) -> NDArray[np.float64]:
-    """[moment, field of Moment]: of all ranks of a balanced plan, those that no other moment exceeds in everything.
+    """Return an array [peak, field of MemoryPeak]: the peaks of all ranks of a balanced plan that no other peak exceeds
+    in every field.
 
-    every: every so many layers are computed again (1 also where none is: then nobody asks which).
+    every: the interval of recomputed layers; 1 if no layer is recomputed.
     """
     stages = pipeline * chunks
     counts = balanced(layers, stages)
@@ -90,18 +91,18 @@ def moments(
     else:
         sets = peak_counts(schedule, *step)
         sums = [np.array(of_rank) @ weighed for of_rank, weighed in zip(sets, weights, strict=True)]
-    return _not_exceeded(_moments(own, stages, every_layer, again, sums, waiting, begun))
+    return _not_exceeded(_peaks(own, stages, every_layer, again, sums, waiting, begun))
 
 
-def moments_of_cases(case: Case, schedule: Number | ScheduleName) -> Iterator[tuple[NDArray[np.int64], Moment]]:
-    """Moments such that each plan's worst is among them: which plans, and the n-th moment of each, every field an array
-    with one entry for each of these plans. The first moments are of all.
+def peaks_of_case(case: Case, schedule: Number | ScheduleName) -> Iterator[tuple[NDArray[np.int64], MemoryPeak]]:
+    """Yield peaks that include the worst one of each plan: indices of plans, and the n-th peak of each of them as
+    arrays. The first pair covers all plans.
 
     schedule: a name, or numbers of SCHEDULES.
     """
     codes = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
     every = np.where(np.asarray(case.recompute) == NONE, 1, case.recompute_every)
-    # What a moment depends on; long steps are alike.
+    # The inputs of a peak. Longer steps have the same peaks.
     capped = np.where(
         np.asarray(codes) == SCHEDULES["gpipe"],
         case.micro_batches,
@@ -111,16 +112,16 @@ def moments_of_cases(case: Case, schedule: Number | ScheduleName) -> Iterator[tu
     shape = np.broadcast_shapes((1,), *(np.shape(v) for v in (codes, *case.numbers)))
     keys = np.stack([np.broadcast_to(v, shape) for v in wanted]).astype(np.int64)
     distinct, index = _distinct(keys)
-    tables = [moments(SCHEDULE_NAMES[code], *sizes) for code, *sizes in distinct.T.tolist()]
+    tables = [peaks_of_schedule(SCHEDULE_NAMES[code], *sizes) for code, *sizes in distinct.T.tolist()]
     lengths = np.array([len(table) for table in tables])
     starts, rows = np.cumsum(lengths) - lengths, np.concatenate(tables)
     for n in range(lengths.max()):
         which = np.flatnonzero(lengths[index] > n)
-        yield which, Moment(*rows[starts[index[which]] + n].T)
+        yield which, MemoryPeak(*rows[starts[index[which]] + n].T)
 
 
 def balanced(layers: int, stages: int) -> NDArray[np.int64]:
-    """Layers of each stage under plan.Partition(): equal, and what is over goes to the middle."""
+    """Return the layers of each stage under `Partition()`: equal numbers, with the remainder in the middle."""
     whole, over = divmod(layers, stages)
     counts = np.full(stages, whole)
     numbers = np.arange(stages)
@@ -129,17 +130,16 @@ def balanced(layers: int, stages: int) -> NDArray[np.int64]:
 
 
 def every_nth(layers: NDArray[np.int64], every: int) -> NDArray[np.int64]:
-    """How many of each stage's layers have a number that `every` divides. layers: of each stage, in order."""
+    """Return how many layers of each stage have a number that `every` divides. layers: layers of each stage, in
+    order."""
     ends = np.cumsum(layers)
     found: NDArray[np.int64] = -(-ends // every) + (-(ends - layers) // every)
     return found
 
 
 def _distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The different columns, and of each column which of them it is.
-
-    One number per column: sorting these is much faster than sorting columns.
-    """
+    """Return the distinct columns and the index of each column among them."""
+    # Sorting one number per column is much faster than sorting columns.
     number = np.zeros(keys.shape[1], np.int64)
     for row in keys:
         number = number * (int(row.max()) + 1) + row
@@ -148,13 +148,13 @@ def _distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def _weights(layers: NDArray[np.int64], again: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[own stage, sum]: of micro-batches in flight by stage, layers that keep theirs and layers computed again, and the
-    first and the last stage alone."""
+    """Return weights [own stage, sum] of the micro-batches in flight by stage: layers that keep their activations,
+    recomputed layers, the first stage, the last stage."""
     number = np.arange(len(layers))
     return np.stack([layers - again, again, number == 0, number == number[-1]], axis=1).astype(np.int64)
 
 
-def _moments(
+def _peaks(
     own: Sequence[tuple[int, ...]],
     stages: int,
     layers: NDArray[np.int64],
@@ -163,14 +163,16 @@ def _moments(
     waiting: Sequence[Counts],
     begun: bool,
 ) -> NDArray[np.float64]:
-    """[set, field of Moment] of some ranks, one after the other. own: stages of each rank. layers, again: [rank, own
-    stage], all and those computed again; sums: of each rank's sets by `_weights`; waiting: of each own stage, the
-    micro-batches whose weight gradients are put off."""
+    """Return the peaks [peak, field of MemoryPeak] of some ranks, one after the other.
+
+    own: stages of each rank. layers, again: [rank, own stage], all layers and the recomputed ones. sums: sums of each
+    rank's peaks by `_weights`. waiting: micro-batches with deferred weight gradients by own stage.
+    """
     held = np.concatenate(sums)
     rank = np.repeat(np.arange(len(own)), [len(of_rank) for of_rank in sums])
     first, last = (np.array([s[end] == stage for s in own])[rank] for end, stage in ((0, 0), (-1, stages - 1)))
     kept, put_off = layers - again, np.array(waiting)
-    moment = Moment(
+    moment = MemoryPeak(
         layers=layers.sum(1)[rank],
         recomputed_layers=again.sum(1)[rank],
         first=first,
@@ -187,8 +189,8 @@ def _moments(
 
 
 def _not_exceeded(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The different rows for which no other is at least as large in every column."""
-    rows = rows[np.argsort(-rows.sum(1))]  # the largest sum is exceeded by none
+    """Return the distinct rows that no other row reaches or exceeds in every column."""
+    rows = rows[np.argsort(-rows.sum(1))]  # No row exceeds the one with the largest sum.
     found = []
     while len(rows):
         found.append(rows[0])
