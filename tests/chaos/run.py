@@ -30,7 +30,7 @@ from chaos.poison import poison_often
 from chaos.preempt import preempt_often
 from chaos.resume import resume_often
 from chaos.scene import LAYOUTS, SEED
-from trivium.cli.ended import ended_in_order
+from trivium.cli.ending import ended_in_order
 from trivium.cli.show import progress_of, say
 from trivium.errors import Preempted
 from trivium.provenance import code_commit, write_json
