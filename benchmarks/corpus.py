@@ -35,8 +35,8 @@ from corpus_kills import killed_runs
 from extraction import measure
 from peers.environment import Environment
 
+from trivium.corpus.publish.store import read_documents
 from trivium.corpus.publish.views import differences_between
-from trivium.corpus.store import read_documents
 
 HERE = Path(__file__).resolve().parent
 THRESHOLD, SEED, COPIES_FRACTION = 0.8, 5, 0.12

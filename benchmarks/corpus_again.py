@@ -24,13 +24,12 @@ from corpora.text import as_json_lines, build_text
 
 from trivium.config import build
 from trivium.corpus.config import CurateConfig
-from trivium.corpus.curate import curate
 from trivium.corpus.document import RAW, Document
 from trivium.corpus.harvest.plant import html_page
 from trivium.corpus.harvest.raw_files import RawFiles
-from trivium.corpus.kept import kept_bytes
+from trivium.corpus.kernels.warm_up import warm_up
+from trivium.corpus.pipeline import curate, kept_bytes
 from trivium.corpus.publish.views import differences_between
-from trivium.corpus.warm_up import warm_up
 from trivium.seeds import generator_for
 
 SEED = 5

@@ -26,7 +26,6 @@ from trivium.cost.hardware import machine_named
 from trivium.cost.memory import memory_of_rank
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import simulate, unit_seconds
-from trivium.evaluation.tasks.definition import definition, names
 from trivium.plan.batch import Batch
 from trivium.plan.layout import Coordinate
 from trivium.plan.parameters import count
@@ -263,7 +262,7 @@ def summary(figures: Sequence[Figure]) -> str:
 
 
 def markdown(figures: Sequence[Figure]) -> str:
-    """Return a table for each section, then the accuracies with which a trained model would be compared."""
+    """Return a table for each section."""
     parts = [f"{summary(figures).capitalize()}."]
     for section, group in groupby(figures, key=attrgetter("section")):
         lines, command = [], ""
@@ -274,13 +273,6 @@ def markdown(figures: Sequence[Figure]) -> str:
             lines.append(f"| {' | '.join(cells)} |")
         head = ["| what | paper | ours | | shown by |", "|---|---:|---:|---|---|"]
         parts.append("\n".join([f"### Section {section}", "", *head, *lines]))
-    lines = []
-    for task in map(definition, names()):
-        if task.published:
-            printed = (f"{task.published[s]:.2f}" if s in task.published else "" for s in ("0", "1", "few"))
-            lines.append(f"| {task.name} | {' | '.join(printed)} | {task.few} |")
-    head = ["| task | 0 shots | 1 shot | few | shots of few |", "|---|---:|---:|---:|---:|"]
-    parts.append("\n".join(["### Sections 4 and 5: accuracy of MT-NLG, percent", "", *head, *lines]))
     return "\n\n".join(parts) + "\n"
 
 

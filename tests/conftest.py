@@ -39,6 +39,6 @@ def what_is_there_stays() -> None:
 def kernels() -> None:
     """The kernels of a corpus, compiled by the first process that asks: the others wait instead of doing the same,
     which takes each a minute and more on a new checkout."""
-    from trivium.corpus.warm_up import warm_up
+    from trivium.corpus.kernels.warm_up import warm_up
 
     warm_up()

@@ -23,8 +23,7 @@ OBSERVERS = {
     "measured_step": "measured_step_test.py",
     "profile": "profile_test.py::test_what_is_named_for_a_trace_is_as_it_was_afterwards_also_when_a_step_fails",
     "saves": "saves_test.py",
-    "slow_links": "slow_links_test.py::test_a_group_whose_members_all_wait_is_told_and_no_other",
-    "slow_ranks": "slow_ranks_test.py::test_a_phase_that_takes_next_to_nothing_is_never_told",
+    "slow": "slow_test.py::test_link_is_slow_if_all_members_wait",
 }
 
 
@@ -58,7 +57,7 @@ def rows() -> Iterator[Row]:
         "optim/groups_test.py",
         "certify/certificate_test.py",
     )
-    for folder in ("kernels/cpu", "kernels/cuda"):
+    for folder in ("kernels/cpu", "kernels/cuda", "comms/host_memory"):
         yield Row(folder, engine)
 
 

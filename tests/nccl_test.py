@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trivium.comms.collectives import PendingResult
+from trivium.comms.group import PendingResult
 from trivium.errors import TriviumError
 from trivium.parallel.sharding import buckets
 from trivium.plan.layout import AXES

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trivium import provenance
-from trivium.corpus.store import read_manifest
+from trivium.corpus.publish.store import read_manifest
 from trivium.errors import DataError, MachineError
 from trivium.provenance import (
     JOB,

@@ -20,16 +20,16 @@ import pyarrow.parquet as pq
 
 from corpora.tokenizing import tokenize_as_megatron, tokenize_ours
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, DedupConfig
-from trivium.corpus.curate import curate
 from trivium.corpus.daft_engine import Daft
+from trivium.corpus.dedup.deduplicate import deduplicate as station
 from trivium.corpus.dedup.groups import components, survivors
 from trivium.corpus.dedup.minhash import similar_pairs
-from trivium.corpus.deduplicate import deduplicate as station
 from trivium.corpus.engine import Engine, Here
-from trivium.corpus.files import Input
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.kernels.warm_up import warm_up
+from trivium.corpus.pipeline import curate
+from trivium.corpus.read.files import Input
 from trivium.corpus.select.decontaminate import Keys, cut, keys_of
-from trivium.corpus.warm_up import warm_up
 
 BATCH = 1024  # documents read at once
 _WORD = re.compile(r"\w+")
@@ -44,7 +44,7 @@ def cpu_seconds() -> float:
 def deduplicate(source: Path, out: Path) -> None:
     """Read, find, verify, group, keep the first of each group, write."""
     table = pq.read_table(source, columns=["id", "text"])
-    pairs = similar_pairs(table["text"], DedupConfig(), seed=1).pairs
+    pairs = similar_pairs(table["text"], DedupConfig(), seed=1)[0]
     best = survivors(components(pairs, documents=table.num_rows), np.zeros(table.num_rows))
     kept = table.filter(pa.array(best == np.arange(table.num_rows)))
     pq.write_table(kept, out, compression="zstd")

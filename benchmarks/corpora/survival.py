@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
 from trivium.corpus.config import CurateConfig
-from trivium.corpus.curate import curate
 from trivium.corpus.daft_engine import Daft
 from trivium.corpus.document import RAW, Damage, Document
 from trivium.corpus.engine import Engine
 from trivium.corpus.harvest.raw_files import RawFiles
+from trivium.corpus.pipeline import curate
 from trivium.corpus.read.read import read_any
 from trivium.seeds import generator_for
 

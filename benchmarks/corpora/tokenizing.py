@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import tokenizers
 
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.lineage import Lineage

@@ -16,10 +16,9 @@ GPT = small().model
 LLAMA = small(model={**ROTARY, "kv_heads": 2, "hidden": 32, "head": "untied"}).model
 
 
-def rows(model, count: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+def texts(model, count: int = 3) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(model.vocabulary, (count, model.sequence + 1), generator=generator)
-    return tokens[:, :-1], tokens[:, 1:]
+    return torch.randint(model.vocabulary, (count, model.sequence + 1), generator=generator)
 
 
 def test_the_update_is_torchs_adamw_with_its_clip() -> None:
@@ -46,15 +45,15 @@ def test_the_update_is_torchs_adamw_with_its_clip() -> None:
 
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_no_position_sees_the_future(model) -> None:
-    weights, (tokens, targets) = first_weights(model, 1), rows(model)
-    changed = tokens.clone()
-    changed[:, -1] = (changed[:, -1] + 1) % model.vocabulary
-    short = targets.clone()
+    weights, text = first_weights(model, 1), texts(model)
+    changed, counts = text.clone(), torch.ones(text.shape)
+    changed[:, -2] = (changed[:, -2] + 1) % model.vocabulary  # the last one that is read
+    counts[:, -2:] = 0
 
-    def early(tokens: torch.Tensor) -> float:
-        return float(losses_of(weights, model, tokens[:, :-1], short[:, :-1], keep_all).cross_entropy)
+    def early(text: torch.Tensor) -> float:
+        return float(losses_of(weights, model, text, counts, keep_all).cross_entropy)
 
-    assert early(tokens) == early(changed)
+    assert early(text) == early(changed)
 
 
 def test_rotary_scores_depend_on_distance_alone() -> None:
@@ -82,11 +81,27 @@ def test_documents_apart_are_numbered_seen_and_counted_apart() -> None:
 def test_of_a_batch_in_which_no_target_counts_loss_and_gradient_are_zero() -> None:
     model = GPT.model_copy(update={"documents": "apart", "end_of_text": 0, "z_loss": 0.1})
     weights = {name: w.requires_grad_() for name, w in first_weights(model, 1).items()}
-    tokens = torch.zeros(2, model.sequence, dtype=torch.int64)
-    found = losses_of(weights, model, tokens, tokens, keep_all)
+    text = torch.zeros(2, model.sequence + 1, dtype=torch.int64)
+    found = losses_of(weights, model, text, torch.ones(text.shape), keep_all)
     assert [x.item() for x in found] == [0, 0]
     gradients = torch.autograd.grad(sum(found), list(weights.values()), allow_unused=True)
     assert all(g is None or not g.any() for g in gradients)
+
+
+def test_losses_are_means_with_the_weights_of_the_targets() -> None:
+    model = GPT.model_copy(update={"z_loss": 0.1})
+    weights, text, counts = first_weights(model, 1), texts(model, 2), torch.rand(2, model.sequence + 1)
+
+    def losses(chosen: torch.Tensor) -> torch.Tensor:
+        return torch.stack(losses_of(weights, model, text, chosen, keep_all))
+
+    each = torch.zeros(2, dtype=torch.float64)
+    for row in range(2):
+        for place in range(1, model.sequence + 1):
+            alone = torch.zeros_like(counts)
+            alone[row, place] = 3  # of one target alone, any weight gives its own loss
+            each += counts[row, place].double() * losses(alone)
+    assert torch.allclose(losses(counts), each / counts[:, 1:].double().sum(), rtol=1e-12)
 
 
 def test_dropout_keeps_the_mean_and_depends_on_sample_site_and_step() -> None:

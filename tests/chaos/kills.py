@@ -1,5 +1,6 @@
-"""Kill a training at random instants, hundreds of times, on changing layouts; count what was lost."""
+"""Kill a training at random instants, on changing layouts; count what was lost, and what ends differently."""
 
+import os
 import shutil
 import signal
 import time
@@ -14,9 +15,10 @@ import numpy as np
 import torch
 
 from chaos.life import Life
-from chaos.scene import LAYOUTS, SEED, Oracle, event_steps, job, plan, write_tokens
+from chaos.scene import LAYOUTS, SEED, Oracle, Tally, event_steps, job, plan, write_tokens
 from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.load import Checkpoint
+from trivium.comms.launch import Ranks
 from trivium.errors import CheckpointError, DataError
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import export_hf
@@ -24,7 +26,9 @@ from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
 from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
+from trivium.training.supervision.job import start
 
+STEPS, SAVE_EVERY = 14, 3  # of the trainings of `resume_often`
 PHASES = ("training", "saving", "publishing", "retention", "export")
 
 
@@ -190,3 +194,51 @@ def _good(number: int, there: dict[int, Path], losses: Losses) -> Iterator[tuple
             losses.unloadable.append(f"kill {number}: {error}")
             continue
         yield step, checkpoint
+
+
+def resume_often(folder: Path, resumes: int, *, seed: int = SEED, progress: Progress = silent) -> dict[str, Any]:
+    """Break and resume `resumes` trainings with dropout and background saves; count those that end differently."""
+    tokens, tally = write_tokens(folder), Tally(resumes, progress)
+    draw = generator_for(seed, "chaos", "resume")
+    for number in range(resumes):
+        layout = LAYOUTS[number % len(LAYOUTS)]
+        weights = ("fp32", "bf16")[int(draw.integers(2))]
+        at, victim = int(draw.integers(SAVE_EVERY, STEPS - SAVE_EVERY)), int(draw.integers(2))
+        given = plan(layout, weights=weights, dropout=0.1)
+        unbroken, broken = folder / f"{number}-unbroken", folder / f"{number}-broken"
+        for out, watch in ((unbroken, None), (broken, _killing(broken, at, victim))):
+            start(job(tokens, out, given, steps=STEPS, checkpoint_every=SAVE_EVERY, restarts=1), watch=watch)
+        wrong = _differences(unbroken, broken)
+        # Without a kill, or with one before the first checkpoint, nothing was proved.
+        wrong += [] if any(event_steps(broken, "resumed")) else ["it was not resumed from a checkpoint"]
+        tally.add(f"{number}, {dict(layout)}, {weights}, killed at {at}", wrong)
+    return {"resumes": resumes, "bitwise_equal": tally.good, "losses": tally.losses}
+
+
+def _killing(out: Path, at: int, victim: int) -> Callable[[Ranks, int], None]:
+    killed: list[int] = []
+
+    def watch(ranks: Ranks, step: int) -> None:
+        if not killed and step >= at and event_steps(out, "saved"):
+            killed.append(step)
+            os.kill(ranks.pids[victim % len(ranks.pids)], signal.SIGKILL)
+
+    return watch
+
+
+def _differences(unbroken: Path, broken: Path) -> list[str]:
+    """List what differs: the loss or norm of any step, or any byte of weights, masters and moments at the end."""
+    one, two = (
+        {m["step"]: (m["loss"], m["gradient_norm"]) for m in read(out / METRICS) if "loss" in m}
+        for out in (unbroken, broken)
+    )
+    wrong = [f"loss of step {s}" for s in one.keys() | two.keys() if one.get(s) != two.get(s)]
+    return wrong + ([] if _files(unbroken) == _files(broken) else ["weights or moments"])
+
+
+def _files(out: Path) -> dict[str, Any]:
+    """The step of the last checkpoint, and size and hash of each of its files."""
+    last = published(out / CHECKPOINTS)[-1]
+    checkpoint = Checkpoint.open(last)
+    checkpoint.verify()
+    return {"step": step_of(last.name), **checkpoint.manifest["files"]}

@@ -109,13 +109,9 @@ class Life:
         pid = self.launcher.pid if launcher or not ranks else ranks[victim % len(ranks)]
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid or 0, signal.SIGKILL)
-        self.join()
+        self.launcher.join()
         while any(_runs(rank) for rank in ranks):
             time.sleep(POLL_SECONDS)
-
-    def join(self) -> None:
-        """Wait until the launcher has ended."""
-        self.launcher.join()
 
 
 def _runs(pid: int) -> bool:

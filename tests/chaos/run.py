@@ -20,16 +20,12 @@ from typing import Any
 
 import torch
 
-from chaos.corrupt import corrupt_often
-from chaos.disk_full import fill_often
-from chaos.freeze import freeze_often
-from chaos.kills import kill_often
+from chaos.disk import corrupt_often, fill_often
+from chaos.kills import kill_often, resume_often
 from chaos.life import end_all
-from chaos.orphans import orphan_often
 from chaos.poison import poison_often
-from chaos.preempt import preempt_often
-from chaos.resume import resume_often
 from chaos.scene import LAYOUTS, SEED
+from chaos.signals import freeze_often, orphan_often, preempt_often
 from trivium.cli.ending import ended_in_order
 from trivium.cli.show import progress_of, say
 from trivium.errors import Preempted

@@ -7,20 +7,22 @@ from typing import Any
 
 import torch
 
+from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.mesh import Mesh
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.errors import CheckpointError
 from trivium.plan.plan import Plan
+from trivium.progress import Progress
 from trivium.seeds import generator_for
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.samples import TokenDataset
 from trivium.training.config import TrainingConfig
-from trivium.training.loop import TrainingJob
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, read
-from trivium.training.rates import learning_rate
+from trivium.training.rates import lr_of_step
 from trivium.training.state import fragments, restore
 from trivium.training.trainer import Samples, Trainer, adam_rule
 
@@ -88,6 +90,26 @@ def event_steps(out: Path, *kinds: str, after: int = 0) -> list[int]:
     return [e["step"] for e in read(out / EVENTS)[after:] if e["event"] in kinds]
 
 
+def newest_step(out: Path) -> int:
+    return max((step_of(path.name) or 0 for path in published(out / CHECKPOINTS)), default=0)
+
+
+class Tally:
+    """What went wrong in each of `count` faults. good: the number of faults without a loss."""
+
+    def __init__(self, count: int, progress: Progress) -> None:
+        self.count, self.progress = count, progress
+        self.losses: list[str] = []
+        self.done, self.good, self.longest_seconds = 0, 0, 0.0
+
+    def add(self, name: str, wrong: list[str], seconds: float = 0.0) -> None:
+        """Record what went wrong in one fault, and how long it took."""
+        self.losses += [f"{name}: {what}" for what in wrong]
+        self.done, self.good = self.done + 1, self.good + (not wrong)
+        self.longest_seconds = max(self.longest_seconds, seconds)
+        self.progress(self.done, self.count, f"{len(self.losses)} wrong")
+
+
 def verifies(path: Path) -> bool:
     """Whether a checkpoint is good. One that retention removed while it was read counts as good."""
     try:
@@ -114,14 +136,9 @@ class Oracle:
 
     def advance_to(self, step: int) -> None:
         """Train until `step` steps are done."""
-        batch, model = self.plan.batch, self.plan
-        last = model.tokens(batch.at(self.job.training.steps).first_sample)
         while self.step < step:
-            samples = batch.at(self.step)
-            after = model.tokens(batch.at(self.step + 1).first_sample)
-            lr = learning_rate(self.job.training, after, last)
-            read = Samples(samples.first_sample, samples.sequences, self.data.rows)
-            self.trainer.train_step(self.step, read, lr)
+            samples = Samples(*self.plan.batch.at(self.step), self.data.rows)
+            self.trainer.train_step(self.step, samples, lr_of_step(self.job.training, self.plan, self.step))
             self.step += 1
 
     def wrong_tensors(self, checkpoint: Checkpoint) -> list[str]:

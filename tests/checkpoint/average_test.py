@@ -18,7 +18,7 @@ from trivium.config import to_tree
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
-from trivium.training.same_work import refuse_weights_alone
+from trivium.training.record import refuse_weights_alone
 from trivium.training.state import begin_with, fragments
 from trivium.training.trainer import Trainer
 

@@ -8,16 +8,16 @@ from typer.testing import CliRunner
 
 from tokens.curated import curated, documents
 from trivium.cli.corpus import app
-from trivium.corpus import deduplicate
 from trivium.corpus.config import ClassifierConfig, CurateConfig
-from trivium.corpus.deduplicate import KINDS
+from trivium.corpus.dedup import deduplicate
+from trivium.corpus.dedup.deduplicate import KINDS
 from trivium.corpus.document import Document
-from trivium.corpus.files import Input
-from trivium.corpus.kept import files_beside
+from trivium.corpus.pipeline import files_beside
+from trivium.corpus.publish.store import read_documents, write_documents
 from trivium.corpus.publish.views import differences_between
+from trivium.corpus.read.files import Input
 from trivium.corpus.read.inputs import documents_at
 from trivium.corpus.select.classifier import train
-from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import publishing, read_stamp
 from trivium.tokens.config import TokensConfig

@@ -15,7 +15,7 @@ from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import Run
 from trivium.cli.workspace import Workspace
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.evaluation.hans import HEURISTICS
 from trivium.evaluation.tasks.passages import VERSIONS

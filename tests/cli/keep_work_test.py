@@ -46,7 +46,7 @@ def test_kept_work_is_foretold_used_told_and_deleted(out):
     assert "--keep-work keeps it" in said("curate", "--out", out, "--dry-run")
     assert not (out / "curated").exists()
     assert "kept for the next curation: " in said("curate", "--out", out, "--keep-work")
-    again = "used again: the extracted texts of 1 of 1 raw files, and the filtered documents of 0;"
+    again = "used again: the filtered documents of 0 of 1 raw files;"
     foretold = said("curate", "--out", out, *stricter, "--dry-run")
     assert "curate.quality.words_low: 50 -> 60\n" in foretold and again in foretold
     assert again in said("curate", "--out", out, *stricter)

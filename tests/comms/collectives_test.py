@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import on_ranks
-from trivium.comms import collectives
+from trivium.comms import transports
 from trivium.comms.collectives import (
     all_gather,
     all_gather_into,
@@ -32,9 +32,9 @@ def value(rank: int, number: int) -> torch.Tensor:
 
 def slices_reach_their_owners(place: Place, direct_from: int | None) -> None:
     layout, by_memory = Layout(data=place.world_size), direct_from is None
-    collectives.DIRECT_BYTES = direct_from or 0
+    transports.DIRECT_BYTES = direct_from or 0
     group = Mesh.connect(layout, place.rank, place.world_size, by_memory=by_memory).replicas
-    assert group.by_memory == by_memory
+    assert type(group.transport).__name__ == ("HostMemory" if by_memory else "Gloo")
     ranks = range(group.size)
     whole = torch.cat([value(group.index, n) for n in ranks])
     # Several under way at once, ended in another order than begun.
@@ -91,7 +91,7 @@ def test_a_slice_that_is_gathered_in_place_is_not_copied_first(monkeypatch: pyte
     def gather(out: torch.Tensor, x: torch.Tensor, **how: object) -> None:
         given.append(x.data_ptr())
 
-    monkeypatch.setattr(dist, "all_gather_single", gather, raising=False)
+    monkeypatch.setattr(transports, "_gather", gather)
     with pretended(Layout(data=2), 1) as mesh:
         whole = torch.zeros(6)
         own = whole.view(2, 3)[1]

@@ -24,17 +24,18 @@ import trivium.corpus
 from corpus.hostile import KINDS, WORDS
 from corpus.hostile_parquet import HOSTILE
 from trivium.corpus.clean.extract import extract_step
+from trivium.corpus.clean.filters import FILTERS
 from trivium.corpus.clean.tidy import MOST_MARKS, NotTidied, tidy
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, ExtractConfig, ReadConfig, SelectionConfig
+from trivium.corpus.dedup.deduplicate import without_equal_texts, without_repeated
 from trivium.corpus.dedup.minhash import MinHash
-from trivium.corpus.dedup.repeats import without_equal_texts, without_repeated
 from trivium.corpus.document import RAW, Damage, Document, Trouble
-from trivium.corpus.files import is_hidden, kind_name, list_files, name_of, shown, source_of, told_endings
-from trivium.corpus.filters import FILTERS
 from trivium.corpus.harvest.heldout import passages
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
+from trivium.corpus.publish.store import read_documents, write_documents
 from trivium.corpus.read.cutting import pieces_of
+from trivium.corpus.read.files import is_hidden, kind_name, list_files, name_of, shown, source_of, told_endings
 from trivium.corpus.read.parquet_headers import declared, footer_problem
 from trivium.corpus.read.read import read_any
 from trivium.corpus.read.warc import Page, write_warc
@@ -42,7 +43,6 @@ from trivium.corpus.select.classifier import Classifier
 from trivium.corpus.select.decontaminate import Keys, cut
 from trivium.corpus.select.select import select
 from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps, Tally
-from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError, MachineError
 from trivium.provenance import file_sha256
 from trivium.tokens.tokenizer import _BLANKS, given_tokenizer, load_tokenizer, train_tokenizer
@@ -98,7 +98,7 @@ def extraction_by(name):
 def comparison():
     """What every text is compared by with all others."""
     config = CurateConfig().dedup
-    minhash = MinHash(bands=config.bands, rows=config.rows, shingle=config.shingle, seed=1)
+    minhash = MinHash(config, seed=1)
     return lambda text: (minhash.band_keys(texts_of([text])), text_keys(texts_of([text])))
 
 
@@ -395,7 +395,7 @@ def test_no_damaged_byte_of_a_parquet_file_ends_its_reader(tmp_path):
 def test_a_long_run_of_one_letter_makes_no_long_token_and_comes_back_unchanged():
     text = WORDS * 50 + "a" * 50_000 + " " + WORDS
     tokenizer = train_tokenizer([text, "-" * 20_000, " " * 20_000, "é" * 20_000], 700)
-    assert max(map(len, tokenizer.words())) <= 128
+    assert max(map(len, tokenizer.words)) <= 128
     assert tokenizer.bulk is not None
     (ids,) = tokenizer.encode_arrays([text])
     assert tokenizer.decode(ids.tolist()) == text

@@ -13,10 +13,10 @@ import pytest
 from trivium.config import preset_names, read_preset
 from trivium.corpus import daft_engine
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.corpus.curate import curate
 from trivium.corpus.daft_engine import Daft
 from trivium.corpus.engine import Here
 from trivium.corpus.harvest.harvest import harvest
+from trivium.corpus.pipeline import curate
 from trivium.errors import ConfigError
 
 SMALL = HarvestConfig(max_bytes=600_000, packages=("networkx",), evaluation_items=30, shard_bytes=150_000)

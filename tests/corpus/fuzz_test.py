@@ -9,10 +9,10 @@ import pytest
 
 from corpus.funnels import balances
 from trivium.corpus.clean.extract import extract_step
+from trivium.corpus.clean.filters import FILTERS, named_steps
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.dedup.groups import url_key
 from trivium.corpus.document import RAW, Document
-from trivium.corpus.filters import FILTERS, named_steps
 from trivium.corpus.read.encoding import decode
 from trivium.corpus.select.classifier import Classifier
 from trivium.corpus.steps import Drop, Step, Steps

@@ -1,6 +1,5 @@
-"""Laws of kept work: a curation that uses it writes the bytes of one from nothing, whatever was set otherwise."""
+"""Parts kept for later curations: reusing them gives the bytes of a curation from scratch, whatever settings change."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,21 +9,21 @@ from typing import get_args
 
 import pytest
 
-from corpus.kills import ends
+from corpus.kills import digests, ends
 from trivium.config import build, leaves, merge, to_tree
-from trivium.corpus import first_pass, kept
+from trivium.corpus import pipeline
 from trivium.corpus import work as unfinished
 from trivium.corpus.config import ClassifierConfig, CurateConfig
-from trivium.corpus.curate import curate
 from trivium.corpus.document import Document
 from trivium.corpus.harvest.plant import html_page
+from trivium.corpus.pipeline import curate
+from trivium.corpus.publish.store import write_documents
 from trivium.corpus.select.classifier import train
-from trivium.corpus.store import write_documents
 from trivium.errors import ConfigError
 from trivium.seeds import generator_for
 
 SEED = 3
-# of fields whose other values mean nothing unless they name something
+# Other values of the fields that name something.
 NAMED = {
     "extract.stoplist": "German",
     "language.keep": ["en", "de"],
@@ -37,12 +36,18 @@ NAMED = {
     "c4.bad_words": ["statement"],
     "blend": {"b": 2.0},
 }
-
-
-def _flowing(text):
-    """A page of Python's documentation with a paragraph to a line, and nothing that C4 drops."""
-    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-    return "\n\n".join(paragraphs).translate({ord(sign): None for sign in "*{}"})
+# Filters of every kind, loose enough that documents reach the last one.
+BASE = {
+    "filters": ["privacy", "language", "quality", "repetition", "c4", "gopher", "fineweb", "classifier"],
+    "c4": {"sentences": 1, "line_words": 2},
+    "classifier": {"model": "model.npz", "alpha": 0.1},
+    "fineweb": {"short_lines": 0.9, "duplicate_characters": 0.4},
+    "repetition": {"top_ngram": [0.5, 0.5, 0.5], "repeated_ngram": [0.5] * 6},
+    "quality": {"short_lines": 0.9, "boilerplate_words": 0.3},
+    "dedup": {"bands": 6},
+    "shard_bytes": 20_000,
+}
+STRICTER = merge(BASE, {"quality": {"words_low": 300}})
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,9 @@ def raw(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept") / "raw"
     (folder / "jsonl").mkdir(parents=True)
     generator = generator_for(1, "kept")
-    texts = [_flowing(text)[:2500] for _, text in sorted(topics.items()) if len(text) > 1500][:24]
+    pages = [text for _, text in sorted(topics.items()) if len(text) > 1500][:24]
+    unwrapped = ("\n\n".join(" ".join(part.split()) for part in text.split("\n\n")) for text in pages)
+    texts = [text.translate({ord(sign): None for sign in "*{}"})[:2500] for text in unwrapped]
     rows = [{"id": f"t{n}", "text": text, "source": "ab"[n % 2]} for n, text in enumerate(texts)]
     for row in rows[:6]:
         page = html_page(row["text"].split("\n\n"), title=row["id"], generator=generator)
@@ -78,56 +85,40 @@ def raw(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch, raw):
     monkeypatch.setattr(unfinished, "PART_BYTES", 40_000)
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # no machine loses its power here
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # this machine loses no power
     monkeypatch.chdir(raw.parent)
 
 
-def base():
-    """Filters of every kind, loose enough that documents reach the last; some judge what others have changed."""
-    return {
-        "filters": ["privacy", "language", "quality", "repetition", "c4", "gopher", "fineweb", "classifier"],
-        "c4": {"sentences": 1, "line_words": 2},
-        "classifier": {"model": "model.npz", "alpha": 0.1},
-        "fineweb": {"short_lines": 0.9, "duplicate_characters": 0.4},
-        "repetition": {"top_ngram": [0.5, 0.5, 0.5], "repeated_ngram": [0.5] * 6},
-        "quality": {"short_lines": 0.9, "boilerplate_words": 0.3},
-        "dedup": {"bands": 6},
-        "shard_bytes": 20_000,
-    }
-
-
-def curated(raw, folder, tree, kept_at=None, work=None):
-    """The bytes of every file that a curation writes."""
+def curated(raw, folder, tree, kept=None, work=None):
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    curate(build(CurateConfig, tree), raw, out, seed=SEED, kept=kept_at, work=work)
-    files = (path for path in sorted(out.rglob("*")) if path.is_file())
-    return {path.relative_to(out): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    curate(build(CurateConfig, tree), raw, out, seed=SEED, kept=kept, work=work)
+    return digests(out)
 
 
 def another(path, value):
     """Another value of a field, as a tree that the config accepts."""
-    found = [NAMED[path]] if path in NAMED else []
+    candidates = [NAMED[path]] if path in NAMED else []
     if isinstance(value, bool):
-        found.append(not value)
+        candidates.append(not value)
     elif isinstance(value, int | float):
-        found += [2 * value + 3, value // 2] if isinstance(value, int) else [value / 2]
+        candidates += [2 * value + 3, value // 2] if isinstance(value, int) else [value / 2]
     elif isinstance(value, list):
-        found.append([one / 2 for one in value if isinstance(one, float)])
+        candidates.append([one / 2 for one in value if isinstance(one, float)])
     else:
-        found += _choices(CurateConfig, path.split("."))
-    for one in found:
+        candidates += _choices(CurateConfig, path.split("."))
+    for one in candidates:
         tree = one
         for name in reversed(path.split(".")):
             tree = {name: tree}
         try:
-            build(CurateConfig, merge(base(), tree))
+            build(CurateConfig, merge(BASE, tree))
         except ConfigError:
             continue
         if one != value:
             return tree
-    pytest.fail(f"no other value of curate.{path} than {value} is known here; give one in NAMED")
+    pytest.fail(f"add another value of curate.{path} than {value} to NAMED")
 
 
 def _choices(model, path):
@@ -136,70 +127,58 @@ def _choices(model, path):
 
 
 def rounds():
-    """Changes that between them change every field, each at most one field of a section: what one field's change
-    does to kept work is not hidden by another's."""
+    """Trees that together change every field, each at most one field of a section, so that no change hides another."""
     sections = {}
-    for path, value in leaves(to_tree(build(CurateConfig, base()))):
+    for path, value in leaves(to_tree(build(CurateConfig, BASE))):
         sections.setdefault(path.partition(".")[0], []).append(another(path, value))
-    found = []
+    trees = []
     while any(sections.values()):
-        tree = base()
+        tree = BASE
         for changes in sections.values():
             tree = merge(tree, changes.pop()) if changes else tree
-        found.append(tree)
-    return found
+        trees.append(tree)
+    return trees
 
 
 @pytest.mark.broad
-def test_every_field_may_change_and_reuse_gives_the_bytes_of_a_curation_from_nothing(raw, tmp_path):
-    place = tmp_path / "kept"
-    before = curated(raw, tmp_path, base())
-    assert curated(raw, tmp_path, base(), place) == before
+def test_reuse_after_a_change_of_any_field_equals_a_curation_from_scratch(raw, tmp_path):
+    before = curated(raw, tmp_path, BASE)
+    assert curated(raw, tmp_path, BASE, tmp_path / "kept") == before
     trees = rounds()
     assert len(trees) > 10
     differ = 0
     for tree in trees:
-        afresh = curated(raw, tmp_path, tree)
-        assert curated(raw, tmp_path, tree, place) == afresh
-        differ += afresh != before
+        expected = curated(raw, tmp_path, tree)
+        assert curated(raw, tmp_path, tree, tmp_path / "kept") == expected
+        differ += expected != before
     assert differ > len(trees) / 2
-    assert curated(raw, tmp_path, base(), place) == before
 
 
-def test_an_unchanged_file_is_not_read_again_nor_filtered_again_with_the_same_filters(raw, tmp_path, monkeypatch):
-    place = tmp_path / "kept"
-    curated(raw, tmp_path, base(), place)
-    filtered = []
-    monkeypatch.setattr(first_pass, "read_any", None)
-    real = first_pass.named_steps
-    monkeypatch.setattr(first_pass, "named_steps", lambda *a, **b: filtered.append(1) or real(*a, **b))
-    curated(raw, tmp_path, merge(base(), {"dedup": {"threshold": 0.6}, "decontamination": {"common": 2}}), place)
-    assert not filtered
-    tree = merge(base(), {"quality": {"words_low": 300}})
-    told = kept.reuse_lines(place, raw, build(CurateConfig, tree), seed=SEED)
-    assert "texts of 2 of 2 raw files, and the filtered documents of 0;" in told[0]
-    curated(raw, tmp_path, tree, place)
-    assert filtered
-
-
-def test_of_several_files_only_the_changed_one_is_read_again(raw, tmp_path, monkeypatch):
-    place, mine = tmp_path / "kept", tmp_path / "raw"
+def test_only_changed_files_are_read_again(raw, tmp_path, monkeypatch):
+    kept, mine, read = tmp_path / "kept", tmp_path / "raw", []
     shutil.copytree(raw, mine)
-    curated(mine, tmp_path, base(), place)
+    curated(mine, tmp_path, BASE, kept)
+    real = pipeline.read_any
+    monkeypatch.setattr(pipeline, "read_any", lambda path, **how: read.append(path) or real(path, **how))
+    curated(mine, tmp_path, merge(BASE, {"dedup": {"threshold": 0.6}, "decontamination": {"common": 2}}), kept)
+    assert not read
     changed = mine / "jsonl" / "part-00001.jsonl"
     changed.write_text(changed.read_text() + "\n")
-    read, real = [], first_pass.read_any
-    monkeypatch.setattr(first_pass, "read_any", lambda path, **how: read.append(path) or real(path, **how))
-    again = curated(mine, tmp_path, base(), place)
+    lines = partial(pipeline.reuse_lines, kept, mine, seed=SEED)
+    assert "documents of 1 of 2 raw files;" in lines(build(CurateConfig, BASE))[0]
+    again = curated(mine, tmp_path, BASE, kept)
     assert set(read) == {changed}
-    assert again == curated(mine, tmp_path, base())
+    assert again == curated(mine, tmp_path, BASE)
+    assert "documents of 0 of 2 raw files;" in lines(build(CurateConfig, STRICTER))[0]
+    monkeypatch.setattr(pipeline, "code_version", lambda: "other")
+    assert "documents of 0 of 2 raw files;" in lines(build(CurateConfig, BASE))[0]
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "some gone"])
-def test_damaged_kept_work_is_done_anew(raw, tmp_path, harm):
-    place = tmp_path / "kept"
-    before = curated(raw, tmp_path, base(), place)
-    sound = {path: path.read_bytes() for path in place.rglob("*") if path.is_file() and path.stat().st_size}
+def test_damaged_kept_parts_are_written_again(raw, tmp_path, harm):
+    kept = tmp_path / "kept"
+    before = curated(raw, tmp_path, BASE, kept)
+    sound = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file() and path.stat().st_size}
     assert len(sound) > 8
     for path, content in sorted(sound.items())[:: 2 if harm == "some gone" else 1]:
         middle = len(content) // 2
@@ -207,39 +186,28 @@ def test_damaged_kept_work_is_done_anew(raw, tmp_path, harm):
         path.write_bytes({"flip": flipped, "cut": content[:middle]}.get(harm, b""))
         if harm == "some gone":
             path.unlink()
-    assert curated(raw, tmp_path, base(), place) == before
+    assert curated(raw, tmp_path, BASE, kept) == before
     assert {path: path.read_bytes() for path in sound} == sound
 
 
 @pytest.mark.broad
-def test_a_curation_that_keeps_may_be_killed_after_every_piece_and_what_it_kept_is_whole(raw, tmp_path, monkeypatch):
-    tree = merge(base(), {"quality": {"words_low": 300}})
-    before, afresh = curated(raw, tmp_path, base()), curated(raw, tmp_path, tree)
+def test_curation_that_keeps_its_parts_resumes_after_every_kill(raw, tmp_path, monkeypatch):
     pieces = tmp_path / "pieces"
-    for wanted, changed in ((before, base()), (afresh, tree)):
-        job = partial(curated, raw, tmp_path, changed, pieces / "kept", pieces / "work")
+    for tree in (BASE, STRICTER):
+        job = partial(curated, raw, tmp_path, tree, pieces / "kept", pieces / "work")
         kills = 0
         while not ends(job, monkeypatch, pieces, survive=4, before=bool(kills % 2)):
             kills += 1
             assert kills < 100
         assert kills > 4
-        assert job() == wanted
+        assert job() == curated(raw, tmp_path, tree)
 
 
-def test_no_more_is_kept_than_one_curation_found_and_nothing_else_is_deleted(raw, tmp_path):
-    place = tmp_path / "kept"
-    (place / "mine").mkdir(parents=True)
-    curated(raw, tmp_path, base(), place)
-    names = {path.relative_to(place) for path in place.rglob("*")}
-    for change in ({"extract": {"extractor": "resiliparse"}}, {"language": {"sample": 0}}, {}):
-        curated(raw, tmp_path, merge(base(), change), place)
-    assert {path.relative_to(place) for path in place.rglob("*")} == names
-    assert (place / "mine").is_dir()
-
-
-def test_work_kept_by_other_code_is_not_used(raw, tmp_path, monkeypatch):
-    place = tmp_path / "kept"
-    curated(raw, tmp_path, base(), place)
-    monkeypatch.setattr(kept, "code_version", lambda: "other")
-    told = kept.reuse_lines(place, raw, build(CurateConfig, base()), seed=SEED)
-    assert "texts of 0 of 2 raw files, and the filtered documents of 0;" in told[0]
+def test_only_parts_of_the_last_curation_are_kept_and_other_files_stay(raw, tmp_path):
+    kept = tmp_path / "kept"
+    (kept / "mine").mkdir(parents=True)
+    curated(raw, tmp_path, BASE, kept)
+    names = {path.relative_to(kept) for path in kept.rglob("*")}
+    for change in ({"extract": {"extractor": "resiliparse"}}, {}):
+        curated(raw, tmp_path, merge(BASE, change), kept)
+    assert {path.relative_to(kept) for path in kept.rglob("*")} == names

@@ -1,5 +1,6 @@
 """Work that is killed where its pieces take their places."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,3 +44,9 @@ def ends(job: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, work: Path, *,
         except Killed:
             return False
     return True
+
+
+def digests(folder: Path) -> dict[Path, str]:
+    """The sha256 of every file below a folder, by its relative path."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

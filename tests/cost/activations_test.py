@@ -97,6 +97,10 @@ def random_plans(number: int) -> list[Plan]:
             "model": {
                 **{name: draw.choice(choices) for name, choices in fields.items()},
                 "rope_columns": draw.choice((None, None, 4)),
+                "embedding_scale": draw.choice((1.0, 3.0)),
+                "score_scale": draw.choice((None, 0.3)),
+                "score_cap": draw.choice((None, 2.0)),
+                "logits_cap": draw.choice((None, 2.0)),
                 "layers": 1,
                 "hidden": groups * queries * draw.choice((4, 6, 10)),
                 "heads": groups * queries,

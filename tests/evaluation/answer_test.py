@@ -13,6 +13,7 @@ from trivium.evaluation.requests import Request
 from trivium.evaluation.windows import Encoded, encode_all, rolling_windows, windows_of
 from trivium.model.generate import Choice
 from trivium.plan.layout import Layout
+from trivium.seeds import seed_for
 
 SHARED = "Some text that every question begins with. "
 REQUESTS = [
@@ -88,15 +89,6 @@ def test_long_text_is_greedy_only_if_all_windows_are():
     assert whole[1] and not longer[1]
 
 
-def test_text_of_exactly_the_sequence_is_not_truncated():
-    scorer = scorer_of(plan_of())
-    requests = [Request("x" + " x" * n, " y") for n in range(scorer.sequence // 2 - 4, scorer.sequence + 4)]
-    lengths = [sum(map(len, e)) for e in encode_all(requests, scorer.tokenizer)]
-    assert scorer.sequence + 1 in lengths  # the last id is only predicted
-    cut = [a.truncated for a in scorer.loglikelihood(requests)]
-    assert cut == [length > scorer.sequence + 1 for length in lengths]
-
-
 def test_prompts_have_independent_draws_unless_greedy():
     scorer = scorer_of(plan_of())
     wild = DRAWN.model_copy(update={"temperature": 3.0, "top_p": 1.0, "max_tokens": 12})
@@ -113,13 +105,6 @@ def test_long_context_is_truncated_and_flagged():
     assert scorer.loglikelihood([Request("ignored " + long, " yes")])[0].loglikelihood == pytest.approx(
         answers[0].loglikelihood, abs=1e-5
     )
-
-
-def test_all_tokens_of_an_overlong_choice_are_scored():
-    scorer = scorer_of(plan_of())
-    (answer,) = scorer.loglikelihood([Request("x", " y" * 70)])
-    assert answer.tokens == 140 or answer.tokens == 70
-    assert answer.tokens > scorer.sequence and answer.truncated
 
 
 def test_rolling_text_predicts_each_token_once():
@@ -143,7 +128,9 @@ def test_kv_cache_changes_no_text(family, settings):
     together = scorer.generate(PROMPTS, settings=settings)
     for number, prompt in enumerate(PROMPTS):
         ids = TOKENIZER.encode(prompt) or [TOKENIZER.end_of_text]
-        draft = scorer._draft(number, ids, settings)
+        seed = seed_for(settings.seed, "prompt", number)
+        choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
+        draft = scorer.draft(ids, choice, stop=settings.stop, max_tokens=settings.max_tokens)
         uncached(scorer, draft)
         text = TOKENIZER.decode([t for t in draft.drawn if t != TOKENIZER.end_of_text])
         assert together[number] == text
@@ -246,3 +233,12 @@ def test_blocks_of_the_vocabulary_change_no_answer(monkeypatch, block):
     assert [a.loglikelihood for a in found] == pytest.approx([x for x, _ in expected], abs=1e-4)
     assert [a.greedy for a in found] == [g for _, g in expected]
     assert torch.is_grad_enabled()
+
+
+def test_text_of_exactly_the_sequence_is_not_truncated():
+    scorer = scorer_of(plan_of())
+    requests = [Request("x" + " x" * n, " y") for n in range(scorer.sequence // 2 - 4, scorer.sequence + 4)]
+    lengths = [sum(map(len, e)) for e in encode_all(requests, scorer.tokenizer)]
+    assert scorer.sequence + 1 in lengths  # the last id is only predicted
+    cut = [a.truncated for a in scorer.loglikelihood(requests)]
+    assert cut == [length > scorer.sequence + 1 for length in lengths]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.scorers import Ignorant, Knowing, scored
+from evaluation.scorers import Knowing, scored
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import Document
+from trivium.corpus.publish.store import write_documents
 from trivium.corpus.select.decontaminate import keys_of
-from trivium.corpus.store import write_documents
 from trivium.errors import DataError
 from trivium.evaluation.benchmark import benchmark_requests, evaluate_benchmarks, prepare, series_of
 from trivium.evaluation.config import BenchmarkConfig
@@ -120,29 +120,6 @@ def test_race_uses_the_unconditional_score():
     result = evaluate_benchmarks([benchmark], Leaning(), BenchmarkConfig(shots=(0,), resamples=50))["race_h"]["0"]
     assert result["normalisation"] == "unconditional" and result["accuracy"] == 1.0
     assert result["accuracy_by_normalisation"]["none"] == 0.0
-
-
-def test_truncated_prompts_are_counted():
-    class Short:
-        def loglikelihood(self, requests):
-            return [scored(-1.0, r.continuation, truncated=len(r.context) > 300) for r in requests]
-
-    found = evaluate_benchmarks([hans()], Short(), BenchmarkConfig(shots=(0, 4), resamples=50))["hans"]
-    assert (found["0"]["truncated"], found["4"]["truncated"]) == (0, 160)
-    assert found["4"]["requests"] == 160
-
-
-def test_equal_hashes_mean_equal_questions():
-    hashes = lambda **c: evaluate_benchmarks(  # noqa: E731
-        [hans(BenchmarkConfig(resamples=50, **c))], Ignorant(), BenchmarkConfig(resamples=50, **c)
-    )["hans"]["1"]["prompt_hash"]
-    assert hashes(shots=(1,)) == hashes(shots=(1,))
-    assert len({hashes(shots=(1,)), hashes(shots=(1,), seed=2), hashes(shots=(1,), shots_drawn="once", limit=9)}) == 3
-
-
-def test_more_shots_than_examples_are_rejected():
-    with pytest.raises(DataError, match="90 shots were requested"):
-        benchmark_requests(hans(), 90, CONFIG)
 
 
 def test_overlap_uses_the_text_that_the_task_names():

@@ -51,11 +51,6 @@ def test_shared_prefixes_are_read_once():
     assert sum(f.tokens for b in made for f in b) < sum(len(w.read) for w in given) / 10
 
 
-def test_texts_sharing_only_the_first_token_are_batched():
-    given = [Window([0, *range(k * 50, k * 50 + 40)], 40) for k in range(1, 30)]
-    assert all(not row.tokens for b in batches(families(given)) for f in b for row in f.rows)
-
-
 def test_rows_and_batches_are_bounded():
     given = [Window([*range(30), k, *range(50, 90)], 5) for k in range(100)]
     made = batches(families(given))
@@ -66,7 +61,3 @@ def test_rows_and_batches_are_bounded():
 def test_duplicate_and_single_token_windows_are_answered():
     given = [Window([5, 6], 1)] * 3 + [Window([5, 7], 1), Window([5, 6, 7], 2)]
     assert sorted(replay(batches(families(given)))) == [0, 1, 2, 3, 4]
-
-
-def test_no_requests_read_nothing():
-    assert batches(families([])) == []

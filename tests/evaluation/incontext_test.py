@@ -1,4 +1,3 @@
-import json
 import math
 from collections import Counter
 
@@ -137,18 +136,6 @@ def test_balanced_shots_end_with_either_label():
     assert 0.25 < found["said"][" True"] < 0.75 and found["recency_bias"] > 0.5
 
 
-def test_balanced_labels_have_no_majority():
-    found = measure(study(CONFIG.model_copy(update={"compare_at": 2})), Copycat(last=True))["balance"]["balanced"]
-    assert found["majority_bias"] is None and found["recency_bias"] > 0.5
-
-
-def test_bias_is_difference_from_other_draws():
-    """Two draws of one shot each, with different labels, and a model that repeats the shot's label."""
-    config = CONFIG.model_copy(update={"draws": 2, "shots": (1,), "compare_at": 1})
-    found = [measure(study(config.model_copy(update={"seed": n})), Copycat())["shots"]["1"] for n in range(8)]
-    assert {f["recency_bias"] for f in found} == {None, 1.0} == {f["majority_bias"] for f in found}
-
-
 def test_bias_is_undefined_if_questions_differ_in_shots():
     found = measure(study(), Copycat())
     assert found["shots"]["3"]["majority_bias"] is not None
@@ -224,16 +211,6 @@ def test_margin_is_lead_over_best_other_choice():
     config = CONFIG.model_copy(update={"shots": (0,), "compare_at": 1, "draws": 1, "orders": 1, "limit": 9})
     found = measure(study(config, rows, "race_h"), Sure())["shots"]["0"]["margins"]
     assert found["edges"][0] == 2.5 and found["counts"]["right"][0] == 9
-
-
-def test_results_are_plain_json_and_reproducible():
-    config = CONFIG.model_copy(update={"draws": 2})
-    first = measure(study(config), Copycat(0.3))
-    assert json.loads(json.dumps(first, allow_nan=False)) == json.loads(
-        json.dumps(measure(study(config), Copycat(0.3)))
-    )
-    assert set(first["shots"]["2"]["margins_by_group"]) == {"constituent", "subsequence"}
-    assert len(first["order"]) == 2 and first["n"] == 30
 
 
 def test_interval_is_that_of_mean_over_draws():
@@ -319,3 +296,15 @@ def test_too_many_shots_are_rejected():
         measure(study(CONFIG.model_copy(update={"shots": (60,)})), Copycat())
     with pytest.raises(ConfigError, match="draws"):
         build(IncontextConfig, {"draws": 0})
+
+
+def test_balanced_labels_have_no_majority():
+    found = measure(study(CONFIG.model_copy(update={"compare_at": 2})), Copycat(last=True))["balance"]["balanced"]
+    assert found["majority_bias"] is None and found["recency_bias"] > 0.5
+
+
+def test_bias_is_difference_from_other_draws():
+    """Two draws of one shot each, with different labels, and a model that repeats the shot's label."""
+    config = CONFIG.model_copy(update={"draws": 2, "shots": (1,), "compare_at": 1})
+    found = [measure(study(config.model_copy(update={"seed": n})), Copycat())["shots"]["1"] for n in range(8)]
+    assert {f["recency_bias"] for f in found} == {None, 1.0} == {f["majority_bias"] for f in found}

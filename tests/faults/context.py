@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from faults.mutant import fault, plan
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group
 from trivium.kernels import sight
 from trivium.kernels.sight import Seen, Sight
 from trivium.model.inputs import Inputs
@@ -20,7 +20,6 @@ from trivium.plan.layers.layer import Layer
 from trivium.plan.model_shape import ModelShape
 from trivium.training import batches, trainer
 from trivium.training.batches import Packing
-from trivium.training.trainer import Trainer
 
 Tensor = torch.Tensor
 
@@ -94,17 +93,6 @@ def exchange_not_reversed(original, mesh):
 def positions_of_the_first_context_part(original, mesh):
     """Every context rank embeds its positions as if its part began the sequence."""
     return lambda self: torch.arange(self.shape[0])
-
-
-@fault(Trainer, "_sum_of_weights", PACKED_RING, plan(data=2, model=APART))
-def normalised_by_the_local_count(original, mesh):
-    """A masked loss is the mean over each rank's own tokens, then over ranks, though ranks hold different numbers."""
-
-    def own_sum(self: Trainer, inputs: list[Inputs]) -> Tensor:
-        own = [i.weights.sum(dtype=torch.float64) for i in inputs if i.weights is not None]
-        return torch.stack(own).sum() * self.mesh.replicas.size
-
-    return own_sum
 
 
 @fault(batches, "Sight", PACKED, PACKED_RING)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from faults.mutant import fault, plan, with_own
-from trivium.comms.collectives import PendingResult
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group, PendingResult
 from trivium.kernels.dropout import DropoutKey
 from trivium.parallel.sharding import buckets, zero
 from trivium.parallel.sharding.buckets import Bucket, GradientWatch

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.certify.ways import AS_IT_IS, Replaced, Way
-from trivium.comms.collectives import PendingResult
+from trivium.comms.group import PendingResult
 from trivium.comms.mesh import Mesh
 from trivium.plan.plan import Plan
 

@@ -10,8 +10,7 @@ from faults.mutant import fault, plan
 from trivium.certify.layouts import ROTARY
 from trivium.certify.ways import Replaced
 from trivium.comms import collectives
-from trivium.comms.collectives import PendingResult
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group, PendingResult
 from trivium.kernels.sight import Sight
 from trivium.model import inputs, stage
 from trivium.model.layers import embedding, head

@@ -9,7 +9,7 @@ import torch
 from faults.context import APART, PACKED
 from faults.mutant import fault, plan
 from trivium.certify.ways import FAR, LARGE, NARROW
-from trivium.comms import collectives
+from trivium.comms import transports
 from trivium.kernels import attention
 from trivium.kernels.attention import Known
 from trivium.kernels.cpu import block_attention, gelu
@@ -141,7 +141,7 @@ def refused_steps_counted(original, mesh):
     return clear
 
 
-@fault(collectives, "combine", plan(data=2, zero=1), way=FAR)
+@fault(transports, "combine", plan(data=2, zero=1), way=FAR)
 def own_slice_at_the_first_place(original, mesh):
     """What is received directly is added up as if every rank were the first of its group."""
     return lambda parts, own, index, out, **more: original(parts, own, 0, out, **more)

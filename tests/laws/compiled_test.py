@@ -20,11 +20,12 @@ from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
 from trivium.errors import TriviumError
 from trivium.kernels.cpu.product import LEAST, product
+from trivium.kernels.operations import operations_of
 from trivium.model import compiled, stage
 from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.inputs import Inputs
 from trivium.model.layers.half import Around
-from trivium.model.layers.layer import module_of
+from trivium.model.layers.wiring import module_of
 from trivium.parallel.context.attention import Context
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.parallel.tensor.regions import Region
@@ -153,8 +154,10 @@ def test_what_is_between_two_products_that_are_not_traced_is_one_graph() -> None
     counters.clear()
     plan = small()
     with pretended(plan.layout) as mesh:
-        region, context = opaque_region()(mesh.tensor, False), Context(mesh.context, "ring")
-        block = module_of(plan.model.each_layer[0], Around(0, region, context, plan.recompute))
+        operations = operations_of("cpu")
+        region = opaque_region()(mesh.tensor, False, operations.arithmetic(plan.precision.arithmetic))
+        context = Context(mesh.context, "ring", operations.attention)
+        block = module_of(plan.model.each_layer[0], Around(0, region, context, plan.recompute, operations))
         block.compile_training(None)
         block(torch.randn(plan.activation_shape, requires_grad=True), Inputs(torch.zeros(8, 2).long()))
     of_a_block = ["norm", "attention per head", "bias, sum and norm", "GELU", "bias and sum"]

@@ -5,8 +5,9 @@ import torch
 
 from plans import brief, small
 from ranks import on_ranks
-from trivium.certify.certificate import RULE, random_rows
+from trivium.certify.certificate import RULE
 from trivium.certify.layouts import ROTARY
+from trivium.certify.reference import random_rows
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.cost.traffic import step_traffic

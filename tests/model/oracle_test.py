@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from plans import small
-from trivium.certify.certificate import random_rows
 from trivium.certify.layouts import ROTARY
+from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.model_shape import ModelShape

@@ -5,7 +5,8 @@ import torch
 
 from plans import small
 from trivium.certify.layouts import ROTARY
-from trivium.comms.mesh import Group, Mesh
+from trivium.comms.group import Group
+from trivium.comms.mesh import Mesh
 from trivium.model.stage import Stage
 from trivium.plan.parameters import TOKENS, local_shape, parameters
 from trivium.plan.plan import Plan

@@ -8,7 +8,7 @@ from report.fake_run import stations
 from trivium.cli.corpus_tools import keep_statistics
 from trivium.cli.workspace import Workspace
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.errors import DataError
 from trivium.provenance import publishing
 from trivium.report.collect import collect

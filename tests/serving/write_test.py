@@ -259,7 +259,7 @@ def test_text_ends_at_token_that_completes_a_stop(kind, stops, tmp_path):
 def test_more_likely_of_equally_spelled_alternatives_is_kept(tmp_path):
     path = folder_of(tmp_path, llama_words(TEXTS, opens=True), tokenizer_config={"eos_token": "</s>"})
     words = load_tokenizer(path / "tokenizer.json")
-    letter, byte = words.words()["a"], words.words()["<0x61>"]
+    letter, byte = words.words["a"], words.words["<0x61>"]
     token = Token(letter, -0.5, ((letter, -0.5), (byte, -4.0), (byte + 1, -5.0)))
     found = logprobs_of([Placed(token, 0)], words)
     assert found["top_logprobs"] == [{"a": -0.5, "b": -5.0}]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.seeds import generator_for
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize

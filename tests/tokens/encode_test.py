@@ -8,16 +8,16 @@ import pytest
 
 from tokens.curated import curated, documents, prose
 from trivium.corpus.document import Document
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.errors import ConfigError, DataError, MachineError
 from trivium.provenance import file_sha256
 from trivium.seeds import generator_for
 from trivium.tokens import encode, pieces
 from trivium.tokens.config import TokensConfig
-from trivium.tokens.encode import blend_weights, file_stems, tokenize
-from trivium.tokens.gather import ShardSet
+from trivium.tokens.encode import blend_weights, entropy, file_stems, tokenize, unigram_entropy
 from trivium.tokens.lineage import Lineage, lineage_file
-from trivium.tokens.manifest import open_shards, token_counts
+from trivium.tokens.manifest import open_shards
+from trivium.tokens.pieces import ShardSet
 from trivium.tokens.shards import TokenShard
 from trivium.tokens.split import survey
 from trivium.tokens.tokenizer import load_tokenizer, train_tokenizer
@@ -175,13 +175,6 @@ def test_given_tokenizer_is_used_unchanged(tmp_path, form):
         run(tmp_path, documents({"p": 3}), {"p": 1.0}, TokensConfig(tokenizer=str(tmp_path / "x")), "third")
 
 
-def test_entropies_use_counts_of_the_shards(tmp_path):
-    manifest, out = run(tmp_path, documents({"prose": 60}), {"prose": 1.0})
-    counts = token_counts(out, "validation")
-    shares = counts[counts > 0] / counts.sum()
-    assert manifest["validation_entropy"] == pytest.approx(-(shares * np.log(shares)).sum())
-
-
 def test_tail_of_single_text_is_held_out(tmp_path):
     text = prose(1, 3000)
     config = CONFIG.model_copy(update={"validation_fraction": 0.05})
@@ -203,7 +196,7 @@ def test_validation_text_never_trains_the_tokenizer(tmp_path):
     texts = [one if held else d for one, d, held in zip(marked, docs, chosen, strict=True)]
     _, out = run(tmp_path, texts, {"prose": 1.0})
     assert chosen.any()
-    assert not any("zyx" in word for word in load_tokenizer(out / "tokenizer.json").words())
+    assert not any("zyx" in word for word in load_tokenizer(out / "tokenizer.json").words)
 
 
 def test_pieces_are_divided_into_shards_in_order(tmp_path):
@@ -235,15 +228,6 @@ def test_pieces_are_divided_into_shards_in_order(tmp_path):
         assert counts.tolist() == np.bincount(ids, minlength=300).tolist()
 
 
-def test_tokenizer_text_limit_keeps_encoding_complete(tmp_path):
-    docs = documents({"prose": 60})
-    _, whole = run(tmp_path, docs, {"prose": 1.0}, name="whole")
-    config = CONFIG.model_copy(update={"tokenizer_bytes": 4000})
-    manifest, part = run(tmp_path, docs, {"prose": 1.0}, config, name="part")
-    assert load_tokenizer(whole / "tokenizer.json").sha256 != load_tokenizer(part / "tokenizer.json").sha256
-    assert manifest["totals"]["train"]["documents"] + manifest["totals"]["validation"]["documents"] == 60
-
-
 @pytest.mark.parametrize("limit", [1000, 3000, 10_000])
 def test_tokenizer_reads_exactly_the_limit(tmp_path, monkeypatch, limit):
     """Any of a few large documents may be drawn first. The last one is cut between two-byte characters."""
@@ -268,15 +252,6 @@ def test_tokenizer_reads_exactly_the_limit(tmp_path, monkeypatch, limit):
         assert all(any(d.text.startswith(text) for d in docs) for text in texts)
         chosen.add(tuple(text[:2] for text in texts))
     assert len(chosen) > 5
-
-
-def test_limit_above_all_text_uses_all_training_text(tmp_path, monkeypatch):
-    read = []
-    monkeypatch.setattr(encode, "train_tokenizer", lambda t, *r: train_tokenizer(read.extend(t) or read, *r))
-    docs = documents({"prose": 20})
-    manifest, _ = run(tmp_path, docs, {"prose": 1.0})
-    assert sum(len(text.encode()) for text in read) == manifest["totals"]["train"]["text_bytes"]
-    assert set(read) <= {d.text for d in docs}
 
 
 def test_file_stems_are_safe_and_unique():
@@ -351,14 +326,16 @@ def test_lineage_names_originals_of_cut_documents(tmp_path):
     assert said == {"a#0": None, "a#1": "a", "b": None, "b#7": None}
 
 
-def test_pieces_with_other_columns_are_not_used(tmp_path):
-    """Pieces of an older version lack the column that names the original of a cut document."""
-    store = curated(tmp_path / "curated", documents({"web": 3}, words=60), {"web": 1.0}) / "documents"
-    begin = lambda: encode._begin(tmp_path / "work", CONFIG, store, None, seed=3)  # noqa: E731
-    (begin() / "piece").touch()
-    assert (begin() / "piece").exists()
-    job = tmp_path / "work" / encode.JOB
-    of_old = json.loads(job.read_text())
-    del of_old["columns"]
-    job.write_text(json.dumps(of_old))
-    assert not (begin() / "piece").exists()
+def test_entropies_are_mean_surprise():
+    counts, text = np.asarray([7, 0, 2]), [0, 0, 1, 2]
+    expected = -sum(np.log((counts[t] + 1) / 12) for t in text) / 4
+    assert unigram_entropy(counts, np.bincount(text)) == pytest.approx(expected)
+    text = [0, 0, 3, 4]
+    expected = -sum(np.log(text.count(t) / 4) for t in text) / 4
+    assert entropy(np.bincount(text, minlength=9)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(2048, "uint16"), (65499, "uint16"), (65500, "int32")])
+def test_shards_use_two_bytes_if_ids_fit(vocabulary, dtype):
+    assert TokensConfig().shard_dtype(vocabulary) == dtype
+    assert TokensConfig(dtype="int32").shard_dtype(vocabulary) == "int32"

@@ -36,15 +36,6 @@ def test_contents_equal_those_of_drawing_samples(samples):
     assert {s: contents[s].samples for s in blend.sources} == dict(zip(blend.sources, drawn.tolist(), strict=True))
 
 
-def test_table_shows_every_source_and_its_epochs():
-    recipe = load_recipe("mt-nlg")
-    lines = recipe_lines(contents_after(270 * 10**9, recipe, sequence=SEQUENCE), recipe)
-    assert len(lines) == 17
-    assert any(line.startswith("OpenWebText2") and line.endswith("3.52") for line in lines)
-    (line,) = [line for line in lines if line.startswith("Books3")]
-    assert f"{float(line.split()[-3]):.1f}" == f"{100 * 14.3 / sum(recipe.weights.values()):.1f}"
-
-
 def test_unknown_and_damaged_recipes_are_explained(tmp_path):
     assert recipe_names() == ["mt-nlg"]
     with pytest.raises(ConfigError, match="did you mean 'mt-nlg'"):

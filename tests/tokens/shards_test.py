@@ -102,12 +102,6 @@ def test_id_outside_dtype_is_rejected(tmp_path, token):
         write(tmp_path / "s", [[1], [token]])
 
 
-def test_document_index_is_bounded(tmp_path):
-    write(tmp_path / "s", DOCUMENTS)
-    with pytest.raises(IndexError, match="document 4"):
-        TokenShard.open(tmp_path / "s")[4]
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 3), max_size=12),

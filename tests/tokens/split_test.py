@@ -6,7 +6,7 @@ import pytest
 
 from tokens.curated import documents
 from trivium.corpus.document import Document
-from trivium.corpus.store import documents_table, read_documents, write_documents
+from trivium.corpus.publish.store import documents_table, read_documents, write_documents
 from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, Survey, choose_held_out, parts_of, survey
 
 

@@ -21,12 +21,6 @@ def test_any_unicode_text_round_trips(text):
     assert TOKENIZER.end_of_text not in ids
 
 
-def test_every_byte_has_an_id():
-    tiny = train_tokenizer(["aa"], 257)
-    assert tiny.vocabulary == 257
-    assert tiny.decode(tiny.encode("žluťoučký 🦄\x00\x7f")) == "žluťoučký 🦄\x00\x7f"
-
-
 def test_end_of_text_in_a_document_is_ordinary_text():
     text = f"a document about {END_OF_TEXT} tokens"
     assert TOKENIZER.end_of_text not in TOKENIZER.encode(text)
@@ -46,16 +40,6 @@ def test_saved_tokenizer_is_equal(tmp_path):
     assert loaded.sha256 == TOKENIZER.sha256
     assert loaded.vocabulary == TOKENIZER.vocabulary
     assert loaded.encode(f"the parser {END_OF_TEXT}") == TOKENIZER.encode(f"the parser {END_OF_TEXT}")
-
-
-def test_training_reduces_tokens_below_bytes():
-    text = prose(99, 300)
-    assert len(TOKENIZER.encode(text)) < len(text) / 3
-
-
-def test_batch_encoding_equals_single_encoding():
-    texts = [prose(i, 30) for i in range(20)] + ["", "ß"]
-    assert TOKENIZER.encode_batch(texts) == [TOKENIZER.encode(t) for t in texts]
 
 
 def test_lone_surrogate_is_rejected_with_position():

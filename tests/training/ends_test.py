@@ -1,4 +1,4 @@
-"""How a training ends, is told, and is not told of a run that never was."""
+"""How a training ends, and trainings that must not begin."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def tokens(tmp_path_factory) -> Path:
     return write_tokens(tmp_path_factory.mktemp("ends"))
 
 
-def test_fewer_steps_than_were_done_are_refused(tokens: Path, tmp_path: Path) -> None:
+def test_fewer_steps_than_were_done_are_rejected(tokens: Path, tmp_path: Path) -> None:
     start(job(tokens, tmp_path, plan({}), steps=4))
     before = (tmp_path / "result.json").read_text()
     with pytest.raises(ConfigError, match=r"training\.steps \(3\) is below the 4 steps that .*step-00000004"):
@@ -32,7 +32,7 @@ def test_fewer_steps_than_were_done_are_refused(tokens: Path, tmp_path: Path) ->
     assert (tmp_path / "result.json").read_text() == before
 
 
-def test_a_training_that_lost_its_metrics_still_tells_how_it_ended(tokens: Path, tmp_path: Path) -> None:
+def test_training_without_its_metrics_still_reports_its_end(tokens: Path, tmp_path: Path) -> None:
     given = job(tokens, tmp_path, plan({}), steps=4)
     done = start(given)
     (tmp_path / METRICS).unlink()
@@ -41,7 +41,7 @@ def test_a_training_that_lost_its_metrics_still_tells_how_it_ended(tokens: Path,
     assert again["final_loss"] is None, "no step was done"
 
 
-def test_documents_apart_need_the_id_that_ends_them(tokens: Path) -> None:
+def test_separate_documents_need_the_end_of_text_id(tokens: Path) -> None:
     manifest = read_tokens_manifest(tokens)
     end = manifest["end_of_text"]
     for documents, there in (("apart", end), ("joined", end + 1)):
@@ -57,7 +57,7 @@ def shape(documents: str, end_of_text: int) -> Any:
     return model.model_copy(update={"vocabulary": 300, "documents": documents, "end_of_text": end_of_text})
 
 
-def test_a_training_on_documents_that_end_otherwise_does_not_begin(tokens: Path, tmp_path: Path) -> None:
+def test_training_with_another_end_of_text_id_does_not_begin(tokens: Path, tmp_path: Path) -> None:
     of = plan({})
     model = of.model.model_copy(update={"documents": "apart", "end_of_text": 7})
     with pytest.raises(ConfigError, match="would separate none"):
@@ -74,7 +74,7 @@ def plain(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
-def test_a_last_validation_loss_that_is_not_finite_fails_and_is_left_out_of_the_metrics(
+def test_last_validation_loss_that_is_not_finite_fails_and_is_not_in_the_metrics(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(trainer.Trainer, "validate", lambda self, samples: float("nan"))
@@ -84,7 +84,7 @@ def test_a_last_validation_loss_that_is_not_finite_fails_and_is_left_out_of_the_
     assert validated["step"] == 2 and "validation_loss" not in validated
 
 
-def test_steps_that_overflow_are_told_in_plain_json_and_at_the_end(tokens: Path, tmp_path: Path, monkeypatch) -> None:
+def test_overflowing_steps_are_valid_json_and_in_the_summary(tokens: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(trainer, "LossScale", lambda: LossScale(2.0**60))
     summary = start(job(tokens, tmp_path, plan({}, weights="fp16"), steps=3))
     steps = [r for r in plain(tmp_path / METRICS) if "loss" in r]
@@ -93,7 +93,7 @@ def test_steps_that_overflow_are_told_in_plain_json_and_at_the_end(tokens: Path,
     assert any("3 of these steps changed nothing" in line for line in TRAIN.summary(summary))
 
 
-def test_the_memory_of_thousands_of_ranks_is_told_in_a_few_lines() -> None:
+def test_memory_of_thousands_of_ranks_is_printed_in_a_few_lines() -> None:
     counted = {"weights": 5.0}
     ranks = [{"rank": rank, "categories": counted, "predicted": counted} for rank in range(2240)]
     loss = {"validation_loss": 1.0, "unigram_entropy": 2.0}

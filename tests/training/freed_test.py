@@ -1,4 +1,4 @@
-"""What a training held is gone with it, so that a process may train one model after the other."""
+"""A trainer's memory is freed with it, so that a process may train one model after the other."""
 
 import gc
 import weakref
@@ -24,7 +24,7 @@ from trivium.training.trainer import Samples, Trainer
         small(model={**ROTARY, "kv_heads": 2, "hidden": 32, "documents": "apart"}),
     ],
 )
-def test_weights_and_sums_go_with_their_trainer(plan: Plan) -> None:
+def test_weights_and_gradients_are_freed_with_their_trainer(plan: Plan) -> None:
     trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
     for step in range(2):
         trainer.train_step(step, Samples(0, plan.batch.sequences, random_rows(plan)), 1e-3)

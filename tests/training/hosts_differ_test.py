@@ -1,4 +1,4 @@
-"""Hosts that were not started alike are refused on every rank before the first step, with what differs and where."""
+"""Hosts that differ are rejected on every rank before the first step, with what differs and where."""
 
 import os
 import shutil
@@ -57,49 +57,41 @@ def tokens(tmp_path: Path) -> Path:
     return write_tokens(tmp_path)
 
 
-def test_another_setting_on_the_second_host_is_refused_on_both(tokens: Path, tmp_path: Path) -> None:
-    one, other = (job(tokens, tmp_path / "run", plan({"pipeline": 2}), steps=2, lr=lr) for lr in (0.003, 0.0001))
-    refused_on_both(
-        tmp_path, [one, other], ConfigError, "training.lr: 0.003 on node-a (rank 0); 0.0001 on node-b (rank 1)"
-    )
+@pytest.mark.parametrize("setting", [{"lr": 0.0001}, {}], ids=["learning rate", "layout of as many ranks"])
+def test_other_setting_on_the_second_host_is_rejected_on_both(tokens: Path, tmp_path: Path, setting: dict) -> None:
+    one = job(tokens, tmp_path / "run", plan({"pipeline": 2}), steps=2)
+    other = job(tokens, tmp_path / "run", plan({"pipeline": 2} if setting else {"data": 2}), steps=2, **setting)
+    name, values = ("training.lr", ("0.003", "0.0001")) if setting else ("plan.layout.pipeline", ("2", "1"))
+    says = f"{name}: {values[0]} on node-a (rank 0); {values[1]} on node-b (rank 1)"
+    refused_on_both(tmp_path, [one, other], ConfigError, says)
 
 
-def test_another_layout_of_as_many_ranks_is_refused_before_groups_are_made(tokens: Path, tmp_path: Path) -> None:
-    jobs = [job(tokens, tmp_path / "run", plan(layout), steps=2) for layout in ({"tensor": 2}, {"data": 2})]
-    refused_on_both(tmp_path, jobs, ConfigError, "plan.layout.tensor: 2 on node-a", "1 on node-b (rank 1)")
-
-
-def test_another_torch_is_refused_with_both_versions(tokens: Path, tmp_path: Path) -> None:
+def test_other_torch_is_rejected_with_both_versions(tokens: Path, tmp_path: Path) -> None:
     jobs = [job(tokens, tmp_path / "run", plan({"data": 2}), steps=2)] * 2
     refused_on_both(tmp_path, jobs, MachineError, "torch: ", "1.2.3 on node-b (rank 1)", torch="1.2.3")
 
 
-def test_another_list_of_tokens_is_refused(tokens: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(tokens, other)
+def test_other_list_of_tokens_and_other_questions_are_rejected(tokens: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(tokens, tmp_path / "other")
     about = manifest.read_tokens_manifest(other)
     about["files"] = {name: sha256[::-1] for name, sha256 in about["files"].items()}
     write_json(other / manifest.MANIFEST, about)
-    jobs = [job(folder, tmp_path / "run", plan({"data": 2}), steps=2) for folder in (tokens, other)]
-    refused_on_both(tmp_path, jobs, DataError, "manifest of the token shards: ", "on node-b (rank 1)")
-
-
-def test_other_questions_on_the_second_host_are_refused_by_task(tokens: Path, tmp_path: Path) -> None:
     one = job(tokens, tmp_path / "run", plan({"data": 2}), steps=2)
     jobs = [
         replace(one, questions={"questions of task hans": "a", "questions of task wic": "b"}),
-        replace(one, questions={"questions of task hans": "c"}),
+        replace(one, questions={"questions of task hans": "c"}, tokens=other),
     ]
-    hans = "questions of task hans: a on node-a (rank 0); c on node-b (rank 1)"
-    wic = "questions of task wic: b on node-a (rank 0); absent on node-b (rank 1)"
-    refused_on_both(tmp_path, jobs, DataError, hans, wic)
+    says = (
+        "manifest of the token shards: ",
+        "questions of task hans: a on node-a (rank 0); c on node-b (rank 1)",
+        "questions of task wic: b on node-a (rank 0); absent on node-b (rank 1)",
+    )
+    refused_on_both(tmp_path, jobs, DataError, *says)
 
 
-@pytest.mark.parametrize("name", ["train-even.bin", "train-odd.bin", "validation-even.bin", "validation-odd.bin"])
-def test_other_bytes_in_any_shard_of_one_hosts_copy_are_refused(tokens: Path, tmp_path: Path, name: str) -> None:
-    """Whichever rank would have been the one to read this shard."""
-    other = tmp_path / "other"
-    shutil.copytree(tokens, other)
+@pytest.mark.parametrize("name", ["train-even.bin", "validation-odd.bin"])  # either rank would have read one of them
+def test_other_bytes_in_a_shard_of_one_hosts_copy_are_rejected(tokens: Path, tmp_path: Path, name: str) -> None:
+    other = shutil.copytree(tokens, tmp_path / "other")
     before, data = (other / name).stat(), bytearray((other / name).read_bytes())
     data[0] ^= 1
     (other / name).write_bytes(data)
@@ -108,7 +100,7 @@ def test_other_bytes_in_any_shard_of_one_hosts_copy_are_refused(tokens: Path, tm
     refused_on_both(tmp_path, jobs, DataError, f"on node-b: {other / name} is damaged or was replaced")
 
 
-def test_folders_of_their_own_are_refused_with_the_hosts(tokens: Path, tmp_path: Path) -> None:
+def test_separate_folders_are_rejected_with_the_hosts(tokens: Path, tmp_path: Path) -> None:
     jobs = [job(tokens, tmp_path / name / "run", plan({"data": 2}), steps=2) for name in "ab"]
     says = ("is not one folder on all hosts", "node-b (rank 1): what rank 0 wrote there is not seen here")
     refused_on_both(tmp_path, jobs, MachineError, *says)
@@ -120,7 +112,7 @@ def same_folder(place: Place, out: Path) -> None:
     refuse_separate_folders(out, Place(place.rank, 2, 0, "env://", 1), mesh)
 
 
-def test_one_folder_passes_and_nothing_stays_in_it(tmp_path: Path) -> None:
+def test_shared_folder_passes_and_stays_empty(tmp_path: Path) -> None:
     on_ranks(2, same_folder, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -135,7 +127,7 @@ def verify_a_copy(place: Place, copies: list[Path], out: Path) -> None:
         assert len(names) == count
 
 
-def test_ranks_of_a_host_share_the_reading_of_its_own_copy(tokens: Path, tmp_path: Path) -> None:
+def test_ranks_of_a_host_share_the_reading_of_its_copy(tokens: Path, tmp_path: Path) -> None:
     shutil.copytree(tokens, tmp_path / "other")
     on_ranks(4, verify_a_copy, [tokens, tmp_path / "other"], tmp_path)
 
@@ -150,14 +142,14 @@ def test_paths_and_places_may_differ_between_hosts(tokens: Path, tmp_path: Path)
     assert one == two and one.digest == two.digest
 
 
-def test_code_that_was_edited_is_other_code(tmp_path: Path) -> None:
+def test_edited_code_has_another_digest(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1")
     before = code_digest(tmp_path)
     (tmp_path / "a.py").write_text("x = 2")
     assert code_digest(tmp_path) != before and code_digest() == code_digest()
 
 
-def test_of_thousands_of_ranks_a_few_hosts_and_fields_are_named() -> None:
+def test_error_for_thousands_of_ranks_names_a_few_hosts_and_fields() -> None:
     alike = Terms({f"f{n}": "1" for n in range(30)}, {}, {})
     other = Terms({f"f{n}": "2" for n in range(30)}, {}, {})
     hosts = [f"node-{rank // 8}" for rank in range(4096)]

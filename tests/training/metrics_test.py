@@ -1,4 +1,4 @@
-"""Metrics are for those who look at a run: damage to them costs lines, never a training."""
+"""Damage to metrics costs lines, never a training."""
 
 import io
 import os
@@ -22,7 +22,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_line_that_is_no_record_is_passed_over(tmp_path: Path, damage: bytes) -> None:
+def test_line_that_is_no_record_is_ignored(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     for step in (1, 2, 3):
         append(path, {"step": step, "loss": 4.0 + step})
@@ -33,7 +33,7 @@ def test_a_line_that_is_no_record_is_passed_over(tmp_path: Path, damage: bytes) 
     assert read(path) == [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 6.0}]
 
 
-def test_forgetting_steps_and_looking_for_one_hold_few_records(tmp_path: Path) -> None:
+def test_forgetting_and_finding_steps_needs_constant_memory(tmp_path: Path) -> None:
     path, peaks = tmp_path / "metrics.jsonl", []
     for steps in (2000, 8000):
         path.write_text("".join(f'{{"step": {n}, "batch_hash": "a"}}\n' for n in range(1, steps + 1)))
@@ -51,7 +51,7 @@ SOUND = {"step": 7, "time": 1.5, "tokens": 70, "sequences": 2, "loss": 3, "lr": 
 
 @pytest.mark.parametrize("wrong", ["x", [1], {"a": 1}, True, 10**400])
 @pytest.mark.parametrize("field", sorted(SOUND))
-def test_a_line_with_a_value_of_another_kind_is_no_record(tmp_path: Path, field: str, wrong: object) -> None:
+def test_line_with_a_value_of_another_type_is_no_record(tmp_path: Path, field: str, wrong: object) -> None:
     """Who prints, compares or checks steps computes with what stands there."""
     if field == "batch_hash" and wrong == "x":
         pytest.skip("a text is its kind")
@@ -61,7 +61,7 @@ def test_a_line_with_a_value_of_another_kind_is_no_record(tmp_path: Path, field:
     assert read(path) == [SOUND]
 
 
-def test_what_is_null_or_not_finite_is_not_there_and_an_event_may_say_it_in_words(tmp_path: Path) -> None:
+def test_null_and_not_finite_values_are_dropped_except_as_text_in_events(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for other in ({"lr": None}, {"lr": float("nan")}, {"event": "spike", "lr": "nan"}):
         append(path, SOUND | other)
@@ -71,7 +71,7 @@ def test_what_is_null_or_not_finite_is_not_there_and_an_event_may_say_it_in_word
     assert read(path) == []
 
 
-def test_what_a_host_that_lost_power_left_of_a_line_does_not_spoil_the_next_one(tmp_path: Path) -> None:
+def test_partial_line_does_not_spoil_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     append(path, {"event": "saved"})
     path.write_bytes(path.read_bytes() + b'{"event": "sav')
@@ -87,7 +87,7 @@ class NearlyFull(io.FileIO):
         return super().write(line[: len(line) // 2])
 
 
-def test_a_disk_that_takes_half_a_line_costs_that_line_alone(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_full_disk_costs_only_the_line(tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "events.jsonl"
     append(path, {"event": "saved"})
     before = path.read_bytes()
@@ -100,13 +100,7 @@ def test_a_disk_that_takes_half_a_line_costs_that_line_alone(tmp_path: Path, mon
     assert [r["event"] for r in read(path)] == ["saved", "resumed"]
 
 
-def test_without_metrics_nothing_is_known(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    forget_after(path, 2)
-    assert (read(path), last_step(path), newest_loss(path)) == ([], 0, "")
-
-
-def test_no_line_goes_through_a_link_and_no_lines_are_dropped_through_one(tmp_path, capsys):
+def test_links_are_not_followed(tmp_path, capsys):
     """A run directory of others may hold one, to any file of this user."""
     mine, path = tmp_path / "letter", tmp_path / "metrics.jsonl"
     mine.write_text("dear")
@@ -121,7 +115,7 @@ def test_no_line_goes_through_a_link_and_no_lines_are_dropped_through_one(tmp_pa
     assert mine.read_text() == "dear"
 
 
-def test_an_event_keeps_no_secret_of_a_url_and_waits_for_no_fifo(tmp_path: Path, capsys) -> None:
+def test_event_has_no_password_of_a_url_and_never_waits_for_a_fifo(tmp_path: Path, capsys) -> None:
     path = tmp_path / "events.jsonl"
     append(path, {"event": "failed", "cause": "no answer from https://user:s3cr3t@host/x", "step": 3})
     assert "s3cr3t" not in path.read_text() and "https://***@host/x" in path.read_text()

@@ -1,4 +1,4 @@
-"""A training that goes on under one random layout after another computes what one process computes without a break."""
+"""A training resumed under one random layout after another equals uninterrupted training on one process."""
 
 import json
 from pathlib import Path
@@ -111,11 +111,11 @@ def check(seed: int, tokens: Path, folder: Path) -> None:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("seed", range(IN_BUDGET))
-def test_a_training_goes_on_under_random_layouts(seed: int, tokens: Path, tmp_path: Path) -> None:
+def test_training_resumes_under_random_layouts(seed: int, tokens: Path, tmp_path: Path) -> None:
     check(seed, tokens, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(IN_BUDGET, IN_BUDGET + MORE))
-def test_more_trainings_go_on_under_random_layouts(seed: int, tokens: Path, tmp_path: Path) -> None:
+def test_more_trainings_resume_under_random_layouts(seed: int, tokens: Path, tmp_path: Path) -> None:
     check(seed, tokens, tmp_path)

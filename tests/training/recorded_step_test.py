@@ -1,4 +1,4 @@
-"""Steps that are recorded and replayed, without an accelerator: a replay computes anew, into the tensors of before."""
+"""Steps that are recorded and replayed, without a GPU: a replay computes again, into the same tensors."""
 
 import gc
 import weakref
@@ -12,10 +12,10 @@ import torch
 
 from plans import small
 from ranks import on_ranks
-from trivium.certify.certificate import certificate, examine
-from trivium.certify.reference import compute_reference, random_rows
+from trivium.certify.reference import random_rows
+from trivium.comms.group import Group
 from trivium.comms.launch import Place
-from trivium.comms.mesh import Group, Mesh
+from trivium.comms.mesh import Mesh
 from trivium.errors import TriviumError
 from trivium.kernels.cuda.recording import Recording
 from trivium.kernels.operations import Operations
@@ -30,7 +30,7 @@ from trivium.training.trainer import Samples, Trainer
 
 
 class Recorded:
-    """As `Recording` is: nothing is computed but by a replay, from and into the places of the recording."""
+    """Stands for `Recording`: only a replay computes, from and into the tensors of the recording."""
 
     made = 0
     buckets: Sequence[Bucket] = ()  # which a graph leaves alone, as it does what groups count
@@ -72,73 +72,45 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
 
 
 RAMP = {"sequences": 8, "micro": 2, "ramp": {"start": 4, "increment": 4, "samples": 12}}
+BF16 = {"precision": {"weights": "bf16"}}
+Z_LOSS = {"model": {"z_loss": 1e-2, "head": "tied"}}
+CASES = [
+    {},
+    BF16,
+    Z_LOSS,
+    {"schedule": "zb-h1", "zero": 0},
+    {"recompute": {"mode": "layer"}},
+    {"batch": RAMP},
+    # Replicas reduce what each of them replayed.
+    {"data": 2, "zero": 0},
+    {"data": 2, "zero": 1},
+    {"data": 4, "zero": 1, "shards": 2, **BF16},
+    {"data": 2, "zero": 1, "precision": {"weights": "bf16", "communication": "bf16"}, "batch": RAMP},
+    # Ranks that share samples record their messages, and a replay counts their traffic.
+    {"tensor": 2, "sequence_parallel": True},
+    {"tensor": 2, "row_chunks": 2, **Z_LOSS},
+    {"pipeline": 2, "model": {"head": "tied"}, "batch": RAMP},
+    {"pipeline": 2, "schedule": "zb-h1", "zero": 0},
+    {"context": 2},
+    {"tensor": 2, "pipeline": 2, **BF16},
+]
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize(
-    "over",
-    [
-        {},
-        {"precision": {"weights": "bf16"}},
-        {"model": {"z_loss": 1e-2, "head": "tied"}},
-        {"schedule": "zb-h1", "zero": 0},
-        {"recompute": {"mode": "layer"}},
-        {"batch": RAMP},
-    ],
-)
-def test_replayed_steps_are_those_that_are_not(over: dict[str, Any], recordings: type[Recorded]) -> None:
-    """The first, a measured one, and a validation are computed as ever; after each of them a step is recorded anew."""
-    _is_trained_alike(Mesh.single(), over, recordings)
+@pytest.mark.parametrize("over", CASES, ids=str)
+def test_replayed_steps_equal_those_without_recording(over: dict[str, Any], recordings: type[Recorded]) -> None:
+    """The first step, a measured one and a validation are computed; after each of them a step is recorded again."""
+    on_ranks(small(**over).layout.world_size, is_trained_alike, over, recordings)
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize(
-    "over",
-    [
-        {"zero": 0},
-        {"zero": 1},
-        {"zero": 1, "shards": 2, "precision": {"weights": "bf16"}},
-        {"zero": 1, "precision": {"weights": "bf16", "communication": "bf16"}, "batch": RAMP},
-    ],
-)
-def test_replicas_reduce_what_they_replayed(over: dict[str, Any], recordings: type[Recorded]) -> None:
-    """Each records and replays by itself; then its gradients travel."""
-    ranks = 4 if "shards" in over else 2
-    on_ranks(ranks, _ranks_are_trained_alike, {**over, "data": ranks}, recordings)
-
-
-@pytest.mark.broad
-@pytest.mark.parametrize(
-    "over",
-    [
-        {"tensor": 2, "sequence_parallel": True},
-        {"tensor": 2, "row_chunks": 2, "model": {"z_loss": 1e-2}},
-        {"pipeline": 2, "model": {"head": "tied"}, "batch": RAMP},
-        {"pipeline": 2, "schedule": "zb-h1", "zero": 0},
-        {"context": 2},
-        {"tensor": 2, "pipeline": 2, "precision": {"weights": "bf16"}},
-    ],
-)
-def test_ranks_that_share_samples_record_their_messages(over: dict[str, Any], recordings: type[Recorded]) -> None:
-    """Each rank at the same steps; what a replay hands to collectives is counted."""
-    ranks = small(**over).layout.world_size
-    on_ranks(ranks, _ranks_are_trained_alike, over, recordings)
-
-
-def _ranks_are_trained_alike(place: Place, over: dict[str, Any], recordings: type[Recorded]) -> None:
-    plan = small(**over)
-    mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
-    _is_trained_alike(mesh, over, recordings)
-
-
-def _is_trained_alike(mesh: Mesh, over: dict[str, Any], recordings: type[Recorded]) -> None:
+def is_trained_alike(place: Place, over: dict[str, Any], recordings: type[Recorded]) -> None:
     found = []
     for records in (False, True):
         plan = small(**over, cuda_graphs=records)
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
         trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
         trainer._records, recordings.buckets, recordings.groups = records, trainer.buckets, mesh.groups
         told: list[Any] = []
-        handed = [Counter(group.traffic) for group in mesh.groups]
         for step in range(8):
             at = plan.batch.at(step)
             samples = Samples(at.first_sample, at.sequences, random_rows(plan))
@@ -146,30 +118,15 @@ def _is_trained_alike(mesh: Mesh, over: dict[str, Any], recordings: type[Recorde
             told.append((result.loss, result.gradient_norm, result.z_loss, result.batch_hash))
             if step == 5:
                 told.append(trainer.validate(Samples(0, plan.validation_unit, random_rows(plan))))
-        told += [group.traffic - before for group, before in zip(mesh.groups, handed, strict=True)]
-        masters = torch.cat([shard.master for shard in trainer.optimizer.shards])
-        found.append((told, masters.clone()))
+        told += [Counter(group.traffic) for group in mesh.groups]
+        found.append((told, torch.cat([shard.master for shard in trainer.optimizer.shards])))
     (ours, weights), (expected, right) = found
     assert ours == expected
     assert torch.equal(weights, right)
     assert recordings.made == 3
 
 
-def test_recorded_steps_are_certified(recordings: type[Recorded], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Trainer.__init__
-
-    def records(trainer: Trainer, *given: Any, **more: Any) -> None:
-        made(trainer, *given, **more)
-        trainer._records = trainer.plan.cuda_graphs
-
-    monkeypatch.setattr(Trainer, "__init__", records)
-    plan = small(cuda_graphs=True, precision={"weights": "fp64"})
-    findings = examine(plan, Mesh.single(), compute_reference(plan))
-    assert certificate(plan, findings.deviations).passed
-    assert recordings.made
-
-
-def test_a_processor_records_nothing(recordings: type[Recorded]) -> None:
+def test_cpu_records_nothing(recordings: type[Recorded]) -> None:
     plan = small(cuda_graphs=True)
     trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
     for step in range(3):
@@ -186,7 +143,7 @@ def test_a_processor_records_nothing(recordings: type[Recorded]) -> None:
         ("plan.precision.weights is 'fp16'", {"precision": {"weights": "fp16"}}),
     ],
 )
-def test_what_changes_from_step_to_step_is_not_recorded(why: str, over: dict[str, Any]) -> None:
+def test_settings_that_change_from_step_to_step_are_not_recorded(why: str, over: dict[str, Any]) -> None:
     legal = small(data=2).model_dump() | {"cuda_graphs": True}
     changed = {k: {**legal[k], **v} if isinstance(v, dict) else v for k, v in over.items()}
     assert not Plan(**legal).check()
@@ -195,7 +152,7 @@ def test_what_changes_from_step_to_step_is_not_recorded(why: str, over: dict[str
     assert problem.endswith("set plan.cuda_graphs to false")
 
 
-def test_what_a_recording_reads_lives_as_long(recordings: type[Recorded]) -> None:
+def test_inputs_of_a_recording_stay_alive(recordings: type[Recorded]) -> None:
     """A replay reads the places of all inputs, also of those that no batch changes."""
     inputs = Inputs(torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, 1, dtype=torch.int64))
     read = [weakref.ref(x) for x in (inputs.tokens, inputs.targets, inputs.order)]
@@ -213,10 +170,10 @@ def test_what_a_recording_reads_lives_as_long(recordings: type[Recorded]) -> Non
         (torch.OutOfMemoryError("no room"), torch.OutOfMemoryError, "no room"),
     ],
 )
-def test_a_recording_that_fails_tells_what_failed_first(
+def test_failed_recording_reports_its_first_error(
     cause: Exception, told: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not that its end failed, too; the executor's words are between."""
+    """And not that its end failed too; the executor's error is between the two."""
 
     @contextmanager
     def recording(graph: object, capture_error_mode: str) -> Iterator[None]:

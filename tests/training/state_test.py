@@ -1,5 +1,6 @@
-"""Train, change the layout, resume, train: the same as never having stopped."""
+"""Saving, changing the layout and resuming gives what uninterrupted training gives."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,16 +11,16 @@ import torch
 
 from plans import small
 from ranks import on_ranks
-from trivium.certify.certificate import RULE, random_rows
+from trivium.certify.certificate import RULE
+from trivium.certify.reference import random_rows
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.reshard import reshard
-from trivium.checkpoint.save import save
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import parameters
 from trivium.plan.plan import Plan
-from trivium.training.state import begin_with, fragments, places, read_together, restore, save_state
+from trivium.training.state import begin_with, places, read_together, restore, save_state
 from trivium.training.trainer import Samples, Trainer
 
 FP64 = {"weights": "fp64"}
@@ -29,11 +30,20 @@ LAYOUTS = [
     small(tensor=4, zero=0, precision=FP64),
     small(pipeline=2, data=2, precision=FP64),
     small(pipeline=2, data=2, chunks=2, schedule="zb-turns", precision=FP64),
+    small(data=4, zero=3, shards=2, precision=FP64),
 ]
+TWO_RANKS = [
+    small(data=2, zero=1, precision=FP64),
+    small(data=2, zero=3, precision=FP64),
+    small(tensor=2, sequence_parallel=True, precision=FP64),
+    small(pipeline=2, chunks=2, precision=FP64),
+]
+REFUSED, SAVED, END = 2, 6, 9  # steps: one whose update is rejected, the first after the checkpoint, the end
+Totals = list[tuple[float, float]]
 
 
 def in_ranks(does: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None:
-    """`does(place, plan, ...)` for each case. Those of as many ranks share them: starting takes longest."""
+    """Call `does(place, plan, ...)` for each case. Cases of as many ranks share them: starting takes longest."""
     for size in sorted({plan.layout.world_size for plan, *_ in cases}):
         on_ranks(size, one_after_the_other, does, [c for c in cases if c[0].layout.world_size == size])
 
@@ -43,94 +53,56 @@ def one_after_the_other(place: Place, does: Callable[..., None], cases: Sequence
         does(place, *case)
 
 
-def steps(trainer: Trainer, first: int, last: int) -> list[float]:
-    read = random_rows(trainer.plan, 1)
-    size = trainer.plan.batch.sequences
-    return [trainer.train_step(s, Samples(s * size, size, read), 1e-2).loss for s in range(first, last)]
+def trainer_of(plan: Plan, place: Place | None = None, seed: int = 1, **more: Any) -> Trainer:
+    mesh = Mesh.single() if place is None else Mesh.connect(plan.layout, place.rank, place.world_size)
+    return Trainer(plan, mesh, seed=seed, rule=RULE, **more)
 
 
-def begin(place: Place, plan: Plan, root: Path) -> None:
-    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
-    trainer = Trainer(plan, mesh, seed=1, rule=RULE)
-    steps(trainer, 0, 2)
-    save(root, 2, fragments(trainer), mesh, {})
-
-
-def go_on(place: Place, plan: Plan, root: Path, expected: list[float]) -> None:
-    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
-    trainer = Trainer(plan, mesh, seed=99, rule=RULE, initial=False)
-    restore(trainer, Checkpoint.open(root / "step-00000002"))
-    losses = steps(trainer, 2, 4)
-    for here, there in zip(losses, expected, strict=True):
-        assert abs(here - there) <= 1e-12 * abs(there), f"{plan.layout} from {root.name}: {losses} != {expected}"
-
-
-@pytest.mark.broad
-def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path) -> None:
-    unbroken = steps(Trainer(LAYOUTS[0], Mesh.single(), seed=1, rule=RULE), 0, 4)[2:]
-    roots = [tmp_path / str(number) for number in range(len(LAYOUTS))]
-    in_ranks(begin, list(zip(LAYOUTS, roots, strict=True)))
-    for root in roots:
-        Checkpoint.open(root / "step-00000002").verify()
-    further = [(n, (n + away) % len(LAYOUTS)) for n in range(len(LAYOUTS)) for away in range(3)]
-    in_ranks(go_on, [(LAYOUTS[reads], roots[written], unbroken) for written, reads in further])
-
-
-REFUSED, SAVED, END = 2, 6, 9  # steps: one whose update is refused, the first after the checkpoint, the end
-TWO_RANKS = [
-    small(data=2, zero=1, precision=FP64),
-    small(data=2, zero=3, precision=FP64),
-    small(tensor=2, sequence_parallel=True, precision=FP64),
-    small(pipeline=2, chunks=2, precision=FP64),
-]
-
-
-def with_a_refused_update(trainer: Trainer, first: int, last: int) -> list[tuple[float, float]]:
+def steps(trainer: Trainer, first: int, last: int) -> Totals:
     read, size = random_rows(trainer.plan, 1), trainer.plan.batch.sequences
     found = [
-        trainer.train_step(
-            step, Samples(step * size, size, read), 1e-2, accepts=lambda totals, step=step: step != REFUSED
-        )
+        trainer.train_step(step, Samples(step * size, size, read), 1e-2, accepts=lambda t, step=step: step != REFUSED)
         for step in range(first, last)
     ]
     return [(each.loss, each.gradient_norm) for each in found]
 
 
 def save_under(place: Place, plan: Plan, root: Path) -> None:
-    trainer = Trainer(plan, Mesh.connect(plan.layout, place.rank, place.world_size), seed=1, rule=RULE)
-    with_a_refused_update(trainer, 0, SAVED)
+    trainer = trainer_of(plan, place)
+    steps(trainer, 0, SAVED)
     save_state(trainer, root, SAVED)
 
 
-def resume_under(place: Place, plan: Plan, path: Path, expected: list[tuple[float, float]]) -> None:
-    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
-    resume_in(Trainer(plan, mesh, seed=99, rule=RULE, initial=False), path, expected)
-
-
-def resume_in(trainer: Trainer, path: Path, expected: list[tuple[float, float]]) -> None:
+def resume_under(place: Place, plan: Plan, path: Path, expected: Totals) -> None:
+    trainer = trainer_of(plan, place, seed=99, initial=False)
     restore(trainer, Checkpoint.open(path))
     assert trainer.optimizer.steps_done == SAVED - 1
-    found = with_a_refused_update(trainer, SAVED, END)
-    assert trainer.optimizer.steps_done == END - 1
-    for here, there in zip(found, expected, strict=True):
-        assert here == pytest.approx(there, rel=1e-12), trainer.plan.layout
+    for here, there in zip(steps(trainer, SAVED, END), expected, strict=True):
+        assert here == pytest.approx(there, rel=1e-12), f"{plan.layout} from {path}"
 
 
-def test_another_layout_resumes_with_the_count_of_updates(tmp_path: Path) -> None:
-    """A wrong count corrects Adam's moments by another factor: losses from the second resumed step on differ."""
-    unbroken = Trainer(LAYOUTS[0], Mesh.single(), seed=1, rule=RULE)
-    with_a_refused_update(unbroken, 0, SAVED)
-    path = save_state(unbroken, tmp_path / "one", SAVED)
-    expected = with_a_refused_update(unbroken, SAVED, END)
-    in_ranks(resume_under, [(plan, path, expected) for plan in TWO_RANKS])
-    in_ranks(save_under, [(plan, tmp_path / str(n)) for n, plan in enumerate(TWO_RANKS)])
-    for n in range(len(TWO_RANKS)):
-        one = Trainer(LAYOUTS[0], Mesh.single(), seed=99, rule=RULE, initial=False)
-        resume_in(one, tmp_path / str(n) / path.name, expected)
+@pytest.mark.parametrize(
+    "layouts", [pytest.param(LAYOUTS, marks=pytest.mark.broad), TWO_RANKS], ids=["up to 4 ranks", "2 ranks"]
+)
+def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path, layouts: list[Plan]) -> None:
+    """Also with the count of updates: a wrong one corrects Adam's moments by another factor."""
+    unbroken = trainer_of(LAYOUTS[0])
+    steps(unbroken, 0, SAVED)
+    save_state(unbroken, tmp_path / "one", SAVED)
+    expected = steps(unbroken, SAVED, END)
+    paths = [tmp_path / str(n) / f"step-{SAVED:08d}" for n in range(len(layouts))]
+    in_ranks(save_under, [(plan, path.parent) for plan, path in zip(layouts, paths, strict=True)])
+    for path in paths:
+        Checkpoint.open(path).verify()
+    paths.append(tmp_path / "one" / paths[0].name)
+    further = [(plan, paths[(n + away) % len(paths)], expected) for n, plan in enumerate(layouts) for away in (0, 1, 3)]
+    in_ranks(resume_under, further)
+    for path in paths:
+        resume_under(None, LAYOUTS[0], path, expected)
 
 
 def values_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Weights and moments by kind and name, of a process that has them all."""
+    """Weights and moments by kind and name, of a single process."""
     found = {}
     for shard in trainer.optimizer.shards:
         for place in places(shard.bucket, shard.bucket.owned, trainer.plan, 0):
@@ -142,17 +114,16 @@ def values_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("files", [None, 1, 40])
-def test_a_deep_model_comes_back_from_any_number_of_files(tmp_path: Path, files: int | None) -> None:
+def test_deep_model_is_restored_from_any_number_of_files(tmp_path: Path, files: int | None) -> None:
     """34 layers, whose numbers begin alike ("layers.1", "layers.10"), and tensors in pieces. No two are equal."""
     deep = {"layers": 34, "hidden": 8, "heads": 2, "sequence": 4}
     plan = small(model=deep, batch={"sequences": 2, "micro": 1}, precision=FP64)
-    one = Trainer(plan, Mesh.single(), seed=1, rule=RULE)
+    one, other = trainer_of(plan), trainer_of(plan, seed=2)
     steps(one, 0, 1)
     path = save_state(one, tmp_path / "run", 1)
     if files is not None:
         path = reshard(Checkpoint.open(path), tmp_path / "moved", files=files)
         assert len(list(path.glob("*.safetensors"))) == files
-    other = Trainer(plan, Mesh.single(), seed=2, rule=RULE)
     restore(other, Checkpoint.open(path))
     expected, found = values_of(one), values_of(other)
     assert expected.keys() == found.keys() and len(expected) == 4 * len(parameters(plan.model))
@@ -162,25 +133,15 @@ def test_a_deep_model_comes_back_from_any_number_of_files(tmp_path: Path, files:
     assert len(set(matrices)) == len(matrices)
 
 
-@pytest.mark.broad
-def test_copies_of_the_state_resume_where_one_was_saved_and_the_other_way_round(tmp_path: Path) -> None:
-    copies, one = small(data=4, zero=3, shards=2, precision=FP64), small(data=4, zero=1, precision=FP64)
-    unbroken = steps(Trainer(LAYOUTS[0], Mesh.single(), seed=1, rule=RULE), 0, 4)[2:]
-    for number, (written, read) in enumerate(((copies, one), (one, copies))):
-        root = tmp_path / str(number)
-        on_ranks(4, begin, written, root)
-        on_ranks(4, go_on, read, root, unbroken)
-
-
-def test_a_step_that_overflowed_is_none_of_the_updates_that_are_gone_on_with(tmp_path: Path) -> None:
-    one, other = (Trainer(small(precision={"weights": "fp16"}), Mesh.single(), seed=seed, rule=RULE) for seed in (1, 2))
+def test_step_that_overflowed_is_not_counted_as_an_update(tmp_path: Path) -> None:
+    one, other = (trainer_of(small(precision={"weights": "fp16"}), seed=seed) for seed in (1, 2))
     for step, scale in enumerate((2.0**40, 2.0**10)):
         assert one.loss_scale is not None
         one.loss_scale.value = scale
         steps(one, step, step + 1)
     restore(other, Checkpoint.open(save_state(one, tmp_path, 2)))
     assert other.optimizer.steps_done == 1 and other.loss_scale == one.loss_scale
-    assert steps(one, 2, 4) == steps(other, 2, 4)
+    assert steps(one, 3, 5) == steps(other, 3, 5)
     for here, there in zip(one.optimizer.shards, other.optimizer.shards, strict=True):
         assert torch.equal(here.master, there.master)
 
@@ -197,12 +158,12 @@ def test_a_step_that_overflowed_is_none_of_the_updates_that_are_gone_on_with(tmp
     ],
     ids=str,
 )
-def test_the_state_of_another_model_precision_or_optimizer_is_refused_and_nothing_is_filled(
+def test_state_of_another_model_precision_or_optimizer_is_rejected_before_loading(
     tmp_path: Path, other: dict[str, Any]
 ) -> None:
     bf16 = {"precision": {"weights": "bf16"}}
-    path = save_state(Trainer(small(**bf16), Mesh.single(), seed=1, rule=RULE), tmp_path, 3)
-    trainer = Trainer(small(**{**bf16, **other}), Mesh.single(), seed=2, rule=RULE)
+    path = save_state(trainer_of(small(**bf16)), tmp_path, 3)
+    trainer = trainer_of(small(**{**bf16, **other}), seed=2)
     before = [shard.master.clone() for shard in trainer.optimizer.shards]
     with pytest.raises(CheckpointError, match=r"^\S+ holds the state of another model, precision or optimizer"):
         restore(trainer, Checkpoint.open(path))
@@ -211,12 +172,10 @@ def test_the_state_of_another_model_precision_or_optimizer_is_refused_and_nothin
 
 
 @pytest.mark.parametrize("given", ["bf16", "fp32"])
-def test_masters_of_a_training_begun_with_weights_are_what_the_checkpoint_has_unrounded(
-    tmp_path: Path, given: str
-) -> None:
-    one = Trainer(small(precision={"weights": given}), Mesh.single(), seed=1, rule=RULE)
+def test_masters_of_a_training_begun_with_weights_are_not_rounded(tmp_path: Path, given: str) -> None:
+    one = trainer_of(small(precision={"weights": given}))
     steps(one, 0, 2)
-    other = Trainer(small(precision={"weights": "bf16"}), Mesh.single(), seed=2, rule=RULE)
+    other = trainer_of(small(precision={"weights": "bf16"}), seed=2)
     begin_with(other, Checkpoint.open(save_state(one, tmp_path, 2)))
     for here, there in zip(other.optimizer.shards, one.optimizer.shards, strict=True):
         assert torch.equal(here.master, there.master)
@@ -225,14 +184,13 @@ def test_masters_of_a_training_begun_with_weights_are_what_the_checkpoint_has_un
 
 
 @pytest.mark.parametrize("data", [1, 2])
-def test_a_part_of_a_micro_batch_is_refused(data: int) -> None:
-    """Where it was left out, losses and gradients were divided by what it would have added. Of what validates none is
-    left out: the rest of a micro-batch is padding."""
-    on_ranks(data, refuses_parts, small(data=data, batch={"sequences": 8, "micro": 2}))
+def test_partial_micro_batch_is_rejected(data: int) -> None:
+    """If it was dropped, losses and gradients would be divided by the wrong count. Validation pads it."""
+    on_ranks(data, rejects_partial_micro_batches, small(data=data, batch={"sequences": 8, "micro": 2}))
 
 
-def refuses_parts(place: Place, plan: Plan) -> None:
-    trainer = Trainer(plan, Mesh.connect(plan.layout, place.rank, place.world_size), seed=1, rule=RULE)
+def rejects_partial_micro_batches(place: Place, plan: Plan) -> None:
+    trainer = trainer_of(plan, place)
     read, unit = random_rows(plan, 1), 2 * place.world_size
     for sequences in range(13):
         samples = Samples(0, sequences, read)
@@ -245,8 +203,8 @@ def refuses_parts(place: Place, plan: Plan) -> None:
                 use(samples)
 
 
-def test_a_rank_that_reads_says_tensor_by_tensor_that_it_goes_on(tmp_path: Path) -> None:
-    trainer = Trainer(small(), Mesh.single(), seed=1, rule=RULE)
+def test_rank_sends_a_heartbeat_for_each_tensor_that_it_reads(tmp_path: Path) -> None:
+    trainer = trainer_of(small())
     path, alive = save_state(trainer, tmp_path, 1), list[int]()
     trainer.goes_on = lambda: alive.append(1)
     checkpoint = Checkpoint.open(path)
@@ -257,33 +215,20 @@ def test_a_rank_that_reads_says_tensor_by_tensor_that_it_goes_on(tmp_path: Path)
     assert len(alive) >= sum(name.startswith("weights/") for name in checkpoint.names)
 
 
-def one_step(place: Place, plan: Plan, root: Path) -> None:
-    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
-    trainer = Trainer(plan, mesh, seed=1, rule=RULE)
-    steps(trainer, 0, 1)
-    save(root, 1, fragments(trainer), mesh, {})
+def save_initial(place: Place, plan: Plan, root: Path) -> None:
+    save_state(trainer_of(plan, place), root, 1)
 
 
-def test_a_checkpoint_holds_every_element_of_every_tensor_exactly_once(tmp_path: Path) -> None:
-    copies = small(data=4, zero=3, shards=2, precision=FP64)
-    plans = [*LAYOUTS, small(data=2, precision={"weights": "bf16"}), copies]
+def test_checkpoint_has_every_element_of_every_tensor_once(tmp_path: Path) -> None:
+    plans = [*LAYOUTS, small(data=2, precision={"weights": "bf16"})]
     roots = [tmp_path / str(number) for number in range(len(plans))]
-    in_ranks(one_step, list(zip(plans, roots, strict=True)))
+    in_ranks(save_initial, list(zip(plans, roots, strict=True)))
     for plan, root in zip(plans, roots, strict=True):
-        manifest = Checkpoint.open(root / "step-00000001").manifest
+        tensors = Checkpoint.open(root / "step-00000001").manifest["tensors"]
         kinds = {"weights", "moment1", "moment2"} | ({"master"} if plan.precision.has_master else set())
-        assert {n.split("/")[0] for n in manifest["tensors"]} == kinds
-        for name, entry in manifest["tensors"].items():
-            size = 1
-            for n in entry["shape"]:
-                size *= n
-            held = 0
-            for piece in entry["pieces"]:
-                elements = 1
-                for n in piece["shape"]:
-                    elements *= n
-                held += elements
-            assert held == size, f"{name}: {held} of {size}"
-        entries = manifest["tensors"].values()
-        writers = {piece["file"] for entry in entries for piece in entry["pieces"]}
-        assert len(writers) == (plan.layout.world_size if plan.zero else plan.layout.tensor), "all sharers write"
+        assert {n.split("/")[0] for n in tensors} == kinds
+        for name, entry in tensors.items():
+            stored = sum(math.prod(piece["shape"]) for piece in entry["pieces"])
+            assert stored == math.prod(entry["shape"]), name
+        writers = {piece["file"] for entry in tensors.values() for piece in entry["pieces"]}
+        assert len(writers) == (plan.layout.world_size if plan.zero else plan.layout.tensor), "all ranks write"

@@ -1,4 +1,4 @@
-"""Training reads the tokens that were written, and reads no shard twice to know it."""
+"""Training verifies the token shards before the first step, and reads no shard twice to do so."""
 
 import os
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def tokens(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hashed(monkeypatch) -> list[str]:
-    """The names of the files that are read to be hashed."""
+    """The names of the files that were hashed."""
     right, names = manifest.file_sha256, []
 
     def noted(path: Path, alive: Callable[[], None]) -> str:
@@ -42,31 +42,27 @@ def hashed(monkeypatch) -> list[str]:
 
 
 def verify(tokens: Path) -> list[int]:
-    signs: list[int] = []
-    verify_together(tokens, tokens.parent, Mesh.single(), lambda: signs.append(1))
-    return signs
+    heartbeats: list[int] = []
+    verify_together(tokens, tokens.parent, Mesh.single(), lambda: heartbeats.append(1))
+    return heartbeats
 
 
 def put_wrong_ids(path: Path) -> None:
-    """Every 7th id becomes one that no vocabulary has; size and time of the file stay."""
+    """Replace every 7th id by one that no vocabulary has, without a change of the file's size and time."""
     before, ids = path.stat(), np.fromfile(path, dtype=np.uint16)
     ids[::7] = 60_000
     ids.tofile(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_a_shard_is_hashed_once_and_again_only_when_it_was_touched(tokens: Path, hashed: list[str]) -> None:
-    assert verify(tokens), "a rank that reads for long is alive"
+def test_shard_is_hashed_once_and_again_only_if_it_was_touched(tokens: Path, hashed: list[str]) -> None:
+    assert verify(tokens), "a rank that reads for long sends heartbeats"
     assert len(hashed) == len(set(hashed)) == SHARDS
     verify(tokens)
     assert len(hashed) == SHARDS
     (tokens / "train-even.bin").touch()
     verify(tokens)
     assert hashed[SHARDS:] == ["train-even.bin"]
-
-
-def test_a_shard_that_was_replaced_is_refused_though_its_size_and_time_are_the_same(tokens: Path) -> None:
-    verify(tokens)
     put_wrong_ids(tokens / "train-odd.bin")
     for _ in range(2):
         with pytest.raises(DataError, match=r"train-odd\.bin is damaged or was replaced"):
@@ -82,21 +78,19 @@ def share(place: Place, tokens: Path) -> None:
     assert 0 < sum(name.endswith(".bin") for name in names) <= SHARDS / 4, "each reads half of the ids"
 
 
-def test_ranks_share_the_reading_and_all_hear_of_damage(tokens: Path) -> None:
+def test_ranks_share_the_reading_and_all_report_damage(tokens: Path) -> None:
     put_wrong_ids(tokens / "train-even.bin")
     on_ranks(2, share, tokens)
 
 
-def test_a_training_on_damaged_tokens_ends_at_once_and_names_the_shard(tokens: Path, tmp_path: Path) -> None:
+def test_training_on_a_replaced_shard_ends_at_once_and_names_it(tokens: Path, tmp_path: Path) -> None:
     put_wrong_ids(tokens / "train-odd.bin")
     with pytest.raises(DataError, match=r"train-odd\.bin is damaged or was replaced"):
         start(job(tokens, tmp_path / "run", plan({"tensor": 2}), steps=2, restarts=2))
     assert len(read(tmp_path / "run" / EVENTS)) == 1, "it was not tried again"
 
 
-def test_an_index_is_read_whole_once_by_who_hashes_it_and_by_no_rank_that_trains(
-    tokens: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_index_is_read_whole_once_and_not_by_ranks_that_train(tokens: Path, tmp_path: Path, monkeypatch) -> None:
     right, read_whole = shards._check_sequences, tmp_path / "read"
 
     def noted(path: Path, *given: object) -> None:
@@ -109,7 +103,7 @@ def test_an_index_is_read_whole_once_by_who_hashes_it_and_by_no_rank_that_trains
         assert sorted(line["index"] for line in read(read_whole)) == sorted(p.name for p in tokens.glob("*.idx"))
 
 
-def test_an_index_that_is_none_is_refused_though_it_is_the_one_that_was_written(tokens: Path) -> None:
+def test_invalid_index_is_rejected_though_its_hash_is_right(tokens: Path) -> None:
     path = tokens / "train-odd.idx"
     data = bytearray(path.read_bytes())
     data[34 + 4 : 34 + 8] = b"\xff" * 4

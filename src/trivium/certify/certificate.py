@@ -21,11 +21,11 @@ from trivium.certify.reference import (
     SEED,
     Reference,
     Tensors,
-    random_rows,
     recipe_of,
     steps_of,
     tokens_after,
     validated,
+    weighted_rows,
 )
 from trivium.certify.rules import table_problems
 from trivium.certify.ways import AS_IT_IS, Way
@@ -302,7 +302,7 @@ def _accept(totals: Totals) -> bool:
 
 
 def _samples(plan: Plan, first: int, sequences: int) -> Samples:
-    return Samples(first, sequences, random_rows(plan))
+    return Samples(first, sequences, weighted_rows(plan))
 
 
 def _capture(trainer: Trainer) -> dict[int, torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from trivium.certify.oracle.layers import final_norm, layer, rules_of
+from trivium.certify.oracle.layers import embedded, layer, logits_of, rules_of
 from trivium.certify.oracle.terms import Order, Tensor, Weights
 from trivium.certify.rules import drawn
 from trivium.plan.model_shape import ModelShape
@@ -44,28 +44,26 @@ def order_of(model: ModelShape, tokens: Tensor) -> Order:
 
 
 class Losses(NamedTuple):
-    """Means over the batch's tokens that count: cross-entropy in nats, and what training adds to it; 0 where none
-    does."""
+    """Weighted means over the batch's targets: cross-entropy in nats, and what training adds to it; 0 where none
+    counts."""
 
     cross_entropy: Tensor
     z_loss: Tensor
 
 
-def losses_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor, drop: Drop) -> Losses:
-    """Return the losses of a batch of tokens and targets [B, S]: cross-entropy and z-loss."""
+def losses_of(weights: Weights, model: ModelShape, text: Tensor, counts: Tensor, drop: Drop) -> Losses:
+    """Return the losses of a batch. text: token ids [B, S + 1]. counts: how much each of them counts as a target."""
+    tokens, targets = text[:, :-1], text[:, 1:]
     order = order_of(model, tokens)
-    x = weights["embedding.tokens.weight"][tokens]
-    if model.positions == "learned":
-        x = x + weights["embedding.positions.weight"][order.numbers]
-    x = drop(x, "embedding")
+    x = drop(embedded(weights, model, tokens, order), "embedding")
     for n in range(model.layers):
         x = layer(weights, model, n, x, order, drop)
-    table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
-    logits = final_norm(weights, model, x) @ table.T
-    logits = logits[order.counts]
-    count = max(1, len(logits))
-    z_loss = model.z_loss * logits.logsumexp(-1).square().sum() / count
-    return Losses(F.cross_entropy(logits, targets[order.counts], reduction="sum") / count, z_loss)
+    logits = logits_of(weights, model, x)
+    share = counts[:, 1:].double() * order.counts
+    share = share / share.sum() if share.any() else share
+    nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    z_losses = model.z_loss * logits.logsumexp(-1).square()
+    return Losses(share.flatten() @ nats, (share * z_losses).sum())
 
 
 def dropping(model: ModelShape, seed: int, step: int, samples: range, streams: list[int] | None = None) -> Drop:

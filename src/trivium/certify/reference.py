@@ -98,26 +98,41 @@ def reference_key(plan: Plan, course: Course = SHORT) -> str:
     return fingerprint([to_tree(plan.model), to_tree(plan.optimizer), _sizes(plan, course), course.scheduled])
 
 
-def random_rows(plan: Plan, seed: int = SEED) -> Reader:
-    """Random tokens by sample number, [count, S]: targets are the next tokens, as in training. Where documents are
-    apart, every fourth token or so ends one."""
+def random_text(plan: Plan, first: int, count: int, seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
+    """Return random token ids by sample number, and how much each counts as a target; both [count, S + 1].
+
+    Where documents are apart, about every fourth token ends one. About every fourth weight is 0, and the others have
+    more bits than a short sum keeps.
+    """
     S, V, end = plan.model.sequence, plan.model.vocabulary, plan.model.end_of_text
     apart = plan.model.documents == "apart"
 
-    def row(n: int) -> np.ndarray:
-        tokens = generator_for(seed, "certify", n).integers(0, V, S + 1)
+    def tokens(n: int) -> np.ndarray:
+        found = generator_for(seed, "certify", n).integers(0, V, S + 1)
         ends = generator_for(seed, "certify ends", n).random(S + 1) < 0.25
-        return np.where(ends, end, tokens) if apart else tokens
+        return np.where(ends, end, found) if apart else found
 
-    def read(first: int, count: int) -> Rows:
-        return Rows.of_text(np.stack([row(n) for n in range(first, first + count)]))
+    def weights(n: int) -> np.ndarray:
+        draws = generator_for(seed, "certify weights", n).random(S + 1)
+        return np.where(draws < 0.25, 0, draws).astype(np.float32)
 
-    return read
+    samples = range(first, first + count)
+    return np.stack([tokens(n) for n in samples]), np.stack([weights(n) for n in samples])
+
+
+def random_rows(plan: Plan, seed: int = SEED) -> Reader:
+    """Return a reader of random rows by sample number, in which every target counts 1."""
+    return lambda first, count: Rows.of_text(random_text(plan, first, count, seed)[0])
+
+
+def weighted_rows(plan: Plan) -> Reader:
+    """Return a reader of the rows that are certified, in which targets have random weights."""
+    return lambda first, count: Rows.of_text(*random_text(plan, first, count))
 
 
 def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
     """Train the plain model on the plan's batches, each as one whole."""
-    read, recipe = random_rows(plan), recipe_of(plan, course)
+    recipe = recipe_of(plan, course)
     initial, rules = first_weights(plan.model, SEED), rules_of(plan.model)
     weights = {k: w.clone() for k, w in initial.items()}
     optimizer = PlainOptimizer(weights, recipe, plan.model, plan.optimizer.groups)
@@ -127,9 +142,8 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
         samples = range(first, first + size)
         weights = {k: w.clone() for k, w in optimizer.weights.items()}
         trained = {k: weights[k].requires_grad_() for k in optimizer.trained}
-        tokens, targets, _ = map(torch.from_numpy, read(first, size))
         drop = dropping(plan.model, SEED, step, samples, streams)
-        loss, z_loss = losses_of(weights, plan.model, tokens, targets, drop)
+        loss, z_loss = losses_of(weights, plan.model, *map(torch.from_numpy, random_text(plan, first, size)), drop)
         gradient = torch.autograd.grad(loss + z_loss, list(trained.values()))
         found = dict(zip(trained, gradient, strict=True))
         losses.append(float(loss.detach()))
@@ -200,9 +214,9 @@ def read_reference(path: Path) -> Reference:
 
 
 def _validation(plan: Plan, weights: Tensors) -> float:
-    tokens, targets, _ = map(torch.from_numpy, random_rows(plan)(0, validated(plan)))
+    text = map(torch.from_numpy, random_text(plan, 0, validated(plan)))
     with torch.no_grad():
-        return float(losses_of(weights, plan.model, tokens, targets, keep_all).cross_entropy)
+        return float(losses_of(weights, plan.model, *text, keep_all).cross_entropy)
 
 
 def _sizes(plan: Plan, course: Course) -> list[int]:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from trivium.certify.courses import LARGEST_SCALE, LONG, OVERFLOWS, SCALE_GROWTH_STEPS, SHORT, Course
 from trivium.certify.reduce import thin_and_deep, thin_and_long, thin_and_many
-from trivium.comms import collectives, exchange
+from trivium.comms import transports
 from trivium.kernels.operations import Operations, operations_of
 from trivium.model import stage
 from trivium.parallel.context import ring as ring_attention
@@ -138,11 +138,10 @@ SMALL_LIMITS = (
     Replaced(vocabulary, "ROWS", 5),
     Replaced(tensor, "ROWS", 5),
     Replaced(ring_attention, "QUERIES", 2),
-    Replaced(exchange, "PIECE_BYTES", 200),
-    Replaced(collectives, "INLINE_BYTES", 72),
-    Replaced(collectives, "DIRECT_BYTES", 700),
+    Replaced(transports, "DIRECT_BYTES", 700),
     Replaced(norm_over_heads, "AT_ONCE", 40),
     *limits("comms.host_memory.loans", INLINE_BYTES=72),
+    *limits("comms.host_memory.transport", INLINE_BYTES=72, PIECE_BYTES=200),
     *limits("kernels.cpu.gelu", LEAST=40, PIECE=37),
     *limits("kernels.cpu.block_attention", LEAST_SCORES=1, LEAST_POSITIONS=4, QUERIES=4, QUERIES_AT_HOME=4),
     *limits("kernels.cpu.block_attention", QUERIES_IN_WINDOW=4, FAR_APART=300),
@@ -164,7 +163,7 @@ ADDED_BY_US = (Replaced(Bucket, "adds_itself", property(lambda self: False, lamb
 AS_IT_IS = Way("as it is")
 LARGE = Way("large", (*SMALL_LIMITS, *PRODUCTS_IN_PIECES))
 NARROW = Way("narrow", (*SMALL_LIMITS, *AS_ACCELERATORS, *ADDED_BY_US), narrow=True, refuses=(1,))
-FAR = Way("far", (Replaced(collectives, "DIRECT_BYTES", 4000),), by_memory=False, in_order=True)
+FAR = Way("far", (Replaced(transports, "DIRECT_BYTES", 4000),), by_memory=False, in_order=True)
 LONG_WAY = Way(
     "long",
     (Replaced(loss_scale, "GROWTH_STEPS", SCALE_GROWTH_STEPS), Replaced(loss_scale, "LARGEST", LARGEST_SCALE)),

@@ -63,8 +63,8 @@ KeepWork = Annotated[
     bool | None,
     typer.Option(
         "--keep-work/--no-keep-work",
-        help="Keep extracted and filtered texts in DIR/.curated.kept, so that the next curation need not read "
-        "unchanged files again. They are about as large as the texts. Once there, they are used and updated; "
+        help="Keep the filtered documents of each raw file in DIR/.curated.kept, so that the next curation need not "
+        "read unchanged files again. They are about as large as the texts. Once there, they are used and updated; "
         "--no-keep-work deletes them.",
     ),
 ]
@@ -187,7 +187,7 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
 
 def _listed(run: Run) -> list[str]:
     """What a harvest would read: files and bytes of each source."""
-    from trivium.corpus.files import list_files, source_of, states_of, told_endings
+    from trivium.corpus.read.files import list_files, source_of, states_of, told_endings
 
     if run.corpus is None:
         return [f"harvest: the prose of this Python and of {', '.join(run.config.harvest.packages)}"]
@@ -240,7 +240,7 @@ def _foretold(run: Run, keep: bool | None, *, redo: bool) -> list[str]:
 
 
 def _reuse_lines(run: Run, kept: Path | None) -> list[str]:
-    from trivium.corpus.kept import reuse_lines
+    from trivium.corpus.pipeline import reuse_lines
 
     if kept is None:
         return ["  nothing is kept, so everything is done again (--keep-work keeps it for the next curation)"]
@@ -250,8 +250,7 @@ def _reuse_lines(run: Run, kept: Path | None) -> list[str]:
 def _curate(
     run: Run, out: Path, progress: Progress, engine: "Engine | None" = None, keep: bool | None = None
 ) -> Result:
-    from trivium.corpus.curate import curate
-    from trivium.corpus.kept import kept_bytes
+    from trivium.corpus.pipeline import curate, kept_bytes
 
     kept = _kept(run, keep)
     if kept is not None:
@@ -290,7 +289,7 @@ def _harvest_lines(result: Result) -> list[str]:
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in _most_first(passed_over))
         lines.append(f"  {sum(passed_over.values()):,} records passed over, as they are no pages: {kinds}")
     if result.get("not_read"):
-        from trivium.corpus.files import told_endings
+        from trivium.corpus.read.files import told_endings
 
         lines.append(f"  not read, as they are of another kind: {told_endings(result['not_read'])}")
     damaged = result["damaged"]
@@ -303,8 +302,7 @@ def _most_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def _curate_lines(result: Result) -> list[str]:
-    from trivium.corpus.curate import funnel_lines
-    from trivium.corpus.publish.views import loss_lines
+    from trivium.corpus.publish.views import funnel_lines, loss_lines
 
     lines = [*funnel_lines(dict(result)), *loss_lines(result["funnel"])]
     weightless = [source for source, entry in result["blend"].items() if not entry["weight"]]
@@ -321,7 +319,7 @@ def _raw_input(run: Run) -> dict[str, str]:
     if run.corpus is None:
         versions = {name: version_of(name) for name in run.config.harvest.packages}
         return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
-    from trivium.corpus.files import states_of
+    from trivium.corpus.read.files import states_of
 
     # not where links lead: what they lead to may have another name, as in the cache of Hugging Face
     corpus = run.corpus if isinstance(run.corpus, str) else run.corpus.absolute()
@@ -337,7 +335,7 @@ def _raw_input(run: Run) -> dict[str, str]:
 
 def _beside(run: Run) -> dict[str, str]:
     """The hashes of the files that the config names: what matters is what is in them."""
-    from trivium.corpus.kept import files_beside
+    from trivium.corpus.pipeline import files_beside
 
     hashes = [file_sha256(path) for path in files_beside(run.config.curate)]
     return {"beside": fingerprint(hashes)} if hashes else {}

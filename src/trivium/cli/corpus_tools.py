@@ -27,7 +27,7 @@ from trivium.provenance import discard, fingerprint, publishing, read_stamp, sta
 from trivium.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
-    from trivium.corpus.files import Input
+    from trivium.corpus.read.files import Input
     from trivium.tokens.recipe import Recipe
 
 # verbs whose output the same or another of them may replace: nothing but theirs, for a training has a stamp too
@@ -63,8 +63,8 @@ def step(
     workers: Workers = None,
 ) -> None:
     """One station alone, documents in and documents out; killed at any moment, the same command goes on."""
-    from trivium.corpus.filters import FILTERS
-    from trivium.corpus.run_steps import run_steps
+    from trivium.corpus.clean.filters import FILTERS
+    from trivium.corpus.pipeline import run_steps
 
     if name not in (READ, *FILTERS):
         raise ConfigError(f"NAME '{name}': no such station; {nearest(name, (READ, *FILTERS))}")
@@ -99,7 +99,7 @@ def dedup(
     sets: Sets = None,
 ) -> None:
     """Drop documents that repeat an earlier one, or their lines or paragraphs that do."""
-    from trivium.corpus.deduplicate import KINDS, deduplicate
+    from trivium.corpus.dedup.deduplicate import KINDS, deduplicate
 
     way = next((one for one in KINDS if one == by), None)
     if way is None:
@@ -142,7 +142,7 @@ def select(
     sets: Sets = None,
 ) -> None:
     """Keep the documents that bring training closest to a target set, best first (curate.selection)."""
-    from trivium.corpus.choose import choose_documents
+    from trivium.corpus.select.select import choose_documents
 
     config = _config(preset, sets)
 
@@ -162,9 +162,9 @@ def train(
     sets: Sets = None,
 ) -> None:
     """Train the classifier of high-quality text against crawl; its accuracy is that on documents held out."""
-    from trivium.corpus.choose import texts_drawn
     from trivium.corpus.select.classifier import FILE
     from trivium.corpus.select.classifier import train as train_classifier
+    from trivium.corpus.select.select import texts_drawn
 
     config = _config(preset, sets)
     most, seed = config.curate.classifier.documents, config.seed
@@ -199,7 +199,7 @@ def score(
     sets: Sets = None,
 ) -> None:
     """Write every document with its score as `classifier_score`; none is dropped."""
-    from trivium.corpus.choose import score_documents
+    from trivium.corpus.select.select import score_documents
 
     config = _config(preset, sets)
 
@@ -281,7 +281,7 @@ def extract_check(
 ) -> None:
     """F1 and speed of each extractor on pages whose text is known."""
     from trivium.corpus.clean.extract_check import check_extraction, extraction_lines
-    from trivium.corpus.warm_up import compile_once
+    from trivium.corpus.kernels.warm_up import compile_once
 
     with progress_of("corpus extract-check") as progress:
         compile_once(progress)
@@ -313,7 +313,7 @@ def _config(preset: str, sets: list[str] | None) -> RunConfig:
 
 def _read(path: Path, config: RunConfig) -> "Input":
     """What is read there, by the settings of a harvest."""
-    from trivium.corpus.files import Input
+    from trivium.corpus.read.files import Input
 
     return Input(path, config.harvest.read)
 
@@ -346,7 +346,7 @@ def _written(
         if name != "model":  # which is no text
             refuse_inside("OUT", out, name.upper(), path)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    from trivium.corpus.warm_up import compile_once
+    from trivium.corpus.kernels.warm_up import compile_once
 
     whole = to_tree(config)
     settings = {"seed": config.seed, "curate": whole["curate"], "harvest": {"read": whole["harvest"]["read"]}}

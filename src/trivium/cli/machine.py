@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from trivium.comms.host_memory.process_memory import why_siblings_cannot_read
+from trivium.comms.transports import why_not_by_memory
 from trivium.errors import MachineError
 from trivium.units import format_bytes
 
@@ -84,7 +84,7 @@ def gather(out: Path) -> Facts:
         files=_file_limit(),
         out=out,
         writable=_why_not_writable(at),
-        messages=why_siblings_cannot_read(),
+        messages=why_not_by_memory(),
         gpus=_gpus(),
     )
 

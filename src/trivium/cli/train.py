@@ -32,7 +32,7 @@ from trivium.cli.tokenize import check_vocabulary, never_read_lines
 from trivium.config import Tree, as_value, leaves, to_tree, written
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.progress import Progress
-from trivium.training.same_work import recipe_of
+from trivium.training.record import recipe_of
 from trivium.units import counted, format_bytes, format_count
 
 RANKS_TOLD = 8  # with their memory, when a training has ended

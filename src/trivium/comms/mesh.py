@@ -1,90 +1,21 @@
 """This process's place in the layout, and the groups it talks to. Built once, passed down."""
 
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from trivium.comms.host_memory.loans import HostPeer
-from trivium.comms.host_memory.same_host import meet
+from trivium.comms.group import ROLES, Group
 from trivium.comms.launch import COLLECTIVE_TIMEOUT_SECONDS, lends_memory
+from trivium.comms.transports import meet_on_host, transport_of
 from trivium.config import written
 from trivium.errors import ConfigError
 from trivium.plan.layout import AXES, Axis, Coordinate, Layout
 
-ROLES = (*AXES, "replicas", "ends", "sharers", "holders")
 URGENT = ("tensor", "context", "pipeline")  # whose messages the next computation waits for
-TAGS = range(1 << 30, (1 << 31) - 1)  # below are the numbers of pipeline transfers
-
-
-def _tags() -> Iterator[int]:
-    while True:
-        yield from TAGS
-
-
-class Waitable(Protocol):
-    """Something under way."""
-
-    def wait(self) -> object:
-        """Return when it is done."""
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Ranks that differ along one axis, and this process's index among them.
-
-    traffic: bytes this rank handed to each collective, for comparison with the cost model.
-    tags: numbers for direct messages, drawn alike on every rank of the group.
-    waited: seconds this process stood still for collectives, its own part of their work included; what an accelerator
-    waits for is not in it.
-    patience: the seconds that a direct message over gloo is waited for; none: those its group was made with.
-    peers: where all the ranks are processes of one host that may read each other's memory, the others by their index.
-    """
-
-    role: str  # of ROLES
-    ranks: tuple[int, ...]
-    index: int
-    handle: dist.ProcessGroup | None  # None when alone: collectives become no-ops
-    traffic: Counter[str] = field(default_factory=Counter)
-    tags: Iterator[int] = field(default_factory=_tags)
-    waited: list[float] = field(default_factory=lambda: [0.0])
-    patience: list[timedelta] = field(default_factory=list)
-    peers: Mapping[int, HostPeer] = field(default_factory=dict)
-
-    def count(self, collective: str, tensor: torch.Tensor) -> None:
-        """Add a tensor's bytes to the traffic of a collective."""
-        self.traffic[collective] += tensor.numel() * tensor.element_size()
-
-    def wait_for(self, work: Waitable) -> None:
-        """Return when a collective is done, and count the time."""
-        begin = time.perf_counter()
-        work.wait()
-        self.waited[0] += time.perf_counter() - begin
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    @property
-    def number(self) -> int:
-        """Of its role."""
-        return ROLES.index(self.role)
-
-    @property
-    def by_memory(self) -> bool:
-        """Whether tensors go from memory to memory instead of over gloo."""
-        return bool(self.peers)
-
-    @property
-    def is_gloo(self) -> bool:
-        """Whether the ranks talk over gloo, which lacks or is slow at some collectives."""
-        return self.handle is not None and dist.get_backend(self.handle) == "gloo"
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,14 +77,10 @@ class Mesh:
 
     def wait_at_most(self, seconds: float) -> None:
         """For the others, in whatever begins from now on."""
-        limit = timedelta(seconds=seconds)
-        for peer in {peer for group in self.groups for peer in group.peers.values()}:
-            peer.wait_at_most(seconds)
-        handles = {group.handle for group in self.groups if group.handle is not None}
-        for handle in filter(None, {*handles, dist.group.WORLD} if handles else ()):
-            handle.set_timeout(limit)
         for group in self.groups:
-            group.patience[:] = [limit]  # which gloo's direct messages do not learn from its group
+            group.wait_at_most(seconds)
+        if dist.group.WORLD is not None and any(group.handle is not None for group in self.groups):
+            dist.group.WORLD.set_timeout(timedelta(seconds=seconds))
 
     @classmethod
     def connect(
@@ -177,10 +104,10 @@ class Mesh:
             raise ConfigError("\n".join(problems))
         device = device or torch.device("cpu")
         sets = _sets_of_ranks(layout, ends or (0, layout.pipeline - 1))
-        near: dict[int, HostPeer] = {}
+        near: dict[int, Any] = {}
         if world_size > 1 and device.type == "cpu" and dist.get_backend() == "gloo":
             wanted = {r for each in sets.values() for ranks in each if rank in ranks for r in ranks}
-            near = meet(rank, wanted, timeout_seconds, lends=by_memory and lends_memory())
+            near = meet_on_host(rank, wanted, timeout_seconds, lends=by_memory and lends_memory())
         join = partial(_join, rank, device, timedelta(seconds=timeout_seconds), near)
         groups = {role: join(role, each) for role, each in sets.items()}
         # Where there is one context rank the replicas are the data ranks: one communicator serves both.
@@ -219,12 +146,7 @@ def _sets_of_ranks(layout: Layout, held: tuple[int, ...]) -> dict[str, list[tupl
 
 
 def _join(
-    rank: int,
-    device: torch.device,
-    timeout: timedelta,
-    near: Mapping[int, HostPeer],
-    role: str,
-    groups: list[tuple[int, ...]],
+    rank: int, device: torch.device, timeout: timedelta, near: dict[int, Any], role: str, groups: list[tuple[int, ...]]
 ) -> Group:
     """Every process creates every group, in the same order, as torch requires; it belongs to at most one."""
     mine = Group(role, (rank,), 0, None)
@@ -237,9 +159,10 @@ def _join(
             asked = _asked_of_nccl(role, timeout, device) if dist.get_backend() == "nccl" else {}
             handle = dist.new_group(list(distinct), timeout=timeout, **asked)
         if rank in distinct:
-            peers = {i: near[r] for i, r in enumerate(distinct) if r in near}
-            mine = Group(role, distinct, distinct.index(rank), handle, peers=peers)
-    return mine if not mine.is_gloo or _all_agree(mine) else replace(mine, peers={})
+            mine = Group(role, distinct, distinct.index(rank), handle)
+    if mine.handle is None:
+        return mine
+    return replace(mine, carrier=transport_of(mine.handle, mine.ranks, mine.index, near))
 
 
 def _asked_of_nccl(role: str, timeout: timedelta, device: torch.device) -> dict[str, Any]:
@@ -267,10 +190,3 @@ def greet_neighbours(ring: Group, device: torch.device) -> tuple[int, int]:
         work.wait()
     first, second = got.flatten().tolist()
     return int(first), int(second)
-
-
-def _all_agree(group: Group) -> bool:
-    """Whether each rank of the group has met all the others."""
-    has_met = torch.tensor(float(len(group.peers) == group.size - 1))
-    dist.all_reduce(has_met, dist.ReduceOp.MIN, group=group.handle)
-    return bool(has_met)

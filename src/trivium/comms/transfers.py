@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from trivium.comms.exchange import Work, begin_receive, begin_send
-from trivium.comms.mesh import Mesh, Waitable
+from trivium.comms.group import Waitable, Work
+from trivium.comms.mesh import Mesh
 from trivium.plan.schedule import Action, Op
 from trivium.plan.transfers import Event, Transfer
 
@@ -83,7 +83,7 @@ class PostedAhead:
             return
         group, tensor = self._mesh.pipeline, results.pop(transfer.produced_by).contiguous()
         group.count("send", tensor)
-        begun = begin_send(tensor, transfer.target, group, _tag(transfer))
+        begun = group.transport.send(tensor, transfer.target, group, _tag(transfer))
         self._sends = [(w, t) for w, t in self._sends if not w.is_completed()] + [(begun, tensor)]
 
     def finish(self) -> None:
@@ -93,7 +93,8 @@ class PostedAhead:
 
     def _receive(self, transfer: Transfer) -> tuple[Waitable, Tensor]:
         tensor = self._activation()
-        return begin_receive(tensor, transfer.source, self._mesh.pipeline, _tag(transfer)), tensor
+        group = self._mesh.pipeline
+        return group.transport.receive(tensor, transfer.source, group, _tag(transfer)), tensor
 
 
 class _Message:

@@ -259,7 +259,7 @@ class CurateConfig(Config):
     privacy: PrivacyConfig = PrivacyConfig()
     classifier: ClassifierConfig = ClassifierConfig()
     selection: SelectionConfig = SelectionConfig()
-    # filters of single documents by name, in the order in which they judge; corpus/filters.py has all names
+    # filters of single documents by name, in the order in which they judge; corpus/clean/filters.py has all names
     filters: tuple[str, ...] = ("language", "quality", "repetition")
     dedup: DedupConfig = DedupConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()

@@ -19,8 +19,8 @@ from trivium.units import plain
 
 NATIVE, RAY = "native", "ray"
 RUNNERS = (NATIVE, RAY)
-STALL_SECONDS = 60.0  # without a result, after which there is a warning
-LOST_SECONDS = 180.0  # without a result since a node was lost, after which the run ends
+STALL_SECONDS = 60.0  # without a result, before a warning
+LOST_SECONDS = 180.0  # without a result since a node was lost, before the run ends
 _NODES_POLL_SECONDS = 2.0
 Perform = Callable[[daft.Expression], daft.Expression]
 
@@ -29,12 +29,12 @@ class Daft:
     """Runs a task as a Daft user function on each row of a table of items."""
 
     def __init__(self, runner: str, *, workers: int, scratch: Path | None = None, address: str | None = None) -> None:
-        """`runner`: native or ray. `scratch`: where a Ray started here keeps its session; a short path. `address`: of a
-        Ray cluster to join, as RAY_ADDRESS has it; "local" starts one.
+        """`runner`: native or ray. `scratch`: a folder for the session of a Ray that is started here; a short path.
+        `address`: of a Ray cluster to join, as in RAY_ADDRESS; "local" starts one.
 
-        A Ray cluster that this process is already connected to is used as it is, and without an address one that runs
-        on this machine is joined (`ray start --head`); where there is none, one is started here. One process of this
-        interpreter can have one runner: MachineError when another was set before.
+        Ray: a cluster that this process is connected to is used; without an address one that runs on this machine is
+        joined (`ray start --head`); otherwise one is started. A process can have one runner: raises MachineError if it
+        has another one.
         """
         if runner not in RUNNERS:
             raise ConfigError(f"engine {runner} is not known to Daft; {nearest(runner, RUNNERS)}")
@@ -43,43 +43,42 @@ class Daft:
             _start_ray(workers, scratch, address)
         try:
             daft.set_runner_native() if runner == NATIVE else daft.set_runner_ray()
-        except ValueError:  # it was set before
+        except ValueError:  # one was set before
             current = daft.get_or_create_runner().name
             if current != runner:
                 raise MachineError(
-                    f"Daft already runs on '{current}' in this process and cannot go over to '{runner}'; "
-                    f"start a new one"
+                    f"Daft already runs on '{current}' in this process and cannot change to '{runner}'; start a new "
+                    f"process"
                 ) from None
 
     def map(self, task: Task, items: Sequence[str], done: Done, *, light: bool = False) -> list[Result]:
         """As Engine.map."""
         if not items:
             return []
-        # Closed here, also after an error: left to the collector, which may run in Daft's own thread, it would wait
-        # there for that thread.
         if self.runner == RAY:
             rows = self._outcomes(task, items, light=light)
             return unpacked(watched(rows, len(items), _lost_nodes), done)
+        # Closed here, also after an error: the garbage collector may run in Daft's own thread, and closing waits for
+        # that thread.
         with closing(self._outcomes(task, items, light=light)) as outcomes:
             return unpacked(outcomes, done)
 
     def _outcomes(self, task: Task, items: Sequence[str], *, light: bool) -> Generator[tuple[int, str]]:
         workers = min(self.workers, len(items))
-        if self.runner == NATIVE and workers == 1:
-            # one worker on this machine needs no process of its own: this one has nothing else to do
+        if self.runner == NATIVE and workers == 1:  # this process has nothing else to do
             for number, item in enumerate(items):
                 yield from _rows(daft.from_pydict({"number": [number], "item": [item]}), _in_threads(task))
             return
         table = daft.from_pydict({"number": list(range(len(items))), "item": list(items)})
-        # one item at a time: a worker that is free takes the next one
+        # One item at a time, so that a free worker takes the next one.
         table = table.into_partitions(len(items)) if self.runner == RAY else table.into_batches(1)
         yield from _rows(table, _in_threads(task) if light else _in_processes(task, workers))
 
 
 def _rows(table: daft.DataFrame, perform: Perform) -> Generator[tuple[int, str]]:
-    found: Any = table.select("number", perform(daft.col("item")).alias("outcome")).iter_rows()
-    with closing(found):
-        for row in found:
+    rows: Any = table.select("number", perform(daft.col("item")).alias("outcome")).iter_rows()
+    with closing(rows):
+        for row in rows:
             yield row["number"], row["outcome"]
 
 
@@ -98,7 +97,7 @@ def _in_threads(task: Task) -> Perform:
 
 
 class _Performer:
-    """Runs the task in a worker process on the items it is given."""
+    """Runs the task in a worker process."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -117,32 +116,42 @@ def watched(
     stall_seconds: float = STALL_SECONDS,
     lost_seconds: float = LOST_SECONDS,
 ) -> Iterator[tuple[int, str]]:
-    """Yield the outcomes as they come, and say so on stderr when none comes for `stall_seconds` or a node is lost.
+    """Yield the outcomes, and warn on stderr if none arrives for `stall_seconds` or a node is lost.
 
-    Ray does the work of a lost node again on others where it can, and otherwise waits for ever: MachineError names the
-    node when `lost_seconds` have passed since, without an outcome.
+    Ray repeats the work of a lost node on others if it can, and otherwise waits forever. Raises MachineError with the
+    node's name if no outcome arrives for `lost_seconds` after that.
     """
-    found: Queue[tuple[int, str] | BaseException | None] = Queue()
-    threading.Thread(target=_pump, args=(outcomes, found), daemon=True, name="outcomes").start()
-    came = told = time.monotonic()
+    queue: Queue[tuple[int, str] | BaseException | None] = Queue()
+
+    def copy() -> None:
+        try:
+            for outcome in outcomes:
+                queue.put(outcome)
+            queue.put(None)
+        except BaseException as error:
+            queue.put(error)
+
+    # Daft's iterator waits forever if Ray does; then this thread is left behind.
+    threading.Thread(target=copy, daemon=True, name="outcomes").start()
+    last = warned = time.monotonic()
     number, known = 0, list[str]()
     while True:
         try:
-            outcome = found.get(timeout=min(_NODES_POLL_SECONDS, stall_seconds))
+            outcome = queue.get(timeout=min(_NODES_POLL_SECONDS, stall_seconds))
         except Empty:
             now, lost = time.monotonic(), list(lost_nodes())
             for node in lost[len(known) :]:
-                _say(f"Ray lost node {node}; its work is done again on others where Ray can")
-                came, known = now, lost  # others have the time to do it
-            if known and now - came > lost_seconds:
+                _warn(f"Ray lost node {node}; its work is done again on others where Ray can")
+                last, known = now, lost  # others have the time to do it
+            if known and now - last > lost_seconds:
                 raise MachineError(
-                    f"no result for {now - came:.0f} s since Ray lost node {', '.join(known)} ({number} of {count} "
-                    f"parts done); run the same command again to go on, on the nodes that are left"
+                    f"no result for {now - last:.0f} s since Ray lost node {', '.join(known)} ({number} of {count} "
+                    f"parts done); run the same command again to continue on the remaining nodes"
                 ) from None
-            if now - max(came, told) > stall_seconds:
-                told = now
-                _say(
-                    f"no result from Ray for {now - came:.0f} s ({number} of {count} parts done); `ray status` shows "
+            if now - max(last, warned) > stall_seconds:
+                warned = now
+                _warn(
+                    f"no result from Ray for {now - last:.0f} s ({number} of {count} parts done); `ray status` shows "
                     f"whether it waits for nodes"
                 )
             continue
@@ -150,27 +159,17 @@ def watched(
             return
         if isinstance(outcome, BaseException):
             raise outcome
-        number, came = number + 1, time.monotonic()
+        number, last = number + 1, time.monotonic()
         yield outcome
 
 
-def _pump(outcomes: Iterable[tuple[int, str]], found: Queue[tuple[int, str] | BaseException | None]) -> None:
-    """Copy outcomes to a queue. Daft's iterator waits forever if Ray does; then this thread is left behind."""
-    try:
-        for outcome in outcomes:
-            found.put(outcome)
-        found.put(None)
-    except BaseException as error:
-        found.put(error)
-
-
-def _say(text: str) -> None:
+def _warn(text: str) -> None:
     with suppress(OSError):
         print(plain(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def _lost_nodes() -> list[str]:
-    """Return the nodes that Ray has lost, by name and address, in its order."""
+    """Return name and address of the nodes that Ray has lost, in its order."""
     import ray
 
     nodes: Any = ray.nodes  # untyped

@@ -1,4 +1,4 @@
-"""The interface of engines, and the simplest one: one item after the other in this process."""
+"""The interface of engines, and the simplest one, which runs one task after the other in this process."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Engine(Protocol):
     def map(self, task: Task, items: Sequence[str], done: Done, *, light: bool = False) -> list[Result]:
         """Return the result of every item, in the items' order. `done` is called with the number of finished items.
 
-        light: the task spends its time in kernels, which let other threads run, so it needs no process of its own.
+        light: the task spends its time in kernels, which release the GIL, so a thread is enough.
         """
 
 
@@ -40,7 +40,7 @@ class Here:
 
 
 def end_with(parent: int) -> None:
-    """End this process soon after its parent has ended, which may be killed."""
+    """End this process soon after its parent has ended, also if the parent was killed."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
@@ -52,20 +52,20 @@ def packed_outcome(task: Task, item: str) -> str:
         return json.dumps({"result": task(item)})
     except TriviumError as error:
         return json.dumps({"error": str(error), "exit_code": error.exit_code})
-    except OSError as error:  # its number says what to do about it
-        known = [error.errno, error.strerror, error.filename]
-        return json.dumps({"refused": known if error.errno else [str(error)]}, default=str)
+    except OSError as error:  # its number determines the remedy
+        arguments = [error.errno, error.strerror, error.filename]
+        return json.dumps({"os_error": arguments if error.errno else [str(error)]}, default=str)
 
 
 def unpacked(outcomes: Iterable[tuple[int, str]], done: Done) -> list[Result]:
-    """Results in order, from outcomes in any order; the first error that arrives is raised again."""
+    """Return results in order from outcomes in any order. The first error that arrives is raised again."""
     results: dict[int, Result] = {}
     for number, text in outcomes:
         outcome = json.loads(text)
         if "error" in outcome:
             raise error_of(outcome["exit_code"], outcome["error"])
-        if "refused" in outcome:
-            raise OSError(*outcome["refused"])
+        if "os_error" in outcome:
+            raise OSError(*outcome["os_error"])
         results[number] = outcome["result"]
         done(len(results))
     return [results[number] for number in sorted(results)]

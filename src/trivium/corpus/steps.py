@@ -1,4 +1,4 @@
-"""Steps that keep, change or drop single documents, and the funnel that counts what each step did."""
+"""Steps that keep, change or drop single documents, and the funnel that counts the result of each step."""
 
 import gzip
 import json
@@ -13,21 +13,20 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.document import Damage, Document, PassedOver
-from trivium.corpus.files import relative_name
+from trivium.corpus.read.files import relative_name
 
-PART_REJECTS = "rejects.gz"  # of a part
-_BATCH_CHARACTERS = 1 << 20  # judged at once: enough for kernels, and small enough for the processor's cache
+_BATCH_CHARACTERS = 1 << 20  # judged in one batch: enough for kernels, and small enough for the CPU's cache
 
 
 class Keep(NamedTuple):
-    """The document goes on, with what the step wrote into its text or metadata."""
+    """The document stays, with the step's changes to its text or metadata."""
 
     document: Document
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The document ends here.
+    """The document is dropped.
 
     remedy: a setting of `curate` and a value under which no document is dropped for this reason; empty if there is
     none.
@@ -42,7 +41,8 @@ Other = TypeVar("Other")
 
 
 class Step(NamedTuple):
-    """A named judgement of single documents. `judge_all` gives the same verdicts on many at once, if that is faster."""
+    """A named function of single documents. `judge_all` gives the same verdicts on many documents at once, if that is
+    faster."""
 
     name: str
     judge: Callable[[Document], Verdict]
@@ -79,9 +79,9 @@ class Reject(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What one step did: documents that came in + added = documents + dropped + quarantined.
+    """The counts of one step: documents before it + added = documents + dropped + quarantined.
 
-    For reading: records = documents + passed_over + quarantined. dropped_bytes: text that was dropped, by reason.
+    For reading: records = documents + passed_over + quarantined. dropped_bytes: bytes of dropped text by reason.
     remedies: for each reason the setting that changes it, if there is one.
     """
 
@@ -96,16 +96,23 @@ class Tally:
     remedies: dict[str, str] = field(default_factory=dict)
 
     def drop(self, document: Document, drop: Drop) -> None:
-        """Count a document that ends here."""
+        """Count a document that is dropped."""
         self.dropped[drop.reason] += 1
         self.dropped_bytes[drop.reason] += document.text_bytes
         if drop.remedy:
             self.remedies[drop.reason] = drop.remedy
 
     def keep(self, document: Document) -> None:
-        """Count a document that goes on."""
+        """Count a document that stays."""
         self.documents += 1
         self.bytes += document.text_bytes
+
+    def add(self, other: Mapping[str, Any]) -> None:
+        """Add the `as_json` of another tally of this step."""
+        for name in ("documents", "bytes", "added", "quarantined"):
+            setattr(self, name, getattr(self, name) + other[name])
+        for name in ("dropped", "dropped_bytes", "passed_over", "remedies"):
+            getattr(self, name).update(other[name])
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of funnel.json."""
@@ -113,30 +120,38 @@ class Tally:
         return {k: dict(sorted(v.items())) if isinstance(v, dict) else v for k, v in values.items()}
 
 
+def summed(lists: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Add up tallies, as JSON, that belong to the same step."""
+    totals: dict[str, Tally] = {}
+    for tally in (tally for tallies in lists for tally in tallies):
+        totals.setdefault(tally["step"], Tally(tally["step"])).add(tally)
+    return [total.as_json() for total in totals.values()]
+
+
 class Steps:
     """A list of steps that documents go through, with a tally for each."""
 
     def __init__(self, steps: Iterable[Step], *, document_seconds: int = CurateConfig().document_seconds) -> None:
-        """document_seconds: processor time that each step may take for one document."""
+        """document_seconds: CPU time that each step may spend on one document."""
         self.steps = tuple(steps)
         self.document_seconds = document_seconds
-        self.timed_out = 0  # documents that took longer
+        self.timed_out = 0  # documents that exceeded the limit
         self.tallies = tuple(Tally(step.name) for step in self.steps)
 
     def run(self, items: Iterable[Document | Other]) -> Iterator[Document | Reject | Other]:
-        """Yield, in order, each document as every step kept it, or as the reject of the first step that dropped it.
+        """Yield each document, in order, as the last step kept it, or as the reject of the first step that dropped it.
 
-        Items that are no documents are yielded unchanged in their places.
+        Items that are not documents are yielded unchanged in their places.
         """
-        held: list[Document | Other] = []
+        batch: list[Document | Other] = []
         size = 0
         for item in items:
-            held.append(item)
+            batch.append(item)
             size += len(item.text) if isinstance(item, Document) else 0
             if size >= _BATCH_CHARACTERS:
-                yield from self._judge(held)
-                held, size = [], 0
-        yield from self._judge(held)
+                yield from self._judge(batch)
+                batch, size = [], 0
+        yield from self._judge(batch)
 
     def _judge(self, items: Sequence[Document | Other]) -> list[Document | Reject | Other]:
         results: list[Document | Reject | Other] = list(items)
@@ -156,10 +171,10 @@ class Steps:
         return results
 
     def _timed(self, step: Step, documents: Sequence[Document]) -> list[Verdict]:
-        """Return the verdicts of a step, and drop a document that takes it too long.
+        """Return the verdicts of a step, and drop a document on which it spends more than `document_seconds`.
 
         Steps take linear time, so this is a second line of defence. The time of one document is measured only after a
-        whole batch has exceeded the limit. It is processor time of this thread, which other load does not change.
+        whole batch has exceeded the limit. It is CPU time of this thread, which other load does not change.
         """
         begin = time.thread_time()
         verdicts = step.verdicts(documents)
@@ -172,7 +187,7 @@ class Steps:
 
 
 class Judged(NamedTuple):
-    """What became of some records, in their order.
+    """Documents and rejects, in the order of the records that were read.
 
     tallies: of reading and of each step so far. damage: the first reason why something could not be read.
     """
@@ -191,14 +206,9 @@ class Judged(NamedTuple):
         """The lines of the rejects in rejects.jsonl, compressed."""
         return packed_lines([reject_line(*item) for item in self.items if isinstance(item, Reject)])
 
-    def by(self, steps: Steps) -> "Judged":
-        """Let further steps judge the documents."""
-        items = list(steps.run(self.items))
-        return Judged(items, [*self.tallies, *(tally.as_json() for tally in steps.tallies)], self.damage)
 
-
-def as_read(records: Sequence[Document | Damage | PassedOver], root: Path | str) -> Judged:
-    """Count records before any step. What could not be read becomes a reject, with its path relative to `root`."""
+def judged(records: Iterable[Document | Damage | PassedOver], root: Path | str, steps: Steps) -> Judged:
+    """Count records and run the steps. Damage becomes a reject of `read`, with its path relative to `root`."""
     read = Tally("read")
     items: list[Document | Reject] = []
     damage: list[str] = []
@@ -213,7 +223,8 @@ def as_read(records: Sequence[Document | Damage | PassedOver], root: Path | str)
         else:
             read.keep(record)
             items.append(record)
-    return Judged(items, [read.as_json()], damage[:1])
+    results = list(steps.run(items))
+    return Judged(results, [tally.as_json() for tally in (read, *steps.tallies)], damage[:1])
 
 
 def reject_line(document: Document, step: str, reason: str, **detail: Any) -> bytes:
@@ -227,7 +238,7 @@ def reject_line(document: Document, step: str, reason: str, **detail: Any) -> by
 
 
 def packed_lines(lines: list[bytes]) -> bytes:
-    """Compress lines to one gzip member, so that concatenated members are a file; no line gives no byte."""
+    """Compress lines to one gzip member, so that concatenated members are a file. No lines give no bytes."""
     return gzip.compress(b"".join(lines), compresslevel=1, mtime=0) if lines else b""
 
 
@@ -238,14 +249,14 @@ def noted(document: Document, **figures: Any) -> Document:
 
 def figure_of(metadata: Mapping[str, Any], path: str) -> float:
     """Return the number at a path such as `quality.words`, or minus infinity if there is none."""
-    found: Any = metadata
+    value: Any = metadata
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return float_of(found) if isinstance(found, int | float) else float("-inf")
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return float_of(value) if isinstance(value, int | float) else float("-inf")
 
 
 def float_of(number: int | float) -> float:
-    """Convert a number to a float; integers beyond the largest float become infinity."""
+    """Convert a number to a float. Integers beyond the largest float become infinity."""
     try:
         return float(number)
     except OverflowError:

@@ -1,8 +1,8 @@
-"""Unfinished work on disk: the description of a job, and those of its pieces that are finished.
+"""Unfinished work on disk: the description of a job, and its finished parts.
 
-Each piece is written beside its place and then renamed into it, so it is complete or absent. A process that is killed
-at any moment leaves nothing that needs checking, and the next process makes the pieces that are missing. Streams of
-records are cut into parts by the records alone, so neither kills nor the number of processes change any byte.
+Each part is written next to its place and then renamed, so it is complete or absent. A process that is killed at any
+moment leaves nothing to check, and the next process makes the parts that are missing. Streams of records are cut into
+parts by the records alone, so neither kills nor the number of processes change any byte.
 """
 
 import json
@@ -24,13 +24,13 @@ from trivium import __version__
 from trivium.config import Config, build, to_tree
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.engine import Engine, Task
-from trivium.corpus.files import Input
+from trivium.corpus.read.files import Input
 from trivium.progress import Progress
 from trivium.provenance import JOB, discard, fingerprint, refuse_others_pieces, write_json
 
-PART_BYTES = 16 << 20  # minimum raw text in a part: the most that a kill costs
+PART_BYTES = 16 << 20  # minimum raw text in a part: a kill costs at most the work on one part
 COUNTS, SUM = "counts.json", "sha256"  # files of a part
-_BYTES_WITHOUT_TEXT = 256  # memory of a record without text: a file may hold millions of them
+_BYTES_WITHOUT_TEXT = 256  # memory of a record without text; a file may have millions of them
 _NUMPY_HEADERS = threading.Lock()
 
 Settings = TypeVar("Settings", bound=Config)
@@ -38,10 +38,10 @@ Settings = TypeVar("Settings", bound=Config)
 
 @dataclass(frozen=True)
 class Job(Generic[Settings]):
-    """What a command was asked to do, and the folder of its pieces.
+    """The task of a command, and the folder of its parts.
 
-    streams: for each task the first of the `files` that it reads, and the file after its last. kept: a folder for
-    parts that later jobs can use again, if there is one.
+    streams: for each task the first of the `files` that it reads, and the file after its last. kept: a folder of parts
+    that later jobs can use again, or None.
     """
 
     work: Path
@@ -57,7 +57,7 @@ class Job(Generic[Settings]):
         return hash(self.work)
 
     def path(self, *names: str) -> Path:
-        """Return a place in the folder of pieces."""
+        """Return a path in the job's folder."""
         return self.work.joinpath(*names)
 
 
@@ -72,14 +72,14 @@ def begin_job(
     streams: Sequence[tuple[int, int]] | None = None,
     kept: Path | None = None,
 ) -> Job[Any]:
-    """Return the job whose pieces lie in `work`, and delete the pieces of any other job there.
+    """Return the job whose parts are in `work`, and delete the parts of any other job there.
 
-    beside: other files that the pieces depend on. streams: by default, each file is a stream.
+    beside: other files that the parts depend on. streams: by default, each file is a stream.
     """
     described = {
         "trivium": __version__,
         "remote": isinstance(source.path, str),
-        # Not resolved: sources are named after the path that was given, not after what links lead to.
+        # Not resolved: sources are named after the path that was given, not after the target of a link.
         "source": _absolute(source.path),
         "files": list(map(_absolute, files)),
         "streams": streams or [(number, number + 1) for number in range(len(files))],
@@ -90,7 +90,7 @@ def begin_job(
         "inputs": fingerprint([state_of(path) for path in (*files, *beside) if isinstance(path, Path)]),
     }
     refuse_others_pieces(work)
-    # A worker may outlive a killed process. What it still writes goes to the folder of its own job.
+    # A worker may outlive a killed process. It continues to write to the folder of its own job.
     folder = work / fingerprint(described)[:16]
     if not (folder / JOB).is_file():
         discard(work)
@@ -100,9 +100,9 @@ def begin_job(
 
 
 def read_job(work: str, settings: type[Settings]) -> Job[Settings]:
-    """Return the job whose pieces lie in this folder."""
-    found: Job[Settings] = _job_of(work, settings, state_of(Path(work) / JOB))
-    return found
+    """Return the job whose parts are in this folder."""
+    job: Job[Settings] = _job_of(work, settings, state_of(Path(work) / JOB))
+    return job
 
 
 @lru_cache(maxsize=2)  # read once in each process, not for each task: a job may name a million files
@@ -143,7 +143,7 @@ Record = TypeVar("Record", bound=Sized)
 
 
 class NewPart(NamedTuple):
-    """A part that is being written: the folder to fill, its number in its stream, and whether no part follows."""
+    """A part that is being written: the folder to fill, its number in its stream, and whether it is the last."""
 
     into: Path
     name: str
@@ -160,45 +160,44 @@ def write_parts(
 ) -> None:
     """Cut a stream of records into parts, and write those that `folder` lacks.
 
-    write: fills the folder of a part, and returns what counts.json says about it. min_bytes: the size of a part, if it
-    is more than PART_BYTES. summed: as for `lay_down`.
+    write: fills the folder of a part, and returns its entries in counts.json. min_bytes: the size of a part, if it is
+    more than PART_BYTES. summed: as for `lay_down`.
     """
     done = list(map(counts_of, parts_in(folder)))
     if done and done[-1]["last"]:
         return
-    records, place, is_last = read(), len(done), False
-    for _ in islice(records, sum(part["raw"] for part in done)):
-        pass  # reading again is cheap compared with what was done to these records
+    # Reading the finished records again is cheap compared with the work on them.
+    records = islice(read(), sum(part["raw"] for part in done), None)
+    is_last, number = False, len(done)
     while not is_last:
         taken, is_last = _taken(records, max(PART_BYTES, min_bytes))
-        name = f"{place:05d}"
 
-        def fill(into: Path, taken: list[Record] = taken, new: tuple[str, bool] = (name, is_last)) -> None:
-            counts = write(NewPart(into, *new), taken)
-            write_json(into / COUNTS, {**counts, "raw": len(taken), "last": new[1]})
+        def fill(into: Path, part: tuple[str, bool] = (f"{number:05d}", is_last), taken: list[Record] = taken) -> None:
+            counts = write(NewPart(into, *part), taken)
+            write_json(into / COUNTS, {**counts, "raw": len(taken), "last": part[1]})
 
-        lay_down(folder / name, fill, summed=summed)
-        place += 1
+        lay_down(folder / f"{number:05d}", fill, summed=summed)
+        number += 1
 
 
 def _taken(records: Iterator[Record], min_bytes: int) -> tuple[list[Record], bool]:
-    """Return the next records of at least so many bytes, and whether they are the last."""
+    """Return the next records of at least `min_bytes`, and whether they are the last."""
     taken: list[Record] = []
-    held = 0
+    size = 0
     for record in records:
         taken.append(record)
-        held += record.text_bytes or _BYTES_WITHOUT_TEXT
-        if held >= min_bytes:
+        size += record.text_bytes or _BYTES_WITHOUT_TEXT
+        if size >= min_bytes:
             return taken, False
     return taken, True
 
 
 def parts_in(folder: Path) -> list[Path]:
     """Return the finished parts of a stream, in order."""
-    found: list[Path] = []
-    while (part := folder / f"{len(found):05d}").is_dir():
-        found.append(part)
-    return found
+    parts: list[Path] = []
+    while (part := folder / f"{len(parts):05d}").is_dir():
+        parts.append(part)
+    return parts
 
 
 def stream_folder(root: Path, stream: int) -> Path:
@@ -212,7 +211,7 @@ def all_parts_in(root: Path, streams: int) -> list[Path]:
 
 
 def counts_of(part: Path) -> dict[str, Any]:
-    """Return what was written about a finished part."""
+    """Return the counts of a finished part."""
     return read_json(part / COUNTS)
 
 
@@ -225,11 +224,11 @@ def is_sound(part: Path) -> bool:
 
 
 def _digest_of(part: Path) -> str:
-    found = sha256()
+    digest = sha256()
     for path in sorted(part.iterdir()):
         if path.name != SUM:
-            found.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
-    return found.hexdigest()
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def put(piece: Path, place: Path) -> None:
@@ -241,7 +240,7 @@ def put(piece: Path, place: Path) -> None:
 
 
 def lay_down(folder: Path, write: Callable[[Path], None], *, summed: bool = False) -> None:
-    """Let `write` fill an empty folder, which then takes the place of `folder`.
+    """Let `write` fill an empty folder, and then rename it to `folder`.
 
     If another process has made the same folder meanwhile, that one stays. summed: add a file for `is_sound`.
     """
@@ -271,7 +270,7 @@ def _partial(path: Path) -> Path:
 
 
 def write_array(path: Path, array: NDArray[Any]) -> None:
-    """Write an .npy file. Unlike NumPy's own writing, its OSError names the reason, such as a full disk."""
+    """Write an .npy file. Unlike that of NumPy's own writing, the OSError names the reason, such as a full disk."""
     plain = np.ascontiguousarray(array)
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(plain))
@@ -279,9 +278,9 @@ def write_array(path: Path, array: NDArray[Any]) -> None:
 
 
 def read_array(path: Path, *, in_place: bool = False) -> NDArray[Any]:
-    """Read an .npy file. in_place: map it, so that pages are read when they are touched."""
+    """Read an .npy file. in_place: map it, so that pages are read when they are accessed."""
     # NumPy parses a header with `ast`, and Python 3.11 counts the depth of that for all threads together: a thread that
-    # the garbage collector interrupts there makes another fail with SystemError.
+    # the garbage collector interrupts there makes another one fail with SystemError.
     with _NUMPY_HEADERS:
         # Copy-on-write gives kernels the same writable type as arrays in memory, so they compile once.
         return np.asarray(np.load(path, mmap_mode="c" if in_place else None, allow_pickle=False))
@@ -293,12 +292,12 @@ def mapped(path: Path) -> NDArray[Any]:
 
 
 def state_of(path: Path) -> tuple[str, int, int]:
-    """Return name, size and modification time, by which a file is recognised without reading it."""
-    state = path.stat() if path.exists() else path.lstat()  # lstat: a link that leads nowhere
+    """Return name, size and modification time, which identify a file without reading it."""
+    state = path.stat() if path.exists() else path.lstat()  # lstat: a link whose target is missing
     return path.name, state.st_size, state.st_mtime_ns
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that a job wrote."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    """Read a JSON file of a job."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trivium.optim.rule import rule_named
-from trivium.plan.layers.ends import Embedding, Head
+from trivium.plan.layers.embedding import Embedding
+from trivium.plan.layers.head import Head
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Number, Place, entries
 from trivium.plan.matrices import update_flops

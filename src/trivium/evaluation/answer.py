@@ -11,8 +11,7 @@ from trivium.comms.collectives import sum_over_ranks_
 from trivium.comms.launch import ALONE
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
-from trivium.evaluation.branches import batches, families
-from trivium.evaluation.reading import read_batch
+from trivium.evaluation.branches import batches, families, read_batch
 from trivium.evaluation.requests import Request, Sampling, Scored, portions
 from trivium.evaluation.windows import Encoded, Window, encode_all, rolling_windows, windows_of
 from trivium.kernels.dtypes import DTYPES
@@ -100,11 +99,14 @@ class NativeScorer:
         """Return the text that the model generates after each prompt."""
         end = self.tokenizer.end_of_text
         ids = self.tokenizer.prompt_ids(prompts)
-        drafts = [self._draft(number, prompt, settings) for number, prompt in enumerate(ids)]
-        drawn = self.continue_drafts(drafts)
+        drafts = []
+        for number, prompt in enumerate(ids):
+            seed = seed_for(settings.seed, "prompt", number)
+            choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
+            drafts.append(self.draft(prompt, choice, stop=settings.stop, max_tokens=settings.max_tokens))
         texts = [
             self.tokenizer.decode_after(prompt, [t for t in written if t != end])
-            for prompt, written in zip(ids, drawn, strict=True)
+            for prompt, written in zip(ids, self.continue_drafts(drafts), strict=True)
         ]
         return [cut_at(settings.stop, text) for text in texts]
 
@@ -146,11 +148,6 @@ class NativeScorer:
             sums.append((sum(likelihoods[begin:end]), not any(missed[begin:end])))
             begin = end
         return sums
-
-    def _draft(self, number: int, prompt: list[int], settings: Sampling) -> Draft:
-        seed = seed_for(settings.seed, "prompt", number)
-        choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
-        return self.draft(prompt, choice, stop=settings.stop, max_tokens=settings.max_tokens)
 
     def draft(self, prompt: list[int], choice: Choice, *, stop: Sequence[str], max_tokens: int) -> Draft:
         """Create a draft that ends with the document or with one of the texts in `stop`."""

@@ -31,13 +31,8 @@ def calibration_error(scores: Scores, gold: Labels) -> tuple[float, list[dict[st
     sure, good = probabilities.max(1), probabilities.argmax(1) == gold
     which = np.minimum((sure * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
     bins = [
-        {
-            "n": int((which == b).sum()),
-            "sureness": float(sure[which == b].mean()),
-            "accuracy": float(good[which == b].mean()),
-        }
-        for b in range(CONFIDENCE_BINS)
-        if (which == b).any()
+        {"n": int(mask.sum()), "sureness": float(sure[mask].mean()), "accuracy": float(good[mask].mean())}
+        for mask in (which == b for b in np.unique(which))
     ]
     error = sum(b["n"] * abs(b["sureness"] - b["accuracy"]) for b in bins) / len(gold)
     return float(error), bins
@@ -46,8 +41,7 @@ def calibration_error(scores: Scores, gold: Labels) -> tuple[float, list[dict[st
 def threshold_accuracy(scores: Scores, gold: Labels) -> float | None:
     """Return the accuracy for two choices if "the first" requires a score difference above a threshold.
 
-    The threshold for each half of the questions is fitted on the other half. Returns None for more than two choices
-    or a single question.
+    Each half of the questions uses the threshold of the other half. None for more choices or a single question.
     """
     if scores.shape[1] != 2 or len(gold) < 2:
         return None
@@ -71,8 +65,7 @@ def without_content(scores: Scores) -> Scores:
 
 
 def contextual(scores: Scores, empty: Scores) -> Scores:
-    """Return scores corrected by those of inputs without content [n or 1, C] (Zhao et al. 2021): log of P(choice) /
-    P(choice | no content), each normalised over the choices."""
+    """Return log P(choice) / P(choice | no content), each normalised over the choices [n, C] (Zhao et al. 2021)."""
     return np.log(softmax(scores)) - np.log(softmax(empty))
 
 
@@ -85,11 +78,8 @@ def histogram(margins: Scores, gold: Labels, labels: Sequence[str]) -> dict[str,
 
 
 def separation(margins: Scores, first: NDArray[np.bool_]) -> float | None:
-    """Return the area under the ROC curve of the margins.
-
-    This is the probability that a question whose answer is the first choice has a larger margin than another
-    question. At 1/2 no threshold helps. Returns None if one of the two kinds is missing.
-    """
+    """Return the area under the ROC curve of the margins: the probability that a question whose answer is the first
+    choice has a larger margin than another question. None if one of the two kinds is missing."""
     positive, negative = margins[first], margins[~first]
     if not len(positive) or not len(negative):
         return None

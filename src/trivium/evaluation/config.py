@@ -16,9 +16,8 @@ class Sampling(Config):
     max_tokens: Positive = 60  # tokens generated per prompt at most
     temperature: Annotated[float, Field(ge=0)] = 0.8  # 0 selects the most likely token, whatever top_k and top_p are
     top_k: NotNegative = 0  # sample from the k most likely tokens; 0 allows all
-    top_p: Annotated[float, Field(gt=0, le=1)] = (
-        0.9  # sample from the most likely tokens that together reach this probability
-    )
+    # Sample from the most likely tokens that together reach this probability.
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
     # Generation ends before the first occurrence of any of these texts.
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     seed: NotNegative = 0  # of sampling, combined with the run's seed
@@ -48,10 +47,8 @@ class AskingConfig(Intervals):
 class BenchmarkConfig(AskingConfig, Bootstraps):
     """Settings of published benchmarks."""
 
-    shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (
-        *(0, 1),
-        "few",  # "few" is the number that the paper used for the task
-    )
+    # "few" is the number that the paper used for the task.
+    shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (0, 1, "few")
     limit: Positive | None = None  # questions per task, chosen by the seed; None uses all
     shots_drawn: Literal["each", "once"] = "each"  # "each" draws shots for every question, "once" for every task
 

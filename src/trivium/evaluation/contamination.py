@@ -8,9 +8,9 @@ from typing import Any
 from trivium.corpus.clean.tidy import tidy
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.kernels.warm_up import compile_once
+from trivium.corpus.publish.store import read_documents
 from trivium.corpus.select.decontaminate import Keys, keys_of
-from trivium.corpus.store import read_documents
-from trivium.corpus.warm_up import compile_once
 from trivium.errors import DataError
 from trivium.evaluation.statistics import share_of
 from trivium.evaluation.tasks.task import Example
@@ -31,8 +31,7 @@ class Overlap:
 
 
 def text_looked_for(example: Example) -> str:
-    """Return the text of a question to search for. It is normalised like the corpus, because a letter may have several
-    Unicode encodings."""
+    """Return the text of a question to search for, normalised like the corpus."""
     return tidy(example.overlap or example.context)
 
 
@@ -49,8 +48,7 @@ def scan_corpus(documents: Path, examples: Iterable[Example], config: Decontamin
 
 
 def seen_while_curating(decontamination: Path) -> frozenset[str]:
-    """Return the ids of the evaluation passages that curation met in the raw text and removed. Raises DataError if the
-    file cannot be read."""
+    """Return the ids of the evaluation passages that curation removed from the corpus. Raises DataError."""
     try:
         return frozenset(read_json(decontamination)["items_seen"])
     except (OSError, ValueError, KeyError, TypeError) as error:

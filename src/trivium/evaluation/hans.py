@@ -32,8 +32,7 @@ def read_blocks(path: Path) -> list[Block]:
 
 
 def read_predictions(path: Path) -> list[str]:
-    """Read one character per pair in the order of the official set: 1 for entailment, 0 for anything else. Raises
-    DataError if the file cannot be read or has another character."""
+    """Read one character per pair of the official set: 1 for entailment, 0 for anything else. Raises DataError."""
     try:
         found = list(read_bytes(path).decode("ascii").strip())
     except (OSError, UnicodeDecodeError) as error:
@@ -47,8 +46,7 @@ def read_predictions(path: Path) -> list[str]:
 def score_predictions(
     predictions: Sequence[str], blocks: Sequence[Block], *, confidence: float = 0.95
 ) -> Mapping[str, Any]:
-    """Return {n, accuracy, by_group} in the form of the results of task hans. Raises DataError if the number of
-    predictions is not that of the pairs."""
+    """Return {n, accuracy, by_group} as task hans does. Raises DataError unless there is one prediction per pair."""
     wanted = max(b.last for b in blocks) + 1
     if len(predictions) != wanted:
         raise DataError(f"{len(predictions)} predictions for {wanted} pairs; give one for each, in order")

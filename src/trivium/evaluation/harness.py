@@ -11,7 +11,7 @@ parts of one model with `tensor=` and `pipeline=` in --model_args.
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_eval.__main__ import cli_evaluate
@@ -50,31 +50,27 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1,),
     "use_cache": (True, False),  # cached and recomputed keys and values are equal
 }
-LAWS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+# Lower bound, upper bound, and the rule of each setting that is a number.
+LAWS: Mapping[str, tuple[float, float, str]] = {
     "temperature": (
-        lambda value: 0 <= value < math.inf,
+        0,
+        math.inf,
         "it divides the logits, so it must be a number from 0; 0 selects the most likely token",
     ),
     "top_k": (
-        lambda value: 0 <= value < math.inf and value == int(value),
+        0,
+        1 << 62,
         "it limits sampling to the k most likely tokens, so it must be a whole number from 0; 0 allows all",
     ),
-    "top_p": (
-        lambda value: 0 < value <= 1,
-        "it limits sampling to the nucleus, so it must be above 0 and at most 1; 1 allows all",
-    ),
-    "repetition_penalty": (
-        lambda value: 0 < value < math.inf,
-        "it divides scores, so it must be a number above 0; 1 changes nothing",
-    ),
+    "top_p": (5e-324, 1, "it limits sampling to the nucleus, so it must be above 0 and at most 1; 1 allows all"),
+    "repetition_penalty": (5e-324, math.inf, "it divides scores, so it must be a number above 0; 1 changes nothing"),
 }
 Pair = tuple[tuple[str, str], list[int], list[int]]
 
 
 @register_model("trivium")
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """Implements the harness's model interface with a scorer. Requests are scored as token ids, so that the harness's
-    own encoding rules apply."""
+    """Implements the harness's model interface. Requests are scored as token ids, which the harness encodes."""
 
     def __init__(
         self,
@@ -102,22 +98,22 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 f"model_args checkpoint={checkpoint!r}: the model is missing; write --model_args checkpoint=RUN with "
                 "a run, a checkpoint or a Hugging Face folder"
             )
-        self.scorer = scorer or _opened(checkpoint, tokenizer, _mesh(int(tensor), int(pipeline)))
-        self._seed = int(seed)
+        if scorer is None:
+            mesh = _mesh(int(tensor), int(pipeline))
+            with opened(checkpoint, tokenizer or None) as target:
+                scorer = NativeScorer.open(target.newest, target.tokenizer, mesh=mesh)
+        self.scorer, self._seed = scorer, int(seed)
 
     @property
     def eot_token_id(self) -> int:
-        """The id of the token that ends a document, and thereby starts the next."""
         return self.scorer.tokenizer.end_of_text
 
     @property
     def prefix_token_id(self) -> int:
-        """The id that precedes a text without context."""
         return self.scorer.tokenizer.before_text
 
     @property
     def max_length(self) -> int:
-        """The sequence length of the model, in tokens."""
         return self.scorer.sequence
 
     @property
@@ -226,15 +222,11 @@ def _number(settings: Mapping[str, Any], name: str, default: float) -> float:
     value = settings.get(name)
     if value is None:
         return default
-    holds, law = LAWS[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+    low, high, law = LAWS[name]
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high and value < math.inf
+    if not fits or (name == "top_k" and value != int(value)):
         raise ConfigError(f"gen_kwargs {name}={value!r}: {law}")
     return float(value)
-
-
-def _opened(checkpoint: str, tokenizer: str, mesh: Mesh | None) -> NativeScorer:
-    with opened(checkpoint, tokenizer or None) as target:
-        return NativeScorer.open(target.newest, target.tokenizer, mesh=mesh)
 
 
 def _mesh(tensor: int, pipeline: int) -> Mesh | None:

@@ -48,10 +48,7 @@ Making = Callable[[int], Draw]  # draws the shots of a condition, by the number 
 
 @dataclass(frozen=True)
 class Study:
-    """A task and the conditions to vary.
-
-    scoring: the task whose normalisation is used for all scores, including those with the other wording.
-    """
+    """A task and the conditions to vary. scoring: the task whose normalisation is used for both wordings."""
 
     benchmark: Benchmark
     config: IncontextConfig
@@ -255,10 +252,9 @@ class TooFewError(DataError):
 def drawn(
     task: Task, shots: int, seed: int, draw: int, keep: Callable[[Example], bool] | None = None, whose: str = ""
 ) -> Draw:
-    """Draw shots that are used for every question, from examples that are not questions.
+    """Draw shots that are used for every question, from examples that are not questions. More shots are added in front.
 
-    A larger number adds shots at the front. keep: filter of the pool. whose: its description in the error. Raises
-    TooFewError.
+    keep: filter of the pool. whose: its description in TooFewError.
     """
     pool = [e for e in others_than(task.examples, task.pool) if keep is None or keep(e)]
     if len(pool) < shots:
@@ -272,10 +268,7 @@ def drawn(
 
 
 def orders(number: int, shots: int, seed: int) -> list[tuple[int, ...]]:
-    """Return `number` distinct orders of `shots` shots, or all orders if there are fewer.
-
-    Orders are keyed by the seed, so a larger number only appends to the list.
-    """
+    """Return `number` distinct orders of `shots` shots, or all if there are fewer. A larger number appends some."""
     if math.factorial(shots) <= number:
         return list(itertools.permutations(range(shots)))
     keyed = (order(shots, seed, key) for key in itertools.count())

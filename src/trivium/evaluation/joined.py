@@ -7,8 +7,7 @@ Tree = Mapping[str, Any]
 
 
 def is_same(one: Tree, other: Tree) -> bool:
-    """Whether two descriptions are of the same checkpoint: equal steps, tokens and parameters, and equal hashes if
-    both have one."""
+    """Whether two descriptions are of the same checkpoint; hashes are compared if both have one."""
     both = {"step", "tokens", "parameters"} | ({"sha256"} & one.keys() & other.keys())
     return all(one.get(key) == other.get(key) for key in both)
 
@@ -20,7 +19,7 @@ def joined(earlier: Tree, found: Tree, asked: Sequence[Tree]) -> dict[str, Any]:
     tasks, other numbers of shots and all points of the series are kept; a task with the same number of shots is
     replaced. While the earlier checkpoint has not been evaluated in this call yet, its results stay the headline.
     """
-    if not _goes_on(earlier, asked) or not _alike(earlier, found):
+    if not any(is_same(earlier["model"], model) for model in asked) or not _alike(earlier, found):
         return dict(found)
     series = _series(earlier.get("series", []), found["series"])
     if is_same(earlier["model"], found["model"]):
@@ -33,11 +32,8 @@ def joined(earlier: Tree, found: Tree, asked: Sequence[Tree]) -> dict[str, Any]:
 
 
 def loses(earlier: Tree, tree: Tree) -> bool:
-    """Whether `tree` lacks a result or a point of the series of `earlier`.
-
-    A result counts as present only for the same checkpoint and tokenizer, and if task, number of shots and
-    questions are the same.
-    """
+    """Whether `tree` lacks a point of the series of `earlier`, or a result for the same checkpoint, tokenizer and
+    questions."""
     if not is_same(earlier["model"], tree["model"]) or not _alike(earlier, tree):
         return True
     for task, by_shots in earlier["tasks"].items():
@@ -45,9 +41,12 @@ def loses(earlier: Tree, tree: Tree) -> bool:
             now = tree["tasks"].get(task, {}).get(shots, {})
             if any(now.get(key) != result.get(key) for key in ("prompt_hash", "version", "normalisation")):
                 return True
-    points = {point["step"]: point for point in tree["series"]}
+    points = {point["step"]: point["tasks"] for point in tree["series"]}
     return any(
-        point["step"] not in points or _lacks(points[point["step"]], point) for point in earlier.get("series", [])
+        points.get(point["step"], {}).get(task, {}).get(shots) != accuracy
+        for point in earlier.get("series", [])
+        for task, by_shots in point["tasks"].items()
+        for shots, accuracy in by_shots.items()
     )
 
 
@@ -57,10 +56,6 @@ def loses_study(earlier: Tree, tree: Tree) -> bool:
         return True
     now = [found["model"] for found in tree["models"]]
     return not all(any(is_same(found["model"], model) for model in now) for found in earlier["models"])
-
-
-def _goes_on(earlier: Tree, asked: Sequence[Tree]) -> bool:
-    return any(is_same(earlier["model"], model) for model in asked)
 
 
 def _alike(earlier: Tree, found: Tree) -> bool:
@@ -82,12 +77,3 @@ def _series(earlier: Sequence[Tree], found: Sequence[Tree]) -> list[dict[str, An
             point = {**point, "tasks": _merged(before["tasks"], point["tasks"])}
         points[point["step"]] = dict(point)
     return [points[step] for step in sorted(points)]
-
-
-def _lacks(now: Tree, before: Tree) -> bool:
-    """Whether an accuracy of the earlier point is missing or differs."""
-    return any(
-        now["tasks"].get(task, {}).get(shots) != accuracy
-        for task, by_shots in before["tasks"].items()
-        for shots, accuracy in by_shots.items()
-    )

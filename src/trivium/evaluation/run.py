@@ -17,7 +17,7 @@ from trivium.evaluation.tasks.passages import build_task, read_items
 from trivium.evaluation.tasks.task import Example, Normalisation, Task, choose_shots
 from trivium.evaluation.windows import encode_all
 from trivium.progress import Progress, silent
-from trivium.tokens.entropy import add_one
+from trivium.tokens.encode import add_one
 from trivium.tokens.tokenizer import Tokenizer
 
 FORMAT = "trivium-results-1"
@@ -74,8 +74,7 @@ def prompt_hash(requests: Sequence[Request]) -> str:
 def scores_of(
     normalisation: Normalisation, choices: Sequence[str], answers: Sequence[Scored], alone: Sequence[Scored] | None
 ) -> Scores:
-    """Return the score of each choice: its log-likelihood over its size, or minus that after the unconditional context
-    (`alone`)."""
+    """Return each choice's log-likelihood over its size, or minus that after the unconditional context (`alone`)."""
     nats = np.asarray([a.loglikelihood for a in answers])
     if normalisation == "unconditional":
         return nats - np.asarray([a.loglikelihood for a in alone or ()])
@@ -91,8 +90,7 @@ def scores_of(
 
 
 def right(task: Task, answers: Sequence[Scored], alone: Sequence[Scored] | None = None) -> dict[str, list[bool]]:
-    """Return for each normalisation whether each example was answered correctly; the headline normalisation comes
-    first.
+    """Return for each normalisation, the headline first, whether each example was answered correctly.
 
     alone: the answers for the same choices after the unconditional context, if the task has one.
     """
@@ -142,8 +140,7 @@ def result_of(
 
 
 def _nats_per_byte(task: Task, answers: Sequence[Scored]) -> list[float]:
-    """Return the negative log-likelihood per byte of each correct answer. It is finer than accuracy, and comparable
-    across tokenizers."""
+    """Return the negative log-likelihood per byte of each correct answer, which is comparable across tokenizers."""
     found, first = [], 0
     for example in task.examples:
         found.append(-answers[first + example.answer].loglikelihood / _bytes(example.solution))

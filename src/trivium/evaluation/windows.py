@@ -38,7 +38,9 @@ def encode_all(requests: Sequence[Request], tokenizer: Tokenizer) -> list[Encode
     the end of a word (one id per word) is asked for the tokens of the joint encoding after their common prefix with
     the context.
     """
-    pairs = [_parted(r) for r in requests]
+    pairs = [
+        (context, r.context[len(context) :] + r.continuation) for r in requests for context in (r.context.rstrip(),)
+    ]
     whole = list(dict.fromkeys(text for c, a in pairs for text in (c, c + a) if c))
     ids = dict(zip(whole, tokenizer.encode_prompts(whole), strict=True))
     first = list(dict.fromkeys(a for c, a in pairs if not c))
@@ -46,17 +48,19 @@ def encode_all(requests: Sequence[Request], tokenizer: Tokenizer) -> list[Encode
     joined = {(c, a): (ids[c], a, ids[c + a]) for c, a in pairs if c and _across(ids[c], ids[c + a])}
     inside = dict(zip(joined, tokenizer.encode_continuations(list(joined.values())), strict=True))
 
-    def encoded(pair: tuple[str, str]) -> Encoded:
-        context, continuation = pair
+    found = []
+    for context, continuation in pairs:
         if not context:
-            return Encoded([tokenizer.before_text], alone[continuation])
+            found.append(Encoded([tokenizer.before_text], alone[continuation]))
+            continue
         before, both = ids[context], ids[context + continuation]
-        if pair not in inside:
-            return Encoded(before, both[len(before) :])
-        rest = inside[pair]
-        return _after_last_shared(before, both, tokenizer.before_text) if rest is None else Encoded(before, rest)
-
-    return [encoded(pair) for pair in pairs]
+        rest = inside.get((context, continuation), both[len(before) :])
+        if rest is None:  # split after the common prefix, leaving at least one token on each side
+            shared = next((n for n, (a, b) in enumerate(zip(before, both, strict=False)) if a != b), len(both))
+            cut = max(min(shared, len(both) - 1), 0)
+            before, rest = both[:cut] or [tokenizer.before_text], both[cut:]
+        found.append(Encoded(before, rest))
+    return found
 
 
 def window_of(encoded: Encoded, sequence: int) -> Window:
@@ -66,8 +70,7 @@ def window_of(encoded: Encoded, sequence: int) -> Window:
 
 
 def windows_of(encoded: Encoded, sequence: int) -> list[Window]:
-    """Return the windows whose log-likelihoods add up to the request's: one, unless the continuation alone is too
-    long."""
+    """Return windows whose log-likelihoods add up to the request's: one, unless the continuation is too long."""
     if len(encoded.continuation) <= sequence:
         return [window_of(encoded, sequence)]
     # The first tokens follow the context's last token; the others are read like a long text.
@@ -89,18 +92,6 @@ def rolling_windows(ids: Sequence[int], *, before: int, sequence: int) -> list[W
     return found
 
 
-def _parted(request: Request) -> tuple[str, str]:
-    context = request.context.rstrip()
-    return context, request.context[len(context) :] + request.continuation
-
-
 def _across(before: list[int], both: list[int]) -> bool:
     """Whether a token of the joint encoding crosses the end of the context, or no token follows it."""
     return both[: len(before)] != before or len(both) == len(before)
-
-
-def _after_last_shared(before: list[int], both: list[int], start: int) -> Encoded:
-    """Split the joint encoding after its common prefix with the context, leaving at least one token on each side."""
-    shared = next((n for n, (a, b) in enumerate(zip(before, both, strict=False)) if a != b), len(both))
-    cut = min(shared, len(both) - 1)
-    return Encoded(both[:cut] or [start], both[max(cut, 0) :])

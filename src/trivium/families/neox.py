@@ -178,4 +178,5 @@ FAMILY = Family(
     write=write,
     names=lambda model: NAMES,
     logits=logits,
+    free=("activation", "wiring", "rope_columns"),
 )

@@ -1,21 +1,25 @@
 """Convert a model's shape to a Hugging Face config.json and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
 from trivium.families.common.family import Family, families
 from trivium.families.common.hf_config import refuse_other_kinds
+from trivium.plan.layers.form import VARIED
 from trivium.plan.model_shape import ModelShape
+
+# Sizes and rotary positions, which every family reads, or refuses in its `write`; windows have words of their own.
+SIZES = ("heads", "kv_heads", "head_width", "ffn", "window", "rope_base", "rope_scaling")
 
 
 def family_of(model: ModelShape) -> Family:
     """Return the family as which a model is exported. Raises ConfigError if none computes the same."""
     every = families()
-    named = [family for family in every.values() if _given(model, family) == dict(family.settings)]
+    settings = sorted({name for family in every.values() for name in (*family.settings, *family.free)} | set(VARIED))
+    named = [family for family in every.values() if _computes(family, model, settings)]
     if not named:
-        settings = sorted({name for family in every.values() for name in family.settings})
         given = ", ".join(f"plan.model.{name} {getattr(model, name)}" for name in settings)
         known = "; ".join(f"{n}: {', '.join(map(str, f.settings.values()))}" for n, f in every.items())
         raise ConfigError(
@@ -32,8 +36,14 @@ def family_of(model: ModelShape) -> Family:
     return min(saying, key=lambda family: family.rank)
 
 
-def _given(model: ModelShape, family: Family) -> dict[str, Any]:
-    return {name: getattr(model, name) for name in family.settings}
+def _computes(family: Family, model: ModelShape, settings: Sequence[str]) -> bool:
+    """Whether a family has a model's settings, which may differ from layer to layer in windows and what is free."""
+    free = {*SIZES, *family.free}
+    runs = {name for run in (*model.first, *model.pattern) for name in run.settings}
+    wanted = {
+        name: family.settings.get(name, ModelShape.model_fields[name].default) for name in settings if name not in free
+    }
+    return runs <= {"window", *family.free} and all(getattr(model, name) == value for name, value in wanted.items())
 
 
 def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Activation functions in plain torch: GELU (arXiv 1606.08415) in both forms, and gated ones (arXiv 2002.05202)."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -103,6 +104,15 @@ def _silu_backward(grad: Tensor, x: Tensor, grad_input: Tensor | None = None) ->
     return torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=grad_input)  # type: ignore[no-any-return]
 
 
+def _gelu_backward(grad: Tensor, x: Tensor, grad_input: Tensor | None = None) -> Tensor:
+    if grad_input is None:
+        return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")  # type: ignore[no-any-return]
+    backward = torch.ops.aten.gelu_backward.grad_input
+    return backward(grad, x, approximate="tanh", grad_input=grad_input)  # type: ignore[no-any-return]
+
+
 # By their names in settings: of a feed-forward half without a gate, and with one.
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"gelu_tanh": Gelu("tanh"), "gelu": Gelu("none")})
-GATED: Mapping[str, Activation] = MappingProxyType({"silu": Gated(F.silu, _silu_backward)})
+GATED: Mapping[str, Activation] = MappingProxyType(
+    {"silu": Gated(F.silu, _silu_backward), "gelu_tanh": Gated(partial(F.gelu, approximate="tanh"), _gelu_backward)}
+)

@@ -12,10 +12,9 @@ from trivium.kernels.operations import Operations, operations_of
 from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
-from trivium.model.layers.embedding import Embedding
 from trivium.model.layers.half import Around
-from trivium.model.layers.head import Head
-from trivium.model.layers.layer import module_of
+from trivium.model.layers.kinds import kind_of
+from trivium.model.layers.wiring import module_of
 from trivium.model.likelihood import Likelihoods, likelihoods
 from trivium.parallel.context.attention import Context
 from trivium.parallel.tensor.regions import Region
@@ -44,11 +43,12 @@ class Stage(nn.Module):
             p.name: p for p in stage_parameters(model, layers, first=self.is_first, last=self.is_last)
         }
         borrowed = TOKENS in self.table and not self.is_first
-        self.embedding = Embedding(model, ends, borrowed=borrowed) if TOKENS in self.table else None
+        has_table = TOKENS in self.table
+        self.embedding = kind_of(model.embedding_part)(model, ends, borrowed=borrowed) if has_table else None
         around = {n: Around(n, region, context, plan.recompute, self.operations) for n in layers}
         blocks = {str(n): module_of(model.each_layer[n], around[n]) for n in layers}
         self.layers = nn.ModuleDict(blocks)
-        self.head = Head(model, ends, self.operations) if self.is_last else None
+        self.head = kind_of(model.head_part)(model, ends, self.operations) if self.is_last else None
         if plan.compiled:
             options = options_for(plan.activation_shape)
             for block in blocks.values():
@@ -81,7 +81,7 @@ class Stage(nn.Module):
         assert self.head is not None, f"stage {self.number} has no head: the last stage predicts"
         if self.head.region.group.size > 1:
             return self.head.logits(x.unsqueeze(1), self._output_table()).squeeze(1)
-        return self.operations.products.product(self.head.norm(x), self._output_table()[: self.model.vocabulary])
+        return self.head.product(self.head.normed(x), self._output_table()[: self.model.vocabulary])
 
     def modules_in_order(self) -> list[tuple[nn.Module, set[str], bool]]:
         """Its modules as they run, the parameters each reads, and whether its backward reads them too."""
@@ -108,9 +108,8 @@ class Stage(nn.Module):
         """How likely ids are after hidden states [T, H] of the last stage; see model/likelihood.py."""
         assert self.head is not None, f"stage {self.number} has no head: the last stage predicts"
         group, vocabulary = self.head.region.group, self.model.vocabulary
-        x, table = self.head.norm(x), self._output_table()
-        product = self.operations.products.product
-        return likelihoods(x, table, product, rows=rows, targets=targets, group=group, vocabulary=vocabulary)
+        x, table = self.head.normed(x), self._output_table()
+        return likelihoods(x, table, self.head, rows=rows, targets=targets, group=group, vocabulary=vocabulary)
 
 
 def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Context]:

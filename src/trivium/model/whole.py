@@ -8,7 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trivium.comms.collectives import all_reduce_
-from trivium.comms.mesh import Group, Mesh
+from trivium.comms.group import Group
+from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError, DataError
 from trivium.model.inputs import Inputs
 from trivium.model.kv_cache import KVCache

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trivium.config import NotNegative, Tree
-from trivium.plan.layers.ends import Embedding, Head
+from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.form import LayerForm, Run
+from trivium.plan.layers.head import Head
 from trivium.plan.layers.layer import Layer, embedding_of, head_of
 from trivium.plan.layers.part import Division
 from trivium.plan.sizes import Ids, Layers

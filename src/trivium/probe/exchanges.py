@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 import torch
 
 from trivium.comms.collectives import all_gather, all_reduce_, reduce_scatter, rotate
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group
 from trivium.parallel.pipeline.clock import finished
 from trivium.planner.measured import Collective, Exchange
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from trivium.config import MOST
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
-from trivium.provenance import file_sha256, write_json
-from trivium.tokens.encode import file_stems
-from trivium.tokens.entropy import entropy, unigram_entropy
-from trivium.tokens.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER
+from trivium.provenance import file_sha256
+from trivium.tokens.encode import file_stems, write_tokens_manifest
+from trivium.tokens.manifest import SPLITS, TOKENIZER
 from trivium.tokens.shards import TokenShard, files_of
 from trivium.tokens.split import TRAIN, VALIDATION
 from trivium.tokens.tokenizer import Tokenizer
@@ -28,9 +27,8 @@ _BLOCK_TOKENS = 1 << 22
 class Pairs(NamedTuple):
     """Prefixes of pairs.
 
-    weights: those of `train` in any unit; empty: proportional to their tokens. fraction: part of each pair's tokens,
-    at its end, used for validation if `validation` is empty. ended: whether every document must end with the
-    tokenizer's end-of-text token.
+    weights: of `train` in any unit; empty: proportional to their tokens. fraction: part of each pair's tokens, at its
+    end, that validates if `validation` is empty. ended: whether every document must end with the end-of-text token.
     """
 
     train: tuple[Path, ...]
@@ -92,24 +90,19 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
     begun = 2 * sum(ids.begun) > sum(len(one.shard) for one in found.values())
     written = tokenizer if begun else tokenizer.without_opening()
     files |= {path.name: file_sha256(path) for path in written.save(out / TOKENIZER)}
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        **written.manifest,
-        "dtype": ", ".join(sorted({one.shard.tokens.dtype.name for one in found.values()})),
-        "validation": "pairs of their own" if pairs.validation else "last documents of each pair",
-        "sources": {source: {"weight": weights[source], **entry} for source, entry in entries.items()},
-        "totals": {split: _totals(entries.values(), split) for split in SPLITS},
-        "unigram_entropy": unigram_entropy(counts[TRAIN], counts[VALIDATION]),
-        "validation_entropy": entropy(counts[VALIDATION]),
-        "files": files,
-    }
-    write_json(out / MANIFEST, manifest)
-    return manifest
+    return write_tokens_manifest(
+        out,
+        written,
+        {source: {"weight": weights[source], **entry} for source, entry in entries.items()},
+        counts,
+        dtype=", ".join(sorted({one.shard.tokens.dtype.name for one in found.values()})),
+        validation="pairs of their own" if pairs.validation else "last documents of each pair",
+        files=files,
+    )
 
 
 def source_names(prefixes: Iterable[Path]) -> dict[str, Path]:
-    """Name each pair by the last part of its prefix, or by all of it if that is not unique. Raises ConfigError for a
-    duplicate."""
+    """Name each pair by the last part of its prefix, or by all of it if that is not unique. Refuses duplicates."""
     every = list(prefixes)
     often = Counter(prefix.resolve() for prefix in every)
     if twice := next((prefix for prefix in every if often[prefix.resolve()] > 1), None):
@@ -142,8 +135,7 @@ def _weights(pairs: Pairs, entries: Mapping[str, Mapping[str, Any]]) -> dict[str
 class _Ids(NamedTuple):
     """Checks the ids of pairs, and counts each id by split [vocabulary].
 
-    begun: number of documents of each block that begin with the tokenizer's opening. Most pairs have it always or
-    never.
+    begun: number of documents of each block that begin with the opening; most pairs have it always or never.
     """
 
     tokenizer: Tokenizer
@@ -152,8 +144,7 @@ class _Ids(NamedTuple):
     begun: list[int]
 
     def read(self, pair: Adopted, told: Callable[[int], None]) -> str:
-        """Count and check a pair's ids, and return the sha256 of its `.bin`. told: called with the number of tokens
-        read."""
+        """Count and check a pair's ids, and return the sha256 of its `.bin`. told: called with the tokens read."""
         tokens, starts = pair.shard.tokens, pair.shard.document_starts
         digest = hashlib.sha256()
         for at in range(0, len(tokens), _BLOCK_TOKENS):
@@ -226,8 +217,3 @@ def _same(one: NDArray[np.integer], other: NDArray[np.integer]) -> bool:
     """Whether both arrays have the same ids. Most pairs differ in length or in the first block."""
     blocks = (slice(at, at + _BLOCK_TOKENS) for at in range(0, len(one), _BLOCK_TOKENS))
     return len(one) == len(other) and all(np.array_equal(one[block], other[block]) for block in blocks)
-
-
-def _totals(entries: Iterable[Mapping[str, Any]], split: str) -> dict[str, int]:
-    mine = [entry[split] for entry in entries if split in entry]
-    return {key: sum(one[key] for one in mine) for key in ("documents", "tokens")}

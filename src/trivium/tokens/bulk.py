@@ -18,11 +18,7 @@ Merges = Sequence[tuple[str, str]]
 
 
 def equal_encoding(description: str) -> tiktoken.Encoding | None:
-    """Return the encoding whose `encode_to_numpy` gives this tokenizer's ids for every text, or None if that is
-    uncertain.
-
-    description: JSON of the Hugging Face tokenizers library, used with `encode_special_tokens`.
-    """
+    """Return the encoding whose `encode_to_numpy` gives this tokenizer's ids for every text, or None if uncertain."""
     tree: Mapping[str, Any] = json.loads(description)
     if not _is_byte_level_bpe(tree):
         return None

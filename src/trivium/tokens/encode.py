@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from trivium import __version__
 from trivium.config import to_tree
-from trivium.corpus.store import MANIFEST as STORE_MANIFEST
-from trivium.corpus.store import read_tables
+from trivium.corpus.publish.store import MANIFEST as STORE_MANIFEST
+from trivium.corpus.publish.store import read_tables
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
 from trivium.provenance import (
@@ -28,14 +28,14 @@ from trivium.provenance import (
 from trivium.seeds import seed_for
 from trivium.tokens.blend import rounded
 from trivium.tokens.config import TokensConfig
-from trivium.tokens.entropy import entropy, unigram_entropy
-from trivium.tokens.gather import ShardSet
 from trivium.tokens.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER
 from trivium.tokens.marks import END_OF_TEXT
-from trivium.tokens.pieces import PIECE_SCHEMA, Work, encode_pieces, read_piece
+from trivium.tokens.pieces import ShardSet, Work, encode_pieces, read_piece
 from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, Survey, choose_held_out, parts_of, survey
 from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, load_tokenizer, train_tokenizer
 from trivium.untrusted import read_json
+
+Counts = Mapping[str, NDArray[np.int64]]  # occurrences of each id by split [vocabulary]
 
 
 def tokenize(
@@ -50,11 +50,10 @@ def tokenize(
 ) -> dict[str, Any]:
     """Tokenize the curated corpus in `source` into the existing directory `out`, and return the manifest.
 
-    Reads `source/documents` (a document store) and `source/blend.json` (weights by source).
-    workers: number of pieces encoded in parallel; it does not affect the result.
-    work: folder of finished pieces, from which an interrupted call resumes. A caller that names it also deletes it.
-    Raises DataError if the corpus is empty, damaged, or has a source without weight, and ConfigError if the
-    configured tokenizer has another number of ids than configured.
+    Reads `source/documents` (a document store) and `source/blend.json` (weights by source). workers: number of pieces
+    encoded in parallel; it does not affect the result. work: folder of finished pieces, from which an interrupted call
+    resumes; a caller that names it also deletes it. Raises DataError if the corpus is empty or damaged, or has a source
+    without weight.
     """
     store = source / "documents"
     found = survey(store, seed=seed)
@@ -74,24 +73,72 @@ def tokenize(
     dtype = config.shard_dtype(tokenizer.vocabulary)
     progress(total, total, "writing shards")
     shards = ShardSet(out, file_stems(weights), dtype=dtype, vocabulary=tokenizer.vocabulary)
-    sources = _sources(shards, files, weights)
+    for file in files:
+        shards.append(read_piece(file))
+    entries = shards.close()
+    sources = {name: {"weight": weights[name], **entries.get(name, {})} for name in weights}
     if work is None:
         discard(pieces)
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        **tokenizer.manifest,
-        "dtype": dtype,
-        "seed": seed,
-        "validation": "whole documents" if held_out.tail_of < 0 else "tail of one document",
-        "sources": sources,
-        "totals": {split: _totals(sources.values(), split) for split in SPLITS},
-        "unigram_entropy": unigram_entropy(shards.counts[TRAIN], shards.counts[VALIDATION]),
-        "validation_entropy": entropy(shards.counts[VALIDATION]),
-        "files": {p.name: file_sha256(p) for p in sorted(out.iterdir()) if p.is_file() and p.name != LOCK},
-    }
-    write_json(out / MANIFEST, manifest)
+    manifest = write_tokens_manifest(
+        out,
+        tokenizer,
+        sources,
+        shards.counts,
+        dtype=dtype,
+        seed=seed,
+        validation="whole documents" if held_out.tail_of < 0 else "tail of one document",
+        files={p.name: file_sha256(p) for p in sorted(out.iterdir()) if p.is_file() and p.name != LOCK},
+    )
     progress(total, total, f"{manifest['totals']['train']['tokens']} training tokens")
     return manifest
+
+
+def write_tokens_manifest(
+    directory: Path, tokenizer: Tokenizer, sources: Mapping[str, Mapping[str, Any]], counts: Counts, **more: Any
+) -> dict[str, Any]:
+    """Write the manifest of a token directory and return it. sources: weight and splits of each source."""
+    totals = {}
+    for split in SPLITS:
+        parts = [entry[split] for entry in sources.values() if split in entry]
+        keys = [key for key in ("documents", "tokens", "text_bytes") if all(key in part for part in parts)]
+        totals[split] = {key: sum(part[key] for part in parts) for key in keys}
+    manifest = {
+        "format": FORMAT,
+        "tokenizer_sha256": tokenizer.sha256,
+        "vocabulary": tokenizer.vocabulary,
+        "end_of_text": tokenizer.end_of_text,
+        "end_token": tokenizer.marks.end,
+        "opening": tokenizer.opening,
+        "sources": sources,
+        "totals": totals,
+        "unigram_entropy": unigram_entropy(counts[TRAIN], counts[VALIDATION]),
+        "validation_entropy": entropy(counts[VALIDATION]),
+        **more,
+    }
+    write_json(directory / MANIFEST, manifest)
+    return manifest
+
+
+def unigram_entropy(train_counts: NDArray[np.int64], validation_counts: NDArray[np.int64]) -> float:
+    """Return nats per validation token under the training frequencies with add-one smoothing.
+
+    A language model has to beat it. Both arguments are counts of ids [vocabulary].
+    """
+    nats = -np.log(add_one(train_counts))
+    return float((nats * validation_counts).sum() / validation_counts.sum())
+
+
+def entropy(counts: NDArray[np.int64]) -> float:
+    """Return nats per token under the text's own frequencies, the minimum of any unigram prediction."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def add_one(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the probability of each id with add-one (Laplace) smoothing."""
+    raised = np.asarray(counts, dtype=np.float64) + 1.0
+    probabilities: NDArray[np.float64] = raised / raised.sum()
+    return probabilities
 
 
 def blend_weights(path: Path, sources: Iterable[str]) -> dict[str, float]:
@@ -128,8 +175,7 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
 
 
 def configured_tokenizer(config: TokensConfig) -> Tokenizer:
-    """Return the tokenizer that `config.tokenizer` names. Raises DataError if it does not exist, and ConfigError if
-    its end-of-text token is uncertain or its number of ids is not the configured one."""
+    """Return the tokenizer that `config.tokenizer` names. Raises ConfigError for another number of ids."""
     tokenizer = given_tokenizer(str(config.tokenizer), config.end_of_text)
     if tokenizer.vocabulary != config.vocabulary:
         size = tokenizer.vocabulary
@@ -149,7 +195,6 @@ def _begin(work: Path, config: TokensConfig, store: Path, given: Tokenizer | Non
         "documents": file_sha256(store / STORE_MANIFEST),
         "tokenizer": given.identity if given else "",
         "seed": seed,
-        "columns": PIECE_SCHEMA.names,
     }
     if not (work / JOB).is_file() or read_json(work / JOB) != job:
         discard(work)
@@ -188,8 +233,7 @@ def _training_texts(store: Path, found: Survey, held_out: HeldOut, *, limit: int
 def _taken_bytes(store: Path, found: Survey, held_out: HeldOut, *, limit: int, seed: int) -> NDArray[np.int64]:
     """Return how many bytes of each document train the tokenizer.
 
-    Documents are taken in a random order keyed by their ids until the limit is reached. Independent draws per
-    document would keep the limit only on average: a few large documents could exceed it, or none be drawn.
+    Documents are taken in a random order until the limit is reached. Independent draws would keep it only on average.
     """
     sizes = np.where(held_out.whole, 0, found.text_bytes)
     if sizes.sum() <= limit:
@@ -206,17 +250,3 @@ def _taken_bytes(store: Path, found: Survey, held_out: HeldOut, *, limit: int, s
 def _beginning(text: str, most: int) -> str:
     """Return the beginning of a text that has at most `most` bytes, cut between characters."""
     return text if 4 * len(text) <= most else text.encode()[:most].decode("utf-8", "ignore")
-
-
-def _sources(shards: ShardSet, files: Iterable[Path], weights: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    for file in files:
-        shards.append(read_piece(file))
-    entries = shards.close()
-    return {name: {"weight": weights[name], **entries.get(name, {})} for name in weights}
-
-
-def _totals(sources: Iterable[Mapping[str, Any]], split: str) -> dict[str, int]:
-    totals: Counter[str] = Counter({"documents": 0, "tokens": 0, "text_bytes": 0})
-    for entry in sources:
-        totals.update({k: v for k, v in entry.get(split, {}).items() if k != "prefix"})
-    return dict(totals)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trivium.corpus.document import PIECE, whole_of
 from trivium.errors import DataError
 from trivium.tokens.shards import Starts, TokenShard
 
@@ -50,11 +49,7 @@ def lineage_file(shard: TokenShard) -> Path:
 
 
 class LineageWriter:
-    """Appends documents to a shard's lineage table.
-
-    The file is opened only after many documents, because a corpus may have more sources than a process may open
-    files.
-    """
+    """Appends documents to a shard's lineage table. It is opened only after many documents, to limit open files."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -65,8 +60,7 @@ class LineageWriter:
     def append(
         self, documents: pa.Array | Sequence[str], wholes: pa.Array | Sequence[str | None], lengths: NDArray[np.int64]
     ) -> None:
-        """Append documents: their ids, the ids of the documents that they are pieces of, and their lengths in
-        tokens."""
+        """Append documents: ids, ids of the documents that they are pieces of, and lengths in tokens."""
         more = pa.table({"document": documents, "of": wholes, "tokens": lengths}, schema=SCHEMA)
         self._held.append(more)
         self._rows += more.num_rows
@@ -86,11 +80,10 @@ class LineageWriter:
         return self._file
 
 
-class Lineage(Sequence[str]):
+class Lineage:
     """The document ids of a shard in its order, read from the table on demand.
 
-    At most MAX_CACHED_GROUPS groups are in memory. The file is open only while a group is read, because a corpus may
-    have more sources than a process may open files.
+    At most MAX_CACHED_GROUPS groups are in memory, and the file is open only while a group is read.
     """
 
     def __init__(self, path: Path, shard: TokenShard) -> None:
@@ -105,36 +98,28 @@ class Lineage(Sequence[str]):
     def __len__(self) -> int:
         return int(self._edges[-1])
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> str:
+        """Return the id of a document. Raises IndexError outside of the table."""
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {self._path}: it lists {len(self)} documents")
         group = int(np.searchsorted(self._edges, index, side="right")) - 1
-        return str(self._names(group)[index - int(self._edges[group])].as_py())
-
-    def __iter__(self) -> Iterator[str]:
-        for _, table in self.tables(["document"]):
-            yield from map(str, table["document"].to_pylist())
-
-    def tables(self, columns: Sequence[str] = SCHEMA.names) -> Iterator[tuple[int, pa.Table]]:
-        """Yield (number of the first document, table) of each group. columns: those to read, if the table has them."""
-        for group, (first, stop) in enumerate(pairwise(self._edges.tolist())):
-            if first < stop:  # pyarrow crashes when it computes with a column without chunks
-                yield first, self._read(group, columns)
-
-    def _names(self, group: int) -> pa.ChunkedArray:
         names = self._held.pop(group, None)
         if names is None:
             names = self._read(group, ["document"])["document"]
             if len(self._held) == MAX_CACHED_GROUPS:
                 self._held.pop(next(iter(self._held)))
         self._held[group] = names
-        return names
+        return str(names[index - int(self._edges[group])].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        for _, table in self.tables(["document"]):
+            yield from map(str, table["document"].to_pylist())
+
+    def tables(self, columns: Sequence[str] = SCHEMA.names) -> Iterator[tuple[int, pa.Table]]:
+        """Yield (number of the first document, table) of each group. columns: those to read."""
+        for group, (first, stop) in enumerate(pairwise(self._edges.tolist())):
+            if first < stop:  # pyarrow crashes when it computes with a column without chunks
+                yield first, self._read(group, columns)
 
     def _group_edges(self) -> NDArray[np.int64]:
         if self._numbered:
@@ -150,11 +135,10 @@ class Lineage(Sequence[str]):
             numbers = pa.array(np.arange(origin + first, origin + stop)).cast(pa.string())
             names = pc.binary_join_element_wise(self._shard.prefix.name, numbers, "/")
             lengths = np.diff(self._shard.document_starts[first : stop + 1])
-            whole = pa.nulls(stop - first, pa.string())
-            made = {"document": names, "of": whole, "tokens": lengths}
+            made = {"document": names, "of": pa.nulls(stop - first, pa.string()), "tokens": lengths}
             return pa.table(made, schema=SCHEMA).select(columns)
         with self._opened() as file:
-            return file.read_row_group(group, columns=[c for c in columns if c in file.schema_arrow.names])
+            return file.read_row_group(group, columns=columns)
 
     @contextmanager
     def _opened(self) -> Iterator[pq.ParquetFile]:
@@ -183,26 +167,15 @@ def find_documents(path: Path, shard: TokenShard, source: str, document: str) ->
     """Return the places of a document in a shard, or of the pieces that it was split into, omitting empty ones."""
     starts, found = shard.document_starts, []
     for first, table in Lineage(path, shard).tables():
-        names = table["document"]
-        same = pc.or_(pc.equal(names, document), _are_pieces_of(document, table))
-        for i in pc.indices_nonzero(same).to_pylist():
+        pieces = pc.fill_null(pc.equal(table["of"], document), False)
+        for i in pc.indices_nonzero(pc.or_(pc.equal(table["document"], document), pieces)).to_pylist():
             start, stop = starts[first + i : first + i + 2].tolist()
-            found.append(Found(str(names[i].as_py()), source, start, stop))
-    return [one for one in found if one.stop > one.start]
+            if start < stop:
+                found.append(Found(str(table["document"][i].as_py()), source, start, stop))
+    return found
 
 
-def _are_pieces_of(document: str, table: pa.Table) -> pa.ChunkedArray:
-    if "of" in table.column_names:
-        return pc.fill_null(pc.equal(table["of"], document), False)
-    # A table of an older version has no such column. Ids that end like a piece's are taken for pieces.
-    names = table["document"]
-    likely = pc.indices_nonzero(pc.starts_with(names, pattern=document + PIECE)).to_pylist()
-    are = np.zeros(table.num_rows, np.bool_)
-    are[[i for i in likely if whole_of(names[i].as_py()) == document]] = True
-    return pa.chunked_array([are])
-
-
-def spans(documents: Sequence[str], starts: Starts, window: tuple[int, int]) -> list[Span]:
+def spans(documents: "Lineage | Sequence[str]", starts: Starts, window: tuple[int, int]) -> list[Span]:
     """Return the documents of tokens [window[0], window[1]) of a shard, which repeats after its end."""
     found: list[Span] = []
     at, end = window

@@ -31,8 +31,7 @@ def read_tokens_manifest(directory: Path) -> dict[str, Any]:
 def open_shards(
     directory: Path, split: str, opened: Callable[[Path], TokenShard] = TokenShard.open
 ) -> dict[str, TokenShard]:
-    """Open the shards of a split by source. Raises DataError if one differs from the manifest. opened: how to open
-    one."""
+    """Open the shards of a split by source with `opened`. Raises DataError if one differs from the manifest."""
     shards: dict[str, TokenShard] = {}
     for source, entry in read_tokens_manifest(directory)["sources"].items():
         if split not in entry:
@@ -57,8 +56,7 @@ def open_shards(
 
 
 def blend_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the properties of the training order that no file hash covers: weight and number of training documents
-    by source."""
+    """Return weight and number of training documents by source, which no file hash covers."""
     return {
         source: {"weight": entry["weight"], "documents": entry.get("train", {}).get("documents", 0)}
         for source, entry in manifest["sources"].items()
@@ -66,10 +64,9 @@ def blend_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def never_read(manifest: Mapping[str, Any], sequence: int) -> dict[str, int]:
-    """Return for each source the training tokens that no sample reads.
+    """Return for each source the training tokens that no sample reads: all if its weight is 0, else an incomplete end.
 
-    These are all tokens if the weight is 0, otherwise an incomplete sample at the end. A source shorter than one
-    sample repeats within it, so it loses none. Sources without training tokens are omitted.
+    A source shorter than one sample repeats within it, so it loses none.
     """
     found = {}
     for source, entry in manifest["sources"].items():
@@ -96,10 +93,9 @@ def token_counts(directory: Path, split: str) -> NDArray[np.int64]:
 
 
 def verify_tokens(directory: Path, names: Iterable[str] | None = None, alive: Callable[[], None] = unheard) -> None:
-    """Compare files with their sha256 in the manifest and check the indices. Raises DataError for the first
-    difference.
+    """Compare files (None: all) with their sha256 in the manifest and check the indices. Raises DataError.
 
-    names: the files; None checks all. alive: called after every block.
+    alive: called after every block.
     """
     files = read_tokens_manifest(directory)["files"]
     for name in files if names is None else names:

@@ -1,5 +1,4 @@
-"""The special tokens that begin and end documents, read from the files next to a `tokenizer.json` as transformers
-do."""
+"""The special tokens that begin and end documents, read from the files next to a `tokenizer.json`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,21 +46,23 @@ class Beside(NamedTuple):
         return "; ".join(f"{name}: {', '.join(tokens)}" for name, tokens in self.ends.items())
 
 
-def beside(path: Path, words: Mapping[int, str]) -> Beside:
-    """Read the files next to a `tokenizer.json`. words: its tokens by id. Raises DataError if one is unreadable."""
+def beside(path: Path, words: Mapping[str, int]) -> Beside:
+    """Read the files next to a `tokenizer.json`. words: its {token: id}. Raises DataError if one is unreadable."""
     trees = {name: _tree(path.with_name(name)) for name in (CONFIG, MAP, GENERATION)}
     ids = trees[GENERATION].get("eos_token_id")
     every = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(type(one) is int for one in every):
         raise _unreadable(path.with_name(GENERATION), f"eos_token_id: {ids}")
     named = {name: _token(trees[name], "eos_token", path.with_name(name)) for name in (CONFIG, MAP)}
-    ends = {name: (token,) for name, token in named.items() if token is not None}
+    ends: dict[str, tuple[str, ...]] = {name: (token,) for name, token in named.items() if token is not None}
     begins = [_token(trees[name], "bos_token", path.with_name(name)) for name in (CONFIG, MAP)]
     begin = next((token for token in begins if token is not None), None)
     # Since version 5, transformers ignore this key in a config of their own and use the post-processor.
     opens = trees[CONFIG].get("add_bos_token") if trees[CONFIG].keys() <= OWN_KEYS else None
-    spelled = {GENERATION: tuple(words.get(one, f"id {one}") for one in every)} if every else {}
-    return Beside(ends | spelled, begin, None if opens and begin is None else opens)
+    if every:
+        tokens = {number: token for token, number in words.items()}
+        ends[GENERATION] = tuple(tokens.get(one, f"id {one}") for one in every)
+    return Beside(ends, begin, None if opens and begin is None else opens)
 
 
 def _tree(path: Path) -> Tree:

@@ -6,6 +6,7 @@ shuffle by a library's generator, the order does not depend on the version of an
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from trivium.seeds import seed_for
 
 FEISTEL_ROUNDS = 6
-Network = Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
+Network = Callable[[NDArray[np.uint64], NDArray[np.uint64]], NDArray[np.uint64]]  # values, keys
 
 
 class Permutation:
@@ -25,11 +26,12 @@ class Permutation:
         self.size = size
         self._half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
         self._mask = np.uint64((1 << int(self._half)) - 1)
-        self._keys = [np.uint64(seed_for(root, *names, r)) for r in range(FEISTEL_ROUNDS)]
+        # [rounds, positions], or [rounds, 1] for all positions
+        self._keys = np.array([[seed_for(root, *names, r)] for r in range(FEISTEL_ROUNDS)], np.uint64)
 
     def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the value at each position in [0, size)."""
-        return self._walk(positions, self._network)
+        return self._walk(positions, self._through)
 
     def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the position of each value in [0, size)."""
@@ -41,40 +43,32 @@ class Permutation:
     ) -> NDArray[np.int64]:
         """Return the value at each position of its own permutation, `orders[which]`; all must have the same size.
 
-        Thousands of small permutations are as fast as one, which matters for sources with few windows, that have
-        thousands of epochs in a block.
+        Sources with few windows have thousands of epochs in a block, whose permutations are thus looked up at once.
         """
-        size, keys = orders[0].size, np.array([order._keys for order in orders])[which].T
-        values = orders[0]._through(positions.astype(np.uint64), keys)
-        outside = np.flatnonzero(values >= size)
-        while outside.size:
-            values[outside] = orders[0]._through(values[outside], keys[:, outside])
-            outside = outside[values[outside] >= size]
-        return values.astype(np.int64)
+        together = copy(orders[0])
+        together._keys = np.concatenate([order._keys for order in orders], axis=1)[:, which]
+        return together[positions]
 
-    def _walk(self, given: NDArray[np.int64], through: Network) -> NDArray[np.int64]:
+    def _walk(self, given: NDArray[np.int64], network: Network) -> NDArray[np.int64]:
         given = np.asarray(given)
         if given.size and not 0 <= given.min() <= given.max() < self.size:
             raise IndexError(f"{given.min()}..{given.max()} in a permutation of {self.size}")
-        values = through(given.astype(np.uint64).ravel())
+        values = network(given.astype(np.uint64).ravel(), self._keys)
         outside = np.flatnonzero(values >= self.size)
         while outside.size:
-            values[outside] = through(values[outside])
+            values[outside] = network(values[outside], self._keys[:, outside % self._keys.shape[1]])
             outside = outside[values[outside] >= self.size]
         return values.astype(np.int64).reshape(given.shape)
 
-    def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        return self._through(values, self._keys)
-
-    def _through(self, values: NDArray[np.uint64], keys: "list[np.uint64] | NDArray[np.uint64]") -> NDArray[np.uint64]:
+    def _through(self, values: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = values >> self._half, values & self._mask
         for key in keys:
             left, right = right, left ^ (_mix(right ^ key) & self._mask)
         return (left << self._half) | right
 
-    def _backwards(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _backwards(self, values: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = values >> self._half, values & self._mask
-        for key in reversed(self._keys):
+        for key in keys[::-1]:
             left, right = right ^ (_mix(left ^ key) & self._mask), left
         return (left << self._half) | right
 

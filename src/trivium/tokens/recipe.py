@@ -1,7 +1,4 @@
-"""Recipes of data blends: sources with tokens and weights, and the contents of a blend after N tokens.
-
-The recipe of MT-NLG (table 2 of the paper) is included as `mt-nlg`.
-"""
+"""Recipes of data blends: sources, weights, and contents after N tokens. MT-NLG's (table 2) is included as `mt-nlg`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,10 +79,7 @@ def recipe_of_tokens(directory: Path) -> Recipe:
 
 
 def contents_after(tokens: int, recipe: Recipe, *, sequence: int) -> dict[str, Content]:
-    """Return the contents of a blend after `tokens` tokens, read as full samples of `sequence` tokens.
-
-    The counts of the blend are computed directly, without drawing samples.
-    """
+    """Return the contents of a blend after `tokens` tokens, read as full samples of `sequence` tokens."""
     counts = Blend(recipe.weights).counts_after(tokens // sequence)
     total = sum(recipe.weights.values())
     return {
@@ -99,28 +93,22 @@ def contents_after(tokens: int, recipe: Recipe, *, sequence: int) -> dict[str, C
     }
 
 
-_MIN_COLUMN_WIDTHS = (12, 10, 10, 8)  # in characters, without the column of sources
-
-
 def recipe_lines(contents: Mapping[str, Content], recipe: Recipe) -> list[str]:
     """Format a recipe as a table for the terminal: tokens, weight, tokens read, and epochs of each source."""
-    there = sum(row.tokens for row in recipe.sources.values())
+
+    def row(source: str, tokens: float, percent: float, read: float, epochs: float) -> tuple[str, ...]:
+        return source, format_count(tokens), f"{percent:.1f}", format_count(read), f"{epochs:.2f}"
+
+    there = sum(source.tokens for source in recipe.sources.values())
     read = sum(one.tokens for one in contents.values())
-    rows = [("source", "tokens", "weight %", "read", "epochs")]
-    rows += [
-        _row(source, recipe.sources[source].tokens, 100 * one.weight, one.tokens, one.epochs)
-        for source, one in contents.items()
-    ]
-    rows.append(_row("together", there, 100, read, read / there))
-    first, *columns = zip(*rows, strict=True)
+    rows: list[tuple[str, ...]] = [("source", "tokens", "weight %", "read", "epochs")]
+    for source, one in contents.items():
+        rows.append(row(source, recipe.sources[source].tokens, 100 * one.weight, one.tokens, one.epochs))
+    rows.append(row("together", there, 100, read, read / there))
+    width, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     # Columns are separated by at least two blanks.
-    widths = [max(least, 2 + max(map(len, column))) for column, least in zip(columns, _MIN_COLUMN_WIDTHS, strict=True)]
-    width = max(map(len, first))
+    widths = [max(least, 2 + found) for least, found in zip((12, 10, 10, 8), widths, strict=True)]
     return [
         f"{name:<{width}}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
         for name, *cells in rows
     ]
-
-
-def _row(source: str, tokens: float, percent: float, read: float, epochs: float) -> tuple[str, str, str, str, str]:
-    return source, format_count(tokens), f"{percent:.1f}", format_count(read), f"{epochs:.2f}"

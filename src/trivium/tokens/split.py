@@ -10,15 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trivium.corpus.store import read_tables
+from trivium.corpus.publish.store import read_tables
 from trivium.seeds import seed_for
 
 TRAIN, VALIDATION = "train", "validation"
 
 
 class Survey(NamedTuple):
-    """The properties of all documents that the split needs, in the order of the store. `source` is an index into
-    `sources`."""
+    """What the split needs of all documents, in the order of the store. `source` is an index into `sources`."""
 
     sources: tuple[str, ...]
     source: NDArray[np.int32]
@@ -95,8 +94,7 @@ def choose_held_out(found: Survey, *, fraction: float) -> HeldOut:
 
 
 def parts_of(table: pa.Table, first: int, held_out: HeldOut) -> Iterator[Part]:
-    """Yield the documents of a table, the first of which has number `first`. The document whose tail is held out is
-    cut at a blank."""
+    """Yield the documents of a table from number `first` on. The one whose tail is held out is cut at a blank."""
     columns = (table[name].to_pylist() for name in ("id", "source", "text"))
     for row, (document, source, text) in enumerate(zip(*columns, strict=True), first):
         if row == held_out.tail_of:

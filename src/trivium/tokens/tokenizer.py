@@ -14,7 +14,6 @@ from functools import cached_property
 from itertools import chain, takewhile
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tiktoken
@@ -73,7 +72,7 @@ class Tokenizer:
     @cached_property
     def vocabulary(self) -> int:
         """The largest id plus one: the number of ids that a model needs."""
-        return 1 + max(self._words.values(), default=-1)
+        return 1 + max(self.words.values(), default=-1)
 
     @cached_property
     def bulk(self) -> tiktoken.Encoding | None:
@@ -102,7 +101,7 @@ class Tokenizer:
     @cached_property
     def _with_special_tokens(self) -> tokenizers.Encoding:
         """A short text with everything that the description's post-processor adds."""
-        encodings = (self._library.encode(text) for text in chain(("a",), self._words))
+        encodings = (self._library.encode(text) for text in chain(("a",), self.words))
         # The text must have a token of its own, to show whether special tokens precede or follow it.
         return next((e for e in encodings if not all(e.special_tokens_mask)), self._library.encode(""))
 
@@ -147,7 +146,7 @@ class Tokenizer:
         """Ids of byte tokens that are decoded together. One that forms no character invalidates the full run."""
         if '"ByteFallback"' not in json.dumps(json.loads(self.description).get("decoder")):
             return frozenset()
-        return frozenset(id for token, id in self._words.items() if BYTE.fullmatch(token))
+        return frozenset(id for token, id in self.words.items() if BYTE.fullmatch(token))
 
     @property
     def unknown(self) -> str:
@@ -164,17 +163,6 @@ class Tokenizer:
         """A key that is equal if documents are encoded equally: the description's hash, combined with marks if not
         default."""
         return self.sha256 if self.marks == Marks() else fingerprint([self.sha256, *self.marks])
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """The tokenizer's entries in the manifest of tokens."""
-        return {
-            "tokenizer_sha256": self.sha256,
-            "vocabulary": self.vocabulary,
-            "end_of_text": self.end_of_text,
-            "end_token": self.marks.end,
-            "opening": self.opening,
-        }
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens; starts no threads."""
@@ -244,7 +232,7 @@ class Tokenizer:
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         tokens = {*self.special, self.marks.end, self.marks.begin, self.unknown}
-        return frozenset(number for token, number in self._words.items() if token in tokens)
+        return frozenset(number for token, number in self.words.items() if token in tokens)
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """Return the text that `ids` add to the text of `before`."""
@@ -252,17 +240,10 @@ class Tokenizer:
             return self.decode(ids)
         return self.decode([*before, *ids])[len(self.decode(before)) :]
 
-    def words(self) -> dict[str, int]:
-        """Return {token: id}, in the library's spelling."""
-        return dict(self._words)
-
     @cached_property
-    def _words(self) -> Mapping[str, int]:
+    def words(self) -> Mapping[str, int]:
+        """{token: id}, in the library's spelling."""
         return dict(self._library.get_vocab())
-
-    def spelled(self) -> dict[int, str]:
-        """Return {id: token}."""
-        return {number: token for token, number in self._words.items()}
 
     @property
     def special(self) -> list[str]:
@@ -325,10 +306,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path)
     found = _opened(path)
-    said = beside(path, found.spelled())
+    said = beside(path, found.words)
     ends = next(iter(said.ends.values()), (END_OF_TEXT,))
     marks = Marks(ends[0], said.begin, said.opens)
-    missing = [token for token in (*ends, said.begin) if token is not None and token not in found.words()]
+    missing = [token for token in (*ends, said.begin) if token is not None and token not in found.words]
     if missing or len(ends) > 1:
         problem = f"has no token {missing[0]}" if missing else f"may end with any of {', '.join(ends)}"
         raise DataError(
@@ -353,9 +334,9 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
             "folder that holds one"
         )
     found = _opened(path, "tokens.tokenizer: ")
-    said = beside(path, found.spelled())
+    said = beside(path, found.words)
     marks = Marks(_one_end(found, said, end, path), said.begin, said.opens)
-    if said.begin is not None and said.begin not in found.words():
+    if said.begin is not None and said.begin not in found.words:
         raise DataError(f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; fix that")
     tokenizer = found.with_marks(marks)
     if tokenizer.end_of_text in tokenizer.encode(_WRITTEN.format(marks.end)):
@@ -372,10 +353,10 @@ def _one_end(found: Tokenizer, said: Beside, end: str | None, path: Path) -> str
     if end is None and len(named) > 1:
         raise ConfigError(
             f"tokens.end_of_text is {written(end)}, and the files beside {path} name several ({said.found}), but one "
-            f"token closes every document; {_choose(sorted(named & found.words().keys()))}"
+            f"token closes every document; {_choose(sorted(named & found.words.keys()))}"
         )
     chosen = end or next(iter(named), END_OF_TEXT)
-    if chosen not in found.words():
+    if chosen not in found.words:
         raise ConfigError(
             f"tokens.end_of_text is {written(end)}, but {path} has no token {chosen}, which must close every document "
             f"({said.found or f'{CONFIG}, {MAP} and {GENERATION} beside it name none'}); "

@@ -1,4 +1,4 @@
-"""The training loop of one rank. Everything that is not a step is left to observers (training/observers/)."""
+"""The training loop of one rank. Everything that is not a step is done by observers (training/observers/)."""
 
 import gc
 import math
@@ -32,14 +32,14 @@ from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, left_out_of, write_entries, write_record
 from trivium.training.resume import drop_abandoned, find_start
 from trivium.training.state import begin_with, progress_of, read_together, restore
-from trivium.training.supervision.pulse import Phase
+from trivium.training.supervision.heartbeats import Phase, RankHeartbeat
+from trivium.training.supervision.watchdog import seconds_to_wait
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
 
 CHECKPOINTS = "checkpoints"
 DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # of the layout, in summaries
-# Evaluates the model in these stages, under this plan. Calls the function that it is given now and then, as a
-# heartbeat. Returns plain data.
+# Evaluates the model in these stages under this plan; returns plain data. Its last argument is a heartbeat.
 Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[str, Any]]
 
 
@@ -47,8 +47,8 @@ Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[
 class TrainingJob:
     """What to train: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
 
-    examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps.
-    questions: hashes of what it asks, by the names that a user knows, which must be equal on all hosts.
+    examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps. questions: hashes
+    of its tasks' questions by name, which must be equal on all hosts.
     """
 
     plan: Plan
@@ -62,10 +62,10 @@ class TrainingJob:
 
 @dataclass
 class StepSetup:
-    """What observers may add to the step that follows: none of it changes what the step computes.
+    """What observers may change about the next step, without an effect on what it computes.
 
-    read: reads rows of the batch. measure: count the bytes that autograd keeps, and time each action. contexts: context
-    managers that are exited when the step is done.
+    read: reads rows of the batch. measure: count the bytes that autograd stores, and time each action. contexts: are
+    exited when the step is done.
     """
 
     read: Read
@@ -74,33 +74,27 @@ class StepSetup:
 
 
 class Observer:
-    """Watches the training of one rank, outside of the numeric path. A subclass overrides the moments that it needs.
+    """Watches the training of one rank. A subclass overrides the methods that it needs.
 
-    All ranks call the same moments in the same order, so that a moment may communicate.
+    All ranks call the same methods in the same order, so that a method may communicate.
     """
 
-    def enter(self, loop: "Loop", phase: Phase) -> None:
-        """A phase of a step begins."""
-
     def resume(self, loop: "Loop") -> None:
-        """The trainer has the state after `loop.step` steps: when a process starts, and after each rewind."""
-
-    def start(self, loop: "Loop") -> None:
-        """Called once in a process, before its first step."""
+        """The trainer has the state after `loop.step` steps: at the start of a process, and after each rewind."""
 
     def before_step(self, loop: "Loop", setup: StepSetup) -> None:
         """Step `loop.step` follows."""
 
     def objection(self, totals: Totals) -> str:
-        """Return why the update of the step must not be made, or an empty string."""
+        """Return why the update of the step must be rejected, or an empty string."""
         return ""
 
     def needs_checkpoint(self, loop: "Loop") -> bool:
-        """Whether the state after the step has to be saved."""
+        """Whether the state after `loop.step` steps has to be saved."""
         return False
 
     def has_long_work(self, loop: "Loop") -> bool:
-        """Whether `evaluate` may last longer than the time in which a preempted job must have saved and ended."""
+        """Whether `evaluate` may take longer than a preempted job has left. The state is then saved before."""
         return False
 
     def after_step(self, loop: "Loop", result: StepResult) -> None:
@@ -110,25 +104,27 @@ class Observer:
         """The state after the step is to be saved."""
 
     def wait_for_writes(self, loop: "Loop", *, may_delete: bool) -> None:
-        """Wait until nothing is being written in the background. may_delete: what the writing replaces may go."""
+        """Wait until nothing is being written in the background. may_delete: checkpoints that are no longer kept may
+        be deleted."""
 
     def evaluate(self, loop: "Loop") -> None:
-        """The step is over, and a checkpoint that was due has begun. Not called where a preempted job ends."""
+        """The step is over, and its checkpoint is being written; also called before the first step of a resumed
+        process, and not called in a job that ends because it was preempted."""
 
     def finish(self, loop: "Loop") -> None:
-        """After the last step of this process."""
+        """The last step of this process is over."""
 
     def saved_state(self) -> dict[str, Any]:
-        """Return plain data that a checkpoint keeps in its manifest; `resume` finds it in `loop.manifest`."""
+        """Return plain data for the manifest of a checkpoint; `resume` reads it from `loop.manifest`."""
         return {}
 
 
 class Loop:
     """Trains one rank, and calls the observers.
 
-    step: the number of the step at work or done last, counted from 1; 0 before the first. first_step: of the checkpoint
-    that training continues from, and manifest: of that checkpoint. refusal: why an observer refused the update of the
-    step, or an empty string. seconds: that it took. summary: becomes result.json; observers add to it.
+    step: the number of the current step or of the last one done, counted from 1. first_step: the step of the checkpoint
+    that training continues from; manifest: of that checkpoint. refusal: why an observer rejected the update of the
+    step, or an empty string. seconds: the duration of the step. summary: becomes result.json; observers add to it.
     """
 
     def __init__(
@@ -137,19 +133,20 @@ class Loop:
         mesh: Mesh,
         observers: Sequence[Observer],
         *,
-        asks: Callable[[], bool],
-        alive: Callable[[], None],
+        heartbeat: RankHeartbeat | None = None,
+        asked: Callable[[], bool] = lambda: False,
         hosts: int = 1,
     ) -> None:
-        """asks: whether this rank was asked to end. alive: a heartbeat within a phase. hosts: of the job."""
+        """asked: whether this rank received a request to end. hosts: of the job."""
         self.job, self.mesh, self.plan, self.config, self.hosts = job, mesh, job.plan, job.training, hosts
-        self.observers, self.asks, self.alive = observers, asks, alive
+        self.observers, self._asked, self._heartbeat = observers, asked, heartbeat or RankHeartbeat()
+        self.alive = self._heartbeat.alive
         self.step = self.first_step = 0
-        self.refusal, self.checkpoint_due, self.seconds, self._asked = "", False, 0.0, False
-        self.final_loss: float | None = None  # of the last step done here whose loss was finite
+        self.refusal, self.checkpoint_due, self.seconds = "", False, 0.0
+        self.final_loss: float | None = None  # of the last step done in this process whose loss was finite
         self.summary: dict[str, Any] = {}
         self.identity, self.all_data = identity_of(job), dataset_of(job, "train")
-        verify_together(job.tokens, job.out, mesh, alive)
+        verify_together(job.tokens, job.out, mesh, self.alive)
         self._restore()
         if self.is_first_rank:
             self.attempt(partial(write_record, Record(job.out, job.tokens, job.plan, job.training, job.seed, ())))
@@ -161,67 +158,75 @@ class Loop:
     def run(self) -> None:
         """Train to the last step. Raises Preempted if the job was asked to end before; a checkpoint is saved then."""
         begin, last = time.perf_counter(), self.config.steps
-        for observer in self.observers:
-            observer.start(self)
+        if self.step == 0:
+            self._save(due=self._is_checkpoint_due())
+        else:
+            self._evaluate()
         while self.step < last:
-            if not self._step_is_done():
-                continue  # an observer has rewound the loop
-            if self.checkpoint_due:
-                for observer in self.observers:
-                    observer.at_checkpoint(self)
-            if self._asked and (self.step < last or self._has_long_work()):
+            result = self._do_step()
+            if result is None:
+                continue
+            self._save(due=self.checkpoint_due)
+            if result.asked and (self.step < last or self._has_long_work()):
                 self._finish()
                 self.note({"event": "preempted", "step": self.step})
                 raise Preempted(
                     f"asked to end; saved after step {self.step}. Run the same command again to go on from there"
                 )
-            for observer in self.observers:
-                observer.evaluate(self)
+            self._evaluate()
         self.wait_for_writes(may_delete=True)
         seconds = time.perf_counter() - begin
         self._finish()
         if self.is_first_rank:
             write_json(self.job.out / "result.json", self._result(seconds))
 
-    def _step_is_done(self) -> bool:
-        """Do the next step, and call the observers; returns whether the loop is still there, and was not rewound."""
+    def _do_step(self) -> StepResult | None:
+        """Do the next step and call the observers; returns None if one of them rewound the loop."""
         self.step += 1
         number = self.step
         self.enter("step")
         started = time.perf_counter()
         result = self.train_step()
         self.seconds = time.perf_counter() - started
-        self._asked = result.asked
         if math.isfinite(result.loss):
             self.final_loss = result.loss
-        needed = [observer.needs_checkpoint(self) for observer in self.observers]
-        self.checkpoint_due = any(needed) or result.asked or self._has_long_work()
+        self.checkpoint_due = self._is_checkpoint_due() or result.asked or self._has_long_work()
         for observer in self.observers:
             observer.after_step(self, result)
             if self.step < number:
-                return False
-        return True
+                return None
+        return result
 
     def train_step(self) -> StepResult:
-        """Do step `self.step`, with what observers add to it."""
+        """Compute step `self.step`, with what observers add to it."""
         number = self.step - 1  # the trainer counts from 0
         batch, lr = self.plan.batch.at(number), lr_of_step(self.config, self.plan, number)
         setup = StepSetup(self.data.rows)
         self.refusal = ""  # observers are not asked about a step that overflows fp16
+        asks = self._asked() or self._heartbeat.asked_to_end
         with setup.contexts:
             for observer in self.observers:
                 observer.before_step(self, setup)
             samples = Samples(batch.first_sample, batch.sequences, setup.read)
-            return self.trainer.train_step(
-                number, samples, lr, measure=setup.measure, asks=self.asks(), accepts=self._accepts
-            )
+            return self.trainer.train_step(number, samples, lr, measure=setup.measure, asks=asks, accepts=self._accepts)
 
     def _accepts(self, totals: Totals) -> bool:
         self.refusal = next((why for observer in self.observers if (why := observer.objection(totals))), "")
         return not self.refusal
 
+    def _is_checkpoint_due(self) -> bool:
+        return any(observer.needs_checkpoint(self) for observer in self.observers)
+
     def _has_long_work(self) -> bool:
         return any(observer.has_long_work(self) for observer in self.observers)
+
+    def _save(self, *, due: bool) -> None:
+        for observer in self.observers if due else ():
+            observer.at_checkpoint(self)
+
+    def _evaluate(self) -> None:
+        for observer in self.observers:
+            observer.evaluate(self)
 
     def rewind(self, to: Checkpoint | None) -> None:
         """Continue from a checkpoint, or from the beginning; every rank calls this."""
@@ -230,8 +235,8 @@ class Loop:
         self._restore(to)
 
     def _restore(self, back: Checkpoint | None = None) -> None:
-        """Take the state of `back`, of the newest good checkpoint, or of the beginning. What a rewind has abandoned is
-        deleted only when that is loaded."""
+        """Restore the state of `back`, of the newest good checkpoint, or of the beginning. Checkpoints that a rewind
+        abandoned are deleted only after that."""
         job, mesh = self.job, self.mesh
         root = job.out / CHECKPOINTS
         start = find_start(job.out, root, job.training, mesh, self.identity, self.alive, back)
@@ -243,8 +248,7 @@ class Loop:
         self.trainer.goes_on = self.alive
         if start.state is not None:
             read_together(restore, self.trainer, start.state)
-            layout = to_tree(self.plan.layout)
-            self.note({"event": "resumed", "step": start.state.step, "layout": layout})
+            self.note({"event": "resumed", "step": start.state.step, "layout": to_tree(self.plan.layout)})
         if start.weights is not None:
             read_together(begin_with, self.trainer, start.weights)
         self.step = self.first_step = start.state.step if start.state else 0
@@ -259,12 +263,13 @@ class Loop:
         self.trainer.forget_recording()
 
     def enter(self, phase: Phase) -> None:
-        """Tell the observers that a phase of a step begins."""
-        for observer in self.observers:
-            observer.enter(self, phase)
+        """Begin a phase of a step: send a heartbeat, and set the timeout of its collectives."""
+        self._heartbeat.begin(self.step, phase)
+        is_first = self.step == self.first_step + 1
+        self.mesh.wait_at_most(seconds_to_wait(self.config.supervision, phase, is_first=is_first))
 
     def wait_for_writes(self, *, may_delete: bool) -> None:
-        """Wait until no observer writes in the background. may_delete: older files may then be deleted."""
+        """Wait until no observer writes in the background."""
         self.enter("saving")
         for observer in self.observers:
             observer.wait_for_writes(self, may_delete=may_delete)
@@ -280,18 +285,22 @@ class Loop:
             warn(text)
 
     def attempt(self, write: Callable[[], None]) -> None:
-        """Write something about the run. A failure is a warning, because it is no reason to lose a training."""
+        """Write a file about the run. If that fails, warn: it is no reason to lose a training."""
         try:
             write()
         except OSError as error:
             warn(f"rank {self.mesh.rank}: {error}; training goes on without it")
 
+    @property
+    def tokens_seen(self) -> int:
+        """The number of tokens of the first `step` steps."""
+        return self.plan.tokens(self.plan.batch.at(self.step).first_sample)
+
     def about_state(self) -> dict[str, Any]:
-        """Return what a checkpoint of the state after `self.step` steps keeps in its manifest besides tensors."""
-        samples = self.plan.batch.at(self.step).first_sample
+        """Return the manifest entries, besides tensors, of a checkpoint after `self.step` steps."""
         about = {
-            "samples": samples,
-            "tokens_seen": self.plan.tokens(samples),
+            "samples": self.plan.batch.at(self.step).first_sample,
+            "tokens_seen": self.tokens_seen,
             "training": to_tree(self.config),
             **self.identity,
             **progress_of(self.trainer),
@@ -303,14 +312,13 @@ class Loop:
 
     def _result(self, seconds: float) -> dict[str, Any]:
         """Return result.json."""
-        layout, device = self.plan.layout, self.mesh.device
         manifest = read_tokens_manifest(self.job.tokens)
         return {
             **self.summary,
             "unigram_entropy": manifest.get("unigram_entropy"),
             "final_loss": self.final_loss,
-            "layout": {k: getattr(layout, k) for k in DEGREES},
-            "device": device_name(device),
+            "layout": {k: getattr(self.plan.layout, k) for k in DEGREES},
+            "device": device_name(self.mesh.device),
             "hosts": self.hosts,
             "schedule": self.plan.schedule,
             "zero": self.plan.zero,
@@ -318,7 +326,7 @@ class Loop:
             "precision": self.plan.precision.weights,
             "steps": self.config.steps,
             "updates": self.trainer.optimizer.steps_done,
-            "tokens": self.plan.tokens(self.plan.batch.at(self.config.steps).first_sample),
+            "tokens": self.tokens_seen,
             "parameters": count(self.plan.model),
             "seconds": seconds,
         }
@@ -330,7 +338,7 @@ def device_name(device: torch.device) -> str:
 
 
 def identity_of(job: TrainingJob) -> dict[str, Any]:
-    """Return what a checkpoint of this job keeps in its manifest, so that no other work continues from it."""
+    """Return what the manifest of a checkpoint keeps of this job, so that no other work continues from it."""
     manifest = read_tokens_manifest(job.tokens)
     data = {k: manifest[k] for k in ("tokenizer_sha256", "files") if k in manifest}
     return {"seed": job.seed, "plan": to_tree(job.plan), "data": data | {"blend": blend_of(manifest)}}
@@ -339,9 +347,10 @@ def identity_of(job: TrainingJob) -> dict[str, Any]:
 def dataset_of(job: TrainingJob, split: str) -> TokenDataset:
     """Return the samples of a split.
 
-    Raises DataError if there are none or the model has no row for their ids, and ConfigError if it expects another
-    end-of-text id. `verify_together` checks the indices when it reads them.
+    Raises DataError if there are none or the model has no embedding for their ids, and ConfigError if it expects
+    another end-of-text id. `verify_together` checks the indices when it reads them.
     """
     refuse_other_ids(read_tokens_manifest(job.tokens), job.plan.model, job.tokens)
-    sequence, mapped = job.plan.model.sequence, TokenShard.mapped
-    return TokenDataset.open(job.tokens, split, sequence=sequence, seed=job.seed, opened=mapped)
+    return TokenDataset.open(
+        job.tokens, split, sequence=job.plan.model.sequence, seed=job.seed, opened=TokenShard.mapped
+    )

@@ -1,4 +1,4 @@
-"""Dynamic loss scaling for fp16: keep small gradients above the smallest number that fp16 can hold."""
+"""Dynamic loss scaling for fp16: it keeps small gradients above the smallest number of fp16."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ LEAST, LARGEST = 1.0, 2.0**24
 
 @dataclass
 class LossScale:
-    """The factor on the loss, and how many steps in a row were finite."""
+    """The factor on the loss, and the number of consecutive finite steps."""
 
     value: float = 2.0**16
     finite_steps: int = 0
 
     def update(self, *, finite: bool) -> None:
-        """Halve after a step whose gradients overflowed (it is skipped); double after many that did not."""
+        """Halve the scale after a step whose gradients overflowed; double it after GROWTH_STEPS that did not."""
         if not finite:
             self.value, self.finite_steps = max(LEAST, self.value / 2), 0
             return

@@ -1,4 +1,4 @@
-"""Proof of resume: kill a rank, let the job restart under another layout, compare with the unbroken run."""
+"""Proof of resume: kill a rank, let the job restart under another layout, and compare with the uninterrupted run."""
 
 import math
 import os
@@ -31,7 +31,6 @@ WHY = (
     "the last bits in {precision}; training amplifies that from step to step. A lost, repeated or reordered "
     "sample, a wrong moment or a stale weight changes the loss by more than this."
 )
-
 STEPS_BEFORE_KILL = 2  # at least, so that a checkpoint is saved among them
 
 
@@ -41,30 +40,28 @@ def prove_resume(
     """Continue from a checkpoint of the finished run `reference`, kill a rank midway, and let it finish.
 
     The killed run starts under the reference's layout and restarts under another. Writes proof.json into job.out, which
-    holds nothing yet, and returns it. lease: of job.out, where the caller holds it. Raises TriviumError if the losses
-    differ by more than the tolerance.
+    must be empty, and returns it. lease: of job.out, if the caller has it. Raises TriviumError if the losses differ by
+    more than the tolerance.
     """
-    other = another_layout(job.plan)
-    begin = starting_checkpoint(reference, job.training.steps)
-    steps = job.training.steps
+    other, steps = another_layout(job.plan), job.training.steps
+    begin = starting_checkpoint(reference, steps)
     kill_at = begin + max(STEPS_BEFORE_KILL, (steps - begin) // 3)
     every = max(1, (kill_at - begin) // 2)
-    config = job.training.model_copy(
-        update={"checkpoint_every": every, "keep_every": 0, "restarts": 1, "validate_every": steps}
-    )
+    changes = {"checkpoint_every": every, "keep_every": 0, "restarts": 1, "validate_every": steps}
+    killing = replace(job, training=job.training.model_copy(update=changes))
     source = next(p for p in published(reference / CHECKPOINTS) if step_of(p.name) == begin)
     victim = job.plan.layout.world_size - 1
     killed: dict[str, Any] = {}
 
     def watch(ranks: Ranks, step: int) -> None:
-        if not killed and step >= kill_at and step < steps:
+        if not killed and kill_at <= step < steps:
             killed.update(rank=victim, step=step, signal="SIGKILL", pid=ranks.pids[victim])
             os.kill(ranks.pids[victim], signal.SIGKILL)
 
     with nullcontext(lease) if lease is not None else holding(job.out, warn) as held:
         shutil.copytree(source, job.out / CHECKPOINTS / source.name)
         shutil.copy(reference / METRICS, job.out / METRICS)
-        start(replace(job, training=config), progress=progress, after_failure=[other], watch=watch, lease=held)
+        start(killing, progress=progress, after_failure=[other], watch=watch, lease=held)
         if not killed:
             raise TriviumError(
                 f"the run ended at step {steps} before rank {victim} was killed at {kill_at}; train longer"
@@ -80,17 +77,10 @@ def prove_resume(
 
 
 def another_layout(plan: Plan) -> Plan:
-    """A legal plan for as many ranks (or twice as many) whose layout is most unlike `plan`'s."""
+    """Return a valid plan for as many ranks, or twice as many, whose layout differs most from `plan`'s."""
+    basics = {"schedule": "1f1b", "rows": None, "partition": type(plan.partition)(), "sequence_parallel": False}
     for layout in _layouts(plan.layout.world_size, plan.layout):
-        other = plan.model_copy(
-            update={
-                "layout": layout,
-                "schedule": "1f1b",
-                "rows": None,
-                "partition": type(plan.partition)(),
-                "sequence_parallel": False,
-            }
-        )
+        other = plan.model_copy(update={"layout": layout, **basics})
         if not other.check():
             return other
     raise ConfigError(
@@ -100,7 +90,7 @@ def another_layout(plan: Plan) -> Plan:
 
 
 def _layouts(ranks: int, now: Layout) -> Iterator[Layout]:
-    """Other layouts, the ones that differ from `now` along the most axes first."""
+    """Yield other layouts, those that differ from `now` along the most axes first."""
     for total in (ranks, 2 * ranks):
         found = [
             Layout(tensor=t, pipeline=p, data=total // (t * p))
@@ -114,19 +104,16 @@ def _layouts(ranks: int, now: Layout) -> Iterator[Layout]:
 
 def starting_checkpoint(reference: Path, steps: int) -> int:
     """Return the step of the last checkpoint from which a rank can still be killed before the last step. Raises
-    CheckpointError where there is none."""
-    saved = [
-        s
-        for p in published(reference / CHECKPOINTS)
-        if (s := step_of(p.name)) is not None and s + STEPS_BEFORE_KILL < steps
-    ]
-    if not saved:
+    CheckpointError if there is none."""
+    saved = [s for p in published(reference / CHECKPOINTS) if (s := step_of(p.name)) is not None]
+    early = [s for s in saved if s + STEPS_BEFORE_KILL < steps]
+    if not early:
         raise CheckpointError(
             f"{reference / CHECKPOINTS} holds no checkpoint more than {STEPS_BEFORE_KILL} steps before the last "
             f"({steps}), and a rank is killed between the two; lower training.checkpoint_every or raise "
             f"training.keep_last, and train again"
         )
-    return max(saved)
+    return max(early)
 
 
 def _compare(
@@ -141,26 +128,20 @@ def _compare(
             f"the resumed run did steps {min(resumed, default=0)}–{max(resumed, default=0)}, the unbroken one "
             f"{min(unbroken, default=0)}–{max(unbroken, default=0)}; they cannot be compared"
         )
-    resumed_from = _resumed_from(job.out, begin)
-    same_layout = [abs(unbroken[s] - resumed[s]) for s in unbroken if s <= resumed_from]
-    differences = [abs(unbroken[s] - resumed[s]) for s in unbroken]
+    events = read(job.out / EVENTS)
+    resumed_from = [begin, *(int(e["step"]) for e in events if e.get("event") == "resumed" and "step" in e)][-1]
+    differences = {step: abs(unbroken[step] - resumed[step]) for step in unbroken}
     precision = job.plan.precision.weights
     return {
-        "max_loss_difference": max(differences) if all(map(math.isfinite, differences)) else math.inf,
-        "max_loss_difference_same_layout": max(same_layout, default=0.0),
+        "max_loss_difference": max(differences.values()) if all(map(math.isfinite, differences.values())) else math.inf,
+        "max_loss_difference_same_layout": max((d for s, d in differences.items() if s <= resumed_from), default=0.0),
         "tolerance": TOLERANCE[precision],
         "why": WHY.format(precision=precision),
         "layouts": [{k: getattr(x, k) for k in DEGREES} for x in layouts],
         "killed": killed,
-        "events": read(job.out / EVENTS),
+        "events": events,
         "started_from": begin,
         "resumed_from": resumed_from,
         "steps_compared": len(differences),
         "losses": [{"step": s, "unbroken": unbroken[s], "resumed": resumed[s]} for s in sorted(unbroken)],
     }
-
-
-def _resumed_from(out: Path, begin: int) -> int:
-    """The checkpoint the restarted job continued from, as it noted itself."""
-    noted = [e["step"] for e in read(out / EVENTS) if e.get("event") == "resumed" and "step" in e]
-    return int(noted[-1]) if noted else begin

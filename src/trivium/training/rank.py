@@ -13,13 +13,13 @@ from typing import Any
 from trivium.checkpoint.agree import found_by_first, sums, told_by_all
 from trivium.comms.launch import Place, connected
 from trivium.comms.mesh import Mesh
-from trivium.comms.terms import NO_TERMS, Terms
+from trivium.comms.terms import NO_TERMS
 from trivium.errors import ConfigError, MachineError
 from trivium.training.config import TrainingConfig
 from trivium.training.loop import CHECKPOINTS, Loop, Observer, TrainingJob
 from trivium.training.metrics import append_event
+from trivium.training.supervision.heartbeats import RankHeartbeat
 from trivium.training.supervision.preemption import exit_at_once, listening
-from trivium.training.supervision.pulse import Post
 from trivium.training.supervision.watchdog import seconds_to_wait
 from trivium.training.terms import terms_of
 from trivium.units import listed
@@ -27,11 +27,9 @@ from trivium.units import listed
 OBSERVERS_PACKAGE = "trivium.training.observers"
 # By file, in the order in which they are called.
 OBSERVERS = {
-    "heartbeat": "Heartbeat",
-    "metrics": "Metrics",  # before those that look into metrics.jsonl
+    "metrics": "Metrics",  # before those that read metrics.jsonl
     "profile": "Profile",
-    "slow_ranks": "SlowRanks",
-    "slow_links": "SlowLinks",
+    "slow": "Slow",
     "spikes": "Spikes",  # those that follow are not called after a step that is rewound
     "measured_step": "MeasuredStep",
     "saves": "Saves",
@@ -40,18 +38,16 @@ OBSERVERS = {
     "examination": "Examination",
 }
 OWN_SECTIONS = {"profile": "profile", "spikes": "spikes", "examination": "evaluation"}  # sections of `training`
-# That a file may take to be seen on another host. Its name is new, so no host remembers that it was absent.
+# That a file may take to appear on another host. Its name is new, so no host has cached that it was absent.
 SEEN_SECONDS = 10.0
 _LOOKING_SECONDS = 0.1
 
 
-def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None:
-    """Train as one rank; every rank of the job calls this. Raises Preempted when the job was asked to end.
-
-    post: where heartbeats go, if a launcher of ours looks for them.
-    """
-    watch, post = job.training.supervision, post or Post()
+def train_rank(place: Place, job: TrainingJob, heartbeat: RankHeartbeat | None = None) -> None:
+    """Train as one rank; every rank of the job calls this. Raises Preempted if the job was asked to end."""
+    watch, heartbeat = job.training.supervision, heartbeat or RankHeartbeat()
     wait = seconds_to_wait(watch, "starting", is_first=True)
+    what = (job.plan, job.training, job.seed, job.tokens, job.questions)
     with (
         listening(exit_at_once) as requests,
         connected(
@@ -59,25 +55,20 @@ def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None
             timeout_seconds=wait,
             meeting_seconds=watch.stall_seconds,
             asked=requests.came,
-            terms=_terms(job) if place.by_others else NO_TERMS,
+            terms=terms_of(*what) if place.by_others else NO_TERMS,
         ),
     ):
         mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, wait, job.plan.ends)
         if place.by_others:
             refuse_separate_folders(job.out, place, mesh)
-        observers = observers_of(job, mesh, post)
-        asks = lambda: requests.came() or post.ends  # noqa: E731
-        Loop(job, mesh, observers, asks=asks, alive=post.go_on, hosts=place.hosts).run()
+        observers = observers_of(job, mesh, heartbeat.alive)
+        Loop(job, mesh, observers, heartbeat=heartbeat, asked=requests.came, hosts=place.hosts).run()
 
 
-def _terms(job: TrainingJob) -> Terms:
-    return terms_of(job.plan, job.training, job.seed, job.tokens, job.questions)
-
-
-def observers_of(job: TrainingJob, mesh: Mesh, post: Post) -> list[Observer]:
+def observers_of(job: TrainingJob, mesh: Mesh, alive: Callable[[], None]) -> list[Observer]:
     """Return the observers of a training, in the order in which they are called.
 
-    Raises ConfigError if the config sets what only a missing observer reads.
+    Raises ConfigError if the config has a setting that only a missing observer reads.
     """
     config, classes = job.training, observer_classes()
     for name, section in OWN_SECTIONS.items():
@@ -86,53 +77,50 @@ def observers_of(job: TrainingJob, mesh: Mesh, post: Post) -> list[Observer]:
                 f"training.{section} is {getattr(config, section)}, and {OBSERVERS_PACKAGE}.{name}, which alone reads "
                 f"it, is not installed; install it, or leave training.{section} at its default"
             )
-    given: dict[str, Sequence[Any]] = {
-        "heartbeat": (post,),
+    arguments: dict[str, Sequence[Any]] = {
         "profile": (config.profile, job.out),
-        "slow_ranks": (mesh,),
-        "slow_links": (mesh,),
-        "saves": (job.out / CHECKPOINTS, config, mesh, partial(append_event, job.out), post.go_on),
+        "slow": (mesh,),
+        "saves": (job.out / CHECKPOINTS, config, mesh, partial(append_event, job.out), alive),
         "validation": (job, mesh),
         "examination": (job.examiner,),
     }
     wanted = [name for name in classes if name != "examination" or job.examiner is not None]
-    return [classes[name](*given.get(name, ())) for name in wanted]
+    return [classes[name](*arguments.get(name, ())) for name in wanted]
 
 
 def observer_classes() -> dict[str, Callable[..., Observer]]:
-    """Import the observers, and return the class of each by its file. One whose file was deleted is left out.
+    """Import the observers, and return the class of each by its file, without those whose file was deleted.
 
     A launcher calls this before it forks ranks, so that those of a later restart run the same code.
     """
-    found: dict[str, Callable[..., Observer]] = {}
+    classes: dict[str, Callable[..., Observer]] = {}
     for name, class_name in OBSERVERS.items():
         module = f"{OBSERVERS_PACKAGE}.{name}"
         try:
-            found[name] = getattr(import_module(module), class_name)
+            classes[name] = getattr(import_module(module), class_name)
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise
-    return found
+    return classes
 
 
 def refuse_separate_folders(out: Path, place: Place, mesh: Mesh, seconds: float = SEEN_SECONDS) -> None:
-    """Raise MachineError on every rank, with the names of hosts, where `out` is not one folder for all of them.
+    """Raise MachineError on every rank, with the names of hosts, if `out` is not the same folder for all of them.
 
     One rank of each host writes a file. Every rank looks for that of the first rank, and the first rank for all.
     """
     mark = found_by_first(lambda: f".one-folder-{os.getpid()}-{time.time_ns()}", mesh, MachineError)
     flags = [float(place.local_rank == 0 and rank == mesh.rank) for rank in range(place.world_size)]
     files = {rank: out / f"{mark}-{rank}" for rank, writes in enumerate(sums(flags, mesh)) if writes}
-    own, problem = files.get(mesh.rank), ""
+    problem = ""
     try:
-        if own is not None:
+        if mesh.rank in files:
             try:
-                own.write_bytes(b"")  # a folder that is absent here must not be made
+                files[mesh.rank].write_bytes(b"")  # does not create a missing folder
             except OSError as error:
                 problem = f"no file can be written there ({error.strerror})"
         sums([0.0], mesh)  # every file has been written
-        if not problem:
-            problem = _unseen(files if mesh.rank == 0 else {0: files[0]}, seconds)
+        problem = problem or _unseen(files if mesh.rank == 0 else {0: files[0]}, seconds)
         told = told_by_all(problem and f"{socket.gethostname()} (rank {mesh.rank}): {problem}", mesh)
     finally:
         with suppress(OSError):
@@ -145,7 +133,7 @@ def refuse_separate_folders(out: Path, place: Place, mesh: Mesh, seconds: float 
 
 
 def _unseen(files: Mapping[int, Path], seconds: float) -> str:
-    """Wait until all files are there; return which of them are not after so many seconds, or an empty string."""
+    """Wait until all files are there; return which are not after the time, or an empty string."""
     deadline = time.monotonic() + seconds
     while missing := [rank for rank, path in files.items() if not path.exists()]:
         if time.monotonic() > deadline:

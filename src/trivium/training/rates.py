@@ -1,4 +1,4 @@
-"""The learning rate as a function of tokens, whatever `training.decay` is. No torch here."""
+"""The learning rate as a function of tokens, and the checks of a training config. No torch."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
 from trivium.units import format_count
 
-ENDLESS = ("constant", "inverse_sqrt")  # decays that have no end, and do not ask where training ends
+ENDLESS = ("constant", "inverse_sqrt")  # decays that do not depend on the end of the training
 
 
 class Decay(NamedTuple):
@@ -20,50 +20,52 @@ class Decay(NamedTuple):
 
 
 def learning_rate(config: TrainingConfig, tokens: int, last_tokens: int) -> float:
-    """Linear warm-up to the peak, then what `config.decay` says, down to `lr_final_fraction` of the peak.
+    """Return the learning rate: a linear warm-up to the peak, then the decay down to `lr_final_fraction` of the peak.
 
-    tokens: consumed at the end of the step. last_tokens: where the decay ends if the config does not say.
+    tokens: consumed at the end of the step. last_tokens: the end of the decay if the config does not set it.
     Cosine: MT-NLG section 3.2. inverse_sqrt: arXiv 1706.03762. wsd: arXiv 2404.06395; 1-sqrt: arXiv 2405.18392.
     """
     if tokens < config.warmup_tokens:
         return config.lr * tokens / config.warmup_tokens
-    final = config.lr * config.lr_final_fraction
     if config.decay == "constant":
         return config.lr
+    final = config.lr * config.lr_final_fraction
     if config.decay == "inverse_sqrt":
         return max(final, config.lr * math.sqrt(config.warmup_tokens / tokens))
     begin, end = decay_of(config, last_tokens)
     if config.decay == "wsd" and tokens <= begin:
-        return config.lr  # to the bit, as under "constant"
-    return final + (config.lr - final) * _left(config, min(1.0, (tokens - begin) / max(1, end - begin)))
+        return config.lr  # bit for bit as under "constant"
+    done = min(1.0, (tokens - begin) / max(1, end - begin))
+    left = {
+        "linear": lambda: 1 - done,
+        "1-sqrt": lambda: 1 - math.sqrt(done),
+        "cosine": lambda: 0.5 * (1 + math.cos(math.pi * done)),
+    }[_shape(config)]()
+    return final + (config.lr - final) * left
 
 
-def _left(config: TrainingConfig, done: float) -> float:
-    """Of what the peak is above the final rate, the share that is left where this share of the decay is done."""
-    shape = config.final_decay_shape if config.decay == "wsd" else config.decay
-    if shape == "linear":
-        return 1 - done
-    return 1 - math.sqrt(done) if shape == "1-sqrt" else 0.5 * (1 + math.cos(math.pi * done))
+def _shape(config: TrainingConfig) -> str:
+    return config.final_decay_shape if config.decay == "wsd" else config.decay
 
 
 def decay_of(config: TrainingConfig, last_tokens: int) -> Decay:
-    """Of a decay that has an end."""
+    """Return where a decay begins and ends."""
     end = config.decay_tokens or last_tokens
     return Decay(end - config.final_decay_tokens if config.decay == "wsd" else config.warmup_tokens, end)
 
 
 def ends_with_training(training: Mapping[str, Any]) -> bool:
-    """Whether the rate depends on how many steps there are to be. training: plain data, maybe of an older version."""
+    """Whether the learning rate depends on the number of steps. training: the config as plain data."""
     return not training.get("decay_tokens") and training.get("decay") not in ENDLESS
 
 
 def last_tokens_of(config: TrainingConfig, plan: Plan) -> int:
-    """Tokens consumed when the last step is done."""
+    """Return the number of tokens consumed by all steps."""
     return plan.tokens(plan.batch.at(config.steps).first_sample)
 
 
 def lr_of_step(config: TrainingConfig, plan: Plan, step: int) -> float:
-    """The learning rate of a step, counted from 0."""
+    """Return the learning rate of a step, counted from 0."""
     after = plan.tokens(plan.batch.at(step + 1).first_sample)
     return learning_rate(config, after, last_tokens_of(config, plan))
 
@@ -117,20 +119,18 @@ def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
 
 
 def rate_line(config: TrainingConfig, plan: Plan) -> str:
-    """The course of the rate in words."""
-    last = last_tokens_of(config, plan)
+    """Return a sentence that describes the learning rate over the training."""
+    last, warmup = last_tokens_of(config, plan), config.warmup_tokens
     peak, at_last = f"{config.lr:.3g}", f"{learning_rate(config, last, last):.3g}"
-    warmup = config.warmup_tokens
-    rise = f"up to {peak} at {format_count(warmup)} tokens" if warmup else f"{peak} from the start"
     ending = f"{at_last} at the last step ({format_count(last)})"
     if last <= warmup:
-        all_of_it = f"all of it is warm-up, which reaches {peak} at {format_count(warmup)} tokens"
-        return f"learning rate: up to {ending}; {all_of_it}"
+        reaches = f"all of it is warm-up, which reaches {peak} at {format_count(warmup)} tokens"
+        return f"learning rate: up to {ending}; {reaches}"
+    rise = f"up to {peak} at {format_count(warmup)} tokens" if warmup else f"{peak} from the start"
     if config.decay in ENDLESS:
         fall = "" if config.decay == "constant" else ", then by the inverse root"
         return f"learning rate: {rise}{fall}, {ending}"
     begin, end = decay_of(config, last)
     stays = f", stable until {format_count(begin)}" if config.decay == "wsd" else ""
-    shape = config.final_decay_shape if config.decay == "wsd" else config.decay
     final = f"{config.lr * config.lr_final_fraction:.3g} at {format_count(end)}"
-    return f"learning rate: {rise}{stays}, {shape} to {final}" + (f", {ending}" if end != last else "")
+    return f"learning rate: {rise}{stays}, {_shape(config)} to {final}" + (f", {ending}" if end != last else "")

@@ -1,7 +1,7 @@
-"""The forwards and backwards of a step, recorded, with where its batch is read and its gradients are written.
+"""Records the forward and backward passes of a step as a CUDA graph, and replays them for other batches.
 
-Up to a rank's own sum of gradients, with the messages between ranks that share samples: the reduction over replicas
-begins after every replay, so that it can be as it is without recordings.
+A recording includes the messages between ranks that share samples, and ends with a rank's own sum of gradients: the
+reduction over replicas follows each replay as it follows steps without recordings.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 class RecordedStep:
-    """A step of batches of so many sequences. It keeps the `inputs` and the `scale` of losses that it was recorded
+    """A step of batches of `sequences` sequences. It keeps the `inputs` and the `scale` of losses that it was recorded
     with, and a replay overwrites them."""
 
     def __init__(
@@ -33,7 +33,7 @@ class RecordedStep:
         accumulate: Callable[[], Run],
     ) -> None:
         self.sequences, self._buckets = sequences, buckets
-        self._inputs, self._scale = inputs, scale  # a replay reads more of them than what it is given anew
+        self._inputs, self._scale = inputs, scale  # a replay also reads tensors that it does not overwrite
 
         def work() -> tuple[Run, list[Tensor]]:
             run = accumulate()
@@ -45,12 +45,12 @@ class RecordedStep:
         self._recording = record(work)
         self._handed = [(group, group.traffic - counted) for group, counted in before]
         for group, handed in self._handed:
-            group.traffic.subtract(handed)  # nothing was
+            group.traffic.subtract(handed)  # nothing was sent
         for bucket in buckets:
             bucket.clear_gradients()  # nothing was computed
 
     def replay(self, inputs: Sequence[Inputs], scale: float | Tensor) -> Run:
-        """Of another batch; leaves in the buckets what `accumulate` does."""
+        """Replay the step for another batch; the buckets then have its gradients."""
         torch._foreach_copy_(_batch(self._inputs, self._scale), _batch(inputs, scale))
         self._recording.replay()
         for group, handed in self._handed:
@@ -58,7 +58,7 @@ class RecordedStep:
         run, summed = self._recording.result
         for bucket, gradient in zip(self._buckets, summed, strict=True):
             bucket.give(gradient)
-        # Its numbers are written anew by the next replay; those of the caller stay.
+        # The next replay overwrites the tensors of the recording; the caller gets copies.
         z_loss = None if run.z_loss is None else run.z_loss.clone()
         return replace(run, loss=run.loss.clone(), z_loss=z_loss, spans=[])
 

@@ -1,6 +1,6 @@
-"""Loss-spike detection: a step whose loss or gradient norm is not finite, or far above those of recent steps.
+"""Detects loss spikes: steps whose loss or gradient norm is not finite, or far above those of recent steps.
 
-Every rank keeps the same history of the same totals, so all ranks decide alike before any weight changes.
+Every rank has the same history of the same totals, so all ranks decide the same before any weight changes.
 """
 
 import math
@@ -12,18 +12,18 @@ from typing import Any
 from trivium.parallel.sharding.zero import Totals
 from trivium.training.config import SpikesConfig
 
-# Of a normal distribution, the standard deviation over the median absolute deviation.
+# The standard deviation of a normal distribution, divided by its median absolute deviation.
 SIGMA = 1.4826
 
 
 class SpikeWatch:
     """Compares each step with the finite totals of the steps before it.
 
-    cause: why the last step judged was refused, or nothing. in_a_row: how many were, up to it.
+    cause: why the last step was rejected, or an empty string. in_a_row: how many consecutive steps were rejected.
     """
 
     def __init__(self, config: SpikesConfig, past: Mapping[str, Any] | None = None) -> None:
-        """past: the `state` of an earlier watch."""
+        """past: the `state` from a checkpoint."""
         self.config = config
         past = past or {}
         self._losses: deque[float] = deque(past.get("losses", ()), config.window)
@@ -32,7 +32,7 @@ class SpikeWatch:
         self.cause = ""
 
     def accepts(self, totals: Totals) -> bool:
-        """Return whether the step may update the weights. If it may, its totals enter the history."""
+        """Return whether the step may update the weights, and add its totals to the history if it may."""
         self.cause = self._cause(totals)
         if self.cause:
             self.in_a_row += 1
@@ -60,9 +60,9 @@ class SpikeWatch:
 
 
 def threshold(before: Sequence[float], config: SpikesConfig) -> float:
-    """Return the largest value that is no spike: median + deviations x robust standard deviation of the last steps.
+    """Return the largest value that is not a spike: median + deviations x robust standard deviation of the last steps.
 
-    It is infinite until `window` steps were seen, and if `deviations` is 0.
+    It is infinite until there were `window` steps, and if `deviations` is 0.
     """
     if config.deviations == 0 or len(before) < config.window:
         return math.inf

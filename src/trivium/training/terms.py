@@ -1,4 +1,4 @@
-"""What the ranks of one training must have alike: settings, versions of the code, the list of the tokens, and the
+"""What must be equal on all ranks of a training: settings, versions of the code, the list of the tokens, and the
 questions of published tasks."""
 
 import hashlib

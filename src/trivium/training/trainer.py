@@ -1,4 +1,4 @@
-"""What one rank does in a step: run the schedule, sum gradients, update, and agree on the loss."""
+"""One rank's training step: run the schedule, reduce gradients, update weights, and all-reduce the loss."""
 
 import math
 import time
@@ -42,19 +42,20 @@ Scale = float | torch.Tensor  # of losses
 
 
 class StepResult(NamedTuple):
-    """loss: mean over the batch's tokens, nats. gradient_norm: before clipping.
+    """The result of a step, the same on all ranks except `run` and `update_seconds`.
 
-    update_seconds: of the optimizer's step, with the wait for reduced gradients and the publishing of weights; on an
-    accelerator only where the step was measured, otherwise of asking for it.
+    loss: mean over the batch's tokens, in nats. gradient_norm: before clipping. update_seconds: of the optimizer's
+    step, with the wait for reduced gradients and the all-gather of weights; on a GPU only if the step was measured, and
+    otherwise the time to launch it. z_loss: mean over the same tokens, or None if the model has none.
     """
 
     loss: float
     gradient_norm: float
     run: Run
     update_seconds: float
-    asked: bool = False  # some rank was asked to end
-    batch_hash: str = ""  # of the rows that were read, on whatever rank
-    z_loss: float | None = None  # mean over the same tokens, beside the loss; None where there is none
+    asked: bool = False  # whether some rank received a request to end
+    batch_hash: str = ""  # of the rows that all ranks read
+    z_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,16 +73,16 @@ class Samples:
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
-        """Those of a step, counted from 0, out of one long text of token ids [tokens], which may be a mapped file.
+        """Return the samples of a step, counted from 0, from one long text of token ids [tokens], which may be mapped.
 
-        Windows follow one another and are not shuffled. Raises DataError, once read, as `windows` does.
+        Windows are consecutive and not shuffled. Reading them raises DataError as `windows` does.
         """
         at = plan.batch.at(step)
         return cls(at.first_sample, at.sequences, partial(windows, ids, plan.model))
 
 
 def adam_rule(config: TrainingConfig) -> AdamRule:
-    """AdamW's constants in a recipe."""
+    """Return AdamW's constants of a config."""
     return AdamRule(**{field.name: getattr(config, field.name) for field in fields(AdamRule)})
 
 
@@ -95,7 +96,7 @@ class Trainer:
         rows = bucket_table(plan, mesh.at.pipeline)
         self.buckets: list[Bucket] = make_buckets(
             rows,
-            # One bucket after the other: at ZeRO stage 3 no rank need have room for all of them.
+            # One bucket after the other, because at ZeRO stage 3 a rank has no memory for all of them.
             lambda item: placed(self.stages[item.stage], item.parameter.name, plan, mesh, seed=birth),
             mesh,
             zero=plan.zero,
@@ -105,7 +106,7 @@ class Trainer:
         if plan.zero >= 3:
             for stage in self.stages.values():
                 gather_around(_users(stage, self.buckets))
-        # On a processor torch's fused kernel moves no more than a compiled one.
+        # On CPUs torch's fused kernel moves as few bytes as a compiled one.
         in_one_pass = plan.compiled and mesh.device.type != "cpu"
         masters = DTYPES[plan.precision.masters]
         self.trained = [bucket for bucket in self.buckets if bucket.trains]
@@ -122,15 +123,17 @@ class Trainer:
         for stage in self.stages.values():
             stage.weight_gradients.sums = self._watch
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
-        self.transport: Literal["posted", "in order"] | None = None  # as the backend wants it
-        # Told before every forward of a micro-batch, and after every tensor that is read from a checkpoint.
+        self.transport: Literal["posted", "in order"] | None = None  # None: the backend's choice
+        # A heartbeat, called before every forward of a micro-batch and after every tensor read from a checkpoint.
         self.goes_on: Callable[[], None] = unheard
-        self.around: Callable[[str], AbstractContextManager[Any]] | None = None  # events, while they are traced
+        self.around: Callable[[str], AbstractContextManager[Any]] | None = None  # each event, while a step is traced
         self._records = plan.cuda_graphs and operations_of(mesh.device.type).recording is not None
         self._recorded: RecordedStep | None = None
-        self._ran: set[int] = set()  # sizes of batches whose step has run, so that it can be recorded
+        self._ran: set[int] = (
+            set()
+        )  # sizes of batches that were trained, so that the next step of the size can be recorded
         self._programs: dict[tuple[int, bool], Program] = {}
-        self._digest = NO_ROWS  # of the rows this rank read last
+        self._digest = NO_ROWS  # of the rows that this rank read last
 
     def train_step(
         self,
@@ -142,11 +145,11 @@ class Trainer:
         asks: bool = False,
         accepts: Callable[[Totals], bool] | None = None,
     ) -> StepResult:
-        """One optimizer step on the global batch `samples`; every rank returns the same loss and norm.
+        """Do one optimizer step on the global batch `samples`; every rank returns the same loss and norm.
 
-        asks: this rank was asked to end; every rank's result then says so. accepts: may refuse the update, when it
-        sees the totals; it is not asked about an overflow that the loss scale answers. Without it DataError on every
-        rank where none can: gradients in fp16 that are not finite at the smallest scale. No weight has changed then.
+        asks: this rank received a request to end; every rank's result then says so. accepts: may reject the update,
+        given the totals; it is not called for an overflow that a smaller loss scale fixes. Without `accepts`, raises
+        DataError on every rank if fp16 gradients are not finite at the smallest scale; no weight has changed then.
         """
         run = self.accumulate(step, samples, measure=measure)
         scale = self.loss_scale.value if self.loss_scale else 1.0
@@ -166,7 +169,12 @@ class Trainer:
         if self.loss_scale:
             finite = math.isfinite(totals.gradient_norm)
             if accepts is None and not finite and scale == LEAST:
-                raise DataError(_cannot_be_scaled(step, totals))
+                raise DataError(
+                    f"step {step}: the gradient norm is {totals.gradient_norm} and the loss {totals.loss} in fp16 at a "
+                    f"loss scale of {LEAST:g}, the smallest; no weight was changed. Lower the learning rate, look at "
+                    f"this batch, or take plan.precision.weights=bf16; a program that wants to pass over such steps "
+                    f"gives `accepts` to train_step"
+                )
             self.loss_scale.update(finite=finite)
         batch_hash = str(Digest(*totals.digest))
         return StepResult(
@@ -174,10 +182,10 @@ class Trainer:
         )
 
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
-        """Forward and backward of the batch; gradients are left in the buckets, their reduction begun.
+        """Run forward and backward of the batch; the buckets then have the gradients, whose reduction has begun.
 
-        measure: also count the bytes that autograd keeps, and the peak over the step, and take the spans' times by the
-        clock of the device, which is waited for.
+        measure: also count the bytes that autograd stores, and their peak, and time each action by the clock of the
+        device, which is synchronized.
         """
         self._set_mode(training=True)
         inputs = self._inputs(samples, step)
@@ -203,7 +211,7 @@ class Trainer:
         return run
 
     def _replayed(self, sequences: int, inputs: Sequence[Inputs], scale: Scale) -> Run:
-        """A step that has run before, at once. One is kept: of a ramp's next size another is recorded."""
+        """Replay a step that was recorded before. One recording is kept; a ramp's next batch size needs another."""
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
             work = partial(self._run, sequences, inputs, scale, reduces=False)
@@ -212,14 +220,14 @@ class Trainer:
         return self._recorded.replay(inputs, scale)
 
     def forget_recording(self) -> None:
-        """Give the memory of a recorded step's activations back, for what is not replayed; the next that can be is
-        recorded anew. Also before the process group ends, which would wait for what is recorded of its messages."""
+        """Free the activations of the recorded step, for a step that is not replayed; a later step is recorded again.
+        Call it before the process group ends, which would wait for recorded messages."""
         self._recorded = None
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Inside, steps are asked for kernel by kernel. Every rank has to be inside, or none: of a message NCCL records
-        both ends or neither."""
+        """Inside, steps are launched kernel by kernel. Every rank must be inside, or none: NCCL records both ends of a
+        message or neither."""
         records, self._records = self._records, False
         try:
             yield
@@ -228,8 +236,8 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self, samples: Samples) -> float:
-        """Mean loss over `samples`, without gradients or dropout; the same on every rank, and under every layout: what
-        they lack of whole micro-batches for every replica and stage is padding."""
+        """Return the mean loss over `samples`, without gradients or dropout; the same on every rank and under every
+        layout. Incomplete micro-batches are padded."""
         self._set_mode(training=False)
         self.forget_recording()
         whole = samples.padded_to(self.plan.validation_unit)
@@ -241,7 +249,7 @@ class Trainer:
 
     @contextmanager
     def weights_held(self) -> Iterator[Mapping[int, Stage]]:
-        """Inside, the stages of this rank have all their weights, which at ZeRO stage 3 are otherwise in slices."""
+        """Inside, the stages of this rank have all their weights, which ZeRO stage 3 otherwise shards."""
         for bucket in self.buckets:
             bucket.hold()
         try:
@@ -269,7 +277,7 @@ class Trainer:
         )
 
     def _inputs(self, samples: Samples, step: int | None) -> list[Inputs]:
-        """This replica's micro-batches: data rank d takes the d-th run of consecutive samples."""
+        """Return this replica's micro-batches: data rank d reads the d-th run of consecutive samples."""
         plan, micro = self.plan, self.plan.batch.micro
         refuse_part_of_a_micro_batch(plan, samples.sequences)
         micro_batches = plan.batch.micro_batches(plan.layout, samples.sequences)
@@ -303,7 +311,7 @@ class Trainer:
         return all_reduce_(torch.stack(weights).sum(), self.mesh.replicas)
 
     def _z_loss(self) -> torch.Tensor:
-        """Of the micro-batches whose loss was computed here, summed; 0 where that is done on other ranks."""
+        """Return the sum over the micro-batches whose loss was computed here; 0 if other ranks compute it."""
         heads = (stage.head for stage in self.stages.values() if stage.head is not None)
         found = [z_loss for head in heads for z_loss in head.take_z_losses()]
         zero = torch.zeros((), device=self.mesh.device, dtype=torch.float64)
@@ -317,7 +325,7 @@ class Trainer:
     def _program(self, sequences: int, *, forward_only: bool) -> Program:
         key = (sequences, forward_only)
         if key not in self._programs:
-            # A given table is of the full batch; forwards alone need no schedule's art.
+            # A given table is for the full batch; validation may use fewer samples.
             given = self.plan.schedule == "given"
             table = self.plan.schedule_table(sequences) if not given or not forward_only else self._forwards(sequences)
             if forward_only:
@@ -326,14 +334,14 @@ class Trainer:
         return self._programs[key]
 
     def _forwards(self, sequences: int) -> Schedule:
-        """Every forward of each stage, on the rank that holds it."""
+        """Return every forward of each stage, on the rank of the stage."""
         micro_batches = range(self.plan.batch.micro_batches(self.plan.layout, sequences))
         ranks = range(self.plan.layout.pipeline)
         return tuple(tuple(forward(m, s) for m in micro_batches for s in self.plan.stages_of(r)) for r in ranks)
 
 
 def refuse_part_of_a_micro_batch(plan: Plan, sequences: int) -> None:
-    """ConfigError where replicas cannot run so many sequences in whole micro-batches: the rest would be left out."""
+    """Raise ConfigError if replicas cannot run `sequences` in full micro-batches: the rest would be dropped."""
     unit = plan.batch.micro * plan.layout.data
     if sequences < 1 or sequences % unit:
         below = sequences // unit * unit
@@ -345,32 +353,23 @@ def refuse_part_of_a_micro_batch(plan: Plan, sequences: int) -> None:
 
 
 def _judge(accepts: Callable[[Totals], bool] | None, scale: float) -> Callable[[Totals], bool]:
-    """Who says whether gradients in fp16 update the weights: `accepts`, or where there is none, that they are finite.
-    Of an overflow that the scale answers the optimizer says so itself."""
-    judges = accepts or (lambda totals: math.isfinite(totals.gradient_norm))
-    return lambda totals: _overflows(totals, scale) or judges(totals)
+    """Return the function that decides whether fp16 gradients update the weights: `accepts`, or whether they are
+    finite. It is not asked about gradients that overflow, which halving the scale fixes: the optimizer rejects them."""
+    decides = accepts or (lambda totals: math.isfinite(totals.gradient_norm))
 
+    def judge(totals: Totals) -> bool:
+        overflows = math.isfinite(totals.loss) and not math.isfinite(totals.gradient_norm)
+        return (overflows and scale != LEAST) or decides(totals)
 
-def _cannot_be_scaled(step: int, totals: Totals) -> str:
-    return (
-        f"step {step}: the gradient norm is {totals.gradient_norm} and the loss {totals.loss} in fp16 at a loss scale "
-        f"of {LEAST:g}, the smallest; no weight was changed. Lower the learning rate, look at this batch, or take "
-        "plan.precision.weights=bf16; a program that wants to pass over such steps gives `accepts` to train_step"
-    )
-
-
-def _overflows(totals: Totals, scale: float) -> bool:
-    """Whether gradients alone are too large for fp16, which halving the scale fixes."""
-    return scale != LEAST and math.isfinite(totals.loss) and not math.isfinite(totals.gradient_norm)
+    return judge
 
 
 def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:
-    """The modules of a stage in order, each with the buckets of the parameters it reads."""
-    users = []
-    for module, names, in_backward in stage.modules_in_order():
-        here = tuple(b for b in buckets if any(s.row.name in names for s in b.slots))
-        users.append(User(module, here, in_backward))
-    return users
+    """Return the modules of a stage in order, each with the buckets of its parameters."""
+    return [
+        User(module, tuple(b for b in buckets if any(s.row.name in names for s in b.slots)), in_backward)
+        for module, names, in_backward in stage.modules_in_order()
+    ]
 
 
 def _forward(

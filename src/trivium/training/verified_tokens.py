@@ -1,4 +1,4 @@
-"""Training reads the token shards that were written: each is hashed once, and again when it was touched since."""
+"""Verifies the token shards before training: each is hashed once, and again only if it changed since."""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -15,47 +15,17 @@ from trivium.tokens.shards import SUFFIXES
 from trivium.training.metrics import warn
 from trivium.untrusted import read_json
 
-VERIFIED = "tokens-verified.json"  # in the folder of the run: the shards as they were when they were found right
-# Size, nanoseconds of the last changes of content and of the entry, and the sha256 it should have.
+VERIFIED = "tokens-verified.json"  # in the directory of the run: the state of the shards when they were verified
+# Size, nanoseconds of the last changes of content and of the entry, and the expected sha256.
 State = list[Any]
 
 
 def verify_together(tokens: Path, out: Path, mesh: Mesh, alive: Callable[[], None]) -> None:
     """Compare the shards in `tokens` with their sha256 and check their indices; every rank calls this.
 
-    Ranks that see the same files share the reading. Hosts that have a copy each read their own copy whole, so every
-    byte that any host will train on is read once. A shard that is as it was when a run in `out` last found it right is
-    not read again: terabytes take an hour. alive: called now and then. Raises DataError on every rank, with the name of
-    a damaged shard and, where there are several copies, of its host.
-    """
-    now, copies = _states_on_all(tokens, mesh)
-    first = copies[mesh.rank]
-    sharers = [rank for rank, copy in enumerate(copies) if copy == first]
-    noted = out / (VERIFIED if first == 0 else f"tokens-verified-of-rank-{first}.json")
-    known = _known(noted)
-    share = list(now)[sharers.index(mesh.rank) :: len(sharers)]
-    mine = [name for name in share if now[name] != known.get(name)]
-    host = f"on {socket.gethostname()}: " if any(copies) else ""
-
-    def verify() -> None:
-        try:
-            verify_tokens(tokens, mine, alive)
-        except DataError as error:
-            raise DataError(f"{host}{error}") from None
-
-    if problem := problem_of_any(verify, mesh, alive):
-        raise DataError(problem)
-    if mesh.rank == first and now != known:
-        try:
-            write_json(noted, now)
-        except OSError as error:
-            warn(f"{error}; the next start reads all token shards again")
-
-
-def _states_on_all(tokens: Path, mesh: Mesh) -> tuple[dict[str, State], list[int]]:
-    """What the shards are like here; and for every rank the lowest rank that sees the very same files.
-
-    Files are taken for the same where inode, size and times are: those of a copy differ.
+    Ranks that see the same files share the reading; hosts with separate copies each read theirs. A shard that has not
+    changed since a run in `out` verified it is not read again: terabytes take an hour. alive: a heartbeat. Raises
+    DataError on every rank, with the name of a damaged shard and, if there are several copies, of its host.
     """
     now, inodes = dict[str, State](), list[int]()
 
@@ -65,19 +35,41 @@ def _states_on_all(tokens: Path, mesh: Mesh) -> tuple[dict[str, State], list[int
 
     if problem := problem_of_any(look, mesh):
         raise DataError(problem)
-    digest = int(fingerprint([now, inodes]), 16)
+    copies = _copies([now, inodes], mesh)
+    first = copies[mesh.rank]
+    sharers = [rank for rank, copy in enumerate(copies) if copy == first]
+    verified = out / (VERIFIED if first == 0 else f"tokens-verified-of-rank-{first}.json")
+    known = _known(verified)
+    share = list(now)[sharers.index(mesh.rank) :: len(sharers)]
+
+    def verify() -> None:
+        try:
+            verify_tokens(tokens, [name for name in share if now[name] != known.get(name)], alive)
+        except DataError as error:
+            raise DataError(f"on {socket.gethostname()}: {error}" if any(copies) else str(error)) from None
+
+    if problem := problem_of_any(verify, mesh, alive):
+        raise DataError(problem)
+    if mesh.rank == first and now != known:
+        try:
+            write_json(verified, now)
+        except OSError as error:
+            warn(f"{error}; the next start reads all token shards again")
+
+
+def _copies(files: Any, mesh: Mesh) -> list[int]:
+    """Return for each rank the lowest rank that sees the same files, by their inodes, sizes and times."""
     numbers = [0.0] * (2 * mesh.layout.world_size)
-    numbers[2 * mesh.rank : 2 * mesh.rank + 2] = [float(n) for n in divmod(digest, 1 << 32)]  # exact in fp64
+    digest = divmod(int(fingerprint(files), 16), 1 << 32)
+    numbers[2 * mesh.rank : 2 * mesh.rank + 2] = [float(n) for n in digest]  # exact in fp64
     every = sums(numbers, mesh)
     digests = list(zip(every[::2], every[1::2], strict=True))
-    return now, [digests.index(each) for each in digests]
+    return [digests.index(each) for each in digests]
 
 
 def refuse_other_ids(manifest: Mapping[str, Any], model: ModelShape, tokens: Path) -> None:
-    """DataError when the model has no row for some token id, ConfigError when it looks for documents' ends in vain.
-
-    manifest: of the token directory `tokens`.
-    """
+    """Raise DataError if the model has no embedding for some token id, and ConfigError if it expects another
+    end-of-text id. manifest: of the directory `tokens`."""
     vocabulary, end = int(manifest["vocabulary"]), int(manifest["end_of_text"])
     if vocabulary > model.vocabulary:
         raise DataError(
@@ -92,23 +84,24 @@ def refuse_other_ids(manifest: Mapping[str, Any], model: ModelShape, tokens: Pat
 
 
 def _states(tokens: Path) -> dict[str, State]:
-    """What each shard's files are like now; large ones first, so that the ranks' shares are alike."""
+    """Return the state of each shard's files, large ones first, so that the ranks' shares are balanced."""
     files: Mapping[str, str] = read_tokens_manifest(tokens)["files"]
-    shards = sorted((suffix, name) for name in files if (suffix := Path(name).suffix) in SUFFIXES)
-    return {name: _state(tokens / name, files[name]) for _, name in shards}
-
-
-def _state(path: Path, sha256: str) -> State:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; restore it, or tokenize again") from None
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, sha256]
+    states: dict[str, State] = {}
+    for suffix in sorted(SUFFIXES):
+        for name in sorted(name for name in files if Path(name).suffix == suffix):
+            try:
+                stat = (tokens / name).stat()
+            except OSError as error:
+                raise DataError(
+                    f"{tokens / name} cannot be read: {error.strerror}; restore it, or tokenize again"
+                ) from None
+            states[name] = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, files[name]]
+    return states
 
 
 def _known(path: Path) -> Mapping[str, State]:
     try:
-        found = read_json(path)
+        known = read_json(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return known if isinstance(known, dict) else {}

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from ranks import on_ranks, ranks
-from trivium.comms import collectives
 from trivium.comms.collectives import (
     all_gather,
     all_gather_into,
@@ -24,15 +23,17 @@ from trivium.comms.collectives import (
     reduce_scatter_begin,
     rotate,
 )
-from trivium.comms.exchange import Exchange, begin_receive, begin_send
-from trivium.comms.host_memory import process_memory, same_host
+from trivium.comms.group import Group
+from trivium.comms.host_memory import process_memory, same_host, transport
 from trivium.comms.host_memory.loans import INLINE_BYTES, Key
 from trivium.comms.host_memory.process_memory import read_memory, why_siblings_cannot_read
+from trivium.comms.host_memory.transport import HostMemory
 from trivium.comms.launch import Place, lends_memory
-from trivium.comms.mesh import Group, Mesh
+from trivium.comms.mesh import Mesh
+from trivium.comms.transports import Exchange
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
-from trivium.training.supervision.supervise import LOST
+from trivium.training.supervision.watchdog import LOST
 
 Tensor = torch.Tensor
 
@@ -42,7 +43,7 @@ TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
 
 def connected_pair(place: Place, seconds: float = 20) -> Group:
     group = Mesh.connect(Layout(data=place.world_size), place.rank, place.world_size, timeout_seconds=seconds).data
-    assert group.by_memory, "processes of one test share their host"
+    assert isinstance(group.carrier, HostMemory), "processes of one test share their host"
     return group
 
 
@@ -66,11 +67,11 @@ def test_tensors_of_any_size_arrive_whole(place: Place) -> None:
 def test_messages_of_a_key_keep_their_order_and_keys_do_not_mix(place: Place) -> None:
     group, other = connected_pair(place), 1 - place.rank
     tensors = [content(size, place.rank, n) for n, size in enumerate(SIZES)]
-    sends = [begin_send(tensor, other, group, tag) for tensor in tensors for tag in (7, 8)]
+    sends = [group.transport.send(tensor, other, group, tag) for tensor in tensors for tag in (7, 8)]
     for tag in (8, 7):  # the later key first
         for n, size in enumerate(SIZES):
             out = torch.zeros(size, dtype=torch.uint8)
-            begin_receive(out, other, group, tag).wait()
+            group.transport.receive(out, other, group, tag).wait()
             assert torch.equal(out, content(size, other, n)), (tag, n)
     for work in sends:
         work.wait()
@@ -81,18 +82,18 @@ def test_what_was_lent_stays_alive_and_unread_until_it_is_given_back(place: Plac
     group = connected_pair(place)
     ready = Key(group.number, 1)
     if place.rank == 0:
-        loan = group.peers[1].lend(Key(group.number, 0), content(1 << 20, 0))  # nobody here keeps the tensor
+        loan = group.transport.peers[1].lend(Key(group.number, 0), content(1 << 20, 0))  # nobody here keeps the tensor
         gc.collect()
         torch.zeros(1 << 20, dtype=torch.uint8)  # what would take its memory
         assert not loan.is_completed(), "nobody has read it"
-        group.peers[1].lend(ready, torch.tensor([6, 7, 8, 9], dtype=torch.uint8))
+        group.transport.peers[1].lend(ready, torch.tensor([6, 7, 8, 9], dtype=torch.uint8))
         loan.wait()
         assert loan.is_completed()
     else:
         two = torch.zeros(2, dtype=torch.uint8)
-        group.peers[0].borrow(ready, 4).read(two, 1)
+        group.transport.peers[0].borrow(ready, 4).read(two, 1)
         assert two.tolist() == [7, 8]
-        borrowed = group.peers[0].borrow(Key(group.number, 0), 1 << 20)
+        borrowed = group.transport.peers[0].borrow(Key(group.number, 0), 1 << 20)
         out = torch.zeros(1 << 10, dtype=torch.uint8)
         for start in (0, 5000):  # in pieces, from anywhere
             borrowed.read(out, start)
@@ -105,10 +106,10 @@ def test_ranks_that_lend_much_before_they_read_do_not_wait_for_each_other(place:
     group, other = connected_pair(place), 1 - place.rank
     number = 3000  # far more than a socket holds
     for _ in range(number):
-        begin_send(torch.full((INLINE_BYTES,), place.rank, dtype=torch.uint8), other, group)
+        group.transport.send(torch.full((INLINE_BYTES,), place.rank, dtype=torch.uint8), other, group)
     out = torch.zeros(INLINE_BYTES, dtype=torch.uint8)
     for _ in range(number):
-        begin_receive(out.fill_(9), other, group).wait()
+        group.transport.receive(out.fill_(9), other, group).wait()
         assert bool((out == other).all())
 
 
@@ -118,7 +119,7 @@ def test_nothing_is_kept_of_messages_that_were_read(place: Place) -> None:
     for size in (8, 1 << 12):
         for _ in range(50):
             all_reduce_(torch.ones(size), group)
-    peer = group.peers[1 - place.rank]
+    peer = group.transport.peers[1 - place.rank]
     assert not peer._offers, "each exchange has a key of its own"
     assert not peer._lent
 
@@ -155,29 +156,29 @@ def test_what_was_waited_for_may_be_overwritten_while_others_have_yet_to_wait(pl
 def test_a_message_of_another_size_is_refused(place: Place) -> None:
     group = connected_pair(place)
     if place.rank == 0:
-        begin_send(torch.zeros(3), 1, group, 5)
+        group.transport.send(torch.zeros(3), 1, group, 5)
     else:
         with pytest.raises(RuntimeError, match="rank 0 sent 12 bytes .*tag=5.* where 16 are due"):
-            begin_receive(torch.zeros(4), 0, group, 5).wait()
+            group.transport.receive(torch.zeros(4), 0, group, 5).wait()
 
 
 @ranks(2)
 def test_a_rank_that_ends_is_noticed_at_once_and_after_what_it_said(place: Place) -> None:
     group = connected_pair(place)
     if place.rank == 0:
-        begin_send(torch.ones(3), 1, group)
+        group.transport.send(torch.ones(3), 1, group)
         time.sleep(0.4)
         return
     begin = time.monotonic()
-    begin_send(torch.ones(3), 0, group)  # which it never reads
+    group.transport.send(torch.ones(3), 0, group)  # which it never reads
     time.sleep(0.8)
     out = torch.zeros(3)
-    begin_receive(out, 0, group).wait()
+    group.transport.receive(out, 0, group).wait()
     assert bool((out == 1).all()), "what was sent before the end arrives"
     with pytest.raises(RuntimeError, match="rank 0 has closed its connection"):
-        begin_receive(out, 0, group).wait()
+        group.transport.receive(out, 0, group).wait()
     with pytest.raises(RuntimeError, match="rank 0 has closed its connection"):
-        begin_send(out, 0, group)
+        group.transport.send(out, 0, group)
     assert time.monotonic() - begin < 5
 
 
@@ -186,11 +187,11 @@ def test_of_a_rank_that_ends_with_something_lent_it_is_said_that_it_has_ended(pl
     """In words by which others know that it is the one to blame."""
     group = connected_pair(place)
     if place.rank == 0:
-        begin_send(torch.ones(INLINE_BYTES), 1, group)
+        group.transport.send(torch.ones(INLINE_BYTES), 1, group)
         return
     time.sleep(0.6)
     with pytest.raises(RuntimeError, match="rank 0 has closed its connection") as caught:
-        begin_receive(torch.zeros(INLINE_BYTES), 0, group).wait()
+        group.transport.receive(torch.zeros(INLINE_BYTES), 0, group).wait()
     assert any(words in str(caught.value) for words in LOST)
 
 
@@ -200,8 +201,8 @@ def test_a_rank_that_does_not_answer_is_named_when_the_time_is_up(place: Place) 
     if place.rank == 0:
         time.sleep(1.5)
         return
-    loan = begin_send(torch.zeros(1 << 20), 0, group)
-    for wait in (begin_receive(torch.zeros(3), 0, group).wait, loan.wait):
+    loan = group.transport.send(torch.zeros(1 << 20), 0, group)
+    for wait in (group.transport.receive(torch.zeros(3), 0, group).wait, loan.wait):
         with pytest.raises(RuntimeError, match=r"rank 0 did not answer within 0\.5 s"):
             wait()
 
@@ -214,8 +215,8 @@ def values(rows: int, rank: int, dtype: torch.dtype) -> Tensor:
 def both_roads(place: Place) -> None:
     layout, size = Layout(tensor=place.world_size), place.world_size
     memory, network = (Mesh.connect(layout, place.rank, size, by_memory=choice).tensor for choice in (True, False))
-    assert memory.by_memory
-    assert not network.by_memory
+    assert isinstance(memory.transport, HostMemory)
+    assert not isinstance(network.transport, HostMemory)
     for dtype in TYPES:
         for each in (1, 7, 400, 70_000):  # the last in several pieces, and by slices that are not equal
             of_rank = [values(size * each, rank, dtype) for rank in range(size)]
@@ -248,9 +249,9 @@ def test_collectives_by_memory_are_those_by_the_network(size: int) -> None:
 
 def more_ranks_than_numbers(place: Place) -> None:
     """As for 130 ranks and 129 numbers of fp64, the fewest that do not travel with the words."""
-    collectives.INLINE_BYTES = 0
+    transport.INLINE_BYTES = 0
     group = Mesh.connect(Layout(data=place.world_size), place.rank, place.world_size).data
-    assert group.by_memory
+    assert isinstance(group.carrier, HostMemory)
     for numbers in (1, group.size - 1):
         of_rank = [values(numbers, rank, torch.float64) for rank in range(group.size)]
         x = of_rank[place.rank].flatten()[:numbers]
@@ -273,7 +274,10 @@ def the_last_cannot(place: Place, layout: Layout, how: str) -> None:
         same_host._this_host = lambda: b"another host"
     mesh = Mesh.connect(layout, place.rank, layout.world_size)
     for group in (mesh.tensor, mesh.data):
-        assert group.by_memory == (last not in group.ranks and group.size > 1), (group.role, group.ranks)
+        assert isinstance(group.carrier, HostMemory) == (last not in group.ranks and group.size > 1), (
+            group.role,
+            group.ranks,
+        )
         assert float(all_reduce_(torch.tensor(float(place.rank)), group)) == sum(group.ranks)
 
 
@@ -292,7 +296,7 @@ def one_pair_cannot(place: Place) -> None:
     if place.rank == 1:
         same_host._Meeting._reads = lambda self, peer, hello: peer != 2 and reads(self, peer, hello)
     group = Mesh.connect(Layout(data=3), place.rank, 3).data
-    assert not group.by_memory, "rank 0 can read both others, but they not each other"
+    assert not isinstance(group.carrier, HostMemory), "rank 0 can read both others, but they not each other"
     assert float(all_reduce_(torch.tensor(1.0), group)) == 3
 
 

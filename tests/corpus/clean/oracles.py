@@ -1,8 +1,8 @@
-"""The figures of the quality, FineWeb and repetition rules in plain Python: what the kernels must equal."""
+"""The figures of the quality, FineWeb and repetition rules in plain Python, as references for the kernels."""
 
 from collections import Counter
 
-from trivium.corpus.clean import fineweb, quality
+from trivium.corpus.clean import quality
 from trivium.corpus.kernels.characters import BULLETS, STOPS, WEB_STOPS
 from trivium.corpus.kernels.measures import COMMON_WORDS, MARKS
 
@@ -16,29 +16,29 @@ def quality_figures(text):
     num_words, num_lines = max(len(words), 1), max(len(lines), 1)
     signs = max(text.count("#"), text.count("…") + text.count(".."))
     lowered = {word.strip(MARKS).lower() for word in words}
-    return quality.Figures(
-        characters=len(text),
-        words=len(words),
-        word_letters=sum(map(len, words)) / num_words,
-        symbols=signs / num_words,
-        bullet_lines=sum(line.startswith(BULLETS) for line in lines) / num_lines,
-        ellipsis_lines=sum(line.endswith(("…", "...")) for line in lines) / num_lines,
-        alphabetic_words=sum(any(map(str.isalpha, word)) for word in words) / num_words,
-        common_words=len(lowered.intersection(COMMON_WORDS)),
-        punctuated_lines=sum(line.endswith(STOPS) for line in lines) / num_lines,
-        short_lines=sum(len(line) < 30 for line in lines) / num_lines,
-        boilerplate_words=sum(len(line.split()) for line in lines if quality.is_boilerplate(line)) / num_words,
-    )
+    return {
+        "characters": len(text),
+        "words": len(words),
+        "word_letters": sum(map(len, words)) / num_words,
+        "symbols": signs / num_words,
+        "bullet_lines": sum(line.startswith(BULLETS) for line in lines) / num_lines,
+        "ellipsis_lines": sum(line.endswith(("…", "...")) for line in lines) / num_lines,
+        "alphabetic_words": sum(any(map(str.isalpha, word)) for word in words) / num_words,
+        "common_words": len(lowered.intersection(COMMON_WORDS)),
+        "punctuated_lines": sum(line.endswith(STOPS) for line in lines) / num_lines,
+        "short_lines": sum(len(line) < 30 for line in lines) / num_lines,
+        "boilerplate_words": sum(len(line.split()) for line in lines if quality.is_boilerplate(line)) / num_words,
+    }
 
 
 def fineweb_figures(text, config):
     lines = lines_of(text)
-    return fineweb.Figures(
-        punctuated_lines=sum(line.endswith(WEB_STOPS) for line in lines) / max(len(lines), 1),
-        short_lines=sum(len(line) <= config.short_line for line in lines) / max(len(lines), 1),
-        duplicate_characters=repeats(lines)[1],
-        newlines_per_word=max(len(lines) - 1, 0) / max(len(text.split()), 1),
-    )
+    return {
+        "punctuated_lines": sum(line.endswith(WEB_STOPS) for line in lines) / max(len(lines), 1),
+        "short_lines": sum(len(line) <= config.short_line for line in lines) / max(len(lines), 1),
+        "duplicate_characters": repeats(lines)[1],
+        "newlines_per_word": max(len(lines) - 1, 0) / max(len(text.split()), 1),
+    }
 
 
 def repetition_rules(text, config):

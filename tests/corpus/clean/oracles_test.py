@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.corpus.clean.oracles import fineweb_figures, quality_figures, repetition_rules
 
-from trivium.corpus.clean import fineweb, quality, repetition
+from trivium.corpus.clean import quality, repetition
+from trivium.corpus.clean.filters import FILTERS, named_steps
 from trivium.corpus.clean.tidy import REPAIRED_LETTERS, looks_damaged
 from trivium.corpus.config import CurateConfig, FineWebConfig, RepetitionConfig
 from trivium.corpus.document import Document
-from trivium.corpus.filters import FILTERS, named_steps
 from trivium.corpus.kernels.characters import BLANK, DIGIT, LETTER, ODD, WORD, character_classes
 
 # what the rules look at, and blanks, letters and signs that look or fold like it
@@ -37,14 +37,14 @@ spaced = st.lists(st.sampled_from(PIECES), max_size=60).map(" ".join)
 @example(["", " \n\n ", "word"])
 @example(["x" * 70_000 + "\n" + "y " * 9])
 def test_quality_figures_are_those_of_plain_python(batch):
-    assert quality.measure_all(batch) == [quality_figures(text) for text in batch]
+    assert quality.measure_quality(batch) == [quality_figures(text) for text in batch]
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(texts, min_size=1, max_size=4), st.integers(0, 40))
 def test_fineweb_figures_are_those_of_plain_python(batch, short):
     config = FineWebConfig(short_line=short)
-    found = fineweb.measure_all(batch, short_line=short)
+    found = quality.measure_fineweb(batch, short_line=short)
     assert found == [fineweb_figures(text, config) for text in batch]
 
 
@@ -66,7 +66,7 @@ def test_repetition_shares_are_those_of_plain_python(batch, tops, repeated):
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([quality._MENU, quality._CALL, quality._COUNTER, quality._POLICY]).flatmap(st.from_regex))
 def test_no_line_that_the_patterns_find_is_passed_over_by_the_kernel(text):
-    assert quality.measure_all([text])[0].boilerplate_words == quality_figures(text).boilerplate_words
+    assert quality.measure_quality([text])[0]["boilerplate_words"] == quality_figures(text)["boilerplate_words"]
 
 
 def test_a_pattern_that_ignores_case_takes_no_other_characters_for_ascii_than_the_kernel_expects():

@@ -125,8 +125,3 @@ def test_no_key_but_a_whole_one_is_masked():
         assert masked(f"a {key[:-30]} b", PrivacyConfig())[0] != "a [KEY] b"
     opening = pem[:40]
     assert masked(opening + pem, PrivacyConfig())[0] == opening + "[KEY]"
-
-
-def test_most_prose_is_shown_to_no_pattern():
-    prose = "In 1984 she wrote, at 12:30, that 3.14 is about pi (see p. 10-12). It was read by 10 000 people..."
-    assert may_be_personal(joined([prose])).tolist() == [0]

@@ -5,9 +5,9 @@ import pytest
 
 from trivium.config import build, merge, parse_assignments
 from trivium.corpus.clean.extract import extract_step
+from trivium.corpus.clean.filters import named_steps
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.document import RAW, Document
-from trivium.corpus.filters import named_steps
 from trivium.corpus.select.classifier import Classifier
 from trivium.corpus.steps import Drop
 

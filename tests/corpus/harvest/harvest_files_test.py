@@ -12,12 +12,12 @@ from trivium.corpus import work as unfinished
 from trivium.corpus.config import HarvestConfig
 from trivium.corpus.daft_engine import Daft
 from trivium.corpus.document import Document
-from trivium.corpus.files import input_files
 from trivium.corpus.harvest import harvest_files
 from trivium.corpus.harvest.harvest import harvest
 from trivium.corpus.harvest.heldout import choose
+from trivium.corpus.publish.store import read_documents
+from trivium.corpus.read.files import input_files
 from trivium.corpus.read.read import read_any
-from trivium.corpus.store import read_documents
 from trivium.errors import DataError
 
 CONFIG = HarvestConfig(shard_bytes=20_000, evaluation_items=20)

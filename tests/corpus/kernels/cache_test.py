@@ -103,7 +103,7 @@ def test_a_compilation_that_breaks_off_is_done_again(tmp_path: Path) -> None:
 def test_compiling_says_that_it_happens_once_and_how_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trivium.corpus import warm_up
+    from trivium.corpus.kernels import warm_up
 
     ran: list[int] = []
     told: list[tuple[int, int | None, str]] = []
@@ -122,10 +122,10 @@ from pathlib import Path
 from numba.core.dispatcher import Dispatcher
 from trivium.config import build
 from trivium.corpus.config import CurateConfig
-from trivium.corpus.curate import curate
-from trivium.corpus.deduplicate import deduplicate
-from trivium.corpus.files import Input
-from trivium.corpus.warm_up import compile_once
+from trivium.corpus.pipeline import curate
+from trivium.corpus.dedup.deduplicate import deduplicate
+from trivium.corpus.read.files import Input
+from trivium.corpus.kernels.warm_up import compile_once
 
 root = Path(sys.argv[1])
 compile_once()

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from trivium.corpus.kernels.rows import with_room
 from trivium.corpus.kernels.shingles import pairs_in_band
+from trivium.corpus.kernels.words import with_room
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

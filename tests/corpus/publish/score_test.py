@@ -4,8 +4,8 @@ import gzip
 import json
 
 from trivium.corpus.document import Document
-from trivium.corpus.publish.score import score
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.output import score
+from trivium.corpus.publish.store import write_documents
 
 PASSAGE = "these are the words of a passage that nobody must find in any text that a model has been trained on"
 

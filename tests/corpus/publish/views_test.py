@@ -7,10 +7,11 @@ import shutil
 import pytest
 
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.corpus.curate import curate
 from trivium.corpus.dedup.minhash import similar_pairs
 from trivium.corpus.document import Document
 from trivium.corpus.harvest.harvest import harvest
+from trivium.corpus.pipeline import curate
+from trivium.corpus.publish.store import documents_table, read_documents, write_documents
 from trivium.corpus.publish.views import (
     corpus_statistics,
     differences_between,
@@ -20,7 +21,6 @@ from trivium.corpus.publish.views import (
     rejects_of,
     statistics_lines,
 )
-from trivium.corpus.store import documents_table, read_documents, write_documents
 from trivium.errors import DataError
 
 SMALL = HarvestConfig(max_bytes=700_000, packages=("networkx",), evaluation_items=30)
@@ -126,15 +126,15 @@ def test_a_corpus_differs_from_none_but_one_with_another_byte(curated, tmp_path)
 def test_no_pair_of_the_corpus_in_memory_is_similar_after_curation_and_the_dropped_ones_are(curated):
     config = CurateConfig().dedup
     kept = documents_table(list(read_documents(curated / "documents")))
-    assert len(similar_pairs(kept["text"], config, seed=11).pairs) == 0
+    assert len(similar_pairs(kept["text"], config, seed=11)[0]) == 0
     rows = {row["id"]: row for row in rejects_of(curated) if row["step"] == "near duplicates"}
     texts = {d.id: d.text for d in read_documents(curated / "documents")}
     for row in rows.values():
         if row["survivor"] in texts and row["jaccard"] < 1:
-            found = similar_pairs(
+            pairs, similarity = similar_pairs(
                 documents_table([Document("a", texts[row["survivor"]], ""), Document("b", row["text"], "")])["text"],
                 config,
                 seed=11,
             )
-            assert len(found.pairs) == 1
-            assert round(float(found.similarity[0]), 4) <= row["jaccard"]
+            assert len(pairs) == 1
+            assert round(float(similarity[0]), 4) <= row["jaccard"]

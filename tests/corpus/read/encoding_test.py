@@ -91,6 +91,11 @@ def test_text_that_is_valid_utf_8_in_many_places_is_nothing_else(stated):
     assert decode(page.encode(), stated) == page
 
 
+def test_any_bytes_become_text_under_any_label():
+    assert decode("Größe und Überfluß".encode(), "no-such-charset") == "Größe und Überfluß"
+    assert isinstance(decode(bytes(range(256)), "ascii"), str)
+
+
 def test_two_bytes_that_are_valid_utf_8_by_accident_are_what_is_stated():
     page = "<p>LISTA SZKÓŁ</p>"
     assert page.encode("iso-8859-2").decode() != page
@@ -110,6 +115,8 @@ def test_two_bytes_that_are_valid_utf_8_by_accident_are_what_is_stated():
         ("tis-620", "cp874", "ภาษาไทย – “ข้อความ”"),
         ("x-mac-cyrillic", "mac-cyrillic", "Это русский текст"),
         ("koi8-u", "koi8-u", "Це український текст ґ"),
+        ("iso-2022-jp", "iso2022_jp", "これは日本語の文章です。"),
+        ("windows-1252", "cp1252", "naïve café — “quoted”"),
     ],
 )
 def test_a_label_means_what_it_means_on_the_web(label, codec, text):

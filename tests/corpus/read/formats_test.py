@@ -10,37 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.corpus.config import CurateConfig, HarvestConfig, ReadConfig
-from trivium.corpus.curate import curate
 from trivium.corpus.document import Document
 from trivium.corpus.harvest.harvest import harvest
+from trivium.corpus.pipeline import curate
+from trivium.corpus.publish.store import read_documents
 from trivium.corpus.publish.views import loss_lines
 from trivium.corpus.read.cutting import CUT_FROM, paragraphs_of
 from trivium.corpus.read.read import read_any
-from trivium.corpus.store import read_documents
 from trivium.seeds import generator_for
 from trivium.tokens.split import survey
 
-WORDS = [
-    "the",
-    "river",
-    "and",
-    "a",
-    "house",
-    "that",
-    "was",
-    "of",
-    "stone",
-    "to",
-    "be",
-    "seen",
-    "with",
-    "many",
-    "people",
-    "have",
-    "long",
-    "been",
-    "there",
-]
+WORDS = "the river and a house that was of stone to be seen with many people have long been there".split()
 
 
 def prose(seed, paragraphs, end="\n"):

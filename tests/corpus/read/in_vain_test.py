@@ -10,9 +10,8 @@ import pytest
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Trouble
-from trivium.corpus.read.streams import Lost, chunks
+from trivium.corpus.read.streams import ZSTD, Lost, chunks
 from trivium.corpus.read.warc_frames import Frame, frames
-from trivium.corpus.read.zstd import MAGIC
 
 pytestmark = pytest.mark.timeout(100)
 LIMITS = ReadConfig()
@@ -29,7 +28,7 @@ MEMBERS = (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + stored(65520) + stored(
 # Every 3 bytes begins a member whose header has no end.
 HEADERS = b"\x1f\x8b\x08" * 500_000
 # Every 12 bytes begins a frame of blocks of 9 bytes, which have no end.
-FRAMES = (MAGIC + b"\x00\x50" + (9 << 3).to_bytes(3, "little") + b"abc") * 50_000
+FRAMES = (ZSTD + b"\x00\x50" + (9 << 3).to_bytes(3, "little") + b"abc") * 50_000
 
 
 @pytest.mark.broad

@@ -73,7 +73,7 @@ def test_memory_stays_bounded_whatever_is_read(tmp_path):
         (tmp_path / bad.name).write_bytes(bad.data)
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from trivium.corpus.files import input_files\nfrom trivium.corpus.read.read import read_any\n"
+        "from trivium.corpus.read.files import input_files\nfrom trivium.corpus.read.read import read_any\n"
         "for path in input_files(Path(sys.argv[1])):\n    for _ in read_any(path, source='s'): pass\n"
         # What getrusage says begins with the memory of the process that this one was made of.
         "status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"

@@ -14,13 +14,12 @@ import pytest
 import zstandard
 
 from trivium.corpus.config import CurateConfig, ReadConfig
-from trivium.corpus.document import RAW, Damage, Document, Trouble
-from trivium.corpus.files import Input, input_files, relative_name
-from trivium.corpus.read.cutting import paragraphs_of
+from trivium.corpus.document import Damage, Document, Trouble
+from trivium.corpus.pipeline import run_steps
+from trivium.corpus.read.files import Input, input_files, relative_name
 from trivium.corpus.read.lines import Line, row_of
 from trivium.corpus.read.read import read_any
 from trivium.corpus.read.warc import Page, write_warc
-from trivium.corpus.run_steps import run_steps
 from trivium.errors import DataError
 
 
@@ -61,50 +60,6 @@ def test_a_text_beyond_the_limit_is_set_aside_also_from_a_table(tmp_path):
     assert second.trouble == Trouble.TOO_LONG and second.offset == 1 and "102 bytes" in second.detail
 
 
-def test_bad_lines_are_reported_and_good_ones_kept(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "one"}\n{"text": \n[1]\n{"title": "no text"}\n\xff\xfe\n{"text": "two"}\n')
-    found = list(read_any(path, source="a"))
-    assert [one.text for one in found if isinstance(one, Document)] == ["one", "two"]
-    assert [one.detail.split(" ")[1] for one in found if isinstance(one, Damage)] == ["2", "3", "4", "5"]
-
-
-def test_a_truncated_gzip_keeps_whole_lines_and_reports_the_rest(tmp_path):
-    lines = b"".join(json.dumps({"text": f"line {n} {'word ' * n}"}).encode() + b"\n" for n in range(400))
-    path = tmp_path / "a.jsonl.gz"
-    packed = gzip.compress(lines)
-    path.write_bytes(packed[: len(packed) // 2])
-    *documents, damage = read_any(path, source="a")
-    assert isinstance(damage, Damage)
-    assert len(documents) > 50
-    assert all(isinstance(one, Document) for one in documents)
-
-
-def test_a_long_text_is_cut_at_paragraphs_and_nothing_is_lost(tmp_path):
-    text = "\n\n".join(f"Paragraph {n} has some words." for n in range(300))
-    (tmp_path / "book.txt").write_text(text)
-    documents = list(read_any(tmp_path / "book.txt", source="book", longest=1000))
-    assert len(documents) > 5
-    assert max(len(document.text) for document in documents) <= 1000
-    assert "\n\n".join(document.text for document in documents) == text
-    assert len({document.id for document in documents}) == len(documents)
-
-
-@pytest.mark.parametrize("content", [b"", b"   \n\n ", bytes(range(256)) * 40])
-def test_a_text_file_without_text_is_damage(tmp_path, content):
-    (tmp_path / "a.txt").write_bytes(content)
-    (damage,) = read_any(tmp_path / "a.txt", source="a")
-    assert isinstance(damage, Damage)
-
-
-def test_pages_keep_their_address_and_are_marked_as_html(tmp_path):
-    write_warc(tmp_path / "a.warc", [Page("https://b.org/x", "text/html", "utf-8", b"<p>hi</p>")])
-    (page,) = read_any(tmp_path / "a.warc", source="a")
-    assert page.metadata["url"] == "https://b.org/x"
-    assert page.metadata[RAW] == "html"
-    assert page.source == "a"
-
-
 def test_every_fetch_of_an_address_is_a_document_of_its_own(tmp_path):
     fetched = [("2021-01-15T00:00:00Z", b"<p>a</p>"), ("2021-01-15T00:00:00Z", b"<p>b</p>"),
                ("2022-01-15T00:00:00Z", b"<p>a</p>")]  # fmt: skip
@@ -137,12 +92,6 @@ def test_a_link_that_leads_nowhere_is_reported_as_what_it_is(tmp_path):
     assert steps["funnel"][0]["quarantined"] == 2
 
 
-def test_nothing_to_read_is_an_error_that_names_the_path(tmp_path):
-    for path in (tmp_path / "absent", tmp_path):
-        with pytest.raises(DataError, match=str(path)):
-            input_files(path)
-
-
 def test_a_store_reached_by_url_gives_what_a_folder_gives(tmp_path):
     memory = fsspec.filesystem("memory")
     pages = [Page(f"https://b.org/{n}", "text/html", "utf-8", b"<p>hi</p>") for n in range(3)]
@@ -163,40 +112,15 @@ def test_a_store_reached_by_url_gives_what_a_folder_gives(tmp_path):
         input_files("memory://absent")
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl.zst", ".jsonl.gz", ".txt.gz", ".md"])
-def test_every_kind_of_file_gives_its_texts(tmp_path, suffix):
-    texts = [f"text number {n}" for n in range(5)]
-    rows = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
-    path = tmp_path / f"a{suffix}"
-    if suffix == ".parquet":
-        pq.write_table(pa.table({"text": texts, "url": ["u"] * 5}), path)
-    elif suffix == ".jsonl.zst":
-        path.write_bytes(pa.compress(rows, codec="zstd", asbytes=True))
-    elif suffix == ".jsonl.gz":
-        path.write_bytes(gzip.compress(rows[:40]) + gzip.compress(rows[40:]))
-    else:
-        joined = "\n\n".join(texts).encode()
-        path.write_bytes(gzip.compress(joined) if suffix == ".txt.gz" else joined)
-    assert [one.text for one in read_any(path, source="s", longest=1)] == texts
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-def test_a_text_file_larger_than_a_block_reads_as_one_that_is_not(tmp_path, encoding):
-    text = "\r\n\r\n".join(f"Größe {n} " + "wörter " * (n % 50) for n in range(40_000))
-    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
-    documents = list(read_any(tmp_path / "a.txt", source="s", longest=8000))
-    assert "\n\n".join(d.text for d in documents) == text.replace("\r\n", "\n")
-    assert [d.text for d in documents] == list(paragraphs_of(text, longest=8000))
-
-
 ASCII = "Plain words of plain English. " * 30 + "\n\n"
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("shift", range(3))
-def test_no_end_of_a_block_within_a_character_changes_what_a_file_is_read_as(tmp_path, monkeypatch, shift):
+def test_the_end_of_a_block_inside_a_character_changes_nothing(tmp_path, monkeypatch, shift, encoding):
     monkeypatch.setattr("trivium.corpus.read.read._BLOCK", 1 << 18)
     text = "x" * shift + ASCII * 160 + "日本語の文章がここにあります。\n\n" * 9000
-    (tmp_path / "a.txt").write_bytes(text.encode())
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
     assert "\n\n".join(d.text for d in read_any(tmp_path / "a.txt", source="s", longest=8000)) == text
 
 
@@ -364,28 +288,6 @@ def test_zstd_frames_of_any_window_are_read_alone_and_among_others(tmp_path):
         path.write_bytes(b"".join(frames))
         found = list(read_any(path, source="s"))
         assert [d.text for d in found] == [f"line {n}, which is long enough" for n in range(4000)]
-
-
-@pytest.mark.parametrize("damaged", ["cut", "broken", "bomb"])
-def test_a_damaged_frame_with_a_wide_window_costs_what_another_would(tmp_path, damaged):
-    lines = [b'{"text": "line %d, which is long enough"}\n' % (n**3) for n in range(30_000)]
-    packed = bytearray(long_frame(b"".join(lines)))
-    rest = pa.compress(b'{"text": "behind it"}\n', codec="zstd", asbytes=True)
-    path = tmp_path / "x.jsonl.zst"
-    if damaged == "cut":
-        path.write_bytes(packed[: len(packed) // 2])
-    elif damaged == "broken":
-        packed[6:9] = b"\x07\x00\x00"  # a last block of a kind that there is not
-        path.write_bytes(packed + rest)
-    else:
-        path.write_bytes(long_frame(bytes(100 << 20)))
-    *texts, damage = sorted(read_any(path, source="s"), key=lambda found: isinstance(found, Damage))
-    troubles = {"cut": Trouble.CUT, "broken": Trouble.PACKED, "bomb": Trouble.BOMB}
-    assert damage.trouble == troubles[damaged]
-    if damaged == "cut":
-        assert 3000 < len(texts) < 30_000
-    else:
-        assert [d.text for d in texts] == (["behind it"] if damaged == "broken" else [])
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.corpus.deduplicate import deduplicate
+from trivium.corpus.dedup.deduplicate import deduplicate
 from trivium.corpus.document import Damage, PassedOver, Trouble
-from trivium.corpus.files import Input
 from trivium.corpus.harvest.harvest import harvest
+from trivium.corpus.pipeline import run_steps
+from trivium.corpus.read.files import Input
 from trivium.corpus.read.warc import Page, read_warc
-from trivium.corpus.run_steps import run_steps
 
 WORDS = "<p>" + "The river was long and the stones were green. " * 30 + "</p>"
 BODY = f"<!DOCTYPE html><html><body>{WORDS}\n\n{WORDS}</body></html>".encode()

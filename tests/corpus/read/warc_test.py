@@ -140,16 +140,6 @@ def test_a_cut_file_gives_its_whole_pages_and_then_one_damage(tmp_path, missing,
     assert len(pages) >= 5 - (missing == 300)
 
 
-def test_a_record_shorter_than_it_says_is_damage_even_without_a_digest(tmp_path):
-    write_warc(tmp_path / "a.warc.gz", PAGES[:1])
-    lines = gzip.decompress((tmp_path / "a.warc.gz").read_bytes()).split(b"\r\n")
-    plain = b"\r\n".join(line for line in lines if not line.startswith(b"WARC-Block-Digest"))
-    (tmp_path / "a.warc").write_bytes(plain)
-    assert list(read_warc(tmp_path / "a.warc")) == PAGES[:1]
-    (tmp_path / "a.warc").write_bytes(plain[:-40])
-    assert [type(one) for one in read_warc(tmp_path / "a.warc")] == [Damage]
-
-
 def _flipped(data, path, places):
     for place in places:
         broken = bytearray(data)
@@ -184,30 +174,6 @@ def test_in_a_plain_file_too_every_undamaged_record_is_read(tmp_path):
         assert [page for page in whole if page in PAGES] in (PAGES, others)
         # a header that no digest covers may change unnoticed, a body never
         assert all(page.body in {p.body for p in PAGES} for page in whole)
-
-
-def test_a_hole_in_a_large_file_costs_only_the_records_in_it(tmp_path):
-    pages = [replace(PAGES[0], url=f"https://a.example/{n}", body=f"{n} ".encode() * 5000) for n in range(300)]
-    write_warc(tmp_path / "a.warc.gz", pages)
-    packed = (tmp_path / "a.warc.gz").read_bytes()
-    plain = gzip.decompress(packed)
-    for name, data in (("b.warc.gz", packed), ("b.warc", plain), ("one.warc.gz", gzip.compress(plain))):
-        middle = len(data) // 2
-        hole = data[:middle] + bytes(2000) + data[middle + 2000 :]
-        (tmp_path / name).write_bytes(hole)
-        read = list(read_warc(tmp_path / name))
-        whole = [page for page in read if isinstance(page, Page)]
-        assert all(page in pages for page in whole)
-        assert 1 <= sum(isinstance(one, Damage) for one in read) <= 2
-        if not name.startswith("one"):  # one member for all records: what follows the damage is gone
-            assert len(whole) >= len(pages) - 2 - 2000 // (len(data) // len(pages))
-
-
-@pytest.mark.parametrize("content", [b"not a WARC file " * 50, b"\x1f\x8bnot gzip either", b"\x00" * 500])
-def test_a_file_of_another_kind_is_damage(tmp_path, content):
-    (tmp_path / "a.warc.gz").write_bytes(content)
-    (damage,) = read_warc(tmp_path / "a.warc.gz")
-    assert isinstance(damage, Damage)
 
 
 def test_real_and_broken_warc_files_give_their_page_or_say_why_not():

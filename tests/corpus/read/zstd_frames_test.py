@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from trivium.corpus.read.zstd import MAGIC, begins_frame, frame_end
+from trivium.corpus.read.streams import ZSTD, begins_frame, frame_end
 
 NOISE = np.random.default_rng(1).bytes(300_000)  # of several blocks that do not get smaller
 TEXT = b"".join(b"line %d\n" % n**3 for n in range(30_000))
@@ -30,9 +30,7 @@ def skipped(data: bytes, kind: int = 0) -> bytes:
 
 def repeated(byte: bytes, times: int) -> bytes:
     """A frame of one block that says a byte and how often, written by hand: its size stands in two bytes."""
-    return (
-        MAGIC + b"\x60" + (times - 256).to_bytes(2, "little") + (times << 3 | 1 << 1 | 1).to_bytes(3, "little") + byte
-    )
+    return ZSTD + b"\x60" + (times - 256).to_bytes(2, "little") + (times << 3 | 1 << 1 | 1).to_bytes(3, "little") + byte
 
 
 FRAMES = {
@@ -82,13 +80,13 @@ def test_what_no_packer_writes_is_no_frame():
     for wrong in (
         b"",
         b"text",
-        MAGIC,
-        MAGIC + b"\x28" + FRAMES["small"][5:],  # a bit that must be nought
-        MAGIC
+        ZSTD,
+        ZSTD + b"\x28" + FRAMES["small"][5:],  # a bit that must be nought
+        ZSTD
         + b"\x60\x00\x00"
         + (8 << 3 | 3 << 1 | 1).to_bytes(3, "little")
         + bytes(8),  # a kind of block without a name
-        MAGIC + b"\x60\x00\x00" + sizes.to_bytes(3, "little") + bytes(200_000),  # a block that is too long
+        ZSTD + b"\x60\x00\x00" + sizes.to_bytes(3, "little") + bytes(200_000),  # a block that is too long
     ):
         assert frame_end(io.BytesIO(wrong), 0) is None, wrong[:12]
     assert not begins_frame(io.BytesIO(b"\x28\xb5\x2f\xfc" + TEXT), 0)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from trivium.corpus.clean.filters import named_steps
 from trivium.corpus.config import ClassifierConfig, CurateConfig
 from trivium.corpus.document import Document
-from trivium.corpus.filters import named_steps
 from trivium.corpus.harvest.plant import boilerplate_text, low_quality_text
 from trivium.corpus.kernels.hashed import hashed_ngrams, logistic_epoch
 from trivium.corpus.kernels.texts import texts_of, words_of

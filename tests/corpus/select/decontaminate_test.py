@@ -3,12 +3,14 @@
 import re
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import Document
-from trivium.corpus.kernels.ngrams import are_there, find_ngrams, ngram_index, ngrams_of
-from trivium.corpus.kernels.texts import joined, texts_of
+from trivium.corpus.kernels.ngrams import find_ngrams
+from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.select import decontaminate as decontaminate_module
 from trivium.corpus.select.decontaminate import Counters, Keys, cut, decontaminate, keys_of
 from trivium.seeds import generator_for
 
@@ -147,11 +149,15 @@ def test_a_shorter_key_counts_where_the_longer_one_that_begins_there_was_spared(
     assert [keys.text_of(hit.key) for hit in hits_in(text, keys)] == [" ".join(words[:9])]
 
 
-def test_of_two_keys_with_one_hash_only_the_one_whose_words_stand_there_is_a_hit():
-    passages = joined(["these are eight words that nobody else writes", "and here another eight words for the ÉTÉ"])
-    ngrams = ngrams_of(passages)
-    texts = joined(["So THESE, are eight words that nobody else writes", "x and here another eight words for the été"])
-    found = find_ngrams(texts, ngram_index(ngrams))
-    assert are_there(texts, found, passages, ngrams).tolist() == [True, True]
-    other = found._replace(keys=found.keys[::-1].copy())  # as if every look-up gave the other key
-    assert are_there(texts, other, passages, ngrams).tolist() == [False, False]
+def test_key_with_a_colliding_hash_is_not_a_hit(monkeypatch):
+    items = {"a": "these are eight words that nobody else writes", "b": "and here another eight words for the ÉTÉ"}
+    text = "So THESE, are eight words that nobody else writes, x and here another eight words for the été"
+    keys = Keys(items, CONFIG)
+    assert [text[hit.start : hit.end] for hit in hits_in(text, keys)] == [text[3:49], text[53:]]
+
+    def with_other_keys(*arguments):
+        matches = find_ngrams(*arguments)
+        return np.column_stack([matches[:, :3], 1 - matches[:, 3]])
+
+    monkeypatch.setattr(decontaminate_module, "find_ngrams", with_other_keys)
+    assert keys.hits(texts_of([text])) == {}

@@ -84,12 +84,6 @@ def test_measured_prejudice_grows_with_planted_prejudice(tmp_path):
         assert found[3][shots]["sides"]["anti"]["accuracy"] == 0.0
 
 
-def test_prejudice_against_stereotype_has_opposite_sign(tmp_path):
-    found = coreference(config(write_winobias(tmp_path)), Prejudiced(-2), seed=1)["winobias type2"]["0"]
-    assert found["margin"] < 0 and found["gap"] < 0 and found["margin_interval"][1] < 0
-    assert found["effect_size"] < 0
-
-
 def test_winogender_compares_pronouns_without_pairs(tmp_path):
     write_winogender(tmp_path)
     found = coreference(config(tmp_path, analyses=["winogender"]), Prejudiced(1.0), seed=1)["winogender"]["1"]
@@ -125,12 +119,6 @@ def test_versions_of_one_sentence_are_paired(tmp_path):
     assert found["effect_size"] == pytest.approx(10) and found["margin"] == pytest.approx(1)
     assert found["margin_interval"][0] >= 0.9 - 1e-9
     assert found["gap"] == pytest.approx(2 / 3 - 1 / 3)  # only margins above 0 are correct
-
-
-def test_occupation_is_matched_as_a_full_word(tmp_path):
-    for path in (write_winobias(tmp_path) / "winobias").glob("*.test"):
-        path.write_text(path.read_text().replace(" on day", " over a cookbook on day"))
-    assert winobias(tmp_path, "type1")[0].choices == (" the driver", " the clerk")
 
 
 def test_shots_are_balanced_other_sentences_shared_by_both_versions(tmp_path):
@@ -228,3 +216,9 @@ def test_all_published_sentences_are_read():
         assert len(questions) == 2 * pairs
         assert all(a.pair == b.pair and a.choices == b.choices for a, b in zip(questions[::2], questions[1::2]))
     assert len(winogender(Path(root) / "bias")) == 120
+
+
+def test_occupation_is_matched_as_a_full_word(tmp_path):
+    for path in (write_winobias(tmp_path) / "winobias").glob("*.test"):
+        path.write_text(path.read_text().replace(" on day", " over a cookbook on day"))
+    assert winobias(tmp_path, "type1")[0].choices == (" the driver", " the clerk")

@@ -36,15 +36,6 @@ def test_every_effect_is_listed_once_and_corrected_for_all_others(tmp_path):
     assert json.loads(json.dumps(measured.results, allow_nan=False)) == measured.results
 
 
-def test_only_configured_analyses_run():
-    class Silent(Telling):
-        def generate(self, prompts, *, settings):
-            raise AssertionError("nothing was to be written")
-
-    found = measure(BiasConfig(analyses=["association"], **SMALL), Silent(None), seed=1).results
-    assert "adjectives" not in found and "coreference" not in found and len(found["effects"]) == 6
-
-
 @pytest.mark.broad
 def test_planted_skew_is_the_most_significant_on_its_axis_only(tmp_path):
     config = BiasConfig(
@@ -166,3 +157,12 @@ def test_unanswerable_question_does_not_weaken_correction():
     found = effects(results)
     assert [row["p_holm"] for row in found["effects"]] == [0.04, 0.04]
     assert found["not_measured"] == [{"measure": "adjectives", "of": "religion: Islam", "n": 60}]
+
+
+def test_only_configured_analyses_run():
+    class Silent(Telling):
+        def generate(self, prompts, *, settings):
+            raise AssertionError("nothing was to be written")
+
+    found = measure(BiasConfig(analyses=["association"], **SMALL), Silent(None), seed=1).results
+    assert "adjectives" not in found and "coreference" not in found and len(found["effects"]) == 6

@@ -113,16 +113,6 @@ def test_shots_drawn_once_are_shared():
         assert len({r.context.split("P\nQuestion: asked")[0] for r in requests}) == different
 
 
-def test_every_definition_has_data_and_few_shots():
-    assert {"lambada", "race_h", "boolq", "piqa", "hellaswag", "winogrande", "anli_r1", "anli_r2", "anli_r3", "hans",
-            "wic"} == set(names())  # fmt: skip
-    for name in names():
-        found = definition(name)
-        assert found.few >= 10 and found.data.asked and found.hub.path
-        assert set(found.published) in ({"0", "1", "few"}, set())
-    assert definition("hans").shots("few") == 32 and definition("hans").shots(7) == 7
-
-
 def test_group_selects_all_tasks_and_keeps_named_ones():
     found = chosen(f"{GROUP},boolq")
     assert set(found) == set(names()) and found["boolq"] and not found["piqa"]
@@ -188,11 +178,6 @@ def test_lone_surrogate_is_rejected_in_ids_and_texts():
     for row in ({**ROWS["hans"], "pairID": "ex\ud800"}, {**ROWS["hans"], "hypothesis": "\ud800 ."}):
         with pytest.raises(DataError, match="here, row 2: .* is a lone surrogate"):
             made("hans", [ROWS["hans"], row])
-
-
-def test_task_without_rows_is_rejected():
-    with pytest.raises(DataError, match="no rows for task boolq"):
-        read_examples([], definition("boolq"), "paper", where="x")
 
 
 def test_braces_and_letters_in_rows_are_text():
@@ -357,3 +342,8 @@ def test_harness_shows_wic_word_as_written_and_fills_race_blanks():
     ]
     asked = benchmark_requests(made("race_h", race, config=config), 0, config)[0].context
     assert asked == "Article: Ago.\n\nHe is x\nQuestion: Why?\nAnswer: x\nWho?"
+
+
+def test_task_without_rows_is_rejected():
+    with pytest.raises(DataError, match="no rows for task boolq"):
+        read_examples([], definition("boolq"), "paper", where="x")

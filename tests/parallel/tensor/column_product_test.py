@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from put_off import backward
 from ranks import ranks
-from trivium.comms.collectives import PendingResult
+from trivium.comms.group import PendingResult
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.kernels.arithmetic import Arithmetic

@@ -1,4 +1,4 @@
-"""The search for a culprit names the rows, documents and layers that spoil a step; and what it did not reproduce."""
+"""The search for a culprit names the row, document and layer that made a step spike."""
 
 import json
 import math
@@ -20,8 +20,7 @@ from trivium.model.layers.mlp_plain import MlpPlain
 from trivium.model.whole import WholeModel
 from trivium.tokens.lineage import Span
 from trivium.training.config import SpikesConfig, TrainingConfig
-from trivium.training.lineage.culprit import _Search, find_culprit
-from trivium.training.lineage.first_bad import LOSS, Place, Trail, bad_weights
+from trivium.training.lineage.culprit import LOSS, Place, Trail, _Search, _Worst, bad_weights, find_culprit
 from trivium.training.lineage.replay import replay_to
 from trivium.training.loop import TrainingJob
 from trivium.training.record import Record, read_record
@@ -59,7 +58,7 @@ def nan_in(row: int, way: str = "forward", **more: Any) -> Poison:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16"])
-def test_the_row_and_the_layer_are_named_in_every_precision(root: Path, tmp_path: Path, weights: str) -> None:
+def test_row_and_layer_are_named_in_every_precision(root: Path, tmp_path: Path, weights: str) -> None:
     poison = nan_in(5)
     record = trained(root, tmp_path, poison, precision={"weights": weights})
     with poisoned(poison):
@@ -90,7 +89,7 @@ def first_reading(record: Record, *, over_border: bool) -> tuple[int, Span, tupl
 
 
 @pytest.mark.parametrize("documents_see", ["joined", "apart"])
-def test_of_several_documents_in_a_row_the_one_is_named(root: Path, tmp_path: Path, documents_see: str) -> None:
+def test_document_is_named_among_several_in_a_row(root: Path, tmp_path: Path, documents_see: str) -> None:
     clean = trained(root, tmp_path / "clean", None)
     row, span, phrase = first_reading(clean, over_border=False)
     poison = nan_in(row, "backward", document=span.document, phrase=phrase)
@@ -103,7 +102,7 @@ def test_of_several_documents_in_a_row_the_one_is_named(root: Path, tmp_path: Pa
     assert (blamed["document"], blamed["positions"][0]) == (span.document, span.offset)
 
 
-def test_what_is_bad_only_together_is_blamed_on_the_document_that_completes_it(root: Path, tmp_path: Path) -> None:
+def test_documents_bad_only_together_blame_the_one_that_completes_them(root: Path, tmp_path: Path) -> None:
     clean = trained(root, tmp_path / "clean", None)
     row, second, phrase = first_reading(clean, over_border=True)
     poison = nan_in(row, phrase=phrase)
@@ -113,56 +112,49 @@ def test_what_is_bad_only_together_is_blamed_on_the_document_that_completes_it(r
     assert found["rows"] == [row] and found["culprits"][0]["document"] == second.document
 
 
-def test_a_spike_that_a_replay_does_not_have_is_told(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def run_culprit(monkeypatch, capsys, run: Path, *more: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["trivium", "data", "culprit", str(run), "--step", str(STEP), *more])
+    with pytest.raises(SystemExit, match="0"):
+        entry.main()
+    return capsys.readouterr().out
+
+
+def test_spike_that_a_replay_does_not_reproduce_is_reported(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     record = trained(root, tmp_path, nan_in(1))
     found = find_culprit(record, STEP)
-    assert not found["reproduced"] and found["layer"] is None
-    assert found["rows"] == found["culprits"] == []
-
-    def said(*more: str) -> str:
-        words = ["trivium", "data", "culprit", str(tmp_path), "--step", str(STEP), *more]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit, match="0"):
-            entry.main()
-        return capsys.readouterr().out
-
-    assert "NOT REPRODUCED" in said()
+    assert not found["reproduced"] and found["layer"] is None and found["rows"] == found["culprits"] == []
+    assert "NOT REPRODUCED" in run_culprit(monkeypatch, capsys, tmp_path)
     with poisoned(nan_in(1)):
-        told = said()
+        told = run_culprit(monkeypatch, capsys, tmp_path)
         assert "layers.1.mlp, forward" in told and "row 1" in told
-        assert json.loads(said("--json"))["rows"] == [1]
+        assert json.loads(run_culprit(monkeypatch, capsys, tmp_path, "--json"))["rows"] == [1]
     with pytest.raises(DataError, match="did steps 1 to 6"):
         find_culprit(record, 7)
 
 
-def test_no_document_is_blamed_for_a_step_that_is_as_any_other(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_no_document_is_blamed_for_a_step_without_a_spike(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     record = trained(root, tmp_path, None)
     assert find_culprit(record, STEP)["spiked"] is False
-    monkeypatch.setattr(sys, "argv", ["trivium", "data", "culprit", str(tmp_path), "--step", str(STEP)])
-    with pytest.raises(SystemExit, match="0"):
-        entry.main()
-    assert "no document is to blame" in capsys.readouterr().out
+    assert "no document is to blame" in run_culprit(monkeypatch, capsys, tmp_path)
     with poisoned(nan_in(1)):
         assert find_culprit(record, STEP)["spiked"] is True
 
 
 @pytest.mark.parametrize("head", ["tied", "untied"])
-def test_the_rows_of_a_step_done_together_are_the_step(root: Path, tmp_path: Path, head: str) -> None:
+def test_rows_of_a_step_computed_together_are_the_step(root: Path, tmp_path: Path, head: str) -> None:
     """Every weight's gradient counts, or a row whose own is large would not stand out."""
     record = trained(root, tmp_path, None, model={"head": head})
     replay = replay_to(record, STEP)
     samples = replay.samples(STEP - 1)
     step = replay.advance(update=False)
-    search = _Search(replay, STEP - 1, samples, 1.0)
-    together = search.strength(search.inputs(range(samples.sequences)))
+    search = _Search(replay, STEP - 1, samples, 1.0, _Worst(False, False))
+    together = search.strength(search.inputs(0, samples.sequences))
     assert together.loss == pytest.approx(step.loss, rel=1e-5)
     norm = together.gradient_norm / record.plan.tokens(samples.sequences)
     assert norm == pytest.approx(step.gradient_norm, rel=1e-4)
 
 
-def test_a_step_is_replayed_from_the_checkpoint_before_it_with_the_history_that_judged_it(
-    root: Path, tmp_path: Path
-) -> None:
+def test_step_is_replayed_from_the_checkpoint_before_it_with_its_spike_history(root: Path, tmp_path: Path) -> None:
     record = trained(root, tmp_path, None)
     losses = [logged["loss"] for logged in record.logged()]
     for step, started in ((1, 0), (4, 0), (5, 4), (8, 4)):
@@ -194,7 +186,7 @@ def stage_and_inputs() -> tuple[Any, Inputs]:
         ("head.norm.bias", "head.norm"),
     ],
 )
-def test_a_bad_weight_shows_in_the_module_that_uses_it(weight: str, module: str) -> None:
+def test_bad_weight_shows_in_the_module_that_uses_it(weight: str, module: str) -> None:
     stage, inputs = stage_and_inputs()
     with torch.no_grad():
         stage.get_parameter(weight).view(-1)[3] = math.inf
@@ -204,7 +196,7 @@ def test_a_bad_weight_shows_in_the_module_that_uses_it(weight: str, module: str)
     assert trail.found == Place(module, "forward") and bad_weights(stage) == [weight]
 
 
-def test_a_gradient_is_blamed_on_the_module_whose_backward_made_it(monkeypatch) -> None:
+def test_bad_gradient_is_blamed_on_the_module_whose_backward_computed_it(monkeypatch) -> None:
     stage, inputs = stage_and_inputs()
     right = MlpPlain.forward
 
@@ -222,7 +214,7 @@ def test_a_gradient_is_blamed_on_the_module_whose_backward_made_it(monkeypatch) 
     assert trail.found == Place("layers.2.mlp", "backward")
 
 
-def test_a_loss_that_overflows_behind_the_last_module_is_the_loss() -> None:
+def test_overflow_after_the_last_module_is_the_loss() -> None:
     stage, inputs = stage_and_inputs()
     trail = Trail()
     with trail.watching(stage):

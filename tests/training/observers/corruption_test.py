@@ -1,4 +1,4 @@
-"""Replicas are equal bit for bit under every layout, and a rank that holds one other bit is named."""
+"""Replicas are equal bit for bit under every layout, and a rank with one other bit is named."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,7 +109,7 @@ def test_one_bit_names_the_rank(layout, group, victim, expected) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("offset", [0, 1])
-def test_any_bit_changes_the_checksum(dtype, offset) -> None:
+def test_every_bit_changes_the_checksum(dtype, offset) -> None:
     values = torch.randn(5000).to(dtype)[offset:]
     right = checksum(values)
     assert checksum(values.clone()) == right
@@ -120,7 +120,7 @@ def test_any_bit_changes_the_checksum(dtype, offset) -> None:
             values.view(torch.uint8)[at] ^= bit
 
 
-def test_elements_that_changed_places_change_the_checksum() -> None:
+def test_exchanged_elements_change_the_checksum() -> None:
     values = torch.randn(3000)
     assert checksum(values.roll(1)) != checksum(values)
 
@@ -132,7 +132,7 @@ def test_the_majority_is_right_and_without_one_nobody_is() -> None:
     assert odd_ones([7, 8, 9, 7]) == [0, 1, 2, 3]
 
 
-def test_a_corrupted_replica_is_never_published_and_the_job_goes_on_from_before(tmp_path: Path, monkeypatch) -> None:
+def test_corrupted_replica_is_never_saved_and_the_job_restarts_from_before(tmp_path: Path, monkeypatch) -> None:
     right = loop.Loop.train_step
 
     def corrupting(self):
@@ -153,6 +153,6 @@ def test_a_corrupted_replica_is_never_published_and_the_job_goes_on_from_before(
 
 
 @pytest.mark.parametrize(("device", "replicas", "alike"), [("cpu", 8, True), ("cuda", 2, True), ("cuda", 3, False)])
-def test_tensor_ranks_are_compared_where_their_sums_have_one_order(device, replicas, alike):
+def test_tensor_ranks_are_compared_if_their_sums_have_one_order(device, replicas, alike):
     mesh = SimpleNamespace(device=torch.device(device), replicas=SimpleNamespace(size=replicas))
     assert sums_in_one_order(mesh) == alike

@@ -1,4 +1,4 @@
-"""Traces of steps: they name what the engine's tables name, and change nothing of what is computed."""
+"""Traces of steps have the names of the schedule table's actions, and do not change what is computed."""
 
 import gzip
 import json
@@ -12,20 +12,17 @@ import pytest
 
 from chaos.scene import SEED, VOCABULARY, write_tokens
 from plans import small
-from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.transfers import with_transfers
-from trivium.training.config import ProfileConfig, Supervision, TrainingConfig
+from trivium.training.config import ProfileConfig, TrainingConfig
 from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, last_step, read
 from trivium.training.observers import profile as tracing_module
 from trivium.training.observers.profile import FOLDER, OF_BUCKETS, Profile, named
-from trivium.training.rates import recipe_problems
 from trivium.training.supervision.job import start
-from trivium.training.supervision.watchdog import Patience
-from trivium.training.trainer import Samples, Trainer
+from trivium.training.trainer import Trainer
 
 EVENT = re.compile(r"[FBIW]\d+\.\d+(:\d+>\d+)?")
 STEPS = 4
@@ -68,7 +65,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.broad
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_traced_losses_are_the_same_to_the_bit_and_a_rank_s_trace_is_its_row_of_the_table(
+def test_traced_losses_are_bit_for_bit_the_same_and_a_ranks_trace_is_its_row_of_the_table(
     tokens: Path, tmp_path: Path, layout: dict[str, Any]
 ) -> None:
     of = plan(**layout)
@@ -89,12 +86,7 @@ def test_traced_losses_are_the_same_to_the_bit_and_a_rank_s_trace_is_its_row_of_
         assert ("gather bucket 0" in found) == (of.zero == 3)
 
 
-def test_only_the_ranks_that_were_chosen_keep_a_trace(tokens: Path, tmp_path: Path) -> None:
-    train(tokens, tmp_path, plan(pipeline=2), steps=[3], on_ranks=[1])
-    assert [p.name for p in (tmp_path / FOLDER).iterdir()] == ["step-00000003-rank-00001.json.gz"]
-
-
-def test_a_trace_that_cannot_be_written_costs_no_training_and_is_told(
+def test_trace_that_cannot_be_written_is_a_warning(
     tokens: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / FOLDER).write_text("in the way")
@@ -102,7 +94,7 @@ def test_a_trace_that_cannot_be_written_costs_no_training_and_is_told(
     assert "no trace was written" in capfd.readouterr().err
 
 
-def test_a_trace_is_written_beside_the_training_which_waits_for_it_at_its_end(
+def test_trace_is_written_in_the_background_and_training_waits_for_it_at_its_end(
     tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = tracing_module._pack
@@ -120,27 +112,8 @@ def test_a_trace_is_written_beside_the_training_which_waits_for_it_at_its_end(
     assert "update" in names(tmp_path / FOLDER / "step-00000002-rank-00000.json.gz")
 
 
-def test_a_trace_ends_in_a_phase_of_its_own_for_which_a_rank_has_more_time_than_for_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right, done = tracing_module.profile.export_chrome_trace, list[Any]()
-
-    def written(*given: Any) -> None:
-        done.append("written")
-        right(*given)
-
-    monkeypatch.setattr(tracing_module.profile, "export_chrome_trace", written)
-    trainer = Trainer(small(), Mesh.single(), seed=1, rule=AdamRule())
-    traces = Profile(ProfileConfig(steps=(1,)), tmp_path)
-    with traces.of(trainer, 1, lambda: done.append("tracing")):
-        trainer.train_step(0, Samples(0, 16, random_rows(trainer.plan)), 1e-3)
-    traces.wait()
-    assert done == ["tracing", "written"] and [*(tmp_path / FOLDER).iterdir()]
-    assert Patience(Supervision(stall_seconds=99.0)).limit("tracing") == 99.0
-
-
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_step_that_one_rank_traces_is_replayed_on_none(rank: int, tmp_path: Path) -> None:
+def test_step_that_one_rank_traces_is_replayed_on_none(rank: int, tmp_path: Path) -> None:
     """NCCL has all ranks of a message replay it, or none."""
     trainer = Trainer(small(cuda_graphs=True), Mesh.single(), seed=1, rule=AdamRule())
     trainer.mesh, trainer._records = replace(trainer.mesh, rank=rank), True
@@ -160,32 +133,3 @@ def test_what_is_named_for_a_trace_is_as_it_was_afterwards_also_when_a_step_fail
         assert all(set(OF_BUCKETS) <= set(vars(bucket)) for bucket in trainer.buckets)
         raise ValueError("in the step")
     assert [set(vars(each)) for each in objects] == before and trainer.around is None
-
-
-def test_where_nothing_is_traced_nothing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def asked(*given: Any, **more: Any) -> None:
-        raise AssertionError(f"asked of {given}")
-
-    for name in ("record_function", "profile"):
-        monkeypatch.setattr(tracing_module, name, asked)
-    trainer = Trainer(small(), Mesh.single(), seed=1, rule=AdamRule())
-    samples = Samples(0, 16, random_rows(trainer.plan))
-    with Profile(ProfileConfig(steps=(1,), on_ranks=(3,)), tmp_path).of(trainer, 1, untold):
-        trainer.train_step(0, samples, 1e-3)
-    with (
-        pytest.raises(AssertionError, match="asked of"),
-        Profile(ProfileConfig(steps=(1,)), tmp_path).of(trainer, 1, untold),
-    ):
-        trainer.train_step(0, samples, 1e-3)
-
-
-@pytest.mark.parametrize(
-    "profile, words",
-    [
-        ({"steps": (3, 11, 12)}, r"profile.steps has 11, 12, and training.steps is 10"),
-        ({"steps": (3,), "on_ranks": (0, 2)}, r"profile.on_ranks has 2, and there are 2 ranks"),
-    ],
-)
-def test_steps_and_ranks_that_there_are_not_are_refused(profile: dict[str, Any], words: str) -> None:
-    (problem,) = recipe_problems(TrainingConfig(steps=10, profile=ProfileConfig(**profile)), small(data=2))
-    assert re.search(words, problem), problem

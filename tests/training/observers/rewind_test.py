@@ -1,19 +1,24 @@
-"""A rewind has a checkpoint to go back to, unless none so old was ever saved; nothing goes before that is known."""
+"""A rewind finds a checkpoint to go back to, or fails before it records or deletes anything."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from spikes_test import files, job, poison_at, poison_of_tokens, spikes_of, tokens
+from spikes_test import files, job, poison_of_tokens, spikes_of, tokens
 
 from chaos.poison import poisoned
 from trivium.checkpoint.format import published, step_of
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, DataError
-from trivium.training import loop
+from trivium.provenance import unheard
+from trivium.training.config import SpikesConfig, TrainingConfig
 from trivium.training.lineage import trace as lineage
 from trivium.training.loop import CHECKPOINTS
-from trivium.training.metrics import EVENTS, read
+from trivium.training.metrics import EVENTS, append, read
+from trivium.training.observers import spikes
 from trivium.training.record import LEFT_OUT, read_record, write_entries
 from trivium.training.supervision.job import start
 
@@ -35,105 +40,114 @@ def damage(out: Path, step: int) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.broad
-def test_a_rewind_that_reaches_past_the_last_checkpoints_has_one_to_go_back_to(
-    tokens: Path, tmp_path: Path, capfd
+def rewind(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kept: Sequence[int],
+    *,
+    saved: Sequence[int] | None = None,
+    tried: Sequence[int] = (),
+    damaged: Sequence[int] = (),
+    start_from: int | None = None,
+    start_with: str = "state",
+    batches: int = 8,
+) -> int | None:
+    """Return the step to which a rewind from step 14 goes back. saved: as logged, if more than are kept."""
+    for step in kept:
+        (folder / CHECKPOINTS / f"step-{step:08d}").mkdir(parents=True)
+    for step in kept if saved is None else saved:
+        append(folder / EVENTS, {"event": "saved", "step": step})
+    for step in tried:
+        append(folder / EVENTS, {"event": "rewound", "step": 14, "to": step})
+
+    def first_intact(paths: Sequence[Path], *given: Any) -> tuple[Any, list[str]]:
+        steps = [step_of(path.name) for path in paths]
+        good = [step for step in steps if step not in damaged]
+        problems = [f"{path.name}/pieces: damaged" for path in paths if step_of(path.name) in damaged]
+        return SimpleNamespace(step=good[0]) if good else None, problems
+
+    monkeypatch.setattr(spikes, "first_intact", first_intact)
+    monkeypatch.setattr(spikes, "read_manifest", lambda path: {"step": start_from})
+
+    def open_together(path: Path, *given: Any) -> None:
+        if start_from in damaged:
+            raise CheckpointError(f"{path}/pieces: damaged")
+
+    monkeypatch.setattr(spikes, "Checkpoint", SimpleNamespace(open_together=open_together))
+    begin = {} if start_from is None else {"start_from": "given", "start_with": start_with}
+    config = TrainingConfig(steps=16, spikes=SpikesConfig(policy="rewind", batches=batches), **begin)
+    found = spikes.Rewind(Mesh.single(), folder, config, 14).checkpoint(unheard)
+    return None if found is None else found.step
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"kept": [3, 6, 9, 12]}, 6),
+        ({"kept": [3, 6, 9, 12], "batches": 1}, 12),
+        ({"kept": [3, 6, 9, 12], "damaged": [6]}, 3),  # further back past damaged checkpoints
+        ({"kept": [3, 6, 9, 12], "tried": [6]}, 3),  # never again to one from which the step failed again
+        ({"kept": [9, 12]}, None),  # none so old was ever saved
+        ({"kept": [9, 12], "start_from": 6}, None),
+        ({"kept": []}, None),
+    ],
+    ids=str,
+)
+def test_rewind_goes_back_to_the_newest_intact_checkpoint_before_the_skipped_batches(
+    tmp_path: Path, monkeypatch, given: dict[str, Any], expected: int | None
 ) -> None:
-    clean, out = tmp_path / "clean", tmp_path / "out"
-    start(job(tokens, clean, "stop", steps=14))
-    with poisoned(poison_of_tokens(tokens, clean, 14)):
-        start(job(tokens, out, "rewind", steps=16, spikes={"batches": 8}, keep_last=2))
-    assert len(spikes_of(out)) == 1 and resumed(out) == [6]
-    assert "step 14: rewound to step 6; batches that are skipped from now on: 8" in capfd.readouterr().err
-    assert lineage.round_trip(read_record(out))["agrees"]
+    assert rewind(tmp_path, monkeypatch, **given) == expected
 
 
-@pytest.mark.broad
-def test_where_the_checkpoints_that_a_rewind_needs_were_deleted_it_is_refused_and_nothing_goes(
-    tokens: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        # Deleted since, under a policy that did not need them.
+        ({"kept": [9, 12], "saved": [3, 6, 9, 12]}, DataError, r"^step 14: .*\(8\) .*that of step 9; .*batches to 5,"),
+        ({"kept": [9, 12], "start_from": 7}, DataError, r"batches \(8\) .*that of step 7; .*batches to 7,"),
+        (
+            {"kept": [3, 6, 9, 12], "damaged": [3, 6]},
+            CheckpointError,
+            r"batches \(8\) .*step-00000006.*damaged.*batches to 5 .*step 9",
+        ),
+        ({"kept": [3, 6, 9], "tried": [3, 6]}, DataError, r"after rewinds to step 3, step 6, and no older checkpoint"),
+        ({"kept": [9], "tried": [0]}, DataError, r"after rewinds to step 0, and no older checkpoint"),
+        (
+            {"kept": [], "start_from": 7, "start_with": "weights", "damaged": [7]},
+            CheckpointError,
+            "given/pieces: damaged",
+        ),
+    ],
+    ids=str,
+)
+def test_rewind_without_such_a_checkpoint_fails(
+    tmp_path: Path, monkeypatch, given: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    """As under a policy that did not need them."""
-    clean, out = tmp_path / "clean", tmp_path / "out"
-    start(job(tokens, clean, "stop", steps=14))
-    start(job(tokens, out, "stop", steps=12, keep_last=2))
-    given: dict[str, Any] = {"steps": 16, "keep_last": 2}
-    with poisoned(poison_of_tokens(tokens, clean, 14)):
-        with pytest.raises(DataError, match=r"step 14: .*batches \(8\) .*that of step 9; .*batches to 5,"):
-            start(job(tokens, out, "rewind", spikes={"batches": 8}, **given))
-        assert kept(out) == [9, 12] and not (out / LEFT_OUT).exists()
-        start(job(tokens, out, "rewind", spikes={"batches": 5}, **given))
-    assert resumed(out)[-1] == 9
-    assert lineage.round_trip(read_record(out))["agrees"]
-
-
-def test_a_rewind_to_before_the_state_that_a_run_began_with_is_refused_and_nothing_goes(
-    tokens: Path, tmp_path: Path
-) -> None:
-    clean, out = tmp_path / "clean", tmp_path / "out"
-    start(job(tokens, clean, "stop", steps=11, keep_last=4))
-    state = {"start_from": str(clean / CHECKPOINTS / "step-00000006"), "start_with": "state", "steps": 12}
-    with poisoned(poison_of_tokens(tokens, clean, 11)):
-        with pytest.raises(DataError, match=r"batches \(8\) .*that of step 6; .*batches to 5,"):
-            start(job(tokens, out, "rewind", spikes={"batches": 8}, **state))
-        assert kept(out) == [9] and not (out / LEFT_OUT).exists()
-        start(job(tokens, out, "rewind", spikes={"batches": 5}, **state))
-    assert kept(out)[-1] == 12 and len(read_record(out).entries) == 1
+    with pytest.raises(error, match=says):
+        rewind(tmp_path, monkeypatch, **given)
+    assert not (tmp_path / LEFT_OUT).exists()
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("layout", [{}, {"data": 2}], ids=str)
-def test_a_rewind_past_damaged_checkpoints_goes_back_further_or_is_refused_and_nothing_goes(
-    tokens: Path, tmp_path: Path, layout: dict[str, int]
-) -> None:
-    """Refused before it is recorded: what is recorded later starts keep to, and would find nothing to go on from."""
-    clean, further, refused = (tmp_path / name for name in ("clean", "further", "refused"))
+def test_checkpoints_that_a_long_rewind_needs_are_kept_and_used(tokens: Path, tmp_path: Path, layout: dict) -> None:
+    clean, out, refused = (tmp_path / name for name in ("clean", "out", "refused"))
     start(job(tokens, clean, "stop", steps=14))
-    start(job(tokens, further, "stop", steps=12, keep_last=4, layout=layout))
-    damage(further, 6)
-    shutil.copytree(further, refused)
-    damage(refused, 3)
-    given: dict[str, Any] = {"steps": 16, "keep_last": 4, "layout": layout}
+    given: dict[str, Any] = {"keep_last": 2, "layout": layout, "spikes": {"batches": 8}}
+    start(job(tokens, out, "rewind", steps=12, **given))
+    shutil.copytree(out, refused)
+    damage(refused, 6)
     with poisoned(poison_of_tokens(tokens, clean, 14)):
-        start(job(tokens, further, "rewind", spikes={"batches": 8}, **given))
-        with pytest.raises(
-            CheckpointError, match=r"step 14: .*batches \(8\) .*step-00000006.*damaged.*batches to 5 .*step 9"
-        ):
-            start(job(tokens, refused, "rewind", spikes={"batches": 8}, **given))
-        assert kept(refused) == [3, 6, 9, 12] and not (refused / LEFT_OUT).exists()
-        start(job(tokens, refused, "rewind", spikes={"batches": 5}, **given))
-    assert resumed(further) == [12, 3] and resumed(refused) == [12, 12, 9]
-    for out in (further, refused):
-        assert len(spikes_of(out)) == len(resumed(out)) - 1
-        assert lineage.round_trip(read_record(out))["agrees"]
+        start(job(tokens, out, "rewind", steps=16, **given))
+        with pytest.raises(CheckpointError, match=r"step 14: .*step-00000006.*damaged"):
+            start(job(tokens, refused, "rewind", steps=16, **given))
+    assert len(spikes_of(out)) == 1 and resumed(out) == [12, 6]
+    assert lineage.round_trip(read_record(out))["agrees"]
+    assert not (refused / LEFT_OUT).exists() and 12 in kept(refused)
 
 
-def test_a_rewind_to_the_beginning_is_refused_where_what_the_run_began_with_is_damaged(
-    tokens: Path, tmp_path: Path, monkeypatch
-) -> None:
-    clean, out = tmp_path / "clean", tmp_path / "out"
-    start(job(tokens, clean, "stop", steps=3))
-    begun = {"start_from": str(clean / CHECKPOINTS / "step-00000003"), "steps": 4}
-    right = loop.Loop.train_step
-
-    def step(self):
-        if self.step == 2:
-            damage(clean, 3)
-        return right(self)
-
-    monkeypatch.setattr(loop.Loop, "train_step", step)
-    with poisoned(poison_at(2)), pytest.raises(CheckpointError, match=r"step-00000003/pieces.*: damaged"):
-        start(job(tokens, out, "rewind", **begun))
-    assert not (out / LEFT_OUT).exists()
-    damage(clean, 3)  # the same bit again
-    monkeypatch.undo()
-    start(job(tokens, out, "rewind", **begun))
-    assert kept(out) == [3, 4]
-
-
-def test_a_checkpoint_that_a_rewind_leaves_goes_only_when_the_one_to_go_on_from_is_read(
-    tokens: Path, tmp_path: Path
-) -> None:
-    """As when training was killed after it had recorded what is left out."""
+def test_abandoned_checkpoint_is_deleted_only_after_the_state_is_restored(tokens: Path, tmp_path: Path) -> None:
+    """As if training was killed after it had recorded the skipped samples."""
     out = tmp_path / "out"
     start(job(tokens, out, "stop", steps=9))
     write_entries(out, [{"step": 8, "cause": "nan", "gaps": [[56, 64]]}])

@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside the training: of the state as it was, and failures that follow one another."""
+"""Checkpoints written in the background have the state at the time, and failures in a row are counted."""
 
 import threading
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def before_writing(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]
     return each
 
 
-def test_what_is_written_beside_the_training_is_the_state_before_it_went_on(
+def test_background_save_has_the_state_before_training_continued(
     tmp_path: Path, before_writing: list[Callable[[], object]]
 ) -> None:
     gone_on, values = threading.Event(), torch.arange(4.0)
@@ -59,7 +59,7 @@ def test_what_is_written_beside_the_training_is_the_state_before_it_went_on(
     assert [e["event"] for e in events] == ["saved"]
 
 
-def test_failures_count_as_in_a_row_only_where_no_save_came_between(
+def test_successful_save_resets_the_count_of_failures(
     tmp_path: Path, before_writing: list[Callable[[], object]]
 ) -> None:
     def fail() -> None:
@@ -76,7 +76,7 @@ def test_failures_count_as_in_a_row_only_where_no_save_came_between(
         here.settle()
 
 
-def test_what_was_passed_over_is_none_of_the_checkpoints_kept_and_stays_until_it_is_saved_again(tmp_path: Path) -> None:
+def test_skipped_checkpoints_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
     """A damaged one that counted took the place of the one that training went on from."""
 
     def save(here: Saves, *steps: int) -> list[int | None]:
@@ -95,12 +95,12 @@ def test_what_was_passed_over_is_none_of_the_checkpoints_kept_and_stays_until_it
     assert save(again, 5, 6, 7) == [6, 7, 9]
 
 
-def test_nothing_older_is_deleted_before_a_step_shows_that_what_was_saved_is_good(tmp_path: Path) -> None:
+def test_nothing_is_deleted_before_a_step_shows_that_the_saved_state_is_good(tmp_path: Path) -> None:
     here, _ = saves(tmp_path, keep_last=1, save="waiting")
     here.begin(1, fragments(torch.ones(4)), {})
     here.look()  # a step was accepted
     here.begin(2, fragments(torch.ones(4)), {})
-    here.wait()
+    here.settle(may_delete=False)
     here.step_refused = True  # and skipped
     here.look()
     here.settle()
@@ -111,7 +111,7 @@ def test_nothing_older_is_deleted_before_a_step_shows_that_what_was_saved_is_goo
     assert [step_of(path.name) for path in published(tmp_path)] == [2]
 
 
-def test_a_state_that_is_not_finite_takes_no_good_one_s_place(tmp_path: Path) -> None:
+def test_state_that_is_not_finite_never_replaces_a_good_one(tmp_path: Path) -> None:
     here, events = saves(tmp_path, keep_last=1)
     here.begin(1, fragments(torch.ones(4)), {})
     here.begin(2, fragments(torch.tensor([1.0, float("nan"), 1.0, 1.0])), {})

@@ -1,4 +1,4 @@
-"""A step that is not finite, or far above the ones before, changes no weight on any rank; and what follows."""
+"""A step that is not finite, or far above the steps before, changes no weight on any rank; then a policy applies."""
 
 import math
 import statistics
@@ -19,7 +19,7 @@ from trivium.certify.certificate import RULE
 from trivium.certify.reference import random_rows
 from trivium.checkpoint.format import published, read_manifest, step_of
 from trivium.checkpoint.load import Checkpoint
-from trivium.comms.launch import Place
+from trivium.comms.launch import ALONE, Place
 from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
 from trivium.parallel.sharding.zero import Totals
@@ -30,13 +30,13 @@ from trivium.training import loop, resume
 from trivium.training.config import SpikesConfig, TrainingConfig
 from trivium.training.lineage import trace as lineage
 from trivium.training.loop import CHECKPOINTS, TrainingJob
-from trivium.training.metrics import EVENTS, METRICS, append, read
+from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.observers.saves import Saves
+from trivium.training.rank import train_rank
 from trivium.training.record import LEFT_OUT, left_out_of, read_record, write_entries
 from trivium.training.spikes import SIGMA, SpikeWatch, threshold
-from trivium.training.supervision import supervise
+from trivium.training.supervision.heartbeats import RankHeartbeat
 from trivium.training.supervision.job import start
-from trivium.training.supervision.pulse import Post
 from trivium.training.trainer import Samples, Trainer
 
 
@@ -86,7 +86,7 @@ def spikes_of(out: Path) -> list[dict[str, Any]]:
     return [e for e in read(out / EVENTS) if e["event"] == "spike"]
 
 
-def test_the_threshold_is_median_and_deviations_of_the_last_steps() -> None:
+def test_threshold_is_median_plus_deviations_of_the_last_steps() -> None:
     config = SpikesConfig(deviations=5, window=7)
     before = [3.0, 1.0, 4.0, 1.5, 9.0, 2.6, 5.0]
     middle = statistics.median(before)
@@ -98,7 +98,7 @@ def test_the_threshold_is_median_and_deviations_of_the_last_steps() -> None:
     assert threshold(large, config) < 100, "one outlier does not move it"
 
 
-def test_a_refused_step_leaves_no_trace_in_the_history_and_state_goes_on_elsewhere() -> None:
+def test_rejected_step_is_not_in_the_history_and_the_state_is_restorable() -> None:
     config = SpikesConfig(deviations=5, window=4)
     watch = SpikeWatch(config)
     for loss in (3.0, 3.1, 2.9, 3.05):
@@ -146,12 +146,12 @@ def refuse(place: Place, plan: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_all_ranks_refuse_a_step_that_is_not_finite_before_any_weight_changes(layout: dict[str, Any]) -> None:
+def test_all_ranks_reject_a_step_that_is_not_finite_before_any_weight_changes(layout: dict[str, Any]) -> None:
     plan = small(**layout)
     on_ranks(plan.layout.world_size, refuse, plan)
 
 
-def test_an_overflow_that_the_loss_scale_answers_is_no_spike_and_a_loss_that_is_not_finite_is() -> None:
+def test_overflow_of_the_loss_scale_is_no_spike_but_a_loss_that_is_not_finite_is() -> None:
     plan = small(precision={"weights": "fp16"})
     trainer, watch = Trainer(plan, Mesh.single(), seed=4, rule=RULE), SpikeWatch(SpikesConfig())
     assert trainer.loss_scale is not None
@@ -165,7 +165,7 @@ def test_an_overflow_that_the_loss_scale_answers_is_no_spike_and_a_loss_that_is_
     assert watch.cause == "the loss is nan" and trainer.optimizer.steps_done == 0
 
 
-def test_stop_ends_the_job_once_and_leaves_the_checkpoints_clean(tokens: Path, tmp_path: Path) -> None:
+def test_stop_ends_the_job_once_and_leaves_good_checkpoints(tokens: Path, tmp_path: Path) -> None:
     work = job(tokens, tmp_path, "stop", layout={"data": 2}, restarts=2)
     with (
         poisoned(poison_at(5)),
@@ -178,7 +178,7 @@ def test_stop_ends_the_job_once_and_leaves_the_checkpoints_clean(tokens: Path, t
     assert len(losses(tmp_path)) == 10
 
 
-def test_skip_does_without_the_step_and_a_killed_run_skips_it_again(tokens: Path, tmp_path: Path, monkeypatch) -> None:
+def test_skip_omits_the_step_and_a_killed_run_skips_it_again(tokens: Path, tmp_path: Path, monkeypatch) -> None:
     given = {"layout": {"data": 2, "zero": 2}, "steps": 12}
     with poisoned(poison_at(8)):
         start(job(tokens, tmp_path / "unbroken", "skip", **given))
@@ -208,7 +208,7 @@ def test_more_rewinds_of_one_step_than_the_limit_stop_the_run(tokens: Path, tmp_
     assert [e["step"] for e in spikes_of(tmp_path)] == [4, 4, 4]
 
 
-def test_rewinds_go_further_back_and_then_stop_with_what_they_tried(tokens: Path, tmp_path: Path) -> None:
+def test_repeated_rewinds_go_further_back_and_then_stop(tokens: Path, tmp_path: Path) -> None:
     """Never twice to a checkpoint from which the step failed again."""
     more: dict[str, Any] = {"milestones": "pythia", "spikes": {"limit": 9}}
     with (
@@ -219,9 +219,7 @@ def test_rewinds_go_further_back_and_then_stop_with_what_they_tried(tokens: Path
     assert [e["to"] for e in read(tmp_path / EVENTS) if e["event"] == "rewound"] == [3, 2, 1, 0]
 
 
-def test_a_validation_loss_that_is_not_finite_is_an_error_and_deletes_no_older_checkpoint(
-    tokens: Path, tmp_path: Path
-) -> None:
+def test_validation_loss_that_is_not_finite_is_an_error_and_deletes_no_checkpoint(tokens: Path, tmp_path: Path) -> None:
     """The update of the last step makes the weights finite and so large that no loss is."""
     more: dict[str, Any] = {"milestones": "pythia", "keep_last": 1, "save": "waiting"}
     with pytest.raises(DataError, match=r"step 1: the validation loss is nan; .*update of step 1 .*weights/"):
@@ -230,35 +228,30 @@ def test_a_validation_loss_that_is_not_finite_is_an_error_and_deletes_no_older_c
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_rewind_may_take_as_long_as_a_start(tokens: Path, tmp_path: Path, monkeypatch) -> None:
-    """Not only as long as a step: it verifies and reads a checkpoint."""
-    restore, wait, posts = loop.Loop._restore, Saves.wait, list[Post]()
+def test_rewind_may_take_as_long_as_a_start(tokens: Path, tmp_path: Path, monkeypatch) -> None:
+    """It verifies and reads a checkpoint, and first waits for a save."""
+    found = list[tuple[str, str]]()
 
-    def note(what: str) -> None:
-        append(tmp_path / "done", {"what": what, "in": posts[0].pulse.of(posts[0].rank).phase})
+    def noting(owner: Any, method: str) -> None:
+        right = getattr(owner, method)
 
-    def restored(self: Any, back: Any = None) -> None:
-        note("begin")
-        restore(self, back)
+        def noted(self: Any, *given: Any, **named: Any) -> None:
+            found.append((method, heartbeat.all.of(0).phase))
+            right(self, *given, **named)
 
-    def waited(self: Any) -> None:
-        note("settle")
-        wait(self)
+        monkeypatch.setattr(owner, method, noted)
 
-    monkeypatch.setattr(supervise, "Post", lambda *given: posts.append(Post(*given)) or posts[0])
-    monkeypatch.setattr(loop.Loop, "_restore", restored)
-    monkeypatch.setattr(Saves, "wait", waited)
+    heartbeat = RankHeartbeat()
+    noting(loop.Loop, "_restore")
+    noting(Saves, "settle")
     with poisoned(poison_at(4)), pytest.raises(DataError):
-        start(job(tokens, tmp_path / "out", "rewind", steps=5, spikes={"limit": 1}))
-    found = [(line["what"], line["in"]) for line in read(tmp_path / "done")]
-    assert set(found) == {("begin", "starting"), ("settle", "saving")}
-    assert found.count(("begin", "starting")) == 2
+        train_rank(ALONE, job(tokens, tmp_path / "out", "rewind", steps=5, spikes={"limit": 1}), heartbeat)
+    assert set(found) == {("_restore", "starting"), ("settle", "saving")}
+    assert found.count(("_restore", "starting")) == 2
 
 
 @pytest.mark.broad
-def test_rewind_leaves_out_the_samples_for_good_and_a_killed_run_keeps_to_it(
-    tokens: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_rewind_skips_the_samples_for_good_even_in_a_killed_run(tokens: Path, tmp_path: Path, monkeypatch) -> None:
     clean = tmp_path / "clean"
     start(job(tokens, clean, "stop", steps=12))
     poison = poison_of_tokens(tokens, clean, 8)
@@ -285,7 +278,7 @@ def test_rewind_leaves_out_the_samples_for_good_and_a_killed_run_keeps_to_it(
     assert resumed == [3], "the checkpoint of 3 saw nothing that is left out, that of 6 did"
 
 
-def test_the_record_of_what_is_left_out_comes_back_from_a_checkpoint(tokens: Path, tmp_path: Path) -> None:
+def test_record_of_skipped_samples_is_restored_from_a_checkpoint(tokens: Path, tmp_path: Path) -> None:
     clean = tmp_path / "clean"
     start(job(tokens, clean, "stop", steps=6))
     with poisoned(poison_of_tokens(tokens, clean, 4)):
@@ -296,7 +289,7 @@ def test_the_record_of_what_is_left_out_comes_back_from_a_checkpoint(tokens: Pat
     assert lineage.round_trip(read_record(tmp_path / "out"))["agrees"]
 
 
-def test_ranks_leave_out_what_the_first_one_read_also_where_a_host_still_sees_an_older_file(
+def test_ranks_skip_what_the_first_rank_read_even_if_a_host_sees_an_older_file(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
     (tmp_path / "out").mkdir()
@@ -308,15 +301,3 @@ def test_ranks_leave_out_what_the_first_one_read_also_where_a_host_still_sees_an
     record = read_record(tmp_path / "out")
     logged = [one["batch_hash"] for one in record.logged()]
     assert logged == [str(record.data.digest(*record.plan.batch.at(step))) for step in (0, 1)]
-
-
-def test_a_checkpoint_that_saw_what_is_left_out_is_abandoned(tokens: Path, tmp_path: Path) -> None:
-    clean = tmp_path / "clean"
-    start(job(tokens, clean, "stop", steps=9))
-    out = tmp_path / "out"
-    with poisoned(poison_of_tokens(tokens, clean, 8)):
-        start(job(tokens, out, "rewind", steps=9, spikes={"batches": 6}, keep_last=4))
-    # Two, three, … eight were left out, so that the checkpoints of 3 and 6 were of another order.
-    assert [e["step"] for e in read(out / EVENTS) if e["event"] == "saved"] == [3, 6, 3, 6, 9]
-    assert [e["event"] for e in read(out / EVENTS)].count("resumed") == 0, "it began again at 0"
-    assert lineage.round_trip(read_record(out))["agrees"]

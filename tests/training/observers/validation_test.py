@@ -1,4 +1,4 @@
-"""Which samples validate, and so the loss that is told, depends on no layout."""
+"""The validation loss does not depend on the layout; padding has no effect."""
 
 from functools import cache
 from typing import Any
@@ -65,7 +65,7 @@ def of_one_process(documents: str) -> tuple[float, ...]:
     ],
     ids=str,
 )
-def test_every_layout_tells_the_loss_of_one_process(layout: dict[str, Any], documents: str) -> None:
+def test_every_layout_gives_the_loss_of_one_process(layout: dict[str, Any], documents: str) -> None:
     plan = in_fp64(model=APART if documents == "apart" else {}, **layout)
     on_ranks(plan.layout.world_size, validates, plan, of_one_process(documents))
 
@@ -78,7 +78,7 @@ def validates(place: Place, plan: Plan, expected: tuple[float, ...]) -> None:
 
 
 @pytest.mark.parametrize("model", [{}, {"z_loss": 1e-3}, APART], ids=str)
-def test_padding_counts_for_nothing_in_a_step_that_trains_either(model: dict[str, Any]) -> None:
+def test_padding_has_no_effect_on_a_training_step(model: dict[str, Any]) -> None:
     told = []
     for micro, sequences in ((1, 3), (4, 4)):
         plan = in_fp64(model=model, batch={"micro": micro, "sequences": sequences})

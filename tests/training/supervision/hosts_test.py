@@ -1,4 +1,4 @@
-"""Two network namespaces stand for two hosts: the printed torchrun job trains there as on one host, and survives."""
+"""Two network namespaces stand for two hosts: the printed torchrun job trains there as on one host."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def on_one_host(folder: Path, tokens: Path) -> dict[int, float]:
 
 
 @pytest.mark.broad
-def test_two_hosts_train_as_one_and_go_on_when_a_dead_host_is_back(hosts, tmp_path) -> None:
+def test_two_hosts_train_as_one_and_continue_when_a_dead_host_is_back(hosts, tmp_path) -> None:
     tokens = write_tokens(tmp_path)
     script = job_script(tmp_path, tokens)
     metrics = tmp_path / "run" / "training" / "metrics.jsonl"
@@ -125,7 +125,7 @@ def test_two_hosts_train_as_one_and_go_on_when_a_dead_host_is_back(hosts, tmp_pa
 
 
 @pytest.mark.broad
-def test_a_setting_that_only_one_host_has_is_refused_on_both_before_the_first_step(hosts, tmp_path) -> None:
+def test_setting_of_one_host_is_rejected_on_both_before_the_first_step(hosts, tmp_path) -> None:
     tokens = write_tokens(tmp_path)
     script = job_script(tmp_path, tokens)
     other = tmp_path / "other" / "job.sh"
@@ -142,7 +142,7 @@ def test_a_setting_that_only_one_host_has_is_refused_on_both_before_the_first_st
 
 
 @pytest.mark.broad
-def test_a_survivor_names_the_first_host_that_died_and_waits_for_it(hosts, tmp_path) -> None:
+def test_survivor_names_the_dead_first_host_and_waits_for_it(hosts, tmp_path) -> None:
     tokens = write_tokens(tmp_path)
     script = job_script(tmp_path, tokens)
     script.write_text(script.read_text().replace('"$failures" -gt 5', '"$failures" -gt 1'))
@@ -166,7 +166,7 @@ def test_a_survivor_names_the_first_host_that_died_and_waits_for_it(hosts, tmp_p
 
 
 @pytest.mark.slow
-def test_a_cut_network_is_an_error_within_the_timeout_and_the_job_goes_on_when_it_is_mended(hosts, tmp_path) -> None:
+def test_cut_network_is_an_error_within_the_timeout_and_the_job_continues_later(hosts, tmp_path) -> None:
     tokens = write_tokens(tmp_path)
     script = job_script(tmp_path, tokens, timeout_seconds=4.0)
     metrics = tmp_path / "run" / "training" / "metrics.jsonl"

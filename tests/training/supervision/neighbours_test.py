@@ -1,4 +1,4 @@
-"""Ranks that torchrun started are asked to end, or stopped: they see to it among themselves."""
+"""Ranks that torchrun started supervise one another: they find ranks that are stopped, killed or failed."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,15 +25,13 @@ from trivium.training.config import Supervision
 from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
 from trivium.training.supervision import job as work
+from trivium.training.supervision.heartbeats import Heartbeat, Heartbeats, RankHeartbeat
 from trivium.training.supervision.neighbours import Failure, Neighbours, first_host_gone, parent_of
-from trivium.training.supervision.pulse import Beat, Post, Pulse
 
 RANKS = 3
 
 
-class Wall:
-    """A board in memory."""
-
+class MemoryBoard:
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
 
@@ -50,81 +49,83 @@ class Wall:
 
 
 class Street:
-    """Ranks on one thread and a clock set by hand. away: ranks that say nothing; found: who found one silent, when."""
+    """Ranks on one thread and a clock set by hand. away: ranks that write nothing. found: which rank found one late,
+    and when."""
 
-    def __init__(self, monkeypatch, **config: float) -> None:
+    def __init__(self, monkeypatch, hang_seconds: float = 4.0) -> None:
         self.now, self.away, self.found = 1000.0, set[int](), dict[int, float]()
         clock = lambda: self.now  # noqa: E731
-        monkeypatch.setattr("trivium.training.supervision.pulse.time", SimpleNamespace(monotonic=clock))
-        wall, self.pulses = Wall(), [Pulse(1) for _ in range(RANKS)]
+        monkeypatch.setattr("trivium.training.supervision.heartbeats.time", SimpleNamespace(monotonic=clock))
+        board, self.beats = MemoryBoard(), [Heartbeats(1) for _ in range(RANKS)]
+        config = Supervision(hang_seconds=hang_seconds)
         self.ranks = [
-            Neighbours(Place(n, RANKS, n, ""), self.pulses[n], Supervision(**config), print, wall, clock)
-            for n in range(RANKS)
+            Neighbours(Place(n, RANKS, n, ""), self.beats[n], config, print, board, clock) for n in range(RANKS)
         ]
         for number, rank in enumerate(self.ranks):
-            rank._name = lambda late, seconds, number=number: self.found.setdefault(number, self.now)
+            rank.find = partial(self._find, number)
+        self.wait(1.0, 1)
 
-    def pass_by(self, seconds: float, step: int = 0) -> None:
-        """Time goes on; all but those away take their turns, and do a step if one is given."""
+    def _find(self, number: int, late: list[int]) -> None:
+        if late:
+            self.found.setdefault(number, self.now)
+
+    def wait(self, seconds: float, step: int = 0) -> None:
+        """Let time pass, in which all but those away take their turns, and do a step if one is given."""
         until = self.now + seconds
         while self.now < until:
             self.now += 0.5
             for n in sorted(set(range(RANKS)) - self.away):
                 if step:
-                    self.pulses[n].beat(0, step, "step")
+                    self.beats[n].begin(0, step, "step")
                 self.ranks[n].turn()
+
+    def train(self, first: int, last: int) -> None:
+        for step in range(first, last):
+            self.wait(1.0, step)
 
 
 def test_ranks_that_train_find_nobody(monkeypatch) -> None:
-    street = Street(monkeypatch, hang_seconds=4.0)
-    for step in range(1, 40):
-        street.pass_by(1.0, step)
-    street.pass_by(3.5)
+    street = Street(monkeypatch)
+    street.train(2, 40)
+    street.wait(3.5)
     assert street.found == {}
 
 
-def test_a_rank_that_says_nothing_is_found_by_the_first_and_the_last(monkeypatch) -> None:
-    street = Street(monkeypatch, hang_seconds=4.0)
-    street.pass_by(1.0, 1)
+def test_silent_rank_is_found_by_the_first_and_the_last_rank(monkeypatch) -> None:
+    street = Street(monkeypatch)
     left, street.away = street.now, {1}
-    for step in range(2, 6):
-        assert street.found == {}
-        street.pass_by(1.0, step)
-    street.pass_by(1.0, 6)
+    street.train(2, 6)
+    assert street.found == {}
+    street.train(6, 7)
     assert street.found.keys() == {0, 2} and max(street.found.values()) - left <= 5.0
 
 
-def test_a_rank_that_talks_and_does_not_train_is_found_by_its_own_clock(monkeypatch) -> None:
-    street = Street(monkeypatch, hang_seconds=4.0)
-    for step in (1, 2):
-        street.pass_by(1.0, step)
-    street.pass_by(4.0)
+def test_rank_that_writes_but_does_not_train_is_found_by_its_own_clock(monkeypatch) -> None:
+    street = Street(monkeypatch)
+    street.train(2, 3)
+    street.wait(4.0)
     assert street.found == {}
-    street.pass_by(1.0)
+    street.wait(1.0)
     assert street.found.keys() == {0, 2}
 
 
-def test_a_whole_job_that_was_stopped_blames_nobody(monkeypatch) -> None:
-    street = Street(monkeypatch, hang_seconds=4.0)
-    street.pass_by(2.0, 1)
+def test_job_that_was_stopped_as_a_whole_blames_nobody(monkeypatch) -> None:
+    street = Street(monkeypatch)
     street.now += 3600
-    street.pass_by(3.0)
+    street.wait(3.0)
     assert street.found == {}
 
 
-def test_a_rank_that_is_over_may_be_silent(monkeypatch) -> None:
-    street = Street(monkeypatch, hang_seconds=4.0)
-    street.pass_by(2.0, 1)
-    street.ranks[1].leave(is_over=True)
+def test_rank_that_is_over_may_be_silent(monkeypatch) -> None:
+    street = Street(monkeypatch)
+    street.ranks[1].write(is_over=True)
     street.away = {1}
-    for step in range(2, 20):
-        street.pass_by(1.0, step)
+    street.train(2, 20)
     assert street.found == {}
 
 
-def test_the_first_to_fail_is_the_cause_and_all_others_end_with_it(monkeypatch, capsys) -> None:
-    street = Street(monkeypatch, hang_seconds=4.0)
-    street.pass_by(1.0, 1)
+def test_first_to_fail_is_the_cause_and_all_others_end_with_it(monkeypatch, capsys) -> None:
+    street = Street(monkeypatch)
     first, second, third = street.ranks
     assert [rank.turn() for rank in street.ranks] == [None] * RANKS
     own = failure(1, "node7", "out of memory")
@@ -136,71 +137,55 @@ def test_the_first_to_fail_is_the_cause_and_all_others_end_with_it(monkeypatch, 
 
 
 def failure(rank: int, host: str, report: str) -> Failure:
-    return Failure(RankFailed(rank, dict.fromkeys(range(RANKS)), report), Beat(1, "step", 0.0, 0.0), host)
+    return Failure(RankFailed(rank, dict.fromkeys(range(RANKS)), report), Heartbeat(1, "step", 0.0, 0.0), host)
 
 
-def test_whoever_lost_a_rank_on_another_host_names_the_one_that_says_nothing_any_more(monkeypatch) -> None:
+@pytest.mark.parametrize("silent", [True, False])
+def test_rank_that_lost_another_names_the_silent_one_or_else_itself(monkeypatch, silent: bool) -> None:
     street = Street(monkeypatch, hang_seconds=1.0)
-    street.pass_by(1.0, 1)
-    first, _, third = street.ranks
-    looking = threading.Thread(target=lambda: found.append(third.fail(lost)))
+    first, second, third = street.ranks
     lost, found = failure(2, "node8", "Connection closed by peer"), []
-    third.leave(is_over=True)
+    third.write(is_over=True)
+    looking = threading.Thread(target=lambda: found.append(third.fail(lost)))
     looking.start()
-    while looking.is_alive():  # the first goes on; the second says nothing
-        first.leave()
+    while looking.is_alive():
+        for rank in [first] if silent else [first, second]:
+            rank.write()
         time.sleep(0.02)
     (named,) = found
+    if not silent:
+        assert named is lost
+        return
     assert (named.error.rank, named.at.step, named.host) == (1, 1, socket.gethostname())
     assert "its host is gone" in str(named.error)
 
 
-def test_whoever_lost_a_rank_while_all_others_go_on_tells_its_own_failure(monkeypatch) -> None:
-    street = Street(monkeypatch, hang_seconds=1.0)
-    street.pass_by(1.0, 1)
-    lost, found = failure(2, "node8", "Connection closed by peer"), []
-    street.ranks[2].leave(is_over=True)
-    looking = threading.Thread(target=lambda: found.append(street.ranks[2].fail(lost)))
-    looking.start()
-    while looking.is_alive():
-        for rank in street.ranks[:2]:
-            rank.leave()
-        time.sleep(0.02)
-    assert found == [lost]
-
-
 @pytest.mark.parametrize("local_rank", [0, 1])
-def test_where_the_first_host_is_gone_it_is_named_and_not_a_survivor(monkeypatch, local_rank: int) -> None:
+def test_first_host_that_is_gone_is_named_by_one_rank_of_each_host(monkeypatch, local_rank: int) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))  # nobody listens there
     lost = failure(2 + local_rank, "node8", "Connection closed by peer")
     found = first_host_gone(Place(2 + local_rank, 4, local_rank, "env://", 2), lost)
     if local_rank:
-        assert found is None, "one rank of a host says it"
+        assert found is None
         return
     assert found is not None and (found.error.rank, found.host) == (0, "127.0.0.1")
-    assert str(found.located).startswith("rank 0 of 4 on 127.0.0.1 in step 1: its host does not answer any more")
+    assert str(found.located()).startswith("rank 0 of 4 on 127.0.0.1 in step 1: its host does not answer any more")
     assert not found.lost_another, "the event names the host"
 
 
-def test_a_rank_that_fails_by_itself_blames_no_host(monkeypatch) -> None:
+def test_rank_reports_its_own_failure_if_it_lost_none_or_the_first_host_answers(monkeypatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    place, own = Place(2, 4, 0, "env://", 2), failure(2, "node8", "shard 7 is damaged")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    own = failure(2, "node8", "shard 7 is damaged")
-    assert first_host_gone(Place(2, 4, 0, "env://", 2), own) is own
-
-
-def test_where_the_first_host_answers_a_rank_tells_its_own_failure(monkeypatch) -> None:
+    assert first_host_gone(place, own) is own
     lost = failure(2, "node8", "Connection closed by peer")
     with socket.create_server(("127.0.0.1", 0)) as first:
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(first.getsockname()[1]))
-        assert first_host_gone(Place(2, 4, 0, "env://", 2), lost) is lost
+        assert first_host_gone(place, lost) is lost
 
 
-def fail_among_others(place: Place, port: int, given: TrainingJob, also: int | None, killed: bool = False) -> None:
-    """Rank 2 fails, or is killed; the others wait for it in a collective that never ends, and one finds the connection
-    gone."""
+def fail_among_others(place: Place, port: int, given: TrainingJob, also: int | None, killed: bool) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {
         "RANK": str(place.rank),
@@ -209,9 +194,9 @@ def fail_among_others(place: Place, port: int, given: TrainingJob, also: int | N
         "LOCAL_WORLD_SIZE": str(place.world_size),
     }
 
-    def train(place: Place, given: TrainingJob, post: Post) -> None:
+    def train(place: Place, given: TrainingJob, heartbeat: RankHeartbeat) -> None:
         with connected(place, timeout_seconds=30):
-            post.beat(5, "step")
+            heartbeat.begin(5, "step")
             time.sleep(0.5 if place.rank == 2 else 1.0 if place.rank == also else 60)
             if killed and place.rank == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -222,35 +207,22 @@ def fail_among_others(place: Place, port: int, given: TrainingJob, also: int | N
     work.start(given)
 
 
-@pytest.mark.parametrize("also", [0, 1])
-def test_a_rank_that_fails_ends_all_others_and_is_said_once_with_its_host(tmp_path: Path, capfd, also: int) -> None:
+@pytest.mark.parametrize(("killed", "also"), [(False, 0), (False, 1), (True, 0), (True, 1), (True, None)], ids=str)
+def test_failed_or_killed_rank_ends_all_others_and_is_named_once_with_its_host(
+    tmp_path: Path, capfd, killed: bool, also: int | None
+) -> None:
+    """also: a rank that loses its connection; the others wait in a collective without end."""
     given = job(tmp_path, tmp_path / "run", plan({"data": 4}), supervision={"hang_seconds": 2.0})
-    ranks = start_ranks(fail_among_others, 4, free_port(), given, also)
+    ranks = start_ranks(fail_among_others, 4, free_port(), given, also, killed)
     for process in ranks.processes:
         process.join(20)
     codes = [process.exitcode for process in ranks.processes]
     ranks.end()
-    assert codes == [1, 1, DataError.exit_code, 1], "the others wait in their collective"
-    cause = f"rank 2 of 4 on {socket.gethostname()} in step 5: shard 7 is damaged"
+    assert codes == [1, 1, -signal.SIGKILL if killed else DataError.exit_code, 1]
     (failed,) = events(tmp_path / "run", "rank failed")
-    assert (failed["rank"], failed["host"], failed["cause"]) == (2, socket.gethostname(), cause)
-    assert "closed by peer" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("also", [0, 1, None])
-def test_a_rank_that_is_killed_is_named_by_the_ranks_of_its_host(tmp_path: Path, capfd, also: int | None) -> None:
-    """Whether one of them lost its connection, or all wait for it without end."""
-    given = job(tmp_path, tmp_path / "run", plan({"data": 4}), supervision={"hang_seconds": 2.0})
-    ranks = start_ranks(fail_among_others, 4, free_port(), given, also, True)
-    for process in ranks.processes:
-        process.join(20)
-    codes = [process.exitcode for process in ranks.processes]
-    ranks.end()
-    assert codes == [1, 1, -signal.SIGKILL, 1]
-    (failed,) = events(tmp_path / "run", "rank failed")
-    where = f"rank 2 of 4 on {socket.gethostname()} in step 5: its process is gone without a word"
+    cause = "its process is gone without a word" if killed else "shard 7 is damaged"
     assert (failed["rank"], failed["host"]) == (2, socket.gethostname())
-    assert failed["cause"].startswith(where)
+    assert failed["cause"].startswith(f"rank 2 of 4 on {socket.gethostname()} in step 5: {cause}")
     assert "closed by peer" not in capfd.readouterr().err
 
 
@@ -261,7 +233,7 @@ def wait_for_others(place: Place, port: int, given: TrainingJob) -> None:
     work.start(given)
 
 
-def test_a_rank_that_waits_for_others_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+def test_rank_that_waits_for_others_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     """A scheduler whose grace is shorter than `stall_seconds` would kill it, and call that a failure."""
     given = job(write_tokens(tmp_path), tmp_path / "run", plan({"data": 2}))
     port = free_port()
@@ -276,12 +248,6 @@ def test_a_rank_that_waits_for_others_ends_when_it_is_asked_to(tmp_path: Path) -
     assert [each["step"] for each in events(tmp_path / "run", "preempted")] == [0]
 
 
-def rank_of(pid: int) -> int:
-    """What torchrun told a process."""
-    told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return int(dict(each.split(b"=", 1) for each in told if each)[b"RANK"])
-
-
 def ranks_of(job: subprocess.Popen) -> list[int]:
     """The processes that torchrun started, by rank."""
     everyone = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
@@ -291,6 +257,11 @@ def ranks_of(job: subprocess.Popen) -> list[int]:
         for p in everyone
         if parent_of(p) in agents and b"trivium.cli.main" in (Path("/proc") / str(p) / "cmdline").read_bytes()
     ]
+
+    def rank_of(pid: int) -> int:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return int(dict(each.split(b"=", 1) for each in environment if each)[b"RANK"])
+
     return sorted(found, key=rank_of)
 
 
@@ -306,16 +277,14 @@ def wait_for(seen: Callable[[], object], log: Path, seconds: float = 60) -> None
 
 
 def wait_for_more_steps(run: Path, resumptions: int, log: Path) -> None:
-    """Than there are now, after the job was resumed so many times."""
+    """Wait until the job was resumed `resumptions` times and has done another step."""
     before = last_step(run / METRICS)
     wait_for(lambda: len(events(run, "resumed")) == resumptions and last_step(run / METRICS) > before, log)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks in /proc")
-def test_under_torchrun_a_stopped_and_a_killed_rank_are_named_and_the_job_goes_on_until_one_is_asked_to_end(
-    tmp_path,
-) -> None:
+def test_torchrun_job_survives_a_stopped_and_a_killed_rank_until_preempted(tmp_path) -> None:
     script = job_script(tmp_path, write_tokens(tmp_path), nodes=1, steps=1000, hang_seconds=3.0, preemption_seconds=1.0)
     run, log = tmp_path / "run" / "training", tmp_path / "log"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

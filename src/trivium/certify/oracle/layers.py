@@ -4,17 +4,29 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from trivium.certify.oracle.attention_softmax import ATTENTION_SOFTMAX
+import torch
+
+from trivium.certify.oracle.attention_scaled import ATTENTION_SCALED
 from trivium.certify.oracle.mlp_gated import MLP_GATED
+from trivium.certify.oracle.mlp_gated_gelu import MLP_GATED_GELU
 from trivium.certify.oracle.mlp_plain import MLP_PLAIN
-from trivium.certify.oracle.norms import NORMS
+from trivium.certify.oracle.norms import LAYER_NORM, RMS_NORM
+from trivium.certify.oracle.norms_offset import RMS_NORM_OFFSET
 from trivium.certify.oracle.terms import Order, Rule, Settings, Tensor, Twin, Weights, deviations
 from trivium.certify.oracle.wiring import SEQUENTIAL, Drop
+from trivium.certify.oracle.wiring_sandwich import SANDWICH
 from trivium.certify.oracle.wiring_side_by_side import SIDE_BY_SIDE
 from trivium.plan.model_shape import ModelShape
 
-FEED_FORWARDS: Mapping[str, Twin] = MappingProxyType({"plain": MLP_PLAIN, "gated": MLP_GATED})
-WIRINGS: Mapping[str, Twin] = MappingProxyType({"sequential": SEQUENTIAL, "side_by_side": SIDE_BY_SIDE})
+NORMS: Mapping[str, Twin] = MappingProxyType(
+    {"layer_norm": LAYER_NORM, "rms_norm": RMS_NORM, "rms_norm_offset": RMS_NORM_OFFSET}
+)
+FEED_FORWARDS: Mapping[str, Twin] = MappingProxyType(
+    {"plain": MLP_PLAIN, "gated": MLP_GATED, "gated_gelu": MLP_GATED_GELU}
+)
+WIRINGS: Mapping[str, Twin] = MappingProxyType(
+    {"sequential": SEQUENTIAL, "side_by_side": SIDE_BY_SIDE, "sandwich": SANDWICH}
+)
 
 
 def settings_of(model: ModelShape, layer: int) -> Settings:
@@ -53,7 +65,7 @@ def _layer(model: ModelShape, n: int) -> Iterator[tuple[str, Rule]]:
     s, at = settings_of(model, n), f"layers.{n}"
     norm = NORMS[s.form.norm]
     yield from WIRINGS[s.form.wiring].rules(s, at, norm)
-    yield from ATTENTION_SOFTMAX.rules(s, f"{at}.attention")
+    yield from ATTENTION_SCALED.rules(s, f"{at}.attention")
     yield from FEED_FORWARDS[s.form.feed_forward].rules(s, f"{at}.mlp")
 
 
@@ -61,7 +73,7 @@ def layer(weights: Weights, model: ModelShape, n: int, x: Tensor, order: Order, 
     """x [B, S, H] behind layer n."""
     s, at = settings_of(model, n), f"layers.{n}"
     halves = {
-        "attention": lambda y: ATTENTION_SOFTMAX.compute(weights, s, y, f"{at}.attention", order),
+        "attention": lambda y: ATTENTION_SCALED.compute(weights, s, y, f"{at}.attention", order),
         "mlp": lambda y: FEED_FORWARDS[s.form.feed_forward].compute(weights, s, y, f"{at}.mlp"),
     }
     norm = partial(NORMS[s.form.norm].compute, weights, s)
@@ -70,6 +82,16 @@ def layer(weights: Weights, model: ModelShape, n: int, x: Tensor, order: Order, 
     )
 
 
-def final_norm(weights: Weights, model: ModelShape, x: Tensor) -> Tensor:
-    """x [B, S, H] behind the norm before the output matrix."""
-    return NORMS[model.norm].compute(weights, settings_of(model, 0)._replace(form=model), x, "head.norm")
+def embedded(weights: Weights, model: ModelShape, tokens: Tensor, order: Order) -> Tensor:
+    """Return the vectors of tokens [B, S], with learned positions where the model has them: [B, S, H]."""
+    x = weights["embedding.tokens.weight"][tokens]
+    x = x + weights["embedding.positions.weight"][order.numbers] if model.positions == "learned" else x
+    return x * model.embedding_scale
+
+
+def logits_of(weights: Weights, model: ModelShape, x: Tensor) -> Tensor:
+    """x [B, S, H] behind the last layer -> logits [B, S, V]."""
+    table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
+    s = settings_of(model, 0)._replace(form=model)
+    logits = NORMS[model.norm].compute(weights, s, x, "head.norm") @ table.T
+    return logits if model.logits_cap is None else model.logits_cap * torch.tanh(logits / model.logits_cap)

@@ -1,7 +1,6 @@
 """Norms, from their definitions."""
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 
 import torch
 
@@ -31,6 +30,5 @@ def _rms_norm(weights: Weights, s: Settings, x: Tensor, at: str) -> Tensor:
     return rms(x, s.form.norm_epsilon) * weights[f"{at}.weight"]
 
 
-NORMS: Mapping[str, Twin] = MappingProxyType(
-    {"layer_norm": Twin(_layer_norm_rules, _layer_norm), "rms_norm": Twin(_rms_norm_rules, _rms_norm)}
-)
+LAYER_NORM = Twin(_layer_norm_rules, _layer_norm)
+RMS_NORM = Twin(_rms_norm_rules, _rms_norm)

@@ -11,13 +11,14 @@ _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _ENDS = (".", "?", "!", '"', "'", "”", "’")
 _ELLIPSES = ("...", "…")
 _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
-# from the first of a run of marks alone, and possessive: a long run would be tried from each of its characters
+# Only from the first of a run of marks, and possessive, so that a long run takes linear time.
 _SENTENCE = re.compile(r"(?<![.!?])[.!?]++[\"'”’)]*+(?=\s|$)")
 
 
 def c4_step(config: C4Config) -> Step:
     """Return the step that removes lines and drops pages as C4 did; metadata gains `c4`: lines kept and removed."""
-    bad = _words_pattern(config.bad_words)
+    words = "|".join(re.escape(word.lower()) for word in config.bad_words)
+    bad = re.compile(rf"(?<!\w)(?:{words})(?!\w)") if words else None
 
     def judge(document: Document) -> Verdict:
         lowered = document.text.lower()
@@ -40,7 +41,7 @@ def c4_step(config: C4Config) -> Step:
 
 
 def line_fault(line: str, config: C4Config) -> str:
-    """Return why C4 removes a line, or nothing."""
+    """Return why C4 removes a line, or ""."""
     words = line.split()
     lowered = line.lower()
     if len(line) > config.word_letters and any(len(word) > config.word_letters for word in words):
@@ -55,11 +56,5 @@ def line_fault(line: str, config: C4Config) -> str:
 
 
 def num_sentences(line: str) -> int:
-    """Return the number of sentences of a line that ends as one: ends of sentences before a blank, at least 1."""
+    """Return the number of ends of sentences before a blank, at least 1."""
     return max(1, len(_SENTENCE.findall(line)))
-
-
-def _words_pattern(words: tuple[str, ...]) -> re.Pattern[str] | None:
-    if not words:
-        return None
-    return re.compile(r"(?<!\w)(?:" + "|".join(re.escape(word.lower()) for word in words) + r")(?!\w)")

@@ -4,6 +4,7 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -20,29 +21,26 @@ Extractor = Callable[[str], str]
 
 
 class TooComplex(ValueError):
-    """A page for which a parser would need more than linear time. The message is the reason for dropping it."""
+    """A page for which a parser would need more than linear time. The message is the reason to drop it."""
 
 
 _SENTENCE_END = re.compile(r"[.!?…:][\"”’')\]»]*$")
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,20})")
-_DEEPEST = 512  # nested elements; browsers ignore what lies deeper
-# jusText classifies a paragraph by its neighbours, which takes quadratic time: 18,000 headings took it 22 s.
-_MOST_PARAGRAPHS_OF_JUSTEXT = 5_000
+_MAX_NESTED_ELEMENTS = 512  # browsers ignore what is deeper
+# jusText classifies a paragraph by its neighbours, which takes quadratic time: 22 s for 18,000 headings.
+_MAX_PARAGRAPHS_OF_JUSTEXT = 5_000
 # Elements that are empty or whose end tag may be left out.
 _NOT_NESTED = frozenset(
-    (
-        *("p", "li", "dt", "dd", "tr", "td", "th", "tbody", "thead", "tfoot", "colgroup", "caption"),
-        *("option", "optgroup", "rt", "rp", "html", "head", "body", "area", "base", "br", "col", "embed"),
-        *("hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"),
-    )
+    "p li dt dd tr td th tbody thead tfoot colgroup caption option optgroup rt rp html head body area base br col "
+    "embed hr img input link meta param source track wbr".split()
 )
-_FEW_WORDS, _MANY_WORDS = 4, 15  # a sentence has so many words; so many are prose even without an end
+_SENTENCE_WORDS, _PROSE_WORDS = 4, 15  # words of a line that is prose, with the end of a sentence and without
 
 
 def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
-    """Return the step that turns what was fetched into plain text; a page without main content is dropped.
+    """Return the step that extracts plain text from pages and tidies it, and drops pages without main content.
 
-    Metadata of a page gains `extraction`: the extractor and the figures of `extraction_figures`.
+    Metadata of a page gains `extraction`: the extractor, and figures that reveal a bad extraction.
     """
     extract = extractor(config)
 
@@ -59,40 +57,50 @@ def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
             return Drop("empty", f"extract.extractor={other}" if is_html else "")
         metadata = {key: value for key, value in document.metadata.items() if key != RAW}
         if is_html:
-            figures = extraction_figures(document.text, text)
-            metadata["extraction"] = {"extractor": config.extractor, **figures}
+            metadata["extraction"] = {"extractor": config.extractor, **_figures(document.text, text)}
         return Keep(replace(document, text=text, metadata=metadata))
 
     return Step("extract", judge)
 
 
 def extractor(config: ExtractConfig) -> Extractor:
-    """Return the function from a page's HTML to its main text, untidied; MachineError when its package is missing."""
-    if config.extractor == "blocks":
-        return main_text
-    if config.extractor == "justext":
-        extract = _justext(config.stoplist)
-    else:
-        extract = _trafilatura() if config.extractor == "trafilatura" else _resiliparse
+    """Return the function from a page's HTML to its main text, untidied. MachineError if its package is missing."""
+    match config.extractor:
+        case "blocks":
+            return main_text
+        case "justext":
+            extract = _justext(config.stoplist)
+        case "trafilatura":
+            extract = _trafilatura()
+        case _:
+            extract = partial(
+                extract_plain_text,
+                preserve_formatting=True,
+                main_content=True,
+                alt_texts=False,
+                list_bullets=True,
+                comments=False,
+                post_meta=False,
+            )
     return lambda html: extract(_require_shallow(html))
 
 
 def _require_shallow(html: str) -> str:
     """Return the page itself. Raises TooComplex if its elements nest deeper than parsers handle in linear time.
 
-    Elements that may be left open, such as `p` and `li`, are not counted: each ends the one before.
+    Elements that may be left open, such as `p` and `li`, are not counted, because each ends the one before.
     """
     depth = 0
     for closing, name in _TAG.findall(html):
         if name.lower() not in _NOT_NESTED:
             depth = max(depth - 1, 0) if closing else depth + 1
-            if depth > _DEEPEST:
-                raise TooComplex(f"over {_DEEPEST} nested elements")
+            if depth > _MAX_NESTED_ELEMENTS:
+                raise TooComplex(f"over {_MAX_NESTED_ELEMENTS} nested elements")
     return html
 
 
-def extraction_figures(html: str, text: str) -> dict[str, Any]:
-    """Return figures that show a bad extraction: how much of a page its text is, and of what kind."""
+def _figures(html: str, text: str) -> dict[str, Any]:
+    """Return how much of a page its text is, and of what kind."""
     paragraphs = [paragraph for paragraph in text.split("\n\n") if paragraph]
     return {
         "html_characters": len(html),
@@ -104,23 +112,11 @@ def extraction_figures(html: str, text: str) -> dict[str, Any]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Return whether any line of a paragraph is a sentence, or as long as several."""
+    """Return whether any line of a paragraph is a sentence or as long as several sentences."""
     return any(
-        words >= _MANY_WORDS or (words >= _FEW_WORDS and _SENTENCE_END.search(line) is not None)
+        words >= _PROSE_WORDS or (words >= _SENTENCE_WORDS and _SENTENCE_END.search(line) is not None)
         for line in paragraph.split("\n")
         if (words := line.count(" ") + 1)
-    )
-
-
-def _resiliparse(html: str) -> str:
-    return extract_plain_text(
-        html,
-        preserve_formatting=True,
-        main_content=True,
-        alt_texts=False,
-        list_bullets=True,
-        comments=False,
-        post_meta=False,
     )
 
 
@@ -135,11 +131,11 @@ def _justext(stoplist: str) -> Extractor:
         blocks = sum(
             not closing and name.lower() in justext.core.PARAGRAPH_TAGS for closing, name in _TAG.findall(html)
         )
-        if blocks > _MOST_PARAGRAPHS_OF_JUSTEXT:
-            raise TooComplex(f"over {_MOST_PARAGRAPHS_OF_JUSTEXT} paragraphs")
+        if blocks > _MAX_PARAGRAPHS_OF_JUSTEXT:
+            raise TooComplex(f"over {_MAX_PARAGRAPHS_OF_JUSTEXT} paragraphs")
         try:
             paragraphs = justext.justext(html.encode("utf-8", "replace"), words, encoding="utf-8")
-        except (ValueError, justext.core.JustextError):  # lxml finds nothing in it
+        except (ValueError, justext.core.JustextError):  # lxml finds no element
             return ""
         return "\n\n".join(paragraph.text for paragraph in paragraphs if not paragraph.is_boilerplate)
 

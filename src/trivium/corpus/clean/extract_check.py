@@ -1,6 +1,6 @@
-"""How well extraction does on pages whose text is known: F1 over words, and over runs of four words.
+"""Quality of extraction on pages whose text is known: F1 over words, and over runs of four words.
 
-A folder of gold pages is that of the article-extraction-benchmark (Zyte, MIT): ground-truth.json with the articleBody
+The gold pages are a folder as in the article-extraction-benchmark (Zyte, MIT): ground-truth.json with the articleBody
 of each page, and pages/NAME.html.gz.
 """
 
@@ -27,11 +27,11 @@ CANDIDATES: Mapping[str, ExtractConfig] = {
     "justext": ExtractConfig(extractor="justext"),
     "trafilatura": ExtractConfig(extractor="trafilatura"),
 }
-RUN = 4  # words
+RUN_WORDS = 4
 
 
 def gold_pages(folder: Path) -> dict[str, tuple[bytes, str]]:
-    """Name → (HTML as fetched, gold text); DataError where the folder holds none."""
+    """Return the HTML as fetched and the gold text of each page by name. DataError if the folder has none."""
     try:
         truth = json.loads((folder / "ground-truth.json").read_text(encoding="utf-8"))
         pages = {
@@ -49,9 +49,10 @@ def gold_pages(folder: Path) -> dict[str, tuple[bytes, str]]:
 
 
 def check_extraction(folder: Path, *, rounds: int = 1) -> dict[str, dict[str, Any]]:
-    """Extractor → f1 over words and over runs (means over pages), MB of HTML per CPU second; or what is missing.
+    """Return for each extractor the mean F1 over words and over runs, and MB of HTML per CPU second.
 
-    Rounds are interleaved and their medians count. `f1_of_pages` holds both figures of each page.
+    Rounds are interleaved, and the median of their times counts. `f1_of_pages` has both scores of each page.
+    An extractor that is not installed has `missing` instead.
     """
     pages = gold_pages(folder)
     rows: dict[str, dict[str, Any]] = {}
@@ -80,20 +81,21 @@ def check_extraction(folder: Path, *, rounds: int = 1) -> dict[str, dict[str, An
 
 
 def scores(found: str, gold: str) -> tuple[float, float]:
-    """F1 of an extracted text over words, and over runs of four words."""
-    return f1(Counter(_words(found)), Counter(_words(gold))), f1(_runs(found), _runs(gold))
+    """Return F1 of an extracted text over words, and over runs of four words, as multisets."""
+    words = [re.findall(r"\w+", text.lower()) for text in (found, gold)]
+    runs = [Counter(tuple(some[n : n + RUN_WORDS]) for n in range(max(len(some) - RUN_WORDS + 1, 1))) for some in words]
+    return _f1(*map(Counter, words)), _f1(*runs)
+
+
+def _f1(found: Counter[Any], wanted: Counter[Any]) -> float:
+    total = found.total() + wanted.total()
+    return 2 * (found & wanted).total() / total if total else 1.0
 
 
 def mean_scores(each: Mapping[str, tuple[float, float]], names: Sequence[str]) -> dict[str, float]:
     """Return the means over some pages."""
     words, runs = zip(*(each[name] for name in names), strict=True)
     return {"pages": len(names), "word_f1": round(statistics.mean(words), 4), "run_f1": round(statistics.mean(runs), 4)}
-
-
-def f1(found: Counter[Any], wanted: Counter[Any]) -> float:
-    """Of two multisets; 1 when both are empty."""
-    total = found.total() + wanted.total()
-    return 2 * (found & wanted).total() / total if total else 1.0
 
 
 def extraction_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -105,12 +107,3 @@ def extraction_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         else:
             lines.append(f"{name:<28}{row['word_f1']:>9.3f}{row['run_f1']:>8.3f}{row['mb_per_cpu_second']:>8.1f}")
     return lines
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
-
-
-def _runs(text: str) -> Counter[tuple[str, ...]]:
-    found = _words(text)
-    return Counter(tuple(found[n : n + RUN]) for n in range(max(len(found) - RUN + 1, 1)))

@@ -1,11 +1,10 @@
 """Keep some languages, as detected by pycld2 (the detector of Pile-CC and MT-NLG).
 
-Detection is the dearest judgement of all, so a few short pieces are asked first, spread evenly over the text. Where
-they are surely of one language it is the text's; where they are not, the whole text decides.
+Detection is the most expensive filter, so it begins with a few short pieces, spread evenly over the text. If they are
+surely of one language, it is the language of the text. Otherwise the whole text decides.
 """
 
 import re
-from collections.abc import Sequence
 
 import pycld2
 
@@ -31,29 +30,26 @@ def language_step(config: LanguageConfig) -> Step:
             return Drop(f"mixed: less than {config.percent} % {code}", "language.percent=0")
         return Keep(noted(document, language=code, language_percent=percent))
 
-    def measure(texts: Sequence[str]) -> list[tuple[str, int]]:
-        return [detect(text, sample=config.sample, sure=config.sure) for text in texts]
-
-    return measured_step("language", measure, verdict)
+    return measured_step(
+        "language", lambda texts: [detect(text, sample=config.sample, sure=config.sure) for text in texts], verdict
+    )
 
 
 def detect(text: str, *, sample: int = 0, sure: int = 100) -> tuple[str, int]:
-    """Return the main language's code ('un' when unsure) and the percent of the text in it.
+    """Return the code of the main language ('un' if unsure) and the percent of the text in it.
 
-    sample: characters asked first, 0 for none; their answer stands when it is reliable and at least `sure` percent
-    are of one language.
+    sample: characters examined first, or 0 for the whole text. Their language counts if it is reliable and has at least
+    `sure` percent of them.
     """
     if 0 < sample <= len(text) // 2:
-        code, percent, reliable = _detected(_pieces(text, sample // _PIECES))
+        size = sample // _PIECES
+        step = (len(text) - size) // (_PIECES - 1)
+        pieces = " ".join(text[place * step : place * step + size] for place in range(_PIECES))
+        code, percent, reliable = _detected(pieces)
         if reliable and code != _UNKNOWN and percent >= sure:
             return code, percent
     code, percent, _ = _detected(text)
     return code, percent
-
-
-def _pieces(text: str, size: int) -> str:
-    step = (len(text) - size) // (_PIECES - 1)
-    return " ".join(text[place * step : place * step + size] for place in range(_PIECES))
 
 
 def _detected(text: str) -> tuple[str, int, bool]:

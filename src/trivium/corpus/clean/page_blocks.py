@@ -1,4 +1,4 @@
-"""A page of HTML as a sequence of blocks, and what each of them is: prose, heading, links, frame, insert."""
+"""A page of HTML as a sequence of blocks, each of a kind: prose, heading, links, frame, insert."""
 
 from html import unescape
 from typing import NamedTuple
@@ -6,19 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.corpus.kernels.html_blocks import (
-    BLANKS,
-    ELEMENT,
-    FIRST,
-    LAST,
-    LINKED,
-    SAYS,
-    SENTENCE,
-    SIZE,
-    START,
-    STOP,
-    blocks_of,
-)
+from trivium.corpus.kernels import html_blocks as column
 from trivium.corpus.kernels.html_tags import (
     BODY,
     FRAME,
@@ -38,8 +26,8 @@ Mask = NDArray[np.bool_]
 Amounts = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-# What class, id, role, itemprop and style say: habits of the web's templates, no site's own. A blank ends a word
-# that must end there.
+# Words in class, id, role, itemprop and style that are common in the web's templates, not those of a single site. A
+# blank marks that the word must end there.
 _WORDS = Words(
     {
         BODY: (
@@ -62,13 +50,13 @@ _MARKS[[NUMBER[name] for name in ("aside", "dialog", "figcaption", "footer", "fo
 _MARKS[NUMBER["blockquote"]], _MARKS[NUMBER["article"]] = QUOTE, BODY
 _MARKS[NUMBER["section"]] = SECTION
 
-# Characters: a block so long is prose, a sentence already when so long; a word has fewer than so many.
-_LONG, _SENTENCE, _WORD = 80, 20, 15
-_LONGEST = 1 << 30  # bytes: positions are 32-bit
+# Minimum characters of prose without the end of a sentence and with one, and maximum mean characters of its words.
+_PROSE_CHARACTERS, _SENTENCE_CHARACTERS, _WORD_CHARACTERS = 80, 20, 15
+_MAX_PAGE_BYTES = 1 << 30  # positions are 32-bit
 
 
 def elements(*names: str) -> Mask:
-    """Which numbers of elements are those of `names`."""
+    """Return a mask over the numbers of elements that selects `names`."""
     found = np.zeros(len(KINDS), np.bool_)
     found[[NUMBER[name] for name in names]] = True
     return found
@@ -78,62 +66,84 @@ _HEADINGS = elements("h1", "h2", "h3", "h4", "h5", "h6")
 
 
 class Page(NamedTuple):
-    """A page's blocks; every array but `text` and `ranges` has one entry, or row, per block."""
+    """A page's blocks. Every array but `text` and `ranges` has one entry, or row, per block.
+
+    blocks, ranges: tables of kernels/html_blocks.py. weight: characters, or three for one of three bytes, which is
+    about a word. linked: characters in links. prose_before: the weight of the prose before the block; a last entry for
+    all of it. body, section: the innermost element around the block that is marked as an article, or is a section, as a
+    row of `ranges`; -1 if there is none.
+    """
 
     text: Bytes
     blocks: Table
     ranges: Table
-    weight: Amounts  # characters; three for one of three bytes, which is about a word
-    linked: Amounts  # characters in links
+    weight: Amounts
+    linked: Amounts
     mostly_links: Mask
     heading: Mask
     prose: Mask
-    prose_before: Amounts  # the weight of the prose before it; one entry more, for all of it
-    body: Places  # the innermost element around it that says it is an article, as a range; -1 where none does
-    section: Places  # the innermost `section` around it, likewise
+    prose_before: Amounts
+    body: Places
+    section: Places
+
+    @property
+    def element(self) -> Table:
+        """The number of each block's element."""
+        return self.blocks[:, column.ELEMENT]
+
+    @property
+    def depth(self) -> Table:
+        """The number of block elements around each block."""
+        return self.blocks[:, column.DEPTH]
+
+    @property
+    def shared(self) -> Table:
+        """The number of block elements around each block and the one before it."""
+        return self.blocks[:, column.SHARED]
 
     def of(self, number: int) -> str:
-        """The text of one block."""
-        start, stop = self.blocks[number, START], self.blocks[number, STOP]
+        """Return the text of one block."""
+        start, stop = self.blocks[number, column.START], self.blocks[number, column.STOP]
         return unescape(self.text[start:stop].tobytes().decode("utf-8", "replace"))
 
     def prose_in(self, mask: Mask) -> float:
-        """The weight of the prose among some blocks."""
+        """Return the weight of the prose among some blocks."""
         return float(self.weight[mask & self.prose].sum())
 
     def covered(self, mark: int, *, most: float = np.inf, around: int = -1) -> Mask:
-        """Blocks in elements with the mark, but those that hold more than `most` of prose, or the block `around`."""
-        first, last = self.ranges[:, FIRST], self.ranges[:, LAST]
-        counts = (self.ranges[:, SAYS] & mark) != 0
+        """Return the blocks in elements with the mark.
+
+        Elements that contain more than `most` prose, or the block `around`, do not count.
+        """
+        first, last = self.ranges[:, column.FIRST], self.ranges[:, column.LAST]
+        counts = (self.ranges[:, column.SAYS] & mark) != 0
         counts &= (self.prose_before[last] - self.prose_before[first] <= most) & ~((first <= around) & (around < last))
         return self._inside(counts)
 
     def quoted(self) -> Mask:
-        """Blocks in quotations, such as embedded posts; a quotation of nothing but links only leads elsewhere."""
-        first, last = self.ranges[:, FIRST], self.ranges[:, LAST]
+        """Return the blocks in quotations, such as embedded posts. A quotation of nothing but links does not count."""
+        first, last = self.ranges[:, column.FIRST], self.ranges[:, column.LAST]
         said = np.concatenate([[0], np.cumsum(~self.mostly_links)])
-        return self._inside(((self.ranges[:, SAYS] & QUOTE) != 0) & (said[last] > said[first]))
+        return self._inside(((self.ranges[:, column.SAYS] & QUOTE) != 0) & (said[last] > said[first]))
 
     def _inside(self, chosen: Mask) -> Mask:
-        """Blocks in the chosen ranges."""
         size = len(self.blocks) + 1
-        first, last = (np.bincount(self.ranges[chosen, column], minlength=size) for column in (FIRST, LAST))
+        first, last = (np.bincount(self.ranges[chosen, edge], minlength=size) for edge in (column.FIRST, column.LAST))
         return np.cumsum(first - last)[:-1] > 0
 
 
 def page_of(html: str) -> Page:
-    """The blocks of a page; of one beyond 2^30 bytes, those before."""
-    raw = html.encode("utf-8", "replace")
-    data = np.frombuffer(raw[:_LONGEST] if len(raw) > _LONGEST else raw, np.uint8)
-    text, blocks, ranges = blocks_of(data, tags_of(data, NAMES, KINDS, _WORDS), KINDS, _MARKS)
-    size, linked = blocks[:, SIZE], blocks[:, LINKED]
-    width = blocks[:, STOP] - blocks[:, START]
+    """Return the blocks of a page, but only of its first 2^30 bytes."""
+    data = np.frombuffer(memoryview(html.encode("utf-8", "replace"))[:_MAX_PAGE_BYTES], np.uint8)
+    text, blocks, ranges = column.blocks_of(data, tags_of(data, NAMES, KINDS, _WORDS), KINDS, _MARKS)
+    size, linked = blocks[:, column.SIZE], blocks[:, column.LINKED]
+    width = blocks[:, column.STOP] - blocks[:, column.START]
     wide = 2 * width >= 5 * size  # of characters of three bytes
     mostly_links = 2 * linked >= size
-    heading = _HEADINGS[blocks[:, ELEMENT]]
+    heading = _HEADINGS[blocks[:, column.ELEMENT]]
     own = np.where(wide, 3, 1) * (size - linked)
-    prose = (own >= _LONG) | ((own >= _SENTENCE) & (blocks[:, SENTENCE] > 0))
-    prose &= (wide | (size <= _WORD * (blocks[:, BLANKS] + 1))) & ~mostly_links & ~heading
+    prose = (own >= _PROSE_CHARACTERS) | ((own >= _SENTENCE_CHARACTERS) & (blocks[:, column.SENTENCE] > 0))
+    prose &= (wide | (size <= _WORD_CHARACTERS * (blocks[:, column.BLANKS] + 1))) & ~mostly_links & ~heading
     body, section = (_innermost(len(blocks), ranges, mark) for mark in (BODY, SECTION))
     weight = np.where(wide, width, size).astype(np.float64)
     links = linked.astype(np.float64)
@@ -142,8 +152,8 @@ def page_of(html: str) -> Page:
 
 
 def _innermost(size: int, ranges: Table, mark: int) -> Places:
-    """The innermost element with the mark around each block, as a range; -1 where there is none."""
+    """Return the row of `ranges` of the innermost element with the mark around each block, or -1."""
     around = np.full(size, -1)
-    for number in np.flatnonzero(ranges[:, SAYS] & mark).tolist():
-        around[ranges[number, FIRST] : ranges[number, LAST]] = number
+    for number in np.flatnonzero(ranges[:, column.SAYS] & mark).tolist():
+        around[ranges[number, column.FIRST] : ranges[number, column.LAST]] = number
     return around

@@ -1,14 +1,14 @@
 """Personal data in a text: e-mail addresses, telephone numbers, IP addresses, secret keys; masked or dropped.
 
-The patterns prefer missing a number to mistaking one: a telephone number needs a country code or a separated form
-of ten digits; an IP address must be one; a key must have the form its issuer documents. They are slow, so a kernel
-says first which texts may hold what.
+The patterns rather miss a number than mistake one: a telephone number needs a country code or ten digits in a
+separated form, and a key needs the form that its issuer documents. They are slow, so a kernel first selects the texts
+that may contain a kind.
 """
 
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trivium.corpus.config import PrivacyConfig
@@ -20,7 +20,7 @@ from trivium.corpus.steps import Drop, Keep, Step, Verdict, batched_step, noted
 _EMAIL = re.compile(
     r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}[A-Za-z]{2,24}(?![\w-])"
 )
-# What is possessive (`++`) needs no second try, and texts made to ask for it would cost seconds.
+# Possessive (`++`), because with backtracking, hostile texts would take seconds.
 _PHONE = re.compile(
     r"(?<![\w.+-])(?:"
     r"\+\d{1,3}+(?:[ .-]?(?:\(\d{1,4}\)|\d{1,4}+)){2,5}"  # +49 (89) 123 4567
@@ -37,21 +37,21 @@ _KEY = re.compile(
     r"|\bAIza[0-9A-Za-z_-]{35}(?![\w-])"  # Google
     r"|\bxox[abprs]-[0-9A-Za-z-]{10,250}\b"  # Slack
     r"|\b[sr]k_live_[0-9A-Za-z]{16,250}\b"  # Stripe
-    # A JSON web token: the first in a run of its characters, so that no run is read twice. What precedes it is kept.
+    # A JSON web token, only the first in a run of its characters, so that no run is read twice. `kept` precedes it.
     r"|(?<![\w-])(?P<kept>(?:(?!\beyJ)[\w-])*+)eyJ[A-Za-z0-9_-]{10,2000}+\.eyJ[A-Za-z0-9_-]{10,4000}+\.[A-Za-z0-9_-]{10,2000}"
 )
-# every key has one of these in it
+# Every key contains one of these.
 _KEY_SIGNS = (
     *("-----BEGIN ", "AKIA", "ASIA", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "AIza", "xox"),
     *("sk_live_", "rk_live_", "eyJ"),
 )
-_GIVEN_OUT = ipaddress.ip_network("2000::/3")
+_ALLOCATED = ipaddress.ip_network("2000::/3")
 _MIN_DIGITS, _MAX_DIGITS = 8, 15  # of an international number (E.164: at most 15)
-KINDS = ("key", "email", "ip", "phone")  # in this order: what is masked is not looked at again
+KINDS = ("key", "email", "ip", "phone")  # in this order, because masked text is not searched again
 
 
 def privacy_step(config: PrivacyConfig) -> Step:
-    """Return the step that masks or drops by kind; metadata gains `privacy`: how many of each kind were found."""
+    """Return the step that masks or drops by kind; metadata gains `privacy`, the number of each kind."""
 
     def verdict(document: Document, bits: int) -> Verdict:
         text, found = _masked(document.text, config, bits)
@@ -71,24 +71,27 @@ def privacy_step(config: PrivacyConfig) -> Step:
 
 def _masked(text: str, config: PrivacyConfig, bits: int) -> tuple[str, Counter[str]]:
     found: Counter[str] = Counter()
-    looks: dict[str, tuple[re.Pattern[str], bool, Callable[[str], bool]]] = {
-        "key": (_KEY, any(sign in text for sign in _KEY_SIGNS), lambda _: True),
-        "email": (_EMAIL, bool(bits & EMAIL), lambda _: True),
-        "ip": (_IP, bool(bits & IP), lambda match: _is_address(match, spare=config.spare_private_ips)),
-        "phone": (_PHONE, bool(bits & PHONE), _is_number),
-    }
-    for kind in KINDS:
-        pattern, possible, valid = looks[kind]
-        if not possible or getattr(config, kind) == "keep":
-            continue
 
-        def mask(match: re.Match[str], kind: str = kind, valid: Callable[[str], bool] = valid) -> str:
-            if not valid(match[0]):
+    def is_personal(kind: str, match: str) -> bool:
+        if kind == "ip":
+            return _is_address(match, spare=config.spare_private_ips)
+        return kind != "phone" or _is_number(match)
+
+    for kind, pattern, possible in (
+        ("key", _KEY, any(sign in text for sign in _KEY_SIGNS)),
+        ("email", _EMAIL, bits & EMAIL),
+        ("ip", _IP, bits & IP),
+        ("phone", _PHONE, bits & PHONE),
+    ):
+
+        def mask(match: re.Match[str], kind: str = kind) -> str:
+            if not is_personal(kind, match[0]):
                 return match[0]
             found[kind] += 1
             return f"{match.groupdict().get('kept') or ''}[{kind.upper()}]"
 
-        text = pattern.sub(mask, text)
+        if possible and getattr(config, kind) != "keep":
+            text = pattern.sub(mask, text)
     return text, found
 
 
@@ -97,8 +100,8 @@ def _is_address(text: str, *, spare: bool) -> bool:
         address = ipaddress.ip_address(text)
     except ValueError:
         return False
-    if address.is_global:  # of version 6 only these are given out; `a::b` is a name in C++
-        return address.version == 4 or address in _GIVEN_OUT
+    if address.is_global:  # `a::b` is a name in C++, so version 6 only counts within what is allocated
+        return address.version == 4 or address in _ALLOCATED
     return not spare
 
 

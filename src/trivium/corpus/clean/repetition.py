@@ -1,4 +1,4 @@
-"""Gopher's repetition rules (table A1): lines, paragraphs and n-grams that repeat inside one document."""
+"""Gopher's repetition rules (table A1): lines, paragraphs and n-grams that repeat inside a document."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ Rule = tuple[str, float, float]  # its name, the share in a text, the largest sh
 
 
 def repetition_step(config: RepetitionConfig) -> Step:
-    """Return the step that drops a document at the first repetition rule it breaks; metadata gains `repetition`."""
+    """Return the step that drops a document at the first rule it breaks; metadata gains `repetition`, the worst."""
 
     def verdict(document: Document, rules: list[Rule]) -> Verdict:
         for name, share, limit in rules:
@@ -26,8 +26,28 @@ def repetition_step(config: RepetitionConfig) -> Step:
 
 def measure_all(texts: Sequence[str], config: RepetitionConfig) -> list[list[Rule]]:
     """Return every rule, with its share in each text."""
-    counts = repeats(joined(texts), tops=len(config.top_ngram), repeated=len(config.repeated_ngram))
-    return [_rules(parts, runs, config) for parts, runs in zip(*(one.tolist() for one in counts), strict=True)]
+    tops = len(config.top_ngram)
+    found: list[list[Rule]] = []
+    for parts, runs in zip(*repeats(joined(texts), tops=tops, repeated=len(config.repeated_ngram)), strict=True):
+        rules: list[Rule] = []
+        for name, counts, share, characters in (
+            ("lines", parts.tolist(), config.duplicate_lines, config.duplicate_line_characters),
+            (
+                "paragraphs",
+                parts[PARAGRAPHS:].tolist(),
+                config.duplicate_paragraphs,
+                config.duplicate_paragraph_characters,
+            ),
+        ):
+            rules.append((name, counts[AGAIN] / max(counts[PARTS], 1), share))
+            repeated = counts[AGAIN_CHARACTERS] / max(counts[PART_CHARACTERS], 1)
+            rules.append((f"{name} (characters)", repeated, characters))
+        total, *covered = runs.tolist()
+        names = [*(f"{n}-gram" for n in range(2, 2 + tops)), *(f"{n}-grams" for n in range(5, 5 + len(covered) - tops))]
+        limits = (*config.top_ngram, *config.repeated_ngram)
+        rules += [(n, some / max(total, 1), limit) for n, some, limit in zip(names, covered, limits, strict=True)]
+        found.append(rules)
+    return found
 
 
 def _remedy(name: str, config: RepetitionConfig) -> str:
@@ -36,28 +56,3 @@ def _remedy(name: str, config: RepetitionConfig) -> str:
         setting = "repeated_ngram" if name.endswith("s") else "top_ngram"
         return f"{setting}=[{','.join('1' for _ in getattr(config, setting))}]"
     return f"duplicate_{name.removesuffix(' (characters)').rstrip('s')}{'_characters' if '(' in name else 's'}=1"
-
-
-def _rules(parts: list[int], runs: list[int], config: RepetitionConfig) -> list[Rule]:
-    total, tops = max(runs[0], 1), len(config.top_ngram)
-    return [
-        *_of_parts("lines", parts, config.duplicate_lines, config.duplicate_line_characters),
-        *_of_parts(
-            "paragraphs", parts[PARAGRAPHS:], config.duplicate_paragraphs, config.duplicate_paragraph_characters
-        ),
-        *(
-            (f"{n}-gram", covered / total, limit)
-            for n, (covered, limit) in enumerate(zip(runs[1 : 1 + tops], config.top_ngram, strict=True), 2)
-        ),
-        *(
-            (f"{n}-grams", covered / total, limit)
-            for n, (covered, limit) in enumerate(zip(runs[1 + tops :], config.repeated_ngram, strict=True), 5)
-        ),
-    ]
-
-
-def _of_parts(name: str, counts: list[int], share: float, characters: float) -> list[Rule]:
-    return [
-        (name, counts[AGAIN] / max(counts[PARTS], 1), share),
-        (f"{name} (characters)", counts[AGAIN_CHARACTERS] / max(counts[PART_CHARACTERS], 1), characters),
-    ]

@@ -4,21 +4,20 @@ Writes warc/*.warc.gz, jsonl/*.jsonl.gz, sources.json, heldout/, evaluation_item
 corpus, planted.json.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trivium.corpus.config import HarvestConfig
 from trivium.corpus.document import RAW, Document
 from trivium.corpus.engine import Engine
-from trivium.corpus.harvest.harvest_files import HELDOUT, ITEMS, SOURCES, harvest_files, summary
-from trivium.corpus.harvest.heldout import Item, choose_documents
+from trivium.corpus.harvest.harvest_files import HELDOUT, ITEMS, SOURCES, harvest_files, summary, write_items
+from trivium.corpus.harvest.heldout import choose_documents
 from trivium.corpus.harvest.plant import Planted, html_page, plant
 from trivium.corpus.harvest.python_prose import compose_documents
 from trivium.corpus.harvest.raw_files import RawFiles
-from trivium.corpus.store import write_documents
+from trivium.corpus.publish.store import write_documents
 from trivium.progress import Progress, silent
 from trivium.provenance import discard, write_json
 from trivium.seeds import generator_for
@@ -38,45 +37,41 @@ def harvest(
 ) -> dict[str, Any]:
     """Collect the default corpus, or the files at `corpus` (a path, or a URL for fsspec), into `out`. Return a summary.
 
-    out: an existing folder. For files only: engine: where the work runs; the result does not depend on it. work: the
-    folder of finished pieces, from which an interrupted harvest continues; whoever names it deletes it.
+    out: an existing folder. The other arguments are for files only. engine: where the work runs; the result does not
+    depend on it. work: the folder of finished pieces, from which an interrupted harvest continues; the caller deletes
+    it.
     """
     if corpus is None:
         return _harvest_default(config, out, seed=seed, progress=progress)
-    place = work or out / ".work"
-    found = harvest_files(config, out, corpus, seed=seed, work=place, progress=progress, engine=engine)
+    pieces = work or out / ".work"
+    found = harvest_files(config, out, corpus, seed=seed, work=pieces, progress=progress, engine=engine)
     if work is None:
-        discard(place)
+        discard(pieces)
     return found
 
 
 def _harvest_default(config: HarvestConfig, out: Path, *, seed: int, progress: Progress) -> dict[str, Any]:
     documents, entries = compose_documents(config, seed=seed, progress=progress)
     heldout, items = choose_documents(documents, config, seed=seed)
-    kept_away = {document.id for document in heldout}
-    honest = [document for document in documents if document.id not in kept_away]
+    held_out = {document.id for document in heldout}
+    honest = [document for document in documents if document.id not in held_out]
     planted = plant(honest, items, config.planted, seed=seed)
+    crawl = _in_order(honest, planted, seed=seed)
     files = RawFiles(out, shard_bytes=config.shard_bytes)
-    everything = _in_order(honest, planted, seed=seed)
-    for document in _dressed(everything, config, seed=seed):
+    for document in _as_crawled(crawl, config, seed=seed):
         files.add(document)
     files.close()
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for one in planted:
         by_kind.setdefault(one.kind, []).append(one.as_json())
     write_json(out / PLANTED, by_kind)
-    _write_aside(out, entries, heldout, items)
-    return {
-        "honest": len(honest),
-        "planted": {kind: len(entries) for kind, entries in by_kind.items()},
-        **summary(
-            entries,
-            documents=files.documents,
-            text_bytes=sum(one.document.text_bytes for one in everything),
-            heldout=len(heldout),
-            items=len(items),
-        ),
-    }
+    write_json(out / SOURCES, entries)
+    write_documents(out / HELDOUT, heldout)
+    write_items(out / ITEMS, items)
+    text_bytes = sum(one.document.text_bytes for one in crawl)
+    counts = {"documents": files.documents, "text_bytes": text_bytes, "heldout": len(heldout), "items": len(items)}
+    planted_counts = {kind: len(entries) for kind, entries in by_kind.items()}
+    return {"honest": len(honest), "planted": planted_counts, **summary(entries, **counts)}
 
 
 def _in_order(honest: Sequence[Document], planted: Sequence[Planted], *, seed: int) -> list[Planted]:
@@ -84,37 +79,28 @@ def _in_order(honest: Sequence[Document], planted: Sequence[Planted], *, seed: i
     leaked = {one.document.id: one for one in planted if one.kind == "leaked_item"}
     everything = [leaked.get(d.id, Planted("", d)) for d in honest]
     everything += [one for one in planted if one.kind != "leaked_item"]
-    places = generator_for(seed, "harvest", "order").random(len(everything)).tolist()
-    place_of = {one.document.id: place for one, place in zip(everything, places, strict=True)}
-    for one, place in zip(everything, places, strict=True):
+    drawn = generator_for(seed, "harvest", "order").random(len(everything)).tolist()
+    place_of = {one.document.id: place for one, place in zip(everything, drawn, strict=True)}
+    for one in everything:
         if one.follows:
             start = place_of[one.follows]
-            place_of[one.document.id] = start + (1 - start) * place
+            place_of[one.document.id] = start + (1 - start) * place_of[one.document.id]
     return sorted(everything, key=lambda one: place_of[one.document.id])
 
 
-def _dressed(everything: Iterable[Planted], config: HarvestConfig, *, seed: int) -> Iterator[Document]:
-    """Yield each document as it is found in a crawl: an HTML page, or text."""
-    # Curation reads WARC files before JSON lines. So the copy of a text that is no page must not be a page.
-    no_pages: set[str] = set()
-    for one in everything:
+def _as_crawled(crawl: Iterable[Planted], config: HarvestConfig, *, seed: int) -> Iterator[Document]:
+    """Yield each document in the form in which a crawl would find it: an HTML page, or text."""
+    # Curation reads WARC files before JSON lines, so the copy of a text that is no page must not be a page.
+    not_pages: set[str] = set()
+    for one in crawl:
         document = one.document
         generator = generator_for(seed, "harvest", "dress", document.id)
         url = f"https://docs.example/{document.source}/{document.id}.html"
         title = str(document.metadata.get("title", document.source))
-        if generator.random() >= config.html_fraction or one.follows in no_pages:
-            no_pages.add(document.id)
+        if generator.random() >= config.html_fraction or one.follows in not_pages:
+            not_pages.add(document.id)
             yield replace(document, metadata={"url": url, "title": title})
         else:
-            paragraphs = [p for part in document.text.split("\n\n") for p in part.split("\n")]
+            paragraphs = document.text.replace("\n\n", "\n").split("\n")
             page = html_page(paragraphs, title=title, generator=generator)
             yield replace(document, text=page, metadata={"url": url, RAW: "html"})
-
-
-def _write_aside(
-    out: Path, entries: Sequence[dict[str, Any]], heldout: Sequence[Document], items: Sequence[Item]
-) -> None:
-    write_json(out / SOURCES, entries)
-    write_documents(out / HELDOUT, heldout)
-    lines = [json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items]
-    (out / ITEMS).write_text("".join(lines), encoding="utf-8")

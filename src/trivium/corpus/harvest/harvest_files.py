@@ -1,13 +1,13 @@
 """A user's files as a harvest, in parts: surveyed in parallel, then decided on, then written in parallel.
 
-Files are read twice, because what a document is called and whether it is held out depends on all others.
+Files are read twice, because a document's id and whether it is held out depend on all other documents.
 """
 
 import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -17,22 +17,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.config import HarvestConfig
 from trivium.corpus.document import Damage, Document, PassedOver
 from trivium.corpus.engine import Engine, Here, Result
-from trivium.corpus.files import Input, list_files, relative_name, source_of
-from trivium.corpus.harvest.heldout import choose, place_in_line, pool
+from trivium.corpus.harvest.heldout import Item, choose, place_in_line, pool
 from trivium.corpus.harvest.raw_files import JSONL_FOLDER, WARC_FOLDER, RawFiles
+from trivium.corpus.kernels.warm_up import compile_once, warm_up
+from trivium.corpus.publish.store import PASSING_PACKING, documents_in, documents_table, write_documents
 from trivium.corpus.read.cutting import is_later_piece
+from trivium.corpus.read.files import Input, list_files, relative_name, source_of
 from trivium.corpus.read.ids import KEYS, keys_of, names_in, write_ids
 from trivium.corpus.read.read import read_any
 from trivium.corpus.read.streams import open_binary
 from trivium.corpus.steps import Drop
-from trivium.corpus.store import PASSING_PACKING, documents_in, documents_table, write_documents
-from trivium.corpus.warm_up import compile_once, warm_up
 from trivium.corpus.work import (
     PART_BYTES,
     Job,
@@ -55,8 +54,8 @@ from trivium.progress import Progress
 from trivium.provenance import write_json
 
 SOURCES, ITEMS, HELDOUT = "sources.json", "evaluation_items.jsonl", "heldout"
-SURVEYED, DECIDED, WRITTEN = "surveyed", "decided", "written"
-CANDIDATES = "candidates.parquet"  # of a surveyed part
+SURVEYED, DECIDED, WRITTEN = "surveyed", "decided", "written"  # folders of a job
+CANDIDATES = "candidates.parquet"  # of a surveyed part: the documents that may be held out
 # Counts of each file: records = documents - added + quarantined + passed_over.
 _COUNTED = ("documents", "added", "text_bytes", "quarantined")
 _ROW_GROUP = 64  # candidates that are read together
@@ -89,12 +88,11 @@ def harvest_files(
     """Collect the files at `corpus` into the existing folder `out`. Return a summary.
 
     work: the folder of finished pieces, from which an interrupted harvest continues. Raises DataError if there is no
-    document, or if a file changed meanwhile.
+    document, or if a file changes during the harvest.
     """
     where = corpus if isinstance(corpus, str) else corpus.absolute()
     listing = list_files(where)
-    read = Input(where, config.read)
-    job = begin_job(work, config, read, listing.files, seed=seed, streams=_streams(listing.files))
+    job = begin_job(work, config, Input(where, config.read), listing.files, seed=seed, streams=_streams(listing.files))
     prepare = compile_once if engine is None else warm_up  # workers inherit what is loaded
     prepare(progress)
     runner = engine or Here()
@@ -109,17 +107,15 @@ def harvest_files(
     progress(0, None, "choosing what is held out")
     decided = job.path(DECIDED)
     if not decided.is_dir():
-        lay_down(decided, lambda into: _decide(job, parts, counts, into))
+        lay_down(decided, lambda into: _decide(job, parts, sum(one["seen"] for one in counts), into))
     run_streams(runner, write, job, progress, "writing")
     _publish(job, out)
     write_json(out / SOURCES, entries)
     heldout = write_documents(out / HELDOUT, _held_out(job, parts))
     shutil.copyfile(decided / ITEMS, out / ITEMS)
+    written = {name: sum(entry[name] for entry in entries) - heldout[name] for name in ("documents", "text_bytes")}
     with open(decided / ITEMS, "rb") as file:
-        items_made = sum(1 for _ in file)
-    documents = sum(entry["documents"] for entry in entries) - heldout["documents"]
-    text_bytes = sum(entry["text_bytes"] for entry in entries) - heldout["text_bytes"]
-    found = summary(entries, documents=documents, text_bytes=text_bytes, heldout=heldout["documents"], items=items_made)
+        found = summary(entries, **written, heldout=heldout["documents"], items=sum(1 for _ in file))
     return {**found, "not_read": dict(listing.others)}
 
 
@@ -143,21 +139,33 @@ def summary(
     }
 
 
+def write_items(path: Path, items: Sequence[Item]) -> None:
+    """Write evaluation passages as JSON lines."""
+    lines = [json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
 def survey(work: str, item: str) -> Result:
     """Write the ids of the documents of a stream, by its number, and those documents that may be held out."""
-    return _each_part(work, item, SURVEYED)
+    job, stream = read_job(work, HarvestConfig), int(item)
+    return _write_stream(job, stream, SURVEYED, partial(_survey_part, job, stream))
 
 
 def write(work: str, item: str) -> Result:
     """Write the documents of a stream, by its number, as raw files, once everything is decided."""
-    return _each_part(work, item, WRITTEN)
-
-
-def _each_part(work: str, item: str, name: str) -> Result:
     job, stream = read_job(work, HarvestConfig), int(item)
-    do = _survey_part if name == SURVEYED else _write_part
-    folder = stream_folder(job.path(name), stream)
-    write_parts(folder, lambda: _records(job, stream), partial(do, job, stream), min_bytes=job.config.shard_bytes)
+    return _write_stream(job, stream, WRITTEN, partial(_write_part, job, stream))
+
+
+def _write_stream(job: HarvestJob, stream: int, name: str, fill: Any) -> Result:
+    def records() -> Iterator[Record]:
+        for number in range(*job.streams[stream]):
+            path = job.files[number]
+            source = source_of(path, job.source)
+            for item in read_any(path, source=source, longest=job.config.longest, limits=job.limits):
+                yield Record(number, item)
+
+    write_parts(stream_folder(job.path(name), stream), records, fill, min_bytes=job.config.shard_bytes)
     return {}
 
 
@@ -174,137 +182,114 @@ def _streams(files: Sequence[Path | str]) -> list[tuple[int, int]]:
     return found
 
 
-def _records(job: HarvestJob, stream: int) -> Iterator[Record]:
-    for number in range(*job.streams[stream]):
-        path = job.files[number]
-        source = source_of(path, job.source)
-        for item in read_any(path, source=source, longest=job.config.longest, limits=job.limits):
-            yield Record(number, item)
-
-
 def _survey_part(job: HarvestJob, stream: int, part: NewPart, records: list[Record]) -> dict[str, Any]:
-    extract, read = extract_step(), pool(job.config)
+    extract, limit = extract_step(), pool(job.config)
     files: dict[int, dict[str, Any]] = {}
     ids: list[str] = []
     offered: list[tuple[float, int, Document]] = []  # place, row, document
     seen, first = 0, 2.0
     for number, item in records:
-        counts_of_file = files.setdefault(number, {**dict.fromkeys(_COUNTED, 0), "passed_over": Counter()})
+        counts = files.setdefault(number, {**dict.fromkeys(_COUNTED, 0), "passed_over": Counter()})
         if isinstance(item, Damage):
-            counts_of_file["quarantined"] += item.records
-            counts_of_file.setdefault("reason", item.reason)
+            counts["quarantined"] += item.records
+            counts.setdefault("reason", item.reason)
             continue
         if isinstance(item, PassedOver):
-            counts_of_file["passed_over"][item.kind] += 1
+            counts["passed_over"][item.kind] += 1
             continue
         verdict = extract.judge(item)
-        counts_of_file["documents"] += 1
-        counts_of_file["added"] += is_later_piece(item)
+        counts["documents"] += 1
+        counts["added"] += is_later_piece(item)
         ids.append(item.id)
         if isinstance(verdict, Drop):
             continue
         seen += 1
-        counts_of_file["text_bytes"] += verdict.document.text_bytes
-        # The text alone decides. It is the same in every kind of file, whereas ids and raw bytes differ.
+        counts["text_bytes"] += verdict.document.text_bytes
+        # Only the text decides, because it is the same in every kind of file, whereas ids and raw bytes differ.
         text = blake2b(verdict.document.text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         place = place_in_line(job.seed, text)
-        if place < max(read, first):
+        if place < max(limit, first):
             offered.append((place, len(ids) - 1, verdict.document))
             first = min(first, place)
-    _write_survey(part.into, ids, [one for one in offered if one[0] < read or one[0] == first])
-    hashes = _hashes(job, stream) if part.is_last else {}
-    return {"documents": len(ids), "seen": seen, "files": files, "hashes": hashes}
-
-
-def _write_survey(into: Path, ids: list[str], candidates: Sequence[tuple[float, int, Document]]) -> None:
-    write_ids(into, ids)
+    write_ids(part.into, ids)
+    candidates = [one for one in offered if one[0] < limit or one[0] == first]
     table = documents_table([document for _, _, document in candidates])
     table = table.append_column("place", pa.array([place for place, _, _ in candidates], pa.float64()))
     table = table.append_column("row", pa.array([row for _, row, _ in candidates], pa.int64()))
-    pq.write_table(table, into / CANDIDATES, row_group_size=_ROW_GROUP, **PASSING_PACKING)
+    pq.write_table(table, part.into / CANDIDATES, row_group_size=_ROW_GROUP, **PASSING_PACKING)
+    hashes = {number: _hash_of(job.files[number]) for number in range(*job.streams[stream])} if part.is_last else {}
+    return {"documents": len(ids), "seen": seen, "files": files, "hashes": hashes}
 
 
-def _hashes(job: HarvestJob, stream: int) -> dict[int, dict[str, str]]:
-    """Return the sha256 of each file of a stream."""
-    found: dict[int, dict[str, str]] = {}
-    for number in range(*job.streams[stream]):
-        try:
-            with open_binary(job.files[number]) as file:
-                found[number] = {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}  # type: ignore[arg-type]
-        except OSError as error:
-            found[number] = {"sha256": "", "reason": f"it cannot be read: {error.strerror}"}
-    return found
+def _hash_of(path: Path | str) -> dict[str, str]:
+    try:
+        with open_binary(path) as file:
+            return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}  # type: ignore[arg-type]
+    except OSError as error:
+        return {"sha256": "", "reason": f"it cannot be read: {error.strerror}"}
 
 
-def _entries(job: HarvestJob, counts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _entries(job: HarvestJob, counts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return each file's entry in sources.json."""
-    entries: list[dict[str, Any]] = [
-        {
-            "path": relative_name(path, job.source),
-            "source": source_of(path, job.source),
-            "sha256": "",
-            "licence": "not stated",
-            **dict.fromkeys(_COUNTED, 0),
-            "passed_over": {},
-        }
-        for path in job.files
-    ]
+    entries: list[dict[str, Any]] = []
+    for path in job.files:
+        named = {"path": relative_name(path, job.source), "source": source_of(path, job.source)}
+        entries.append({**named, "licence": "not stated", **dict.fromkeys(_COUNTED, 0), "passed_over": Counter()})
     for one in counts:
-        for number, counts_of_file in one["files"].items():
+        for number, of_file in one["files"].items():
             entry = entries[int(number)]
             for name in _COUNTED:
-                entry[name] += counts_of_file[name]
-            kinds = Counter(entry["passed_over"]) + Counter(counts_of_file["passed_over"])
-            entry["passed_over"] = dict(sorted(kinds.items()))
-            if "reason" in counts_of_file:
-                entry.setdefault("reason", counts_of_file["reason"])
-        for number, counts_of_file in one["hashes"].items():
-            entries[int(number)] |= counts_of_file
+                entry[name] += of_file[name]
+            entry["passed_over"].update(of_file["passed_over"])
+            if "reason" in of_file:
+                entry.setdefault("reason", of_file["reason"])
+        for number, of_file in one["hashes"].items():
+            entries[int(number)] |= of_file
     return entries
 
 
-def _decide(job: HarvestJob, parts: Sequence[Path], counts: Sequence[dict[str, Any]], into: Path) -> None:
-    """Write the documents that need another id, those that are held out, and their passages."""
-    named = names_in(parts)
-    line = _line(job.config, parts)
+def _decide(job: HarvestJob, parts: Sequence[Path], seen: int, into: Path) -> None:
+    """Write which documents need another id, which are held out, and their passages. seen: documents with a text."""
+    renamed = names_in(parts)
+    every = [pq.read_table(part / CANDIDATES, columns=["place"])["place"].to_numpy() for part in parts]
+    places = np.concatenate(every)
+    part_of = np.repeat(np.arange(len(parts)), list(map(len, every)))
+    row_of = np.concatenate([np.arange(len(one)) for one in every])
+    order = np.lexsort((row_of, part_of, places))[: max(int((places < pool(job.config)).sum()), 1)]
 
-    def document_of(one: tuple[int, int]) -> Document:
-        number, at = one
-        return _candidate(parts[number], at, named[number])
+    def document_of(candidate: tuple[int, int]) -> Document:
+        number, row = candidate
+        table = _candidates(parts[number], row // _ROW_GROUP).slice(row % _ROW_GROUP, 1)
+        return next(_documents(table, renamed[number]))
 
-    chosen, items = choose(line, document_of, sum(one["seen"] for one in counts), job.config)
-    held: dict[int, list[int]] = {}
-    for number, at in sorted(chosen):
-        held.setdefault(number, []).append(at)
+    line = ((int(part_of[n]), int(row_of[n])) for n in order)
+    chosen, items = choose(line, document_of, seen, job.config)
     for number, part in enumerate(parts):
-        write_json(into / _decided_file(part), {"named": named[number], "held": held.get(number, [])})
-    lines = [json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items]
-    (into / ITEMS).write_text("".join(lines), encoding="utf-8")
-
-
-def _line(config: HarvestConfig, parts: Sequence[Path]) -> Iterator[tuple[int, int]]:
-    """Yield the candidates as (part, row), the lowest place first; only the first one if none is in the pool."""
-    places: list[NDArray[np.float64]] = [
-        pq.read_table(part / CANDIDATES, columns=["place"])["place"].to_numpy() for part in parts
-    ]
-    number = np.repeat(np.arange(len(parts)), [len(one) for one in places])
-    at = np.concatenate([np.arange(len(one)) for one in places])
-    every = np.concatenate(places)
-    order = np.lexsort((at, number, every))
-    inside = int((every < pool(config)).sum())
-    return ((int(number[one]), int(at[one])) for one in order[: max(inside, 1)])
-
-
-def _candidate(part: Path, at: int, named: dict[int, str]) -> Document:
-    table = _candidates(part, at // _ROW_GROUP).slice(at % _ROW_GROUP, 1)
-    (document,) = documents_in(table)
-    return replace(document, id=named.get(table["row"][0].as_py(), document.id))
+        rows = sorted(row for in_part, row in chosen if in_part == number)
+        write_json(into / _decided_file(part), {"named": renamed[number], "held": rows})
+    write_items(into / ITEMS, items)
 
 
 @lru_cache(maxsize=64)
 def _candidates(part: Path, group: int) -> pa.Table:
     with pq.ParquetFile(part / CANDIDATES) as file:
         return file.read_row_group(group)
+
+
+def _documents(candidates: pa.Table, renamed: Mapping[int, str]) -> Iterator[Document]:
+    """Yield candidates under their ids. renamed: ids by the rows of a part."""
+    for row, document in zip(candidates["row"].to_pylist(), documents_in(candidates), strict=True):
+        yield replace(document, id=renamed.get(row, document.id))
+
+
+def _decided_file(part: Path) -> str:
+    return f"{part.parent.name}-{part.name}.json"
+
+
+def _decided(job: HarvestJob, part: Path) -> tuple[dict[int, str], list[int]]:
+    """Return the new ids of a part by row, and the candidates that are held out."""
+    found = read_json(job.path(DECIDED) / _decided_file(part))
+    return {int(row): name for row, name in found["named"].items()}, found["held"]
 
 
 def _write_part(job: HarvestJob, stream: int, part: NewPart, records: list[Record]) -> dict[str, Any]:
@@ -314,29 +299,23 @@ def _write_part(job: HarvestJob, stream: int, part: NewPart, records: list[Recor
     if not surveyed.is_dir() or not np.array_equal(keys, mapped(surveyed / KEYS)):
         names = ", ".join(str(job.files[number]) for number in range(*job.streams[stream]))
         raise DataError(f"{names}: it changed while it was read; harvest again when nobody writes there")
-    decided = read_json(job.path(DECIDED) / _decided_file(surveyed))
+    renamed, candidates = _decided(job, surveyed)
     rows = pq.read_table(surveyed / CANDIDATES, columns=["row"])["row"].to_pylist()
-    held = {rows[at] for at in decided["held"]}
+    held = {rows[candidate] for candidate in candidates}
     files = RawFiles(part.into, shard_bytes=job.config.shard_bytes)
     for row, document in enumerate(documents):
         if row not in held:
-            files.add(replace(document, id=decided["named"].get(str(row), document.id)))
+            files.add(replace(document, id=renamed.get(row, document.id)))
     files.close()
     return {}
-
-
-def _decided_file(part: Path) -> str:
-    return f"{part.parent.name}-{part.name}.json"
 
 
 def _held_out(job: HarvestJob, parts: Sequence[Path]) -> Iterator[Document]:
     """Yield the documents that are held out, in the order of the files."""
     for part in parts:
-        decided = read_json(job.path(DECIDED) / _decided_file(part))
-        if decided["held"]:
-            table = pq.read_table(part / CANDIDATES).take(decided["held"])
-            for row, document in zip(table["row"].to_pylist(), documents_in(table), strict=True):
-                yield replace(document, id=decided["named"].get(str(row), document.id))
+        renamed, candidates = _decided(job, part)
+        if candidates:
+            yield from _documents(pq.read_table(part / CANDIDATES).take(candidates), renamed)
 
 
 def _publish(job: HarvestJob, out: Path) -> None:

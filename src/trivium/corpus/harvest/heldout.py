@@ -1,4 +1,4 @@
-"""Which documents are kept away from training, and the evaluation passages made from them."""
+"""Choose the documents that are held out of training, and make evaluation passages from them."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from trivium.seeds import seed_for
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 _LAST_WORD = re.compile(r"(?:^|\s)([A-Za-z][a-z]{2,})\.$")
-# possessive (`++`): a word of a million quotes is read once
+# Possessive (`++`), so that a word of a million quotes takes linear time.
 _PLAIN_WORD = re.compile(r"^[\"'(]*+[A-Za-z]++(?:['’-][A-Za-z]++)*+[\"')]*+[.,;:!?]*+[\"')]*+$")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|cf|vs|resp|Eq|Fig|No|Dr|Mr|Ms)\.$")
 
@@ -21,23 +21,23 @@ def passages(text: str, *, shortest: int, longest: int) -> list[str]:
     """Return passages of `shortest` to `longest` words that share no sentence, each inside one paragraph."""
     found: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
-        run: list[str] = []
+        run: list[list[str]] = []  # the words of consecutive sentences
         for sentence in _sentences(" ".join(paragraph.split())):
-            if not _is_plain(sentence):
+            words = sentence.split()
+            if not _is_plain(sentence, words):
                 run = []
                 continue
-            run.append(sentence)
-            while sum(len(s.split()) for s in run) > longest:
+            run.append(words)
+            while (size := sum(map(len, run))) > longest:
                 run.pop(0)
-            size = sum(len(s.split()) for s in run)
-            if shortest <= size <= longest and _LAST_WORD.search(sentence):
-                found.append(" ".join(run))
+            if shortest <= size and _LAST_WORD.search(sentence):
+                found.append(" ".join(word for words in run for word in words))
                 run = []
     return found
 
 
 def _sentences(paragraph: str) -> list[str]:
-    # Only the last part is searched, and all are joined at the end: a page may be one line of abbreviations.
+    # Only the last part is searched, and all are joined at the end, because a page may be one line of abbreviations.
     sentences: list[list[str]] = []
     for part in _SENTENCE.split(paragraph):
         if sentences and _ABBREVIATION.search(sentences[-1][-1]):
@@ -47,16 +47,15 @@ def _sentences(paragraph: str) -> list[str]:
     return [" ".join(parts) for parts in sentences]
 
 
-def _is_plain(sentence: str) -> bool:
-    """Return whether a sentence is ended and nearly all its words are words, not code, numbers or formulas."""
-    words = sentence.split()
+def _is_plain(sentence: str, words: Sequence[str]) -> bool:
+    """Return whether a sentence is complete, and nearly all its words are words rather than code or numbers."""
     plain = sum(bool(_PLAIN_WORD.match(word)) for word in words)
     return len(words) >= 3 and sentence[0].isupper() and sentence[-1] in ".!?" and plain >= 0.9 * len(words)
 
 
-_POOL = 3  # times heldout_limit: the share of documents looked at for passages
-_RICH = 3  # passages that make a document worth holding out beyond the fraction asked for
-_LOOKED_AT = 100  # documents for each passage wanted, so that a corpus without passages is not read to its end
+_POOL = 3  # multiple of heldout_limit: the share of documents that may be searched for passages
+_MIN_PASSAGES = 3  # for which a document beyond `heldout_fraction` is held out
+_DOCUMENTS_PER_PASSAGE = 100  # searched at most, so that a corpus without passages is not read to its end
 
 One = TypeVar("One")
 
@@ -71,23 +70,23 @@ class Item:
 
 
 def place_in_line(seed: int, *names: str) -> float:
-    """Return the place of a document of these names among all, from 0 to 1; the lowest is first."""
+    """Return a document's position among all documents, from 0 to 1. Those with the lowest are held out first."""
     return seed_for(seed, "heldout", *names) / 2**63
 
 
 def pool(config: HarvestConfig) -> float:
-    """Return the place below which documents may be held out; if there is none, the first document may be."""
+    """Return the position below which documents may be held out. If there is none, the first document may be."""
     return _POOL * config.heldout_limit
 
 
 def choose(
     line: Iterable[One], document_of: Callable[[One], Document], seen: int, config: HarvestConfig
 ) -> tuple[list[One], list[Item]]:
-    """Return those of a line that are held out, and their passages; nothing for a corpus of one document.
+    """Return those of a line that are held out, and their passages. Of a corpus of one document, nothing is.
 
-    The first `heldout_fraction` are taken as they come; after that, only documents rich in passages are, so that as
-    little as possible is lost to training. seen: documents of the whole corpus. document_of: asked only for those
-    whose passages are wanted.
+    The first `heldout_fraction` are taken in order. After that, only documents with several passages are, so that
+    training loses as little as possible. seen: documents of the whole corpus. document_of: called only for documents
+    whose passages are needed.
     """
     chosen: list[One] = []
     items: list[Item] = []
@@ -96,34 +95,31 @@ def choose(
     at_least = max(1, math.ceil(config.heldout_fraction * seen))
     at_most = max(1, math.floor(config.heldout_limit * seen))
     for number, one in enumerate(line if seen > 1 else ()):
-        enough, looked = len(chosen) >= at_least, len(items) < wanted and number < _LOOKED_AT * wanted
-        if len(chosen) >= at_most or (enough and not looked):
+        enough, searching = len(chosen) >= at_least, len(items) < wanted and number < _DOCUMENTS_PER_PASSAGE * wanted
+        if len(chosen) >= at_most or (enough and not searching):
             break
-        document = document_of(one) if looked else None
-        found = [] if document is None else [t for t in _passages(document, config) if t not in texts]
-        if enough and len(found) < _RICH:
+        found: list[Item] = []
+        if searching:
+            document = document_of(one)
+            every = passages(document.text, shortest=config.passage_shortest, longest=config.passage_longest)
+            new = [text for text in dict.fromkeys(every) if text not in texts]
+            found = [Item(f"{document.id}-{n:02d}", document.id, text) for n, text in enumerate(new)]
+        if enough and len(found) < _MIN_PASSAGES:
             continue
         chosen.append(one)
-        texts.update(found)
-        if document is not None:
-            name = document.id
-            items += [Item(f"{name}-{n:02d}", name, text) for n, text in enumerate(found)]
+        texts.update(item.text for item in found)
+        items += found
     return chosen, items[:wanted]
 
 
 def choose_documents(
     documents: Sequence[Document], config: HarvestConfig, *, seed: int
 ) -> tuple[list[Document], list[Item]]:
-    """Return those of a corpus in memory that are held out, and their passages.
+    """Return the held-out documents of a corpus in memory, and their passages.
 
-    The place of a document depends on the seed and its id alone, so the choice does not depend on their order.
+    The choice depends on the seed and the ids alone, not on the order of the documents.
     """
     ranked = sorted((place_in_line(seed, document.id), number) for number, document in enumerate(documents))
     line = [documents[number] for place, number in ranked if place < pool(config)]
     line = line or [documents[number] for _, number in ranked[:1]]
     return choose(line, lambda document: document, len(documents), config)
-
-
-def _passages(document: Document, config: HarvestConfig) -> Iterable[str]:
-    found = passages(document.text, shortest=config.passage_shortest, longest=config.passage_longest)
-    return dict.fromkeys(found)

@@ -2,61 +2,76 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from trivium.config import shipped
 from trivium.corpus.config import PlantConfig
 from trivium.corpus.dedup.minhash import jaccard, shingles
 from trivium.corpus.document import Document
 from trivium.corpus.harvest.heldout import Item
-from trivium.corpus.harvest.phrase_banks import BOILERPLATE, LANGUAGES, SOUP, SPAM
 from trivium.seeds import generator_for, seed_for
+from trivium.untrusted import read_json
 
 Generator = np.random.Generator
 _MENU = ("Home", "Docs", "Guide", "Reference", "Blog", "News", "Community", "About", "Contact", "Pricing", "Support")
 _FOOTER = ("Terms of Service", "Privacy Policy", "Cookie Policy", "Imprint", "Sitemap", "Accessibility", "Careers")
 _SIDE = ("Recent posts", "Popular this week", "Related pages", "On this page", "Categories", "Archive")
-_SCRIPT = "window.dataLayer=window.dataLayer||[];function track(){dataLayer.push(arguments);}track('js',new Date());"
-_STYLE = "body{font:16px/1.5 sans-serif;margin:0}nav ul{display:flex;list-style:none}footer{font-size:.8em}"
-
-
-def html_page(paragraphs: list[str], *, title: str, generator: Generator) -> str:
-    """Return a whole page around `paragraphs`, different in detail from page to page."""
-    menu = "".join(f'<li><a href="/{w.lower()}">{w}</a></li>' for w in _some_words(_MENU, generator))
-    foot = "".join(f'<a href="/legal/{i}">{w}</a> ' for i, w in enumerate(_some_words(_FOOTER, generator)))
-    body = "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
-    outer = str(generator.choice(["article", "main", "div class='content'", "div id='content'"]))
-    heading = escape(title)
-    return f"""<!DOCTYPE html>
+_SYMBOLS = "#@%^&*()_+={}[]|\\:;<>/~`0123456789§¤¬¦"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_PAGE = """<!DOCTYPE html>
 <html lang="en">
-<head><meta charset="utf-8"><title>{heading}</title>
-<style>{_STYLE}</style>
-<script>{_SCRIPT}</script></head>
+<head><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:16px/1.5 sans-serif;margin:0}}nav ul{{display:flex;list-style:none}}footer{{font-size:.8em}}</style>
+<script>window.dataLayer=window.dataLayer||[];function track(){{dataLayer.push(arguments);}}track('js',new Date());\
+</script></head>
 <body>
-<header class="site-header"><a class="logo" href="/">{heading.split(" ")[0]}</a>
+<header class="site-header"><a class="logo" href="/">{site}</a>
 <nav><ul>{menu}</ul></nav></header>
 <{outer}>
-<h1>{heading}</h1>
+<h1>{title}</h1>
 {body}
-</{outer.split(" ")[0]}>
-{_sidebar(generator)}
-<footer><p>Copyright {generator.integers(2009, 2021)}. All rights reserved. {foot}</p></footer>
-<script async src="/static/app.{generator.integers(16**6):06x}.js"></script>
+</{closing}>
+{sidebar}
+<footer><p>Copyright {year}. All rights reserved. {foot}</p></footer>
+<script async src="/static/app.{version:06x}.js"></script>
 </body>
 </html>
 """
 
 
+def html_page(paragraphs: Sequence[str], *, title: str, generator: Generator) -> str:
+    """Return a whole page around `paragraphs`, different in detail from page to page."""
+    menu = "".join(f'<li><a href="/{w.lower()}">{w}</a></li>' for w in _selection(_MENU, generator))
+    foot = "".join(f'<a href="/legal/{i}">{w}</a> ' for i, w in enumerate(_selection(_FOOTER, generator)))
+    outer = str(generator.choice(["article", "main", "div class='content'", "div id='content'"]))
+    heading = escape(title)
+    return _PAGE.format(
+        title=heading,
+        site=heading.split(" ")[0],
+        menu=menu,
+        outer=outer,
+        closing=outer.split(" ")[0],
+        body="\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs),
+        sidebar=_sidebar(generator),
+        year=generator.integers(2009, 2021),
+        foot=foot,
+        version=int(generator.integers(16**6)),
+    )
+
+
 def _sidebar(generator: Generator) -> str:
     if generator.random() < 0.4:
         return ""
-    links = "".join(f'<li><a href="/p/{generator.integers(9999)}">{w}</a></li>' for w in _some_words(_MENU, generator))
+    links = "".join(f'<li><a href="/p/{generator.integers(9999)}">{w}</a></li>' for w in _selection(_MENU, generator))
     return f'<aside class="sidebar"><h3>{generator.choice(_SIDE)}</h3><ul>{links}</ul></aside>'
 
 
-def _some_words(words: tuple[str, ...], generator: Generator) -> list[str]:
+def _selection(words: Sequence[str], generator: Generator) -> list[str]:
+    """Return at least three different words in their order."""
     count = int(generator.integers(3, len(words)))
     return [words[i] for i in sorted(generator.choice(len(words), count, replace=False))]
 
@@ -67,7 +82,10 @@ _FULL_SIZE = 3000  # documents from which on the configured numbers are planted;
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A planted document. `follows`: the id of the document it copies, which a crawl meets first."""
+    """A planted document.
+
+    follows: the id of the document that it copies, and that must come before it in the crawl.
+    """
 
     kind: str
     document: Document
@@ -80,25 +98,30 @@ class Planted:
 
 
 def plant(honest: Sequence[Document], items: Sequence[Item], config: PlantConfig, *, seed: int) -> list[Planted]:
-    """Return junk of every kind. A `leaked_item` bears the id of the honest document it replaces.
+    """Return junk of every kind. A `leaked_item` has the id of the honest document it replaces.
 
-    Ids, sources and titles are drawn as those of honest documents, so that only its text shows what a document is.
+    Ids, sources and titles are drawn as those of honest documents, so only the text shows what a document is.
     """
     scale = min(1.0, len(honest) / _FULL_SIZE)
+
+    def count(configured: int) -> int:
+        return min(configured, max(8, round(configured * scale)))
+
     generator = generator_for(seed, "plant", "choice")
     order = [honest[i] for i in generator.permutation(len(honest))]
-    copies = [d for d in order if len(d.text) >= 1200][: _count(config.near_duplicate, scale)]
+    copies = [d for d in order if len(d.text) >= 1200][: count(config.near_duplicate)]
     taken = {d.id for d in copies}
-    hosts = [d for d in order if len(d.text) >= 1500 and d.id not in taken][: _count(config.leaked_item, scale)]
-    planted = [_near_duplicate(d, config, seed) for d in copies]
-    planted += [_leak(host, item, seed) for host, item in zip(hosts, _some(items, len(hosts), generator), strict=False)]
+    hosts = [d for d in order if len(d.text) >= 1500 and d.id not in taken][: count(config.leaked_item)]
+    leaked = [items[i] for i in generator.permutation(len(items))[: len(hosts)]]
+    planted = [_near_duplicate(document, config, seed) for document in copies]
+    planted += [_leak(host, item, seed) for host, item in zip(hosts, leaked, strict=False)]
     composed: tuple[tuple[str, int, Callable[[Generator], str]], ...] = (
         ("boilerplate", config.boilerplate, boilerplate_text),
         ("other_language", config.other_language, foreign_text),
         ("low_quality", config.low_quality, low_quality_text),
     )
-    for kind, count, compose in composed:
-        for number in range(_count(count, scale)):
+    for kind, configured, compose in composed:
+        for number in range(count(configured)):
             generator = generator_for(seed, "plant", kind, number)
             model = order[int(generator.integers(len(order)))]
             document = replace(model, id=new_id(seed, kind, number), text=compose(generator), metadata=_title(model))
@@ -107,7 +130,7 @@ def plant(honest: Sequence[Document], items: Sequence[Item], config: PlantConfig
 
 
 def new_id(seed: int, *names: str | int) -> str:
-    """Return a document id that says nothing about the document."""
+    """Return a document id that reveals nothing about the document."""
     return f"{seed_for(seed, 'document', *names):016x}"
 
 
@@ -118,7 +141,8 @@ def edited_copy(text: str, *, similarity: float, low: float, generator: Generato
     vocabulary = sorted({word for words in paragraphs for word in words if word.isalpha()}) or ["the"]
     best, best_similarity = text, 1.0
     while best_similarity > similarity:
-        words = paragraphs[int(generator.choice(len(paragraphs), p=_shares(paragraphs)))]
+        total = sum(map(len, paragraphs))
+        words = paragraphs[int(generator.choice(len(paragraphs), p=[len(words) / total for words in paragraphs]))]
         place = int(generator.integers(len(words)))
         word = vocabulary[int(generator.integers(len(vocabulary)))]
         edit = int(generator.integers(4))
@@ -131,25 +155,29 @@ def edited_copy(text: str, *, similarity: float, low: float, generator: Generato
     return best, best_similarity
 
 
+@cache
+def _phrases() -> dict[str, Any]:
+    """Return phrases by kind. `languages`: openings, subjects with verbs, and complements of each language."""
+    found: dict[str, Any] = read_json(shipped("corpus/harvest/phrases.json"))
+    return found
+
+
 def boilerplate_text(generator: Generator) -> str:
     """Return a page of menus, notices and calls to act."""
-    count = int(generator.integers(24, 60))
-    return (
-        "\n".join(BOILERPLATE[i] for i in generator.integers(len(BOILERPLATE), size=count))
-        + "\n"
-        + "\n".join(line for line in BOILERPLATE if line.endswith(".") and generator.random() < 0.5)
-    )
+    bank = _phrases()["boilerplate"]
+    lines = _draw(bank, int(generator.integers(24, 60)), generator)
+    return "\n".join(lines) + "\n" + "\n".join(s for s in bank if s.endswith(".") and generator.random() < 0.5)
 
 
 def foreign_text(generator: Generator) -> str:
     """Return a page of sentences in one of the languages of the phrase banks."""
-    code = sorted(LANGUAGES)[int(generator.integers(len(LANGUAGES)))]
-    parts = LANGUAGES[code]
+    languages = _phrases()["languages"]
+    code = sorted(languages)[int(generator.integers(len(languages)))]
     gap, stop = ("", "。") if code == "zh" else (" ", ".")
     paragraphs: list[str] = []
     for _ in range(int(generator.integers(4, 9))):
         sentences = [
-            gap.join(bank[int(generator.integers(len(bank)))] for bank in parts) + stop
+            gap.join(bank[int(generator.integers(len(bank)))] for bank in languages[code]) + stop
             for _ in range(int(generator.integers(4, 9)))
         ]
         paragraphs.append(gap.join(sentences))
@@ -157,45 +185,35 @@ def foreign_text(generator: Generator) -> str:
 
 
 def low_quality_text(generator: Generator) -> str:
-    """Keyword spam, symbol soup, repeated lines, or random strings of letters."""
-    forms = (_spam, _soup, _repeated, _gibberish)
-    return forms[int(generator.integers(len(forms)))](generator)
-
-
-def _spam(generator: Generator) -> str:
-    lines = [" ".join(_words(SPAM, int(generator.integers(8, 20)), generator)) for _ in range(14)]
-    return "\n".join(f"{line}." if generator.random() < 0.5 else line for line in lines)
-
-
-def _soup(generator: Generator) -> str:
-    signs = list(SOUP)
-    runs = ["".join(_words(signs, int(generator.integers(2, 9)), generator)) for _ in range(160)]
-    return " ".join(
-        r if generator.random() < 0.7 else w for r, w in zip(runs, _words(SPAM, 160, generator), strict=True)
-    )
-
-
-def _repeated(generator: Generator) -> str:
-    lines = ["The page that you have asked for is one of the pages that we have to offer with our offer of the day."]
-    lines += [
-        f"To see the {w} that we have, go to the list of {w} with the best price and be the first."
-        for w in _words(SPAM, 3, generator)
-    ]
-    return "\n".join(lines[i] for i in generator.integers(len(lines), size=int(generator.integers(20, 40))))
-
-
-def _gibberish(generator: Generator) -> str:
-    letters = list("abcdefghijklmnopqrstuvwxyz")
-    words = ["".join(_words(letters, int(generator.integers(3, 12)), generator)) for _ in range(180)]
-    return " ".join(word + ("." if generator.random() < 0.1 else "") for word in words)
+    """Return keyword spam, symbol soup, repeated lines, or random strings of letters."""
+    spam = _phrases()["spam"]
+    match int(generator.integers(4)):
+        case 0:
+            lines = [" ".join(_draw(spam, int(generator.integers(8, 20)), generator)) for _ in range(14)]
+            return "\n".join(f"{line}." if generator.random() < 0.5 else line for line in lines)
+        case 1:
+            runs = ["".join(_draw(_SYMBOLS, int(generator.integers(2, 9)), generator)) for _ in range(160)]
+            words = _draw(spam, 160, generator)
+            return " ".join(r if generator.random() < 0.7 else w for r, w in zip(runs, words, strict=True))
+        case 2:
+            lines = [
+                "The page that you have asked for is one of the pages that we have to offer with our offer of the day."
+            ]
+            for w in _draw(spam, 3, generator):
+                lines.append(
+                    f"To see the {w} that we have, go to the list of {w} with the best price and be the first."
+                )
+            return "\n".join(_draw(lines, int(generator.integers(20, 40)), generator))
+        case _:
+            words = ["".join(_draw(_LETTERS, int(generator.integers(3, 12)), generator)) for _ in range(180)]
+            return " ".join(word + ("." if generator.random() < 0.1 else "") for word in words)
 
 
 def _near_duplicate(original: Document, config: PlantConfig, seed: int) -> Planted:
     generator = generator_for(seed, "plant", "near_duplicate", original.id)
     low, high = config.similarity_low, config.similarity_high
-    text, similarity = edited_copy(
-        original.text, similarity=float(generator.uniform(low + 0.02, high)), low=low, generator=generator
-    )
+    wanted = float(generator.uniform(low + 0.02, high))
+    text, similarity = edited_copy(original.text, similarity=wanted, low=low, generator=generator)
     document = replace(original, id=new_id(seed, "copy", original.id), text=text, metadata=_title(original))
     details = {"original": original.id, "jaccard": round(similarity, 4)}
     return Planted("near_duplicate", document, follows=original.id, details=details)
@@ -212,18 +230,6 @@ def _title(document: Document) -> dict[str, Any]:
     return {"title": document.metadata.get("title", document.source)}
 
 
-def _count(configured: int, scale: float) -> int:
-    return min(configured, max(8, round(configured * scale)))
-
-
-def _shares(paragraphs: list[list[str]]) -> list[float]:
-    total = sum(map(len, paragraphs))
-    return [len(words) / total for words in paragraphs]
-
-
-def _words(bank: Sequence[str], count: int, generator: Generator) -> list[str]:
+def _draw(bank: Sequence[str], count: int, generator: Generator) -> list[str]:
+    """Return words drawn with replacement."""
     return [bank[i] for i in generator.integers(len(bank), size=count)]
-
-
-def _some(items: Sequence[Item], count: int, generator: Generator) -> list[Item]:
-    return [items[i] for i in generator.permutation(len(items))[:count]]

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.characters import BLANK, BULLET, DIGIT, LETTER, ODD, STOP, WORD, Classes, character_classes
-from trivium.corpus.kernels.rows import with_room
 from trivium.corpus.kernels.texts import Bytes, Offsets, Texts
-from trivium.corpus.kernels.words import code_point
+from trivium.corpus.kernels.words import code_point, with_room
 
 # columns of `counts`
 (

@@ -7,7 +7,6 @@ from numba import uint32, uint64
 from numpy.typing import NDArray
 
 from trivium.corpus.kernels.cache import njit
-from trivium.corpus.kernels.rows import with_room
 from trivium.corpus.kernels.texts import Bytes, FoldTable, Offsets, Texts, fold_table
 from trivium.corpus.kernels.words import (
     BASE,
@@ -18,6 +17,7 @@ from trivium.corpus.kernels.words import (
     power_of_base,
     prefixes_of,
     run_hash,
+    with_room,
 )
 
 Signatures = NDArray[np.uint32]

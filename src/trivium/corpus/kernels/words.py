@@ -6,6 +6,7 @@ from i on is mix(prefix[i + n] - prefix[i] * BASE^n): the same for the same word
 
 import numpy as np
 from numba import uint32, uint64
+from numpy.typing import NDArray
 
 from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.texts import ALONE, LETTER_BITS, MARK, Bytes, FoldTable, Offsets, Texts, fold_table
@@ -27,6 +28,17 @@ def mix(value: np.uint64) -> np.uint64:
     value = (value ^ (value >> uint64(30))) * _MIX_1
     value = (value ^ (value >> uint64(27))) * _MIX_2
     return value ^ (value >> uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def with_room(rows: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+    """Copy the rows to a larger array: [rows, columns] → [room, columns], where the added rows are uninitialised."""
+    larger = np.empty((room, rows.shape[1]), np.int64)
+    # Element by element, because numba takes six seconds to compile the assignment of a slice.
+    for row in range(len(rows)):
+        for column in range(rows.shape[1]):
+            larger[row, column] = rows[row, column]
+    return larger
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -1,4 +1,4 @@
-"""What people look at of a curated corpus: documents' histories, rejects, statistics, large losses, differences."""
+"""Views of a curated corpus: the funnel, large losses, statistics, rejects, histories of documents, differences."""
 
 import gzip
 import json
@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trivium.corpus.document import PIECE, origin_of
+from trivium.corpus.document import PIECE, Document, origin_of
 from trivium.corpus.publish.output import REJECTS
+from trivium.corpus.publish.store import DOCUMENTS, MANIFEST, documents_in, read_documents, read_manifest
 from trivium.corpus.steps import float_of
-from trivium.corpus.store import DOCUMENTS, MANIFEST, documents_in, read_documents, read_manifest
 from trivium.errors import DataError
 from trivium.provenance import STAMP, file_sha256
 from trivium.seeds import seed_for
@@ -31,6 +31,30 @@ _EXTRACT = "extract"
 def losses_in(funnel: Path) -> list[str]:
     """Return the `loss_lines` of a funnel.json; none if there is no such file."""
     return loss_lines(json.loads(funnel.read_text(encoding="utf-8"))) if funnel.is_file() else []
+
+
+def funnel_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return lines for a terminal: the funnel, and how much of the planted junk was caught."""
+    lines = [f"{'step':<18}{'documents':>10}{'MB':>9}   dropped"]
+    for entry in result["funnel"]:
+        reasons = sorted(entry["dropped"].items(), key=lambda pair: (-pair[1], pair[0]))
+        notes = [f"{count} {reason}" for reason, count in reasons[:3]]
+        notes += [f"{sum(count for _, count in reasons[3:])} other"] if len(reasons) > 3 else []
+        notes += [f"{entry['quarantined']} unreadable"] if entry["quarantined"] else []
+        notes += [f"(+{entry['added']} by splitting)"] if entry["added"] else []
+        row = f"{entry['step']:<18}{entry['documents']:>10}{entry['bytes'] / 1e6:>9.2f}   {', '.join(notes)}"
+        lines.append(row.rstrip())
+    if result.get("priority_absent"):
+        names = ", ".join(result["priority_absent"])
+        lines.append(f"curate.dedup.priority names sources of which no document is left: {names}")
+    for kind, counts in (result.get("planted") or {}).items():
+        share = 100 * counts["caught"] / max(counts["planted"], 1)
+        lines.append(f"planted {kind:<16} {counts['caught']:>5} of {counts['planted']:>5} caught ({share:.1f} %)")
+    if honest := result.get("honest"):
+        share = 100 * honest["lost"] / max(honest["documents"], 1)
+        by = ", ".join(f"{count} {step}" for step, count in honest["lost_by"].items())
+        lines.append(f"honest documents lost   {honest['lost']} of {honest['documents']} ({share:.2f} %) {by}".rstrip())
+    return lines
 
 
 def loss_lines(funnel: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -58,36 +82,30 @@ def loss_lines(funnel: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def differences_between(a: Path, b: Path) -> list[str]:
-    """Return a line for each file under `a` or `b` that the other lacks, or that differs; stamps do not count.
+    """Return a line for each file under `a` or `b` that is missing in the other, or differs; stamps are ignored.
 
     If documents differ, further lines say how many and name the first.
     """
     for folder in (a, b):
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder; give the outputs of two curations")
-    files = sorted(_files(a) | _files(b))
     lines = []
-    for name in files:
+    for name in sorted(_files(a) | _files(b)):
         one, other = a / name, b / name
         if not one.is_file() or not other.is_file():
             lines.append(f"{name} is only in {a if one.is_file() else b}")
         elif file_sha256(one) != file_sha256(other):
             lines.append(f"{name} differs")
-    if any(line.startswith(DOCUMENTS) for line in lines):
-        lines += _documents_that_differ(a / DOCUMENTS, b / DOCUMENTS)
+    stores = [folder / DOCUMENTS for folder in (a, b)]
+    if any(line.startswith(DOCUMENTS) for line in lines) and all((store / MANIFEST).is_file() for store in stores):
+        first, second = ({d.id: _digest(d.text) for d in read_documents(store, verify=False)} for store in stores)
+        different = {
+            f"only in {stores[0]}": first.keys() - second.keys(),
+            f"only in {stores[1]}": second.keys() - first.keys(),
+            "with different text": {i for i in first.keys() & second.keys() if first[i] != second[i]},
+        }
+        lines += [f"{len(ids)} documents {where}, such as {min(ids)}" for where, ids in different.items() if ids]
     return lines
-
-
-def _documents_that_differ(a: Path, b: Path) -> list[str]:
-    if not all((folder / MANIFEST).is_file() for folder in (a, b)):
-        return []
-    one, other = ({d.id: _digest(d.text) for d in read_documents(folder, verify=False)} for folder in (a, b))
-    sets = {
-        f"only in {a}": one.keys() - other.keys(),
-        f"only in {b}": other.keys() - one.keys(),
-        "with different text": {i for i in one.keys() & other.keys() if one[i] != other[i]},
-    }
-    return [f"{len(ids)} documents {what}, such as {min(ids)}" for what, ids in sets.items() if ids]
 
 
 def _digest(text: str) -> bytes:
@@ -95,8 +113,8 @@ def _digest(text: str) -> bytes:
 
 
 def _files(folder: Path) -> set[str]:
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name != STAMP)
-    return {path.relative_to(folder).as_posix() for path in found}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != STAMP)
+    return {path.relative_to(folder).as_posix() for path in files}
 
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -135,21 +153,18 @@ def corpus_statistics(curated: Path) -> dict[str, Any]:
     }
 
 
-def _digits(value: float) -> str:
-    """Format a number with four digits, or all of them if it has more."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def statistics_lines(found: Mapping[str, Any]) -> list[str]:
+def statistics_lines(statistics: Mapping[str, Any]) -> list[str]:
     """Return statistics as lines for a terminal."""
-    width = max(map(len, found["figures"]), default=0)
-    heads = "".join(f"{_head(q):>11}" for q in found["quantiles"])
+    width = max(map(len, statistics["figures"]), default=0)
+    names = {0.0: "least", 0.5: "median", 1.0: "most"}
+    heads = "".join(f"{names.get(q, f'{100 * q:.0f} %'):>11}" for q in statistics["quantiles"])
     lines = [f"{'figure':<{width}}{heads}"]
-    for name, values in found["figures"].items():
-        lines.append(f"{name:<{width}}" + "".join(f"{_digits(value):>11}" for value in values))
-    for step, reasons in found["rejected"].items():
+    for name, values in statistics["figures"].items():
+        digits = (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" for value in values)
+        lines.append(f"{name:<{width}}" + "".join(f"{text:>11}" for text in digits))
+    for step, reasons in statistics["rejected"].items():
         lines += [f"dropped by {step}: {count:,} {reason}" for reason, count in reasons.items()]
-    for tenth, count in enumerate(found["similarities"]):
+    for tenth, count in enumerate(statistics["similarities"]):
         if count:
             low = tenth / SIMILARITY_BINS
             lines.append(f"near duplicates at a similarity of {low:.1f} to {low + 0.1:.1f}: {count:,}")
@@ -163,10 +178,6 @@ def numbers_in(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
             yield from numbers_in(value, f"{prefix}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool) and isfinite(float_of(value)):
             yield f"{prefix}{name}", float(value)
-
-
-def _head(quantile: float) -> str:
-    return {0.0: "least", 0.5: "median", 1.0: "most"}.get(quantile, f"{100 * quantile:.0f} %")
 
 
 def rejects_of(curated: Path) -> Iterator[dict[str, Any]]:
@@ -199,62 +210,63 @@ def reject_lines(rows: Iterable[dict[str, Any]], *, characters: int) -> list[str
 
 
 def history(curated: Path, identity: str) -> dict[str, Any]:
-    """Return the history of the document with this id, or of the one it is a piece of. DataError if there is none.
+    """Return the history of the document with this id, or of the one it is a piece of. Raises DataError if there is
+    none.
 
-    kept: what is left of it (id, source, metadata, text); dropped: its entries among the rejects; copies: those
-    that were dropped in its favour, with their similarity or, where they are no near duplicates, the reason.
+    kept: what is left of it (id, source, metadata, text). dropped: its entries among the rejects. copies: documents
+    that were dropped in its favour, with their similarity or, if they are not near duplicates, the reason.
     """
-    documents = [d for table in _tables_with(curated, identity) for d in documents_in(table)]
-    documents = [d for d in documents if identity in (d.id, origin_of(d.id, d.metadata))]
+    similar = _documents_like(curated / DOCUMENTS, identity)
+    documents = [d for d in similar if identity in (d.id, origin_of(d.id, d.metadata))]
     kept = [{"id": d.id, "source": d.source, "metadata": d.metadata, "text": d.text} for d in documents]
-    whole = origin_of(documents[0].id, documents[0].metadata) if documents else identity
+    names = (identity, origin_of(documents[0].id, documents[0].metadata) if documents else identity)
     dropped, copies = [], []
     for row in rejects_of(curated):
-        if row["id"] in (identity, whole):
+        if row["id"] in names:
             dropped.append(row)
-        elif row.get("survivor") in (identity, whole):
+        elif row.get("survivor") in names:
             why = "jaccard" if "jaccard" in row else "reason"
             copies.append({"id": row["id"], why: row[why]})
     if not kept and not dropped:
         raise DataError(
-            f"no document of {curated} has the id '{identity}', kept or dropped; ids stand in {DOCUMENTS}/ "
-            f"and {REJECTS}"
+            f"no document of {curated} has the id '{identity}', kept or dropped; {DOCUMENTS}/ and {REJECTS} have the "
+            f"ids"
         )
     return {"id": identity, "kept": kept, "dropped": dropped, "copies": copies}
 
 
-def history_lines(found: dict[str, Any]) -> list[str]:
+def _documents_like(store: Path, identity: str) -> Iterator[Document]:
+    """Yield the documents with this id, and those whose id looks like that of a piece of it."""
+    for shard in read_manifest(store)["shards"]:
+        ids = pq.read_table(store / shard["file"], columns=["id"])["id"]
+        same = pc.or_(pc.equal(ids, identity), pc.starts_with(ids, pattern=identity + PIECE))
+        if pc.any(same).as_py():  # the texts are most of a shard, and are not read without need
+            yield from documents_in(pq.read_table(store / shard["file"]).filter(same))
+
+
+def history_lines(history: dict[str, Any]) -> list[str]:
     """Return a history as lines for a terminal."""
     lines: list[str] = []
-    for one in found["kept"]:
+    for one in history["kept"]:
         lines.append(f"{one['id']} was kept: {len(one['text']):,} characters of {one['source']}")
         lines += _figures(one["metadata"])
-    for row in found["dropped"]:
+    for row in history["dropped"]:
         lines.append(f"{row['id']} was dropped by '{row['step']}': {row['reason']}")
         if "survivor" in row:
             near = f", largest Jaccard similarity {row['jaccard']}" if "jaccard" in row else ""
             lines.append(f"  survivor: {row['survivor']}{near}")
         lines += _figures(row.get("metadata", {}))
-    if found["copies"]:
-        copies = ", ".join(f"{one['id']} ({one.get('jaccard', one.get('reason'))})" for one in found["copies"])
+    if history["copies"]:
+        copies = ", ".join(f"{one['id']} ({one.get('jaccard', one.get('reason'))})" for one in history["copies"])
         lines.append(f"dropped in its favour: {copies}")
     return lines
 
 
 def _figures(metadata: dict[str, Any]) -> list[str]:
-    return [f"  {name}: {_shown(value)}" for name, value in metadata.items()]
+    return [f"  {name}: {_text_of(value)}" for name, value in metadata.items()]
 
 
-def _shown(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
+        return ", ".join(f"{name} {_text_of(inner)}" for name, inner in value.items())
     return str(value)
-
-
-def _tables_with(curated: Path, identity: str) -> Iterator[Any]:
-    for shard in read_manifest(curated / DOCUMENTS)["shards"]:
-        path = curated / DOCUMENTS / shard["file"]
-        ids = pq.read_table(path, columns=["id"])["id"]
-        same = pc.or_(pc.equal(ids, identity), pc.starts_with(ids, pattern=identity + PIECE))
-        if pc.any(same).as_py():  # texts are most of a shard
-            yield pq.read_table(path).filter(same)

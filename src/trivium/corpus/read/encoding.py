@@ -1,4 +1,4 @@
-"""Bytes → text: the encoding found out, never an error, never a lone surrogate."""
+"""Decode bytes of unknown encoding as text without errors and without lone surrogates."""
 
 import codecs
 import re
@@ -10,10 +10,10 @@ from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 # How an XML declaration begins in UTF-16 without a byte order mark.
 _WIDE_XML = (("<?x".encode("utf-16-le"), "utf-16-le"), ("<?x".encode("utf-16-be"), "utf-16-be"))
-_UTF_16 = "utf-16"  # in which other text is valid UTF-8 too: only its name tells it
-_JIS = "iso2022_jp"  # in which Japanese is ASCII's bytes between shifts
+_UTF_16 = "utf-16"  # Text in it may be valid UTF-8 as well, so only its name identifies it.
+_JIS = "iso2022_jp"  # Japanese in bytes of ASCII between shifts
 _SHIFT = re.compile(rb"\x1b\$[@B]")
-_ANYTHING = "cp1252"  # what servers state for anything (as Latin-1), and nearly anything fits it
+_ANYTHING = "cp1252"  # Latin-1 on the web. Servers state it for any text, and nearly any bytes fit it.
 # The encodings of the web that are supersets of those whose names they have, and labels that resiliparse does not know.
 _OF_THE_WEB = MappingProxyType(
     {"shift_jis": "cp932", "euc_kr": "cp949", "gbk": "gb18030", "big5": "big5hkscs", "iso8859-11": "cp874"}
@@ -27,27 +27,26 @@ _COMMENT_OR_META = re.compile(rb"<!--.*?(?:-->|\Z)|<meta[\s/]([^>]{0,2000})", re
 _ATTRIBUTE = re.compile(rb"(?<![^\s=/\"'>])([^\s=/\"'>]++)\s*+=\s*+(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]++))")
 _CHARSET = re.compile(rb"charset\s*+=\s*+" + _LABEL, re.I)
 _XML = re.compile(rb"\s{0,64}<\?xml\s[^>]{0,200}?\bencoding\s*+=\s*+" + _LABEL, re.I)
-_HEAD = 1 << 12  # bytes in which a page states its charset
-_LOOKED_AT = 1 << 17  # bytes a detector needs
-_BEFORE = 1 << 10  # bytes it is shown before the first that is not ASCII
+_HEAD_BYTES = 1 << 12  # in which a page states its charset
+_DETECTION_BYTES = 1 << 17
+_BEFORE_BYTES = 1 << 10  # given to detection before the first byte that is not ASCII
 _NOT_ASCII = re.compile(rb"[\x80-\xff]")
-_LEAST_UTF_8 = 4  # characters beyond ASCII that are no accident when they are valid UTF-8
+_MIN_UTF_8 = 4  # bytes beyond the number of characters; so many are valid UTF-8 by no accident
 
 
 def decode(body: bytes, charset: str | None) -> str:
-    """Return bytes as text: by byte order mark, the stated charset, the page's own statement, or detection."""
+    """Decode by byte order mark, the stated charset, the page's own statement, or detection."""
     return without_surrogates(body.decode(encoding_of(body, charset), "replace"))
 
 
 class Decoder:
-    """Bytes as text block by block: the encoding is found out at the first block that is not all ASCII."""
+    """Decodes block by block. The first block that is not all ASCII determines the encoding."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
         self._codec: codecs.IncrementalDecoder | None = None
 
     def decode(self, block: bytes, *, last: bool) -> str:
-        """Return the text of a block; a character that the block cuts comes with the next one."""
+        """Return the text of a block. A character that is split between blocks comes with the second one."""
         if self._codec is None:
             if block.isascii() and not _SHIFT.search(block):
                 return block.decode("ascii")
@@ -56,12 +55,11 @@ class Decoder:
 
 
 def encoding_of(body: bytes, charset: str | None, *, whole: bool = True) -> str:
-    """Return the name of a codec for `body`: the first that fits of those that speak for it.
+    """Return the name of the first codec that decodes `body`, in the order of the HTML standard.
 
-    charset: what the server stated. whole: False where `body` may end within a character.
-    The order is that of the HTML standard: a byte order mark, the server, the page itself, detection. There are two
-    exceptions. Text that is valid UTF-8 in several places is nothing else, whatever is stated. And servers state
-    Latin-1 for anything, so against that UTF-8 and the page's own statement count.
+    The order is: a byte order mark, the server's `charset`, the page's own statement, detection. There are two
+    exceptions. Text that is valid UTF-8 in several places is UTF-8, whatever is stated. And servers state Latin-1 for
+    any text, so UTF-8 and the page's own statement precede it. whole: False if `body` may end inside a character.
     """
     marked = next((name for mark, name in (*_BOMS, *_WIDE_XML) if body.startswith(mark)), None)
     if marked:
@@ -80,16 +78,16 @@ def encoding_of(body: bytes, charset: str | None, *, whole: bool = True) -> str:
             return "utf-8"
         if name and _fits(body, name, whole):
             return name
-    found = _known(detect_encoding(body, max_len=_LOOKED_AT, from_html_meta=True))
+    found = _known(detect_encoding(body, max_len=_DETECTION_BYTES, from_html_meta=True))
     if found and _fits(body, found, whole):
         return found
     first = _NOT_ASCII.search(body)
-    begin = max(0, first.start() - _BEFORE) if first else 0
-    return _known(detect_encoding(body[begin:], max_len=_LOOKED_AT)) or stated or "utf-8"
+    begin = max(0, first.start() - _BEFORE_BYTES) if first else 0
+    return _known(detect_encoding(body[begin:], max_len=_DETECTION_BYTES)) or stated or "utf-8"
 
 
 def without_surrogates(text: str) -> str:
-    """Half characters, which some codecs let through, as replacement characters."""
+    """Replace lone surrogates, which some codecs return, by replacement characters."""
     if text.isascii():
         return text
     try:
@@ -100,9 +98,11 @@ def without_surrogates(text: str) -> str:
 
 
 def _own_statements(body: bytes) -> Iterator[str]:
-    """The codecs that a page names itself: in a meta element, or else in its XML declaration. Never UTF-16, in which
-    the name could not be read so."""
-    head = body[:_HEAD]
+    """Yield the codecs that a page states in meta elements, then in its XML declaration.
+
+    UTF-16 is left out, because a page in it would not be readable here.
+    """
+    head = body[:_HEAD_BYTES]
     labels = [_label_of(meta[1]) for meta in _COMMENT_OR_META.finditer(head) if meta[1]]
     declared = _XML.match(head)
     for label in (*labels, declared[1] if declared else b""):
@@ -112,7 +112,7 @@ def _own_statements(body: bytes) -> Iterator[str]:
 
 
 def _label_of(meta: bytes) -> bytes:
-    """Return the encoding that a meta element with these attributes states; empty if it states none."""
+    """Return the encoding that a meta element with these attributes states, or b""."""
     attributes = {name.lower(): b"".join(values) for name, *values in _ATTRIBUTE.findall(meta)}
     if b"charset" in attributes:
         return attributes[b"charset"].strip()
@@ -122,23 +122,23 @@ def _label_of(meta: bytes) -> bytes:
 
 def _is_surely_utf_8(body: bytes, whole: bool) -> bool:
     """Return whether it is valid UTF-8 with several characters beyond ASCII."""
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(body, whole)
-    except UnicodeDecodeError:
-        return False
-    return len(body) - len(text) >= _LEAST_UTF_8
+    text = _decoded(body, "utf-8", whole)
+    return text is not None and len(body) - len(text) >= _MIN_UTF_8
 
 
 def _fits(body: bytes, name: str, whole: bool) -> bool:
+    return _decoded(body, name, whole) is not None
+
+
+def _decoded(body: bytes, name: str, whole: bool) -> str | None:
     try:
-        codecs.getincrementaldecoder(name)().decode(body, whole)
+        return codecs.getincrementaldecoder(name)().decode(body, whole)
     except UnicodeError:
-        return False
-    return True
+        return None
 
 
 def _known(charset: str | None) -> str | None:
-    """Return a codec of Python's for a charset as the web names it, or None."""
+    """Return Python's codec for a charset as it is named on the web, or None."""
     if not charset:
         return None
     try:

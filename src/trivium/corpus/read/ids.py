@@ -1,4 +1,4 @@
-"""Unique document ids: files number their rows from 0 each, so repeated ids get a number appended."""
+"""Unique document ids. Files number their rows from 0 each, so a number is appended to repeated ids."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trivium.corpus.store import PASSING_PACKING
+from trivium.corpus.publish.store import PASSING_PACKING
 from trivium.corpus.work import mapped, write_array
 
 Keys = NDArray[np.uint64]
@@ -17,9 +17,9 @@ IDS, KEYS = "ids.parquet", "keys.npy"  # files of a part
 
 
 class OwnIds:
-    """Renames repeated ids to `7`, `7~2`, …; the same ids in the same order get the same names.
+    """Renames repeated ids to `7`, `7~2`, …, in the same way whenever the same ids come in the same order.
 
-    Memory holds eight bytes for each id of the corpus, and the ids that repeat.
+    Memory: eight bytes for each id of the corpus, and the ids that repeat.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -29,7 +29,7 @@ class OwnIds:
         self._times: dict[str, int] = {}
 
     def may_repeat(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which of these ids may occur more than once in the corpus; only they need renaming."""
+        """Return which of these ids may occur more than once in the corpus, so that they need renaming."""
         return _among(keys, self._repeated)
 
     def of(self, identity: str) -> str:

@@ -1,4 +1,4 @@
-"""What a verb is given to read: the output of another verb, or files of any kind that can be read."""
+"""Documents of a command's input: the output of another command, or files of any readable kind."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from trivium.corpus.document import Damage, Document, PassedOver
-from trivium.corpus.files import Input, input_files, source_of
+from trivium.corpus.publish.store import DOCUMENTS, documents_in, is_store, read_manifest, read_shard, read_tables
+from trivium.corpus.read.files import Input, input_files, source_of
 from trivium.corpus.read.ids import OwnIds, keys_of
 from trivium.corpus.read.read import read_any
-from trivium.corpus.store import DOCUMENTS, documents_in, is_store, read_manifest, read_shard, read_tables
 from trivium.errors import DataError
 
 
 def store_at(path: Path | str) -> Path | None:
-    """Return the document store that this path is, or holds as the output of a verb; None if it is neither."""
+    """Return the document store at this path, or inside it as the output of a command, or None."""
     if isinstance(path, str):
         return None
     return next((folder for folder in (path, path / DOCUMENTS) if is_store(folder)), None)
@@ -31,7 +31,7 @@ def files_at(path: Path) -> list[Path]:
 
 
 def documents_of(file: Path | str, source: Input) -> Iterator[Document | Damage | PassedOver]:
-    """Yield the documents of one of these files, and what is none: damage, and records of other kinds."""
+    """Yield the documents of one of these files, its damage, and its records of other kinds."""
     if isinstance(file, Path) and store_at(source.path) is not None:
         yield from read_shard(file)
     else:
@@ -41,8 +41,8 @@ def documents_of(file: Path | str, source: Input) -> Iterator[Document | Damage 
 def documents_at(source: Input, passed_over: Counter[str] | None = None) -> Iterator[Document]:
     """Yield every document under a unique id. DataError if a part cannot be read.
 
-    Files are read twice, because ids depend on all other files; a store's ids are unique already. passed_over: filled
-    with the number of records that are no documents, by kind; counts of an earlier reading are cleared.
+    Files are read twice, because ids depend on all other files, but a store's ids are unique already. passed_over: is
+    cleared, and then counts the records that are no documents, by kind.
     """
     if store_at(source.path) is not None:
         yield from as_read_at(source)
@@ -54,11 +54,8 @@ def documents_at(source: Input, passed_over: Counter[str] | None = None) -> Iter
 
 
 def as_read_at(source: Input, passed_over: Counter[str] | None = None) -> Iterator[Document]:
-    """Yield every document under the id that its file gives it. DataError at the first part that cannot be read.
-
-    passed_over: as for `documents_at`.
-    """
-    counts = Counter[str]() if passed_over is None else passed_over
+    """Yield every document under the id in its file. Otherwise the same as `documents_at`."""
+    counts: Counter[str] = Counter() if passed_over is None else passed_over
     counts.clear()
     store = store_at(source.path)
     if store is not None:

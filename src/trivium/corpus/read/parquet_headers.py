@@ -1,8 +1,8 @@
-"""Read what a Parquet file declares of itself, before Arrow acts on it: nesting, page sizes, numbers of values.
+"""Read what a Parquet file declares about itself before Arrow acts on it: nesting, page sizes, numbers of values.
 
-Arrow follows a schema to any depth, and allocates what a page header asks for, so that a small file can end the process
-or take gigabytes. The footer's own sums need not be true. Footer and page headers are Thrift structs in its compact
-protocol: a header byte for each field, whole numbers in as many bytes as they need.
+Arrow follows a schema to any depth and allocates what a page header asks for, so a small file can end the process or
+take gigabytes. The sums in the footer need not be true. The footer and page headers are Thrift structs in its compact
+protocol: a header byte for each field, and integers of variable length.
 """
 
 import struct
@@ -30,8 +30,10 @@ _WIDEST_BYTES = 8  # of a value of any other type, or of its number in a diction
 
 
 class Declared(NamedTuple):
-    """What the page headers of columns declare: bytes once unpacked, those that Arrow needs for lengths and for the
-    values of lists, and the rows."""
+    """The sums that the page headers of columns declare.
+
+    unpacked: bytes. beside: further bytes that Arrow allocates for lengths and for the values of lists.
+    """
 
     unpacked: int
     beside: int
@@ -39,10 +41,9 @@ class Declared(NamedTuple):
 
 
 def footer_problem(file: BinaryIO) -> str:
-    """Return why a file must not be given to Arrow, or nothing.
+    """Return why Arrow must not read a file, or "". Raises ValueError if the footer is no Thrift struct.
 
-    A file that has no footer at all gives nothing: Arrow says what is wrong with it. Raises ValueError where the footer
-    is no Thrift struct.
+    Files without a footer give "", because Arrow reports what is wrong with them.
     """
     size = file.seek(0, SEEK_END)
     file.seek(max(0, size - _TAIL_BYTES))
@@ -63,13 +64,12 @@ def footer_problem(file: BinaryIO) -> str:
         if field == 2 and kind == _LIST:  # the last one counts, so all are looked at
             deepest = max(deepest, _depth(reader))
         else:
-            reader.skip(kind)
+            reader.value(kind)
     return f"its columns are nested {deepest} levels deep; the limit is {MOST_LEVELS}" if deepest > MOST_LEVELS else ""
 
 
 def declared(file: BinaryIO, table: pq.ParquetFile, group: int, columns: set[int]) -> Declared:
-    """Read the page headers of some columns of a row group. columns: their numbers. Raises ValueError where one is
-    none."""
+    """Read the page headers of some columns, by number, of a row group. Raises ValueError if one is damaged."""
     unpacked = beside = 0
     rows: list[int] = []
     for number in sorted(columns):
@@ -99,7 +99,7 @@ class _Page(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Values that are data: an entry of a dictionary is none by itself."""
+        """Values of the column. Entries of a dictionary are not."""
         return 0 if self.is_dictionary else self.values
 
 
@@ -153,7 +153,7 @@ def _page_header(file: BinaryIO, at: int) -> tuple[dict[int, Any] | None, int]:
 
 
 def _depth(reader: "_Thrift") -> int:
-    """How deep the columns of a schema are nested. It lists groups before what they hold, with the number of that."""
+    """Return how deep the columns of a schema are nested. A group precedes its children and states their number."""
     kind, count = reader.list_header()
     left: list[int] = []  # of each group around an element: the elements that it still has
     deepest = 0
@@ -176,11 +176,11 @@ class _Thrift:
         self.data, self.at = data, 0
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """Yield number and kind of each field of a struct; whoever asks reads or skips its value before the next."""
+        """Yield number and kind of each field of a struct. The caller reads its value before the next one."""
         field = 0
         while (head := self._byte()) != 0:
             delta, kind = head >> 4, head & 15
-            field = field + delta if delta else self._whole()
+            field = field + delta if delta else self._integer()
             yield field, kind
 
     def list_header(self) -> tuple[int, int]:
@@ -188,43 +188,42 @@ class _Thrift:
         head = self._byte()
         return head & 15, head >> 4 if head >> 4 != 15 else self._varint()
 
-    def value(self, kind: int, level: int = 0) -> Any:
-        """Read a value: whole numbers as such, structs by the numbers of their fields; nothing of any other kind."""
-        if kind in _INTEGERS:
-            return self._whole()
-        if kind != _STRUCT:
-            return self.skip(kind, level)
-        if level > _MOST_STRUCTS:
-            raise ValueError(f"a header has more than {_MOST_STRUCTS} structs within one another")
-        return {field: self.value(inner, level + 1) for field, inner in self.fields()}
+    def value(self, kind: int, level: int = 0, *, in_list: bool = False) -> Any:
+        """Read a value: an integer, a struct as a mapping of field numbers to values, or None for any other kind.
 
-    def skip(self, kind: int, level: int = 0, *, in_list: bool = False) -> None:
-        """Pass over a value. in_list: where the byte of a boolean follows its kind."""
+        in_list: whether the value is an element, because only there a boolean takes a byte of its own.
+        """
         if level > _MOST_STRUCTS:
             raise ValueError(f"a header has more than {_MOST_STRUCTS} structs within one another")
-        if kind in (_TRUE, _FALSE):
-            self._pass(int(in_list))
-        elif kind in _INTEGERS:
-            self._varint()
-        elif kind in (_BYTE, _DOUBLE):
-            self._pass(1 if kind == _BYTE else 8)
-        elif kind == _BINARY:
-            self._pass(self._varint())
-        elif kind in (_LIST, _SET):
+        if kind in _INTEGERS:
+            return self._integer()
+        if kind == _STRUCT:
+            return {field: self.value(inner, level + 1) for field, inner in self.fields()}
+        if kind in (_LIST, _SET):
             inner, count = self.list_header()
-            for _ in range(count):
-                self.skip(inner, level + 1, in_list=True)
+            self._elements((inner,), count, level)
         elif kind == _MAP:
             count = self._varint()
             kinds = self._byte() if count else 0
-            for _ in range(count):
-                self.skip(kinds >> 4, level + 1, in_list=True)
-                self.skip(kinds & 15, level + 1, in_list=True)
-        elif kind == _STRUCT:
-            for _, inner in self.fields():
-                self.skip(inner, level + 1)
+            self._elements((kinds >> 4, kinds & 15), count, level)
         else:
+            self._pass(self._width(kind, in_list))
+        return None
+
+    def _elements(self, kinds: tuple[int, ...], count: int, level: int) -> None:
+        for _ in range(count):
+            for kind in kinds:
+                self.value(kind, level + 1, in_list=True)
+
+    def _width(self, kind: int, in_list: bool) -> int:
+        """Return the bytes of a value of a plain kind."""
+        if kind in (_TRUE, _FALSE):
+            return int(in_list)
+        if kind == _BINARY:
+            return self._varint()
+        if kind not in (_BYTE, _DOUBLE):
             raise ValueError(f"byte {self.at} of a header has the kind {kind}, which Thrift does not have")
+        return 1 if kind == _BYTE else 8
 
     def _byte(self) -> int:
         self.at += 1
@@ -246,6 +245,6 @@ class _Thrift:
             if shift > 63:
                 raise ValueError(f"byte {self.at} of a header ends no number of 64 bits")
 
-    def _whole(self) -> int:
+    def _integer(self) -> int:
         number = self._varint()
         return number >> 1 ^ -(number & 1)

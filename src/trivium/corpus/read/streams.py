@@ -1,13 +1,14 @@
-"""The bytes of a file, unpacked in bounded memory and with checksums, also behind damage.
+"""The bytes of a file, unpacked in bounded memory and with checksums verified, also behind damage.
 
-A gzip file is a row of members, each with a checksum, and a zstd file a row of frames. When one is damaged, the next
-one is searched, so that only the damaged one is lost. Since a file can be made in which thousands begin within one
-another, each to be unpacked to the end of all, the bytes that may be read in all are limited.
+A gzip file is a sequence of members and a zstd file a sequence of frames, each with its own checksum. Behind a damaged
+one, reading continues with the next. A file can be constructed in which thousands begin inside one another, each to be
+unpacked to the end of all, so the bytes that may be read in total are limited.
 """
 
 import codecs
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,16 +20,19 @@ import zstandard
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Trouble
-from trivium.corpus.read.zstd import MAGIC, SKIPPED, begins_frame, frame_end
 from trivium.untrusted import open_regular
 
-GZIP, ZSTD = b"\x1f\x8b", MAGIC
-_MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only method there is
-_LOOKED_AT = 256  # bytes by which text is told from packed bytes
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only compression method
+_SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # begins a skippable frame of zstd; pzstd writes some
+_MAGIC_BYTES = 256  # by which text is distinguished from packed bytes
 _BLOCK_IN, _BLOCK_OUT = 1 << 16, 1 << 18
-_PADDING_BYTES = 1 << 10  # read at once: behind most members stands the next one
-_LEAST_BYTES_COUNTED = 64  # for a call that reads fewer bytes: it takes as long as copying so many
-_LARGEST_ZSTD_WINDOW = 1 << 31  # that zstd reads at all (--long=31)
+_PADDING_BYTES = 1 << 10  # read at once behind a member, where usually the next one begins
+_MIN_BYTES_COUNTED = 64  # for a read of fewer bytes, which takes as long as copying this many
+_MAX_ZSTD_WINDOW_BYTES = 1 << 31  # zstd --long=31
+_ZSTD_HEADER_BYTES = 18  # at most
+_MAX_ZSTD_BLOCK_BYTES = 1 << 17
+_ZSTD_REPEATED, _ZSTD_RESERVED = 1, 3  # kinds of blocks
 
 
 class Chunk(NamedTuple):
@@ -40,7 +44,7 @@ class Chunk(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Bytes that cannot be read. What comes after them is elsewhere in the data."""
+    """Bytes that cannot be read. What comes after them does not continue what came before."""
 
     trouble: Trouble
     detail: str
@@ -53,25 +57,28 @@ def open_binary(path: Path | str) -> BinaryIO:
         return open_regular(path)
     try:
         return cast(BinaryIO, fsspec.open(path, "rb").open())
-    except (ImportError, ValueError) as error:  # a protocol without its package, or none at all
+    except (ImportError, ValueError) as error:  # an unknown protocol, or one without its package
         raise OSError(f"{path}: {error}") from None
 
 
 def chunks(file: BinaryIO, limits: ReadConfig, name: str = "") -> Iterator[Chunk | Lost]:
     """Yield all bytes of `file` in order, gzip and zstd unpacked, with a Lost for each part that cannot be read.
 
-    All chunks of a member but the last are yielded before its checksum is known. What a reader has not completed when a
-    Lost comes must be thrown away. name: tells that a file is gzip if its first bytes are damaged.
+    All chunks of a member but the last are yielded before its checksum is verified, so the reader must discard what it
+    has not completed when a Lost comes. name: identifies a gzip file whose first bytes are damaged.
     """
     try:
-        magic = file.read(_LOOKED_AT)
+        magic = file.read(_MAGIC_BYTES)
         file.seek(0)
         if magic.startswith(GZIP) or (name.lower().endswith(".gz") and not _is_text(magic)):
             yield from _packed_chunks(file, _GZIP, limits)
-        elif magic.startswith(ZSTD) or SKIPPED.match(magic):
+        elif magic.startswith(ZSTD) or _SKIPPED.match(magic):
             yield from _packed_chunks(file, _ZSTD, limits)
         else:
-            yield from _plain_chunks(file)
+            offset = 0
+            while data := file.read(_BLOCK_OUT):
+                yield Chunk(data, offset, packed=False)
+                offset += len(data)
     except OSError as error:
         yield Lost(Trouble.UNREADABLE, error.strerror or str(error), 0)
 
@@ -79,26 +86,22 @@ def chunks(file: BinaryIO, limits: ReadConfig, name: str = "") -> Iterator[Chunk
 def unpacked(body: bytes, codec: str, *, longest: int) -> bytes | None:
     """Unpack `body` by gzip, deflate, br or zstd. Return None if that gives more than `longest` bytes.
 
-    Raises OSError, EOFError or zlib.error if it is damaged or cut.
+    Raises OSError, EOFError or zlib.error if it is damaged or truncated.
     """
     if codec in ("br", "zstd"):
-        name = "brotli" if codec == "br" else codec
-        with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
+        with pa.CompressedInputStream(pa.BufferReader(body), "brotli" if codec == "br" else codec) as stream:
             data = bytes(stream.read(longest + 1))
-        return data if len(data) <= longest else None
-    if codec == "gzip":  # several members, and nothing but zeros after the last
+    elif codec == "gzip":  # several members, and nothing but zeros after the last
         with gzip.GzipFile(fileobj=io.BytesIO(body)) as members:
             data = members.read(longest + 1)
-        return data if len(data) <= longest else None
-    # By the standard, deflate is in zlib's format, but servers also send it bare. The first byte says which.
-    bare = body[:1] and body[0] & 0x0F != 8
-    inflate = zlib.decompressobj(wbits=-15 if bare else 15)
-    data = inflate.decompress(body, longest + 1)
-    if len(data) > longest:
-        return None
-    if not inflate.eof:
-        raise EOFError("the body ends before its compression does")
-    return data
+    else:
+        # By the standard, deflate is in zlib's format, but some servers send it bare. The first byte tells which.
+        bare = body[:1] and body[0] & 0x0F != 8
+        inflate = zlib.decompressobj(wbits=-15 if bare else 15)
+        data = inflate.decompress(body, longest + 1)
+        if len(data) <= longest and not inflate.eof:
+            raise EOFError("the body ends before its compression does")
+    return data if len(data) <= longest else None
 
 
 def _is_text(data: bytes) -> bool:
@@ -109,18 +112,11 @@ def _is_text(data: bytes) -> bool:
     return b"\x00" not in data
 
 
-def _plain_chunks(file: BinaryIO) -> Iterator[Chunk]:
-    offset = 0
-    while data := file.read(_BLOCK_OUT):
-        yield Chunk(data, offset, packed=False)
-        offset += len(data)
-
-
 class _Codec(NamedTuple):
-    """A format of packed files, which are a row of members, each with its own end and checksum.
+    """A format of packed files, which are sequences of members with a checksum each.
 
-    name: of a member. begins: whether a member begins at a byte of a file. after_damage: where the member behind a
-    damaged one begins, or at least may begin. feed_bytes: packed bytes that are unpacked at once.
+    name: of a member. begins: whether a member begins at a byte of a file. after_damage: where a member may begin
+    behind a damaged one. feed_bytes: packed bytes that are unpacked at once.
     """
 
     name: str
@@ -130,13 +126,18 @@ class _Codec(NamedTuple):
     feed_bytes: int
 
 
+def _begins_member(file: BinaryIO, at: int) -> bool:
+    file.seek(at)
+    return file.read(len(_MEMBER)) == _MEMBER
+
+
 class _ZstdFrame:
-    """Unpacks a zstd frame as zlib's objects do, but takes all that it is fed."""
+    """Unpacks a zstd frame with the interface of zlib's objects, but consumes all of its input."""
 
     unconsumed_tail = b""
 
     def __init__(self) -> None:
-        self._frame = zstandard.ZstdDecompressor(max_window_size=_LARGEST_ZSTD_WINDOW).decompressobj()
+        self._frame = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW_BYTES).decompressobj()
 
     def decompress(self, data: bytes, _: int) -> bytes:
         return self._frame.decompress(data) if data else b""
@@ -150,17 +151,43 @@ class _ZstdFrame:
         return self._frame.unused_data
 
 
-def _begins_member(file: BinaryIO, at: int) -> bool:
+def begins_frame(file: BinaryIO, at: int) -> bool:
+    """Return whether a zstd frame begins at a byte of the file."""
     file.seek(at)
-    return file.read(len(_MEMBER)) == _MEMBER
+    head = file.read(len(ZSTD))
+    return head == ZSTD or _SKIPPED.match(head) is not None
 
 
-def _find_member(file: BinaryIO, start: int) -> int | None:
-    return _find(file, start + 1, _MEMBER)
+def frame_end(file: BinaryIO, start: int) -> int | None:
+    """Return where the zstd frame at `start` ends according to its own sizes (RFC 8878), or None if it is no frame.
+
+    The end may lie behind the end of the file. Nothing is unpacked.
+    """
+    file.seek(start)
+    head = file.read(_ZSTD_HEADER_BYTES)
+    if _SKIPPED.match(head) and len(head) >= 8:
+        return start + 8 + int.from_bytes(head[4:8], "little")
+    if not head.startswith(ZSTD) or len(head) < 5 or head[4] & 0b1000:
+        return None
+    descriptor = head[4]
+    single_segment, has_checksum = descriptor >> 5 & 1, descriptor >> 2 & 1
+    dictionary_bytes, size_bytes = (0, 1, 2, 4)[descriptor & 3], (single_segment, 2, 4, 8)[descriptor >> 6]
+    at, last = start + 5 + (1 - single_segment) + dictionary_bytes + size_bytes, False
+    while not last:
+        file.seek(at)
+        header = file.read(3)
+        if len(header) < 3:
+            return at + 3
+        number = int.from_bytes(header, "little")
+        last, kind, size = bool(number & 1), number >> 1 & 3, number >> 3
+        if kind == _ZSTD_RESERVED or size > _MAX_ZSTD_BLOCK_BYTES:
+            return None
+        at += 3 + (1 if kind == _ZSTD_REPEATED else size)
+    return at + 4 * has_checksum
 
 
 def _find_frame(file: BinaryIO, start: int) -> int | None:
-    """Return the end of the frame at `start`, if its sizes are sound, else the next place that looks like a frame."""
+    """Return the end of the frame at `start` if its sizes are sound, else the next place that looks like a frame."""
     end, size = frame_end(file, start), file.seek(0, io.SEEK_END)
     if end == size:
         return None
@@ -172,49 +199,66 @@ def _find_frame(file: BinaryIO, start: int) -> int | None:
     return found
 
 
-_GZIP = _Codec("gzip member", lambda: zlib.decompressobj(wbits=31), _begins_member, _find_member, feed_bytes=1 << 16)
+def _find(file: BinaryIO, start: int, mark: bytes) -> int | None:
+    """Return the first place of `mark` at or after `start`, or None."""
+    file.seek(start)
+    before = b""
+    while block := file.read(_BLOCK_IN):
+        window = before + block
+        found = window.find(mark)
+        if found >= 0:
+            return start - len(before) + found
+        start += len(block)
+        before = window[1 - len(mark) :]
+    return None
+
+
+_GZIP = _Codec(
+    "gzip member",
+    lambda: zlib.decompressobj(wbits=31),
+    _begins_member,
+    lambda file, start: _find(file, start + 1, _MEMBER),
+    feed_bytes=1 << 16,
+)
 # A block of 4 bytes can unpack to 128 KiB, so 4 KiB are at most 128 MiB.
 _ZSTD = _Codec("zstd frame", _ZstdFrame, begins_frame, _find_frame, feed_bytes=1 << 12)
 
 
 class _TooManyReads(Exception):
-    """More was read of a file than any file needs that was not made for it."""
+    """More bytes were read than any file needs that was not constructed to cost time."""
 
 
 class _Counted:
-    """A file of which so many bytes may be read. Bytes that are read again count again."""
+    """A file of which a limited number of bytes may be read. Bytes that are read again count again."""
 
     def __init__(self, file: BinaryIO, left: int) -> None:
         self._file, self._left = file, left
         self.seek = file.seek
 
     def read(self, size: int = -1) -> bytes:
-        """Read as the file does; even the three bytes before a block count as what a call costs."""
         data = self._file.read(size)
-        self.spend(max(len(data), _LEAST_BYTES_COUNTED))
+        self.spend(max(len(data), _MIN_BYTES_COUNTED))
         return data
 
     def spend(self, size: int) -> None:
-        """Count bytes that were unpacked and then thrown away."""
+        """Count bytes that were unpacked and then discarded."""
         self._left -= size
         if self._left < 0:
             raise _TooManyReads
 
 
-def _packed_chunks(file: BinaryIO, codec: _Codec, limits: ReadConfig) -> Iterator[Chunk | Lost]:
-    size = file.seek(0, io.SEEK_END)
-    # Bytes that may be read and unpacked in all: only a file made for it costs so much.
-    most = max(32 << 20, 200 * size)
+def _packed_chunks(stored: BinaryIO, codec: _Codec, limits: ReadConfig) -> Iterator[Chunk | Lost]:
+    most = max(32 << 20, 200 * stored.seek(0, io.SEEK_END))
+    counted = _Counted(stored, most)
     try:
-        yield from _members(_Counted(file, most), codec, limits)
+        yield from _members(counted, cast(BinaryIO, counted), codec, limits)
     except _TooManyReads:
         yield Lost(Trouble.BOMB, f"more than {most} bytes were read in vain, of {codec.name}s in {codec.name}s", 0)
 
 
-def _members(counted: _Counted, codec: _Codec, limits: ReadConfig) -> Iterator[Chunk | Lost]:
-    file = cast(BinaryIO, counted)
+def _members(counted: _Counted, file: BinaryIO, codec: _Codec, limits: ReadConfig) -> Iterator[Chunk | Lost]:
     start: int | None = 0
-    # A loss is reported when bytes can be read again: until then, further failures are the same loss.
+    # A loss is reported when bytes can be read again. Further failures until then belong to the same loss.
     lost: Lost | None = None
     while start is not None:
         end, given = start, 0
@@ -242,7 +286,7 @@ def _members(counted: _Counted, codec: _Codec, limits: ReadConfig) -> Iterator[C
 
 
 def _with_next(lost: Lost, follows: int | None) -> Lost:
-    """Add where reading continues to a loss. If a file breaks off, it goes without saying that nothing follows."""
+    """Add to a loss where reading continues. At the end of a truncated file, nothing can follow."""
     if follows is None and lost.trouble == Trouble.CUT:
         return lost
     on = "nothing behind it can be" if follows is None else f"what begins at byte {follows} is"
@@ -254,20 +298,19 @@ def _member(file: BinaryIO, codec: _Codec, start: int, limits: ReadConfig) -> It
     file.seek(start)
     inflate = codec.open()
     consumed = produced = 0
-    held = b""
+    held = b""  # the last chunk, which is yielded once the checksum is verified
     try:
         while not inflate.eof:
             feed = inflate.unconsumed_tail
             if not feed:
                 feed = file.read(codec.feed_bytes)
                 consumed += len(feed)
-            if not feed and not (more := inflate.decompress(b"", _BLOCK_OUT)):
-                if held:  # as far as anyone can tell, the contents of a cut file are sound
+            data = inflate.decompress(feed, _BLOCK_OUT)
+            if not feed and not data:
+                if held:  # Nothing contradicts the contents of a truncated file.
                     yield Chunk(held, start)
-                what = f"its {codec.name} breaks off {produced} bytes into its contents"
-                yield Lost(Trouble.CUT, what, start)
+                yield Lost(Trouble.CUT, f"its {codec.name} breaks off {produced} bytes into its contents", start)
                 return
-            data = inflate.decompress(feed, _BLOCK_OUT) if feed else more
             produced += len(data)
             if produced > max(limits.longest_bytes, limits.unpacked_ratio * consumed):
                 yield Lost(Trouble.BOMB, f"{consumed} bytes unpack to {produced} and more", start)
@@ -291,18 +334,4 @@ def _after_padding(file: BinaryIO, end: int) -> int | None:
         if rest:
             return end + len(block) - len(rest)
         end += len(block)
-    return None
-
-
-def _find(file: BinaryIO, start: int, mark: bytes) -> int | None:
-    """Return the first place of `mark` at or after `start`, or None."""
-    file.seek(start)
-    before = b""
-    while block := file.read(_BLOCK_IN):
-        window = before + block
-        found = window.find(mark)
-        if found >= 0:
-            return start - len(before) + found
-        start += len(block)
-        before = window[1 - len(mark) :]
     return None

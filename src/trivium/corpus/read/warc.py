@@ -1,4 +1,4 @@
-"""Pages in WARC files: written one gzip member each, read with every kind of damage reported."""
+"""Pages in WARC files: written as one gzip member each, and read with every kind of damage reported."""
 
 import base64
 import gzip
@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from fastwarc.warc import WarcRecord, WarcRecordType
 
@@ -19,15 +20,18 @@ from trivium.corpus.read.streams import Lost, chunks, open_binary, unpacked
 from trivium.corpus.read.warc_frames import Frame, Head, frames, head_end, parse_head
 from trivium.seeds import seed_for
 
+DEFAULT_DATE = "2021-01-15T00:00:00Z"
 _DOCUMENT, _SOURCE = "Trivium-Document", "Trivium-Source"
-_NOT_IN_HEADERS = re.compile(r"[%\x00-\x1f\x7f]|^ | $|(?<= ) ")  # readers join lines and blanks
-_WANTED = ("response", "resource", "conversion")  # conversion: the text records of WET files
+_ESCAPED = re.compile(r"[%\x00-\x1f\x7f]|^ | $|(?<= ) ")  # in headers, because readers join lines and blanks
+_WITH_PAGES = ("response", "resource", "conversion")  # conversion: the text records of WET files
 _OTHERS = ("warcinfo", "request", "metadata", "revisit", "continuation")
 _CODECS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate", "br": "br", "zstd": "zstd"}
-_PLAIN = ("", "identity", "none", "chunked")  # codings that leave a body as it is, once its chunks are joined
-_MOST_CODINGS = 5  # as of curl; servers use one
+_PLAIN = ("", "identity", "none", "chunked")  # codings that do not change a body, once its chunks are joined
+_MAX_CODINGS = 5  # as in curl; servers use one
 _DIGESTS = ("sha1", "sha256", "sha512", "md5")
-_CHARSET = re.compile(r"charset\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})", re.I)  # possessive: blanks are passed once
+_CHARSET = re.compile(
+    r"charset\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})", re.I
+)  # possessive, so that many blanks take linear time
 _STATUS = re.compile(r"HTTP/\d+(?:\.\d+)?[ \t]+(\d{3})(?!\d)", re.I | re.A)  # HTTP/2 has no minor version
 _TEXT = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<[!?a-zA-Z]|[\t\n\r -~]{64})")  # how pages and texts begin
 _CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
@@ -35,7 +39,7 @@ _MEDIA_TYPE = re.compile(r"[\w.+-]{1,127}/[\w.+-]{1,127}", re.A)
 _HTML, _TEXT_TYPE = "text/html", "text/plain"
 _READABLE = (_HTML, "application/xhtml+xml", _TEXT_TYPE)
 _UNKNOWN_TYPES = ("unknown/unknown", "application/unknown")
-# Where no media type is stated, the first bytes decide, as in the WHATWG's MIME sniffing standard.
+# If no media type is stated, the first bytes decide, as in the WHATWG's MIME sniffing standard.
 _SNIFFED_BYTES = 1445
 _BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 _TAG = re.compile(rb"<(?:!doctype|!--|\?xml|/?[a-z][a-z0-9]*[\s/>])", re.I)
@@ -44,22 +48,22 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One response: its address, what the server called it, the body's bytes (content encodings undone).
+    """One response: its address, media type and charset, and the bytes of its body, content encodings undone.
 
-    document, source: an id and a source given to the page before, kept in WARC extension headers; else empty.
+    document, source: the id and source that an earlier harvest gave to the page, from WARC extension headers, or "".
     """
 
     url: str
     content_type: str
     charset: str | None
     body: bytes
-    date: str = "2021-01-15T00:00:00Z"
+    date: str = DEFAULT_DATE
     document: str = ""
     source: str = ""
 
 
 def write_warc(path: Path, pages: Iterable[Page]) -> int:
-    """Write response records, one gzip member each, byte for byte reproducible; returns how many."""
+    """Write response records, one gzip member each, and return their number. The same pages give the same bytes."""
     count = 0
     with open(path, "wb") as file:
         for page in pages:
@@ -74,7 +78,7 @@ def read_warc(path: Path | str, limits: ReadConfig = ReadConfig()) -> Iterator[P
     """Yield the records of a WARC file, in order: a Page for each 2xx HTML or plain text, a PassedOver for each other
     sound record, and a Damage for each part that is no sound record.
 
-    Reading continues after damage: only the damaged record or gzip member is lost.
+    Reading continues behind damage, so only the damaged record or gzip member is lost.
     """
     is_empty = True
     with open_binary(path) as file:
@@ -97,18 +101,16 @@ def _response(page: Page) -> WarcRecord:
     record.headers["WARC-Date"] = page.date
     for header, value in ((_DOCUMENT, page.document), (_SOURCE, page.source)):
         if value:
-            record.headers[header] = _NOT_IN_HEADERS.sub(lambda found: f"%{ord(found[0]):02X}", value)
-    # keyed by content, so that the same pages give the same bytes
-    unique = f"{seed_for(0, page.url, zlib.crc32(page.body)):032x}"
-    parts = (unique[:8], unique[8:12], unique[12:16], unique[16:20], unique[20:])
-    record.headers["WARC-Record-ID"] = f"<urn:uuid:{'-'.join(parts)}>"
+            record.headers[header] = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", value)
+    # The id depends on the content, so that the same pages give the same bytes.
+    record.headers["WARC-Record-ID"] = f"<{UUID(int=seed_for(0, page.url, zlib.crc32(page.body))).urn}>"
     record.headers["Content-Type"] = "application/http; msgtype=response"
     record.set_bytes_content(head.encode("ascii", "replace") + page.body)
     return record
 
 
 class _Unsound(Exception):
-    """A record that cannot be read: what its trouble is called, and the detail."""
+    """A record that cannot be read."""
 
     def __init__(self, trouble: Trouble, detail: str) -> None:
         super().__init__(detail)
@@ -116,14 +118,17 @@ class _Unsound(Exception):
 
 
 def _page(frame: Frame, path: Path | str, limits: ReadConfig) -> Page | Damage | PassedOver:
-    """Return the page in a record, what is wrong with it, or the kind of record it is instead."""
+    """Return the page in a record, or what is wrong with it, or the kind of record if it has no page."""
     kind = frame.head.get("WARC-Type").lower()
-    if kind not in _WANTED:
+    if kind not in _WITH_PAGES:
         named = kind if kind in _OTHERS else "unknown" if kind else "not stated"
         return PassedOver(path, f"record type {named}")
     try:
         _check_digest(frame)
-        found = _http_page(frame, limits) if _is_http(frame) else _plain_page(frame)
+        is_http = frame.head.get("Content-Type").lower().startswith("application/http") or (
+            kind == "response" and frame.block[:5].upper() == b"HTTP/"
+        )
+        found = _http_page(frame, limits) if is_http else _plain_page(frame)
     except _Unsound as error:
         return Damage(path, error.trouble, str(error), frame.offset)
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -133,22 +138,14 @@ def _page(frame: Frame, path: Path | str, limits: ReadConfig) -> Page | Damage |
 
 def _check_digest(frame: Frame) -> None:
     """Raise _Unsound if the record states a digest of its block, and the block has another."""
-    name, _, stated = frame.head.get("WARC-Block-Digest").partition(":")
-    if name.strip().lower() not in _DIGESTS:
+    name, stated = (part.strip() for part in f"{frame.head.get('WARC-Block-Digest')}:".split(":", 1))
+    if name.lower() not in _DIGESTS:
         return
-    digest = hashlib.new(name.strip().lower(), frame.block, usedforsecurity=False).digest()
-    stated = stated.strip().rstrip("=")
-    in_base_32 = base64.b32encode(digest).decode().rstrip("=")
-    in_base_64 = base64.b64encode(digest).decode().rstrip("=")
-    if stated.upper() != in_base_32 and stated.lower() != digest.hex() and stated != in_base_64:
+    digest = hashlib.new(name.lower(), frame.block, usedforsecurity=False).digest()
+    stated = stated.rstrip("=:")
+    base_32, base_64 = (encode(digest).decode().rstrip("=") for encode in (base64.b32encode, base64.b64encode))
+    if stated.upper() != base_32 and stated.lower() != digest.hex() and stated != base_64:
         raise _Unsound(Trouble.DIGEST, "the record is not what was written: its block digest differs")
-
-
-def _is_http(frame: Frame) -> bool:
-    """Whether the block is an HTTP message, by the record's media type or by how the block of a response begins."""
-    if frame.head.get("Content-Type").lower().startswith("application/http"):
-        return True
-    return frame.head.get("WARC-Type").lower() == "response" and frame.block[:5].upper() == b"HTTP/"
 
 
 def _plain_page(frame: Frame) -> Page | str:
@@ -158,7 +155,12 @@ def _plain_page(frame: Frame) -> Page | str:
         return "content type"
     if not frame.block:
         return "empty payload"
-    return Page(_address(frame), kind, charset, frame.block, frame.head.get("WARC-Date"))
+    return _page_of(frame, kind, charset, frame.block)
+
+
+def _page_of(frame: Frame, kind: str, charset: str | None, body: bytes, document: str = "", source: str = "") -> Page:
+    address = frame.head.get("WARC-Target-URI").strip("<>")
+    return Page(address, kind, charset, body, frame.head.get("WARC-Date"), document, source)
 
 
 def _http_page(frame: Frame, limits: ReadConfig) -> Page | str:
@@ -180,11 +182,11 @@ def _http_page(frame: Frame, limits: ReadConfig) -> Page | str:
     if kind not in _READABLE:
         return "content type"
     own = (urllib.parse.unquote(frame.head.get(name)) for name in (_DOCUMENT, _SOURCE))
-    return Page(_address(frame), kind, charset, body, frame.head.get("WARC-Date"), *own)
+    return _page_of(frame, kind, charset, body, *own)
 
 
 def _http_parts(block: bytes) -> tuple[int, Head, bytes]:
-    """The status of an HTTP response, its head and its body; responses that only announce another are skipped."""
+    """Return the status of an HTTP response, its head and its body. Interim responses (1xx) are skipped."""
     begin = len(block) - len(block.lstrip(b"\r\n"))
     while True:
         found = _STATUS.match(block[begin : begin + 40].decode("latin-1"))
@@ -200,8 +202,10 @@ def _http_parts(block: bytes) -> tuple[int, Head, bytes]:
 
 
 def _stated_type(header: str) -> tuple[str, str | None]:
-    """The media type and the charset that a header states; the last well-formed type counts, as in browsers. The type
-    is empty if there is none, or one that means that it is not known."""
+    """Return the media type and the charset that a header states. As in browsers, the last well-formed type counts.
+
+    The type is "" if none is stated, or one that means that it is unknown.
+    """
     types = [one for one in header.split(",") if _MEDIA_TYPE.fullmatch(one.partition(";")[0].strip())]
     charset = (_CHARSET.search(types[-1]) if types else None) or _CHARSET.search(header)
     kind = types[-1].partition(";")[0].strip().lower() if types else ""
@@ -209,7 +213,7 @@ def _stated_type(header: str) -> tuple[str, str | None]:
 
 
 def _sniffed(body: bytes) -> str:
-    """Return the media type of a body that nothing is stated of: HTML, plain text, or neither (empty)."""
+    """Return the media type of a body whose type is not stated: HTML, plain text, or "" for anything else."""
     begin = body[:_SNIFFED_BYTES]
     if _TAG.search(begin):
         return _HTML
@@ -217,17 +221,17 @@ def _sniffed(body: bytes) -> str:
 
 
 def _codings(header: str) -> list[str]:
-    """Return what a body was packed by, in order. Each can give the most that is allowed, so there must be few."""
+    """Return the encodings of a body in order. Each may expand it to the limit, so there must be few."""
     names = [name.strip() for name in header.lower().split(",")]
     names = [name for name in names if name not in _PLAIN]
-    if len(names) > _MOST_CODINGS:
-        raise ValueError(f"it states {len(names)} encodings of its body, and at most {_MOST_CODINGS} are undone")
+    if len(names) > _MAX_CODINGS:
+        raise ValueError(f"it states {len(names)} encodings of its body, and at most {_MAX_CODINGS} are undone")
     return names
 
 
 def _unpacked(body: bytes, name: str, limits: ReadConfig) -> bytes:
     codec = _CODECS.get(name)
-    # Crawlers that unpack a body often leave its header; a body without gzip's first bytes was unpacked.
+    # Crawlers that unpack a body often keep its header. A body without gzip's first bytes is unpacked already.
     if not body or (codec == "gzip" and not body.startswith(b"\x1f\x8b")):
         return body
     try:
@@ -237,15 +241,14 @@ def _unpacked(body: bytes, name: str, limits: ReadConfig) -> bytes:
     except (OSError, EOFError, ValueError, zlib.error):
         if _TEXT.match(body) is None:
             raise
-        return body  # so was one that reads as text and not as what its header says
+        return body  # unpacked already as well: it is text, and not what its header says
     if data is None:
-        what = f"a body of {len(body)} bytes unpacks to more than {limits.longest_bytes}"
-        raise _Unsound(Trouble.BOMB, what)
+        raise _Unsound(Trouble.BOMB, f"a body of {len(body)} bytes unpacks to more than {limits.longest_bytes}")
     return data
 
 
 def _unchunked(body: bytes) -> bytes:
-    """Return the data of HTTP chunks (RFC 9112, section 7.1); a body that was joined already is given back as it is."""
+    """Return the data of HTTP chunks (RFC 9112, section 7.1), or the body itself if its chunks are joined already."""
     if _CHUNK.match(body) is None:
         return body
     parts: list[bytes] = []
@@ -258,10 +261,6 @@ def _unchunked(body: bytes) -> bytes:
         if at > len(body):
             raise EOFError(f"a chunk of {size} bytes is cut after {len(body) - chunk.end()}")
         parts.append(body[chunk.end() : at])
-    if not body[at:].strip(b"\r\n"):  # whole, but for the empty chunk that ends it
+    if not body[at:].strip(b"\r\n"):  # whole, except for the empty chunk at the end
         return b"".join(parts)
     raise ValueError(f"no chunk begins at byte {at} of the body: {body[at : at + 12]!r}")
-
-
-def _address(frame: Frame) -> str:
-    return frame.head.get("WARC-Target-URI").strip("<>")

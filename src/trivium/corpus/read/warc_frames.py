@@ -1,13 +1,12 @@
-"""Finds where the records of a WARC file begin and end, also behind damage.
+"""Find where the records of a WARC file begin and end, also behind damage.
 
 ISO 28500: a record is a line `WARC/1.x`, header fields, an empty line, Content-Length bytes, two line ends. Lines may
-end in CRLF or in a bare LF. Any part of a record may be damaged; then the next line that begins a record is searched,
-also inside what a wrong length would swallow.
+end in CRLF or in a bare LF. Any part of a record may be damaged. Then the search continues at the next line that begins
+a record, also inside the bytes that a wrong length claims.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from trivium.corpus.config import ReadConfig
@@ -23,33 +22,33 @@ class Head(NamedTuple):
     """The first line of a head, and the values of each field by its name in lower case, in order."""
 
     first: str
-    fields: Mapping[str, tuple[str, ...]]
+    fields: Mapping[str, list[str]]
 
     def get(self, name: str) -> str:
-        """Return the first value of a field; empty if the head has none of this name."""
+        """Return the first value of a field, or "" if there is none."""
         return next(iter(self.fields.get(name.lower(), ())), "")
 
     def joined(self, name: str) -> str:
-        """Return all values of a field as the list that they make together."""
+        """Return all values of a field as one comma-separated list."""
         return ", ".join(self.fields.get(name.lower(), ()))
 
 
 def head_end(data: bytes | bytearray, start: int = 0, stop: int | None = None) -> int | None:
-    """Return where the body begins behind the head at `start`; None if no empty line stands before `stop`."""
+    """Return where the body begins behind the head at `start`, or None if no empty line precedes `stop`."""
     found = _EMPTY_LINE.search(data, start, len(data) if stop is None else stop)
     return found.end() if found else None
 
 
 def parse_head(data: bytes) -> Head | None:
-    """Return the head in `data`, which ends with its empty line; None if that line belongs to something else.
+    """Return the head in `data`, which ends with an empty line, or None if that line belongs to the body.
 
-    A line that is no field is passed over, as browsers do. But where such a line comes last, or begins like a tag, or
-    where a CR stands within a line, the head has no end of its own: the body began before the empty line.
+    A line that is no field is ignored, as browsers do. But if it is the last one or begins like a tag, or if a CR is
+    inside a line, the body began before the empty line.
     """
     first, *lines = data.split(b"\n")
     fields: dict[str, list[str]] = {}
     values: list[str] = []  # of the field that the last line belongs to
-    whole = True
+    last_is_field = True
     for line in lines:
         if not line.strip(_BLANKS):
             break
@@ -59,13 +58,11 @@ def parse_head(data: bytes) -> Head | None:
             values[-1] = f"{values[-1]} {_text(line)}".strip()
             continue
         found = _FIELD.match(line)
-        whole = found is not None
+        last_is_field = found is not None
         if found:
             values = fields.setdefault(found[1].decode("ascii").lower(), [])
             values.append(_text(found[2]))
-    if not whole:
-        return None
-    return Head(_text(first), MappingProxyType({name: tuple(value) for name, value in fields.items()}))
+    return Head(_text(first), fields) if last_is_field else None
 
 
 def _text(value: bytes) -> str:
@@ -79,11 +76,11 @@ def _text(value: bytes) -> str:
 _LENGTH = re.compile(r"\d{1,15}", re.A)
 _VERSION = rb"WARC/\d\.\d{1,2}[ \t\r]{0,4}\n"
 _FIRST = re.compile(_VERSION, re.I)
-# The first line of a record and the beginning of a field: what is searched for in bytes of any kind.
+# The first line of a record and the beginning of a field, which are searched for in bytes of any kind.
 _BEGIN = re.compile(rb"(?:\A|\n)(?=" + _VERSION + rb"(?:WARC|Content)-)", re.I)
 _BLANK = re.compile(rb"[\r\n]+")
-_LONGEST_BEGIN = 32  # bytes that _BEGIN may need to look at
-_LONGEST_HEAD = 1 << 16
+_BEGIN_BYTES = 32  # that _BEGIN may have to look at
+_MAX_HEAD_BYTES = 1 << 16
 _END = b"\r\n\r\n"
 
 
@@ -96,11 +93,11 @@ class Frame(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What stands at the front of the buffer and how many bytes that is; `resync`: search behind them."""
+    """What is at the front of the buffer, and its bytes. Behind damage, `search` for the next beginning."""
 
     item: Frame | Lost | None
     size: int
-    resync: bool = False
+    search: bool = False
 
 
 def frames(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Frame | Lost]:
@@ -114,7 +111,7 @@ def frames(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Frame 
             yield part
             continue
         if part.packed and part.offset != member and _FIRST.match(part.data):
-            # a member that begins with a record: whatever is left of the one before is a record cut off
+            # This member begins with a record, so whatever is left of the one before is a truncated record.
             yield from framer.take(at_end=True)
             framer = _Framer(limits)
         member = part.offset
@@ -127,7 +124,7 @@ class _Framer:
     """A buffer of bytes and the search for records in it."""
 
     def __init__(self, limits: ReadConfig) -> None:
-        self._limits = limits
+        self._longest = limits.longest_bytes
         self._buffer = bytearray()
         self._at = 0  # where the buffer begins or, in a compressed file, the member last added
         self._packed = False
@@ -139,76 +136,60 @@ class _Framer:
         self._buffer += chunk.data
 
     def take(self, *, at_end: bool) -> Iterator[Frame | Lost]:
-        """Yield the records that are complete; `at_end`: nothing more will come."""
+        """Yield the records that are complete. at_end: nothing will be added."""
         while self._buffer:
-            if self._searching and not self._found(at_end):
-                return
+            if self._searching:
+                found = _BEGIN.search(self._buffer)
+                self._drop(found.end() if found else max(0, len(self._buffer) - (0 if at_end else _BEGIN_BYTES)))
+                if not found:
+                    return
             taken = self._front(at_end)
             if taken is None:
                 return
             self._drop(taken.size)
-            self._searching = taken.resync
+            self._searching = taken.search
             if taken.item is not None:
                 yield taken.item
-
-    def _found(self, at_end: bool) -> bool:
-        """Return whether a beginning stands in the buffer; everything before it is thrown away."""
-        found = _BEGIN.search(self._buffer)
-        size = found.end() if found else max(0, len(self._buffer) - (0 if at_end else _LONGEST_BEGIN))
-        self._drop(size)
-        return found is not None
 
     def _drop(self, size: int) -> None:
         del self._buffer[:size]
         self._at += 0 if self._packed else size
 
     def _front(self, at_end: bool) -> _Taken | None:
-        """Return the record at the front, or what is wrong with it; None when more bytes are needed to tell."""
+        """Return the record at the front, or what is wrong with it, or None if more bytes are needed to decide."""
         buffer = self._buffer
         if blank := _BLANK.match(buffer):
             return _Taken(None, blank.end())
-        if len(buffer) < _LONGEST_BEGIN and not at_end:
+        if len(buffer) < _BEGIN_BYTES and not at_end:
             return None
         if not _FIRST.match(buffer):
             return self._lost(Trouble.NOT_A_RECORD, f"{bytes(buffer[:20])!r} begins no record", 1)
-        body = head_end(buffer, stop=_LONGEST_HEAD)
-        if body is None:
-            if len(buffer) < _LONGEST_HEAD and not at_end:
-                return None
-            trouble = Trouble.CUT if at_end and len(buffer) < _LONGEST_HEAD else Trouble.NOT_A_RECORD
-            return self._lost(trouble, "the record's header does not end", 1)
-        head = parse_head(bytes(buffer[:body]))
-        if head is None:
-            return self._lost(Trouble.NOT_A_RECORD, "the record's header does not end", 1)
+        body = head_end(buffer, stop=_MAX_HEAD_BYTES)
+        if body is None and len(buffer) < _MAX_HEAD_BYTES and not at_end:
+            return None
+        head = None if body is None else parse_head(bytes(buffer[:body]))
+        if body is None or head is None:
+            is_cut = body is None and len(buffer) < _MAX_HEAD_BYTES
+            return self._lost(Trouble.CUT if is_cut else Trouble.NOT_A_RECORD, "the record's header does not end", 1)
         stated = head.get("Content-Length")
         if not _LENGTH.fullmatch(stated):
-            what = (
-                f"the record states the Content-Length {stated[:40]!r}"
-                if stated
-                else ("the record states no Content-Length")
-            )
-            return self._lost(Trouble.LENGTH, what, body)
+            what = f"the Content-Length {stated[:40]!r}" if stated else "no Content-Length"
+            return self._lost(Trouble.LENGTH, f"the record states {what}", body)
         length = int(stated)
-        if length > self._limits.longest_bytes:
-            what = f"the record states {length} bytes; the limit is {self._limits.longest_bytes}"
+        if length > self._longest:
+            what = f"the record states {length} bytes; the limit is {self._longest}"
             return self._lost(Trouble.TOO_LONG, what, body)
-        return self._whole(head, body, body + length, at_end)
-
-    def _whole(self, head: Head, body: int, end: int, at_end: bool) -> _Taken | None:
-        """Return the record of `end` bytes, if line ends and another record or nothing stand behind it."""
-        buffer = self._buffer
+        end = body + length
         if len(buffer) < end:
-            if not at_end:
-                return None
-            what = f"there are {len(buffer) - body} of the {end - body} bytes the record states"
-            return self._lost(Trouble.CUT, what, body)
-        behind = bytes(buffer[end : end + len(_END) + _LONGEST_BEGIN])
-        if len(behind) < len(_END) + _LONGEST_BEGIN and not at_end and behind[: len(_END)] != _END:
+            what = f"there are {len(buffer) - body} of the {length} bytes the record states"
+            return self._lost(Trouble.CUT, what, body) if at_end else None
+        behind = bytes(buffer[end : end + len(_END) + _BEGIN_BYTES])
+        if len(behind) < len(_END) + _BEGIN_BYTES and not at_end and behind[: len(_END)] != _END:
             return None
         rest = behind.lstrip(b"\r\n")
         if behind[: len(_END)] == _END or (at_end and not rest) or _FIRST.match(rest):
             return _Taken(Frame(head, bytes(buffer[body:end]), self._at), end)
-        return self._lost(Trouble.LENGTH, f"no record ends where this one of {end - body} bytes should", body)
+        return self._lost(Trouble.LENGTH, f"no record ends where this one of {length} bytes should", body)
 
     def _lost(self, trouble: Trouble, detail: str, size: int) -> _Taken:
-        return _Taken(Lost(trouble, detail, self._at), size, resync=True)
+        return _Taken(Lost(trouble, detail, self._at), size, search=True)

@@ -7,17 +7,18 @@ each side go, on to the ends of the sentences; pieces under 200 characters are d
 into more than 10 pieces.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import count, groupby, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import PIECE, Document
-from trivium.corpus.kernels.ngrams import Ngrams, are_there, find_ngrams, in_characters, ngram_index, ngrams_of
-from trivium.corpus.kernels.texts import Texts, joined, texts_of, words_of
+from trivium.corpus.kernels.ngrams import Ngrams, find_ngrams, ngram_index, ngrams_of
+from trivium.corpus.kernels.texts import WORD, Texts, fold, joined, texts_of, words_of
 
 _SENTENCE_ENDS = ".!?。！？｡။។"
 
@@ -59,9 +60,9 @@ class Keys:
 
     def __init__(self, items: Mapping[str, str], config: DecontaminationConfig) -> None:
         """items: evaluation texts by their ids."""
-        self._items, self._texts = list(items), joined(list(items.values()))
-        self._words: dict[int, list[str]] = {}  # of the texts whose keys were asked for
-        self._use(ngrams_of(self._texts, longest=config.ngram, shortest=config.shortest))
+        self._items, self._texts = list(items), list(items.values())
+        self._words: dict[int, list[str]] = {}  # of the texts whose keys were requested
+        self._use(ngrams_of(joined(self._texts), longest=config.ngram, shortest=config.shortest))
 
     def __len__(self) -> int:
         return len(self._ngrams.hashes)
@@ -74,8 +75,8 @@ class Keys:
 
     def items_with(self, keys: Collection[str]) -> set[str]:
         """Return the first item of each of these keys."""
-        found = np.isin(self._ngrams.hashes, ngrams_of(texts_of(list(keys))).hashes)
-        return {self._items[text] for text in self._ngrams.texts[found].tolist()}
+        chosen = np.isin(self._ngrams.hashes, ngrams_of(texts_of(list(keys))).hashes)
+        return {self._items[text] for text in self._ngrams.texts[chosen].tolist()}
 
     def spare(self, common: Collection[str]) -> None:
         """Remove keys that are common phrases."""
@@ -86,21 +87,30 @@ class Keys:
         """Return the words of the key of this number."""
         text, first, size = (int(column[which]) for column in self._ngrams[2:5])
         if text not in self._words:
-            data, offsets = self._texts
-            content = data[offsets[text] : offsets[text + 1]].tobytes()
-            self._words[text] = words_of(content.decode("utf-8", "surrogatepass"))
+            self._words[text] = words_of(self._texts[text])
         return " ".join(self._words[text][first : first + size])
 
     def hits(self, texts: Texts) -> dict[int, list[Hit]]:
-        """Return the occurrences of keys in each text that has some, by position; where several begin, the longest."""
-        found = find_ngrams(texts, self._index)
-        found = found.only(are_there(texts, found, self._texts, self._ngrams)).longest()
-        numbers, first = np.unique(found.texts, return_index=True)
-        hits = list(map(Hit, *(column.tolist() for column in in_characters(texts, found)[1:])))
-        ends = [*first.tolist()[1:], len(hits)]
-        return {
-            number: hits[start:end] for number, start, end in zip(numbers.tolist(), first.tolist(), ends, strict=False)
-        }
+        """Return the occurrences of keys by the number of the text; where several begin, the longest."""
+        matches = find_ngrams(texts, self._index).tolist()
+        result: dict[int, list[Hit]] = {}
+        for number, some in groupby(matches, itemgetter(0)):
+            data = texts.data[texts.offsets[number] : texts.offsets[number + 1]].tobytes()
+            if hits := self._verified(fold(data.decode("utf-8", "surrogatepass")), some):
+                result[number] = hits
+        return result
+
+    def _verified(self, text: str, matches: Iterable[Sequence[int]]) -> list[Hit]:
+        """Return the matches in one folded text whose words are those of the key: equal hashes may be a collision."""
+        spans = np.fromiter((place for word in WORD.finditer(text) for place in word.span()), np.int64)
+        hits: list[Hit] = []
+        for _, first, size, key in matches:
+            start, end = int(spans[2 * first]), int(spans[2 * (first + size) - 1])
+            if hits and hits[-1].start == start:
+                continue
+            if " ".join(WORD.findall(text, start, end)) == self.text_of(key):
+                hits.append(Hit(start, end, key))
+        return hits
 
     def _use(self, ngrams: Ngrams) -> None:
         self._ngrams, self._index = ngrams, ngram_index(ngrams)

@@ -1,20 +1,29 @@
 """Texts that must not be trained on: the harvest's own evaluation items, and those that a config names."""
 
 import json
+from functools import lru_cache
 from pathlib import Path
 
 from trivium.corpus.clean.extract import extract_step
-from trivium.corpus.config import CurateConfig, DecontaminationConfig
-from trivium.corpus.files import Input
-from trivium.corpus.read.inputs import as_read_at, files_at
+from trivium.corpus.config import CurateConfig
+from trivium.corpus.read.files import Input
+from trivium.corpus.read.inputs import as_read_at
+from trivium.corpus.select.decontaminate import Keys
 from trivium.corpus.steps import Keep
+from trivium.corpus.work import Job
 from trivium.errors import DataError
 
-EVALUATION_ITEMS = "evaluation_items.jsonl"
+EVALUATION_ITEMS = "evaluation_items.jsonl"  # of a harvest
+
+
+@lru_cache(maxsize=2)  # made once in a process
+def evaluation_keys(job: Job[CurateConfig]) -> Keys:
+    """Return the n-grams of the evaluation texts, including common phrases."""
+    return Keys(evaluation_texts(Path(job.source), job.config), job.config.decontamination)
 
 
 def evaluation_items(source: Path) -> dict[str, str]:
-    """Return the evaluation texts of a harvest by id; none if there is no such file."""
+    """Return the evaluation texts of a harvest by id; an empty dict if it has none."""
     path = source / EVALUATION_ITEMS
     if not path.is_file():
         return {}
@@ -26,20 +35,14 @@ def evaluation_items(source: Path) -> dict[str, str]:
 
 
 def evaluation_texts(source: Path, config: CurateConfig) -> dict[str, str]:
-    """Return every text that must not be trained on.
+    """Return every text that must not be trained on: those of the harvest and those that the config names.
 
-    The texts are extracted and tidied as the corpus is. Otherwise a letter that is written in another way would hide
-    them.
+    The latter are extracted and tidied as the corpus is. Otherwise a letter in another encoding would hide them.
     """
-    found = evaluation_items(source)
+    texts = evaluation_items(source)
     extract = extract_step(config.extract)
     for place in config.decontamination.against:
         for number, document in enumerate(as_read_at(Input(Path(place)))):
             verdict = extract.judge(document)
-            found[f"{place}:{number}"] = verdict.document.text if isinstance(verdict, Keep) else ""
-    return found
-
-
-def files_against(config: DecontaminationConfig) -> list[Path]:
-    """Return the files of the evaluation texts that a config names."""
-    return [file for place in config.against for file in files_at(Path(place))]
+            texts[f"{place}:{number}"] = verdict.document.text if isinstance(verdict, Keep) else ""
+    return texts

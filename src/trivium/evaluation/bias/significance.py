@@ -32,8 +32,7 @@ def sign_flips(values: Sequence[float], draws: Draws, name: str) -> float:
 
 
 def effect_of_mean(values: Sequence[float], draws: Draws, name: str) -> dict[str, Any]:
-    """Return the bootstrap interval of a mean, the p-value of sign flips, and Cohen's d against 0, which is None if
-    the standard deviation is 0."""
+    """Return the bootstrap interval of a mean, the p-value of sign flips, and Cohen's d (None without deviation)."""
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     seed, _, resamples, confidence = draws
     interval = bootstrap_mean(values, seed=seed, name=name, confidence=confidence, resamples=resamples)
@@ -45,11 +44,9 @@ def effect_of_mean(values: Sequence[float], draws: Draws, name: str) -> dict[str
 
 
 class Texts(NamedTuple):
-    """A quantity by text [texts]: its sum, the number of summed items, whether the text is in the group, and its
-    stratum.
+    """A quantity by text [texts]: its sum, the number of summed items, whether the text is in the group, its stratum.
 
     A mean is sum(sums) / sum(counts). Full texts are permuted, because items within a text are not independent.
-    Labels are exchanged only within a stratum (a prompt's template).
     """
 
     sums: Floats
@@ -58,8 +55,7 @@ class Texts(NamedTuple):
     stratum: NDArray[np.int64]
 
     def differences(self, inside: Floats) -> Floats:
-        """Map labels [draws, texts] of 0 and 1 to the mean inside minus the mean outside [draws]; 0 if a side is
-        empty."""
+        """Map labels [draws, texts] of 0 and 1 to the mean inside minus the mean outside [draws]; 0 if one is empty."""
         sums, counts = inside @ self.sums, inside @ self.counts
         rest, rest_counts = self.sums.sum() - sums, self.counts.sum() - counts
         both = (counts > 0) & (rest_counts > 0)

@@ -35,8 +35,7 @@ class Item(NamedTuple):
 
 
 def read_items(path: Path) -> list[Item]:
-    """Return the passages of a file of JSON lines {id, document, text}. Raises DataError, which names the invalid
-    line."""
+    """Return the passages of a file of JSON lines {id, document, text}. Raises DataError, naming the line."""
     rows = read_rows(path, remedy="run `trivium corpus harvest` again")
     items = [_item(path, number, row) for row, number in rows]
     if not items:
@@ -132,8 +131,7 @@ def _choice(
 
 
 def tail(text: str, characters: int) -> str:
-    """Return the end of a text, at most `characters` long, from a word boundary on. A longer last word is kept in
-    full."""
+    """Return the end of a text: full words of at most `characters` letters, but at least one word."""
     text = " ".join(text.split())
     if len(text) <= characters:
         return text
@@ -142,8 +140,7 @@ def tail(text: str, characters: int) -> str:
 
 
 def head(text: str, characters: int) -> str:
-    """Return the beginning of a text, at most `characters` long, up to a word boundary. A longer first word is kept in
-    full."""
+    """Return the beginning of a text: full words of at most `characters` letters, but at least one word."""
     text = " ".join(text.split())
     if len(text) <= characters:
         return text

@@ -201,9 +201,8 @@ def _filled(template: str, row: Row) -> str:
 
 
 def _lettered(value: Any) -> int:
-    """Return the option that a letter names. It must be exactly one letter, as an empty string is contained in every
-    string."""
-    if not isinstance(value, str) or len(value) != 1 or value not in LETTERS:
+    """Return the option that a letter names, which must be exactly one letter."""
+    if value not in (*LETTERS,):
         raise ValueError(f"the answer {value!r} is none of the letters {', '.join(LETTERS)}")
     return LETTERS.index(value)
 

@@ -25,8 +25,7 @@ class Rows(NamedTuple):
 
 
 def hub_rows(of: Definition) -> Rows:
-    """Return the rows of a benchmark from the Hub. Raises DataError if the Hub does not provide them, and MachineError
-    without its library or a connection."""
+    """Return the rows of a benchmark from the Hub. Raises DataError, or MachineError without library or connection."""
     shots = None if of.hub.shots is None else _split(of, of.hub.shots)
     sources = (f"{of.hub.path}, {split}" for split in (of.hub.asked, of.hub.shots or of.hub.asked))
     return Rows(_split(of, of.hub.asked), shots, *sources)

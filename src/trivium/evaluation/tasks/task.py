@@ -100,13 +100,13 @@ def choose_shots(task: Task, *, shots: int, seed: int) -> Callable[[Example], li
     one of the question's choices: a model that copies from its context would be biased towards or against that choice.
     """
     # Keys are documents, texts (some files contain a question twice under two ids), and solutions in a tuple.
-    places: dict[str | tuple[str, ...], list[int]] = {}
+    places: dict[tuple[str, ...], list[int]] = {}
     for place, shot in enumerate(task.pool):
-        for key in (shot.document, shot.text, *([(shot.solution,)] if task.borrowed else [])):
+        for key in (("document", shot.document, ""), shot.text, *([(shot.solution,)] if task.borrowed else [])):
             places.setdefault(key, []).append(place)
 
     def choose(example: Example) -> list[Example]:
-        keys = (example.document, example.text, *((choice,) for choice in example.choices))
+        keys = (("document", example.document, ""), example.text, *((choice,) for choice in example.choices))
         own = sorted({place for key in keys for place in places.get(key, ())})
         others = np.delete(np.arange(len(task.pool)), own)
         if len(others) < shots:

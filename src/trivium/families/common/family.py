@@ -50,6 +50,8 @@ class Family(NamedTuple):
     architecture: its name in config.json. settings: those of our models that it decides. sizes: fields that config.json
     must give. must: fields that may have these values only; the first is the default of transformers. unsaid: other
     defaults of transformers. tied: whether the head is tied where config.json does not say.
+    free: settings that `read` and `write` convert. Those that only other families decide or convert have their
+    defaults.
     read: settings of a model from a config.json (the second argument names the file in messages; raises DataError).
     write: fields of config.json for a model; raises ConfigError where they cannot say what the model computes.
     names: of its tensors, for a model. can_say: whether config.json can say which layers have a window.
@@ -69,6 +71,7 @@ class Family(NamedTuple):
     unsaid: Mapping[str, Any] = NOTHING
     tied: bool = False
     rank: int = 0
+    free: tuple[str, ...] = ()
 
 
 @cache

@@ -117,6 +117,7 @@ def llama_like(
         can_say=lambda model: can_say(model, windows),
         unsaid=unsaid,
         rank=RANKS[windows],
+        free=("activation",),  # of a half without a gate
     )
 
 

@@ -10,7 +10,7 @@ from trivium.comms.collectives import all_gather
 from trivium.kernels.operations import Operations
 from trivium.model.inputs import Inputs
 from trivium.model.layers.embedding import Table
-from trivium.model.layers.norms import norm_of
+from trivium.model.layers.kinds import kind_of
 from trivium.parallel.tensor.regions import Region, split_cross_entropy
 from trivium.parallel.tensor.vocabulary import LossInPlace, loss_and_gradient, vocabulary_loss
 from trivium.plan.model_shape import ModelShape
@@ -22,7 +22,8 @@ class Head(nn.Module):
     def __init__(self, model: ModelShape, region: Region, operations: Operations) -> None:
         super().__init__()
         self.model, self.region = model, region
-        self.norm = norm_of(model.head_part.norm, operations)
+        norm = model.head_part.norm
+        self.norm, self._product = kind_of(norm)(norm, operations), operations.products.product
         self._compiled: LossInPlace | None = None
         self._z_losses: list[torch.Tensor] = []  # of micro-batches, until they are taken
         if model.head == "untied":
@@ -39,7 +40,20 @@ class Head(nn.Module):
 
     def local_logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
         """[S here, B, H] -> [S, B, V]."""
-        return self.region.column_product(self.norm(x), table)
+        return self.finished(self.region.column_product(self.normed(x), table))
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what is multiplied with the table, [..., H]."""
+        y: torch.Tensor = self.norm(x)
+        return y
+
+    def finished(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the logits, given the products with rows of the table."""
+        return scores
+
+    def product(self, normed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """normed [..., H], rows of the table [R, H] -> their logits [..., R], on this rank."""
+        return self.finished(self._product(normed, rows))
 
     def loss(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
         """Cross-entropy in nats, summed over targets with their weights; the same on every tensor rank.
@@ -69,7 +83,7 @@ class Head(nn.Module):
         region, vocabulary = self.region, self.model.vocabulary
         if region.group.size == 1:
             compiled, later = self._compiled if self.training else None, region.weight_gradients
-            given = self.norm(x), table, targets, vocabulary, later, region.arithmetic
+            given = self.normed(x), table, targets, vocabulary, later, region.arithmetic
             return vocabulary_loss(*given, compiled, self._z_loss)
         return split_cross_entropy(self.local_logits(x, table), targets, region.group, vocabulary, self._z_loss)
 

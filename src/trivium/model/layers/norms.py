@@ -3,17 +3,12 @@
 Legend: B sequences, S positions, H hidden, N heads here, G key-value heads here, D head width.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from trivium.kernels.operations import Operations
 from trivium.plan.layers import norms as described
-from trivium.plan.layers.part import Part
 
 
 class LayerNorm(nn.Module):
@@ -49,13 +44,3 @@ class HeadNorm(nn.Module):
     def __init__(self, columns: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(columns))
-
-
-MODULES: Mapping[type[Part], Callable[[Any, Operations], nn.Module]] = MappingProxyType(
-    {described.LayerNorm: LayerNorm, described.RmsNorm: RmsNorm}
-)
-
-
-def norm_of(part: Part, operations: Operations) -> nn.Module:
-    """Return the module of a described norm."""
-    return MODULES[type(part)](part, operations)

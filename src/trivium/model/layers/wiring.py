@@ -12,7 +12,7 @@ from torch import nn
 from trivium.kernels.recompute import recomputed
 from trivium.model.inputs import Inputs
 from trivium.model.layers.half import Around, Half
-from trivium.model.layers.norms import norm_of
+from trivium.model.layers.kinds import kind_of
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.wiring import Sequential as Described
 
@@ -30,7 +30,7 @@ class Wiring(nn.Module, ABC):
             # Made once: in a compiled layer, a name made from its number would make each layer a graph of its own.
             half.site = f"layers.{around.layer}.{name}"
             for norm in layer.wiring.norms_of(name):
-                setattr(half, norm, norm_of(layer.norm, around.operations))
+                setattr(half, norm, kind_of(layer.norm)(layer.norm, around.operations))
         self._of_training = self._forward
 
     def compile_training(self, options: dict[str, Any] | None) -> None:
@@ -77,3 +77,10 @@ class Sequential(Wiring):
         y = half.last.add_bias(y)
         y = y if self.norm_first else half.norm(y)
         return inputs.drop(y, self.rate, half.site, self.region)
+
+
+def module_of(layer: Layer, around: Around) -> Wiring:
+    """Return the module of a layer, on this rank."""
+    attention, mlp = (kind_of(half)(half, around) for half in layer.halves.values())
+    wiring: Wiring = kind_of(layer.wiring)(layer, attention, mlp, around)
+    return wiring

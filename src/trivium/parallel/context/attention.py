@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from trivium.comms.collectives import all_to_all
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group
 from trivium.kernels.attention import Attention
 from trivium.kernels.sight import Sight
 from trivium.parallel.context.ring import ring_attention

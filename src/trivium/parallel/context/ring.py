@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trivium.comms.collectives import rotate_begin
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group
 from trivium.kernels.attention import About, Attention, Known, per_head
 from trivium.kernels.sight import Seen, Sight, Tile
 

@@ -80,7 +80,8 @@ class Executor:
         self._held: dict[tuple[int, int], int] = {}  # bytes kept for backward
         for number, stage in self.stages.items():
             stage.weight_gradients.separate = (Op.WEIGHT_GRADIENT, number) in self._remaining
-        posts = self.mesh.pipeline.is_gloo if self.transport is None else self.transport == "posted"
+        group = self.mesh.pipeline
+        posts = group.size > 1 and group.transport.posts_ahead if self.transport is None else self.transport == "posted"
         transport = (PostedAhead if posts else InOrder)(program, self.mesh, self.activation)
         perform = self._perform if self.around is None else partial(self._perform_named, self.around)
         self.clock.mark()

@@ -2,8 +2,7 @@
 
 import torch
 
-from trivium.comms.exchange import Work, begin_receive, begin_send
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group, Work
 
 Tensor = torch.Tensor
 MOST_UNDER_WAY = 4  # tensors a rank may be ahead of the next
@@ -18,14 +17,14 @@ class Relay:
 
     def receive(self, out: Tensor, index: int) -> Tensor:
         """What the rank of this index passed on, written into `out`."""
-        begin_receive(out, index, self._group).wait()
+        self._group.transport.receive(out, index, self._group).wait()
         return out
 
     def pass_on(self, x: Tensor, index: int) -> None:
         """Hand a tensor to the rank of this index; returns before it has arrived."""
         x = x.contiguous()
         self._group.count("send", x)
-        self._sent.append((begin_send(x, index, self._group), x))
+        self._sent.append((self._group.transport.send(x, index, self._group), x))
         while len(self._sent) > MOST_UNDER_WAY:
             self._sent.pop(0)[0].wait()
 

@@ -15,14 +15,9 @@ from typing import Literal
 
 import torch
 
-from trivium.comms.collectives import (
-    PendingResult,
-    all_gather_into,
-    all_reduce_,
-    all_reduce_begin,
-    reduce_scatter_begin,
-)
-from trivium.comms.mesh import Group, Mesh, Waitable
+from trivium.comms.collectives import all_gather_into, all_reduce_, all_reduce_begin, reduce_scatter_begin
+from trivium.comms.group import Group, PendingResult, Waitable
+from trivium.comms.mesh import Mesh
 from trivium.kernels.arithmetic import Arithmetic
 from trivium.parallel.sharding.gradient_sum import GradientSum
 from trivium.plan.buckets import BucketRow, Item

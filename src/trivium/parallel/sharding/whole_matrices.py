@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from trivium.comms.collectives import all_to_all_uneven
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group
 from trivium.optim.rule import Rule
 from trivium.parallel.sharding.buckets import Bucket
 from trivium.plan.layers.part import Parameter

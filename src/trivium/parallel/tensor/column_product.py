@@ -11,14 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trivium.comms.collectives import (
-    PendingResult,
-    all_gather,
-    all_gather_begin,
-    all_reduce_begin,
-    reduce_scatter_begin,
-)
-from trivium.comms.mesh import Group
+from trivium.comms.collectives import all_gather, all_gather_begin, all_reduce_begin, reduce_scatter_begin
+from trivium.comms.group import Group, PendingResult
 from trivium.kernels.arithmetic import Arithmetic
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trivium.comms.collectives import all_reduce_
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group
 
 Tensor = torch.Tensor
 

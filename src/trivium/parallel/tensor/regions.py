@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from trivium.comms.collectives import all_reduce_, scatter_sequence, sum_over
-from trivium.comms.mesh import Group
+from trivium.comms.group import Group
 from trivium.kernels.activations import Activation
 from trivium.kernels.arithmetic import Arithmetic
 from trivium.kernels.dtypes import NARROW

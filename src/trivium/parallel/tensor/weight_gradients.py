@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from trivium.comms.collectives import PendingResult, all_gather_begin
-from trivium.comms.mesh import Group
+from trivium.comms.collectives import all_gather_begin
+from trivium.comms.group import Group, PendingResult
 from trivium.kernels.arithmetic import Arithmetic
 
 Tensor = torch.Tensor

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 
 from trivium.config import Config
 from trivium.errors import nearest
-from trivium.plan.rope_scaling import RopeScaling
+from trivium.plan.rope_scaling import Above0, RopeScaling
 from trivium.plan.sizes import Columns, Layers, Positions, Wide
 
 QkNormName = Literal["none", "each_head", "all_heads"]
@@ -27,18 +27,24 @@ class LayerForm(Config):
     # RMSNorm of queries and keys before they are rotated: of each head (Qwen3), or over all heads (OLMo-2)
     qk_norm: QkNormName = "none"
     window: Positions | None = None  # positions that a query attends to, itself included; None: all before it
-    feed_forward: Literal["plain", "gated"] = "plain"  # plain: up, activation, down; gated: SwiGLU
+    score_scale: Above0 | None = None  # what q k is multiplied by; None: 1 / sqrt(columns of a head)
+    score_cap: Above0 | None = None  # of attention scores: cap tanh(score / cap); None: no cap
+    feed_forward: Literal["plain", "gated", "gated_gelu"] = "plain"  # plain: up, activation, down; gated: SwiGLU, GeGLU
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"  # of the plain one: GELU in its tanh form, or exact
     ffn: Wide | None = None  # columns; None: 4 x hidden (plain), 8/3 x hidden rounded up to 64 (gated)
-    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"  # of both halves, and before the output matrix
+    # Of both halves, and before the output matrix. rms_norm_offset: RMSNorm with 1 + weight
+    norm: Literal["layer_norm", "rms_norm", "rms_norm_offset"] = "layer_norm"
     norm_position: NormPosition = "before"  # of a half: what it reads is normalised, or what it adds (OLMo-2)
     norm_epsilon: Annotated[float, Field(ge=1e-30)] = 1e-5  # what fp32 takes for 0 would divide 0 by 0
-    wiring: Literal["sequential", "side_by_side"] = "sequential"  # how the halves follow one another
+    # How the halves follow one another. sandwich: sequential, with norms before and after each half
+    wiring: Literal["sequential", "side_by_side", "sandwich"] = "sequential"
     positions: Literal["learned", "rotary"] = "learned"  # a table of vectors, or rotated queries and keys
     rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
     rope_columns: Columns | None = None  # columns of a head that are rotated; None: all
     rope_scaling: RopeScaling | None = None  # rotary positions slowed for longer sequences; None: as they are
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half
+    embedding_scale: Above0 = 1.0  # what the embedding is multiplied by
+    logits_cap: Above0 | None = None  # of the logits: cap tanh(logit / cap); None: no cap
     sequence: Positions  # positions per sample
 
     @property

@@ -5,24 +5,41 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
+from trivium.plan.layers.attention_scaled import AttentionScaled
 from trivium.plan.layers.attention_softmax import AttentionSoftmax
-from trivium.plan.layers.ends import Embedding, Head
+from trivium.plan.layers.embedding import Embedding
+from trivium.plan.layers.embedding_scaled import EmbeddingScaled
 from trivium.plan.layers.form import LayerForm
+from trivium.plan.layers.head import Head
+from trivium.plan.layers.head_capped import HeadCapped
 from trivium.plan.layers.mlp_gated import MlpGated
+from trivium.plan.layers.mlp_gated_gelu import MlpGatedGelu
 from trivium.plan.layers.mlp_plain import MlpPlain
 from trivium.plan.layers.norms import LayerNorm, RmsNorm
+from trivium.plan.layers.norms_offset import RmsNormOffset
 from trivium.plan.layers.part import Division, Kept, Part, Place, Product, Row
 from trivium.plan.layers.positions import Learned
 from trivium.plan.layers.wiring import Sequential, with_norms
+from trivium.plan.layers.wiring_sandwich import Sandwich
 from trivium.plan.layers.wiring_side_by_side import SideBySide
 
 HALVES = {"attention": "attention", "mlp": "feed-forward"}  # their names in parameters, and for people
 
 
 # The kinds of part, by their names in settings.
-NORMS: Mapping[str, type[LayerNorm | RmsNorm]] = MappingProxyType({"layer_norm": LayerNorm, "rms_norm": RmsNorm})
-FEED_FORWARDS: Mapping[str, type[MlpPlain | MlpGated]] = MappingProxyType({"plain": MlpPlain, "gated": MlpGated})
-WIRINGS: Mapping[str, type[Sequential]] = MappingProxyType({"sequential": Sequential, "side_by_side": SideBySide})
+NORMS: Mapping[str, type[LayerNorm | RmsNorm]] = MappingProxyType(
+    {"layer_norm": LayerNorm, "rms_norm": RmsNorm, "rms_norm_offset": RmsNormOffset}
+)
+FEED_FORWARDS: Mapping[str, type[MlpPlain | MlpGated]] = MappingProxyType(
+    {"plain": MlpPlain, "gated": MlpGated, "gated_gelu": MlpGatedGelu}
+)
+WIRINGS: Mapping[str, type[Sequential]] = MappingProxyType(
+    {"sequential": Sequential, "side_by_side": SideBySide, "sandwich": Sandwich}
+)
+
+
+def _attention(form: LayerForm) -> type[AttentionSoftmax]:
+    return AttentionScaled if AttentionScaled.is_needed(form) else AttentionSoftmax
 
 
 @dataclass(frozen=True)
@@ -40,14 +57,14 @@ class Layer:
         return cls(
             wiring=WIRINGS[form.wiring].of(form),
             norm=NORMS[form.norm].of(form),
-            attention=AttentionSoftmax.of(form),
+            attention=_attention(form).of(form),
             mlp=FEED_FORWARDS[form.feed_forward].of(form),
         )
 
     @staticmethod
     def problems(form: LayerForm) -> list[str]:
         """Return the contradictions among the settings of a layer."""
-        parts = (AttentionSoftmax, FEED_FORWARDS[form.feed_forward], NORMS[form.norm], WIRINGS[form.wiring])
+        parts = (_attention(form), FEED_FORWARDS[form.feed_forward], NORMS[form.norm], WIRINGS[form.wiring])
         return [problem for part in parts for problem in part.problems(form)]
 
     @cached_property
@@ -87,9 +104,11 @@ class Layer:
 def embedding_of(form: LayerForm, vocabulary: int) -> Embedding:
     """The embedding that the settings describe."""
     positions = Learned(form.sequence, form.hidden) if form.positions == "learned" else None
-    return Embedding(vocabulary, form.hidden, positions, form.dropout)
+    given = vocabulary, form.hidden, positions, form.dropout
+    return Embedding(*given) if form.embedding_scale == 1 else EmbeddingScaled(*given, form.embedding_scale)
 
 
 def head_of(form: LayerForm, vocabulary: int, *, tied: bool) -> Head:
     """The head that the settings describe."""
-    return Head(NORMS[form.norm].of(form), vocabulary, form.hidden, tied)
+    given = NORMS[form.norm].of(form), vocabulary, form.hidden, tied
+    return Head(*given) if form.logits_cap is None else HeadCapped(*given, form.logits_cap)

@@ -1,4 +1,4 @@
-"""A step of a run done again, on one process: the state before it, and what it consumed."""
+"""Replays a step of a training on one process: the state before it, and the batch that it consumed."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ from trivium.tokens.samples import TokenDataset
 from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, read
 from trivium.training.rates import lr_of_step
-from trivium.training.record import Record, left_out_of
+from trivium.training.record import Entry, Record, left_out_of
+from trivium.training.resume import same_order
 from trivium.training.spikes import SpikeWatch
 from trivium.training.state import begin_with, restore
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
@@ -25,9 +26,9 @@ from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 
 @dataclass
 class Replay:
-    """A run on one process, `done` steps after its beginning.
+    """A training on one process after `done` steps.
 
-    event: what the run noted when the step spiked, or nothing. started_from: the step of the checkpoint.
+    event: that the training logged when the step spiked, or empty. started_from: the step of the checkpoint.
     """
 
     record: Record
@@ -39,82 +40,72 @@ class Replay:
     done: int
 
     def samples(self, step: int) -> Samples:
-        """The batch of a step, counted from 0."""
+        """Return the batch of a step, counted from 0."""
         return Samples(*self.record.plan.batch.at(step), self.data.rows)
 
     def advance(self, *, update: bool = True) -> StepResult:
-        """Do the next step as the run did it; a spike changes nothing, and without `update` no step does."""
-        step, plan = self.done, self.record.plan
-        lr = lr_of_step(self.record.training, plan, step)
+        """Do the next step as the training did it. A spike changes no weight, and without `update` no step does."""
+        step = self.done
         self.done += 1
         self.spikes.cause = ""
 
         def accepts(totals: Totals) -> bool:
             return self.spikes.accepts(totals) and update
 
+        lr = lr_of_step(self.record.training, self.record.plan, step)
         return self.trainer.train_step(step, self.samples(step), lr, accepts=accepts)
 
 
 def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
-    """The run as it was before `step` (counted from 1): from the nearest checkpoint before, replayed.
+    """Return the training as it was before `step` (counted from 1), replayed from the nearest checkpoint before.
 
-    It runs on one process whatever the layout was, so sums may differ in their last bits. DataError when the run
-    never came to the step.
+    It runs on one process whatever the layout was, so sums may differ in their last bits. Raises DataError if the
+    training never reached the step.
     """
     events = [e for e in read(record.folder / EVENTS) if e.get("event") == "spike" and e.get("step") == step]
     if not events and not record.logged_of(step):
         raise DataError(f"--step {step}: {record.folder} did steps 1 to {record.steps_done}, and noted no spike of it")
     event = events[-1] if events else {}
     entries = record.entries[: event.get("entries", len(record.entries))]
-    replay = _begun(record, step, entries, event)
-    while replay.done < step - 1:
-        replay.advance()
-        progress(replay.done, step, f"replaying from step {replay.started_from}")
-    return replay
-
-
-def _begun(record: Record, step: int, entries: tuple[dict[str, Any], ...], event: dict[str, Any]) -> Replay:
-    checkpoint = _nearest(record.folder / CHECKPOINTS, step, entries)
-    given = record.training.start_from if checkpoint is None else None
-    if given is not None and record.training.start_with == "state":
-        checkpoint, given = Checkpoint.open(Path(given)), None
-    rule = adam_rule(record.training)
-    mesh = Mesh.single(ALONE.device)
+    checkpoint, given = _nearest(record.folder / CHECKPOINTS, step, entries), record.training.start_from
+    weights: Checkpoint | None = None
+    if checkpoint is None and given is not None:
+        opened = Checkpoint.open_together(Path(given), Mesh.single(ALONE.device))
+        checkpoint, weights = (opened, None) if record.training.start_with == "state" else (None, opened)
     trainer = Trainer(
-        alone(record.plan), mesh, seed=record.seed, rule=rule, initial=checkpoint is None and given is None
+        Plan(model=record.plan.model, batch=record.plan.batch, precision=record.plan.precision, zero=0).checked(),
+        Mesh.single(ALONE.device),
+        seed=record.seed,
+        rule=adam_rule(record.training),
+        initial=checkpoint is None and weights is None,
     )
     if checkpoint is not None:
         restore(trainer, checkpoint)
-    if given is not None:
-        begin_with(trainer, Checkpoint.open_together(Path(given), mesh))
+    if weights is not None:
+        begin_with(trainer, weights)
     spikes = SpikeWatch(record.training.spikes, checkpoint.manifest.get("spikes") if checkpoint else None)
-    data = record.data.leaving_out(left_out_of(entries))
-    started = checkpoint.step if checkpoint else 0
-    return Replay(record, data, trainer, spikes, event, started, started)
+    data, started = record.data.leaving_out(left_out_of(entries)), checkpoint.step if checkpoint else 0
+    replay = Replay(record, data, trainer, spikes, event, started, started)
+    while replay.done < step - 1:
+        replay.advance()
+        progress(replay.done, step, f"replaying from step {started}")
+    return replay
 
 
-def alone(plan: Plan) -> Plan:
-    """The same model, batch and precision on one process."""
-    return Plan(model=plan.model, batch=plan.batch, precision=plan.precision, zero=0).checked()
-
-
-def _nearest(root: Path, step: int, entries: tuple[dict[str, Any], ...]) -> Checkpoint | None:
-    """The newest intact checkpoint from before a step, of the same order of samples; none: start at 0."""
-    order = left_out_of(entries)
+def _nearest(root: Path, step: int, entries: tuple[Entry, ...]) -> Checkpoint | None:
+    """Return the newest intact checkpoint before a step with the same order of samples, if there is one."""
     for path in reversed(published(root)):
         try:
             about = read_manifest(path)
-            seen = about["samples"]
-            if about["step"] >= step or left_out_of(about.get("left_out", ())).before(seen) != order.before(seen):
-                continue
-            checkpoint = Checkpoint.open(path)
-            checkpoint.verify()
-            return checkpoint
+            if about["step"] < step and same_order(path, about, entries):
+                checkpoint = Checkpoint.open(path)
+                checkpoint.verify()
+                return checkpoint
         except CheckpointError:
-            continue  # damaged: an older one serves as well, and takes longer
+            continue  # an older one gives the same, and takes longer
     return None
 
 
 def finite(result: StepResult) -> bool:
-    """Whether a step's totals are numbers."""
+    """Whether the totals of a step are finite."""
     return math.isfinite(result.loss) and math.isfinite(result.gradient_norm)

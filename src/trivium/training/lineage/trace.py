@@ -1,11 +1,11 @@
-"""Which document each token of each step came from, and which steps saw a document. No torch.
+"""Finds the document of each token of each step, and the steps that saw a document. No torch.
 
-Steps are numbered as in metrics.jsonl, from 1; rows of a batch and positions of a row from 0.
+Steps are numbered from 1, as in metrics.jsonl; rows of a batch and positions of a row from 0.
 """
 
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,50 +17,50 @@ from trivium.training.metrics import METRICS
 from trivium.training.record import Record
 
 
-class Saw(NamedTuple):
-    """A row of a step in which tokens [offset, offset + length) are a document's from its token `begin` on."""
-
-    step: int
-    row: int
-    offset: int
-    length: int
-    begin: int
-    epoch: int
-
-
 def batch(record: Record, step: int, row: int | None = None) -> dict[str, Any]:
-    """What a step consumed: every row with its ids and documents, its hash, and the hash that was logged.
+    """Return what a step consumed: each row with its ids and documents, its hash, and the hash that was logged.
 
-    row: only this one; DataError when the batch has none of that number. counts: samples of each source up to and
-    with this step.
+    row: only this one. counts: samples of each source up to and with this step. Raises DataError if the training has
+    no such step or row.
     """
-    wanted, data = record.plan.batch.at(_known(record, step) - 1), record.data
-    first, count = wanted.first_sample, wanted.sequences
+    (first, count), data = record.plan.batch.at(_known(record, step) - 1), record.data
     if row is not None:
         _within("--row", row, count)
-    logged = record.logged_of(step).get("batch_hash")
-    found = str(data.digest(first, count))
+    logged = record.logged_of(step)
     return {
         "step": step,
         "first_sample": first,
         "sequences": count,
-        "hash": found,
-        "logged_hash": logged,
-        "agrees": None if logged is None else logged == found,
+        "hash": str(data.digest(first, count)),
+        "logged_hash": logged.get("batch_hash"),
+        "agrees": agrees(record, logged),
         "counts": data.counts_after(first + count),
-        "rows": [_row(record, step, number) for number in (range(count) if row is None else [row])],
+        "rows": [_row(data, first, number) for number in (range(count) if row is None else [row])],
+    }
+
+
+def _row(data: TokenDataset, first: int, row: int) -> dict[str, Any]:
+    sample = first + row
+    return {
+        "row": row,
+        "sample": sample,
+        "place": int(data.left_out.places(np.asarray([sample]))[0]),
+        **data.where(sample)._asdict(),
+        "documents": [span._asdict() for span in data.documents_of(sample)],
+        "tokens": data.sample(sample).tolist(),
     }
 
 
 def trace(record: Record, step: int, row: int, position: int) -> dict[str, Any]:
-    """The document that one token of one step came from: its id, the token's number in it, source and epoch.
+    """Return the document of one token of one step: its id, the token's number in it, source and epoch.
 
-    agrees: whether the step's hash is the one that was logged, so that these are the tokens it had; None: none was.
+    agrees: whether the step's hash is the logged one, so that these are the tokens that it consumed; None if none was
+    logged.
     """
-    wanted, data = record.plan.batch.at(_known(record, step) - 1), record.data
-    _within("--row", row, wanted.sequences)
+    (first, count), data = record.plan.batch.at(_known(record, step) - 1), record.data
+    _within("--row", row, count)
     _within("--position", position, data.sequence + 1)
-    sample = wanted.first_sample + row
+    sample = first + row
     where, tokens = data.where(sample), data.sample(sample)
     span = next(s for s in data.documents_of(sample) if s.offset <= position < s.offset + s.length)
     return {
@@ -80,20 +80,26 @@ def trace(record: Record, step: int, row: int, position: int) -> dict[str, Any]:
 
 
 def where(record: Record, document: str) -> dict[str, Any]:
-    """Every row of every step done that saw a document, or the pieces it was split into.
+    """Return every row of every step that saw a document, or the pieces into which it was split.
 
-    agrees: whether the last step's hash is the one that was logged; None: none was. DataError when no training token
-    is the document's.
+    agrees: whether the last step's hash is the logged one; None if none was logged. Raises DataError if no training
+    token is from the document.
     """
-    data, done = record.data, record.steps_done
+    data, done, batches = record.data, record.steps_done, record.plan.batch
     pieces = data.find(document)
     if not pieces:
         raise DataError(
             f"no training token of {record.tokens} comes from a document '{document}': it was dropped by curation, "
             f"validates, is of a source of weight 0, or is none; {_who_knows(record, document)}"
         )
-    samples = record.plan.batch.at(done).first_sample
-    found = [(piece, [_saw(record, s) for s in data.sightings(piece, samples)]) for piece in pieces]
+
+    def saw(seen: Sighting) -> dict[str, int]:
+        step = batches.steps_for(seen.sample + 1)
+        row = seen.sample - batches.at(step - 1).first_sample
+        about = {name: getattr(seen, name) for name in ("offset", "length", "begin", "epoch")}
+        return {"step": step, "row": row, **about}
+
+    samples = batches.at(done).first_sample
     return {
         "document": document,
         "steps_done": done,
@@ -103,33 +109,43 @@ def where(record: Record, document: str) -> dict[str, Any]:
                 "document": piece.document,
                 "source": piece.source,
                 "tokens": piece.stop - piece.start,
-                "seen": [saw._asdict() for saw in seen],
+                "seen": [saw(seen) for seen in data.sightings(piece, samples)],
             }
-            for piece, seen in found
+            for piece in pieces
         ],
     }
 
 
-def round_trip(record: Record) -> dict[str, Any]:
-    """Both ways for everything: each step's hash, and each document's rows found forward and backward.
+def _who_knows(record: Record, document: str) -> str:
+    if record.curated is None:
+        return (
+            "no curation lies beside these tokens or the training; documents of pairs that were made elsewhere are "
+            "called by their number there, as PAIR/17"
+        )
+    out = shlex.quote(str(record.curated.parent))
+    return f"`trivium corpus inspect {shlex.quote(document)} --out {out}` tells what became of it"
 
-    forward: from every row its documents. backward: from every document its rows. The two must be the same set. No set
-    is held, as a long training has more rows than fit in memory: every sighting that is found backward is looked for in
-    its row, and the numbers of both must be equal.
+
+def round_trip(record: Record) -> dict[str, Any]:
+    """Check each step's hash, and find each document's rows in both directions.
+
+    forward: from every row its documents. backward: from every document its rows. The two sets must be equal. Neither
+    is stored, as a long training has more rows than fit in memory: every backward sighting is looked up in its row, and
+    the numbers of both must be equal.
     """
-    data, wrong_hashes = record.data, list[int]()
+    data, batches, wrong_hashes = record.data, record.plan.batch, list[int]()
     begun, done, forward = 0, 0, 0
     for logged in _every_step(record):
         done = logged["step"]
         begun = begun or done
-        first, count = record.plan.batch.at(done - 1)
-        if logged.get("batch_hash") not in (None, str(data.digest(first, count))):
+        if agrees(record, logged) is False:
             wrong_hashes.append(done)
+        first, count = batches.at(done - 1)
         forward += sum(len(data.documents_of(sample)) for sample in range(first, first + count))
-    samples, before = record.plan.batch.at(done).first_sample, record.plan.batch.at(begun - 1).first_sample
+    samples, before = batches.at(done).first_sample, batches.at(begun - 1).first_sample
     documents = documents_seen = both = only_backward = 0
     for found in data.documents():
-        # Of a training that began with another one's state, the samples before are the other's.
+        # If a training began with the state of another one, the samples before are the other's.
         seen = [one for one in data.sightings(found, samples) if one.sample >= before]
         confirmed = sum(_is_in_its_row(data, found.document, one) for one in seen)
         documents, documents_seen = documents + 1, documents_seen + (confirmed > 0)
@@ -152,12 +168,12 @@ def _is_in_its_row(data: TokenDataset, document: str, seen: Sighting) -> bool:
 
 
 def _every_step(record: Record) -> Iterator[dict[str, Any]]:
-    """Yield what was logged of every step that was done. Raises DataError where one is missing, as what is not there
-    would agree, or is there twice."""
+    """Yield the metrics of each step. Raises DataError if a step is missing, which would pass unchecked, or is there
+    twice."""
     path, expected = record.folder / METRICS, 1
     for number, logged in enumerate(record.logged()):
         step = logged["step"]
-        if number == 0 and record.training.start_with == "state":  # those before: another run's
+        if number == 0 and record.training.start_with == "state":  # earlier steps are another run's
             expected = step
         if step != expected:
             what = f"does not have step {expected}" if step > expected else f"has step {step} twice"
@@ -171,46 +187,15 @@ def _every_step(record: Record) -> Iterator[dict[str, Any]]:
 
 
 def counts(record: Record, step: int) -> dict[str, int]:
-    """Samples of each source that training had taken after a step; exact, and without looking at one of them."""
+    """Return the number of samples of each source after a step, without reading any."""
     samples = record.plan.batch.at(_known(record, step, least=0)).first_sample
     return record.data.counts_after(samples)
 
 
 def agrees(record: Record, logged: Mapping[str, Any]) -> bool | None:
-    """Whether the hash in what was logged of a step is that of its batch; None: none was logged."""
+    """Whether the hash in the metrics of a step is that of its batch; None if none was logged."""
     found = logged.get("batch_hash")
     return None if found is None else found == str(record.data.digest(*record.plan.batch.at(logged["step"] - 1)))
-
-
-def _who_knows(record: Record, document: str) -> str:
-    """What tells what became of a document."""
-    if record.curated is None:
-        return (
-            "no curation lies beside these tokens or the training; documents of pairs that were made elsewhere are "
-            "called by their number there, as PAIR/17"
-        )
-    home = shlex.quote(str(record.curated.parent))
-    return f"`trivium corpus inspect {shlex.quote(document)} --out {home}` tells what became of it"
-
-
-def _row(record: Record, step: int, row: int) -> dict[str, Any]:
-    data, sample = record.data, record.plan.batch.at(step - 1).first_sample + row
-    where = data.where(sample)
-    return {
-        "row": row,
-        "sample": sample,
-        "place": int(data.left_out.places(np.asarray([sample]))[0]),
-        **where._asdict(),
-        "documents": [span._asdict() for span in data.documents_of(sample)],
-        "tokens": data.sample(sample).tolist(),
-    }
-
-
-def _saw(record: Record, seen: Sighting) -> Saw:
-    batches = record.plan.batch
-    step = batches.steps_for(seen.sample + 1)
-    row = seen.sample - batches.at(step - 1).first_sample
-    return Saw(step, row, seen.offset, seen.length, seen.begin, seen.epoch)
 
 
 def _known(record: Record, step: int, least: int = 1) -> int:

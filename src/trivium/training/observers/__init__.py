@@ -1,1 +1,1 @@
-"""Watches training: each file is one observer, called before and after every step and at the end."""
+"""Observers of the training loop, one in each file; the loop calls them before and after every step."""

@@ -1,4 +1,4 @@
-"""Measures one step of each rank: the bytes it holds and the seconds of each action, to compare with predictions."""
+"""Measures one step of each rank, to compare with predictions: allocated bytes, and the seconds of each action."""
 
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from trivium.training.trainer import StepResult, Trainer
 class MeasuredStep(Observer):
     """Writes ranks/rank-NNNNN.json."""
 
-    def start(self, loop: Loop) -> None:
+    def resume(self, loop: Loop) -> None:
         # The second step, as the first one warms up; at the full batch, so that the pipeline is full.
         begin = max(loop.step, loop.plan.batch.segments[-1].first_step)
         self._measured = min(begin + 3, loop.config.steps)
@@ -28,20 +28,20 @@ class MeasuredStep(Observer):
 
 
 def describe_rank(out: Path, trainer: Trainer, result: StepResult, seconds: float) -> None:
-    """Write ranks/rank-NNNNN.json, of the step of so many seconds that was measured."""
+    """Write ranks/rank-NNNNN.json. seconds: the duration of the measured step."""
     run, mesh, plan = result.run, trainer.mesh, trainer.plan
-    buckets, shards = trainer.buckets, trainer.optimizer.shards
-    state = sum(_bytes(v) for s in shards for part in s.parts for v in part.states.values())
-    masters = sum(_bytes(s.master) for s in shards) if plan.precision.has_master else 0
+    shards = trainer.optimizer.shards
+    optimizer = [v for s in shards for part in s.parts for v in part.states.values()]
+    optimizer += [s.master for s in shards] if plan.precision.has_master else []
     folder = out / "ranks"
     folder.mkdir(parents=True, exist_ok=True)
     description = {
         "rank": mesh.rank,
         "coordinate": mesh.at._asdict(),
         "categories": {
-            "weights": sum(_bytes(b.shard if plan.zero >= 3 else b.weights) for b in buckets),
+            "weights": sum(_bytes(b.shard if plan.zero >= 3 else b.weights) for b in trainer.buckets),
             "gradients": sum(_bytes(b.gradients) for b in trainer.trained),
-            "optimizer": state + masters,
+            "optimizer": sum(map(_bytes, optimizer)),
             "activations": run.peak_saved_bytes,
         },
         "peak_held": run.peak_held,
@@ -54,15 +54,15 @@ def describe_rank(out: Path, trainer: Trainer, result: StepResult, seconds: floa
 
 
 def phases(run: Run, update_seconds: float, step_seconds: float) -> dict[str, float]:
-    """Where the seconds of a rank's step went, as far as its trace tells.
+    """Divide the seconds of a rank's step into phases, from its trace.
 
-    stages: actions, with their tensor collectives. waiting: for activations and gradients of other stages, or for
-    their sending. update: the reduction of gradients that is left, the optimizer, and the publishing of weights.
-    other: reading the batch, and agreeing on the loss.
+    stages: actions, with their tensor collectives. waiting: for activations and gradients of other stages. update: the
+    rest of the gradient reduction, the optimizer, and the all-gather of weights. other: reading the batch, and the
+    all-reduce of the loss.
     """
     spans = [(isinstance(s.event, Action), s.end - s.start) for s in run.spans]
-    stages = sum(length for acts, length in spans if acts)
-    waiting = sum(length for acts, length in spans if not acts)
+    stages = sum(seconds for is_action, seconds in spans if is_action)
+    waiting = sum(seconds for is_action, seconds in spans if not is_action)
     other = max(0.0, step_seconds - stages - waiting - update_seconds)
     return {"stages": stages, "waiting": waiting, "update": update_seconds, "other": other}
 

@@ -1,4 +1,4 @@
-"""Traces of chosen steps by torch.profiler, in which the engine's own work has the names that its tables give it."""
+"""Traces of chosen steps by torch.profiler, in which actions, transfers and buckets have names."""
 
 import gzip
 import shutil
@@ -19,8 +19,8 @@ from trivium.training.metrics import warn
 from trivium.training.trainer import Trainer
 
 FOLDER = "profile"
-_PACKED_AT_ONCE = 1 << 20  # bytes
-# What a bucket does, by method: names for a trace, the bucket's number after them.
+_PACKED_BYTES = 1 << 20  # at once
+# Methods of a bucket and their names in a trace, before the bucket's number.
 OF_BUCKETS = {
     "_begin": "reduce bucket",
     "reduced": "gradient of bucket",
@@ -33,8 +33,8 @@ OF_BUCKETS = {
 class Profile(Observer):
     """Writes the traces of a rank to `out`/profile: JSON for Perfetto and chrome://tracing, gzipped.
 
-    Ending the trace of a large step takes longer than a step may, so it is a phase of its own. Compressing it takes
-    minutes, in which other ranks would wait for this one in vain: a thread does that while training continues.
+    Ending the trace of a large step takes longer than a step may, so it is a separate phase. Compressing it takes
+    minutes, in which other ranks would time out: a thread does that while training continues.
     """
 
     def __init__(self, config: ProfileConfig, out: Path) -> None:
@@ -42,13 +42,11 @@ class Profile(Observer):
         self._packing: list[threading.Thread] = []
 
     def before_step(self, loop: Loop, setup: StepSetup) -> None:
-        traced = self.of(loop.trainer, loop.step, lambda: loop.enter("tracing"))
-        setup.contexts.enter_context(traced)
+        setup.contexts.enter_context(self.of(loop.trainer, loop.step, lambda: loop.enter("tracing")))
 
     def of(self, trainer: Trainer, step: int, beat: Callable[[], None]) -> AbstractContextManager[None]:
-        """Inside, `trainer` does a step, counted from 1, which is traced if the config asks for it on this rank. A step
-        that any rank traces is not replayed from a CUDA graph on any. beat: called when the trace is about to end.
-        """
+        """Inside, `trainer` does a step, counted from 1, which is traced if the config says so for this rank. A step
+        that any rank traces is replayed from a CUDA graph on none. beat: called before the trace ends."""
         config, rank = self._config, trainer.mesh.rank
         if step not in config.steps:
             return nullcontext()
@@ -57,10 +55,10 @@ class Profile(Observer):
         return self._traced(trainer, self._out / FOLDER / f"step-{step:08d}-rank-{rank:05d}.json.gz", beat)
 
     def finish(self, loop: Loop) -> None:
-        """Wait until all traces are written."""
         self.wait()
 
     def wait(self) -> None:
+        """Wait until all traces are written."""
         while self._packing:
             self._packing.pop().join()
 
@@ -69,16 +67,13 @@ class Profile(Observer):
         activities = [ProfilerActivity.CPU]
         if trainer.mesh.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        with (
-            trainer.unrecorded(),
-            named(trainer),
-            profile(activities=activities, profile_memory=self._config.memory) as trace,
-        ):
+        trace = profile(activities=activities, profile_memory=self._config.memory)
+        with trainer.unrecorded(), named(trainer), trace:
             yield
             beat()
-        with _failures_told(path):
-            raw = tempfile.NamedTemporaryFile(suffix=".json")  # noqa: SIM115 it goes when it is packed
-            # Torch keeps Python's lock meanwhile, so that a thread would hold up the training as much.
+        with _failures_reported(path):
+            raw = tempfile.NamedTemporaryFile(suffix=".json")  # noqa: SIM115 deleted once it is packed
+            # Torch holds the GIL meanwhile, so a thread would delay the training as much.
             trace.export_chrome_trace(raw.name)
             thread = threading.Thread(target=_pack, args=(raw, path), daemon=True, name="trace")
             thread.start()
@@ -86,17 +81,17 @@ class Profile(Observer):
 
 
 def _pack(raw: Any, path: Path) -> None:
-    with _failures_told(path), raw:
+    with _failures_reported(path), raw:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = partial_of(path)
         with open(raw.name, "rb") as file, gzip.open(partial, "wb", compresslevel=6) as packed:
-            shutil.copyfileobj(file, packed, _PACKED_AT_ONCE)
+            shutil.copyfileobj(file, packed, _PACKED_BYTES)
         partial.replace(path)
 
 
 @contextmanager
-def _failures_told(path: Path) -> Iterator[None]:
-    """Inside, a trace is written; that it fails is no reason to lose a training."""
+def _failures_reported(path: Path) -> Iterator[None]:
+    """Inside, a trace is written. If that fails, warn: it is no reason to lose a training."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -105,11 +100,9 @@ def _failures_told(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named(trainer: Trainer) -> Iterator[None]:
-    """Inside, what the trainer does has names in a trace: events of the pipeline as they are written in its table and
-    transfers, sums and gathers of buckets, and the update.
+    """Inside, the trainer's actions, transfers, reductions, gathers and update have names in a trace.
 
-    The methods of these very objects are replaced meanwhile, so that nothing asks at other times whether it has to be
-    named.
+    Methods of these objects are replaced meanwhile, so that steps that are not traced cost nothing.
     """
     with ExitStack() as stack:
         trainer.around = record_function
@@ -123,14 +116,14 @@ def named(trainer: Trainer) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, method: str, name: str) -> Iterator[None]:
-    right: Callable[..., Any] = getattr(owner, method)
+    original: Callable[..., Any] = getattr(owner, method)
 
-    @wraps(right)
-    def by_name(*given: Any, **more: Any) -> Any:
+    @wraps(original)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
         with record_function(name):
-            return right(*given, **more)
+            return original(*args, **kwargs)
 
-    setattr(owner, method, by_name)
+    setattr(owner, method, recorded)
     try:
         yield
     finally:

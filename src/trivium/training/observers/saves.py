@@ -19,17 +19,20 @@ from trivium.training.metrics import warn
 from trivium.training.state import fragments
 from trivium.training.trainer import StepResult
 
-Note = Callable[[dict[str, Any]], None]
-
 
 class Saves(Observer):
     """Has at most one save in progress. Every rank calls the same methods in the same order."""
 
     def __init__(
-        self, root: Path, config: TrainingConfig, mesh: Mesh, note: Note, alive: Callable[[], None] = unheard
+        self,
+        root: Path,
+        config: TrainingConfig,
+        mesh: Mesh,
+        note: Callable[[dict[str, Any]], None],
+        alive: Callable[[], None] = unheard,
     ) -> None:
-        """root: where the checkpoints go. note: keeps an event of the run; called on the first rank. alive: called as a
-        save goes on that training waits for."""
+        """root: where the checkpoints go. note: records an event of the run; called on the first rank. alive: a
+        heartbeat, called while training waits for a save."""
         self.root, self.config, self.mesh, self._note, self._alive = root, config, mesh, note, alive
         self._saving: Saving | None = None
         self._pruning: threading.Thread | None = None
@@ -41,12 +44,9 @@ class Saves(Observer):
     def resume(self, loop: Loop) -> None:
         found_by_first(lambda: self.go_on_from(loop.step), self.mesh, TriviumError)
 
-    def start(self, loop: Loop) -> None:
-        if loop.step == 0 and self.is_due(0):
-            self.at_checkpoint(loop)
-
     def needs_checkpoint(self, loop: Loop) -> bool:
-        return self.is_due(loop.step)
+        c = self.config
+        return is_due(loop.step, every=c.checkpoint_every, last=c.steps, milestones=c.milestones)
 
     def after_step(self, loop: Loop, result: StepResult) -> None:
         loop.enter("saving")
@@ -57,10 +57,7 @@ class Saves(Observer):
         self.begin(loop.step, fragments(loop.trainer), loop.about_state())
 
     def wait_for_writes(self, loop: Loop, *, may_delete: bool) -> None:
-        if may_delete:
-            self.settle()
-        else:
-            self.wait()
+        self.settle(may_delete=may_delete)
 
     def finish(self, loop: Loop) -> None:
         loop.enter("saving")
@@ -69,26 +66,21 @@ class Saves(Observer):
     def go_on_from(self, step: int) -> None:
         """Training continues after `step` steps. Later checkpoints were skipped as damaged: they neither count as kept
         nor are deleted until they are saved again. Called on the first rank."""
-        steps = (step_of(path.name) for path in published(self.root))
-        self._passed_over = {s for s in steps if s is not None and s > step}
+        self._passed_over = {s for s in self._published() if s > step}
         self._unproven = None
 
-    def is_due(self, step: int) -> bool:
-        """Whether the state after `step` steps is saved."""
-        c = self.config
-        return is_due(step, every=c.checkpoint_every, last=c.steps, milestones=c.milestones)
-
     def begin(self, step: int, fragments: Sequence[Fragment], about: dict[str, Any]) -> None:
-        """Save the state as it is now. In the background: returns when it is copied and an earlier save is done."""
+        """Save the current state. In the background: returns when it is copied and an earlier save is done."""
         self.settle()
         background = self.config.save == "background"
-        held = copies(fragments) if background else fragments
         try:
-            self._saving = Saving(self.root, step, held, self.mesh, about, self._alive)
+            self._saving = Saving(
+                self.root, step, copies(fragments) if background else fragments, self.mesh, about, self._alive
+            )
         except CheckpointError as error:
             self._failed(step, error)
         if not background:
-            self.wait()
+            self.settle(may_delete=False)
 
     def look(self) -> None:
         """Check the save in progress. Delete what it replaces if the step was accepted, which shows that the state
@@ -96,33 +88,13 @@ class Saves(Observer):
         self._advance(wait=False)
         self._thin_out()
 
-    def wait(self) -> None:
-        """Wait until nothing is being written. Older checkpoints stay, because the saved state may be bad."""
+    def settle(self, *, may_delete: bool = True) -> None:
+        """Wait until nothing is being written. may_delete: first delete older checkpoints that are no longer kept;
+        otherwise they stay, because the saved state may be bad."""
         self._advance(wait=True)
-        self._wait_for_pruning()
-
-    def _advance(self, *, wait: bool) -> None:
-        if self._saving is None:
-            return
-        saving = self._saving
-        try:
-            done = saving.advance(wait=wait)
-        except CheckpointError as error:
-            self._saving = None
-            self._failed(saving.step, error)
-            return
-        if done:
-            self._saving, self._failures = None, 0
-            self._acknowledged(saving.step)
-
-    def settle(self) -> None:
-        """Wait until nothing is being written, and older checkpoints that are no longer kept are deleted."""
-        self._advance(wait=True)
-        self._thin_out()
-        self._wait_for_pruning()
-
-    def _wait_for_pruning(self) -> None:
-        wait_for_all(self._pruning, self.mesh, self._alive)  # only the first rank has any
+        if may_delete:
+            self._thin_out()
+        wait_for_all(self._pruning, self.mesh, self._alive)  # only the first rank deletes
         self._pruning = None
 
     def end(self) -> None:
@@ -134,29 +106,22 @@ class Saves(Observer):
                 f"fix the cause in the warning above, and rerun the same command to resume from the previous checkpoint"
             )
 
-    def _acknowledged(self, step: int) -> None:
-        if self.mesh.rank != 0:
+    def _advance(self, *, wait: bool) -> None:
+        saving = self._saving
+        if saving is None:
             return
-        self._passed_over.discard(step)
-        self._note({"event": "saved", "step": step})
-        self._unproven = step
-
-    def _thin_out(self) -> None:
-        if self._unproven is not None and not self.step_refused:  # on the first rank
-            given, self._unproven = (self._unproven,), None
-            self._pruning = threading.Thread(target=self._prune, args=given, daemon=True, name="retention")
-            self._pruning.start()
-
-    def _prune(self, newest: int) -> None:
-        """Delete checkpoints outside the retention policy. A failure only wastes disk space, so it is a warning."""
         try:
-            paths = {s: p for p in published(self.root) if (s := step_of(p.name)) is not None}
-            c = self.config
-            rule = {"keep_last": c.keep_last, "keep_every": c.keep_every, "reach": c.spikes.reach}
-            doomed = expired(paths.keys() - self._passed_over, newest=newest, milestones=c.milestones, **rule)
-            prune(self.root, [paths[s] for s in doomed], self.root / step_name(newest))
-        except (OSError, CheckpointError) as error:
-            warn(f"old checkpoints were not deleted: {explained(error, self.root, 0)}")
+            if not saving.advance(wait=wait):
+                return
+        except CheckpointError as error:
+            self._saving = None
+            self._failed(saving.step, error)
+            return
+        self._saving, self._failures = None, 0
+        if self.mesh.rank == 0:
+            self._passed_over.discard(saving.step)
+            self._note({"event": "saved", "step": saving.step})
+            self._unproven = saving.step
 
     def _failed(self, step: int, error: CheckpointError) -> None:
         """Report a failed save at once. Training stops after `training.save_failures` failures in a row."""
@@ -170,3 +135,22 @@ class Saves(Observer):
                 f"{error}. training.save_failures ({limit}) saves in a row failed; stopped, so that no more work is "
                 f"at risk. Fix the cause and run again to resume from the last checkpoint"
             )
+
+    def _thin_out(self) -> None:
+        if self._unproven is not None and not self.step_refused:  # on the first rank
+            newest, self._unproven = self._unproven, None
+            self._pruning = threading.Thread(target=self._prune, args=(newest,), daemon=True, name="retention")
+            self._pruning.start()
+
+    def _prune(self, newest: int) -> None:
+        """Delete checkpoints outside the retention policy. A failure only wastes disk space, so it is a warning."""
+        try:
+            paths, c = self._published(), self.config
+            rule = {"keep_last": c.keep_last, "keep_every": c.keep_every, "reach": c.spikes.reach}
+            doomed = expired(paths.keys() - self._passed_over, newest=newest, milestones=c.milestones, **rule)
+            prune(self.root, [paths[s] for s in doomed], self.root / step_name(newest))
+        except (OSError, CheckpointError) as error:
+            warn(f"old checkpoints were not deleted: {explained(error, self.root, 0)}")
+
+    def _published(self) -> dict[int, Path]:
+        return {s: path for path in published(self.root) if (s := step_of(path.name)) is not None}

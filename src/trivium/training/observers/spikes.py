@@ -16,11 +16,10 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, DataError, TriviumError
 from trivium.finite import finite_or_text
 from trivium.parallel.sharding.zero import Totals
-from trivium.plan.batch import Batch
 from trivium.training.config import TrainingConfig
 from trivium.training.loop import CHECKPOINTS, Loop, Observer
 from trivium.training.metrics import EVENTS, read, warn
-from trivium.training.record import Entry, entry, left_out_of, write_entries
+from trivium.training.record import entry, left_out_of, write_entries
 from trivium.training.spikes import SpikeWatch
 from trivium.training.state import soundness
 from trivium.training.trainer import StepResult
@@ -52,7 +51,7 @@ class Spikes(Observer):
         if not all(map(math.isfinite, totals.values())):
             cause += f"; {soundness(loop.trainer, step - 1)}"
         if spikes.policy != "skip":
-            # Delete nothing: what was saved last may be what made this step fail.
+            # Delete nothing: the state saved last may be what made this step fail.
             loop.wait_for_writes(may_delete=False)
         if spikes.policy == "stop" or max(self.watch.in_a_row, rewound + 1) > spikes.limit:
             raise DataError(
@@ -65,115 +64,99 @@ class Spikes(Observer):
             self._rewind(loop)
 
     def _rewind(self, loop: Loop) -> None:
-        step = loop.step
+        """Record for good that the last `spikes.batches` batches are skipped, once a checkpoint to go back to is found:
+        later starts ignore checkpoints that saw skipped samples, and would find none if that one were damaged."""
+        step, spikes = loop.step, loop.config.spikes
         loop.enter("starting")  # it reads and verifies a checkpoint, which takes longer than a step
-        to, number = (loop.mesh, loop.job.out), step - 1
-        back = way_back(*to, loop.job.out / CHECKPOINTS, step=number, config=loop.config, alive=loop.alive)
-        leave_out(*to, loop.entries, loop.plan.batch, step=number, config=loop.config, cause=loop.refusal)
+        rewind = Rewind(loop.mesh, loop.job.out, loop.config, step)
+        back = rewind.checkpoint(loop.alive)
+        batch, before = loop.plan.batch, left_out_of(loop.entries)
+        first, last = batch.at(rewind.back_to).first_sample, batch.at(step - 1)
+        after = before.without(first, last.first_sample + last.sequences)
+        entries = [*loop.entries, entry(step, loop.refusal, before, after)]
+        found_by_first(lambda: write_entries(loop.job.out, entries), loop.mesh, TriviumError)
         loop.rewind(back)
         loop.note({"event": "rewound", "step": step, "to": loop.step})
-        skipped = loop.config.spikes.batches
-        loop.warn(f"step {step}: rewound to step {loop.step}; batches that are skipped from now on: {skipped}")
+        loop.warn(f"step {step}: rewound to step {loop.step}; batches that are skipped from now on: {spikes.batches}")
 
 
-def way_back(
-    mesh: Mesh, folder: Path, root: Path, *, step: int, config: TrainingConfig, alive: Callable[[], None]
-) -> Checkpoint | None:
-    """The newest intact checkpoint from before the batches that a rewind at `step` (counted from 0) leaves out; None
-    where training begins again, as none so old was ever saved. Every rank must ask, before it is recorded what is left
-    out: later starts pass over what saw that, and would find nothing if this were damaged.
+class Rewind:
+    """The search for the checkpoint to go back to from a step, counted from 1. back_to: the steps done before the first
+    batch that is skipped."""
 
-    No rewind goes back twice to where it failed from: once this step has failed again after a rewind to a checkpoint,
-    an older one is taken.
+    def __init__(self, mesh: Mesh, folder: Path, config: TrainingConfig, step: int) -> None:
+        """folder: of the run, with its events."""
+        self.mesh, self.folder, self.config, self.step = mesh, folder, config, step
+        self.root, self.batches = folder / CHECKPOINTS, config.spikes.batches
+        self.back_to = max(0, step - self.batches)
 
-    DataError where those that a rewind could go back to were deleted or tried, CheckpointError where they are damaged.
-    folder: where the record and the events are. root: where the checkpoints are. alive: called as they are verified.
-    """
-    names = found_by_first(lambda: refuse_no_way_back(folder, root, config, step), mesh, DataError)
-    begin = _first_left_out(config, step)
-    tried = set(found_by_first(lambda: _tried(folder, step), mesh, DataError))
-    within = [name for name in names if (step_of(name) or 0) <= begin]
-    old = [root / name for name in within if step_of(name) not in tried]
-    if not old and tried and (within or _origin(config) in tried):
-        raise DataError(_all_tried(step, sorted(tried), config))
-    found, problems = first_intact(old[::-1], mesh, warn, alive)
-    if problems and found is None:
-        younger, _ = first_intact([root / name for name in names[len(old) :]], mesh, warn, alive)
-        raise CheckpointError(_damaged(config, step, problems[0], younger))
-    if not old and config.start_from is not None:  # it begins again with that
-        Checkpoint.open_together(Path(config.start_from), mesh, alive)
-    return found
+    def checkpoint(self, alive: Callable[[], None]) -> Checkpoint | None:
+        """Return the newest intact checkpoint before the skipped batches, or None if training begins again, as none so
+        old was ever saved; every rank calls this.
 
+        If this step failed again after a rewind to a checkpoint, an older one is used. Raises DataError if those that
+        could be used were deleted or tried, and CheckpointError if they are damaged.
+        """
+        names = found_by_first(self._refuse_deleted, self.mesh, DataError)
+        tried = set(found_by_first(self._tried, self.mesh, DataError))
+        within = [name for name in names if (step_of(name) or 0) <= self.back_to]
+        old = [self.root / name for name in within if step_of(name) not in tried]
+        if not old and tried and (within or self._origin in tried):
+            raise DataError(
+                f"step {self.step}: failed again after rewinds to {', '.join(f'step {s}' for s in sorted(tried))}, and "
+                f"no older checkpoint is left to go back to; nothing was left out or deleted. Lower training.lr (it is "
+                f"{self.config.lr:g}) in another --out, or set training.spikes.policy to skip, and run again"
+            )
+        found, problems = first_intact(old[::-1], self.mesh, warn, alive)
+        if problems and found is None:
+            younger, _ = first_intact([self.root / name for name in names[len(old) :]], self.mesh, warn, alive)
+            raise CheckpointError(self._damaged(problems, younger))
+        if not old and self.config.start_from is not None:  # training begins again with that
+            Checkpoint.open_together(Path(self.config.start_from), self.mesh, alive)
+        return found
 
-def leave_out(
-    mesh: Mesh, folder: Path, entries: Sequence[Entry], batch: Batch, *, step: int, config: TrainingConfig, cause: str
-) -> None:
-    """Record that the last `spikes.batches` batches up to `step` (counted from 0) are left out, for good; every rank
-    must ask, when there is a `way_back`. folder: where the record is."""
-    before, last = left_out_of(entries), batch.at(step)
-    first = batch.at(_first_left_out(config, step)).first_sample
-    after = before.without(first, last.first_sample + last.sequences)
-    now = [*entries, entry(step + 1, cause, before, after)]
-    found_by_first(lambda: write_entries(folder, now), mesh, TriviumError)
+    def _damaged(self, problems: Sequence[str], younger: Checkpoint | None) -> str:
+        instead = "restore it"
+        if younger:
+            fewer = self.step - younger.step
+            instead += f", lower training.spikes.batches to {fewer} to go back to step {younger.step}"
+        return (
+            f"step {self.step}: a rewind by training.spikes.batches ({self.batches}) needs the state after step "
+            f"{self.back_to} or one before, and all there is of those is damaged: {problems[0]}; nothing was "
+            f"left out or deleted. To go on, {instead}, or set training.spikes.policy to skip, and run again"
+        )
 
+    def _tried(self) -> list[int]:
+        """Return the steps to which rewinds went back from this step or a later one."""
+        rewound = (e for e in read(self.folder / EVENTS) if e.get("event") == "rewound" and "to" in e)
+        return sorted({int(e["to"]) for e in rewound if e["step"] >= self.step})
 
-def _damaged(config: TrainingConfig, step: int, problem: str, younger: Checkpoint | None) -> str:
-    """younger: the oldest intact checkpoint, which is none that this rewind could go back to."""
-    instead = "restore it"
-    if younger:
-        instead += f", lower training.spikes.batches to {step + 1 - younger.step} to go back to step {younger.step}"
-    return (
-        f"step {step + 1}: a rewind by training.spikes.batches ({config.spikes.batches}) needs the state after step "
-        f"{_first_left_out(config, step)} or one before, and all there is of those is damaged: {problem}; nothing was "
-        f"left out or deleted. To go on, {instead}, or set training.spikes.policy to skip, and run again"
-    )
+    def _refuse_deleted(self) -> list[str]:
+        """Return the names of all checkpoints, oldest first. Raises DataError if those that could be used were deleted
+        since: only if none so old was ever saved may training begin again."""
+        names = [path.name for path in published(self.root)]
+        kept = [s for name in names if (s := step_of(name)) is not None]
+        if any(s <= self.back_to for s in kept):
+            return names
+        origin, events = self._origin, read(self.folder / EVENTS)
+        saved = [e["step"] for e in events if e.get("event") == "saved" and "step" in e]
+        if origin <= self.back_to and not (kept and any(s <= self.back_to for s in saved)):
+            warn(
+                f"{self.root} has no checkpoint of step {self.back_to} or before: training begins again with step "
+                f"{origin}"
+            )
+            return names
+        oldest = origin if origin > self.back_to else min(kept)
+        raise DataError(
+            f"step {self.step}: a rewind by training.spikes.batches ({self.batches}) needs the state after step "
+            f"{self.back_to} or one before, and the oldest left is that of step {oldest}; nothing was left out or "
+            f"deleted. Lower training.spikes.batches to {self.step - oldest}, or set training.spikes.policy=skip, and "
+            f"run again"
+        )
 
-
-def _tried(folder: Path, step: int) -> list[int]:
-    """The steps that rewinds went back to from the one after `step` (counted from 0) or a later one."""
-    went = (e for e in read(folder / EVENTS) if e.get("event") == "rewound" and "to" in e)
-    return sorted({int(e["to"]) for e in went if e["step"] > step})
-
-
-def _all_tried(step: int, tried: Sequence[int], config: TrainingConfig) -> str:
-    return (
-        f"step {step + 1}: failed again after rewinds to {', '.join(f'step {s}' for s in tried)}, and no older "
-        f"checkpoint is left to go back to; nothing was left out or deleted. Lower training.lr (it is {config.lr:g}) "
-        f"in another --out, or set training.spikes.policy to skip, and run again"
-    )
-
-
-def _first_left_out(config: TrainingConfig, step: int) -> int:
-    """The first step, counted from 0, whose batch a rewind at `step` leaves out."""
-    return max(0, step + 1 - config.spikes.batches)
-
-
-def refuse_no_way_back(folder: Path, root: Path, config: TrainingConfig, step: int) -> list[str]:
-    """DataError when the checkpoints that a rewind at `step` (counted from 0) could go back to were deleted since; the
-    names of all that there are, oldest first.
-
-    To its own beginning a training goes back only where none so old was ever saved, and that is told.
-    """
-    batches, begin = config.spikes.batches, _first_left_out(config, step)
-    names = [path.name for path in published(root)]
-    kept = [s for name in names if (s := step_of(name)) is not None]
-    if any(s <= begin for s in kept):
-        return names
-    origin, events = _origin(config), read(folder / EVENTS)
-    saved = [e["step"] for e in events if e.get("event") == "saved" and "step" in e]
-    if origin <= begin and not (kept and any(s <= begin for s in saved)):
-        warn(f"{root} has no checkpoint of step {begin} or before: training begins again with step {origin}")
-        return names
-    oldest = origin if origin > begin else min(kept)
-    raise DataError(
-        f"step {step + 1}: a rewind by training.spikes.batches ({batches}) needs the state after step {begin} or one "
-        f"before, and the oldest left is that of step {oldest}; nothing was left out or deleted. Lower "
-        f"training.spikes.batches to {step + 1 - oldest}, or set training.spikes.policy=skip, and run again"
-    )
-
-
-def _origin(config: TrainingConfig) -> int:
-    """The steps done before a run's own first one."""
-    if config.start_from is None or config.start_with != "state":
-        return 0
-    return int(read_manifest(Path(config.start_from))["step"])
+    @property
+    def _origin(self) -> int:
+        """The steps done before the run's own first one."""
+        if self.config.start_from is None or self.config.start_with != "state":
+            return 0
+        return int(read_manifest(Path(self.config.start_from))["step"])

@@ -1,4 +1,4 @@
-"""Validation: the loss of the same samples every so many steps, and at the end."""
+"""Validation: the loss on the same samples every `training.validate_every` steps, and at the end."""
 
 import math
 import time
@@ -14,51 +14,38 @@ from trivium.training.trainer import Samples
 
 
 class Validation(Observer):
-    """Validates every `training.validate_every` steps, and after the last one."""
+    """Appends the validation loss to metrics.jsonl."""
 
     def __init__(self, job: TrainingJob, mesh: Mesh) -> None:
         data, wanted = dataset_of(job, "validation"), job.training.validation_samples
-        count = min(wanted, data.num_samples)  # it does not depend on the layout
+        count = min(wanted, data.num_samples)  # does not depend on the layout
         self.samples = Samples(0, count, data.rows)
         if count < wanted and mesh.rank == 0:
             warn(f"validation uses the {count} samples there are, not {wanted}")
-        self._is_logged = False
 
     def resume(self, loop: Loop) -> None:
+        """Note whether the job before ended after a save and before the validation that was due."""
         path = loop.job.out / METRICS
-        self._is_logged = found_by_first(lambda: is_evaluated(path, loop.step), loop.mesh, TriviumError)
-
-    def start(self, loop: Loop) -> None:
-        """Make up for the validation of a job that ended after a save and before it. The final step is always validated
-        again, because the summary reports its loss."""
-        last = loop.step == loop.config.steps
-        if loop.step > 0 and self._is_due(loop) and (last or not self._is_logged):
-            self._validate(loop)
+        is_logged = found_by_first(lambda: is_evaluated(path, loop.step), loop.mesh, TriviumError)
+        self._done = loop.step if is_logged else None
 
     def evaluate(self, loop: Loop) -> None:
-        if self._is_due(loop):
+        last = loop.step == loop.config.steps  # always validated again, because the summary has its loss
+        if last or (is_nth(loop.step, loop.config.validate_every) and loop.step != self._done):
             self._validate(loop)
-
-    def _is_due(self, loop: Loop) -> bool:
-        return is_nth(loop.step, loop.config.validate_every) or loop.step == loop.config.steps
 
     def _validate(self, loop: Loop) -> None:
         loop.enter("validating")
         loss = loop.trainer.validate(self.samples)
         if loop.is_first_rank:
-            tokens = loop.plan.tokens(loop.plan.batch.at(loop.step).first_sample)
-            found = {"validation_loss": loss} if math.isfinite(loss) else {}
-            append(loop.job.out / METRICS, {"step": loop.step, "time": time.time(), "tokens": tokens, **found})
+            record = {"step": loop.step, "time": time.time(), "tokens": loop.tokens_seen}
+            append(loop.job.out / METRICS, record | ({"validation_loss": loss} if math.isfinite(loss) else {}))
         loop.summary |= {"validation_loss": loss, "validation_samples": self.samples.sequences}
-        if not math.isfinite(loss):
-            self._report_not_finite(loop, loss)
-
-    def _report_not_finite(self, loop: Loop, loss: float) -> None:
-        """Raise DataError if training would end with a validation loss that is not finite. Before its end the next step
-        decides, by the policy about spikes."""
+        if math.isfinite(loss):
+            return
         cause = f"step {loop.step}: the validation loss is {loss}; {soundness(loop.trainer, loop.step)}"
         loop.note({"event": "validation not finite", "step": loop.step, "cause": cause})
-        if loop.step < loop.config.steps:
+        if loop.step < loop.config.steps:  # the next step decides, by the policy about spikes
             loop.warn(cause)
             return
         loop.wait_for_writes(may_delete=False)

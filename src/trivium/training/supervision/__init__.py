@@ -1,1 +1,1 @@
-"""Runs a job: forks the ranks, finds one that hangs or died, passes signals on, and restarts from a checkpoint."""
+"""Runs a job: forks its ranks, finds ranks that hang or died, handles signals, and restarts from a checkpoint."""

@@ -1,8 +1,8 @@
 """Supervision of ranks by one another, for launchers that do not supervise them: torchrun and srun.
 
-A thread of each rank writes heartbeats to the board; the first and the last rank, which seldom share a host, read
-them. The one that finds a rank that hangs asks all ranks for their stacks and names it, and every rank ends. A rank
-that fails writes so itself, so that the others need not learn it from a collective that never ends. A rank that was
+A thread of each rank writes heartbeats to the board (comms/board.py); the first and the last rank, which seldom share a
+host, read them. The one that finds a rank that hangs requests the stacks of all ranks and names it, and every rank
+ends. A rank that fails writes so, so that the others need not wait in a collective that never ends. A rank that was
 killed writes nothing: ranks on its host see that its process is gone, and a rank that lost it looks whose heartbeats
 have stopped.
 """
@@ -18,20 +18,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
 
 from trivium.comms.board import Board
 from trivium.comms.launch import Place, RankFailed, meeting_point
 from trivium.training.config import Supervision
 from trivium.training.metrics import warn
-from trivium.training.supervision.pulse import PHASES, Beat, Pulse
-from trivium.training.supervision.supervise import LOST, located
+from trivium.training.supervision.heartbeats import Heartbeat, Heartbeats, Phase
 from trivium.training.supervision.watchdog import (
     ABSENT_SECONDS,
     FRAMES_SHOWN,
     STACK_SECONDS,
-    Patience,
-    blame,
+    Failure,
+    HangDetector,
     hanging,
     stat_of,
 )
@@ -40,7 +38,6 @@ from trivium.units import listed
 ROUNDS_A_LIMIT = 10  # heartbeats in the time after which a rank counts as hanging
 LONGEST_ROUND_SECONDS = 3.0
 KEPT_SECONDS = 2 * LONGEST_ROUND_SECONDS  # for which the board stays after the last message
-SILENCE = "it does not answer at all: stopped (SIGSTOP or a debugger), or its host is gone"
 GONE = (
     "its process is gone without a word: killed (by the kernel for lack of memory, perhaps), or crashed; the system's "
     "log tells"
@@ -57,12 +54,12 @@ TELL_STACKS, NAMED, FAILED, LOOKS = "tell stacks", "named", "failed", "looks"
 
 @dataclass(frozen=True)
 class News:
-    """A message of a rank on the board. number: of its messages; silent: seconds since its training's last heartbeat,
-    by its own clock; is_over: it ends, and writes nothing more; stack: innermost frames, once requested."""
+    """A message of a rank on the board. number: counts its messages. silent: seconds since its training's last
+    heartbeat, by its own clock. is_over: it ends, and writes nothing more. stack: innermost frames, on request."""
 
     number: int
     step: int
-    phase: str
+    phase: Phase
     silent: float
     host: str
     pid: int
@@ -70,50 +67,40 @@ class News:
     is_over: bool = False
     stack: str = ""
 
-
-class Failure(NamedTuple):
-    """The failure of a rank: its error, where in the training, and on which host."""
-
-    error: RankFailed
-    at: Beat
-    host: str
+    @property
+    def at(self) -> Heartbeat:
+        return Heartbeat(self.step, self.phase, 0.0, 0.0)
 
     @property
-    def located(self) -> RankFailed:
-        """The error with the place where it occurred."""
-        return located(*self)
-
-    @property
-    def lost_another(self) -> bool:
-        """Whether it failed because another rank is gone."""
-        return any(words in str(self.error) for words in LOST)
+    def is_here(self) -> bool:
+        """Whether the launcher of this process started that rank too, on this host."""
+        return self.host == socket.gethostname() and self.launcher == os.getppid()
 
 
-Tell = Callable[[Failure], None]
-
-
-class Neighbours:
+class Neighbours(HangDetector):
     """One rank's part in the supervision. tell: called by the one rank that names another that hangs or is gone."""
+
+    silence = "it does not answer at all: stopped (SIGSTOP or a debugger), or its host is gone"
+    silence_is_proof = False
 
     def __init__(
         self,
         place: Place,
-        pulse: Pulse,
+        heartbeats: Heartbeats,
         config: Supervision,
-        tell: Tell,
+        tell: Callable[[Failure], None],
         board: Board,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.place, self.pulse, self.tell, self.board, self._clock = place, pulse, tell, board, clock
-        self.patience = Patience(config)
-        self.watches = place.rank in (0, place.world_size - 1)
-        self._ranks = [f"rank {rank}" for rank in range(place.world_size)]
+        super().__init__(config, clock)
+        self.place, self.heartbeats, self.tell, self.board = place, heartbeats, tell, board
+        self._is_reader = place.rank in (0, place.world_size - 1)
+        self._names = [f"rank {rank}" for rank in range(place.world_size)]
         first = place.rank - place.local_rank
         self._siblings = range(max(0, first), min(first + place.local_ranks, place.world_size))
-        self._missed = set[int]()  # siblings that were gone the last time
-        now = clock()
-        self._number, self._turned, self._forgiven, self._patient_until = 0, now, now, now
-        self._heard = [(0, now)] * place.world_size  # of each rank, the last message's number and when it was new
+        self._missed = set[int]()  # siblings whose processes were gone in the last round
+        self._number = 0
+        self._heard = [(0, clock())] * place.world_size  # of each rank, its last message's number and when it was new
 
     @property
     def round_seconds(self) -> float:
@@ -123,34 +110,41 @@ class Neighbours:
     def turn(self) -> list[News] | None:
         """Write a heartbeat and read those of others. Returns None while all is well. Otherwise every rank ends, and
         this returns the messages of the ranks that hang and were named."""
-        now = self._clock()
-        if now - self._turned > max(ABSENT_SECONDS, 2 * self.round_seconds):
-            self._forgiven = now  # this process was itself stopped, and its neighbours perhaps with it
-            self._heard = [(number, now) for number, _ in self._heard]
-        self._turned = now
-        self.patience.learn(self.pulse.of(0))
-        self.leave()
-        if self.watches and not self.board.has(NAMED) and self.board.has(*self._ranks):
-            self._look(now)
-        gone = self._gone()  # before the board is asked: ranks leave without a word once it names one
+        if self.wake(max(ABSENT_SECONDS, 2 * self.round_seconds)):
+            self._heard = [(number, self.clock()) for number, _ in self._heard]
+        self.patience.learn(self.heartbeats.of(0))
+        self.write()
+        if self._is_reader and not self.board.has(NAMED):
+            self._look()
+        gone = self._gone()  # before the board is read: ranks leave without a word once it names one
         if self.board.has(NAMED):
             return [News(**each) for each in json.loads(self.board.read([NAMED])[0])]
         if self.board.has(FAILED):
             self._say_who_failed()
             return []
-        twice, self._missed = self._missed.intersection(gone), set(gone)  # its last word may be on its way
-        if twice:
-            cause = self.fail(self._without_a_word({rank: gone[rank] for rank in sorted(twice)}, GONE))
-            if cause is not None:
-                self.tell(cause)
-            return []
-        return None
+        twice, self._missed = self._missed.intersection(gone), set(gone)  # its last message may be on its way
+        if not twice:
+            return None
+        cause = self.fail(self._without_a_word({rank: gone[rank] for rank in sorted(twice)}, GONE))
+        if cause is not None:
+            self.tell(cause)
+        return []
+
+    def write(self, *, is_over: bool = False) -> None:
+        """Write this rank's message."""
+        beat = self.heartbeats.of(0)
+        self._number += 1
+        stack = stack_of_main_thread() if self.board.has(TELL_STACKS) else ""
+        silent = self.clock() - max(beat.at, self.forgiven)
+        ids = (socket.gethostname(), os.getpid(), os.getppid())
+        news = News(self._number, beat.step, beat.phase, silent, *ids, is_over, stack)
+        self.board.write(self._names[self.place.rank], json.dumps(asdict(news)))
 
     def fail(self, failure: Failure) -> Failure | None:
         """Report that this rank has failed, or which rank it lost. Returns what was reported, or None if another rank
         had failed before and is the cause."""
         cause = self._who_was_lost(failure) if failure.lost_another else failure
-        if self.board.write_first(FAILED, str(cause.located)):
+        if self.board.write_first(FAILED, str(cause.located())):
             return cause
         self._say_who_failed()
         return None
@@ -161,68 +155,50 @@ class Neighbours:
             time.sleep(2 * self.round_seconds)
 
     def _say_who_failed(self) -> None:
-        """Warn on the first rank, whose log a user reads first; thousands need not repeat it."""
-        if self.place.rank == 0:
+        if self.place.rank == 0:  # a user reads its log first; thousands of ranks need not repeat it
             warn(f"{self.board.read([FAILED])[0]}\nit failed first; therefore all ranks end")
 
-    def leave(self, *, is_over: bool = False) -> None:
-        """Write this rank's message."""
-        beat, now = self.pulse.of(0), self._clock()
-        self._number += 1
-        stack = stack_of_main_thread() if self.board.has(TELL_STACKS) else ""
-        silent = now - max(beat.at, self._forgiven)
-        where = (socket.gethostname(), os.getpid(), os.getppid())
-        news = News(self._number, beat.step, beat.phase, silent, *where, is_over, stack)
-        self.board.write(self._ranks[self.place.rank], json.dumps(asdict(news)))
-
-    def _look(self, now: float) -> None:
-        news = self._news()
+    def _look(self) -> None:
+        """Name the ranks that hang, if there are any, once every rank has written a message."""
+        news, now = self._news(), self.clock()
+        silent, late = [0.0], []
         for rank, each in enumerate(news):
             if each.number != self._heard[rank][0]:
                 self._heard[rank] = (each.number, now)
-        silent = {rank: each.silent + self._unheard(rank, now) for rank, each in enumerate(news) if not each.is_over}
-        late = {rank for rank, s in silent.items() if self._is_late(rank, news[rank], s, now)}
-        if late and now > self._patient_until:
-            self._name(late, max(silent.values()))
+            unheard = now - self._heard[rank][1]
+            if not each.is_over:
+                silent.append(each.silent + unheard)
+                if unheard > self.patience.of_a_step or silent[-1] > self.patience.limit(each.phase):
+                    late.append(rank)
+        hung = self.find(late)
+        if hung is None:
+            return
+        named = [news[rank] for rank in hung[0]]
+        if self.board.write_first(NAMED, json.dumps([asdict(replace(each, stack="")) for each in named])):
+            error = hanging(*hung, max(silent), self.patience.limit(named[0].phase))
+            self.tell(Failure(self._of_all(error.rank, error.report), named[0].at, named[0].host))
 
-    def _is_late(self, rank: int, news: News, silent: float, now: float) -> bool:
-        unheard = self._unheard(rank, now) > self.patience.of_a_step
-        return unheard or silent > self.patience.limit(news.phase)
-
-    def _unheard(self, rank: int, now: float) -> float:
-        return now - self._heard[rank][1]
-
-    def _name(self, late: set[int], seconds: float) -> None:
+    def stacks(self) -> tuple[dict[int, str], list[int]]:
         before = self._news()
         self.board.write(TELL_STACKS, "")
-        self.leave()
+        self.write()
         deadline = time.monotonic() + STACK_SECONDS + 2 * self.round_seconds
         news = self._news()
         while time.monotonic() < deadline and not all(each.stack or each.is_over for each in news):
             time.sleep(0.02)
             news = self._news()
-        there = {rank: each for rank, each in enumerate(news) if not each.is_over}
-        mute = [rank for rank, each in there.items() if each.number == before[rank].number]
-        stacks = {rank: each.stack for rank, each in there.items()}
-        guilty, how = blame(stacks, mute, SILENCE)
-        if late.isdisjoint(guilty):  # who is late waits for one that starts or saves, and still may
-            self._patient_until = self._clock() + self.patience.of_a_step
-            return
-        named = [asdict(replace(news[rank], stack="")) for rank in guilty]
-        if self.board.write_first(NAMED, json.dumps(named)):
-            first = news[guilty[0]]
-            failure = hanging(guilty, how, stacks, seconds, self.patience.limit(first.phase))
-            failure = RankFailed(failure.rank, dict.fromkeys(range(self.place.world_size)), failure.report)
-            self.tell(Failure(failure, beat_of(first), first.host))
+        running = {rank: each for rank, each in enumerate(news) if not each.is_over}
+        mute = [rank for rank, each in running.items() if each.number == before[rank].number]
+        return {rank: each.stack for rank, each in running.items()}, mute
 
     def _who_was_lost(self, failure: Failure) -> Failure:
-        """The end of the rank that this one lost, where it can be told; otherwise this rank's own failure.
+        """Return the end of the rank that this one lost, if it can be found, or else this rank's own failure.
 
-        Of all ranks that lost one, the first to ask looks through all news; the others leave it the time.
+        Of all ranks that lost one, the first looks through all messages; the others give it the time.
         """
         gone, why, before = self._gone(), GONE, self._news()
         if not gone and before:
-            looks = self.board.write_first(LOOKS, self._ranks[self.place.rank])
+            looks = self.board.write_first(LOOKS, self._names[self.place.rank])
             deadline = time.monotonic() + (2 if looks else 3) * self.round_seconds
             while time.monotonic() < deadline and not self.board.has(FAILED):
                 time.sleep(0.05)
@@ -232,27 +208,29 @@ class Neighbours:
         return self._without_a_word(gone, why) if gone else failure
 
     def _gone(self) -> dict[int, News]:
-        """The news of ranks of this host, started with this one, whose processes are gone without a word."""
-        names = [self._ranks[rank] for rank in self._siblings]
+        """Return the messages of ranks of this host, started with this one, whose processes died without a word."""
+        names = [self._names[rank] for rank in self._siblings]
         if not self.board.has(*names):
             return {}
         news = zip(self._siblings, map(read_news, self.board.read(names)), strict=True)
-        return {rank: each for rank, each in news if is_here(each) and not each.is_over and is_gone(each.pid)}
+        return {rank: each for rank, each in news if each.is_here and not each.is_over and is_gone(each.pid)}
 
     def _without_a_word(self, gone: Mapping[int, News], why: str) -> Failure:
         (first, news), *others = gone.items()
         report = why + (f" (with ranks {listed([rank for rank, _ in others])})" if others else "")
-        error = RankFailed(first, dict.fromkeys(range(self.place.world_size)), report)
-        return Failure(error, beat_of(news), news.host)
+        return Failure(self._of_all(first, report), news.at, news.host)
+
+    def _of_all(self, rank: int, report: str) -> RankFailed:
+        return RankFailed(rank, dict.fromkeys(range(self.place.world_size)), report)
 
     def _news(self) -> list[News]:
-        """Of all ranks, once each has said something."""
-        return list(map(read_news, self.board.read(self._ranks))) if self.board.has(*self._ranks) else []
+        """Return the messages of all ranks; empty until every rank has written one."""
+        return list(map(read_news, self.board.read(self._names))) if self.board.has(*self._names) else []
 
 
 @contextmanager
 def keeping_watch(
-    place: Place, pulse: Pulse, config: Supervision, tell: Tell
+    place: Place, heartbeats: Heartbeats, config: Supervision, tell: Callable[[Failure], None]
 ) -> Iterator[Callable[[Failure], Failure | None]]:
     """Inside, this rank takes part in the supervision; when a rank is named or has failed, this process exits at once
     with code 1. Yields a function that reports a failure of this rank and returns the cause as far as it is known: this
@@ -266,14 +244,14 @@ def keeping_watch(
     def watch() -> None:
         with contextlib.suppress(RuntimeError):
             board = Board(config.timeout_seconds, config.stall_seconds)
-            neighbours = Neighbours(place, pulse, config, tell, board)
+            neighbours = Neighbours(place, heartbeats, config, tell, board)
             while not over.wait(neighbours.round_seconds):
                 named = neighbours.turn()
                 if named is not None:
                     end_siblings(named)
                     neighbours.keep_board()
                     os._exit(1)
-            neighbours.leave(is_over=True)
+            neighbours.write(is_over=True)
             for failure in failures:
                 causes.append(neighbours.fail(failure))
                 neighbours.keep_board()
@@ -293,19 +271,18 @@ def keeping_watch(
         yield cause_of
     finally:
         over.set()
-        left.wait(KEPT_SECONDS)  # its last word: without it, others would think that it was killed
+        left.wait(KEPT_SECONDS)  # for its last message: without it, others would think that it was killed
 
 
 def first_host_gone(place: Place, failure: Failure) -> Failure | None:
-    """The cause of a failure of which the board does not tell: rank 0, where its host does not answer any more.
-
-    One rank of each host says so (None on the others). Otherwise it is the failure itself.
-    """
+    """Return the cause of a failure that the board does not explain: rank 0, if its host does not answer any more, or
+    else the failure itself. One rank of each host reports it; the others return None."""
     waited = failure.lost_another or TIMED_OUT in str(failure.error)
     if not waited or place.rank < place.local_ranks:
         return failure
     host, port, _ = meeting_point()
-    if answers(host, port):
+    with contextlib.suppress(OSError):
+        socket.create_connection((host, port), timeout=KNOCKING_SECONDS).close()
         return failure
     if place.local_rank:
         return None
@@ -313,37 +290,16 @@ def first_host_gone(place: Place, failure: Failure) -> Failure | None:
     return Failure(error, failure.at, host)
 
 
-def answers(host: str, port: int) -> bool:
-    """Whether a process listens at this address."""
-    try:
-        socket.create_connection((host, port), timeout=KNOCKING_SECONDS).close()
-    except OSError:
-        return False
-    return True
-
-
 def end_siblings(named: list[News]) -> None:
     """Kill the named ranks that this rank's own launcher started: a stopped process handles no milder signal."""
     for news in named:
-        if is_here(news) and news.pid != os.getpid() and parent_of(news.pid) == news.launcher:
+        if news.is_here and news.pid != os.getpid() and parent_of(news.pid) == news.launcher:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(news.pid, signal.SIGKILL)
 
 
 def read_news(text: str) -> News:
-    """Parse a message of the board."""
     return News(**json.loads(text))
-
-
-def beat_of(news: News) -> Beat:
-    """Return where in the training a rank was, without times, which are those of another clock."""
-    phase = next(known for known in PHASES if known == news.phase)
-    return Beat(news.step, phase, 0.0, 0.0)
-
-
-def is_here(news: News) -> bool:
-    """Whether the launcher of this rank started that one too, on this host."""
-    return news.host == socket.gethostname() and news.launcher == os.getppid()
 
 
 def is_gone(pid: int) -> bool:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -31,15 +31,13 @@ class EndedAtOnce(TriviumError):
 
 
 class Requests:
-    """Signals that this process received. asked: the name of the first, or nothing. again: the number of the second."""
+    """Signals that this process received. asked: the name of the first, or an empty string; since: when it came. again:
+    the number of the second, or 0."""
 
     def __init__(self) -> None:
-        self.asked = ""
-        self.again = 0
-        self.since = 0.0  # time.monotonic() of the first
+        self.asked, self.again, self.since = "", 0, 0.0
 
     def came(self) -> bool:
-        """Whether a signal was received."""
         return bool(self.asked)
 
     @property
@@ -52,7 +50,7 @@ class Requests:
         return (Interrupted if self.by_user else Preempted)(text)
 
     def note(self, number: int, at_second: Callable[[int], object]) -> None:
-        """Record a signal."""
+        """Record a signal; call `at_second` if it is a second request."""
         if not self.asked:
             self.since = time.monotonic()
             self.asked = signal.Signals(number).name
@@ -61,13 +59,8 @@ class Requests:
             at_second(number)
 
 
-def ignores_interrupts() -> bool:
-    """Whether SIGINT is ignored, as in background jobs of shell scripts."""
-    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
 def ignore_signals() -> None:
-    """Ignore all signals that ask to end: this process has saved and is about to exit."""
+    """Ignore all requests to end: this process has saved and is about to exit."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -81,9 +74,10 @@ def exit_at_once(number: int) -> NoReturn:
 def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
     """Inside, SIGTERM, SIGUSR1 and SIGINT are recorded instead of obeyed; a second one calls `at_second` at once.
 
-    Python runs its own handlers only between two instructions, and a rank may wait in a collective for minutes; so
-    the signals reach a thread through a pipe. Only the main thread can listen; in others nothing is recorded. A signal
-    for which nothing inside ended goes to the handler that was installed before.
+    Python runs its own handlers only between two instructions, and a rank may wait in a collective for minutes; so the
+    signals reach a thread through a pipe. Only the main thread can listen; in others nothing is recorded. A signal for
+    which nothing inside ended goes to the handler that was installed before. SIGINT stays ignored if it was, as in
+    background jobs of shell scripts.
     """
     requests, obeyed = Requests(), False
     if threading.current_thread() is not threading.main_thread():
@@ -91,7 +85,7 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    heard = BY_SCHEDULERS if ignores_interrupts() else SIGNALS
+    heard = BY_SCHEDULERS if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else SIGNALS
     before = {number: signal.signal(number, lambda *_: None) for number in heard}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
@@ -114,9 +108,8 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
         for number, handler in before.items():
             signal.signal(number, handler)
         os.write(writing, b"\0")
-        listener.join()  # it has noted all that came
+        listener.join()  # it has recorded all signals
         os.close(writing)
-        # What ends by itself takes no request along: who listens outside is told.
         if requests.asked and not obeyed:
             number = signal.Signals[requests.asked]
             outer = before[number]
@@ -125,7 +118,7 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
 
 
 @contextmanager
-def held_back(signals: Sequence[signal.Signals] = SIGNALS) -> Iterator[None]:
+def held_back(signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[None]:
     """Inside, signals are blocked, also in forked processes until these listen: none is lost and none kills."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

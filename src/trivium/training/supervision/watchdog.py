@@ -1,21 +1,24 @@
-"""Finds ranks that hang (no heartbeat for too long), and names the one that the others wait for, with its stack."""
+"""Finds ranks that hang, and names the one that the others wait for, with its stack."""
 
 import contextlib
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from trivium.comms.launch import RankFailed
 from trivium.training.config import Supervision
-from trivium.training.supervision.pulse import TELL_STACK, Beat, Phase, Pulse
+from trivium.training.metrics import EVENTS, METRICS, append, last_step
+from trivium.training.supervision.heartbeats import TELL_STACK, Heartbeat, Heartbeats, Phase
 from trivium.units import listed
 
 STEPS_REMEMBERED = 1000
 STACK_SECONDS = 1.0  # in which ranks have to write their stacks
-# If a launcher did not look for so long, it was itself stopped, and its ranks perhaps with it.
+# A launcher that did not look for so long was itself stopped, and its ranks perhaps with it.
 ABSENT_SECONDS = 5.0
 # A rank whose innermost calls are in one of these files waits for others.
 WAITING_IN = (
@@ -23,31 +26,63 @@ WAITING_IN = (
     "parallel/pipeline/clock.py",  # of its accelerator, which waits for others
     "comms/collectives.py",
     "kernels/crossing.py",
-    "comms/exchange.py",
-    "comms/host_memory/loans.py",
+    "comms/group.py",
+    "comms/transports.py",
+    "comms/host_memory/",
     "comms/transfers.py",
 )
 FRAMES_SHOWN = 6
+# Parts of errors by which a rank reports that another rank is gone: over host memory, gloo and NCCL.
+LOST = ("has closed its connection", "Connection closed by peer", "Connection reset by peer", "remote process exited")
+
+
+class Failure(NamedTuple):
+    """The failure of a rank: its error, where in the training, and on which host."""
+
+    error: RankFailed
+    at: Heartbeat
+    host: str
+
+    def located(self, *, with_host: bool = True) -> RankFailed:
+        """Return the error with the step, the phase and the host."""
+        where = f" on {self.host}" if with_host else ""
+        where += f" in step {self.at.step}" if self.at.step else ""
+        where += "" if self.at.phase == "step" else f", {self.at.phase}"
+        return RankFailed(self.error.rank, self.error.exits, self.error.report, where)
+
+    @property
+    def lost_another(self) -> bool:
+        """Whether it failed because another rank is gone."""
+        return any(words in str(self.error) for words in LOST)
+
+    def note(self, out: Path, *, with_host: bool = True) -> None:
+        """Append the failure to the events of the run. The host of a rank that lost a connection is not named, because
+        a job file would exclude it, though another rank failed."""
+        located = self.located(with_host=with_host)
+        event = {"event": "rank failed", "rank": located.rank, "cause": str(located), "time": time.time()}
+        event |= {} if self.lost_another else {"host": self.host}
+        event |= {"step": last_step(out / METRICS), "in_step": self.at.step, "phase": self.at.phase}
+        append(out / EVENTS, event)
 
 
 def seconds_to_wait(config: Supervision, phase: Phase, *, is_first: bool) -> float:
-    """For the others in a collective of a phase: long where one that is well may come late, because it starts, or
-    compiles what the phase does first. Those that save meet again and again meanwhile (checkpoint/agree.py)."""
+    """Return the timeout of a collective in a phase of the first or a later step. It is long where a healthy rank may
+    come late, because it starts or compiles. Ranks that save meet repeatedly meanwhile (checkpoint/agree.py)."""
     if phase == "saving" or (phase == "step" and not is_first):
         return config.timeout_seconds
     return max(config.timeout_seconds, config.stall_seconds)
 
 
 class Patience:
-    """How long a rank may give no heartbeat; learnt from the durations of one rank's steps."""
+    """How long a rank may give no heartbeat, from the durations of one rank's steps."""
 
     def __init__(self, config: Supervision) -> None:
         self.config = config
         self._seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
-        self._last: Beat | None = None
+        self._last: Heartbeat | None = None
 
-    def learn(self, beat: Beat) -> None:
-        """Record the duration of the steps since the last heartbeat."""
+    def learn(self, beat: Heartbeat) -> None:
+        """Record the duration of the steps since the last call."""
         steps = beat.step - (self._last.step if self._last else 0)
         if steps > 0:
             if self._last is not None and self._last.step > 0:
@@ -60,88 +95,110 @@ class Patience:
         return max(3 * percentile_99(self._seconds), self.config.hang_seconds)
 
     def limit(self, phase: str) -> float:
-        """Return the seconds without a heartbeat that count as hanging. Before a step is over its duration is unknown:
-        the first one has as long as a start."""
+        """Return the seconds without a heartbeat that count as hanging. The first step may take as long as a
+        start, because nobody knows the duration of a step before."""
         if phase != "step":
             return self.config.stall_seconds
         return self.of_a_step if self._seconds else max(self.config.stall_seconds, self.config.hang_seconds)
 
 
-class Watchdog:
-    """Checks the heartbeats of ranks periodically; raises RankFailed with the rank that hangs."""
+class HangDetector(ABC):
+    """Names the ranks that hang, when some rank is late. A subclass knows how to ask ranks for their stacks."""
+
+    silence: str  # why a rank may not answer
+    silence_is_proof: bool  # whether a rank that does not answer hangs though it is not late
+
+    def __init__(self, config: Supervision, clock: Callable[[], float]) -> None:
+        self.patience, self.clock = Patience(config), clock
+        self._looked = self.forgiven = self._patient_until = clock()
+
+    def wake(self, absent_seconds: float) -> bool:
+        """Whether this process did not run for some time; then it forgives all ranks."""
+        now = self.clock()
+        absent = now - self._looked > absent_seconds
+        self._looked = now
+        if absent:
+            self.forgiven = now
+        return absent
+
+    @abstractmethod
+    def stacks(self) -> tuple[dict[int, str], list[int]]:
+        """Return the innermost frames of all ranks, and the ranks that do not answer."""
+
+    def find(self, late: Iterable[int]) -> tuple[list[int], str, dict[int, str]] | None:
+        """Return the ranks that hang, why they are to blame, and all stacks; None if no rank is late, or if the late
+        ranks wait for one that starts or saves and still has time."""
+        late = set(late)
+        if not late or self.clock() <= self._patient_until:
+            return None
+        stacks, mute = self.stacks()
+        guilty, how = blame(stacks, mute, self.silence)
+        if late.isdisjoint(guilty) and not (mute and self.silence_is_proof):
+            self._patient_until = self.clock() + self.patience.of_a_step
+            return None
+        return guilty, how, stacks
+
+
+class Watchdog(HangDetector):
+    """Checks the heartbeats of the ranks of this machine; raises RankFailed with the rank that hangs."""
+
+    silence, silence_is_proof = "it is stopped (SIGSTOP or a debugger)", True
 
     def __init__(
-        self, pulse: Pulse, pids: Sequence[int], config: Supervision, clock: Callable[[], float] = time.monotonic
+        self, heartbeats: Heartbeats, pids: Sequence[int], config: Supervision, clock: Callable[[], float] | None = None
     ) -> None:
-        self.pulse, self.pids, self.patience, self._clock = pulse, tuple(pids), Patience(config), clock
-        self._looked = self._forgiven = self._patient_until = clock()
+        super().__init__(config, clock or time.monotonic)
+        self.heartbeats, self.pids = heartbeats, tuple(pids)
 
     def look(self) -> None:
         """Raise RankFailed if a rank gave no heartbeat for longer than its phase may take."""
-        now = self._clock()
-        if now - self._looked > ABSENT_SECONDS:
-            self._forgiven = now
-        self._looked = now
-        self.patience.learn(self.pulse.of(0))
-        beats = self.pulse.beats()
-        silent = [now - max(b.at, self._forgiven) for b in beats]
-        if now > self._patient_until and any(self._hangs(rank, s) for rank, s in enumerate(silent)):
-            self._name(max(silent))
+        self.wake(ABSENT_SECONDS)
+        beats = [self.heartbeats.of(rank) for rank in range(self.heartbeats.world_size)]
+        self.patience.learn(beats[0])
+        silent = [self.clock() - max(beat.at, self.forgiven) for beat in beats]
+        step = self.patience.of_a_step
+        hung = self.find(
+            rank
+            for rank, (beat, seconds) in enumerate(zip(beats, silent, strict=True))
+            if seconds > self.patience.limit(beat.phase) or (seconds > step and is_stopped(self.pids[rank]))
+        )
+        if hung is not None:
+            raise hanging(*hung, max(silent), self.patience.limit(beats[hung[0][0]].phase))
 
-    def _hangs(self, rank: int, silent: float) -> bool:
-        return self._is_late(rank) or (silent > self.patience.of_a_step and is_stopped(self.pids[rank]))
-
-    def _is_late(self, rank: int) -> bool:
-        beat = self.pulse.of(rank)
-        return self._clock() - max(beat.at, self._forgiven) > self.patience.limit(beat.phase)
-
-    def _name(self, seconds: float) -> None:
-        ranks = range(self.pulse.world_size)
-        stopped = [r for r in ranks if is_stopped(self.pids[r])]
-        stacks = self._stacks(stopped)
-        guilty, how = blame(stacks, stopped, "it is stopped (SIGSTOP or a debugger)")
-        if not stopped and not any(self._is_late(rank) for rank in guilty):
-            # The late rank waits for one that starts or saves, which still has time.
-            self._patient_until = self._clock() + self.patience.of_a_step
-            return
-        limit = self.patience.limit(self.pulse.of(guilty[0]).phase)
-        raise hanging(guilty, how, stacks, seconds, limit)
-
-    def _stacks(self, stopped: Sequence[int]) -> dict[int, str]:
-        """Return the main threads' innermost frames; a stopped rank is continued for the time that this takes."""
-        ranks = range(self.pulse.world_size)
-        before = [len(self.pulse.stack_of(rank)) for rank in ranks]
+    def stacks(self) -> tuple[dict[int, str], list[int]]:
+        """Return the main threads' innermost frames. A stopped rank is continued for the time that this takes."""
+        ranks = range(self.heartbeats.world_size)
+        stopped = [rank for rank in ranks if is_stopped(self.pids[rank])]
+        before = [len(self.heartbeats.stack_of(rank)) for rank in ranks]
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], TELL_STACK)
                 if rank in stopped:
                     os.kill(self.pids[rank], signal.SIGCONT)
         deadline = time.monotonic() + STACK_SECONDS
-        told = [""] * len(before)
-        while time.monotonic() < deadline and not all(innermost(stacks) for stacks in told):
+        written = [""] * len(before)
+        while time.monotonic() < deadline and not all(map(innermost, written)):
             time.sleep(0.01)
-            told = [self.pulse.stack_of(rank)[before[rank] :] for rank in ranks]
-        return {rank: innermost(stacks) or asked(stacks) for rank, stacks in enumerate(told)}
+            written = [self.heartbeats.stack_of(rank)[before[rank] :] for rank in ranks]
+        return {rank: innermost(text) or signalled(text) for rank, text in enumerate(written)}, stopped
 
 
-def blame(stacks: Mapping[int, str], silent: Sequence[int], silence: str) -> tuple[list[int], str]:
-    """Return the ranks that hang, by the innermost frames of all ranks, and why: those that do not answer (`silence`
-    is the reason), or else those that do not wait for others, or else all."""
+def blame(stacks: Mapping[int, str], mute: Sequence[int], silence: str) -> tuple[list[int], str]:
+    """Return the ranks that hang, and why: those that do not answer (`silence` is the reason), or else those whose
+    stacks do not wait for others, or else all."""
+    if mute:
+        return list(mute), silence
     working = [rank for rank, stack in stacks.items() if not waits(stack)]
-    if silent:
-        return list(silent), silence
-    if working:
-        return working, "the others wait for it"
-    return list(stacks), "every rank waits for another"
+    return (working, "the others wait for it") if working else (list(stacks), "every rank waits for another")
 
 
 def hanging(guilty: Sequence[int], how: str, stacks: Mapping[int, str], seconds: float, limit: float) -> RankFailed:
     """Return the error that the first of the guilty ranks hangs, with its stack."""
     others = f" (with ranks {listed(guilty[1:])})" if guilty[1:] else ""
-    told = stacks[guilty[0]] or "  (it did not write its stack)"
+    stack = stacks[guilty[0]] or "  (it did not write its stack)"
     report = (
         f"hangs{others}: no heartbeat for {seconds:.1f} s; the limit is {limit:.1f} s; {how}. If it is only slow, "
-        f"raise training.supervision.hang_seconds and stall_seconds. Its stack:\n{told}"
+        f"raise training.supervision.hang_seconds and stall_seconds. Its stack:\n{stack}"
     )
     return RankFailed(guilty[0], dict.fromkeys(stacks), report)
 
@@ -153,18 +210,16 @@ def percentile_99(seconds: Sequence[float]) -> float:
 
 
 def innermost(stacks: str) -> str:
-    """Of all threads' stacks as faulthandler writes them, the innermost frames of the one that trains. Of a hundred
-    frames and more (modules that import modules) it writes a hundred and three dots: then of the one that was asked."""
+    """Return the innermost frames of the thread that trains, from all threads' stacks as faulthandler writes them. It
+    writes at most a hundred frames and then three dots: of a stack cut off so, the thread that got the signal."""
     parts = stacks.split("\n\n")
     cut = [part for part in parts if part.startswith("Current thread") and part.rstrip().endswith("  ...")]
     threads = [part for part in parts if "in train_rank" in part] or cut
-    if not threads:
-        return ""
-    frames = [line for line in threads[-1].splitlines() if line.startswith("  File")]
+    frames = [line for line in threads[-1].splitlines() if line.startswith("  File")] if threads else []
     return "\n".join(frames[:FRAMES_SHOWN])
 
 
-def asked(stacks: str) -> str:
+def signalled(stacks: str) -> str:
     """Return the innermost frames of the thread that received the signal, even if its stack was cut off."""
     parts = [part for part in stacks.split("\n\n") if part.startswith("Current thread")]
     return "\n".join(parts[-1].splitlines()[1 : 1 + FRAMES_SHOWN]) if parts else ""

@@ -1,0 +1,153 @@
+"""A group of ranks, the transport that carries its messages, and communication under way."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from trivium.plan.layout import AXES
+
+Tensor = torch.Tensor
+
+ROLES = (*AXES, "replicas", "ends", "sharers", "holders")
+TAGS = range(1 << 30, (1 << 31) - 1)  # below are the numbers of pipeline transfers
+
+
+def _tags() -> Iterator[int]:
+    while True:
+        yield from TAGS
+
+
+class Waitable(Protocol):
+    """Something under way."""
+
+    def wait(self) -> object:
+        """Return when it is done."""
+
+
+class Work(Waitable, Protocol):
+    """A tensor on its way, of which one may ask whether it has arrived."""
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once, as far as is known."""
+
+
+class Transport(Protocol):
+    """Carries the messages of one group of several ranks; chosen when the group is made.
+
+    Every method starts an operation. Tensors must not be touched until it was waited for. An encoding, which sends
+    other bytes than those of the tensors, is a transport around another one.
+
+    posts_ahead: whether messages are matched by tags, so that a receive may be started before its turn.
+    """
+
+    posts_ahead: bool
+
+    def send(self, tensor: Tensor, to: int, group: "Group", tag: int = 0) -> Work:
+        """Send a contiguous tensor to the rank of index `to`."""
+
+    def receive(self, out: Tensor, of: int, group: "Group", tag: int = 0) -> Waitable:
+        """Receive from the rank of index `of` into `out`, which is contiguous. Messages of one tag are received in the
+        order in which they were sent."""
+
+    def all_reduce(self, x: Tensor, group: "Group", *, largest: bool = False) -> "PendingResult":
+        """Sum (or take the largest) over the group, in place."""
+
+    def all_gather(self, out: Tensor, x: Tensor, group: "Group") -> Waitable:
+        """Gather into `out`, which is contiguous; x may be this rank's own slice of it."""
+
+    def reduce_scatter(self, x: Tensor, group: "Group") -> "PendingResult":
+        """Sum this rank's slice of dimension 0 of a contiguous tensor."""
+
+    def all_to_all(self, out: Tensor, parts: Tensor, group: "Group") -> Waitable:
+        """Send parts[i] to rank i, and receive what it sends into out[i]; both are contiguous."""
+
+    def all_to_all_uneven(self, send: Sequence[Tensor], receive: Sequence[Tensor], group: "Group") -> Waitable:
+        """As `all_to_all`, of contiguous tensors of any size, which both sides of a message know."""
+
+    def rotate(self, sent: Sequence[Tensor], received: Sequence[Tensor], group: "Group", tag: int) -> list[Waitable]:
+        """Send to the next rank of the group, and receive from the previous one; tags count from `tag` on."""
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Set the timeout of messages that are started from now on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Ranks that differ along one axis, and this process's index among them.
+
+    traffic: bytes this rank handed to each collective, for comparison with the cost model.
+    tags: numbers for direct messages, drawn alike on every rank of the group.
+    waited: seconds the host was blocked in collectives, including its own share of their work. Time that only an
+    accelerator waits is not counted.
+    """
+
+    role: str  # of ROLES
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup | None  # None when alone: collectives become no-ops
+    traffic: Counter[str] = field(default_factory=Counter)
+    tags: Iterator[int] = field(default_factory=_tags)
+    waited: list[float] = field(default_factory=lambda: [0.0])
+    carrier: Transport | None = None  # None when alone
+
+    def count(self, collective: str, tensor: Tensor) -> None:
+        """Add a tensor's bytes to the traffic of a collective."""
+        self.traffic[collective] += tensor.numel() * tensor.element_size()
+
+    def wait_for(self, work: Waitable) -> None:
+        """Return when a collective is done, and count the time."""
+        begin = time.perf_counter()
+        work.wait()
+        self.waited[0] += time.perf_counter() - begin
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def number(self) -> int:
+        """The number of its role."""
+        return ROLES.index(self.role)
+
+    @property
+    def transport(self) -> Transport:
+        """The transport of a group of several ranks."""
+        assert self.carrier is not None, f"rank {self.ranks[self.index]} is alone in its {self.role} group"
+        return self.carrier
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Set the timeout of whatever is started from now on."""
+        if self.handle is not None:
+            self.handle.set_timeout(timedelta(seconds=seconds))
+            self.transport.wait_at_most(seconds)
+
+
+class PendingResult:
+    """Communication under way; `wait` finishes it and returns its result."""
+
+    def __init__(
+        self,
+        work: Waitable | None,
+        result: Tensor,
+        complete: Callable[[], object] | None = None,
+        group: Group | None = None,
+    ) -> None:
+        """group: whose time of waiting is counted."""
+        self._work, self._result, self._complete, self._group = work, result, complete, group
+
+    def wait(self) -> Tensor:
+        """Finish and return the result."""
+        if self._work is not None and self._group is not None:
+            self._group.wait_for(self._work)
+        elif self._work is not None:
+            self._work.wait()
+        if self._complete is not None:
+            self._complete()
+        self._work = self._complete = None
+        return self._result

@@ -1,0 +1,98 @@
+"""The transport between ranks of one host: a receiver reads a tensor in the memory of the process that sends it."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from trivium.comms.group import Group, PendingResult, Waitable, Work
+from trivium.comms.host_memory.loans import INLINE_BYTES, HostPeer, Key, Receipt
+from trivium.comms.transports import Exchange, Gloo, combine, gather_directly, others
+
+Tensor = torch.Tensor
+
+PIECE_BYTES = 256 << 10  # of what is added up at once, so that it stays in a core's cache
+
+
+class HostMemory(Gloo):
+    """Messages by memory. peers: the other ranks of the group, by their index."""
+
+    def __init__(self, peers: Mapping[int, HostPeer]) -> None:
+        super().__init__()
+        self.peers = peers
+
+    def send(self, tensor: Tensor, to: int, group: Group, tag: int = 0) -> Work:
+        """As in Transport."""
+        return self.peers[to].lend(Key(group.number, tag), tensor)
+
+    def receive(self, out: Tensor, of: int, group: Group, tag: int = 0) -> Waitable:
+        """As in Transport."""
+        return Receipt(self.peers[of], Key(group.number, tag), out)
+
+    def all_reduce(self, x: Tensor, group: Group, *, largest: bool = False) -> PendingResult:
+        """As in Transport. Each rank combines a slice, which the others then read from it; of a small tensor, all."""
+        if x.nbytes <= INLINE_BYTES:
+            every = Combination(group, self.peers, [x] * group.size, x, largest=largest)
+            return PendingResult(every, x, group=group)
+        slices = list(x.view(-1).tensor_split(group.size))
+        own = slices[group.index]
+
+        def gather() -> None:
+            group.wait_for(Exchange(group, send=[own] * group.size, receive=slices))
+
+        return PendingResult(Combination(group, self.peers, slices, own, largest=largest), x, gather, group)
+
+    def all_gather(self, out: Tensor, x: Tensor, group: Group) -> Waitable:
+        """As in Transport."""
+        return gather_directly(out, x, group)
+
+    def reduce_scatter(self, x: Tensor, group: Group) -> PendingResult:
+        """As in Transport."""
+        shape = (x.shape[0] // group.size, *x.shape[1:])
+        out = x.new_empty(shape)
+        return PendingResult(Combination(group, self.peers, list(x.view(group.size, *shape)), out), out, group=group)
+
+    def all_to_all(self, out: Tensor, parts: Tensor, group: Group) -> Waitable:
+        """As in Transport."""
+        return self.all_to_all_uneven(list(parts), list(out), group)
+
+    def wait_at_most(self, seconds: float) -> None:
+        """As in Transport."""
+        for peer in self.peers.values():
+            peer.wait_at_most(seconds)
+
+
+class Combination:
+    """Under way by memory: slices[i] to the i-th rank of the group, which adds up (or takes the largest of) what all
+    sent it, in the order of the ranks. What others lent is read in pieces and never kept."""
+
+    def __init__(
+        self,
+        group: Group,
+        peers: Mapping[int, HostPeer],
+        slices: Sequence[Tensor],
+        out: Tensor,
+        *,
+        largest: bool = False,
+    ) -> None:
+        """out: contiguous, of the shape of this rank's slice; may be that slice itself, but none of the others."""
+        self._group, self._peers, self._own, self._out, self._largest = group, peers, slices[group.index], out, largest
+        self._key = Key(group.number, next(group.tags))
+        self._loans = [peers[i].lend(self._key, slices[i]) for i in others(group)]
+
+    def wait(self) -> None:
+        """Return when `out` is complete and every slice was taken."""
+        group, own, out = self._group, self._own.view(-1), self._out.view(-1)
+        lent = {i: self._peers[i].borrow(self._key, out.nbytes) for i in reversed(list(others(group)))}
+        width = out.element_size()
+        # At least one column: where there are more ranks than numbers, some rank's slice has none.
+        rows = out.new_empty((group.size, max(1, min(out.numel(), PIECE_BYTES // width))))
+        for start in range(0, out.numel(), rows.shape[1]):
+            here = slice(start, min(start + rows.shape[1], out.numel()))
+            parts = rows[:, : here.stop - here.start]
+            for i, borrowed in lent.items():
+                borrowed.read(parts[i], start * width)
+            combine(parts, own[here], group.index, out[here], largest=self._largest)
+        for borrowed in lent.values():
+            borrowed.give_back()
+        for loan in self._loans:
+            loan.wait()

@@ -1,0 +1,238 @@
+"""Transports by torch's backends, and the choice among all transports.
+
+`host_memory/` has another one, for ranks of one host. It is used where it is there and works.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trivium.comms.group import Group, PendingResult, Transport, Waitable, Work
+
+Tensor = torch.Tensor
+
+# From this size on, ranks of a gloo group exchange their slices directly: gloo's own collectives copy what is sent
+# and what arrives, which then costs more than their worker threads save.
+DIRECT_BYTES = 8 << 20
+_HOST_MEMORY = f"{__package__}.host_memory"
+
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Torch:
+    """Messages by NCCL, or another backend of torch that has every collective."""
+
+    posts_ahead = False
+
+    def send(self, tensor: Tensor, to: int, group: Group, tag: int = 0) -> Work:
+        """As in Transport."""
+        work = dist.isend(tensor, group.ranks[to], group=group.handle, tag=tag)
+        assert work is not None, f"rank {group.ranks[to]} is not in the {group.role} group of this one"
+        return work
+
+    def receive(self, out: Tensor, of: int, group: Group, tag: int = 0) -> Waitable:
+        """As in Transport."""
+        work = dist.irecv(out, group.ranks[of], group=group.handle, tag=tag)
+        assert work is not None, f"rank {group.ranks[of]} is not in the {group.role} group of this one"
+        return work
+
+    def all_reduce(self, x: Tensor, group: Group, *, largest: bool = False) -> PendingResult:
+        """As in Transport."""
+        operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        return PendingResult(dist.all_reduce(x, operation, group=group.handle, async_op=True), x, group=group)
+
+    def all_gather(self, out: Tensor, x: Tensor, group: Group) -> Waitable:
+        """As in Transport."""
+        work: Waitable = _gather(out, x.contiguous(), group=group.handle, async_op=True)
+        return work
+
+    def reduce_scatter(self, x: Tensor, group: Group) -> PendingResult:
+        """As in Transport."""
+        out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
+        return PendingResult(_scatter(out, x, group=group.handle, async_op=True), out, group=group)
+
+    def all_to_all(self, out: Tensor, parts: Tensor, group: Group) -> Waitable:
+        """As in Transport."""
+        work: Waitable = dist.all_to_all_single(out, parts, group=group.handle, async_op=True)
+        return work
+
+    def all_to_all_uneven(self, send: Sequence[Tensor], receive: Sequence[Tensor], group: Group) -> Waitable:
+        """As in Transport."""
+        work: Waitable = dist.all_to_all(list(receive), list(send), group=group.handle, async_op=True)
+        return work
+
+    def rotate(self, sent: Sequence[Tensor], received: Sequence[Tensor], group: Group, tag: int) -> list[Waitable]:
+        """As in Transport."""
+        following, previous = neighbours(group)
+        operations = []
+        for n, (out, back) in enumerate(zip(sent, received, strict=True), tag):
+            operations.append(dist.P2POp(dist.isend, out, group.ranks[following], group.handle, n))
+            operations.append(dist.P2POp(dist.irecv, back, group.ranks[previous], group.handle, n))
+        return list(dist.batch_isend_irecv(operations))
+
+    def wait_at_most(self, seconds: float) -> None:
+        """As in Transport: the process group has a timeout for all messages."""
+
+
+class Gloo(Torch):
+    """Messages by gloo, which lacks or is slow at some collectives."""
+
+    posts_ahead = True
+
+    def __init__(self) -> None:
+        self._timeout: list[timedelta] = []  # of direct messages, which do not learn it from their process group
+
+    def send(self, tensor: Tensor, to: int, group: Group, tag: int = 0) -> Work:
+        """As in Transport."""
+        return _Message(super().send(tensor, to, group, tag), self._timeout)
+
+    def receive(self, out: Tensor, of: int, group: Group, tag: int = 0) -> Waitable:
+        """As in Transport."""
+        return _Message(super().receive(out, of, group, tag), self._timeout)
+
+    def all_gather(self, out: Tensor, x: Tensor, group: Group) -> Waitable:
+        """As in Transport."""
+        if out.nbytes >= DIRECT_BYTES:
+            return gather_directly(out, x, group)
+        if x.data_ptr() == out.data_ptr() + group.index * x.nbytes:
+            x = x.clone()  # unlike NCCL, gloo does not gather in place
+        return super().all_gather(out, x, group)
+
+    def reduce_scatter(self, x: Tensor, group: Group) -> PendingResult:
+        """As in Transport. gloo's own is slower than all_reduce; exchanging slices and adding them here is faster."""
+        shape = (x.shape[0] // group.size, *x.shape[1:])
+        out, parts = x.new_empty(shape), x.new_empty((group.size, *shape))
+        if x.nbytes < DIRECT_BYTES:
+            work = dist.all_to_all_single(parts.view(x.shape), x, group=group.handle, async_op=True)
+            return PendingResult(work, out, lambda: torch.sum(parts, 0, out=out), group)
+        slices = list(x.view(group.size, *shape))
+        add_up = partial(combine, parts, slices[group.index], group.index, out)
+        return PendingResult(Exchange(group, send=slices, receive=list(parts)), out, add_up, group)
+
+    def all_to_all_uneven(self, send: Sequence[Tensor], receive: Sequence[Tensor], group: Group) -> Waitable:
+        """As in Transport."""
+        receive[group.index].copy_(send[group.index])
+        return Exchange(group, send=send, receive=receive)
+
+    def rotate(self, sent: Sequence[Tensor], received: Sequence[Tensor], group: Group, tag: int) -> list[Waitable]:
+        """As in Transport."""
+        following, previous = neighbours(group)
+        sends: list[Waitable] = [self.send(x, following, group, n) for n, x in enumerate(sent, tag)]
+        return [*(self.receive(x, previous, group, n) for n, x in enumerate(received, tag)), *sends]
+
+    def wait_at_most(self, seconds: float) -> None:
+        """As in Transport."""
+        self._timeout[:] = [timedelta(seconds=seconds)]
+
+
+class _Message:
+    """A direct message of gloo."""
+
+    def __init__(self, work: Any, timeout: Sequence[timedelta]) -> None:
+        self._work, self._timeout = work, timeout
+
+    def wait(self) -> None:
+        """Return when it is done; as long as its transport allows now."""
+        self._work.wait(*self._timeout)
+
+    def is_completed(self) -> bool:
+        """As in Work."""
+        return bool(self._work.is_completed())
+
+
+class Exchange:
+    """Under way: send[i] to the i-th rank of the group, and what it sends into receive[i]; nothing to oneself, and no
+    message where a tensor is empty.
+
+    All tensors are contiguous and must not be touched until it was waited for. Every rank of the group begins its
+    exchanges in the same order; a tag of its own keeps each apart from those that are under way beside it.
+    """
+
+    def __init__(self, group: Group, *, send: Sequence[Tensor], receive: Sequence[Tensor]) -> None:
+        tag, transport = next(group.tags), group.transport
+        self._tensors = (send, receive)
+        ranks = list(others(group))
+        self._works: list[Waitable] = [
+            transport.receive(receive[i], i, group, tag) for i in reversed(ranks) if len(receive[i])
+        ]
+        self._works += [transport.send(send[i], i, group, tag) for i in ranks if len(send[i])]
+
+    def wait(self) -> None:
+        """Return when everything was received and sent."""
+        for work in self._works:
+            work.wait()
+        self._works = []
+
+
+def gather_directly(out: Tensor, x: Tensor, group: Group) -> Exchange:
+    """Start to gather into `out` by direct messages."""
+    slices = out.view(group.size, *x.shape)
+    own = slices[group.index]
+    if own.data_ptr() != x.data_ptr():
+        own.copy_(x)
+    return Exchange(group, send=[own] * group.size, receive=list(slices))
+
+
+def combine(parts: Tensor, own: Tensor, index: int, out: Tensor, *, largest: bool = False) -> None:
+    """The sum (or the largest) of `parts`, one of each rank, in the order of the ranks. The place of this rank's
+    `index` is empty: its own part is `own`, which may be `out`."""
+    if len(parts) == 2:
+        two: Callable[..., Tensor] = torch.maximum if largest else torch.add
+        two(own, parts[1 - index], out=out)
+        return
+    parts[index].copy_(own)
+    if largest:
+        torch.amax(parts, 0, out=out)
+    else:
+        torch.sum(parts, 0, dtype=out.dtype, out=out)
+
+
+def others(group: Group) -> Iterator[int]:
+    """Yield the other indices, those farther on first, so that no rank is everybody's first."""
+    return ((group.index + step) % group.size for step in range(1, group.size))
+
+
+def neighbours(group: Group) -> tuple[int, int]:
+    """Return the indices of the next and the previous rank."""
+    return (group.index + 1) % group.size, (group.index - 1) % group.size
+
+
+def meet_on_host(rank: int, wanted: Collection[int], seconds: float, *, lends: bool) -> dict[int, Any]:
+    """Collective. Return those of the ranks `wanted` that share this host's memory with this one, by rank.
+
+    seconds: how long one of them may let another wait. lends: whether this rank takes part.
+    """
+    if find_spec(_HOST_MEMORY) is None:
+        return {}
+    found: dict[int, Any] = import_module(f"{_HOST_MEMORY}.same_host").meet(rank, wanted, seconds, lends=lends)
+    return found
+
+
+def transport_of(handle: dist.ProcessGroup, ranks: Sequence[int], index: int, near: dict[int, Any]) -> Transport:
+    """Collective over a group. Return its transport: host memory where each rank has met all the others."""
+    if dist.get_backend(handle) != "gloo":
+        return Torch()
+    peers = {i: near[r] for i, r in enumerate(ranks) if r in near}
+    if find_spec(_HOST_MEMORY) is None:
+        return Gloo()
+    has_met = torch.tensor(float(len(peers) == len(ranks) - 1))
+    dist.all_reduce(has_met, dist.ReduceOp.MIN, group=handle)
+    if not has_met:
+        return Gloo()
+    found: Transport = import_module(f"{_HOST_MEMORY}.transport").HostMemory(peers)
+    return found
+
+
+def why_not_by_memory() -> str:
+    """Return what keeps processes of this host from reading each other's memory, or ""."""
+    if find_spec(_HOST_MEMORY) is None:
+        return "trivium has no comms/host_memory"
+    why: str = import_module(f"{_HOST_MEMORY}.process_memory").why_siblings_cannot_read()
+    return why

@@ -1,0 +1,10 @@
+"""The feed-forward half with a gate by GELU in its tanh form (GeGLU, arXiv 2002.05202)."""
+
+from dataclasses import dataclass
+
+from trivium.plan.layers.mlp_gated import MlpGated
+
+
+@dataclass(frozen=True)
+class MlpGatedGelu(MlpGated):
+    """As MlpGated, whose sizes and memory do not depend on the function of the gate."""

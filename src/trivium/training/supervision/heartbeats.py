@@ -1,0 +1,88 @@
+"""Heartbeats of ranks to their launcher in shared memory, and the ranks' stacks on request."""
+
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+Phase = Literal["starting", "step", "tracing", "validating", "evaluating", "saving"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+TELL_STACK = signal.SIGUSR2
+_ROW = struct.Struct("qqdd")  # step, phase, start of the phase, time of the last heartbeat
+_TIME = struct.Struct("d")
+
+
+class Heartbeat(NamedTuple):
+    """The last heartbeat of a rank. step: the current one, or the one just done, counted from 1. at: its time. since:
+    the start of the phase. Both are monotonic."""
+
+    step: int
+    phase: Phase
+    at: float
+    since: float
+
+
+class Heartbeats:
+    """One row of shared memory for each rank, and a byte for the launcher. Create it before the ranks are forked."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._memory = mmap.mmap(-1, world_size * _ROW.size + 1)
+        self._stacks = [tempfile.TemporaryFile() for _ in range(world_size)]  # noqa: SIM115 kept open
+        for rank in range(world_size):
+            self.begin(rank, 0, "starting")
+
+    def begin(self, rank: int, step: int, phase: Phase) -> None:
+        """Record that a phase of a step begins."""
+        now = time.monotonic()
+        _ROW.pack_into(self._memory, rank * _ROW.size, step, PHASES.index(phase), now, now)
+
+    def alive(self, rank: int) -> None:
+        """Record a heartbeat within a phase."""
+        _TIME.pack_into(self._memory, (rank + 1) * _ROW.size - _TIME.size, time.monotonic())
+
+    def of(self, rank: int) -> Heartbeat:
+        step, phase, since, at = _ROW.unpack_from(self._memory, rank * _ROW.size)
+        return Heartbeat(step, PHASES[phase], at, since)
+
+    @property
+    def asked_to_end(self) -> bool:
+        return bool(self._memory[-1])
+
+    def ask_to_end(self) -> None:
+        """Request every rank to save and exit."""
+        self._memory[-1] = 1
+
+    def tell_stacks(self, rank: int) -> None:
+        """In a rank: write the stacks of all threads when TELL_STACK is received, even while Python is blocked in C."""
+        faulthandler.register(TELL_STACK, file=self._stacks[rank], all_threads=True)
+
+    def stack_of(self, rank: int) -> str:
+        """Return the stacks that a rank wrote on request, or an empty string."""
+        descriptor = self._stacks[rank].fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class RankHeartbeat:
+    """The heartbeat of one rank. Without a launcher of ours nobody reads it."""
+
+    rank: int = 0
+    all: Heartbeats = field(default_factory=lambda: Heartbeats(1))
+
+    def begin(self, step: int, phase: Phase) -> None:
+        """Record that a phase of a step begins."""
+        self.all.begin(self.rank, step, phase)
+
+    def alive(self) -> None:
+        """Record a heartbeat within a phase."""
+        self.all.alive(self.rank)
+
+    @property
+    def asked_to_end(self) -> bool:
+        return self.all.asked_to_end
