@@ -20,7 +20,7 @@ COMMANDS = {  # RUN and STEPS stand for the run that is written, and the number 
     "metrics": "metrics RUN",
     "metrics of two runs": "metrics RUN SHORTER",
     "report": "report RUN",
-    "data counts": "data counts RUN --step STEPS",
+    "data show --counts": "data show RUN --step STEPS --counts",
 }
 SHORTER = 0.9  # the share of the steps that the run has which the first is compared with
 PLAN = {

@@ -64,7 +64,7 @@ READS_OWN_FILES = (
     "certify/",
     "cost/",
     "comms/",
-    "cli/container.py",
+    "cli/machine.py",
     "cli/machine.py",
     "cli/launch.py",
     "planner/published_rows.py",

@@ -26,7 +26,7 @@ from chaos.life import end_all
 from chaos.poison import poison_often
 from chaos.scene import LAYOUTS, SEED
 from chaos.signals import freeze_often, orphan_often, preempt_often
-from trivium.cli.ended import ended_in_order
+from trivium.cli.ending import ended_in_order
 from trivium.cli.show import progress_of, say
 from trivium.errors import Preempted
 from trivium.provenance import code_commit, write_json

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.cli.apart import apart
+from trivium.cli.ending import apart
 from trivium.errors import DataError, TriviumError
 
 

@@ -15,7 +15,7 @@ import yaml
 from evaluation.benchmark_test import HANS
 from evaluation.models import TEXTS, plan_of, write_checkpoint
 from trivium.checkpoint.load import Checkpoint
-from trivium.cli.answers import answered
+from trivium.cli.benchmarks import answered
 from trivium.cli.main import command_line
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.serve import _listener

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.cli.compare import WINDOW, comparison
+from trivium.cli.metrics import WINDOW, comparison
 from trivium.cli.run_config import Given, resolve
 from trivium.errors import DataError
 from trivium.training.metrics import METRICS, append

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.cli.container import UNLIMITED, cores_allowed, memory_left
+from trivium.cli.machine import UNLIMITED, cores_allowed, memory_left
 
 NONE = "9223372036854771712"  # version 1's limit of memory that has none
 

@@ -3,7 +3,7 @@
 import json
 from threading import Thread
 
-from trivium.cli.kept import Kept
+from trivium.cli.benchmarks import Kept
 
 
 def joined(earlier, found):

@@ -16,7 +16,7 @@ import yaml
 from chaos.scene import VOCABULARY, write_tokens
 from trivium.cli import main as entry
 from trivium.cli import train
-from trivium.cli.failure import leave_exit_code
+from trivium.cli.ending import leave_exit_code
 from trivium.errors import MachineError
 from trivium.provenance import STAMP, write_json
 

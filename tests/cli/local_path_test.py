@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from trivium.cli import main as entry
-from trivium.cli.failure import told
-from trivium.cli.local_path import local_path
+from trivium.cli.ending import told
+from trivium.cli.paths import local_path
 from trivium.errors import ConfigError, MachineError
 
 SOURCES = sorted(Path(entry.__file__).parent.glob("*.py"))

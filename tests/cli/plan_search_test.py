@@ -1,4 +1,4 @@
-"""Laws of `trivium plan search` and `trivium plan explain`."""
+"""Laws of `trivium plan search`."""
 
 import json
 import re
@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from trivium.cli import main as entry
 from trivium.cli import plan_search
 from trivium.cli.run_config import Given, resolve
 from trivium.plan.sizes import MOST_RANKS, MOST_SEQUENCES
@@ -27,16 +26,9 @@ finally:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
-    """Runs `trivium plan ...`: exit code, standard output, standard error."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trivium", "plan", *words])
-        with pytest.raises(SystemExit) as stopped:
-            entry.main()
-        return (int(stopped.value.code or 0), *capsys.readouterr())
-
-    return run
+def call(call: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """Run `trivium plan`; returns exit code, standard output and standard error."""
+    return lambda *words: call("plan", *words)
 
 
 def test_search_prints_the_winners_and_imports_nothing_heavy():
@@ -64,14 +56,14 @@ def test_an_option_of_a_search_and_the_field_that_it_stands_for_mean_the_same(ca
 
 
 def test_explain_tells_the_near_miss_of_mt_nlg(call):
-    code, out, _ = call("explain", *MT_NLG, "--schedules", "1f1b,interleaved")
+    code, out, _ = call("search", "--explain", *MT_NLG, "--schedules", "1f1b,interleaved")
     assert code == 0
     assert "micro-batches 240 is not a multiple of pipeline 35" in out and "batch 1,960" in out
     assert "spans nodes of 8" in out and "memory: " in out
 
 
 def test_the_json_of_explain_adds_what_was_rejected(call):
-    _, out, _ = call("explain", *MT_NLG, "--json")
+    _, out, _ = call("search", "--explain", *MT_NLG, "--json")
     assert {"winners", "runners_up", "rejected", "rejected_by_memory", "near_misses"} <= json.loads(out).keys()
 
 
@@ -86,19 +78,18 @@ def test_a_search_tries_only_what_it_is_told_to(call):
         assert layout["tensor"] in (2, 4) and layout["shards"] in (None, 8 // layout["tensor"])
         assert each["micro"] == 1 and each["zero"] == 3 and each["schedule"] in ("1f1b", "zb-h1")
     assert any(each["layout"]["shards"] for each in winners)
-    assert " ZeRO 3 over " in call("explain", *MT_NLG, *sets)[1]
+    assert " ZeRO 3 over " in call("search", "--explain", *MT_NLG, *sets)[1]
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("verb", ["search", "explain"])
-def test_the_winner_is_written_as_a_preset_of_what_it_changes(call, tmp_path, verb):
+def test_the_winner_is_written_as_a_preset_of_what_it_changes(call, tmp_path):
     mine, out = tmp_path / "mine" / "mine.yaml", tmp_path / "winner.yaml"
     mine.parent.mkdir()
     (mine.parent / "ours.yaml").write_text("base: selene\nnodes: 300\nname: ours")
     mine.write_text("base: mt-nlg-530b\nmachine: ours.yaml\nplan: {compiled: true, batch: {micro: 2}}")
     only = ("plan.model.layers=70", "search.micro=[1]", "search.data=[8]")
     asked = ("--model", str(mine), "--nodes", "280", *(word for each in only for word in ("--set", each)))
-    code, _, told = call(verb, *asked, "--out", str(out))
+    code, _, told = call("search", *asked, "--out", str(out))
     assert code == 0 and str(out) in told
     best = json.loads(call("search", *asked, "--top", "1", "--json")[1])["winners"][0]
     before, after = resolve(Given(str(mine), only)), resolve(Given(str(out)))
@@ -109,8 +100,7 @@ def test_the_winner_is_written_as_a_preset_of_what_it_changes(call, tmp_path, ve
     assert written["base"] == str(mine) and "hidden" not in written["plan"]["model"]
 
 
-@pytest.mark.parametrize("verb", ["search", "explain"])
-def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch, verb):
+def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch):
     texts = {"mine.yaml": "base: of/all.yaml", "of/all.yaml": "base: demo\nmachine: a.yaml", "a.yaml": "base: eos"}
     (tmp_path / "of").mkdir()
     for name, text in texts.items():
@@ -119,7 +109,7 @@ def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan_search, "find", None)  # refused before anything is searched
     for out in (*texts, "link.yaml", str(tmp_path / "of" / ".." / "mine.yaml")):
-        code, _, told = call(verb, "--model", "mine.yaml", "--nodes", "1", "--out", out)
+        code, _, told = call("search", "--model", "mine.yaml", "--nodes", "1", "--out", out)
         assert code == 2 and f"--out {out}: the search reads this file (--model mine.yaml," in told, told
     assert {name: (tmp_path / name).read_text() for name in texts} == texts
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.main_test import Ended, imported, trivium
+from cli.main_test import imported, trivium
 from trivium.cli import main as entry
-from trivium.cli.plan_calibrate import learned_from
 from trivium.cli.plan_estimate import Asked, seconds_by_batch, tell, tree, with_batch
-from trivium.cli.plan_probe import lines
+from trivium.cli.plan_measure import learned_from, probe_lines
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
 from trivium.config import to_tree
@@ -20,20 +19,6 @@ from trivium.cost.estimate import estimate
 from trivium.errors import ConfigError, DataError
 from trivium.planner.probed import Compared, Probed
 from trivium.training.record import Record, write_record
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs the command line in an empty directory."""
-
-    def run(*words):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["trivium", *words])
-        with pytest.raises(SystemExit) as stopped:
-            entry.main()
-        return Ended(int(stopped.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def demo():
@@ -216,7 +201,7 @@ def test_a_probe_measures_nothing_that_it_could_not_write(monkeypatch, capsys, t
 
 def test_a_probe_says_how_well_the_model_repeats_what_it_measured():
     found = Probed(machine_of("dgx-h100"), (Compared("product a", 1.0, 1.1), Compared("step b", 2.0, 1.8)))
-    text = "\n".join(lines(found))
+    text = "\n".join(probe_lines(found))
     assert "products are off by" in text and "10.0%" in text and "exchange" not in text
 
 
@@ -224,7 +209,7 @@ def test_a_probe_says_how_well_the_model_repeats_what_it_measured():
 def test_a_probe_doubts_what_would_have_gone_beyond_what_is_believed(traffic: float, doubted: bool):
     constants = {"eager_traffic": traffic, "memory": 0.8, "launch_seconds": 0.0}
     machine = machine_of("this-machine").model_copy(update={"constants": constants})
-    text = "\n".join(lines(Probed(machine, (Compared("step b", 2.0, 1.8),))))
+    text = "\n".join(probe_lines(Probed(machine, (Compared("step b", 2.0, 1.8),))))
     assert ("doubtful: eager_traffic at the edge" in text) == doubted and "launch_seconds at" not in text
 
 

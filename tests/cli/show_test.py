@@ -3,7 +3,7 @@
 import io
 import json
 
-from trivium.cli.show import PLAIN_SECONDS, PlainProgress, layout_text, progress_of, say, table, tell
+from trivium.cli.show import PLAIN_SECONDS, PlainProgress, layout_text, progress_of, say, table
 
 
 class Terminal(io.StringIO):
@@ -21,18 +21,6 @@ def test_a_log_gets_at_most_one_line_every_few_seconds():
     progress(500, 1000, "loss 3.2")
     progress(501, 1000, "loss 3.2")
     assert out.getvalue() == "  train 50%  loss 3.2\n"
-
-
-def test_a_terminal_obeys_nothing_that_a_document_a_name_or_a_model_says(capsys):
-    said = "a\x1b]0;title\x07b\x1b[2J\r\x9b31m\tc\nd é \u2026"
-    say(said)
-    tell(said)
-    out = io.StringIO()
-    PlainProgress("harvest", out, last=-1e9)(1, 2, said)
-    shown = "a\\u001b]0;title\\u0007b\\u001b[2J\\u000d\\u009b31m\tc\nd é \u2026"
-    assert capsys.readouterr().out == f"{shown}\n{shown}"
-    one_line = shown.replace("\n", "\\n")
-    assert out.getvalue() == f"  harvest 50%  {one_line}\n", "a line of a log is one"
 
 
 def test_json_is_said_as_the_same_json(capsys):

@@ -14,7 +14,7 @@ from trivium.cli.stage import STARTED, Gone, Run, Stage, perform
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import read_preset, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
-from trivium.provenance import STAMP, fingerprint, read_stamp, stamp_hash, write_json
+from trivium.provenance import STAMP, read_stamp, stamp_hash
 
 
 class Bench:
@@ -207,15 +207,6 @@ def test_work_in_place_of_other_settings_is_set_aside_and_not_lost(bench: Bench,
     assert not (bench.root / "training" / "checkpoint").exists()
     assert (bench.root / "training.previous" / "checkpoint").read_text() == "half"
     assert "training.previous: it had other settings\n    lr: 0.25 -> 0.5\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("digest", "goes_on"), [({"lr": 0.5}, True), ({"lr": 0.25}, False)])
-def test_work_that_was_begun_when_only_a_digest_was_kept_goes_on(bench: Bench, digest: dict, goes_on: bool):
-    (bench.root / "training").mkdir(parents=True)
-    (bench.root / "training" / "checkpoint").write_text("half")
-    write_json(bench.root / "training" / STARTED, {"lasting": fingerprint(digest), "extent": 200})
-    perform(training(bench), bench.run("training.lr=0.5"))
-    assert (bench.root / "training" / "checkpoint").exists() is goes_on
 
 
 @pytest.mark.parametrize(("steps", "goes_on"), [(300, True), (100, False)])

@@ -1,40 +1,14 @@
 """`train`, `demo` and `--dry-run` price the host they run on, and refuse what it cannot run."""
 
 import shlex
-import sys
-from typing import NamedTuple
 
 import pytest
 
-from trivium.cli import main as entry
-from trivium.cli import this_host
+from trivium.cli import price as this_host
+from trivium.cli.price import host_found, host_lines
 from trivium.cli.run_config import Given
-from trivium.cli.this_host import host_found, host_lines
 from trivium.errors import MachineError
 from trivium.planner.this_host import Host
-
-
-class Ended(NamedTuple):
-    """How a call of the command line ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs the command line in an empty directory."""
-
-    def run(*words):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["trivium", *words])
-        with pytest.raises(SystemExit) as stopped:
-            entry.main()
-        return Ended(int(stopped.value.code or 0), *capsys.readouterr())
-
-    return run
-
 
 LAPTOP = Host(cores=2, memory_bytes=16 << 30)
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}

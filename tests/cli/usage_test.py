@@ -1,28 +1,22 @@
 """An unknown setting or option is answered with the field that was meant, and a command that works."""
 
 import shlex
-import sys
 
 import pytest
 
-from trivium.cli import main as entry
-from trivium.cli.run_config import Given, RunConfig, resolve
-from trivium.cli.synonyms import SYNONYMS
+from trivium.cli.run_config import SYNONYMS, Given, RunConfig, resolve
 from trivium.config import field_paths, leaves, to_tree
 from trivium.cost.hardware import machine_named, machine_names, machine_problem
 from trivium.errors import ConfigError
 
 
 @pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def call(call):
+    """Run `trivium`; returns the exit code and all that was printed."""
 
     def do(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["trivium", *words])
-        with pytest.raises(SystemExit) as stopped:
-            entry.main()
-        told = capsys.readouterr()
-        return int(stopped.value.code or 0), told.out + told.err
+        ended = call(*words)
+        return ended.returncode, ended.stdout + ended.stderr
 
     return do
 

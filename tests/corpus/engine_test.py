@@ -134,7 +134,7 @@ def test_stall_is_reported_and_a_lost_node_ends_the_run_by_name(capsys) -> None:
 
 JOINS = """
 import ray
-from trivium.cli.workers import chosen_engine
+from trivium.cli.tokenize import chosen_engine
 from trivium.config import preset_names, read_preset
 engine = chosen_engine("ray", 2)
 nodes = [node for node in ray.nodes() if node["Alive"]]

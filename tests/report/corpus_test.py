@@ -5,7 +5,7 @@ import json
 import pytest
 
 from report.fake_run import stations
-from trivium.cli.corpus_views import keep_statistics
+from trivium.cli.corpus_tools import keep_statistics
 from trivium.cli.workspace import Workspace
 from trivium.corpus.document import Document
 from trivium.corpus.publish.store import write_documents

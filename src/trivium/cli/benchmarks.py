@@ -1,24 +1,168 @@
 """What `trivium evaluate TARGET` does: published benchmarks over one checkpoint or all of a run."""
 
+import fcntl
+import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trivium.cli.answers import answered, refuse_layout
-from trivium.cli.kept import Kept
+from trivium.cli.ending import ended_by_signals
 from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import STANDARD_OUTPUT, percent, percent_range, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.evaluation.config import BenchmarkConfig
+from trivium.plan.layout import Layout
 from trivium.progress import Progress
+from trivium.provenance import write_json
+from trivium.untrusted import parse_json, read_bytes, read_json
 
 if TYPE_CHECKING:
     from trivium.interchange.target import Target
 
 FOLDER = "tasks"  # of a run directory
+
+
+Tree = Mapping[str, Any]
+Join = Callable[[Tree, Tree], Tree]
+Loses = Callable[[Tree, Tree], bool]
+
+
+class Kept:
+    """Where results of one call go, `RUN/name/results.json` and a file of the user's: the latter has this call's alone.
+
+    join: earlier results and those of now as one. loses: whether the joined ones lack something of the earlier; then
+    the earlier file stays beside them as `results.previous.json`, `results.previous-2.json`, …, and that is said.
+    """
+
+    def __init__(self, run: Path | None, name: str, also: Path | None, join: Join, loses: Loses) -> None:
+        self._own = None if run is None else run / name / "results.json"
+        self._also, self._join, self._loses = also, join, loses
+        self._earlier: Tree | None = None
+        self._is_there = False  # a file that is not this call's
+        self._written: bytes | None = None
+
+    def write(self, found: Tree) -> list[Path]:
+        """Write what was found so far; returns where."""
+        places = []
+        if self._own is not None:
+            self._own.parent.mkdir(parents=True, exist_ok=True)
+            with _alone_in(self._own.parent):
+                self._keep(self._own, found)
+            places.append(self._own)
+        if self._also is not None:
+            self._also.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._also, found)
+            places.append(self._also)
+        return places
+
+    def _keep(self, place: Path, found: Tree) -> None:
+        there = _bytes(place)
+        if there != self._written:  # an earlier call's, or that of one at work beside this
+            self._earlier, self._is_there = _tree(there), there is not None
+        try:
+            tree = found if self._earlier is None else self._join(self._earlier, found)
+            lost = self._is_there and (self._earlier is None or self._loses(self._earlier, tree))
+        except (KeyError, TypeError, AttributeError):  # results of an older version, or of other hands
+            tree, lost = found, True
+        if lost:
+            to = _free(place)
+            place.rename(to)
+            say(f"  earlier results, of another checkpoint or asked otherwise, are now in {to}")
+            self._is_there = False
+        write_json(place, tree)
+        self._written = _bytes(place)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Inside, no other call joins its results with those of a folder; on file systems without locks two may, in the
+    moment of writing."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _free(place: Path) -> Path:
+    names = (f"{place.stem}.previous{f'-{n}' if n > 1 else ''}{place.suffix}" for n in count(1))
+    return next(path for path in map(place.with_name, names) if not path.exists())
+
+
+def _bytes(place: Path) -> bytes | None:
+    """What is there; None where there is nothing, nothing where it cannot be read."""
+    try:
+        return read_bytes(place) if place.is_file() else None
+    except OSError:
+        return b""
+
+
+def _tree(found: bytes | None) -> Tree | None:
+    """The results that bytes say; None of those that say none."""
+    try:
+        tree = parse_json(found or b"")
+    except ValueError:
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
+Ask = Callable[[Any], dict[str, Any]]
+
+
+def refuse_layout(checkpoint: Path, layout: Layout) -> None:
+    """ConfigError, in the words of a training's, where the model does not fit ranks that have not been started yet."""
+    from trivium.checkpoint.format import read_manifest
+    from trivium.config import build
+    from trivium.model.whole import answering_plan
+    from trivium.plan.plan import Plan
+
+    plan = build(Plan, read_manifest(checkpoint)["plan"])
+    answering_plan(plan.model, layout, plan.precision.weights)
+
+
+def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> dict[str, Any] | None:
+    """What `work` finds with a scorer of this checkpoint, its ranks forked here or started by torchrun.
+
+    Plain data; None on ranks of torchrun that have nothing to say. ConfigError where the model does not fit the layout.
+    """
+    from trivium.comms.launch import connected, run_ranks, torchrun_place
+    from trivium.comms.mesh import Mesh
+    from trivium.evaluation.answer import NativeScorer
+
+    refuse_layout(checkpoint, layout)
+    place = torchrun_place()
+    if place is None and layout.world_size == 1:
+        return work(NativeScorer.open(checkpoint, tokenizer))
+
+    def on_rank(place: Any, out: Path) -> None:
+        if not place.by_others:
+            ended_by_signals()
+        with connected(place):
+            mesh = Mesh.connect(layout, place.rank, place.world_size, place.device)
+            found = work(NativeScorer.open(checkpoint, tokenizer, mesh=mesh))
+            if place.rank == 0:
+                out.write_text(json.dumps(found), encoding="utf-8")  # in the order of one process
+
+    with tempfile.TemporaryDirectory(prefix="trivium-answers-") as folder:
+        out = Path(folder) / "found.json"
+        if place is None:
+            run_ranks(on_rank, layout.world_size, out)
+        else:
+            if place.world_size != layout.world_size:
+                raise ConfigError(
+                    f"torchrun started {place.world_size} ranks, and layout has {layout.world_size}; "
+                    "set layout.tensor, layout.pipeline and layout.data so that their product is that"
+                )
+            on_rank(place, out)
+        return read_json(out) if out.is_file() else None
 
 
 @dataclass(frozen=True)

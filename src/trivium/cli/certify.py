@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.local_path import local_path
 from trivium.cli.machine import check_compiler
 from trivium.cli.options import DEFAULT_PRESET, Ranks, Sets, refuse_no_place_for
+from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import progress_of, say, table
 from trivium.config import leaves, to_tree

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.local_path import local_path
 from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
+from trivium.cli.paths import local_path
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
 from trivium.config import as_value, leaves, written

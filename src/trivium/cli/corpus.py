@@ -12,8 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.corpus_tools import against, blend, classify, dedup, extract_check, select, step
-from trivium.cli.corpus_views import diff, inspect, rejects, stats
+from trivium.cli.corpus_tools import (
+    against,
+    blend,
+    classify,
+    dedup,
+    diff,
+    extract_check,
+    inspect,
+    rejects,
+    select,
+    stats,
+    step,
+)
 from trivium.cli.machine import version_of
 from trivium.cli.options import (
     CURATES,
@@ -30,8 +41,7 @@ from trivium.cli.options import (
 )
 from trivium.cli.show import say, table
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
-from trivium.cli.tokenize import Workers, tokenizing
-from trivium.cli.workers import ENGINES, chosen_engine
+from trivium.cli.tokenize import ENGINES, Workers, chosen_engine, tokenizing
 from trivium.config import differences
 from trivium.errors import DataError
 from trivium.progress import Progress

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.local_path import local_path
-from trivium.cli.options import DEFAULT_PRESET, Sets, refuse_inside
+from trivium.cli.options import DEFAULT_OUT, DEFAULT_PRESET, Out, Sets, refuse_inside
+from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, RunConfig, resolve
-from trivium.cli.show import progress_of, say
-from trivium.cli.tokenize import Workers
-from trivium.cli.workers import ENGINES, chosen_engine
+from trivium.cli.show import progress_of, say, say_either
+from trivium.cli.tokenize import ENGINES, Workers, chosen_engine
+from trivium.cli.workspace import Workspace, read_result
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError, nearest
 from trivium.finite import dumps
 from trivium.progress import Progress
-from trivium.provenance import discard, fingerprint, publishing, read_stamp, work_of, write_json
+from trivium.provenance import discard, fingerprint, publishing, read_stamp, stamp_hash, work_of, write_json
 from trivium.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -230,11 +230,8 @@ def blend(
     table = _recipe(recipe)
     tokens = parse_count(after) if after else int(table.tokens_trained)
     contents = contents_after(tokens, table, sequence=sequence)
-    if as_json:
-        say(dumps({source: one._asdict() for source, one in contents.items()}))
-        return
-    for line in recipe_lines(contents, table):
-        say(line)
+    data = {source: one._asdict() for source, one in contents.items()}
+    say_either(recipe_lines(contents, table), data, as_json)
 
 
 def against(
@@ -292,8 +289,7 @@ def extract_check(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "extraction.json", rows)
-    for line in [dumps(rows)] if as_json else extraction_lines(rows):
-        say(line)
+    say_either(extraction_lines(rows), rows, as_json)
 
 
 def _recipe(name: str) -> "Recipe":
@@ -388,3 +384,91 @@ def _say_funnel(found: Mapping[str, Any]) -> None:
         )
     for line in loss_lines(found["funnel"]):
         say(line)
+
+
+STATIONS = ("curated", "tokens")  # of a run directory
+SHOWN = 300  # characters of a reject's text
+
+RunDirectory = Annotated[Path, typer.Argument(parser=local_path, metavar="DIR", help="A run directory.")]
+
+
+def diff(a: RunDirectory, b: RunDirectory) -> None:
+    """Compare the corpora of two run directories byte for byte; exit code 1 when they differ."""
+    from trivium.corpus.publish.views import differences_between
+
+    lines, compared = [], []
+    for station in STATIONS:
+        if (a / station).is_dir() or (b / station).is_dir():
+            compared.append(station)
+            lines += [f"{station}/{line}" for line in differences_between(a / station, b / station)]
+    if not compared:
+        raise DataError(f"neither {a} nor {b} holds a corpus; run `trivium corpus run` first")
+    for line in lines or [f"identical: every file of {' and '.join(compared)}"]:
+        say(line)
+    if lines:
+        raise typer.Exit(1)
+
+
+def inspect(
+    document: Annotated[str, typer.Argument(metavar="ID", help="A document's id.")],
+    out: Out = DEFAULT_OUT,
+    as_json: AsJson = False,
+) -> None:
+    """Show a document's whole history: every figure, every decision, and the copies dropped in its favour."""
+    from trivium.corpus.publish.views import history, history_lines
+
+    found = history(out / "curated", document)
+    say_either(history_lines(found), found, as_json)
+
+
+def rejects(
+    out: Out = DEFAULT_OUT,
+    step: Annotated[str, typer.Option("--step", metavar="NAME", help="Only of this step of the funnel.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Only those whose reason holds this text.")
+    ] = "",
+    count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="How many, drawn evenly.")] = 10,
+    characters: Annotated[
+        int | None,
+        typer.Option("--characters", metavar="N", min=0, help=f"How much of each text is shown; default: {SHOWN}."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show some of the documents that were dropped, and why."""
+    from trivium.corpus.publish.views import reject_lines, some_rejects
+
+    if as_json and characters is not None:
+        raise ConfigError(f"--characters {characters}: --json has each text whole; leave one of the two out")
+    found = some_rejects(out / "curated", step=step, reason=reason, count=count)
+    if not found:
+        raise DataError(
+            f"no reject of {out / 'curated'} has --step '{step}' and --reason '{reason}'; `trivium corpus stats` "
+            "counts them"
+        )
+    whole = [dumps(row, ensure_ascii=False) for row in found] if as_json else []
+    for line in whole or reject_lines(found, characters=SHOWN if characters is None else characters):
+        say(line)
+
+
+def stats(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
+    """Show distributions: lengths, scores, reasons for rejection, similarities of near duplicates."""
+    from trivium.corpus.publish.views import corpus_statistics, statistics_lines
+
+    found = keep_statistics(Workspace(out)) or corpus_statistics(out / "curated")
+    say_either(statistics_lines(found), found, as_json)
+
+
+def keep_statistics(at: Workspace) -> dict[str, Any]:
+    """The statistics of a run's finished corpus, kept beside it for the report; nothing where there is none."""
+    from trivium.corpus.publish.views import corpus_statistics
+
+    curated, kept = at.folder("curated"), at.folder("statistics.json")
+    key = stamp_hash(curated)
+    if not key:
+        return {}
+    before = read_result(kept) if kept.is_file() else {}
+    if before.get("of") == key:
+        return before
+    found = {"of": key, **corpus_statistics(curated)}
+    write_json(kept, found)
+    return found

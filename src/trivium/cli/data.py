@@ -1,20 +1,40 @@
 """`trivium data`: the document of every token of every step, and back; `data adopt` is in a file of its own."""
 
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.adopt import adopt
-from trivium.cli.local_path import local_path
-from trivium.cli.show import progress_of, say, table
-from trivium.cli.tokenize import never_read_lines
+from trivium.cli.options import (
+    CORPUS_MADE,
+    DEFAULT_OUT,
+    EVERY_SECTION,
+    Out,
+    Preset,
+    Reads,
+    Redo,
+    Sets,
+    given_for,
+    open_run,
+)
+from trivium.cli.paths import local_path
+from trivium.cli.run_config import Given, resolve
+from trivium.cli.show import progress_of, say, say_either, table
+from trivium.cli.stage import Result, Run, perform
+from trivium.cli.tokenize import ADOPT, TOKENIZE, never_read_lines
 from trivium.cli.workspace import Workspace
-from trivium.errors import DataError
-from trivium.finite import dumps
+from trivium.errors import ConfigError, DataError
+from trivium.progress import Progress
+from trivium.provenance import fingerprint, read_stamp
 from trivium.tokens.manifest import never_read, read_tokens_manifest
 from trivium.training.lineage import trace as lineage
 from trivium.training.record import Record, read_record
+
+if TYPE_CHECKING:
+    from trivium.tokens.tokenizer import Tokenizer
 
 app = typer.Typer(
     help="From tokens to documents and back, for every step of a run; tokens made elsewhere.",
@@ -22,10 +42,12 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
-app.command(short_help="Train on Megatron-LM's .bin/.idx pairs as they are.")(adopt)
 
 RunDirectory = Annotated[Path, typer.Argument(parser=local_path, metavar="RUN", help="A run directory.")]
-Step = Annotated[int, typer.Option("--step", metavar="S", help="A step, counted from 1 as in metrics.jsonl.")]
+STEP_HELP = "A step, counted from 1 as in metrics.jsonl."
+Step = Annotated[int, typer.Option("--step", metavar="S", help=STEP_HELP)]
+# The combinations of options that `show` takes.
+SHOWN = (["--step"], ["--step", "--row"], ["--step", "--row", "--position"], ["--step", "--counts"], ["--document"])
 Tokens = Annotated[
     Path | None,
     typer.Option("--tokens", parser=local_path, metavar="DIR", help="Where its token shards lie now, if they moved."),
@@ -33,60 +55,51 @@ Tokens = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command(short_help="Print exactly what a step consumed.")
-def batch(
+@app.command(short_help="Show what a step read, or which steps read a document.")
+def show(
     run: RunDirectory,
-    step: Step,
-    row: Annotated[int | None, typer.Option("--row", metavar="R", help="Only this row.")] = None,
+    step: Annotated[int | None, typer.Option("--step", metavar="S", help=STEP_HELP)] = None,
+    row: Annotated[int | None, typer.Option("--row", metavar="R", help="Only this row of the step, from 0.")] = None,
+    position: Annotated[
+        int | None, typer.Option("--position", metavar="P", help="The token at this position of the row, from 0.")
+    ] = None,
+    counts: Annotated[bool, typer.Option("--counts", help="Samples of each source up to the step (0: none).")] = False,
+    document: Annotated[
+        str | None, typer.Option("--document", metavar="ID", help="A document's id, or a piece's.")
+    ] = None,
     tokens: Tokens = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print exactly what a step consumed; exit code 4 when its hash is not the one the trainer logged."""
-    found = lineage.batch(_record(run, tokens), step, row)
-    if as_json:
-        say(dumps(found))
+    """Show what a step read: its rows, or the document of one token, with what curation decided and scored.
+
+    --document ID: every (step, row) done so far that read it. Exit code 4 if the tokens that lie there are not those
+    that the trainer logged.
+    """
+    options = {"--step": step, "--row": row, "--position": position, "--document": document}
+    given = [name for name, value in options.items() if value is not None] + ["--counts"] * counts
+    if given not in SHOWN:
+        raise ConfigError(f"{' '.join(given) or 'no option'}: give {', or '.join(' '.join(each) for each in SHOWN)}")
+    record = _record(run, tokens)
+    if document is not None:
+        found = lineage.where(record, document)
+        lines, step = _where_lines(found), int(found["steps_done"])
+    elif step is None:
+        raise AssertionError("every other combination has a step")
+    elif counts:
+        step, found, lines = _counts(record, step)
+    elif row is None or position is None:
+        found = lineage.batch(record, step, row)
+        lines = _batch_lines(found)
     else:
-        for line in _batch_lines(found):
-            say(line)
+        found = {**lineage.trace(record, step, row, position), **_texts(record, step, row, position)}
+        found["curation"], found["without_curation"] = _curation(record, found["document"])
+        lines = _trace_lines(found)
+    say_either(lines, found, as_json)
     _refuse_others(run, found, step)
 
 
-@app.command(short_help="Name the document of one token.")
-def trace(
-    run: RunDirectory,
-    step: Step,
-    row: Annotated[int, typer.Option("--row", metavar="R", help="A row of the batch, from 0.")],
-    position: Annotated[int, typer.Option("--position", metavar="P", help="A position of the row, from 0.")],
-    tokens: Tokens = None,
-    as_json: AsJson = False,
-) -> None:
-    """Name the document of one token: its offset and source, and what curation decided and scored."""
-    record = _record(run, tokens)
-    found = {**lineage.trace(record, step, row, position), **_texts(record, step, row, position)}
-    found["curation"], found["without_curation"] = _curation(record, found["document"])
-    for line in [dumps(found, ensure_ascii=False)] if as_json else _trace_lines(found):
-        say(line)
-    _refuse_others(run, found, step)
-
-
-@app.command()
-def where(
-    run: RunDirectory,
-    document: Annotated[str, typer.Option("--document", metavar="ID", help="A document's id, or a piece's.")],
-    tokens: Tokens = None,
-    as_json: AsJson = False,
-) -> None:
-    """Name every (step, row) done so far that saw a document."""
-    found = lineage.where(_record(run, tokens), document)
-    for line in [dumps(found)] if as_json else _where_lines(found):
-        say(line)
-    _refuse_others(run, found, found["steps_done"])
-
-
-@app.command(short_help="Count the samples of each source up to a step.")
-def counts(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson = False) -> None:
-    """Print how many samples of each source were taken up to a step (0: none yet)."""
-    record = _record(run, tokens)
+def _counts(record: Record, step: int) -> tuple[int, dict[str, Any], list[str]]:
+    """Return the last step done up to `step`, and the samples of each source up to `step`, as data and as lines."""
     samples, done = lineage.counts(record, step), record.steps_done
     last, sequence = min(step, done), record.plan.model.sequence
     logged = record.last_logged if last == done else record.logged_of(last)
@@ -98,24 +111,19 @@ def counts(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson
         "agrees": lineage.agrees(record, logged),
         "never_read": never_read(manifest, sequence),
     }
-    lines = [*_counts_lines(found, sequence), *never_read_lines(manifest, sequence)]
-    for line in [dumps(found)] if as_json else lines:
-        say(line)
-    _refuse_others(run, found, last)
+    return last, found, [*_counts_lines(found, sequence), *never_read_lines(manifest, sequence)]
 
 
 @app.command(short_help="Check every step's hash, and every document.")
 def check(run: RunDirectory, tokens: Tokens = None, as_json: AsJson = False) -> None:
     """Check every step's hash, and every document both ways; exit code 4 when anything disagrees."""
     found = lineage.round_trip(_record(run, tokens))
-    if as_json:
-        say(dumps(found))
-    else:
-        say(
-            f"{found['steps']} steps, {len(found['wrong_hashes'])} with another hash; {found['documents']} documents, "
-            f"{found['documents_seen']} of them seen, {found['sightings']} times: "
-            f"{found['only_forward']} found only from the rows, {found['only_backward']} only from the documents"
-        )
+    line = (
+        f"{found['steps']} steps, {len(found['wrong_hashes'])} with another hash; {found['documents']} documents, "
+        f"{found['documents_seen']} of them seen, {found['sightings']} times: "
+        f"{found['only_forward']} found only from the rows, {found['only_backward']} only from the documents"
+    )
+    say_either([line], found, as_json)
     if not found["agrees"]:
         raise DataError(f"{run}: lineage disagrees ({found}); tokens or records changed since the training")
 
@@ -130,8 +138,7 @@ def culprit(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJso
 
     with progress_of("culprit") as progress:
         found = find_culprit(_record(run, tokens), step, progress)
-    for line in [dumps(found)] if as_json else _culprit_lines(found):
-        say(line)
+    say_either(_culprit_lines(found), found, as_json)
 
 
 def _refuse_others(run: Path, found: dict[str, Any], step: int) -> None:
@@ -250,3 +257,139 @@ def _trace_lines(found: dict[str, Any]) -> list[str]:
     if found["curation"] is None:
         return [*lines, f"  {found['without_curation']}"]
     return [*lines, *(f"  {line}" for line in history_lines(found["curation"]))]
+
+
+# As `trivium tokenize`, but of no corpus; what may be replaced is looked at with the pairs.
+STAGE = replace(TOKENIZE, name="adopt", verb=ADOPT, sections=(), reads=(), check=lambda run, state: None)
+
+
+@app.command(short_help="Train on Megatron-LM's .bin/.idx pairs as they are.")
+def adopt(
+    prefixes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[WEIGHT] PREFIX",
+            help="As Megatron-LM's --data-path: PREFIX.bin and PREFIX.idx, all with a weight or none.",
+        ),
+    ],
+    out: Out = DEFAULT_OUT,
+    validation: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--validation",
+            parser=local_path,
+            metavar="PREFIX",
+            help="A pair that validates. Default: the last documents of each (tokens.validation_fraction).",
+        ),
+    ] = None,
+    unended: Annotated[
+        bool, typer.Option("--unended", help="Accept documents without an end (made without --append-eod).")
+    ] = False,
+    preset: Preset = None,
+    sets: Sets = None,
+    redo: Redo = False,
+) -> None:
+    """Train on Megatron-LM's .bin/.idx pairs as they are: checked and hashed once, linked, never copied or changed.
+
+    What made their ids: --set tokens.tokenizer=FILE, a tokenizer.json.
+    """
+    from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
+
+    never = {**CORPUS_MADE, "tokens.dtype": "pairs keep the dtype that they have; leave it out"}
+    if validation:
+        never["tokens.validation_fraction"] = "--validation names what validates; leave one of the two out"
+    Reads(ADOPT, EVERY_SECTION, never).check(sets)
+    given = given_for(out, preset, sets)
+    words = _tokenizer(given)
+    known = [f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")]
+    known.append(f"plan.model.end_of_text={words.end_of_text}")
+    others = [said for said in given.assignments if said not in known]
+    run = open_run(out, given._replace(assignments=(*known, *others)))
+    train, weights = _weighted(prefixes)
+    pairs = Pairs(train, weights, tuple(validation or ()), run.config.tokens.validation_fraction, not unended)
+    _refuse_files((*pairs.train, *pairs.validation))
+    sources = source_names((*pairs.train, *pairs.validation))
+    folder = run.at.folder("tokens")
+    _refuse_to_replace(folder, sources.values(), redo=redo)
+    # Where a pair lies is no part of what it is: a training goes on when its pairs have moved.
+    inputs = {
+        "tokenizer": words.identity,
+        "pairs": fingerprint([[source, _state(prefix)] for source, prefix in sources.items()]),
+        "asked": fingerprint([pairs.weights, len(pairs.validation), pairs.fraction, pairs.ended]),
+    }
+
+    def work(run: Run, out: Path, progress: Progress) -> Result:
+        found: dict[str, Any] = adopt_pairs(pairs, out, words, progress)
+        return {**found, "sequence": run.config.plan.model.sequence}
+
+    stage = replace(STAGE, work=work, outside=lambda run: inputs)
+    named = {file for prefix in sources.values() for file in _files(prefix)}
+    moved = folder.is_dir() and any(p.is_symlink() and p.resolve() not in named for p in folder.iterdir())
+    perform(stage, run, redo=redo or moved)
+    say(f"train on them: trivium train --out {shlex.quote(str(out))}")
+
+
+def _tokenizer(given: Given) -> "Tokenizer":
+    """The one that the config names."""
+    from trivium.tokens.tokenizer import given_tokenizer
+
+    tokens = resolve(given).tokens
+    if tokens.tokenizer is None:
+        raise ConfigError(
+            "tokens.tokenizer is null: pairs hold ids, and only their tokenizer knows them; --set "
+            "tokens.tokenizer=FILE, its tokenizer.json"
+        )
+    return given_tokenizer(tokens.tokenizer, tokens.end_of_text)
+
+
+def _weighted(words: list[str]) -> tuple[tuple[Path, ...], tuple[float, ...]]:
+    """Prefixes, and their weights where every other word is a number."""
+    weights = [_number(word) for word in words[::2]]
+    if len(words) % 2 or None in weights:
+        prefixes = tuple(map(Path, words))
+        for word, prefix in zip(words, prefixes, strict=True):
+            if _number(word) is not None and not any(path.is_file() for path in _files(prefix)):
+                raise ConfigError(f"WEIGHT {word}: a weight stands before every PREFIX or before none: {words}")
+        return prefixes, ()
+    return tuple(map(Path, words[1::2])), tuple(weight for weight in weights if weight is not None)
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _files(prefix: Path) -> list[Path]:
+    from trivium.tokens.shards import files_of
+
+    return [path.resolve() for path in files_of(prefix)]
+
+
+def _refuse_files(prefixes: Iterable[Path]) -> None:
+    """ConfigError where one file of a pair is named, as a shell completes it, or the folder it is in."""
+    for prefix in prefixes:
+        if not prefix.name or (prefix.is_dir() and not any(path.is_file() for path in _files(prefix))):
+            raise ConfigError(f"PREFIX {prefix} is a folder; name a pair in it, its path without .bin and .idx")
+        if prefix.suffix in (".idx", ".bin") and prefix.is_file() and not _files(prefix)[0].is_file():
+            raise ConfigError(f"PREFIX {prefix} is one file of a pair; name both as {prefix.with_suffix('')}")
+
+
+def _state(prefix: Path) -> list[tuple[int, int]]:
+    """Size and last change of a pair's files; those that are missing are refused when they are opened."""
+    return [(path.stat().st_size, path.stat().st_mtime_ns) for path in _files(prefix) if path.is_file()]
+
+
+def _refuse_to_replace(folder: Path, prefixes: Iterable[Path], *, redo: bool) -> None:
+    """ConfigError where the links would take the place of tokens: other ones, or the very pairs."""
+    inside = [prefix for prefix in prefixes if any(folder.resolve() in file.parents for file in _files(prefix))]
+    if inside:
+        raise ConfigError(f"PREFIX {inside[0]} lies in {folder}, which would be replaced; give another --out")
+    stamp = read_stamp(folder)
+    if folder.exists() and stamp is None:
+        raise ConfigError(f"--out: trivium did not make what is in {folder}; give another --out")
+    if stamp is not None and not redo and stamp.get("verb") != ADOPT:
+        raise ConfigError(
+            f"--out: {folder} holds tokens of `trivium {stamp.get('verb')}`; give another --out, or --redo"
+        )

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli.apart import apart
 from trivium.cli.bias import BIAS
 from trivium.cli.corpus import CURATE, HARVEST, large_losses
 from trivium.cli.doctor import examine
+from trivium.cli.ending import apart
 from trivium.cli.evaluate import EVALUATE
 from trivium.cli.generate import GENERATE
 from trivium.cli.options import (
@@ -26,13 +26,12 @@ from trivium.cli.options import (
     open_run,
 )
 from trivium.cli.plan import PLAN
-from trivium.cli.price import dry_run_lines
+from trivium.cli.price import AnyMachine, dry_run_lines
 from trivium.cli.prove import PROVE
 from trivium.cli.report import make_report
 from trivium.cli.run_config import resolve
 from trivium.cli.show import say, seconds_line
 from trivium.cli.stage import Run, Stage, perform
-from trivium.cli.this_host import AnyMachine
 from trivium.cli.tokenize import TOKENIZE
 from trivium.cli.train import TRAIN, check_host
 from trivium.errors import ConfigError, nearest

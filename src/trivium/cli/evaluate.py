@@ -18,8 +18,8 @@ from trivium.cli.benchmarks import (
     refuse_bad_place,
     tell,
 )
-from trivium.cli.local_path import local_path
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Reads, Redo, Sets, given_for, open_run
+from trivium.cli.paths import local_path
 from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.answers import answered
+from trivium.cli.benchmarks import answered
 from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Redo, Sets, open_asked
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import say, say_aside, tell

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.answers import answered
-from trivium.cli.benchmarks import about_checkpoint, cut_line, refuse_bad_place
+from trivium.cli.benchmarks import Kept, about_checkpoint, answered, cut_line, refuse_bad_place
 from trivium.cli.evaluate import Data, Json
-from trivium.cli.kept import Kept
-from trivium.cli.local_path import local_path
 from trivium.cli.options import Sets
+from trivium.cli.paths import local_path
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError

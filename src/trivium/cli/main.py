@@ -12,9 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trivium import __version__
-from trivium.cli.ended import ended_in_order
-from trivium.cli.failure import leave_exit_code, told
-from trivium.cli.usage import usage_errors_told
+from trivium.cli.ending import ended_in_order, leave_exit_code, told, usage_errors_told
 from trivium.jsonlines import text_lines
 from trivium.mkl import prefer_fast_kernels
 from trivium.training.supervision.preemption import BY_SCHEDULERS, held_back

@@ -6,10 +6,9 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from trivium.cli.addresses import path_or_url
-from trivium.cli.failure import no_new_files_in
+from trivium.cli.ending import no_new_files_in
 from trivium.cli.imported import preset_beside
-from trivium.cli.local_path import local_path
+from trivium.cli.paths import local_path, path_or_url
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace

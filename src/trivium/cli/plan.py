@@ -8,12 +8,9 @@ from typer.core import TyperGroup
 
 from trivium.cli.machine import cores, memory_bytes
 from trivium.cli.options import DEFAULT_OUT, DEFAULT_PRESET, Out, Preset, Ranks, Redo, Sets, given_for, open_run
-from trivium.cli.plan_backtest import backtest
-from trivium.cli.plan_calibrate import calibrate
-from trivium.cli.plan_estimate import PresetOption, estimate_plan
-from trivium.cli.plan_probe import probe_machine
-from trivium.cli.plan_scale import scale
-from trivium.cli.plan_search import explain, search
+from trivium.cli.plan_estimate import PresetOption, estimate_plan, scale
+from trivium.cli.plan_measure import backtest, calibrate, probe_machine
+from trivium.cli.plan_search import search
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say
@@ -31,8 +28,7 @@ REFERENCE = "mt-nlg-530b"  # stands beside the demo's plan
 FEW_NODES = 12  # lines of a drawing, unless all are asked for
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-app.command("search", short_help="Find the fastest layouts on a machine.")(search)
-app.command("explain", short_help="Why that layout wins, and what was nearly possible.")(explain)
+app.command("search", short_help="Find the fastest layouts on a machine, and why they win.")(search)
 app.command("estimate", short_help="One plan's seconds, memory and traffic, rank by rank.")(estimate_plan)
 app.command("scale", short_help="Predict strong and weak scaling.")(scale)
 app.command("backtest", short_help="Compare predictions with published runs (CSV).")(backtest)

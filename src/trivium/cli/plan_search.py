@@ -1,9 +1,7 @@
-"""`trivium plan search` and `trivium plan explain`: which layout, and why; no torch."""
+"""`trivium plan search`: which layout is fastest, and why. Imports no torch."""
 
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +9,13 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from trivium.cli.local_path import local_path
 from trivium.cli.options import Sets
+from trivium.cli.paths import local_path
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, RunConfig, is_machine_file, resolve, with_options
-from trivium.cli.show import say, say_aside
+from trivium.cli.show import say_aside, say_either
 from trivium.config import changes, leaves, parse_assignments, preset_files, preset_names, to_tree
 from trivium.errors import ConfigError
-from trivium.finite import dumps
 from trivium.plan.plan import Plan
 from trivium.plan.sizes import MOST_RANKS, MOST_SEQUENCES
 from trivium.planner.grid import Subject
@@ -58,6 +55,9 @@ Schedules = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Say why the winner wins, what was rejected, and what nearly fitted.")
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -83,7 +83,7 @@ TAKEN = (
 
 @dataclass(frozen=True)
 class Asked:
-    """What is searched for, and how it is told: the options of both verbs."""
+    """The options of `search`."""
 
     model: Model
     machine: MachineName = None
@@ -94,44 +94,27 @@ class Asked:
     top: Top = 10
     schedules: Schedules = None
     out: Out = None
+    explain: Explain = False
     as_json: AsJson = False
 
 
-def _verb(tell: Callable[[Asked], None]) -> Callable[..., None]:
-    """A command whose options are the fields of Asked."""
-
-    @wraps(tell)
-    def run(**options: Any) -> None:
-        tell(Asked(**options))
-
-    run.__signature__ = signature(Asked)  # type: ignore[attr-defined]
-    return run
-
-
-@_verb
-def search(asked: Asked) -> None:
-    """Find the fastest layouts of a model on a machine: every legal plan, priced; the best simulated.
+def search(**options: Any) -> None:
+    """Find the fastest layouts of a model on a machine: every legal plan is priced, and the best are simulated.
 
     --set search.FIELD=VALUE restricts what it tries; `trivium config explain search` lists the fields.
     """
+    asked = Asked(**options)
     found = _find(asked)
-    if asked.as_json:
-        _print(search_tree(found, asked.top))
-        return
-    for line in search_lines(found, asked.top):
-        say(line)
+    if asked.explain:
+        misses = near_misses(found)
+        lines, data = explain_lines(found, misses, asked.top), explain_tree(found, misses, asked.top)
+    else:
+        lines, data = search_lines(found, asked.top), search_tree(found, asked.top)
+    say_either(lines, data, asked.as_json)
 
 
-@_verb
-def explain(asked: Asked) -> None:
-    """Say why: the winner, the runners-up and what limits each, what was rejected, and near misses."""
-    found = _find(asked)
-    misses = near_misses(found)
-    if asked.as_json:
-        _print(explain_tree(found, misses, asked.top))
-        return
-    for line in explain_lines(found, misses, asked.top):
-        say(line)
+# typer reads the options from the signature.
+search.__signature__ = signature(Asked)  # type: ignore[attr-defined]
 
 
 def _find(asked: Asked) -> Found:
@@ -209,7 +192,3 @@ def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
     path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
     again = f"trivium plan estimate --preset {shlex.quote(str(path))}"
     say_aside(f"the fastest plan is written to {path}: `{again}`")
-
-
-def _print(tree: dict[str, Any]) -> None:
-    say(dumps(tree, indent=1))

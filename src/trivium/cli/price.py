@@ -1,14 +1,22 @@
 """What a config's plan costs on its machine, before anything runs; no torch."""
 
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from trivium.cli.machine import cores, memory_bytes
-from trivium.cli.run_config import HERE, Given, is_machine_file, resolve
+import typer
+
+from trivium.cli.machine import DRIVERS, cores, memory_bytes, version_of
+from trivium.cli.run_config import HERE, LAYOUTS, Given, RunConfig, is_machine_file, resolve
 from trivium.config import leaves, to_tree, written
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Machine, machine_from_file, machine_named, this_machine
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, MachineError
 from trivium.planner.explain import plan_lines
+from trivium.planner.this_host import Change, Host, Verdict, judge, nearest_change
 from trivium.training.rates import rate_line
 from trivium.units import format_seconds
 
@@ -37,3 +45,110 @@ def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:
     whole = f"{steps} steps of the full batch: about {format_seconds(steps * price.seconds)} by this estimate"
     rate = rate_line(config.training, config.plan)
     return [*lines, "", *told, whole, rate, "nothing was started or written"], []
+
+
+SMI_SECONDS = 2.0  # nvidia-smi takes half a second
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+AnyMachine = Annotated[
+    bool,
+    typer.Option(
+        "--any-machine", help="Start even if this machine lacks the memory, or would take more than ten days."
+    ),
+]
+
+
+def host_found(environment: Mapping[str, str] = os.environ) -> Host | None:
+    """Return what this host has free, and which ranks torchrun runs on it; None if its accelerators do not answer."""
+    accelerators = _accelerators(environment)
+    if accelerators is None:
+        return None
+    by_torchrun = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
+    numbers = [environment.get(k, d) for k, d in (("RANK", "0"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))]
+    if not by_torchrun or not all(n.isdecimal() for n in numbers):  # a wrong number is refused where ranks meet
+        return Host(cores(), memory_bytes(), accelerators)
+    rank, local, ranks = map(int, numbers)
+    return Host(cores(), memory_bytes(), accelerators, max(0, rank - local), ranks)
+
+
+def verdict_here(config: RunConfig, steps: int, host: Host) -> Verdict:
+    """Price the remaining steps of a config's plan on this host."""
+    planned = machine_of(config.machine)
+    return judge(config.plan, steps, host, planned, config.search.memory_fraction)
+
+
+def host_lines(given: Given, steps: int, words: Sequence[str], *, insists: bool, host: Host | None = None) -> list[str]:
+    """Return what this host takes for the remaining steps; MachineError if it cannot, unless the user insists.
+
+    The refusal names the nearest settings that the host can run. words: how the command begins, before its settings.
+    host: by default the one this runs on.
+    """
+    host = host or host_found()
+    if host is None:
+        return ["this host: its accelerators do not answer nvidia-smi, so memory and hours were not checked"]
+    config = resolve(given)
+    found = verdict_here(config, steps, host)
+    if found.problems and not insists:
+        raise MachineError(_refusal(given, config, steps, words, host, found))
+    warned = [f"warning: {problem}; --any-machine was given" for problem in found.problems]
+    return [f"this host: {found.line}", *warned]
+
+
+def _refusal(given: Given, config: RunConfig, steps: int, words: Sequence[str], host: Host, found: Verdict) -> str:
+    def judged(change: Change) -> Verdict | None:
+        try:
+            other = resolve(_changed(given, change))
+            if other.problems():
+                return None
+            return verdict_here(other, min(steps, other.training.steps), host)
+        except ConfigError:
+            return None
+
+    ranks = () if host.ranks else tuple(sorted(LAYOUTS, reverse=True))
+    change = nearest_change(config.plan, steps, ranks, judged)
+    remedy = "no layout, micro-batch, recompute mode or batch of it fits; train a smaller model, as --preset demo"
+    if change is not None:
+        remedy = f"the nearest settings that work here: {_command(words, _changed(given, change))}"
+    return (
+        f"this host ({found.where}) cannot run this training: {'; '.join(found.problems)}\n{remedy}\n"
+        f"`trivium plan estimate` prices a plan for its own machine, which is {config.machine}; --any-machine "
+        f"starts it here anyway"
+    )
+
+
+def _changed(given: Given, change: Change) -> Given:
+    """Return what the user gave with a change, which takes the place of settings of the same fields."""
+    fields = {each.partition("=")[0] for each in change.sets}
+    kept = [each for each in given.assignments if each.partition("=")[0] not in fields]
+    return Given(given.preset, (*kept, *change.sets), change.ranks or given.ranks)
+
+
+def _command(words: Sequence[str], given: Given) -> str:
+    """Return the command as it is typed."""
+    ranks = [] if given.ranks is None else ["--ranks", str(given.ranks)]
+    sets = [word for each in given.assignments for word in ("--set", each)]
+    return shlex.join(["trivium", *words, "--preset", given.preset, *ranks, *sets])
+
+
+def _accelerators(environment: Mapping[str, str]) -> tuple[tuple[str, int], ...] | None:
+    """Return name and free bytes of each NVIDIA GPU that a rank can use; None if a driver is there and none answers."""
+    visible = environment.get(VISIBLE)
+    hidden = visible is not None and not visible.strip()
+    if hidden or version_of("torch").endswith("+cpu") or not any(Path(d).exists() for d in DRIVERS):
+        return ()
+    asked = ["nvidia-smi", "--query-gpu=memory.free,name", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=SMI_SECONDS, check=True).stdout
+        found = [line.split(", ", 1) for line in told.splitlines() if line.strip()]
+        free = tuple((name, int(mebibytes) << 20) for mebibytes, name in found)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return free if visible is None else _seen(free, visible)
+
+
+def _seen(found: tuple[tuple[str, int], ...], visible: str) -> tuple[tuple[str, int], ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves. Names other than numbers are counted from the first."""
+    named = [each.strip() for each in visible.split(",")]
+    if all(each.isdecimal() for each in named):
+        return tuple(found[int(each)] for each in named if int(each) < len(found))
+    return found[: len(named)]

@@ -6,7 +6,7 @@ import time
 
 import typer
 
-from trivium.cli.corpus_views import keep_statistics
+from trivium.cli.corpus_tools import keep_statistics
 from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace

@@ -10,6 +10,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any, TextIO
 
+from trivium.finite import dumps as finite_dumps
 from trivium.progress import Progress
 from trivium.provenance import write_json
 from trivium.report.words import layout_text as degrees_text
@@ -48,6 +49,12 @@ def say_found(lines: Iterable[str], data: Mapping[str, Any], json: Path | None, 
     if json is not None:
         write_json(json, data)
         say(f"data written to {json}")
+
+
+def say_either(lines: Iterable[str], data: Any, as_json: bool) -> None:
+    """Print a result as lines for people, or as one line of JSON for programs."""
+    for line in [finite_dumps(data, ensure_ascii=False)] if as_json else lines:
+        say(line)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from trivium.cli.workspace import Workspace, read_result
 from trivium.config import Tree, differences, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.progress import Progress
-from trivium.provenance import STAMP, describe, fingerprint, publishing, stage_key, stamp_hash, write_json
+from trivium.provenance import STAMP, describe, publishing, stage_key, stamp_hash, write_json
 from trivium.training.metrics import warn
 
 Result = Mapping[str, Any]
@@ -55,38 +55,6 @@ class Run:
         return self.folder("tokens") / "tokenizer.json"
 
 
-def _nothing(run: Run) -> dict[str, str]:
-    return {}
-
-
-def _nothing_lasts(what: Mapping[str, Any]) -> Tree:
-    return {}
-
-
-def _no_extent(run: Run) -> int:
-    return 0
-
-
-def _nothing_said(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
-    return []
-
-
-def _nothing_asked(run: Run, changed: Sequence[str]) -> None:
-    """What most stages replace, they can make again."""
-
-
-def _nothing_gone(run: Run, extent: int) -> Gone | None:
-    return None
-
-
-def _by_nobody(run: Run) -> str:
-    return ""
-
-
-def _nothing_to_refuse(run: Run, state: State) -> None:
-    """What most stages refuse, they find while they work: their output takes its place only when it is whole."""
-
-
 @dataclass(frozen=True)
 class Stage:
     """What a station reads, does and reports.
@@ -110,15 +78,15 @@ class Stage:
     reads: tuple[str, ...]  # folders of earlier stages
     work: Callable[[Run, Path, Progress], Result]
     summary: Callable[[Result], list[str]]
-    outside: Callable[[Run], dict[str, str]] = _nothing  # inputs that are not in the run directory
+    outside: Callable[[Run], dict[str, str]] = lambda run: {}  # inputs that are not in the run directory
     writes: Literal["whole", "in place", "afresh"] = "whole"
-    lasting: Callable[[Mapping[str, Any]], Tree] = _nothing_lasts
-    extent: Callable[[Run], int] = _no_extent
-    gone: Callable[[Run, int], Gone | None] = _nothing_gone
-    check: Callable[[Run, State], None] = _nothing_to_refuse
-    ask: Callable[[Run, Sequence[str]], None] = _nothing_asked
-    apart: Callable[[Run, Path, Sequence[str]], list[str]] = _nothing_said
-    needed: Callable[[Run], str] = _by_nobody
+    lasting: Callable[[Mapping[str, Any]], Tree] = lambda what: {}
+    extent: Callable[[Run], int] = lambda run: 0
+    gone: Callable[[Run, int], Gone | None] = lambda run, extent: None
+    check: Callable[[Run, State], None] = lambda run, state: None
+    ask: Callable[[Run, Sequence[str]], None] = lambda run, changed: None
+    apart: Callable[[Run, Path, Sequence[str]], list[str]] = lambda run, before, changed: []
+    needed: Callable[[Run], str] = lambda run: ""
 
     def config(self, run: Run) -> dict[str, Any]:
         """The part of the config that the output depends on."""
@@ -193,12 +161,10 @@ def _begun_with(directory: Path) -> Mapping[str, Any]:
 
 
 def _changed(stage: Stage, run: Run, before: Mapping[str, Any]) -> list[str]:
-    """Why work that was begun with `before` is not gone on with: each `field: there -> here`."""
-    now = stage.lasting(stage.what(run))
-    if "config" in before:
-        return differences(stage.lasting(before), now)
-    # Where the first versions kept no more than a digest.
-    return [] if before.get("lasting") == fingerprint(now) else [f"{STARTED} tells of other settings, or none"]
+    """Return why work that was begun with `before` cannot be resumed: a `field: there -> here` line for each change."""
+    if "config" not in before:
+        return [f"{STARTED} is missing, or names no settings"]
+    return differences(stage.lasting(before), stage.lasting(stage.what(run)))
 
 
 def _why_anew(stage: Stage, run: Run) -> list[str]:

@@ -1,10 +1,11 @@
 """`trivium tokenize`: documents become a tokenizer and token shards."""
 
+import os
 import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,10 +23,13 @@ from trivium.cli.options import (
     open_run,
 )
 from trivium.cli.stage import STARTED, Result, Run, Stage, State, perform
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, nearest
 from trivium.progress import Progress
 from trivium.provenance import read_stamp, work_of
 from trivium.units import listed
+
+if TYPE_CHECKING:
+    from trivium.corpus.engine import Engine
 
 Workers = Annotated[
     int | None,
@@ -173,3 +177,25 @@ TOKENIZE = Stage(
     check=_check,
     needed=_for_a_training,
 )
+
+
+ENGINES = ("here", "native", "ray")
+
+
+def chosen_engine(name: str, workers: int | None) -> "Engine | None":
+    """The engine of this name; None for this process."""
+    if name not in ENGINES:
+        raise ConfigError(f"--engine {name}: there is no such engine; {nearest(name, ENGINES)}")
+    count = worker_count(workers)
+    if name == "here":
+        if workers is not None and workers > 1:
+            raise ConfigError(
+                f"--workers {workers}: under --engine here this process does all the work; give --engine native or "
+                f"ray, or leave it out"
+            )
+        return None
+    for variable, value in (("DAFT_ANALYTICS_ENABLED", "0"), ("DAFT_PROGRESS_BAR", "0")):
+        os.environ.setdefault(variable, value)  # before Daft is imported
+    from trivium.corpus.daft_engine import Daft
+
+    return Daft(name, workers=count, address=os.environ.get("RAY_ADDRESS") or None)

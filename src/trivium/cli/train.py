@@ -24,11 +24,10 @@ from trivium.cli.options import (
     given_for,
     open_run,
 )
-from trivium.cli.price import dry_run_lines
+from trivium.cli.price import AnyMachine, dry_run_lines, host_lines
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
-from trivium.cli.this_host import AnyMachine, host_lines
 from trivium.cli.tokenize import check_vocabulary, never_read_lines
 from trivium.config import Tree, as_value, leaves, to_tree, written
 from trivium.errors import CheckpointError, ConfigError, DataError

@@ -232,28 +232,28 @@ def run_verb(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
 
 
 def test_commands_print_what_the_functions_return(run: Path, record: Record, monkeypatch, capsys) -> None:
-    code, out, _ = run_verb(monkeypatch, capsys, "batch", str(run), "--step", "3", "--json")
+    code, out, _ = run_verb(monkeypatch, capsys, "show", str(run), "--step", "3", "--json")
     assert code == 0 and json.loads(out) == json.loads(json.dumps(lineage.batch(record, 3)))
-    code, out, _ = run_verb(monkeypatch, capsys, "batch", str(run), "--step", "3", "--row", "1")
+    code, out, _ = run_verb(monkeypatch, capsys, "show", str(run), "--step", "3", "--row", "1")
     assert "as logged" in out and len(out.splitlines()) == 4
     step = ("--step", "3", "--row", "1", "--position", "4")
-    code, out, _ = run_verb(monkeypatch, capsys, "trace", str(run), *step, "--json")
+    code, out, _ = run_verb(monkeypatch, capsys, "show", str(run), *step, "--json")
     found = json.loads(out)
     assert found["curation"]["kept"][0]["id"] == found["document"]
     assert found["text_in_row"].strip() in found["curation"]["kept"][0]["text"] + "<|endoftext|>"
-    code, out, _ = run_verb(monkeypatch, capsys, "trace", str(run), *step)
+    code, out, _ = run_verb(monkeypatch, capsys, "show", str(run), *step)
     assert found["document"] in out and "was kept" in out
-    code, out, _ = run_verb(monkeypatch, capsys, "where", str(run), "--document", found["document"], "--json")
+    code, out, _ = run_verb(monkeypatch, capsys, "show", str(run), "--document", found["document"], "--json")
     seen = json.loads(out)["pieces"][0]["seen"]
     assert any((s["step"], s["row"]) == (3, 1) for s in seen)
-    code, out, _ = run_verb(monkeypatch, capsys, "where", str(run), "--document", found["document"])
+    code, out, _ = run_verb(monkeypatch, capsys, "show", str(run), "--document", found["document"])
     assert len(out.splitlines()) == len(seen) + 2
-    code, out, _ = run_verb(monkeypatch, capsys, "counts", str(run), "--step", "3", "--json")
+    code, out, _ = run_verb(monkeypatch, capsys, "show", "--counts", str(run), "--step", "3", "--json")
     assert json.loads(out)["samples"] == lineage.counts(record, 3)
     manifest = read_tokens_manifest(record.tokens)
     never, tokens = json.loads(out)["never_read"], manifest["totals"]["train"]["tokens"]
     assert never == never_read(manifest, record.plan.model.sequence) and sum(never.values()) > 0
-    code, out, _ = run_verb(monkeypatch, capsys, "counts", str(run), "--step", "3")
+    code, out, _ = run_verb(monkeypatch, capsys, "show", "--counts", str(run), "--step", "3")
     assert f"never trained on: {sum(never.values()):,} of {tokens:,} tokens" in out
     code, out, _ = run_verb(monkeypatch, capsys, "check", str(run))
     assert code == 0 and "0 with another hash" in out
@@ -263,9 +263,9 @@ def test_counts_of_a_future_step_are_marked(run: Path, tmp_path: Path, monkeypat
     shutil.copytree(run / "training", tmp_path / "training")
     first = read(tmp_path / "training" / METRICS)[:3]
     (tmp_path / "training" / METRICS).write_text("".join(json.dumps(m) + "\n" for m in first))
-    code, out, _ = run_verb(monkeypatch, capsys, "counts", str(tmp_path), "--step", "5")
+    code, out, _ = run_verb(monkeypatch, capsys, "show", "--counts", str(tmp_path), "--step", "5")
     assert code == 0 and "3 steps are done; this is what 5 will have taken" in out
-    code, out, _ = run_verb(monkeypatch, capsys, "counts", str(tmp_path), "--step", "3")
+    code, out, _ = run_verb(monkeypatch, capsys, "show", "--counts", str(tmp_path), "--step", "3")
     assert code == 0 and "done" not in out
 
 
@@ -277,9 +277,9 @@ def test_sources_of_weight_0_are_named(run: Path, tmp_path: Path, monkeypatch, c
     manifest["sources"]["pages"]["weight"] = 0.0
     place.write_text(json.dumps(manifest))
     there = (str(tmp_path), "--tokens", str(tmp_path / "tokens"))
-    _, out, _ = run_verb(monkeypatch, capsys, "counts", *there, "--step", "3")
+    _, out, _ = run_verb(monkeypatch, capsys, "show", "--counts", *there, "--step", "3")
     assert "never trained on: " in out and "and all of weight 0 (curate.blend): pages" in out
-    code, _, err = run_verb(monkeypatch, capsys, "where", *there, "--document", "pages-1")
+    code, _, err = run_verb(monkeypatch, capsys, "show", *there, "--document", "pages-1")
     assert code == 4 and "is of a source of weight 0, or is none" in err
 
 
@@ -302,22 +302,22 @@ def test_tokens_of_another_training_are_an_error(run: Path, other_run: Path, mon
     at = ("--step", "3", "--row", "1", "--position", "4")
     name = next(iter(TokenDataset.open(other_run / "tokens", "train", sequence=8, seed=5).documents())).document
     for words in (
-        ("trace", str(other_run), *at, *there),
-        ("where", str(other_run), "--document", name, *there),
-        ("batch", str(other_run), "--step", "3", *there),
-        ("counts", str(other_run), "--step", "3", *there),
+        ("show", str(other_run), *at, *there),
+        ("show", str(other_run), "--document", name, *there),
+        ("show", str(other_run), "--step", "3", *there),
+        ("show", "--counts", str(other_run), "--step", "3", *there),
     ):
         code, out, err = run_verb(monkeypatch, capsys, *words)
         assert code == 4 and out and "this is not what it was trained on" in err, words
 
 
 def test_curation_is_that_next_to_the_tokens(run: Path, other_run: Path, monkeypatch, capsys) -> None:
-    at = ("trace", str(other_run), "--step", "3", "--row", "1", "--position", "4", "--tokens")
+    at = ("show", str(other_run), "--step", "3", "--row", "1", "--position", "4", "--tokens")
     _, out, _ = run_verb(monkeypatch, capsys, *at, str(run / "tokens"), "--json")
     found = json.loads(out)
     assert found["curation"]["kept"][0]["id"] == found["document"]
     monkeypatch.chdir(run / "tokens")
-    unknown = ("where", str(other_run), "--document", "nobody", "--tokens")
+    unknown = ("show", str(other_run), "--document", "nobody", "--tokens")
     _, _, err = run_verb(monkeypatch, capsys, *unknown, ".")
     assert f"corpus inspect nobody --out {run}`" in err
     # Tokens that were moved away, next to a corpus that was curated again.
@@ -333,11 +333,11 @@ def test_missing_document_step_and_row_are_errors(run: Path, record: Record, mon
     with pytest.raises(DataError, match="document 'nobody'"):
         lineage.where(record, "nobody")
     for words, said in (
-        (("batch", str(run), "--step", "13"), "steps 1 to 12"),
-        (("batch", str(run), "--step", "1", "--row", "77"), "--row 77 must be 0 to 3"),
-        (("batch", str(run), "--step", "1", "--row", "-1"), "--row -1 must be 0 to 3"),
-        (("trace", str(run), "--step", "1", "--row", "4", "--position", "0"), "--row 4 must be 0 to 3"),
-        (("batch", str(run / "tokens"), "--step", "1"), "no training began there"),
+        (("show", str(run), "--step", "13"), "steps 1 to 12"),
+        (("show", str(run), "--step", "1", "--row", "77"), "--row 77 must be 0 to 3"),
+        (("show", str(run), "--step", "1", "--row", "-1"), "--row -1 must be 0 to 3"),
+        (("show", str(run), "--step", "1", "--row", "4", "--position", "0"), "--row 4 must be 0 to 3"),
+        (("show", str(run / "tokens"), "--step", "1"), "no training began there"),
     ):
         code, _, err = run_verb(monkeypatch, capsys, *words)
         assert code == 4 and said in err

@@ -1,0 +1,194 @@
+"""Any error as the command line tells it: cause, remedy and exit code."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from trivium.checkpoint.durable import remedy_of
+from trivium.errors import NOT_WORTH_REPEATING, DataError, MachineError, TriviumError, error_of
+from trivium.units import plain
+
+
+def told(error: BaseException) -> TriviumError:
+    """The error itself when it was raised on purpose; MachineError, with what to do, when the system refused to read
+    or write; DataError for a file that breaks off; otherwise what it was, and how to see where it came from."""
+    if isinstance(error, TriviumError):
+        return error
+    remedy = remedy_of(error.errno) if isinstance(error, OSError) else ""
+    if isinstance(error, OSError) and remedy:
+        return MachineError(f"{error.filename or 'a file'}: {error.strerror}; {remedy}")
+    if isinstance(error, IsADirectoryError | NotADirectoryError):
+        place = error.filename2 or error.filename or "a path"  # of a file that is renamed, its new name
+        what = "a folder; name a file" if isinstance(error, IsADirectoryError) else "below a file; name another path"
+        return MachineError(f"{place} is {what}")
+    if isinstance(error, FileNotFoundError) and error.filename and not Path(error.filename).parent.exists():
+        return MachineError(f"{Path(error.filename).parent}: there is no such folder; make it, or name another")
+    if isinstance(error, FileNotFoundError) and error.filename:
+        place = error.filename2 or error.filename  # of a file that is renamed, its new name
+        if why := no_new_files_in(Path(place).parent):
+            return MachineError(f"{place} cannot be made: {why}; name a folder elsewhere")
+    if isinstance(error, EOFError):
+        return DataError(
+            f"a file that was read breaks off ({error}); run again with --debug to see which, and make it anew"
+        )
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return TriviumError(f"{text}\nrun again with --debug for the traceback")
+
+
+def no_new_files_in(folder: Path) -> str:
+    """Why nothing can be written in a folder; nothing where it can. It is tried: /proc has mode bits that allow it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder} accepts no new files ({error.strerror})"
+
+
+def leave_exit_code(code: int) -> None:
+    """Write the exit code of what would fail again into the file that TRIVIUM_EXIT_CODE names, where it does.
+
+    Job files name one: torchrun ends with 1 whatever its ranks end with, and srun with the highest code of all, which
+    is of ranks that were killed because another had ended. The first rank that fails is the cause.
+    """
+    path = os.environ.get("TRIVIUM_EXIT_CODE")
+    if path and code in NOT_WORTH_REPEATING:
+        with suppress(OSError), open(path, "x", encoding="ascii") as file:
+            file.write(str(code))
+
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Inside, a signal that ends this process raises SystemExit(128 + signal): a copy of a model, or a training, goes
+    first. What is forked from here ends by the signal itself, without clearing up what is this process's."""
+    own = os.getpid()
+
+    def end(number: int, _: FrameType | None) -> None:
+        if os.getpid() != own:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        for other in ENDING:  # one request may come several times
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    heard = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def ended_by_signals() -> None:
+    """For a fork: it clears up nothing, and in a collective it would not hear."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def apart(work: Callable[[], None]) -> None:
+    """Run `work` in a forked process; an error in it is raised here, of the same kind and with the same text.
+
+    Ranks are forked from the process that trains. What earlier stages left in its memory would be in every rank, and
+    an accelerator that one of them used would be lost to all.
+    """
+    ours, theirs = get_context("fork").Pipe(duplex=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = get_context("fork").Process(target=_run, args=(work, theirs))
+    process.start()
+    theirs.close()
+    try:
+        said = json.loads(ours.recv_bytes())
+    except EOFError:
+        process.join()
+        raise TriviumError(f"the process of this stage ended with {process.exitcode} before it was done") from None
+    process.join()
+    if said["code"] is not None:
+        raise error_of(said["code"], said["text"])
+
+
+def _run(work: Callable[[], None], pipe: Connection) -> None:
+    said: dict[str, object] = {"code": None, "text": ""}
+    try:
+        work()
+    except KeyboardInterrupt:
+        os._exit(1)  # the process that waits here was interrupted too, and says so
+    except Exception as error:
+        if "--debug" in sys.argv and not isinstance(error, TriviumError):
+            traceback.print_exc()
+        failure = told(error)
+        said = {"code": failure.exit_code, "text": str(failure)}
+    pipe.send_bytes(json.dumps(said).encode())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+_OTHER_UNITS = ("_tokens", "_fraction", "recompute.mode", "precision.weights")  # than steps, rates and switches
+_MOST_FIELDS = 3  # that an unknown option may mean
+
+
+@contextmanager
+def usage_errors_told(words: Sequence[str]) -> Iterator[None]:
+    """Complete the error of usage that is raised inside. words: what was typed."""
+    try:
+        yield
+    except Exception as error:  # typer keeps the class of these errors private
+        if getattr(error, "message", None) and hasattr(error, "format_message"):
+            _complete(error, words)
+        raise
+
+
+def _complete(error: Any, words: Sequence[str]) -> None:
+    option = str(getattr(error, "option_name", None) or "")
+    fields = _fields(error, option) if option else []
+    error.message = plain(error.message)
+    if fields:
+        error.possibilities = None
+        value = _value_of(option, words)
+        commands = [
+            shlex.join([*error.ctx.command_path.split(), "--set", f"{field}={_for(field, value)}"]) for field in fields
+        ]
+        error.message += f". Fields of the config are given with --set: {plain(' or '.join(commands))}"
+
+
+def _fields(error: Any, option: str) -> list[str]:
+    ctx = getattr(error, "ctx", None)
+    takes_set = ctx is not None and any("--set" in p.opts for p in ctx.command.params)
+    if not takes_set or not option.startswith("--"):
+        return []
+    from trivium.cli.run_config import RunConfig
+    from trivium.config import field_paths
+
+    return list(RunConfig.meant(option, field_paths(RunConfig)))[:_MOST_FIELDS]
+
+
+def _for(field: str, value: str) -> str:
+    """The value that was typed, unless the field has another unit than what others call like it."""
+    return "VALUE" if field.endswith(_OTHER_UNITS) else value
+
+
+def _value_of(option: str, words: Sequence[str]) -> str:
+    """What follows an option: after its =, or as the next word."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else after if after and not after.startswith("--") else "VALUE"
+    return "VALUE"
