@@ -1,6 +1,7 @@
 """Remedies for a model that fits nowhere: how much memory is missing, and which changes make some plan fit."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def does_not_fit(found: Found) -> str:
 def remedies(found: Found) -> Iterator[str]:
     """Yield the changes that make some plan fit. Each is checked by a search that prices memory only."""
     space = found.space
-    wider: list[tuple[bool, str, dict[str, object]]] = [
+    wider: list[tuple[bool, str, dict[str, Any]]] = [
         (1 not in space.micro, "micro-batches of 1 sequence", {"micro": (1,)}),
         ("layer" not in space.recompute, "recompute 'layer'", {"recompute": ("layer",)}),
         (not space.activation_function, "activation function computed again", {"activation_function": True}),
