@@ -43,7 +43,7 @@ def logits(config: Config, tensors: Tensors, tokens: torch.Tensor) -> torch.Tens
     embedding = config["embedding_multiplier"]
     # The table is also the head's where it is tied.
     again = embedding if config["tie_word_embeddings"] else 1.0
-    factors = {
+    factors: dict[str, float] = {
         "model.embed_tokens": embedding,
         "model.norm": 1 / (config["logits_scaling"] * again),
         "q_proj": config["attention_multiplier"] * math.sqrt(width),

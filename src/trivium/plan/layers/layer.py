@@ -67,7 +67,7 @@ class Layer:
     def problems(form: LayerForm) -> list[str]:
         """Return the contradictions among the settings of a layer."""
         halves: list[type[Part]] = [_attention(form), FEED_FORWARDS[form.feed_forward]]
-        parts = [*halves, NORMS[form.norm], WIRINGS[form.wiring], SequentialScaled, HeadScaled]
+        parts: list[type[Part]] = [*halves, NORMS[form.norm], WIRINGS[form.wiring], SequentialScaled, HeadScaled]
         return [problem for part in parts for problem in part.problems(form)]
 
     @cached_property
