@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trivium.corpus.kernels.ngrams import find_ngrams, ngram_index
-from trivium.corpus.kernels.texts import texts_of, words_of
+from trivium.corpus.kernels.texts import WORD, texts_of, words_of
 
 WORDS = st.lists(st.sampled_from(["a", "B", "é", "日本", "คำค", "Σ", "dd"]), max_size=25)
 KEYS = st.lists(WORDS.filter(bool).map(lambda words: " ".join(words_of(" ".join(words[:6])))), max_size=8)
@@ -12,12 +12,13 @@ KEYS = st.lists(WORDS.filter(bool).map(lambda words: " ".join(words_of(" ".join(
 
 def plain(texts, keys):
     for number, text in enumerate(texts):
-        words = words_of(text)
+        places, words = list(WORD.finditer(text)), words_of(text)
         for first in range(len(words)):
             for size in range(len(words) - first, 0, -1):
                 key = " ".join(words[first : first + size])
                 if key in keys:
-                    yield [number, first, size, keys.index(key)]
+                    begin, end = places[first].start(), places[first + size - 1].end()
+                    yield [number, len(text[:begin].encode()), len(text[:end].encode()), keys.index(key)]
 
 
 @given(st.lists(WORDS.map(", ".join), max_size=4), KEYS)

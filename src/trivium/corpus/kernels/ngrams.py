@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import uint64
+from numba import uint32, uint64
 from numpy.typing import NDArray
 
 from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.texts import Bytes, FoldTable, Offsets, Texts, fold_table, texts_of
 from trivium.corpus.kernels.words import (
     Hashes,
+    base_of,
+    code_point,
+    ends_word,
     longest_words,
     never_zero,
     power_of_base,
@@ -86,12 +89,14 @@ def ngram_index(keys: Ngrams | Sequence[str]) -> NgramIndex:
 
 
 def find_ngrams(texts: Texts, index: NgramIndex) -> NDArray[np.int64]:
-    """Return every occurrence of a key in a text: [matches, 4] with text, first word, number of words, and key.
+    """Return every occurrence of a key in a text: [matches, 4] with text, first byte, byte after its last, and key.
 
-    They are sorted by text, first word and falling length. Matches are found by a 64-bit hash, so a caller that needs
-    certainty compares the words.
+    They are sorted by text, first byte and falling length. Bytes are counted from the beginning of the text. Matches
+    are found by a 64-bit hash, so a caller that needs certainty compares the words.
     """
-    return np.asarray(_scan(texts.data, texts.offsets, fold_table(), index))
+    rows = _scan(texts.data, texts.offsets, fold_table(), index)
+    _words_to_bytes(texts.data, texts.offsets, fold_table(), rows)
+    return np.asarray(rows)
 
 
 def _power_of_two(least: int) -> int:
@@ -199,3 +204,30 @@ def _look_up(value: np.uint64, slots: Hashes, owners: NDArray[np.int64]) -> int:
             return int(owners[slot])
         slot = (slot + uint64(1)) & uint64(len(slots) - 1)
     return -1
+
+
+@njit(cache=True, nogil=True)
+def _words_to_bytes(data: Bytes, offsets: Offsets, fold: FoldTable, rows: NDArray[np.int64]) -> None:
+    """Replace first word and number of words in each row by first byte and end. Reads only texts with a match."""
+    room = longest_words(offsets)
+    starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
+    current = -1
+    for row in range(len(rows)):
+        if rows[row, 0] != current:
+            current = rows[row, 0]
+            begin, words, base = offsets[current], 0, uint32(0)
+            at = begin
+            while at < offsets[current + 1]:
+                point, after = code_point(data, at)
+                letter = fold[point]
+                if ends_word(letter, base):
+                    ends[words] = at - begin
+                    words, base = words + 1, uint32(0)
+                if base == uint32(0) and letter != uint32(0):
+                    starts[words] = at - begin
+                base = base_of(letter, base)
+                at = after
+            if base != uint32(0):
+                ends[words] = at - begin
+        first, last = rows[row, 1], rows[row, 1] + rows[row, 2] - 1
+        rows[row, 1], rows[row, 2] = starts[first], ends[last]

@@ -59,6 +59,7 @@ _ALONE = "".join(
 )
 _RANGES = "".join(f"{chr(first)}-{chr(last)}" for first, last in _UNSPACED)
 WORD = re.compile(rf"\w(?<=[{_RANGES}])[{_MARKS}]*|(?:[^\W{_RANGES}]+|[{_MARKS}]+)+")
+_ASCII_WORD = re.compile(r"\w+", re.ASCII)
 # Bits of the fold table beside the code point: a letter that is a word of its own, and a mark on the letter before.
 ALONE, MARK, LETTER_BITS = 1 << 31, 1 << 30, 0x1FFFFF
 
@@ -111,7 +112,8 @@ def fold(text: str) -> str:
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text, as the kernels hash them."""
-    return WORD.findall(fold(text))
+    folded = fold(text)
+    return (_ASCII_WORD if folded.isascii() else WORD).findall(folded)  # the first finds the same words, faster
 
 
 @lru_cache(maxsize=1)

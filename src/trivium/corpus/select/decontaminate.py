@@ -18,7 +18,7 @@ import numpy as np
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import PIECE, Document
 from trivium.corpus.kernels.ngrams import Ngrams, find_ngrams, ngram_index, ngrams_of
-from trivium.corpus.kernels.texts import WORD, Texts, fold, joined, texts_of, words_of
+from trivium.corpus.kernels.texts import Texts, joined, texts_of, words_of
 
 _SENTENCE_ENDS = ".!?。！？｡။។"
 
@@ -95,20 +95,22 @@ class Keys:
         result: dict[int, list[Hit]] = {}
         for number, some in groupby(matches, itemgetter(0)):
             data = texts.data[texts.offsets[number] : texts.offsets[number + 1]].tobytes()
-            if hits := self._verified(fold(data.decode("utf-8", "surrogatepass")), some):
+            if hits := self._verified(data, some):
                 result[number] = hits
         return result
 
-    def _verified(self, text: str, matches: Iterable[Sequence[int]]) -> list[Hit]:
-        """Return the matches in one folded text whose words are those of the key: equal hashes may be a collision."""
-        spans = np.fromiter((place for word in WORD.finditer(text) for place in word.span()), np.int64)
+    def _verified(self, data: bytes, matches: Iterable[Sequence[int]]) -> list[Hit]:
+        """Return the matches in one text whose words are those of the key: equal hashes may be a collision."""
         hits: list[Hit] = []
-        for _, first, size, key in matches:
-            start, end = int(spans[2 * first]), int(spans[2 * (first + size) - 1])
-            if hits and hits[-1].start == start:
+        place = characters = 0  # of the same position in the text, in bytes and in characters
+        last = -1
+        for _, start, end, key in matches:
+            text = data[start:end].decode("utf-8", "surrogatepass")
+            if start == last or " ".join(words_of(text)) != self.text_of(key):
                 continue
-            if " ".join(WORD.findall(text, start, end)) == self.text_of(key):
-                hits.append(Hit(start, end, key))
+            characters += len(data[place:start].decode("utf-8", "surrogatepass"))
+            place = last = start
+            hits.append(Hit(characters, characters + len(text), key))
         return hits
 
     def _use(self, ngrams: Ngrams) -> None:
