@@ -7,11 +7,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from trivium.comms.transports import why_not_by_memory
 from trivium.errors import MachineError
 from trivium.units import format_bytes
 
@@ -84,7 +84,7 @@ def gather(out: Path) -> Facts:
         files=_file_limit(),
         out=out,
         writable=_why_not_writable(at),
-        messages=why_not_by_memory(),
+        messages=_why_not_by_memory(),
         gpus=_gpus(),
     )
 
@@ -187,6 +187,14 @@ def _judged_gpus(gpus: Gpus, torch: str) -> Check:
         "ranks compute on cores; install a torch that the driver supports (nvidia-smi names its CUDA; versions ending "
         "in +cpu have none), or fix CUDA_VISIBLE_DEVICES",
     )
+
+
+def _why_not_by_memory() -> str:
+    """Return what keeps processes of this host from reading each other's memory, or "". Imports no torch."""
+    if find_spec("trivium.comms.host_memory") is None:
+        return "trivium has no comms/host_memory"
+    why: str = import_module("trivium.comms.host_memory.process_memory").why_siblings_cannot_read()
+    return why
 
 
 def _messages(why_not: str) -> Check:

@@ -228,11 +228,3 @@ def transport_of(handle: dist.ProcessGroup, ranks: Sequence[int], index: int, ne
         return Gloo()
     found: Transport = import_module(f"{_HOST_MEMORY}.transport").HostMemory(peers)
     return found
-
-
-def why_not_by_memory() -> str:
-    """Return what keeps processes of this host from reading each other's memory, or ""."""
-    if find_spec(_HOST_MEMORY) is None:
-        return "trivium has no comms/host_memory"
-    why: str = import_module(f"{_HOST_MEMORY}.process_memory").why_siblings_cannot_read()
-    return why
