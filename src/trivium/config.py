@@ -20,6 +20,7 @@ from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, MAX_NESTING_LEVELS, 
 
 MAX_PRESET_CHAIN = 32  # files in a chain of `base:`
 MAX_LISTED_PROBLEMS = 20
+LIST_PRESETS = "`trivium config presets` lists those that are shipped"
 _MIN_NAME_SIMILARITY = 0.7  # ratio of difflib
 _MAX_EXACT_INTEGER = 2**53  # in a float
 Tree = dict[str, Any]
@@ -382,15 +383,11 @@ def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
         there = path.exists()
     except (OSError, ValueError) as error:  # a name of thousands of characters, or one with a NUL
         told = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"'{shown(name)}' is not the name of a preset or file: {told}; presets: {', '.join(preset_names())}"
-        ) from None
+        raise ConfigError(f"'{shown(name)}' is not the name of a preset or file: {told}; {LIST_PRESETS}") from None
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(f"there is no preset '{shown(name)}'; {nearest(name, preset_names())}")
     if not there:
-        raise ConfigError(
-            f"preset file {shown(str(path))} does not exist; presets shipped: {', '.join(preset_names())}"
-        )
+        raise ConfigError(f"preset file {shown(str(path))} does not exist; {LIST_PRESETS}")
     # A run's config.json may have a schedule of thousands of ranks. Reading JSON is a hundred times as fast as YAML.
     return path, _text_of(path, "preset file", DOCUMENT_BYTES if path.suffix == ".json" else CONFIG_BYTES)
 

@@ -58,8 +58,8 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
     assert trivium("train", "--out", "run", "--ranks", "1", *line)[0] == 0
     code, said = trivium("data", "check", "run")
     assert code == 0 and "2 steps, 0 with another hash" in said
-    assert trivium("data", "where", "run", "--document", "web/3")[0] == 0
-    code, said = trivium("data", "trace", "run", "--step", "1", "--row", "0", "--position", "0")
+    assert trivium("data", "show", "run", "--document", "web/3")[0] == 0
+    code, said = trivium("data", "show", "run", "--step", "1", "--row", "0", "--position", "0")
     assert code == 0 and "its curation is neither beside" in said
 
 

@@ -104,14 +104,14 @@ def rate_falls_to_zero(original, mesh):
     return rate
 
 
-@fault(rates, "_left", ONE, way=LONG_WAY)
+@fault(rates, "_shape", ONE, way=LONG_WAY)
 def final_decay_always_linear(original, mesh):
     """The shape of the final decay after a stable part is not read."""
 
-    def left(config: TrainingConfig, done: float) -> float:
-        return original(config.model_copy(update={"final_decay_shape": "linear"}), done)
+    def shape(config: TrainingConfig) -> str:
+        return original(config.model_copy(update={"final_decay_shape": "linear"}))
 
-    return left
+    return shape
 
 
 @fault(rates, "lr_of_step", RAMPED, way=LONG_WAY)
