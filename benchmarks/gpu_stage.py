@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from gpu_sides import Step
 from torch import Tensor, nn
 from torch_model import Block
 
+from trivium.comms.group import Group, PendingResult
 from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
+from trivium.comms.transports import Torch
 from trivium.kernels.cuda.recording import Recording
 from trivium.kernels.dtypes import DTYPES
 from trivium.model.inputs import Inputs
@@ -69,7 +69,7 @@ STAGE = StageShape(layers=3, hidden=20480, heads=128, sequence=2048, tensor=8)
 TINY_STAGE = StageShape(layers=1, hidden=32, heads=4, sequence=16, tensor=2)
 
 
-class Copies:
+class Copies(Torch):
     """In place of NCCL for one of many ranks: an all-gather writes this rank's slice to every slice, a reduce-scatter
     its own slice, and as much as the others are elsewhere.
 
@@ -81,17 +81,8 @@ class Copies:
         self.copied = self.of_a_step = 0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    @contextmanager
-    def instead(self) -> Iterator[None]:
-        """What is asked of torch's collectives within is copied."""
-        with (
-            patch.object(dist, _called("all_gather"), self.gather),
-            patch.object(dist, _called("reduce_scatter"), self.scatter),
-        ):
-            yield
-
-    def gather(self, out: Tensor, x: Tensor, group: Any, async_op: bool) -> "_Copied":
-        """In place of dist.all_gather_single."""
+    def all_gather(self, out: Tensor, x: Tensor, group: Group) -> "_Copied":
+        """As in Transport."""
         with self._beside(out, x) as done:
             slices, filled = out.view(-1, *x.shape), 1
             slices[0].copy_(x)
@@ -102,13 +93,14 @@ class Copies:
             self.copied += out.nbytes
         return done
 
-    def scatter(self, out: Tensor, x: Tensor, group: Any, async_op: bool) -> "_Copied":
-        """In place of dist.reduce_scatter_single."""
+    def reduce_scatter(self, x: Tensor, group: Group) -> PendingResult:
+        """As in Transport."""
+        out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
         with self._beside(out, x) as done:
-            out.copy_(x.view(-1, *out.shape)[dist.get_rank(group)])
+            out.copy_(x.view(-1, *out.shape)[group.index])
             x.flatten()[out.numel() :].clone()
             self.copied += x.nbytes
-        return done
+        return PendingResult(done, out, group=group)
 
     @contextmanager
     def _beside(self, *tensors: Tensor) -> Iterator["_Copied"]:
@@ -137,19 +129,12 @@ class _Copied:
         self.tensors = ()
 
 
-def _called(collective: str) -> str:
-    """How this torch calls a collective of single tensors."""
-    older = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
-    newer = f"{collective}_single"
-    return newer if hasattr(dist, newer) else older[collective]
-
-
 @contextmanager
 def one_of_tensor_ranks(shape: StageShape, device: torch.device) -> Iterator[tuple[Mesh, Copies]]:
     """A rank of the middle stage, and the copies that its collectives are."""
     layout, copies = shape.plan().layout, Copies(device)
-    with pretended(layout, rank=layout.tensor) as mesh, copies.instead():
-        yield replace(mesh, device=device), copies
+    with pretended(layout, rank=layout.tensor) as mesh:
+        yield replace(mesh, device=device, tensor=replace(mesh.tensor, carrier=copies)), copies
 
 
 def stage_step(shape: StageShape, mesh: Mesh, copies: Copies, **more: Any) -> Step:

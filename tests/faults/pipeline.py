@@ -81,8 +81,8 @@ def gradients_overwritten(original, mesh):
 def micro_batch_loss_not_scaled(original, mesh):
     """Losses of micro-batches are added, not averaged: gradients grow with their number."""
 
-    def executor(self: Trainer, inputs: Sequence[Inputs], scale: Any) -> Executor:
-        made: Executor = original(self, inputs, scale * len(inputs))
+    def executor(self: Trainer, inputs: Sequence[Inputs], scale: Any, losses: Sequence[str]) -> Executor:
+        made: Executor = original(self, inputs, scale * len(inputs), losses)
         return made
 
     return executor
