@@ -25,6 +25,7 @@ from trivium.checkpoint.format import (
     step_of,
 )
 from trivium.checkpoint.load import Checkpoint, newest_good
+from trivium.checkpoint.reshard import reshard
 from trivium.checkpoint.save import Fragment, save
 from trivium.checkpoint.summary import summary
 from trivium.comms.mesh import Mesh
@@ -127,10 +128,10 @@ def test_a_box_that_was_never_written_is_refused_not_invented(tmp_path: Path) ->
         checkpoint.read("weights/z", Box((0,), (1,)), torch.float32)
 
 
-@pytest.mark.parametrize("file", ["pieces-00000.safetensors", "manifest.json"])
+@pytest.mark.parametrize("file", ["pieces-00000.safetensors", "pieces-00001.safetensors", "manifest.json"])
 def test_every_flipped_byte_is_noticed(tmp_path: Path, file: str) -> None:
-    write(tmp_path, 1)
-    path = tmp_path / step_name(1) / file
+    write(tmp_path / "one", 1)
+    path = reshard(Checkpoint.open(tmp_path / "one" / step_name(1)), tmp_path, files=2) / file
     original = path.read_bytes()
     for at in {0, 9, len(original) // 3, len(original) // 2, len(original) - 2}:
         path.write_bytes(original[:at] + bytes([original[at] ^ 4]) + original[at + 1 :])

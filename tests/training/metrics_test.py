@@ -33,6 +33,14 @@ def test_line_that_is_no_record_is_ignored(tmp_path: Path, damage: bytes) -> Non
     assert read(path) == [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 6.0}]
 
 
+def test_first_record_of_a_file_is_the_newest_one_and_evaluations_are_told_from_steps(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append(path, {"step": 1, "loss": 4.0, "batch_hash": "a"})
+    assert newest(path)["step"] == last_step(path) == 1 and not is_evaluated(path, 1)
+    append(path, {"step": 1, "validation_loss": 4.0})
+    assert is_evaluated(path, 1) and not is_evaluated(path, 2)
+
+
 def test_forgetting_and_finding_steps_needs_constant_memory(tmp_path: Path) -> None:
     path, peaks = tmp_path / "metrics.jsonl", []
     for steps in (2000, 8000):

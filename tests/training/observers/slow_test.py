@@ -160,3 +160,9 @@ def test_slow_link_is_an_event_with_its_ranks(tmp_path: Path, monkeypatch, capfd
     assert (event["link"], event["ranks"], event["step"]) == (link, [0, 1], 2)
     assert event["seconds"] > 0.75 * event["step_seconds"]
     assert f"step 2: communication is slow: {link} between ranks" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("numbers", [[1.0, 2.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0], [2.0, 2.0, 3.0, 3.0, 3.0, 5.0]])
+def test_median_of_others_is_that_of_the_numbers_without_one(numbers: list[float]) -> None:
+    for n, own in enumerate(numbers):
+        assert slow.median_of_others(numbers, own) == statistics.median_low(numbers[:n] + numbers[n + 1 :])
