@@ -136,7 +136,8 @@ def test_checkpoints_that_a_long_rewind_needs_are_kept_and_used(tokens: Path, tm
     given: dict[str, Any] = {"keep_last": 2, "layout": layout, "spikes": {"batches": 8}}
     start(job(tokens, out, "rewind", steps=12, **given))
     shutil.copytree(out, refused)
-    damage(refused, 6)
+    for step in (3, 6):
+        damage(refused, step)
     with poisoned(poison_of_tokens(tokens, clean, 14)):
         start(job(tokens, out, "rewind", steps=16, **given))
         with pytest.raises(CheckpointError, match=r"step 14: .*step-00000006.*damaged"):

@@ -280,7 +280,7 @@ def test_simultaneous_signals_are_one_request_and_a_later_one_is_the_second() ->
 
 
 def test_signal_held_back_while_ranks_are_forked_reaches_the_listener() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    outer = signal.signal(signal.SIGTERM, before := lambda *_: None)
     with held_back():
         signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
         with listening(lambda _: None) as requests:
@@ -288,7 +288,7 @@ def test_signal_held_back_while_ranks_are_forked_reaches_the_listener() -> None:
             while not requests.asked and time.monotonic() < deadline:
                 time.sleep(0.01)
     assert requests.asked == "SIGTERM"
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.signal(signal.SIGTERM, outer) is before
 
 
 class Watched:
