@@ -231,7 +231,7 @@ def _rules() -> list[Figure]:
         ("most pieces of a document", "10", "", "decontamination.pieces", ""),
     ]
     return [
-        Figure("3.1", what, paper, attrgetter(field)(curate), unit, f"{EXPLAIN}.{field}", "setting", note=note)
+        Figure("3.1", what, paper, attrgetter(field)(curate), unit, EXPLAIN, "setting", note=note)
         for what, paper, unit, field, note in rows
     ]
 
@@ -262,17 +262,20 @@ def summary(figures: Sequence[Figure]) -> str:
 
 
 def markdown(figures: Sequence[Figure]) -> str:
-    """Return a table for each section."""
+    """Return for each section the figures that are equal, with the paper's values, and a table of the others."""
     parts = [f"{summary(figures).capitalize()}."]
     for section, group in groupby(figures, key=attrgetter("section")):
-        lines, command = [], ""
-        for figure in group:
-            shown_by = f"`{figure.command}`" if figure.command != command else '"' if not figure.note else ""
-            command = figure.command
-            cells = (figure.what, *figure.printed, figure.verdict, "; ".join(filter(None, (shown_by, figure.note))))
+        every = list(group)
+        equal = [f"{f.what} = {f.printed[0]}" for f in every if f.agrees]
+        others = [f for f in every if not f.agrees]
+        lines = [f"### Section {section}", "", f"Equal: {'; '.join(equal)}. Shown by "]
+        lines[-1] += ", ".join(dict.fromkeys(f"`{f.command}`" for f in every if f.agrees)) + "."
+        if others:
+            lines += ["", "| what | paper | ours | | shown by |", "|---|---:|---:|---|---|"]
+        for f in others:
+            cells = (f.what, *f.printed, f.verdict, "; ".join(filter(None, (f"`{f.command}`", f.note))))
             lines.append(f"| {' | '.join(cells)} |")
-        head = ["| what | paper | ours | | shown by |", "|---|---:|---:|---|---|"]
-        parts.append("\n".join([f"### Section {section}", "", *head, *lines]))
+        parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
