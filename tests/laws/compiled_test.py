@@ -135,7 +135,7 @@ def test_communication_stays_outside_of_what_is_compiled(monkeypatch: pytest.Mon
 )
 def test_what_communicates_or_waits_is_opaque(plan: Plan, region: type, context: type) -> None:
     """Traced it would be right too, but compiled anew at every call, until torch.compile gives up."""
-    with pretended(plan.layout) as mesh:
+    with pretended(plan.layout, 0) as mesh:
         attention = stage.Stage(plan, 0, mesh).layers["0"].attention
     assert type(attention.region) is region and type(attention.context) is context
 
@@ -153,7 +153,7 @@ def test_what_is_between_two_products_that_are_not_traced_is_one_graph() -> None
     torch.compiler.reset()
     counters.clear()
     plan = small()
-    with pretended(plan.layout) as mesh:
+    with pretended(plan.layout, 0) as mesh:
         operations = operations_of("cpu")
         region = opaque_region()(mesh.tensor, False, operations.arithmetic(plan.precision.arithmetic))
         context = Context(mesh.context, "ring", operations.attention)

@@ -290,7 +290,7 @@ def test_a_replayed_step_computes_the_bits_of_one_that_is_not(over: dict[str, An
 @pytest.mark.parametrize("over", [{"data": 2, "zero": 0}, {"tensor": 2, "zero": 1}])
 def test_a_rank_of_two_records_its_work(over: dict[str, Any], device: torch.device) -> None:
     """Its peer is pretended: sums over both are its own."""
-    with pretended(small(**over).layout, device=device) as mesh:
+    with pretended(small(**over).layout, 0, device=device) as mesh:
         _computes_the_same_bits(over, mesh)
 
 

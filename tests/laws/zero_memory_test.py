@@ -90,7 +90,7 @@ def test_a_rank_that_keeps_slices_never_holds_the_whole_model_not_even_at_first(
         init(self, *given)
 
     monkeypatch.setattr(Bucket, "__init__", filled)
-    with pretended(plan.layout) as mesh:
+    with pretended(plan.layout, 0) as mesh:
         trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
     largest = max(bucket.padded * bucket.weights.element_size() for bucket in trainer.buckets)
     assert len(held) == len(trainer.buckets) and max(held) <= counted(trainer)["weights"] + largest

@@ -31,7 +31,7 @@ def test_one_reduction_is_under_way_when_the_next_begins(zero: int, monkeypatch:
         begin(self, whole)
 
     monkeypatch.setattr(Bucket, "_begin", watched)
-    with pretended(plan.layout) as mesh:
+    with pretended(plan.layout, 0) as mesh:
         trainer = Trainer(plan, mesh, seed=0, rule=AdamRule())
         ids = np.zeros((4, 5), dtype=np.int64)
         trainer.train_step(0, Samples(0, 4, lambda n, k: Rows.of_text(ids[n : n + k])), 1e-3)

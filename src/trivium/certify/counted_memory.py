@@ -35,7 +35,7 @@ def counted(plan: Plan, stage: int, tensors: Tensors = "without memory") -> Coun
     all_rows = (Replaced(norm_over_heads, "AT_ONCE", 1 << 62), *limits("kernels.cpu.rms_norm", AT_ONCE=1 << 62))
     dtype = _dtype(DTYPES[plan.precision.weights])
     mode = FakeTensorMode() if tensors == "without memory" else nullcontext()
-    with pretended(plan.layout, ends=plan.ends) as mesh, mode, dtype, replaced(all_rows):
+    with pretended(plan.layout, rank=0, ends=plan.ends) as mesh, mode, dtype, replaced(all_rows):
         part = Stage(plan, stage, mesh)
         part.weight_gradients.separate = True  # no product leaves its gradient to autograd, as in training
         x = None if stage == 0 else torch.zeros(plan.activation_shape, requires_grad=True)

@@ -16,7 +16,7 @@ from trivium.plan.layout import Layout
 
 @contextmanager
 def pretended(
-    layout: Layout, rank: int = 0, ends: tuple[int, ...] | None = None, device: torch.device | None = None
+    layout: Layout, rank: int, ends: tuple[int, ...] | None = None, device: torch.device | None = None
 ) -> Iterator[Mesh]:
     """The mesh of one rank of a layout, of which no other rank exists. Not inside a connected process. ends, device:
     as Mesh.connect takes them."""
