@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trivium.comms.devices import Taken, environment_of_shared, identity, lacking, problem_of, wrong_in
+from trivium.comms.devices import HOSTS_TOLD, Taken, environment_of_shared, identity, lacking, problem_of, wrong_in
 from trivium.errors import ConfigError, TriviumError
 
 
@@ -121,3 +121,10 @@ def test_an_accelerator_is_known_by_its_uuid_and_else_by_its_number_where_there_
     sees(1)
     assert identity(first, 0) != identity(first, 5), "Slurm may show each rank another one as the first"
     assert identity(torch.device("cpu"), 0) == ""
+
+
+@pytest.mark.parametrize("hosts", [HOSTS_TOLD - 1, HOSTS_TOLD])
+def test_if_every_host_is_named_no_others_are_counted(hosts: int) -> None:
+    ranks = host("well", 8, 8) + [each for n in range(hosts) for each in host(f"h{n}", 8, 0)]
+    wrong = str(problem_of(ranks, wanted=True))
+    assert f"h{hosts - 1} has 0 GPUs" in wrong and "more hosts" not in wrong

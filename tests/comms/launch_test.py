@@ -45,6 +45,13 @@ def test_ranks_forked_after_an_accelerator_was_used_say_how_to_start_them() -> N
         run_ranks(compute_too_late, 2)
 
 
+def test_an_unexpected_error_of_a_rank_ends_the_job_with_code_1() -> None:
+    """Not 2 to 5, which say whose mistake it was."""
+    with pytest.raises(RankFailed, match="Unable to handle autograd") as failure:
+        run_ranks(compute_too_late, 1)
+    assert failure.value.exits == {0: 1} and failure.value.exit_code == 1
+
+
 def sleep_forever(place: Place) -> None:
     time.sleep(60)
 

@@ -17,11 +17,15 @@ import torch.distributed as dist
 from plans import small
 from ranks import ranks
 from trivium.comms import collectives
+from trivium.comms.group import TAGS
 from trivium.comms.launch import Place
-from trivium.comms.mesh import Mesh, _join, greet_neighbours
+from trivium.comms.mesh import Mesh, _join, _sets_of_ranks, greet_neighbours
+from trivium.comms.transfers import _tag
 from trivium.errors import ConfigError
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.layout import AXES, Layout
+from trivium.plan.schedule import Action, Op
+from trivium.plan.transfers import Transfer
 from trivium.training.trainer import Trainer
 
 
@@ -147,3 +151,29 @@ def test_neighbours_of_a_pipeline_meet_each_other(place):
     mesh = Mesh.connect(Layout(pipeline=place.world_size), place.rank, place.world_size)
     here, size = place.rank, place.world_size
     assert greet_neighbours(mesh.pipeline, mesh.device) == ((here - 1) % size, (here + 1) % size)
+
+
+def test_tags_of_direct_messages_are_above_those_of_pipeline_transfers() -> None:
+    """A message would otherwise be received in the place of another. Gloo takes tags of 31 bits."""
+    last = Transfer(1, 0, Action(Op.BACKWARD, micro_batch=100_000, stage=4095))
+    assert _tag(last) < TAGS[0] and TAGS[-1] < 1 << 31
+
+
+@pytest.mark.parametrize(
+    ("degrees", "more"),
+    [
+        ({"data": 4}, set()),
+        ({"data": 2, "context": 2}, {"replicas"}),
+        ({"data": 4, "shards": 2}, {"sharers", "holders"}),
+        ({"data": 6, "shards": 2}, {"sharers", "holders"}),
+        ({"data": 2, "context": 2, "shards": 2}, {"replicas", "sharers", "holders"}),
+    ],
+)
+def test_only_groups_of_other_ranks_have_communicators_of_their_own(degrees: dict[str, int], more: set[str]) -> None:
+    """Each costs an accelerator memory, and connections among its ranks."""
+    layout = Layout(**degrees)
+    found = _sets_of_ranks(layout, (0, 0))
+    assert found.keys() - {*AXES, "ends"} == more
+    for role in more:
+        assert sorted(rank for ranks in found[role] for rank in ranks) == list(range(layout.world_size))
+    assert all(len(ranks) == layout.copies for ranks in found.get("holders", ()))

@@ -160,3 +160,11 @@ def test_error_for_thousands_of_ranks_names_a_few_hosts_and_fields() -> None:
     lines = str(error).splitlines()
     assert len(lines) == 10 and lines[-1] == "and 22 more"
     assert "on node-256, node-257" in lines[1] and "and 248 more hosts (ranks 2048, 2049" in lines[1]
+
+
+@pytest.mark.parametrize("fields", [7, 8])
+def test_if_every_difference_is_named_no_others_are_counted(fields: int) -> None:
+    each = [Terms({f"f{n}": str(rank) for n in range(fields)}, {}, {}) for rank in range(2)]
+    error = disagreement(["a", "b"], [terms.digest for terms in each], each.__getitem__)
+    lines = str(error).splitlines()
+    assert len(lines) == 1 + fields and lines[-1].startswith(f"f{fields - 1}: 0 on a")

@@ -112,6 +112,7 @@ DECAY_ENDS = r"decay_tokens \(499\) is where the decay ends, and training.warmup
         (WSD | {"final_decay_tokens": 20, "decay_tokens": 10}, r"fit into the 10 tokens .*\(training.decay_tokens\)"),
         ({"decay": "cosine", "warmup_tokens": 500, "decay_tokens": 499}, DECAY_ENDS),
         ({"decay": "linear", "warmup_tokens": 500, "decay_tokens": 499}, DECAY_ENDS),
+        ({"warmup_tokens": 500, "decay_tokens": 1}, r"put it at 500 or later, or shorten the warm-up"),
         ({"keep_every": 75}, r"keep_every \(75\) must be a multiple of training.checkpoint_every \(50\).* 50 or 100$"),
         ({"keep_every": 20}, r"nearest: 50$"),
         ({"start_with": "state"}, "training.start_from names no checkpoint"),

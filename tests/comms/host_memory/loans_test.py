@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import socket
+import sys
 import threading
 import time
 from multiprocessing import get_context
@@ -379,3 +380,11 @@ def test_a_wrong_choice_of_messages_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TRIVIUM_MESSAGES", "pigeon")
     with pytest.raises(ConfigError, match="TRIVIUM_MESSAGES=pigeon"):
         lends_memory()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process_vm_readv is a call of Linux")
+@pytest.mark.parametrize("size", [0, 1, 2, 4096])
+def test_memory_of_any_size_is_read_whole(size: int) -> None:
+    there, here = content(size + 1, 0), torch.zeros(size + 1, dtype=torch.uint8)
+    read_memory(os.getpid(), there.data_ptr(), here.data_ptr(), size)
+    assert torch.equal(here[:size], there[:size]) and here[size] == 0, "nothing behind it is written"
