@@ -194,6 +194,14 @@ def test_cards_before_ampere_have_no_fused_kernel(major: int, has: bool, monkeyp
     assert CudaAttention().fuses(narrow) is has and not CudaAttention().fuses(wide)
 
 
+@pytest.mark.parametrize(("width", "has"), [(8, True), (256, True), (12, False), (264, False)])
+def test_fused_kernels_take_heads_by_their_width_whatever_the_number_of_positions(width: int, has: bool) -> None:
+    with FakeTensorMode():
+        for positions in (5, 8, 300):
+            q = torch.empty(1, 2, positions, width, device="cuda", dtype=torch.bfloat16)
+            assert CudaAttention().fuses(q) is has
+
+
 @pytest.mark.parametrize("attention", [Attention(), CpuAttention(), CudaAttention()])
 @pytest.mark.parametrize("positions", (1, 3))
 @pytest.mark.parametrize("masks", (1, 2))

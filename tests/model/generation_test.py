@@ -24,6 +24,7 @@ LLAMA = {**ROTARY, "kv_heads": 2, "head": "untied", "ffn": 24, "hidden": 32}
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": LLAMA,
+    "window everywhere": {**LLAMA, "window": 4},
     "window": {**LLAMA, "window": 4, "pattern": [{"times": 1}, {"window": None}]},
     "window in gpt": {"window": 3, "first": [{"times": 1, "window": None}]},
 }
@@ -80,6 +81,20 @@ def test_rows_that_end_at_different_times_are_written_as_if_alone(shape: str) ->
     expected = [alone(model, draft) for draft in drafts_of(model.model)]
     assert [d.drawn for d in together] == expected
     assert len({len(drawn) for drawn in expected}) >= 5 and len({tuple(x) for x in expected}) == len(expected)
+
+
+def test_texts_that_are_all_drawn_at_temperature_1_are_those_drawn_alone() -> None:
+    model = model_of({})
+
+    def drafts() -> list[Draft]:
+        texts = prompts(model.model, (3, 5, 2))
+        return [Draft(text, Choice(1.0, 0, 1.0, seed), lambda drawn: False, 9) for seed, text in enumerate(texts)]
+
+    together = drafts()
+    continue_drafts(model, together)
+    assert [d.drawn for d in together] == [alone(model, draft) for draft in drafts()]
+    likeliest = [alone(model, Draft(d.prompt, GREEDY, d.done, 9)) for d in together]
+    assert [d.drawn for d in together] != likeliest
 
 
 def written_on_ranks(place: Place, degrees: dict[str, int], expected: list[list[int]]) -> None:

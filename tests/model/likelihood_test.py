@@ -6,9 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ranks import ranks
+from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.model import likelihood
 from trivium.model.likelihood import likelihoods
+from trivium.plan.layout import Layout
 
 HEAD = SimpleNamespace(product=F.linear, finished=lambda scores: scores)
 
@@ -50,3 +53,32 @@ def test_the_likeliest_of_a_vocabulary_in_blocks_is_the_first_of_equals(monkeypa
     found = likelihoods(x, table, HEAD, rows=rows, targets=rows, group=Mesh.single().tensor, vocabulary=300)
     assert torch.equal(found.likeliest, (x @ table[:150].T).argmax(-1))
     assert torch.allclose(found.nats, (x @ table.T).double().log_softmax(-1)[rows, rows], atol=1e-5)
+
+
+@ranks(3)
+def test_tensor_ranks_find_what_one_process_finds(place: Place) -> None:
+    """Of a vocabulary that the last rank pads, with an id of which each rank has a part."""
+    torch.manual_seed(0)
+    x, table, rows = torch.randn(9, 16).double(), torch.randn(30, 16).double(), torch.arange(9)
+    targets = torch.tensor([0, 9, 10, 19, 20, 27, 27, 5, 13])
+    group = Mesh.connect(Layout(tensor=3), place.rank, place.world_size).tensor
+    mine = table[10 * place.rank :][:10]
+    found = likelihoods(x, mine, HEAD, rows=rows, targets=targets, group=group, vocabulary=28)
+    logs = (x @ table[:28].T).log_softmax(-1)
+    torch.testing.assert_close(found.nats, logs[rows, targets], rtol=1e-6, atol=1e-6)
+    assert torch.equal(found.likeliest, logs.argmax(-1))
+
+
+def test_logits_in_memory_at_once_do_not_grow_with_the_vocabulary_or_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood, "BLOCK", 1 << 12)
+    sizes: list[int] = []
+
+    def product(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x) * len(rows))
+        return F.linear(x, rows)
+
+    head = SimpleNamespace(product=product, finished=lambda scores: scores)
+    for count, vocabulary in ((2, 5000), (16, 5000), (16, 9000)):
+        x, table, rows = torch.randn(count, 4), torch.randn(vocabulary, 4), torch.arange(count)
+        likelihoods(x, table, head, rows=rows, targets=rows, group=Mesh.single().tensor, vocabulary=vocabulary)
+    assert max(sizes) == 1 << 12

@@ -9,11 +9,15 @@ import torch
 from torch.optim import _muon
 
 from plans import small
+from ranks import ranks
 from trivium.certify.layouts import ROTARY
 from trivium.certify.oracle.optimizer import PlainOptimizer, Recipe
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.optim.rules.muon import Muon
-from trivium.parallel.sharding.whole_matrices import transformed
+from trivium.parallel.sharding.whole_matrices import _exchanged, transformed
 from trivium.plan.buckets import bucket_table
+from trivium.plan.layout import Layout
 from trivium.plan.matrices import matrix_shapes, rounds_of_work
 from trivium.plan.optimizer import Group
 from trivium.plan.parameters import parameters
@@ -103,3 +107,21 @@ def test_each_matrix_has_one_rank_and_all_ranks_about_as_much_work(layout: dict)
     ranks = plan.layout.sharers * plan.layout.tensor
     assert all(len({(w.sharer, w.tensor) for w in works}) == len(works) <= ranks for works in rounds)
     assert len(rounds) <= len(names) / ranks + 2
+
+
+@ranks(3)
+def test_ranks_that_send_each_other_nothing_exchange_the_rest(place: Place) -> None:
+    """As where a bucket has fewer matrices than ranks."""
+    group = Mesh.connect(Layout(data=3), place.rank, place.world_size).data
+    parts = {(0, 1): (2, 3), (0, 2): (1,), (1, 1): (4,), (2, 0): (5, 1)}  # lengths, by sender and receiver
+    value = lambda sender, to, n: float(100 * sender + 10 * to + n)  # noqa: E731
+    sent = [
+        [torch.full((size,), value(place.rank, to, n)) for n, size in enumerate(parts.get((place.rank, to), ()))]
+        for to in range(3)
+    ]
+    sizes = [list(parts.get((sender, place.rank), ())) for sender in range(3)]
+    found = _exchanged(sent, sizes, group, torch.zeros(1))
+    for sender, tensors in enumerate(found):
+        assert [len(x) for x in tensors if len(x)] == sizes[sender]
+        for n, x in enumerate(x for x in tensors if len(x)):
+            assert x.unique().tolist() == [value(sender, place.rank, n)]

@@ -19,3 +19,14 @@ def test_a_device_that_cannot_add_narrow_products_to_wide_sums_is_told_from_one_
     monkeypatch.setattr(products, "_add_unrounded", full)
     with pytest.raises(torch.OutOfMemoryError):
         tried(torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_device_has_unrounded_sums_if_a_product_is_added_to_what_was_there(
+    adds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add_unrounded(into: torch.Tensor, grad: torch.Tensor, x: torch.Tensor, *, first: bool) -> None:
+        into.copy_(grad.T.float() @ x.float() + (into if adds and not first else 0))
+
+    monkeypatch.setattr(products, "_add_unrounded", add_unrounded)
+    assert products._multiplies_into_wide.__wrapped__(torch.device("cpu"), torch.bfloat16) is adds
