@@ -1,8 +1,11 @@
 """`trivium prove` is of the training that was done, or refused before anything is trained."""
 
 import os
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,13 +16,15 @@ from trivium.cli import prove
 from trivium.cli.main import command_line
 from trivium.cli.options import given_for, open_run
 from trivium.cli.train import TRAIN
+from trivium.comms.launch import Ranks
 from trivium.config import differences, to_tree
 from trivium.errors import CheckpointError, ConfigError, TriviumError
+from trivium.plan.layout import Layout
 from trivium.provenance import STAMP, describe, write_json
 from trivium.training import prove as proving
 from trivium.training.loop import CHECKPOINTS, TrainingJob
-from trivium.training.metrics import METRICS
-from trivium.training.prove import prove_resume
+from trivium.training.metrics import METRICS, append
+from trivium.training.prove import _layouts, prove_resume
 
 
 @pytest.fixture
@@ -124,3 +129,34 @@ def test_a_training_without_a_checkpoint_before_which_a_rank_could_be_killed_is_
     with pytest.raises(CheckpointError, match="more than 2 steps before the last"):
         prove_resume(job(tmp_path, out, plan({}), steps=steps), reference=tmp_path / "reference")
     assert not out.exists()
+
+
+def test_last_rank_is_killed_once_at_the_chosen_step_and_later_losses_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = job(tmp_path, tmp_path / "resume", plan({"data": 2, "tensor": 2}), steps=13)
+    reference, killed = tmp_path / "reference", list[tuple[int, int]]()
+    (reference / CHECKPOINTS / step_name(4)).mkdir(parents=True)
+    for step in range(1, 14):
+        append(reference / METRICS, {"step": step, "loss": 5.0 - step / 4})
+
+    def started(job: TrainingJob, *, watch: Callable[[Ranks, int], None], **_: object) -> None:
+        for step in range(5, 14):
+            watch(SimpleNamespace(pids=[101, 102, 103, 104]), step)
+            append(job.out / METRICS, {"step": step, "loss": 5.0 - step / 4})
+
+    monkeypatch.setattr(proving.os, "kill", lambda *given: killed.append(given))
+    monkeypatch.setattr(proving, "start", started)
+    monkeypatch.setattr(proving.shutil, "copy", lambda *given: None)
+    proof = prove_resume(given, reference=reference)
+    assert killed == [(104, signal.SIGKILL)] and (proof["killed"]["rank"], proof["killed"]["step"]) == (3, 7)
+    assert proof["steps_compared"] == 9 and proof["max_loss_difference"] == 0.0
+
+
+@pytest.mark.parametrize("degrees", [{}, {"data": 3}, {"tensor": 2, "pipeline": 3}, {"pipeline": 2, "data": 4}])
+def test_other_layouts_are_for_as_many_ranks_or_twice_as_many(degrees: dict[str, int]) -> None:
+    now = Layout(**degrees)
+    found = list(_layouts(now.world_size, now))
+    assert found and now not in found and len(set(found)) == len(found)
+    sizes = [layout.world_size for layout in found]
+    assert set(sizes) <= {now.world_size, 2 * now.world_size} and sizes == sorted(sizes)

@@ -88,3 +88,18 @@ def test_a_batch_of_which_no_token_counts_has_loss_0_and_teaches_nothing() -> No
     rows = Rows.of_text(np.full((2, 2), END))
     result = trainer.train_step(0, Samples(0, 2, lambda first, count: rows), 1e-3)
     assert (result.loss, result.gradient_norm) == (0.0, 0.0)
+
+
+def test_loss_of_a_batch_is_the_mean_over_its_weights_however_small_their_sum() -> None:
+    plan = small(batch={"sequences": 2, "micro": 1}, precision={"weights": "fp64"})
+    numbers, found = np.arange(18).reshape(2, 9), []
+    for weight in (0.25, 1.0, 8.0):
+        weights = np.zeros((2, 9), np.float32)
+        weights[1, 3] = weight
+        rows = Rows.of_text(numbers, weights)
+        trainer = Trainer(plan, Mesh.single(), seed=2, rule=AdamRule())
+        result = trainer.train_step(
+            0, Samples(0, 2, lambda first, count, rows=rows: rows.part(first, first + count)), 0.0
+        )
+        found.append((result.loss, result.gradient_norm))
+    assert found[0][0] > 1 and found[1:] == [pytest.approx(found[0], rel=1e-6)] * 2

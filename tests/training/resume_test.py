@@ -13,7 +13,7 @@ import pytest
 from killing import killing
 from plans import small
 from tokens.curated import curated, documents
-from trivium.checkpoint.format import published, step_of
+from trivium.checkpoint.format import published, step_name, step_of
 from trivium.checkpoint.lease import holding
 from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
@@ -29,7 +29,7 @@ from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.observers import saves as saves_module
 from trivium.training.prove import another_layout
 from trivium.training.record import read_record
-from trivium.training.resume import refuse_other_order
+from trivium.training.resume import drop_abandoned, refuse_other_order
 from trivium.training.supervision.job import check_start, start
 
 BATCH = {"sequences": 8, "micro": 2}
@@ -363,3 +363,12 @@ def test_rank_may_read_a_checkpoint_longer_than_the_timeout_of_a_collective(
     else:
         there = str(tmp_path / "run" / CHECKPOINTS / "step-00000002")
         start(job(tokens, tmp_path / "other", plan(data=2), steps=3, start_from=there, **patience))
+
+
+def test_only_abandoned_checkpoints_are_deleted(tmp_path: Path) -> None:
+    for step in (4, 8, 12):
+        (tmp_path / step_name(step)).mkdir()
+    drop_abandoned(tmp_path, [])
+    assert len(published(tmp_path)) == 3
+    drop_abandoned(tmp_path, [step_name(8), step_name(12)])
+    assert [path.name for path in published(tmp_path)] == [step_name(4)]

@@ -1,6 +1,7 @@
 """Saving, changing the layout and resuming gives what uninterrupted training gives."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.reshard import reshard
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
+from trivium.comms.pretend import pretended
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import parameters
 from trivium.plan.plan import Plan
-from trivium.training.state import begin_with, places, read_together, restore, save_state
+from trivium.training.state import begin_with, fragments, places, read_together, restore, save_state, soundness
 from trivium.training.trainer import Samples, Trainer
 
 FP64 = {"weights": "fp64"}
@@ -232,3 +234,24 @@ def test_checkpoint_has_every_element_of_every_tensor_once(tmp_path: Path) -> No
             assert stored == math.prod(entry["shape"]), name
         writers = {piece["file"] for entry in tensors.values() for piece in entry["pieces"]}
         assert len(writers) == (plan.layout.world_size if plan.zero else plan.layout.tensor), "all ranks write"
+
+
+def test_state_that_is_finite_is_described_by_its_largest_weight_and_any_other_by_its_tensor() -> None:
+    trainer = trainer_of(small())
+    slot = next(s for b in trainer.buckets for s in b.slots if s.row.name == "layers.2.mlp.up.weight")
+    slot.parameter.data.view(-1)[3] = -70.0
+    assert soundness(trainer, 9) == (
+        "the state after the update of step 9 is finite, its largest weight 70 in weights/layers.2.mlp.up.weight"
+    )
+    slot.parameter.data.view(-1)[3] = math.nan
+    assert soundness(trainer, 9).startswith("weights/layers.2.mlp.up.weight ")
+
+
+def test_ranks_that_replicate_a_slice_take_turns_in_writing_it() -> None:
+    plan, written = small(data=4, zero=1, shards=2), []
+    for rank in range(4):
+        with pretended(plan.layout, rank) as mesh:
+            written += [Counter(f.name for f in fragments(Trainer(plan, mesh, seed=1, rule=RULE)))]
+    assert all(written), "every rank writes"
+    for one, other in ((0, 2), (1, 3)):
+        assert not written[one].keys() & written[other].keys(), "they hold the same"

@@ -5,6 +5,7 @@ import math
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,6 +213,19 @@ def test_bad_gradient_is_blamed_on_the_module_whose_backward_computed_it(monkeyp
         assert trail.found is None
         torch.autograd.grad(loss, list(stage.parameters()))
     assert trail.found == Place("layers.2.mlp", "backward")
+
+
+def test_weight_whose_gradient_alone_is_not_finite_is_named_by_its_module() -> None:
+    """The derivative of a root at 0, which shows in no module's input or output."""
+    inner = torch.nn.ModuleDict({"mlp": torch.nn.Linear(2, 2), "norm": torch.nn.LayerNorm(2)})
+    stage = torch.nn.ModuleDict({"layers": inner})
+    stage.forward = lambda x, inputs: {
+        "loss": 0 * inner["mlp"].weight.sub(inner["mlp"].weight.detach()).abs().sqrt()[0, 0]
+    }
+    search = SimpleNamespace(stage=stage, scale=1.0, mesh=SimpleNamespace(device=torch.device("cpu")))
+    trail = Trail()
+    strength = _Search.strength(search, SimpleNamespace(shape=(8, 2)), trail)
+    assert trail.found == Place("layers.mlp", "weight gradient") and not strength.finite and strength.loss == 0
 
 
 def test_overflow_after_the_last_module_is_the_loss() -> None:

@@ -240,6 +240,8 @@ def test_commands_print_what_the_functions_return(run: Path, record: Record, mon
     code, out, _ = run_verb(monkeypatch, capsys, "show", str(run), *step, "--json")
     found = json.loads(out)
     assert found["curation"]["kept"][0]["id"] == found["document"]
+    (first, stop), row = found["in_row"], record.data.sample(found["sample"]).tolist()
+    assert first <= 4 < stop and found["tokens_in_row"] == row[first:stop] and found["token"] == row[4]
     assert found["text_in_row"].strip() in found["curation"]["kept"][0]["text"] + "<|endoftext|>"
     code, out, _ = run_verb(monkeypatch, capsys, "show", str(run), *step)
     assert found["document"] in out and "was kept" in out

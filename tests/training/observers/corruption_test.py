@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from chaos.scene import job, plan, write_tokens
+from plans import small
 from ranks import on_ranks
 from trivium.checkpoint.format import published
 from trivium.comms.launch import Place
@@ -156,3 +157,22 @@ def test_corrupted_replica_is_never_saved_and_the_job_restarts_from_before(tmp_p
 def test_tensor_ranks_are_compared_if_their_sums_have_one_order(device, replicas, alike):
     mesh = SimpleNamespace(device=torch.device(device), replicas=SimpleNamespace(size=replicas))
     assert sums_in_one_order(mesh) == alike
+
+
+def test_what_is_compared_of_a_tensor_is_all_of_it_whichever_rules_update_it() -> None:
+    """The states of a rule begin anywhere in a rank's slice of a bucket."""
+    groups = [{"match": "*norm*"}, {"match": "layers.*.weight", "rule": "muon"}]
+    trainer = Trainer(small(optimizer={"groups": groups}), Mesh.single(), seed=3, rule=AdamRule())
+    expected = {}
+    for shard in trainer.optimizer.shards:
+        for slot in shard.bucket.slots:
+            size, number = slot.stop - slot.start, len(expected) + 1
+            expected[slot.row.name] = [number] * size
+            for values in shard.tensors(slot.start - shard.bucket.owned.start, size).values():
+                values.fill_(number)
+    (held,) = [held for group, held in replicated(trainer) if group is trainer.mesh.tensor]
+    alike = [slot.row.name for b in trainer.buckets for slot in b.slots if slot.row.split is None]
+    assert len(alike) > 10, "vectors, which AdamW updates"
+    for name in alike:
+        found = {h.name: h.values.tolist() for h in held if h.name.endswith(f" of {name}") and h.values.numel()}
+        assert found == {f"{kind} of {name}": expected[name] for kind in ("weights", "moment1", "moment2")}

@@ -80,7 +80,7 @@ def test_waits_are_not_work(monkeypatch) -> None:
     monkeypatch.setattr(slow, "slow_ranks", lambda table, layout, factor: table)
     monkeypatch.setattr(slow, "slow_links", lambda table, *more: table)
     mesh = Mesh.single()
-    forward, sent = Span(Action(Op.FORWARD, 0, 0), 0.0, 3.0), Span("sent", 3.0, 9.0)
+    forward, sent = Span(Action(Op.FORWARD, 0, 0), 1.0, 4.0), Span("sent", 4.0, 9.0)
     result = SimpleNamespace(run=SimpleNamespace(spans=[forward, sent]), update_seconds=2.0)
     observer = Slow(mesh)
     for waited in (1.0, 0.0):

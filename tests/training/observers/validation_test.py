@@ -1,6 +1,7 @@
 """The validation loss does not depend on the layout; padding has no effect."""
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 from trivium.training.batches import padded
+from trivium.training.observers import validation
 from trivium.training.trainer import Samples, Trainer
 
 APART = {"documents": "apart", "end_of_text": 3}
@@ -102,3 +104,15 @@ def test_padding_repeats_the_last_sample_with_weight_0() -> None:
         assert (tokens == numbers[rows]).all() and (targets == -numbers[rows]).all()
         there = max(0, min(3 - first, count))
         assert (weights[:there] == 7).all() and not weights[there:].any()
+
+
+@pytest.mark.parametrize(("rank", "warnings"), [(0, 1), (1, 0), (7, 0)])
+def test_one_rank_warns_of_fewer_samples_than_were_wanted(
+    rank: int, warnings: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = SimpleNamespace(num_samples=5, rows=None)
+    monkeypatch.setattr(validation, "dataset_of", lambda job, split: data)
+    for wanted, expected in ((5, 0), (6, warnings)):
+        job = SimpleNamespace(training=SimpleNamespace(validation_samples=wanted))
+        assert validation.Validation(job, SimpleNamespace(rank=rank)).samples.sequences == 5
+        assert capsys.readouterr().err.count("validation uses the 5 samples there are, not 6") == expected

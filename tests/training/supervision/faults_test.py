@@ -34,11 +34,11 @@ from trivium.training.metrics import EVENTS, METRICS, last_step, read
 from trivium.training.rank import train_rank
 from trivium.training.supervision import job as launcher
 from trivium.training.supervision import watchdog as watching
-from trivium.training.supervision.heartbeats import Heartbeat, Heartbeats, RankHeartbeat
+from trivium.training.supervision.heartbeats import PHASES, Heartbeat, Heartbeats, RankHeartbeat
 from trivium.training.supervision.job import Supervisor, start
 from trivium.training.supervision.neighbours import stack_of_main_thread
 from trivium.training.supervision.preemption import Requests, held_back, listening
-from trivium.training.supervision.watchdog import Failure, Watchdog, innermost, signalled, waits
+from trivium.training.supervision.watchdog import Failure, Watchdog, innermost, seconds_to_wait, signalled, waits
 
 QUICK = {"hang_seconds": 3.0, "restart_seconds": 0.0}
 
@@ -289,6 +289,20 @@ def test_signal_held_back_while_ranks_are_forked_reaches_the_listener() -> None:
                 time.sleep(0.01)
     assert requests.asked == "SIGTERM"
     assert signal.signal(signal.SIGTERM, outer) is before
+
+
+def test_rank_that_has_not_begun_a_step_is_named_without_one() -> None:
+    beat = Heartbeats(2).of(1)
+    assert (beat.step, beat.phase) == (0, "starting")
+    failed = Failure(RankFailed(1, {1: None}, "no memory"), beat, "node-17")
+    assert "rank 1 of 1 on node-17, starting: no memory" in str(failed.located())
+
+
+def test_collectives_of_later_steps_and_of_saving_time_out_sooner_than_those_in_which_ranks_may_compile() -> None:
+    config = Supervision(timeout_seconds=2.0, stall_seconds=60.0)
+    waits = {(phase, first): seconds_to_wait(config, phase, is_first=first) for phase in PHASES for first in (0, 1)}
+    short = {("saving", 0), ("saving", 1), ("step", 0)}
+    assert waits == {case: 2.0 if case in short else 60.0 for case in waits}
 
 
 class Watched:

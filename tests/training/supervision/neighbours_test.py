@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +26,10 @@ from trivium.training.config import Supervision
 from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
 from trivium.training.supervision import job as work
+from trivium.training.supervision import neighbours
 from trivium.training.supervision.heartbeats import Heartbeat, Heartbeats, RankHeartbeat
-from trivium.training.supervision.neighbours import Failure, Neighbours, first_host_gone, parent_of
+from trivium.training.supervision.neighbours import Failure, Neighbours, News, end_siblings, first_host_gone, parent_of
+from trivium.training.supervision.watchdog import STACK_SECONDS
 
 RANKS = 3
 
@@ -82,6 +85,38 @@ class Street:
     def train(self, first: int, last: int) -> None:
         for step in range(first, last):
             self.wait(1.0, step)
+
+
+@pytest.mark.parametrize("away", [set(), {1}], ids=["all answer", "rank 1 does not"])
+def test_stacks_are_awaited_until_all_answer_or_the_time_is_over(monkeypatch, away: set[int]) -> None:
+    street = Street(monkeypatch)
+    begun, asker = street.now, street.ranks[0]
+
+    def sleep(seconds: float) -> None:
+        street.now += seconds
+        assert street.now < begun + 60, "it waits without end"
+        for number in {1, 2} - away:
+            street.ranks[number].write()
+
+    monkeypatch.setattr(neighbours, "time", SimpleNamespace(monotonic=lambda: street.now, sleep=sleep))
+    stacks, mute = asker.stacks()
+    seconds = street.now - begun
+    assert mute == sorted(away) and [rank for rank in stacks if not stacks[rank]] == mute
+    assert seconds >= STACK_SECONDS if away else seconds < 0.1
+
+
+def test_named_rank_is_killed_by_those_that_its_launcher_started_too(monkeypatch) -> None:
+    """A process number of another launcher's child is not one of this job."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            news = News(1, 1, "step", 0.0, socket.gethostname(), child.pid, os.getppid())
+            end_siblings([news, replace(news, launcher=os.getpid()), replace(news, host="elsewhere")])
+            assert child.poll() is None
+            monkeypatch.setattr(os, "getppid", os.getpid)  # as if the child and this process had one parent
+            end_siblings([replace(news, launcher=os.getpid())])
+            assert child.wait(10) == -signal.SIGKILL
+        finally:
+            child.kill()
 
 
 def test_ranks_that_train_find_nobody(monkeypatch) -> None:
