@@ -121,6 +121,8 @@ def test_ranks_that_send_each_other_nothing_exchange_the_rest(place: Place) -> N
     ]
     sizes = [list(parts.get((sender, place.rank), ())) for sender in range(3)]
     found = _exchanged(sent, sizes, group, torch.zeros(1))
+    elements = sum(sum(lengths) for (sender, _), lengths in parts.items() if sender == place.rank)
+    assert group.traffic == {"all_to_all": 4 * elements}, "NCCL fails where a size is not what the other rank expects"
     for sender, tensors in enumerate(found):
         assert [len(x) for x in tensors if len(x)] == sizes[sender]
         for n, x in enumerate(x for x in tensors if len(x)):

@@ -107,16 +107,15 @@ def test_stacks_are_awaited_until_all_answer_or_the_time_is_over(monkeypatch, aw
 
 def test_named_rank_is_killed_by_those_that_its_launcher_started_too(monkeypatch) -> None:
     """A process number of another launcher's child is not one of this job."""
-    with subprocess.Popen(["sleep", "60"]) as child:
-        try:
-            news = News(1, 1, "step", 0.0, socket.gethostname(), child.pid, os.getppid())
-            end_siblings([news, replace(news, launcher=os.getpid()), replace(news, host="elsewhere")])
-            assert child.poll() is None
-            monkeypatch.setattr(os, "getppid", os.getpid)  # as if the child and this process had one parent
-            end_siblings([replace(news, launcher=os.getpid())])
-            assert child.wait(10) == -signal.SIGKILL
-        finally:
-            child.kill()
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        news = News(1, 1, "step", 0.0, socket.gethostname(), child.pid, os.getppid())
+        end_siblings([news, replace(news, launcher=os.getpid()), replace(news, host="elsewhere")])
+        assert killed == []
+        monkeypatch.setattr(os, "getppid", os.getpid)  # as if the child and this process had one parent
+        end_siblings([replace(news, launcher=os.getpid())])
+        assert killed == [(child.pid, signal.SIGKILL)]
 
 
 def test_ranks_that_train_find_nobody(monkeypatch) -> None:
