@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.certify.reduce import EPSILON_AFTER, SMALLEST_SEQUENCE
+from trivium.certify.reduce import EPSILON_AFTER, SMALLEST_SEQUENCE, epsilon_of
 from trivium.config import Tree, merge
 from trivium.plan.layers.form import LayerForm
 from trivium.plan.layout import AXES
@@ -59,7 +59,7 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {"norm": "rms_norm", "positions": "rotary", "rope_columns": 2}, "queries": 2},
     ),
     "activation": _every("activation"),
-    "wiring": _every("wiring"),
+    "wiring": tuple(merge(c, {"model": epsilon_of(c["model"])}) for c in _every("wiring")),
     "head width": ({}, {"model": {"head_width": HEAD_WIDTH + 2}}),
     "head": ({"model": {"head": "tied"}}, {"model": {"head": "untied"}}),
     "vocabulary": (

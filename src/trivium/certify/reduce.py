@@ -23,10 +23,17 @@ MOST_LAYERS_OF_A_STAGE = 3
 # What a narrow half block adds is tiny, and a norm after it makes as much more of its rounding noise as it is smaller
 # than the root of epsilon: five layers under 1e-5 made 7e-11 of 1e-16.
 EPSILON_AFTER = 0.1
+
 DEEP_LAYERS, MANY_MICRO_BATCHES = 33, 17  # more than any number that they may be counted by
 LONG_DROPOUT = 0.2
 LONG_RAMP = 72  # times the first batch: most of the long course
 LONG_RANKS = 4  # of the long course: with more, its replicas are left out, as steps are counted alike on all of them
+
+
+def epsilon_of(model: Tree) -> Tree:
+    """Return the epsilon of norms that keeps rounding noise small; empty where the model's own is large enough."""
+    after = model.get("norm_position") == "after" or model.get("wiring") == "sandwich"
+    return {"norm_epsilon": EPSILON_AFTER} if after and model.get("norm_epsilon", 0.0) < EPSILON_AFTER else {}
 
 
 def reduced(plan: Plan) -> Plan:
@@ -187,7 +194,7 @@ def _narrower(plan: Plan) -> Iterator[Tree]:
             groups = share * tensor
             heads = groups * per_group
             shape: Tree = {"heads": heads, "hidden": heads * share_of_hidden, "init_std": None}
-            shape["norm_epsilon"] = max(model.norm_epsilon, EPSILON_AFTER if model.norm_position == "after" else 0)
+            shape |= epsilon_of(model.model_dump(include={"norm_position", "wiring", "norm_epsilon"}))
             shape["kv_heads"] = None if model.kv_heads is None else groups
             shape["head_width"] = None if model.head_width is None else width
             shape["rope_columns"] = None if model.rope_columns is None else min(model.rope_columns, 2)
