@@ -145,7 +145,7 @@ class Checkpoint:
 
 
 def widest_kind(checkpoint: Checkpoint, name: str) -> str:
-    """Of what a parameter is kept in: its master, where there is one, or its weights."""
+    """Return the widest copy that is kept of a parameter: its master, or its weights where it has none."""
     return "master" if f"master/{name}" in checkpoint.manifest["tensors"] else "weights"
 
 

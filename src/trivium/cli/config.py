@@ -132,7 +132,7 @@ def fields_of(model: type[Config], prefix: str = "") -> Iterator[Field]:
 
 
 def _comments(model: type[Config]) -> dict[str, str]:
-    """Of each field that a class defines: the comments on its lines, or else those right above it."""
+    """Return for each field of a class the comments on its lines, or else those right above it."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if not (inspect.isclass(owner) and issubclass(owner, Config)):

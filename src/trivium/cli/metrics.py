@@ -143,7 +143,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _cells(record: Mapping[str, Any]) -> Iterator[str]:
-    """Of COLUMNS; empty where the record has no such number."""
+    """Yield the cells of COLUMNS; empty where the record has no such number."""
     yield str(record["step"])
     for name, form in FORMS.items():
         yield form(record[name]) if name in record else ""

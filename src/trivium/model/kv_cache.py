@@ -27,7 +27,7 @@ class KVCache:
         self._through: dict[int, Tensor] = {}  # this reading's mask, by window
 
     def place(self, places: Tensor) -> None:
-        """Of the tokens read next, the position of each in its sequence, [B, S]."""
+        """Return the position of each token that is read next in its sequence, [B, S]."""
         B, S = places.shape
         if self._places is None:
             self._places = places.new_empty(B, self.slots)

@@ -169,7 +169,7 @@ class Layout(Config):
 
 
 def divisors(number: int) -> list[int]:
-    """Of a number, ascending."""
+    """Return the divisors of a number, ascending."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return small + [number // n for n in reversed(small) if n * n != number]
 

@@ -164,12 +164,12 @@ class Plan(Config):
 
     @property
     def gradient_dtype(self) -> Dtype:
-        """Of gradients as they wait for the update."""
+        """The dtype of gradients that wait for the update."""
         return self.precision.gradients_of(once=self.adds_no_gradients)
 
     @property
     def reduction_dtype(self) -> Dtype:
-        """Of gradients on the wire."""
+        """The dtype in which gradients are sent."""
         return self.precision.reduction_of(once=self.adds_no_gradients)
 
     @property

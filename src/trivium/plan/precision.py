@@ -29,7 +29,7 @@ class Precision(Config):
 
     @property
     def masters(self) -> Dtype:
-        """Of master weights and moments."""
+        """The dtype of master weights and moments."""
         return "fp64" if self.weights == "fp64" else "fp32"
 
     @property
@@ -39,7 +39,7 @@ class Precision(Config):
 
     @property
     def accumulation(self) -> Dtype:
-        """Of accumulated gradients."""
+        """The dtype in which gradients are summed over micro-batches."""
         return self.gradients or self.masters
 
     def gradients_of(self, *, once: bool) -> Dtype:
@@ -48,5 +48,5 @@ class Precision(Config):
         return self.weights if once and self.gradients is None else self.accumulation
 
     def reduction_of(self, *, once: bool) -> Dtype:
-        """Of gradients on the wire."""
+        """The dtype in which gradients are sent."""
         return self.communication or self.gradients_of(once=once)

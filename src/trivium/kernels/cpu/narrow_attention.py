@@ -124,14 +124,14 @@ class _Wide(NamedTuple):
         return cls(q.float(), k.float().transpose(1, 2), later, 1 / math.sqrt(q.shape[-1]))
 
     def scores(self, a: int, b: int, unit: float = 1.0) -> Tensor:
-        """Of queries a to b with the keys before b, [h, s, K]; minus infinity where a key is later than the query."""
+        """Return the scores of queries a to b with the keys before b, [h, s, K]; minus infinity for later keys."""
         found = torch.bmm(self.q[:, a:b], self.k[:, :, :b]).mul_(self.scale * unit)
         found[:, :, a:b].add_(self.later[: b - a, : b - a])
         return found
 
 
 def _in_blocks(qkv: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor]]]:
-    """Of [3, heads, S, D] some heads at a time, contiguous."""
+    """Yield q, k and v, some heads of [3, heads, S, D] at a time, contiguous."""
     heads, S = qkv.shape[1:3]
     step = max(1, BLOCK_SCORES // (min(S, _rows(S)) * S))
     for start in range(0, heads, step):

@@ -35,7 +35,7 @@ class AttentionSoftmax(Half):
 
     @property
     def last(self) -> RowLinear:
-        """Its rows are split, by heads."""
+        """The output projection. Its input columns are divided by heads."""
         return self.out
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:

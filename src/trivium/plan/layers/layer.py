@@ -77,7 +77,7 @@ class Layer:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Its parameters in order."""
+        """The parameters of the layer in order."""
         both = (with_norms(self.wiring, self.norm, name, half) for name, half in self.halves.items())
         return tuple(row for rows in both for row in rows)
 
