@@ -60,7 +60,7 @@ class LowRank(Adapter):
     ) -> "Tensor":
         region, a, b = linear.region, added["a"], added["b"]
         if linear.splits_outputs:
-            more = region.column_product(region.linear(x, a), b)
+            more: Tensor = region.column_product(region.linear(x, a), b)
         else:
             more = region.linear(region.row_product(x, a, function), b)
         return y + self.scale * more

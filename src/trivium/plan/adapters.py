@@ -10,7 +10,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
 
@@ -20,9 +20,7 @@ from trivium.errors import ConfigError
 from trivium.plan.layers.part import Kept, Place, Product, Row, under
 from trivium.units import listed
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+Tensor = Any  # of torch
 ADAPTER = "adapter"  # between the name of a linear layer and those of the added parameters
 
 
@@ -69,12 +67,12 @@ class Adapter(Config):
 
     def adapted(
         self,
-        y: "Tensor",
-        x: "Tensor",
+        y: Tensor,
+        x: Tensor,
         linear: Linear,
-        added: Mapping[str, Any],
-        function: Callable[["Tensor"], "Tensor"] | None,
-    ) -> "Tensor":
+        added: Mapping[str, Tensor],
+        function: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
         """Return the result of the adapted layer.
 
         y: that of the layer alone. x: its inputs, or with a function what that reads: the inputs then are function(x),

@@ -1,7 +1,5 @@
 """A linear layer's parameters on this rank; communication belongs to the region around it."""
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 
@@ -25,14 +23,15 @@ class Added(nn.Module):
         self, y: torch.Tensor, x: torch.Tensor, linear: "Linear", function: Activation | None = None
     ) -> torch.Tensor:
         """Adapt the result y of a linear layer; see `Adapter.adapted`."""
-        return self.adapter.adapted(y, x, linear, dict(self.named_parameters()), function)
+        found: torch.Tensor = self.adapter.adapted(y, x, linear, dict(self.named_parameters()), function)
+        return found
 
 
 class Linear(nn.Module):
     """y = x W^T (+ b), and what an adapter makes of it. outputs: one size, or several if the weight has as many
     dimensions more."""
 
-    splits_outputs: ClassVar[bool]
+    splits_outputs: bool
     adapter: Added | None
 
     def __init__(self, outputs: int | tuple[int, ...], inputs: int, region: Region, *, bias: bool) -> None:

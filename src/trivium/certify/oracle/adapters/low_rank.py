@@ -15,4 +15,5 @@ def rules(s: Settings, base: Rule, settings: Mapping[str, Any]) -> Iterator[tupl
 
 def weight(w: Tensor, added: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Tensor:
     """Return the weight with which the adapted layer multiplies."""
-    return w + settings.get("scale", 1.0) * (added["b"] @ added["a"])
+    scale: float = settings.get("scale", 1.0)
+    return w + scale * (added["b"] @ added["a"])
