@@ -84,7 +84,7 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
             again_enters += regions
             # Recomputing stops at the last tensor that is needed: the sum that ends the layer is not, unless the
             # backward reads it, or the product is computed in chunks that end with their sums.
-            needed = layer.wiring.reads_last_product or plan.row_chunks > 1
+            needed = layer.wiring.reads_last_product or layer.adapts_last_product or plan.row_chunks > 1
             again_leaves += regions if needed else regions - 1
         passes = 2 + (plan.recompute.mode_of(number) != "none")
         if layer.sums:
@@ -95,8 +95,9 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
         total["all_reduce"] += 3 * sizes.per_token  # largest score; sum of exponentials and the target's score
     embeds = int(stage == 0)
     if plan.sequence_parallel:
-        # What enters is gathered forward, and again for the gradients of the weights.
-        total["all_gather"] += (2 * enters + again_enters + leaves + embeds) * sizes.outside
+        # What enters is gathered forward, and again for the gradients of the weights, unless adapters freeze these.
+        gathers = leaves + enters + again_enters + (0 if plan.model.adapters else enters + embeds)
+        total["all_gather"] += gathers * sizes.outside
         total["reduce_scatter"] += (leaves + again_leaves + embeds + enters) * sizes.whole
     else:
         total["all_reduce"] += (leaves + again_leaves + embeds + enters) * sizes.whole

@@ -124,6 +124,14 @@ class Layer:
         return sum(half.sums for half in self.halves.values())
 
     @property
+    def adapts_last_product(self) -> bool:
+        """Whether an adapter computes something after the last product of the layer."""
+        last = [*HALVES][-1]
+        return any(
+            e.base.name.startswith(f"{last}.") and e.base.split for e in self.adapted or () if len(e.base.shape) == 2
+        )
+
+    @property
     def adapter_sums(self) -> Sums:
         """How many numbers of each position tensor ranks exchange because of its adapters."""
         found = [each.adapter.sums(each.base) for each in self.adapted or ()]
