@@ -34,6 +34,7 @@ BASE = {
 MAY_IMPORT = {
     **{name: set() for name in BASE | {"optim", "corpus", "report", "__init__"}},
     "plan": {"optim"},
+    "adapters": {"plan"},
     "objectives": {"plan"},
     "cost": {"plan", "optim", "objectives"},
     "planner": {"cost", "plan"},

@@ -58,7 +58,7 @@ def rows() -> Iterator[Row]:
         "optim/groups_test.py",
         "certify/certificate_test.py",
     )
-    for folder in ("kernels/cpu", "kernels/cuda", "comms/host_memory"):
+    for folder in ("adapters", "kernels/cpu", "kernels/cuda", "comms/host_memory"):
         yield Row(folder, engine)
 
 

@@ -17,6 +17,7 @@ from trivium.training.trainer import Samples, Trainer
 
 QWEN3 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "each_head", "bias": "qkv"}
 OLMO2 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
+ADAPTED = {**ROTARY, "adapters": [{"match": "*.[mo]*[pt]", "settings": {"rank": 3}}, {"match": "layers.1.*"}]}
 PLANS = {
     2: [
         small(tensor=2),
@@ -33,6 +34,8 @@ PLANS = {
         small(context=2, precision={"weights": "bf16"}),
         small(data=2, zero=3, schedule="zb-h1"),
         small(tensor=2, model=QWEN3),
+        small(tensor=2, model=ADAPTED, recompute={"mode": "layer"}),
+        small(tensor=2, model=ADAPTED, sequence_parallel=True, recompute={"mode": "layer", "every": 2}),
         small(tensor=2, model=OLMO2, precision={"weights": "bf16"}, recompute={"mode": "layer"}),
         small(tensor=2, model=OLMO2, sequence_parallel=True, recompute={"mode": "attention"}),
         small(tensor=2, model=QWEN3, sequence_parallel=True),

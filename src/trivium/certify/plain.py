@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from trivium.certify.oracle import losses
-from trivium.certify.oracle.layers import embedded, layer, logits_of, rules_of
+from trivium.certify.oracle.layers import embedded, layer, logits_of, rules_of, with_adapters
 from trivium.certify.oracle.terms import Order, Tensor, Weights
 from trivium.certify.rules import drawn
 from trivium.plan.model_shape import ModelShape
@@ -54,6 +54,7 @@ def losses_of(weights: Weights, model: ModelShape, text: Tensor, counts: Tensor,
     text: token ids [B, S + 1]. counts: how much each of them counts as a target.
     """
     tokens, targets = text[:, :-1], text[:, 1:]
+    weights = with_adapters(weights, model)
     order = order_of(model, tokens)
     x = drop(embedded(weights, model, tokens, order), "embedding")
     for n in range(model.layers):

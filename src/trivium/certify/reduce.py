@@ -116,6 +116,8 @@ def _first_legal(plan: Plan, candidates: Callable[[Plan], Iterator[Tree]]) -> Pl
     """The plan with the first change that is smaller and legal; itself if there is none."""
     for change in candidates(plan):
         candidate = Plan.model_validate(merge(plan.model_dump(), change))
+        fewer = candidate.model.model_copy(update={"adapters": candidate.model.used_adapters})
+        candidate = candidate.model_copy(update={"model": fewer})
         kept = candidate.optimizer.of(candidate.model)
         candidate = candidate.model_copy(update={"optimizer": kept})
         if not candidate.check():

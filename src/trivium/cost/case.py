@@ -157,7 +157,7 @@ def case_of(plan: Plan) -> Case:
 
 def optimizer_numbers(model: ModelShape, optimizer: Optimizer, precision: Precision) -> dict[str, Any]:
     """Return the fields of a case that depend on the optimizer's parameter groups, as means over the model."""
-    if not optimizer.groups:
+    if not optimizer.groups and not model.adapters:
         return {}
     groups = {row: optimizer.number_of(row.name) for row in parameters(model) if optimizer.trains(row)}
     trained, masters = sum(row.elements for row in groups), BYTES[precision.masters]

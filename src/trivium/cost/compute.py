@@ -43,21 +43,23 @@ NOTHING = Flops(0.0, 0.0, 0.0)
 
 def layer_flops(layer: Layer, sequence: int, tokens: int, mode: Mode = "none") -> Flops:
     """Return the FLOPs of one layer for `tokens` tokens in sequences of length `sequence`, over all tensor ranks. The
-    backward has two products per product."""
+    backward has two products per product, and one where the weight is frozen by adapters."""
     at = Place(sequence=sequence)
-    products = tokens * sum(2.0 * p.columns * p.inner for p in layer.products(at))
+    every = layer.products(at)
+    products = tokens * sum(2.0 * p.columns * p.inner for p in every)
+    of_weights = tokens * sum(2.0 * p.columns * p.inner for p in every if p.trained)
     scores = (half.scores(at) for half in layer.halves.values())
     # Scores and weighted values are two products of keys x head width for each token and head.
     core = sum(2 * 2.0 * tokens * s.reach * s.heads * s.width for s in scores if s is not None)
     forward = float(products + core)
     again = {"none": 0.0, "attention": float(core), "layer": forward}[mode]
-    return Flops(forward, 2 * forward, again)
+    return Flops(forward, float(products + of_weights + 2 * core), again)
 
 
 def head_flops(model: ModelShape, tokens: int, *, rows: int) -> Flops:
     """Return the FLOPs of the logits over `rows` rows of the vocabulary, which are never recomputed."""
     forward = 2.0 * tokens * model.hidden * rows
-    return Flops(forward, 2 * forward, 0.0)
+    return Flops(forward, forward if model.adapters else 2 * forward, 0.0)
 
 
 def stage_flops(plan: Plan, stage: int, *, sequences: int) -> Flops:

@@ -142,7 +142,8 @@ def _products(case: Case, device: Device) -> tuple[Number, ...]:
         products = layer.products(case)
         forward = [device.product(positions, p.columns, p.inner) for p in products]
         backward = sum(
-            device.product(positions, p.inner, p.columns) + device.weight_gradient(positions, p.columns, p.inner)
+            device.product(positions, p.inner, p.columns)
+            + (device.weight_gradient(positions, p.columns, p.inner) if p.trained else 0.0)
             for p in products
         )
         return sum(forward), 0.0 if layer.wiring.norm_reads_last_product else forward[-1], backward

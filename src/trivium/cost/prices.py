@@ -110,6 +110,14 @@ def prices(at: Setting) -> Prices:
     )
 
 
+def _adapter_seconds(at: Setting) -> Number:
+    """Return the seconds in which tensor ranks exchange what a layer's adapters sum, in one direction."""
+    case = at.case
+    numbers = case.of_a_layer(lambda layer: sum(layer.adapter_sums))
+    seconds = all_reduce_seconds(case.weight_bytes * numbers * case.positions, case.tensor, _tensor_link(at)) / 2
+    return (np.asarray(numbers) > 0) * seconds
+
+
 def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     case, stack = at.case, at.stack
     work, floor = layer_work(case, device, stack), launch_work(case, device, stack)
@@ -117,7 +125,7 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     shorter_forward, shorter_backward = hidden_seconds(at)
     sums = case.of_a_layer(lambda layer: layer.sums)
     summed = all_reduce_seconds(SUM_BYTES * sums * case.positions, case.tensor, _tensor_link(at))
-    norms = (np.asarray(sums) > 0) * summed
+    norms = (np.asarray(sums) > 0) * summed + _adapter_seconds(at)
     beside = at.constants.tensor_overlap if stack.overlaps_tensor_forward and at.hides else 0.0
     tensor_forward = (1 - beside) * (2 * tensor - shorter_forward) + norms
     sent, shown = _backward_messages(at, tensor)

@@ -84,22 +84,37 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
             again_enters += regions
             # Recomputing stops at the last tensor that is needed: the sum that ends the layer is not, unless the
             # backward reads it, or the product is computed in chunks that end with their sums.
-            needed = layer.wiring.reads_last_product or plan.row_chunks > 1
+            needed = layer.wiring.reads_last_product or layer.adapts_last_product or plan.row_chunks > 1
             again_leaves += regions if needed else regions - 1
         passes = 2 + (plan.recompute.mode_of(number) != "none")
         if layer.sums:
             total["all_reduce"] += passes * layer.sums * sizes.per_token
+        total += _adapters(plan, number)
     if stage == plan.last_stage:
         enters += 1
         total["all_reduce"] += 3 * sizes.per_token  # largest score; sum of exponentials and the target's score
     embeds = int(stage == 0)
     if plan.sequence_parallel:
-        # What enters is gathered forward, and again for the gradients of the weights.
-        total["all_gather"] += (2 * enters + again_enters + leaves + embeds) * sizes.outside
+        # What enters is gathered forward, and again for the gradients of the weights, unless adapters freeze these.
+        gathers = leaves + enters + again_enters + (0 if plan.model.adapters else enters + embeds)
+        total["all_gather"] += gathers * sizes.outside
         total["reduce_scatter"] += (leaves + again_leaves + embeds + enters) * sizes.whole
     else:
         total["all_reduce"] += (leaves + again_leaves + embeds + enters) * sizes.whole
     return total
+
+
+def _adapters(plan: Plan, number: int) -> Counter[str]:
+    """Return the tensor traffic of one micro-batch because of a layer's adapters, forward and backward."""
+    entering, leaving = plan.model.each_layer[number].adapter_sums
+    bytes_of_one = plan.local_sequence * plan.batch.micro * BYTES[plan.precision.weights]
+    again = plan.recompute.mode_of(number) == "layer"
+    summed = (leaving * (1 + again) + entering) * bytes_of_one
+    if not plan.sequence_parallel:
+        return Counter(all_reduce=summed)
+    # What enters is gathered forward, and again for the gradients of the weights.
+    gathered = (entering * (2 + again) + leaving) * bytes_of_one // plan.layout.tensor
+    return Counter(reduce_scatter=summed, all_gather=gathered)
 
 
 def _context(plan: Plan, layer: int) -> Counter[str]:

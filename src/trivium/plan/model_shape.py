@@ -3,12 +3,14 @@
 import itertools
 import math
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trivium.config import NotNegative, Tree
+from trivium.plan.adapters import AdapterGroup, group_of
 from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.form import LayerForm, Run
 from trivium.plan.layers.head import Head
@@ -33,6 +35,8 @@ class ModelShape(LayerForm):
     vocabulary_multiple: Ids = 128  # each tensor rank holds a multiple of this many rows
     first: tuple[Run, ...] = ()  # the first layers, where they differ from the model's settings
     pattern: tuple[Run, ...] = ()  # the other layers, repeated, where they differ from the model's settings
+    # parameters beside those of linear layers, of which the first group that matches counts; all others are frozen
+    adapters: tuple[AdapterGroup, ...] = ()
     head: Literal["tied", "untied"] = "tied"  # does the output matrix share the embedding
     documents: Literal["joined", "apart"] = "joined"  # do packed documents see each other
     end_of_text: NotNegative = 0  # the id that ends a document
@@ -107,7 +111,23 @@ class ModelShape(LayerForm):
                 f"plan.model.end_of_text ({self.end_of_text}) must be one of the ids below plan.model.vocabulary "
                 f"({self.vocabulary})"
             )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(found)) or list(self._adapter_problems())
+
+    @property
+    def used_adapters(self) -> tuple[AdapterGroup, ...]:
+        """The groups of adapters that take a linear layer; the model may have fewer layers than they were meant for."""
+        layers = enumerate(self.each_layer if self.adapters else ())
+        taken = {group_of(self.adapters, n, row) for n, layer in layers for row in layer.own_rows}
+        return tuple(group for n, group in enumerate(self.adapters) if n in taken)
+
+    def _adapter_problems(self) -> Iterator[str]:
+        used = self.used_adapters
+        for number, group in enumerate(self.adapters):
+            if not any(group is each for each in used):
+                yield (
+                    f"plan.model.adapters.{number}.match is '{group.match}', and no linear layer has such a name that "
+                    f"no group before it takes; a name is layers.0.attention.qkv"
+                )
 
 
 @lru_cache(maxsize=1024)
@@ -126,7 +146,7 @@ def _layers_of(model: ModelShape) -> tuple[Layer, ...]:
     """The layers of a model; equal ones are one object."""
     forms = _forms_of(model)
     different = {form: Layer.of(form) for form in dict.fromkeys(forms)}
-    return tuple(different[form] for form in forms)
+    return tuple(different[form].with_adapters(model.adapters, number) for number, form in enumerate(forms))
 
 
 @lru_cache(maxsize=1024)

@@ -1,10 +1,11 @@
 """The table of parameters: one row each, read by the model, the checkpoint, the optimizer and the cost model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-from trivium.plan.layers.part import Parameter, owned
+from trivium.plan.adapters import frozen
+from trivium.plan.layers.part import Parameter, Part, Row, owned
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 
@@ -80,11 +81,15 @@ def count(model: ModelShape) -> int:
 
 
 def _embedding(model: ModelShape) -> Iterator[Parameter]:
-    return owned(model.embedding_part.rows(), "embedding", "embedding")
+    return owned(_end(model, model.embedding_part), "embedding", "embedding")
 
 
 def _head(model: ModelShape) -> Iterator[Parameter]:
-    return owned(model.head_part.rows(), "head", "head")
+    return owned(_end(model, model.head_part), "head", "head")
+
+
+def _end(model: ModelShape, part: Part) -> Iterable[Row]:
+    return frozen(part.rows()) if model.adapters else part.rows()
 
 
 def _layer(model: ModelShape, number: int) -> Iterator[Parameter]:

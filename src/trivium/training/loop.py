@@ -245,7 +245,9 @@ class Loop:
         if start.entries_are_new and self.is_first_rank:
             write_entries(job.out, start.entries)
         self.entries, self.manifest = start.entries, start.state.manifest if start.state else {}
-        initial, rule = start.state is None and start.weights is None, adam_rule(self.config)
+        # Adapters begin as in a new run where the weights that are given have none.
+        initial = start.state is None and (start.weights is None or bool(self.plan.model.adapters))
+        rule = adam_rule(self.config)
         self.trainer = Trainer(self.plan, mesh, seed=job.seed, rule=rule, initial=initial)
         self.trainer.goes_on = self.alive
         if start.state is not None:

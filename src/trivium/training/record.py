@@ -204,7 +204,10 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
     except ConfigError as error:
         raise CheckpointError(f"{directory}: its plan has no model: {error}; {GIVEN}") from None
     there: Tree = {"plan": {"model": model}, "data": {}}
-    here: Tree = {"plan": {"model": build(ModelShape, now["plan"]["model"]).of_weights()}, "data": {}}
+    own = build(ModelShape, now["plan"]["model"])
+    if not model["adapters"]:  # the weights of a model fit its adapted form
+        own = own.model_copy(update={"adapters": ()})
+    here: Tree = {"plan": {"model": own.of_weights()}, "data": {}}
     if about.get("data", {}).get("tokenizer_sha256"):
         for tree, source in ((there, about), (here, now)):
             tree["data"] = {"tokenizer_sha256": source["data"].get("tokenizer_sha256")}

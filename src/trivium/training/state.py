@@ -18,6 +18,7 @@ from trivium.config import to_tree
 from trivium.errors import CheckpointError
 from trivium.parallel.sharding.buckets import Bucket, Slot
 from trivium.parallel.sharding.shard import Shard
+from trivium.plan.adapters import is_added
 from trivium.plan.parameters import Box, local_shape, shard_box
 from trivium.plan.plan import Plan
 from trivium.training.loss_scale import LossScale
@@ -133,7 +134,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def begin_with(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Load only the weights of a checkpoint, of any dtype: moments are zero, and no step is done.
 
-    Masters are loaded from its masters, if it has any, and otherwise from its weights; neither is rounded.
+    Masters are loaded from its masters, if it has any, and otherwise from its weights; neither is rounded. Adapters
+    that the checkpoint does not have stay as they are.
     """
     _load_weights(trainer, checkpoint, from_widest=True)
     trainer.optimizer.restart_masters()
@@ -162,6 +164,8 @@ def _load_weights(trainer: Trainer, checkpoint: Checkpoint, *, from_widest: bool
 
 
 def _load(values: torch.Tensor, first: int, checkpoint: Checkpoint, kind: str, place: Place) -> None:
+    if is_added(place.slot.row) and f"{kind}/{place.slot.row.name}" not in checkpoint.manifest["tensors"]:
+        return
     read = checkpoint.read(f"{kind}/{place.slot.row.name}", place.box, values.dtype)
     values[first : first + place.box.elements] = read.reshape(-1).to(values.device)
 

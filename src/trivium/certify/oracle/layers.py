@@ -1,8 +1,12 @@
 """A model from its settings: which settings each layer has, and which twin computes each of its parts."""
 
-from collections.abc import Iterator, Mapping
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -16,6 +20,7 @@ from trivium.certify.oracle.terms import Order, Rule, Settings, Tensor, Twin, We
 from trivium.certify.oracle.wiring import SEQUENTIAL, Drop
 from trivium.certify.oracle.wiring_sandwich import SANDWICH
 from trivium.certify.oracle.wiring_side_by_side import SIDE_BY_SIDE
+from trivium.plan.adapters import AdapterGroup
 from trivium.plan.model_shape import ModelShape
 
 NORMS: Mapping[str, Twin] = MappingProxyType(
@@ -48,7 +53,38 @@ def settings_of(model: ModelShape, layer: int) -> Settings:
 
 def rules_of(model: ModelShape) -> dict[str, Rule]:
     """The rule of each parameter, by its name."""
-    return dict([*_ends(model), *(row for n in range(model.layers) for row in _layer(model, n))])
+    own = dict([*_ends(model), *(row for n in range(model.layers) for row in _layer(model, n))])
+    return {**own, **dict(_added(model, own))}
+
+
+def _added(model: ModelShape, rules: Mapping[str, Rule]) -> Iterator[tuple[str, Rule]]:
+    for name, group in adapted_weights(model, rules).items():
+        s = settings_of(model, int(name.split(".")[1]))
+        for part, rule in twin_of(group).rules(s, rules[name], group.settings):
+            yield f"{name.removesuffix('.weight')}.adapter.{part}", rule
+
+
+def adapted_weights(model: ModelShape, names: Iterable[str]) -> dict[str, AdapterGroup]:
+    """Return the weights of linear layers that have an adapter, by name, each with the first group that matches."""
+    ends = ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
+    linear = [name.removesuffix(".weight") for name in names if name.endswith(tuple(f"{end}.weight" for end in ends))]
+    found = {name: [g for g in model.adapters if re.fullmatch(fnmatch.translate(g.match), name)] for name in linear}
+    return {f"{name}.weight": groups[0] for name, groups in found.items() if groups}
+
+
+def with_adapters(weights: Weights, model: ModelShape) -> Weights:
+    """Return the weights with which the adapted linear layers multiply, beside those that are as they were."""
+    found = dict(weights)
+    for name, group in adapted_weights(model, weights).items():
+        at = f"{name.removesuffix('.weight')}.adapter."
+        added = {key.removeprefix(at): w for key, w in weights.items() if key.startswith(at)}
+        found[name] = twin_of(group).weight(weights[name], added, group.settings)
+    return found
+
+
+def twin_of(group: AdapterGroup) -> Any:
+    """Return the second implementation of a kind of adapter: its `rules` and its `weight`."""
+    return import_module(f"trivium.certify.oracle.adapters.{group.kind}")
 
 
 def _ends(model: ModelShape) -> Iterator[tuple[str, Rule]]:

@@ -61,7 +61,8 @@ class PlainOptimizer:
     ) -> None:
         self.weights, self.recipe, self.model, self.steps = weights, recipe, model, 0
         self.groups = {name: _first_match(name, groups) for name in weights}
-        self.trained = [name for name in weights if self.groups[name].trainable]
+        added = [name for name in weights if ".adapter." in name]
+        self.trained = [name for name in added or weights if self.groups[name].trainable]
         self._states: dict[str, dict[str, Tensor]] = {name: {} for name in weights}
 
     @torch.no_grad()

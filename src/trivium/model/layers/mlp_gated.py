@@ -4,26 +4,11 @@ Legend: S positions, B sequences, H hidden, E feed-forward columns here.
 """
 
 import torch
-from torch import nn
 
 from trivium.model.inputs import Inputs
 from trivium.model.layers.half import Around, Half
-from trivium.model.layers.linear import RowLinear
-from trivium.parallel.tensor.regions import Region
+from trivium.model.layers.linear import ColumnLinear, RowLinear
 from trivium.plan.layers.mlp_gated import MlpGated as Described
-
-
-class GateUp(nn.Module):
-    """The two input matrices side by side: [2, E, H]."""
-
-    def __init__(self, columns: int, hidden: int, region: Region) -> None:
-        super().__init__()
-        self.region = region
-        self.weight = nn.Parameter(torch.empty(2, columns, hidden))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[S here, B, H] -> [S, B, 2 E], the gate first."""
-        return self.region.column_product(x, self.weight)
 
 
 class MlpGated(Half):
@@ -34,7 +19,7 @@ class MlpGated(Half):
         self.function = around.operations.gated["silu"]
         self.function_again = around.recompute.activation_function
         columns = part.columns // around.region.group.size
-        self.up = GateUp(columns, part.hidden, around.region)
+        self.up = ColumnLinear((2, columns), part.hidden, around.region, bias=False)  # the gate first
         self.down = RowLinear(part.hidden, columns, around.region, bias=False)
 
     @property

@@ -13,6 +13,7 @@ from trivium.kernels.recompute import recomputed
 from trivium.model.inputs import Inputs
 from trivium.model.layers.half import Around, Half
 from trivium.model.layers.kinds import kind_of
+from trivium.model.layers.linear import Added, Linear
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.wiring import Sequential as Described
 
@@ -83,4 +84,8 @@ def module_of(layer: Layer, around: Around) -> Wiring:
     """Return the module of a layer, on this rank."""
     attention, mlp = (kind_of(half)(half, around) for half in layer.halves.values())
     wiring: Wiring = kind_of(layer.wiring)(layer, attention, mlp, around)
+    for each in layer.adapted or ():
+        linear = wiring.get_submodule(each.linear)
+        assert isinstance(linear, Linear), f"{each.linear} is no linear layer"
+        linear.adapter = Added(each, around.region.group.size)
     return wiring

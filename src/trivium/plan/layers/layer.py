@@ -1,10 +1,11 @@
 """A layer: its wiring, norm, attention and feed-forward half. The tables of kinds are here and nowhere else."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
+from trivium.plan.adapters import Adapted, AdapterGroup, Sums, adapted_rows, frozen
 from trivium.plan.layers.attention_scaled import AttentionScaled
 from trivium.plan.layers.attention_softmax import AttentionSoftmax
 from trivium.plan.layers.embedding import Embedding
@@ -46,12 +47,14 @@ def _attention(form: LayerForm) -> type[AttentionSoftmax]:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a transformer."""
+    """One layer of a transformer. adapted: its linear layers that have adapters; None if the model has none, and its
+    parameters are not frozen."""
 
     wiring: Sequential
     norm: Part
     attention: Part
     mlp: Part
+    adapted: tuple[Adapted, ...] | None = None
 
     @classmethod
     def of(cls, form: LayerForm) -> "Layer":
@@ -62,6 +65,10 @@ class Layer:
             attention=_attention(form).of(form),
             mlp=FEED_FORWARDS[form.feed_forward].of(form),
         )
+
+    def with_adapters(self, groups: tuple[AdapterGroup, ...], number: int) -> "Layer":
+        """The layer, as layer `number` of a model with adapters."""
+        return replace(self, adapted=adapted_rows(groups, number, self.own_rows)) if groups else self
 
     @staticmethod
     def problems(form: LayerForm) -> list[str]:
@@ -77,7 +84,14 @@ class Layer:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """The parameters of the layer in order."""
+        """The parameters of the layer in order, those of adapters last."""
+        if self.adapted is None:
+            return self.own_rows
+        return (*frozen(self.own_rows), *(row for each in self.adapted for row in each.rows))
+
+    @cached_property
+    def own_rows(self) -> tuple[Row, ...]:
+        """The parameters of the layer without adapters, in order."""
         both = (with_norms(self.wiring, self.norm, name, half) for name, half in self.halves.items())
         return tuple(row for rows in both for row in rows)
 
@@ -87,8 +101,12 @@ class Layer:
             yield from half.divisions()
 
     def products(self, at: Place) -> list[Product]:
-        """Return its matrix products with weights, in order."""
-        return [product for half in self.halves.values() for product in half.products(at)]
+        """Return its matrix products with weights, in order, those of adapters first."""
+        own = [product for half in self.halves.values() for product in half.products(at)]
+        if self.adapted is None:
+            return own
+        added = [product for each in self.adapted for product in each.adapter.products(each.base, at)]
+        return [*added, *(replace(product, trained=False) for product in own)]  # the last one is the layer's
 
     def kept(self, at: Place) -> Iterator[Kept]:
         """Yield what its backward needs."""
@@ -97,11 +115,27 @@ class Layer:
             for _ in self.wiring.norms_of(name):
                 yield from self.norm.kept(at)
             yield from half.kept(at)
+        for each in self.adapted or ():
+            yield from each.adapter.kept(each.base, at)
 
     @property
     def sums(self) -> int:
         """How many numbers of each position it sums over tensor ranks, besides its products."""
         return sum(half.sums for half in self.halves.values())
+
+    @property
+    def adapts_last_product(self) -> bool:
+        """Whether an adapter computes something after the last product of the layer."""
+        last = [*HALVES][-1]
+        return any(
+            e.base.name.startswith(f"{last}.") and e.base.split for e in self.adapted or () if len(e.base.shape) == 2
+        )
+
+    @property
+    def adapter_sums(self) -> Sums:
+        """How many numbers of each position tensor ranks exchange because of its adapters."""
+        found = [each.adapter.sums(each.base) for each in self.adapted or ()]
+        return Sums(sum(each.entering for each in found), sum(each.leaving for each in found))
 
 
 def embedding_of(form: LayerForm, vocabulary: int) -> Embedding:

@@ -185,16 +185,19 @@ class Product:
     """One matrix product with a weight, on one rank, for each position: `inner` numbers become `columns`.
 
     enters: the weight is split by its outputs, so that the product reads from between tensor regions. Otherwise it is
-    split by its inputs, and tensor ranks sum the results.
+    split by its inputs, and tensor ranks sum the results. trained: the backward computes the gradient of the weight.
     """
 
     columns: Number
     inner: Number
     enters: bool
+    trained: bool = True
 
     def deferred(self, at: Place) -> Number:
         """Elements that are kept until the gradient of the weight is computed: the input of the product and the
         gradient of its output. Between tensor regions the input may be divided over tensor ranks."""
+        if not self.trained:
+            return 0.0
         return at.positions * self.inner / (at.along if self.enters else 1) + at.positions * self.columns
 
 

@@ -77,7 +77,7 @@ def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
         Mesh.single(ALONE.device),
         seed=record.seed,
         rule=adam_rule(record.training),
-        initial=checkpoint is None and weights is None,
+        initial=checkpoint is None and (weights is None or bool(record.plan.model.adapters)),
     )
     if checkpoint is not None:
         restore(trainer, checkpoint)

@@ -1,0 +1,1 @@
+"""Parameters that are added beside frozen ones: one file for each kind of adapter."""

@@ -1,0 +1,1 @@
+"""Adapters, implemented a second time: one file for each kind."""
