@@ -20,7 +20,6 @@ from trivium.interchange.export import export_hf
 from trivium.interchange.target import opened
 from trivium.seeds import generator_for
 from trivium.serving.config import Drawing
-from trivium.serving.speak import speak
 from trivium.serving.unfold import Unfolding
 from trivium.serving.writer import Writer
 from trivium.tokens.tokenizer import load_tokenizer
@@ -76,7 +75,7 @@ def test_streamed_text_keeps_spaces(folder):
         writer = Writer(NativeScorer.open(target.newest, target.tokenizer))
     settings = Drawing(max_tokens=20, temperature=1.0, top_p=1.0, seed=3)
     pieces = []
-    told = speak(writer, TEXTS[0][:40], settings, pieces.append)
+    told = writer.speak(TEXTS[0][:40], settings, pieces.append)
     (whole,) = writer.write([TEXTS[0][:40]], settings)
     assert "".join(pieces) == told.text == whole.text
     words = writer.tokenizer

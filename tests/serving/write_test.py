@@ -16,12 +16,10 @@ from trivium.evaluation.windows import Encoded
 from trivium.model.generate import Choice, penalised, pick
 from trivium.plan.layout import Layout
 from trivium.seeds import generator_for, seed_for
-from trivium.serving.answer import Placed, logprobs_of
-from trivium.serving.config import Drawing
-from trivium.serving.speak import speak
+from trivium.serving.answer import Placed, logprobs_of, token_rows
+from trivium.serving.config import Drawing, GenerationConfig
 from trivium.serving.unfold import Unfolding
-from trivium.serving.write import Token, choose, read_prompt
-from trivium.serving.writer import Writer, stopper
+from trivium.serving.writer import Token, Writer, Written, choose, read_prompt, stopper
 from trivium.tokens.tokenizer import load_tokenizer
 
 GREEDY = Drawing(temperature=0, max_tokens=12)
@@ -126,7 +124,7 @@ def test_logits_are_held_for_few_positions(monkeypatch):
     expected = read_prompt(scorer.model, ids, 2)
     predict = scorer.model.predict
     monkeypatch.setattr(scorer.model, "predict", lambda hidden: (rows.append(len(hidden)), predict(hidden))[1])
-    monkeypatch.setattr("trivium.serving.write.LOGIT_POSITIONS", 16)
+    monkeypatch.setattr("trivium.serving.writer.LOGIT_POSITIONS", 16)
     found = read_prompt(scorer.model, ids, 2)
     assert max(rows) == 16 and sum(rows) == len(ids) - 1
     assert [t.id for t in found] == ids and found[0].logprob is None
@@ -142,7 +140,7 @@ def test_text_ends_before_stop_in_stream_too():
     for stop in ((), (free[3:5],), (free[2:9], "zzz"), ("never",)):
         for settings in (GREEDY, DRAWN):
             pieces, asked = [], settings.model_copy(update={"stop": stop})
-            written = speak(writer, "The", asked, pieces.append)
+            written = writer.speak("The", asked, pieces.append)
             assert "".join(pieces) == written.text == writer.write(["The"], asked)[0].text
     stopped = writer.write(["The"], GREEDY.model_copy(update={"stop": (free[3:5],)}))[0]
     assert stopped.text == free[: free.index(free[3:5])] and stopped.finish == "stop"
@@ -174,10 +172,8 @@ def test_characters_after_invalid_bytes_are_streamed_complete():
 def test_listener_cancels_only_its_own_text():
     writer = Writer(scorer_of(plan_of()))
     heard = []
-    drafts = [
-        writer.draft([5], GREEDY, seed=1, heard=lambda t: len(heard.append(t) or heard) < 3),
-        writer.draft([5], GREEDY, seed=1),
-    ]
+    drafts = [writer.draft([5], GREEDY, seed=1) for _ in range(2)]
+    drafts[0].heard = lambda t: len(heard.append(t) or heard) < 3
     writer.write_drafts(drafts)
     assert [len(d.tokens) for d in drafts] == [3, 12]
     assert [d.finish for d in drafts] == ["cancelled", "length"] and heard == drafts[1].tokens[:3]
@@ -263,3 +259,20 @@ def test_more_likely_of_equally_spelled_alternatives_is_kept(tmp_path):
     token = Token(letter, -0.5, ((letter, -0.5), (byte, -4.0), (byte + 1, -5.0)))
     found = logprobs_of([Placed(token, 0)], words)
     assert found["top_logprobs"] == [{"a": -0.5, "b": -5.0}]
+
+
+def test_draws_depend_on_run_and_sampling_seed():
+    seed = lambda run, own: GenerationConfig(sampling=Drawing(seed=own)).drawing(seed=run).seed  # noqa: E731
+    assert seed(1, 0) == seed(1, 0)
+    assert len({seed(1, 0), seed(2, 0), seed(1, 1)}) == 3
+
+
+def test_partial_characters_are_reported_with_the_full_one():
+    text = "Item 🎉 語é opens"
+    ids = [*TOKENIZER.encode(text), TOKENIZER.end_of_text]
+    rows = token_rows(Written(text, [Token(i, -1.0) for i in ids], "stop"), TOKENIZER)
+    parts = [row for row in rows[:-1] if row["token"].startswith("<token")]
+    assert len(parts) > sum("joined" in row for row in parts) > 0
+    # Every character is listed once: with its own token, or with the token that completes it.
+    whole = "".join(row.get("joined", "" if row in parts else row["token"]) for row in rows[:-1])
+    assert whole == text and "joined" not in rows[-1]

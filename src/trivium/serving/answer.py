@@ -1,22 +1,11 @@
-"""Completions as JSON: choices with text, log-probabilities and finish reason."""
+"""Generated tokens as JSON: their spelling, log-probabilities, alternatives and offsets in the text."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from trivium.serving.speak import spelling
-from trivium.serving.unfold import Unfolding
-from trivium.serving.write import Token
+from trivium.serving.unfold import Unfolding, spelling
+from trivium.serving.writer import Token, Written
 from trivium.tokens.tokenizer import Tokenizer
-
-
-def envelope(number: int, model: str, created: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a completion, or a chunk of a stream, with its choices."""
-    return {"id": f"cmpl-{number}", "object": "text_completion", "created": created, "model": model, "choices": choices}
-
-
-def choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None = None) -> dict[str, Any]:
-    """Return a choice."""
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
 class Placed(NamedTuple):
@@ -76,6 +65,21 @@ def logprobs_of(placed: Sequence[Placed], tokenizer: Tokenizer) -> dict[str, Any
         "top_logprobs": [None if t.logprob is None else _by_spelling(t, spell) for t in tokens],
         "text_offset": [p.offset for p in placed],
     }
+
+
+def token_rows(written: Written, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Return the tokens of a text with their log-probabilities, as `trivium generate` stores and prints them.
+
+    joined: the characters that a token completes, if it is or follows a part of a character.
+    """
+    spell, unfolding = spelling(tokenizer), Unfolding(tokenizer, before=[tokenizer.before_text])
+    rows = []
+    for token in written.tokens:
+        text = "" if token.id == tokenizer.end_of_text else unfolding.push(token.id)
+        top = [{"token": spell(i), "logprob": p} for i, p in token.top]
+        row = {"token": spell(token.id), "id": token.id, "logprob": token.logprob, "top": top}
+        rows.append(row | ({"joined": text} if text not in ("", row["token"]) else {}))
+    return rows
 
 
 def _by_spelling(token: Token, spell: Callable[[int], str]) -> dict[str, float]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trivium.serving.config import ServeConfig
-from trivium.serving.write import Draft, Token, read_prompt
-from trivium.serving.writer import Writer
+from trivium.serving.writer import Draft, Token, Writer, read_prompt
 
 # A new text requires all texts of the batch to be read again, so texts join only after this number of tokens.
 MIN_TOKENS_BETWEEN_JOINS = 16
