@@ -18,7 +18,7 @@ from trivium.plan.layout import Layout
 from trivium.seeds import generator_for, seed_for
 from trivium.serving.answer import Placed, logprobs_of, token_rows
 from trivium.serving.config import Drawing, GenerationConfig
-from trivium.serving.unfold import Unfolding
+from trivium.serving.detokenize import Detokenizer
 from trivium.serving.writer import Token, Writer, Written, choose, read_prompt, stopper
 from trivium.tokens.tokenizer import load_tokenizer
 
@@ -95,16 +95,6 @@ def test_diverged_model_generates_nothing(settings):
         Writer(scorer).write(["The"], Drawing(max_tokens=3, **settings))
 
 
-def test_strong_penalty_reduces_repetition():
-    scorer = scorer_of(plan_of())
-    repeats = []
-    for penalty in (1.0, 5.0):
-        settings = Drawing(temperature=0, max_tokens=30, repetition_penalty=penalty)
-        (written,) = Writer(scorer).write(["The"], settings)
-        repeats.append(len(written.tokens) - len({t.id for t in written.tokens}))
-    assert repeats[1] < repeats[0]
-
-
 def test_reported_probabilities_equal_the_scorers():
     scorer = scorer_of(plan_of())
     (written,) = Writer(scorer).write([TEXTS[1]], DRAWN, alternatives=3)
@@ -140,7 +130,7 @@ def test_text_ends_before_stop_in_stream_too():
     for stop in ((), (free[3:5],), (free[2:9], "zzz"), ("never",)):
         for settings in (GREEDY, DRAWN):
             pieces, asked = [], settings.model_copy(update={"stop": stop})
-            written = writer.speak("The", asked, pieces.append)
+            written = writer.write_streamed("The", asked, pieces.append)
             assert "".join(pieces) == written.text == writer.write(["The"], asked)[0].text
     stopped = writer.write(["The"], GREEDY.model_copy(update={"stop": (free[3:5],)}))[0]
     assert stopped.text == free[: free.index(free[3:5])] and stopped.finish == "stop"
@@ -150,11 +140,11 @@ def test_text_ends_before_stop_in_stream_too():
 @pytest.mark.parametrize("text", ["plain words", "é文字\U0001f600 ½", "a\ufffdb", "stop! stopp stop", ""])
 def test_characters_of_several_tokens_are_streamed_complete(text):
     ids = TOKENIZER.encode(text)
-    unfolding = Unfolding(TOKENIZER)
-    pieces = [unfolding.push(i) for i in ids] + [unfolding.close()]
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces = [detokenizer.push(i) for i in ids] + [detokenizer.close()]
     assert "".join(pieces) == text
     assert "\ufffd" in text or all("\ufffd" not in p for p in pieces)
-    cut = Unfolding(TOKENIZER, ("stopp", "!"))
+    cut = Detokenizer(TOKENIZER, ("stopp", "!"))
     found = "".join([*(cut.push(i) for i in ids), cut.close()])
     assert found == min((text.split(s)[0] for s in ("stopp", "!")), key=len)
 
@@ -165,15 +155,15 @@ def test_characters_after_invalid_bytes_are_streamed_complete():
     for _ in range(400):
         ids = [draw.choice(odd) for _ in range(draw.randint(1, 9))]
         ids += TOKENIZER.encode(draw.choice(["文字", "😀", "a"])) + ids[:2]
-        unfolding = Unfolding(TOKENIZER)
-        assert "".join([*map(unfolding.push, ids), unfolding.close()]) == TOKENIZER.decode(ids)
+        detokenizer = Detokenizer(TOKENIZER)
+        assert "".join([*map(detokenizer.push, ids), detokenizer.close()]) == TOKENIZER.decode(ids)
 
 
 def test_listener_cancels_only_its_own_text():
     writer = Writer(scorer_of(plan_of()))
     heard = []
     drafts = [writer.draft([5], GREEDY, seed=1) for _ in range(2)]
-    drafts[0].heard = lambda t: len(heard.append(t) or heard) < 3
+    drafts[0].on_token = lambda t: len(heard.append(t) or heard) < 3
     writer.write_drafts(drafts)
     assert [len(d.tokens) for d in drafts] == [3, 12]
     assert [d.finish for d in drafts] == ["cancelled", "length"] and heard == drafts[1].tokens[:3]
@@ -186,7 +176,7 @@ def test_seed_gives_equal_texts_in_every_layout(tmp_path, layout):
     alone = Writer(NativeScorer.open(checkpoint, tmp_path / "tokenizer.json"), together=3)
     expected = [[w.text, w.finish, [t.id for t in w.tokens]] for w in alone.write(PROMPTS, DRAWN, alternatives=2)]
     degrees = Layout(**layout)
-    on_ranks(degrees.world_size, _write, degrees, str(tmp_path), str(checkpoint))
+    on_ranks(degrees.world_size, _write, degrees, str(tmp_path), str(checkpoint), DRAWN, 2)
     for rank in range(degrees.world_size):
         found = json.loads((tmp_path / f"found-{rank}").read_text())
         assert found["texts"] == expected
@@ -195,13 +185,13 @@ def test_seed_gives_equal_texts_in_every_layout(tmp_path, layout):
         )
 
 
-def _write(place, layout, folder, checkpoint):
+def _write(place, layout, folder, checkpoint, settings, alternatives):
     mesh = Mesh.connect(layout, place.rank, place.world_size)
     scorer = NativeScorer.open(Path(checkpoint), Path(folder) / "tokenizer.json", mesh=mesh)
-    written = Writer(scorer, together=3).write(PROMPTS, DRAWN, alternatives=2)
+    written = Writer(scorer, together=3).write(PROMPTS, settings, alternatives=alternatives)
     found = {
         "texts": [[w.text, w.finish, [t.id for t in w.tokens]] for w in written],
-        "sums": [sum(t.logprob for t in w.tokens) for w in written],
+        "sums": [sum(t.logprob or 0.0 for t in w.tokens) for w in written],
     }
     (Path(folder) / f"found-{place.rank}").write_text(json.dumps(found))
 
@@ -212,16 +202,10 @@ ENDLESS = DRAWN.model_copy(update={"max_tokens": 10**12, "stop": tuple("abcdefgh
 def test_ranks_share_generated_texts_only(tmp_path):
     checkpoint = write_checkpoint(tmp_path, plan_of())
     alone = Writer(NativeScorer.open(checkpoint, tmp_path / "tokenizer.json")).write(PROMPTS, ENDLESS)
-    on_ranks(2, _write_endless, str(tmp_path), str(checkpoint))
+    on_ranks(2, _write, Layout(data=2), str(tmp_path), str(checkpoint), ENDLESS, None)
     for rank in range(2):
-        assert json.loads((tmp_path / f"found-{rank}").read_text()) == [w.text for w in alone]
-
-
-def _write_endless(place, folder, checkpoint):
-    mesh = Mesh.connect(Layout(data=2), place.rank, place.world_size)
-    scorer = NativeScorer.open(Path(checkpoint), Path(folder) / "tokenizer.json", mesh=mesh)
-    texts = [w.text for w in Writer(scorer).write(PROMPTS, ENDLESS)]
-    (Path(folder) / f"found-{place.rank}").write_text(json.dumps(texts))
+        found = json.loads((tmp_path / f"found-{rank}").read_text())
+        assert [text for text, _, _ in found["texts"]] == [w.text for w in alone]
 
 
 STOPS = ([" the"], ["字"], ["é文", "item"], [" "], ["m m"])

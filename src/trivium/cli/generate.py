@@ -93,7 +93,7 @@ def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
     for prompt in prompts:
         _warn_of_unseen(writer.unseen([prompt]), writer.scorer.sequence)
         tell(prompt)
-        written = writer.speak(prompt, settings, tell, config.logprobs)
+        written = writer.write_streamed(prompt, settings, tell, config.logprobs)
         say()
         _print_tokens(writer, written, config.logprobs)
 

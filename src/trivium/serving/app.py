@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from trivium.finite import dumps
 from trivium.seeds import seed_for
-from trivium.serving.answer import Placed, Telling, logprobs_of, placed_in
+from trivium.serving.answer import Placed, TokenAligner, logprobs_of, placed_in
 from trivium.serving.ask import Completion, Refused, parse, prompts_of
 from trivium.serving.config import ServeConfig
 from trivium.serving.guard import Guard, TooLarge, refusal
@@ -127,17 +127,17 @@ class _Answer:
         self.count = len(prompts) * asked.n  # of texts
         loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
-        def tell(event: Event) -> None:
+        def report(event: Event) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self.events.put_nowait, event)
 
-        self.job = Job([], tell, time.monotonic() + server.limits.deadline_seconds)
+        self.job = Job([], report, time.monotonic() + server.limits.deadline_seconds)
         seed = seed_for(server.seed, "request", self.number) if asked.seed is None else asked.seed
         settings = asked.drawing()
         for index in range(self.count) if asked.max_tokens else ():
             ids, own = prompts[index // asked.n], seed_for(seed, "prompt", index)
             draft = self.writer.draft(ids, settings, seed=own, alternatives=asked.logprobs)
-            draft.heard = self._listener(index)
+            draft.on_token = self._listener(index)
             self.job.drafts.append(draft)
         if asked.echo and asked.logprobs is not None:
             self.job.read, self.job.alternatives = prompts, asked.logprobs
@@ -145,11 +145,11 @@ class _Answer:
             raise Refused(429, f"{server.limits.queue} requests wait already; come back later")
 
     def _listener(self, index: int) -> Callable[[Token], bool]:
-        def heard(token: Token) -> bool:
-            self.job.tell(Event("token", index, token))
+        def on_token(token: Token) -> bool:
+            self.job.report(Event("token", index, token))
             return self.job.goes_on
 
-        return heard
+        return on_token
 
     async def _next(self) -> Event | None:
         """Return the next event; None if there was none within the poll interval. A queued request can be late too."""
@@ -171,8 +171,8 @@ class _Answer:
             text = self._head(index) + (written.text if written else "")
             placed = self._echoed(index)
             if draft and self.asked.logprobs is not None:
-                telling = self._telling(index)
-                for _, ready in [*map(telling.push, draft.tokens), telling.close()]:
+                aligner = self._aligner(index)
+                for _, ready in [*map(aligner.push, draft.tokens), aligner.close()]:
                     placed += ready
             choices.append(self._choice(index, text, placed, written.finish if written else "length"))
         return self._envelope(choices) | {"usage": self._usage()}
@@ -191,7 +191,7 @@ class _Answer:
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events. The job is cancelled when the generator is left for any reason."""
-        telling = [self._telling(index) for index in range(self.count)]
+        aligners = [self._aligner(index) for index in range(self.count)]
         is_head_sent = not self.asked.echo
         try:
             while True:
@@ -204,13 +204,13 @@ class _Answer:
                         yield self._part(index, self._head(index), self._echoed(index))
                 if event.kind != "token" or event.token is None:
                     break
-                text, placed = telling[event.number].push(event.token)
+                text, placed = aligners[event.number].push(event.token)
                 if text or (placed and self.asked.logprobs is not None):
                     yield self._part(event.number, text, placed)
             if event.kind == "done":
                 for index in range(self.count):
                     finish = self.job.drafts[index].finish if self.asked.max_tokens else "length"
-                    yield self._part(index, *telling[index].close(), finish)
+                    yield self._part(index, *aligners[index].close(), finish)
                 if self.asked.tells_usage:
                     yield _sse(self._envelope([]) | {"usage": self._usage()})
             else:
@@ -251,9 +251,9 @@ class _Answer:
         silent = () if self.asked.text_of(number) is None else (tokenizer.before_text,)
         return placed_in(self.job.echoed[number], tokenizer, silent=silent)
 
-    def _telling(self, index: int) -> Telling:
+    def _aligner(self, index: int) -> TokenAligner:
         prompt = self.prompts[index // self.asked.n]
-        return Telling(self.writer.tokenizer, self.asked.stops, prompt, offset=len(self._head(index)))
+        return TokenAligner(self.writer.tokenizer, self.asked.stops, prompt, offset=len(self._head(index)))
 
     def _usage(self) -> dict[str, int]:
         read = sum(map(len, self.prompts))

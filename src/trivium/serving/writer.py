@@ -18,7 +18,7 @@ from trivium.model.generate import Choice, finite, penalised, pick, write_togeth
 from trivium.model.whole import WholeModel
 from trivium.seeds import generator_for, seed_for
 from trivium.serving.config import Drawing
-from trivium.serving.unfold import CONTEXT_TOKENS, Unfolding
+from trivium.serving.detokenize import CONTEXT_TOKENS, Detokenizer
 from trivium.tokens.tokenizer import Tokenizer
 
 Tensor = torch.Tensor
@@ -60,8 +60,8 @@ class Draft:
     """A text being generated.
 
     seed: key of the random draws, together with the position. done: receives all sampled ids and returns whether
-    the text ends. alternatives: number of alternatives per token; None for no log-probabilities. heard: called with
-    each token; returning False cancels the text. ended: called when the text is complete. rests: returns whether
+    the text ends. alternatives: number of alternatives per token; None for no log-probabilities. on_token: called with
+    each token; returning False cancels the text. on_end: called when the text is complete. pauses: returns whether
     generation pauses now, to be continued later.
     """
 
@@ -70,9 +70,9 @@ class Draft:
     seed: int
     done: Callable[[list[int]], bool]
     alternatives: int | None = None
-    heard: Callable[[Token], bool] | None = None
-    ended: Callable[[], None] | None = None
-    rests: Callable[[], bool] | None = None
+    on_token: Callable[[Token], bool] | None = None
+    on_end: Callable[[], None] | None = None
+    pauses: Callable[[], bool] | None = None
     tokens: list[Token] = field(default_factory=list)
     finish: Finish | None = None
 
@@ -89,7 +89,7 @@ class Draft:
     @property
     def goes_on(self) -> bool:
         """Whether another token is to be sampled now."""
-        return self.finish is None and not (self.rests is not None and self.rests())
+        return self.finish is None and not (self.pauses is not None and self.pauses())
 
     @property
     def left(self) -> int:
@@ -99,14 +99,14 @@ class Draft:
     def add(self, token: Token) -> None:
         """Append a token and determine whether it is the last one."""
         self.tokens.append(token)
-        if self.heard is not None and not self.heard(token):
+        if self.on_token is not None and not self.on_token(token):
             self.finish = "cancelled"
         elif self.done(self.ids):
             self.finish = "stop"
         elif self.left <= 0:
             self.finish = "length"
-        if self.finish is not None and self.ended is not None:
-            self.ended()
+        if self.finish is not None and self.on_end is not None:
+            self.on_end()
 
 
 class Writer:
@@ -138,23 +138,23 @@ class Writer:
         self.write_drafts(drafts)
         return [self.written(d) for d in drafts]
 
-    def speak(
-        self, prompt: str, settings: Drawing, tell: Callable[[str], None], alternatives: int | None = None
+    def write_streamed(
+        self, prompt: str, settings: Drawing, send: Callable[[str], None], alternatives: int | None = None
     ) -> Written:
-        """Generate after a prompt on a single rank. `tell` receives the text in pieces, which together are that of
+        """Generate after a prompt on a single rank. `send` receives the text in pieces, which together are that of
         `write`."""
         (ids,) = self.tokenizer.prompt_ids([prompt])
-        unfolding = Unfolding(self.tokenizer, settings.stop, before=ids)
+        detokenizer = Detokenizer(self.tokenizer, settings.stop, before=ids)
         draft = self.draft(ids, settings, seed=seed_for(settings.seed, "prompt", 0), alternatives=alternatives)
 
-        def heard(token: Token) -> bool:
+        def on_token(token: Token) -> bool:
             if token.id != self.tokenizer.end_of_text:
-                tell(unfolding.push(token.id))
+                send(detokenizer.push(token.id))
             return True
 
-        draft.heard = heard
+        draft.on_token = on_token
         self.write_drafts([draft])
-        tell(unfolding.close())
+        send(detokenizer.close())
         return self.written(draft)
 
     def draft(self, prompt: Sequence[int], settings: Drawing, *, seed: int, alternatives: int | None = None) -> Draft:

@@ -10,7 +10,7 @@ MAX_CHARACTER_BYTES = 4  # in UTF-8
 CONTEXT_TOKENS = 8  # preceding tokens that can change the spelling of a token
 
 
-class Unfolding:
+class Detokenizer:
     """The concatenated results of `push` and `close` are the text before the first stop text."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
