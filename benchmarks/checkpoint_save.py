@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None, model: dict[str, int] = MODEL) -> N
         "commit": code_commit(),
         "threads": torch.get_num_threads(),
         "model": to_tree(plan.model),
-        "checkpoint_bytes": sum(f.bytes for f in fragments(trainer)),
+        "checkpoint_bytes": sum(f.values.nbytes for f in fragments(trainer)),
         "stall_seconds": seconds,
         "reading": read,
     }

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from evaluation.hflm import load  # noqa: E402  (as the tests open an HFLM)
 from trivium.checkpoint.load import Checkpoint  # noqa: E402
-from trivium.checkpoint.reshard import Part, write_whole  # noqa: E402
+from trivium.checkpoint.pieces import Part  # noqa: E402
+from trivium.checkpoint.reshard import write_whole  # noqa: E402
 from trivium.config import to_tree  # noqa: E402
 from trivium.evaluation.answer import NativeScorer  # noqa: E402
 from trivium.evaluation.benchmark import benchmark_requests, prepare  # noqa: E402

@@ -1,4 +1,4 @@
-"""Ranks that wait for a slow disk keep meeting, so that no collective of theirs times out meanwhile."""
+"""Ranks that wait for a slow disk keep communicating, so that no collective times out."""
 
 import os
 import time
@@ -10,7 +10,7 @@ import torch
 
 from ranks import on_ranks
 from trivium import provenance
-from trivium.checkpoint import agree, load, save, verify
+from trivium.checkpoint import agree, load, pieces, save, verify
 from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.checkpoint.save import Fragment, Saving
@@ -29,8 +29,8 @@ def fragments(value: float = 1.0) -> list[Fragment]:
 
 
 @pytest.fixture
-def until_met(monkeypatch) -> Callable[[], None]:
-    """Waits, as a slow disk does, until the ranks have met several times more."""
+def until_ranks_communicate(monkeypatch) -> Callable[[], None]:
+    """Wait, like a slow disk, until the ranks have run several more collectives."""
     right, meetings = agree.sum_over_ranks_, []
 
     def counted(tensor, mesh):
@@ -40,7 +40,7 @@ def until_met(monkeypatch) -> Callable[[], None]:
     def wait() -> None:
         enough, deadline = len(meetings) + 5, time.monotonic() + PATIENCE_SECONDS
         while len(meetings) < enough:
-            assert time.monotonic() < deadline, "nobody met while this rank worked"
+            assert time.monotonic() < deadline, "no collective ran while this rank worked"
             time.sleep(0.001)
 
     monkeypatch.setattr(agree, "sum_over_ranks_", counted)
@@ -48,29 +48,29 @@ def until_met(monkeypatch) -> Callable[[], None]:
     return wait
 
 
-def test_ranks_meet_while_a_save_takes_long(tmp_path: Path, monkeypatch, until_met) -> None:
-    right = save.write_pieces
+def test_ranks_communicate_during_slow_save(tmp_path: Path, monkeypatch, until_ranks_communicate) -> None:
+    right = pieces.write_pieces
 
     def slow(*given, **named):
-        until_met()
+        until_ranks_communicate()
         return right(*given, **named)
 
-    monkeypatch.setattr(save, "write_pieces", slow)
+    monkeypatch.setattr(pieces, "write_pieces", slow)
     assert Saving(tmp_path, 1, fragments(), MESH, {}).advance(wait=True)
 
 
-def test_ranks_meet_while_verifying_takes_long(tmp_path: Path, monkeypatch, until_met) -> None:
+def test_ranks_communicate_during_slow_verification(tmp_path: Path, monkeypatch, until_ranks_communicate) -> None:
     path, right = save.save(tmp_path, 1, fragments(), MESH, {}), verify.file_sha256
 
     def slow(*given) -> str:
-        until_met()
+        until_ranks_communicate()
         return right(*given)
 
     monkeypatch.setattr(verify, "file_sha256", slow)
     assert Checkpoint.open_together(path, MESH).step == 1
 
 
-def test_a_rank_that_verifies_says_block_by_block_that_it_goes_on(tmp_path: Path, monkeypatch) -> None:
+def test_verification_sends_heartbeat_for_each_block(tmp_path: Path, monkeypatch) -> None:
     values = torch.ones(1 << 12)
     given = [Fragment("weights/a", (1 << 12,), Box((0,), (1 << 12,)), values)]
     save.save(tmp_path, 1, given, MESH, {})
@@ -80,7 +80,7 @@ def test_a_rank_that_verifies_says_block_by_block_that_it_goes_on(tmp_path: Path
     assert len(alive) >= values.nbytes >> 10
 
 
-def share_a_work(place: Place) -> None:
+def share_work(place: Place) -> None:
     mesh, alive = Mesh.connect(Layout(data=2), place.rank, place.world_size), []
     agree._SLICE_SECONDS = 0.01
 
@@ -100,12 +100,12 @@ def share_a_work(place: Place) -> None:
     assert problem_of_any(fail, mesh) == "rank 0: a file of rank 0", "the first of those that failed"
 
 
-def test_every_rank_hears_what_went_wrong_on_one() -> None:
-    on_ranks(2, share_a_work)
+def test_all_ranks_get_error_of_lowest_failed_rank() -> None:
+    on_ranks(2, share_work)
 
 
 @pytest.mark.parametrize("call", ["stat", "file_sha256"])
-def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch, call: str) -> None:
+def test_unreadable_newest_checkpoint_is_skipped(tmp_path: Path, monkeypatch, call: str) -> None:
     for step in (1, 2):
         save.save(tmp_path, step, fragments(), MESH, {})
     right, warnings = (Path.stat if call == "stat" else verify.file_sha256), []
@@ -124,7 +124,7 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path, 
         Checkpoint.open(tmp_path / "step-00000002").verify()
 
 
-def take_the_first_ranks_word(place: Place, root: str) -> None:
+def use_listing_of_first_rank(place: Place, root: str) -> None:
     mesh = Mesh.connect(Layout(tensor=2, pipeline=2, data=2), place.rank, place.world_size)
     for length in (0, 5000):
         found = found_by_first(lambda: {"é": [place.rank, 2.5, None, "x" * length]}, mesh, DataError)  # noqa: B023
@@ -145,7 +145,7 @@ def take_the_first_ranks_word(place: Place, root: str) -> None:
         Checkpoint.open_together(Path(root) / "step-00000009", mesh)
 
 
-def test_ranks_go_on_from_what_the_first_one_finds_also_where_a_host_still_sees_less(tmp_path: Path) -> None:
+def test_all_ranks_use_first_ranks_listing(tmp_path: Path) -> None:
     for step in (1, 2):
         save.save(tmp_path, step, fragments(step), MESH, {})
-    on_ranks(8, take_the_first_ranks_word, str(tmp_path))
+    on_ranks(8, use_listing_of_first_rank, str(tmp_path))

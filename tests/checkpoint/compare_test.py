@@ -1,4 +1,4 @@
-"""Tensors in several pieces are compared whole, and written anew in files of equal size."""
+"""Tensors in several pieces are compared completely, and resharded into files of equal size."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def written(root: Path, *tensors: torch.Tensor) -> Checkpoint:
 
 
 @pytest.mark.parametrize("row", range(5))
-def test_a_difference_is_found_and_measured_in_whichever_piece_it_is(tmp_path: Path, row: int) -> None:
+def test_difference_is_measured_in_any_piece(tmp_path: Path, row: int) -> None:
     values = torch.arange(20.0, 0.0, -1.0, dtype=torch.float64).view(SHAPE)
     other = values.clone()
     other[row, 2] += 0.5
@@ -42,7 +42,7 @@ def test_a_difference_is_found_and_measured_in_whichever_piece_it_is(tmp_path: P
     assert found.relative == pytest.approx(0.5 / largest)
 
 
-def test_the_sign_of_a_zero_is_a_difference_of_bits_and_not_of_size(tmp_path: Path) -> None:
+def test_sign_of_zero_is_a_difference_of_size_zero(tmp_path: Path) -> None:
     values = torch.zeros(SHAPE, dtype=torch.float64)
     other = values.clone()
     other[0, 0] = -0.0
@@ -51,7 +51,7 @@ def test_the_sign_of_a_zero_is_a_difference_of_bits_and_not_of_size(tmp_path: Pa
 
 
 @pytest.mark.parametrize("strange", [float("nan"), float("-inf")])
-def test_what_is_not_finite_is_counted_and_the_rest_is_measured(
+def test_non_finite_values_are_counted_and_others_measured(
     tmp_path: Path, strange: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest of differences of which one is NaN is none, or, to max(), the one before it. Such checkpoints are not
@@ -66,7 +66,7 @@ def test_what_is_not_finite_is_counted_and_the_rest_is_measured(
     assert found.what.startswith("not finite in one or both: 2 values; the rest differs by at most 0.5,")
 
 
-def test_a_tensor_of_another_dtype_shape_or_that_only_one_has_is_told(tmp_path: Path) -> None:
+def test_other_dtype_shape_or_missing_tensor_is_reported(tmp_path: Path) -> None:
     values = torch.full(SHAPE, 0.25, dtype=torch.float64)
     one = written(tmp_path / "a", values, values, values)
     save(tmp_path / "b", 1, [
@@ -83,7 +83,7 @@ def test_a_tensor_of_another_dtype_shape_or_that_only_one_has_is_told(tmp_path: 
 
 
 @pytest.mark.parametrize("scalar", [(0.0, -0.0), (1.5, 1.25)])
-def test_a_tensor_of_one_number_is_compared_like_any_other(tmp_path: Path, scalar: tuple[float, float]) -> None:
+def test_scalar_tensors_are_compared(tmp_path: Path, scalar: tuple[float, float]) -> None:
     first, second = (
         Checkpoint.open(save(tmp_path / n, 1, [Fragment("s", (), Box((), ()), torch.tensor(x))], Mesh.single(), {}))
         for n, x in zip("ab", scalar, strict=True)
@@ -94,7 +94,7 @@ def test_a_tensor_of_one_number_is_compared_like_any_other(tmp_path: Path, scala
 
 
 @pytest.mark.parametrize("files", [0, 21, 100_000_000])
-def test_more_files_than_can_hold_something_are_refused(tmp_path: Path, files: int) -> None:
+def test_reshard_rejects_too_many_files(tmp_path: Path, files: int) -> None:
     source = written(tmp_path / "a", torch.zeros(SHAPE, dtype=torch.float64))
     with pytest.raises(ConfigError, match=rf"--files \({files}\) must be 1 to 20 for .*step-00000001"):
         reshard(source, tmp_path / "b", files=files)
@@ -102,7 +102,7 @@ def test_more_files_than_can_hold_something_are_refused(tmp_path: Path, files: i
 
 
 @pytest.mark.parametrize("files", [1, 2, 3, 5, 7, 60])
-def test_files_are_of_equal_size_and_pieces_no_larger_than_may_be_in_memory(tmp_path: Path, files: int) -> None:
+def test_resharded_files_have_equal_size_and_small_pieces(tmp_path: Path, files: int) -> None:
     tensors = [torch.randn(SHAPE, dtype=torch.float64) for _ in NAMES]
     source = written(tmp_path / "a", *tensors)
     assert max(part.bytes for name in source.names for part in parts_of(source, name)) <= ROW_BYTES

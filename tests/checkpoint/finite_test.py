@@ -1,4 +1,4 @@
-"""Nothing that holds a NaN or an infinity is published, and nothing goes on from it; the message names the tensor."""
+"""No NaN or infinity is published or continued from; the error names the tensor."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import is_finite
 from trivium.checkpoint.reshard import reshard
 from trivium.checkpoint.save import Fragment, save
-from trivium.checkpoint.summary import summary
+from trivium.checkpoint.verify import summary
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
@@ -47,7 +47,7 @@ def model(root: Path, step: int, monkeypatch: pytest.MonkeyPatch, **bad: str) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_every_value_that_is_not_finite_is_found_and_no_large_one_is_taken_for_it(dtype: torch.dtype) -> None:
+def test_is_finite_detects_exactly_nan_and_infinity(dtype: torch.dtype) -> None:
     for value in (math.nan, math.inf, -math.inf):
         assert not is_finite(fragment("a", value, dtype).values)
     both = fragment("a", math.inf, dtype).values
@@ -58,7 +58,7 @@ def test_every_value_that_is_not_finite_is_found_and_no_large_one_is_taken_for_i
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_checkpoint_is_finite_exactly_where_each_of_its_values_is(
+def test_checkpoint_is_finite_if_all_values_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(pieces, "is_finite", lambda values: True)
@@ -85,23 +85,21 @@ def test_a_checkpoint_is_finite_exactly_where_each_of_its_values_is(
 
 
 @pytest.mark.parametrize("kind", ["weights", "master", "moment1", "moment2"])
-def test_no_save_publishes_what_is_not_finite(tmp_path: Path, kind: str) -> None:
+def test_non_finite_tensor_is_not_saved(tmp_path: Path, kind: str) -> None:
     held = [fragment("weights/a", 1.0), fragment(f"{kind}/b", math.nan)]
     with pytest.raises(CheckpointError, match=rf"step-00000003 was not saved: {kind}/b holds a NaN"):
         save(tmp_path, 3, held, Mesh.single(), {})
     assert not list(tmp_path.iterdir())
 
 
-def test_training_never_goes_on_from_what_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_does_not_resume_from_non_finite_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = model(tmp_path, 1, monkeypatch, bad=f"moment2/{BAD}")
     bad.verify()  # its bytes are those that were written
     with pytest.raises(CheckpointError, match=f"moment2/{BAD} holds a NaN or an infinity; use an older"):
         Checkpoint.open_together(bad.directory, Mesh.single())
 
 
-def test_neither_means_nor_rewritten_nor_exported_checkpoints_hold_what_is_not_finite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_average_reshard_and_export_reject_non_finite_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = (model(tmp_path / "run", 1, monkeypatch), model(tmp_path / "run", 2, monkeypatch, bad=f"weights/{BAD}"))
     told = rf"was not written: weights/{BAD} holds a NaN"
     with pytest.raises(CheckpointError, match=told):

@@ -27,7 +27,7 @@ from trivium.checkpoint.format import (
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.checkpoint.reshard import reshard
 from trivium.checkpoint.save import Fragment, save
-from trivium.checkpoint.summary import summary
+from trivium.checkpoint.verify import summary
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
 from trivium.plan.parameters import Box
@@ -38,7 +38,7 @@ shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
 @settings(deadline=None)  # machines are busy
 @given(shape=shapes, data=st.data())
-def test_boxes_of_a_range_hold_exactly_its_elements_in_order(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_boxes_of_range_contain_its_elements_in_order(shape: tuple[int, ...], data: st.DataObject) -> None:
     size = int(np.prod(shape))
     start = data.draw(st.integers(0, size))
     stop = data.draw(st.integers(start, size))
@@ -52,7 +52,7 @@ def test_boxes_of_a_range_hold_exactly_its_elements_in_order(shape: tuple[int, .
 
 @settings(deadline=None)  # machines are busy
 @given(data=st.data())
-def test_boxes_cover_an_array_when_each_element_is_in_exactly_one(data: st.DataObject) -> None:
+def test_boxes_cover_array_if_each_element_is_in_exactly_one(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 3), max_size=3).map(tuple))
     size = int(np.prod(shape))
     cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=3))})
@@ -65,13 +65,13 @@ def test_boxes_cover_an_array_when_each_element_is_in_exactly_one(data: st.DataO
         marks[box.within(Box((0,) * len(shape), shape))] += 1
     inside = marks[tuple(slice(n) for n in shape)]
     exactly_once = bool((inside == 1).all()) and marks.sum() == size
-    assume(all(box.elements for box in boxes) or not exactly_once)  # an empty box outside harms nobody
+    assume(all(box.elements for box in boxes) or not exactly_once)  # An empty box outside is harmless.
     assert covers(shape, data.draw(st.permutations(boxes))) == exactly_once
 
 
 @settings(deadline=None)  # machines are busy
 @given(a=st.data())
-def test_an_intersection_is_what_both_boxes_hold(a: st.DataObject) -> None:
+def test_intersection_contains_common_elements(a: st.DataObject) -> None:
     def box() -> Box:
         start = tuple(a.draw(st.integers(0, 4)) for _ in range(2))
         return Box(start, tuple(a.draw(st.integers(1, 4)) for _ in range(2)))
@@ -100,7 +100,7 @@ def write(root: Path, step: int, cut: int = 3, value: float = 0.0) -> dict[str, 
     return full
 
 
-def test_any_box_reads_back_what_was_written(tmp_path: Path) -> None:
+def test_any_box_is_read_as_written(tmp_path: Path) -> None:
     full = write(tmp_path, 7)
     checkpoint = Checkpoint.open(tmp_path / step_name(7))
     checkpoint.verify()
@@ -112,13 +112,13 @@ def test_any_box_reads_back_what_was_written(tmp_path: Path) -> None:
     assert torch.equal(checkpoint.read("weights/c", Box((1, 0), (2, 2)), torch.bfloat16), full["weights/c"][1:])
 
 
-def test_the_safetensors_library_reads_the_pieces(tmp_path: Path) -> None:
+def test_safetensors_library_reads_pieces(tmp_path: Path) -> None:
     full = write(tmp_path, 1)
     tensors = load_file(tmp_path / step_name(1) / "pieces-00000.safetensors")
     assert torch.equal(torch.cat([tensors["0:weights/a"], tensors["1:weights/a"]]), full["weights/a"])
 
 
-def test_a_box_that_was_never_written_is_refused_not_invented(tmp_path: Path) -> None:
+def test_missing_box_is_rejected(tmp_path: Path) -> None:
     half = [Fragment("weights/a", (6, 4), Box((0, 0), (3, 4)), torch.zeros(3, 4))]
     save(tmp_path, 1, half, MESH, {})
     checkpoint = Checkpoint.open(tmp_path / step_name(1))
@@ -129,7 +129,7 @@ def test_a_box_that_was_never_written_is_refused_not_invented(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("file", ["pieces-00000.safetensors", "pieces-00001.safetensors", "manifest.json"])
-def test_every_flipped_byte_is_noticed(tmp_path: Path, file: str) -> None:
+def test_flipped_bytes_are_detected(tmp_path: Path, file: str) -> None:
     write(tmp_path / "one", 1)
     path = reshard(Checkpoint.open(tmp_path / "one" / step_name(1)), tmp_path, files=2) / file
     original = path.read_bytes()
@@ -142,13 +142,13 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path, file: str) -> None:
 
 
 def forge(path: Path, manifest: dict[str, Any]) -> None:
-    """Write a manifest as who knows the format could: its own hash is right."""
+    """Write a manifest with a right hash of itself, as anybody who knows the format could."""
     plain = {k: v for k, v in manifest.items() if k != "sha256"}
     path.write_text(manifest_text({**plain, "sha256": manifest_hash(plain)}))
 
 
 def forged(value: Any) -> Iterator[Any]:
-    """A value with each of its parts replaced in turn by what should not be there, or left out."""
+    """Yield a value with each of its parts replaced by an invalid one, or removed."""
     yield from (None, True, -1, 10**30, "../x", [], [-2, -2], {})
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -159,7 +159,7 @@ def forged(value: Any) -> Iterator[Any]:
             yield from ([*value[:at], other, *value[at + 1 :]] for other in forged(inner))
 
 
-def test_a_forged_manifest_is_refused_or_changes_no_value(tmp_path: Path) -> None:
+def test_forged_manifest_is_rejected_or_changes_no_value(tmp_path: Path) -> None:
     full = write(tmp_path, 1)["weights/a"]
     path = tmp_path / step_name(1) / "manifest.json"
     right, whole = json.loads(path.read_text()), Box((0, 0), (6, 4))
@@ -179,7 +179,7 @@ def test_a_forged_manifest_is_refused_or_changes_no_value(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(60)
-def test_the_work_of_a_cover_check_is_linear_in_the_number_of_pieces() -> None:
+def test_cover_check_is_linear_in_number_of_pieces() -> None:
     """Pieces that cross each other: a sweep along any axis has thousands of them beside any one."""
     crossing = [Box((n, 0), (1, 12_000)) for n in range(6_000)] + [Box((0, n), (12_000, 1)) for n in range(6_000)]
     read = []
@@ -201,7 +201,7 @@ def test_the_work_of_a_cover_check_is_linear_in_the_number_of_pieces() -> None:
 
 
 def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
-    """Manifests with right hashes and wrong contents, and what is said of each."""
+    """Return manifests with right hashes and wrong contents, each with the expected message."""
     tensors, files = right["tensors"], right["files"]
     a, file = tensors["weights/a"], "pieces-00000.safetensors"
     pieces = a["pieces"]
@@ -216,14 +216,8 @@ def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
     return {
         "layout is a text": ({"plan": {"layout": "tensor"}}, "plan.layout is 'tensor'"),
         "layout is a list": ({"plan": {"layout": [1]}}, r"plan.layout is \[1\]"),
-        "degree is a text": (
-            {"plan": {"layout": {"tensor": "2"}}},
-            "plan.layout.tensor is '2'; it must be a valid integer",
-        ),
-        "degree is true": (
-            {"plan": {"layout": {"tensor": True}}},
-            "plan.layout.tensor is true; it must be a valid integer",
-        ),
+        "degree is a text": ({"plan": {"layout": {"tensor": "2"}}}, "plan.layout.tensor is '2'; it must be a valid"),
+        "degree is true": ({"plan": {"layout": {"tensor": True}}}, "plan.layout.tensor is true; it must be a valid"),
         "precision is a list": ({"plan": {"precision": []}}, "plan.precision is "),
         "weights are a number": ({"plan": {"precision": {"weights": 16}}}, "plan.precision.weights is 16; it must be"),
         "plan is a text": ({"plan": "x"}, "plan is 'x'"),
@@ -239,26 +233,13 @@ def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
             "'2:weights/b' is F64 \\[5\\], and manifest.json says I64",
         ),
         "dtype is unknown": (of_a(dtype="F8"), "tensors.weights/a.dtype is 'F8'; it must be 'F64'"),
-        "shape is another": (
-            of_a(
-                shape=[4, 6],
-                pieces=[
-                    {**p, "shape": p["shape"][::-1]}
-                    for p in [{**pieces[0], "shape": [6, 2]}, {**pieces[1], "start": [0, 0]}]
-                ],
-            ),
-            "overlap|is F32",
-        ),
         "shape is transposed": (
             of_a(shape=[4, 6], pieces=[{**p, "start": p["start"][::-1], "shape": p["shape"][::-1]} for p in pieces]),
             r"'0:weights/a' is F32 \[3, 4\], and manifest.json says F32 \[4, 3\]",
         ),
         "no tensors": ({"tensors": {}}, "tensors is {}; it must have 1 item or more"),
         "nested": ({"data": {"x": nested}}, "nested more than 200 levels deep"),
-        "more pieces than the file can hold": (
-            of_a(pieces=many),
-            f"the pieces in {file} have .* bytes at least, and it has",
-        ),
+        "more pieces than the file can hold": (of_a(pieces=many), f"the pieces in {file} have .* bytes at least, and"),
         "more elements than the file can hold": (
             of_a(shape=[600, 400], pieces=[{**pieces[0], "shape": [600, 400]}]),
             f"the pieces in {file} have",
@@ -273,6 +254,11 @@ def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
             {"files": {**files, "../x": files[file]}},
             "files has '../x'; it must be the name of a file",
         ),
+        "a piece of a file outside": (
+            of_a(pieces=[{**pieces[0], "file": "../other.safetensors"}, pieces[1]]),
+            "'../other.safetensors' is not one of its own hashed files",
+        ),
+        "pieces overlap": (of_a(pieces=[pieces[0], {**pieces[1], "start": [0, 0]}]), "pieces of weights/a overlap"),
         "marks are a list": ({"imported_from": {"marks": [1]}}, "imported_from.marks is "),
         "left out is a number": ({"left_out": 3}, "left_out is 3"),
         "gaps of one": ({"left_out": [{"gaps": [[1]]}]}, "left_out.0.gaps.0"),
@@ -284,12 +270,12 @@ def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
         "files are a list": ({"files": [1]}, "files is "),
         "bytes are true": (
             {"files": {file: {**files[file], "bytes": True}}},
-            f"files.{file}.bytes is true; it must be a valid integer",
+            f"files.{file}.bytes is true; it must be",
         ),
     }
 
 
-def test_a_manifest_with_right_hashes_and_wrong_contents_is_refused_by_path_field_and_value(tmp_path: Path) -> None:
+def test_wrong_content_is_rejected_by_path_field_and_value(tmp_path: Path) -> None:
     write(tmp_path, 1)
     path = tmp_path / step_name(1) / "manifest.json"
     right = json.loads(path.read_text())
@@ -305,7 +291,7 @@ def test_a_manifest_with_right_hashes_and_wrong_contents_is_refused_by_path_fiel
     Checkpoint.open(path.parent).verify()
 
 
-def test_no_special_file_in_a_checkpoint_is_waited_for(tmp_path: Path) -> None:
+def test_special_files_do_not_block(tmp_path: Path) -> None:
     write(tmp_path, 1)
     folder = tmp_path / step_name(1)
     for name in ("manifest.json", "pieces-00000.safetensors"):
@@ -323,24 +309,14 @@ def test_no_special_file_in_a_checkpoint_is_waited_for(tmp_path: Path) -> None:
     Checkpoint.open(folder).verify()
 
 
-def test_pieces_that_overlap_leave_no_gap_to_be_invented(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    path = tmp_path / step_name(1) / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["tensors"]["weights/a"]["pieces"][1]["start"] = [0, 0]
-    forge(path, manifest)
-    with pytest.raises(CheckpointError, match="pieces of weights/a overlap"):
-        Checkpoint.open(path.parent).verify()
-
-
-def test_a_manifest_nested_beyond_reason_is_damaged(tmp_path: Path) -> None:
+def test_deeply_nested_manifest_is_damaged(tmp_path: Path) -> None:
     write(tmp_path, 1)
     (tmp_path / step_name(1) / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match="cannot be read"):
         Checkpoint.open(tmp_path / step_name(1))
 
 
-def test_a_truncated_or_missing_file_is_named(tmp_path: Path) -> None:
+def test_truncated_or_missing_file_is_named(tmp_path: Path) -> None:
     write(tmp_path, 1)
     path = tmp_path / step_name(1) / "pieces-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
@@ -353,7 +329,7 @@ def test_a_truncated_or_missing_file_is_named(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path / "nothing")
 
 
-def test_a_damaged_newest_checkpoint_falls_back_loudly_to_the_one_before(tmp_path: Path) -> None:
+def test_damaged_newest_checkpoint_falls_back_with_warning(tmp_path: Path) -> None:
     write(tmp_path, 1)
     write(tmp_path, 2)
     path = tmp_path / step_name(2) / "pieces-00000.safetensors"
@@ -368,7 +344,7 @@ def test_a_damaged_newest_checkpoint_falls_back_loudly_to_the_one_before(tmp_pat
     assert newest_good(tmp_path / "empty", MESH, said.append) is None
 
 
-def test_a_name_that_exists_is_complete_whatever_is_left_beside_it(tmp_path: Path) -> None:
+def test_unfinished_directories_are_not_listed(tmp_path: Path) -> None:
     write(tmp_path, 3)
     (tmp_path / f".{step_name(4)}.partial").mkdir()
     (tmp_path / "step-5").mkdir()
@@ -377,7 +353,7 @@ def test_a_name_that_exists_is_complete_whatever_is_left_beside_it(tmp_path: Pat
     assert [step_of(p.name) for p in published(tmp_path)] == [3, 4]
 
 
-def test_a_failed_save_keeps_the_previous_checkpoint_and_leaves_no_rubbish(tmp_path: Path) -> None:
+def test_failed_save_keeps_previous_checkpoint_and_cleans_up(tmp_path: Path) -> None:
     write(tmp_path, 1)
     bad = [Fragment("weights/a", (1,), Box((0,), (1,)), torch.zeros(1, dtype=torch.float32))]
     (tmp_path / step_name(2)).write_text("in the way: a file where the directory should go")
@@ -390,7 +366,7 @@ def test_a_failed_save_keeps_the_previous_checkpoint_and_leaves_no_rubbish(tmp_p
 
 
 @pytest.mark.parametrize("old, new", [("1e-05", "1E-05"), (", ", ",\t"), ("0.5", "0.50")])
-def test_another_spelling_of_the_same_manifest_is_damage_too(tmp_path: Path, old: str, new: str) -> None:
+def test_other_spelling_of_equal_manifest_is_damage(tmp_path: Path, old: str, new: str) -> None:
     pieces = [Fragment("weights/a", (2,), Box((0,), (2,)), torch.zeros(2))]
     save(tmp_path, 1, pieces, MESH, {"epsilon": 1e-5, "half": 0.5})
     path = tmp_path / step_name(1) / "manifest.json"
@@ -402,17 +378,7 @@ def test_another_spelling_of_the_same_manifest_is_damage_too(tmp_path: Path, old
         read_manifest(path.parent)
 
 
-def test_a_manifest_may_not_name_files_outside_of_its_own_hashed_ones(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    path = tmp_path / step_name(1) / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["tensors"]["weights/a"]["pieces"][0]["file"] = "../other.safetensors"
-    path.write_text(manifest_text({**manifest, "sha256": manifest_hash(manifest)}))
-    with pytest.raises(CheckpointError, match="not one of its own"):
-        read_manifest(path.parent)
-
-
-def test_the_manifest_hash_covers_everything_but_itself(tmp_path: Path) -> None:
+def test_manifest_hash_covers_everything_but_itself(tmp_path: Path) -> None:
     write(tmp_path, 1)
     path = tmp_path / step_name(1) / "manifest.json"
     manifest = json.loads(path.read_text())

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from trivium.checkpoint import lease
-from trivium.checkpoint.lease import LEASE, _holder_in, _told, holder_of, holding
+from trivium.checkpoint.lease import LEASE, _described, _holder_in, holder_of, holding
 from trivium.errors import MachineError
 
 
-def hold_until_told(directory: Path, ready: Path) -> None:
+def hold_until_killed(directory: Path, ready: Path) -> None:
     with holding(directory, print):
         ready.write_text("yes")
         time.sleep(60)
@@ -28,7 +28,7 @@ def hold_until_told(directory: Path, ready: Path) -> None:
 @pytest.fixture
 def held(tmp_path: Path):
     process = get_context("fork").Process(
-        target=hold_until_told, args=(tmp_path / "run", tmp_path / "ready"), daemon=True
+        target=hold_until_killed, args=(tmp_path / "run", tmp_path / "ready"), daemon=True
     )
     process.start()
     while not (tmp_path / "ready").is_file():
@@ -38,7 +38,7 @@ def held(tmp_path: Path):
     process.join()
 
 
-def test_a_second_job_is_refused_with_pid_host_and_age_of_the_first(held) -> None:
+def test_second_job_is_rejected_with_pid_host_and_age_of_first(held) -> None:
     directory, process = held
     with pytest.raises(MachineError) as refused, holding(directory, print):
         pass
@@ -48,7 +48,7 @@ def test_a_second_job_is_refused_with_pid_host_and_age_of_the_first(held) -> Non
     assert holder is not None and holder.pid == process.pid
 
 
-def test_the_lease_of_a_killed_job_is_recognised_as_stale_at_once_and_told(held) -> None:
+def test_lease_of_killed_job_is_stale_at_once(held) -> None:
     directory, process = held
     os.kill(process.pid, signal.SIGKILL)
     process.join()
@@ -59,16 +59,16 @@ def test_the_lease_of_a_killed_job_is_recognised_as_stale_at_once_and_told(held)
     assert len(said) == 1 and str(process.pid) in said[0]
     assert holder_of(directory) is None
     with holding(directory, said.append):
-        assert len(said) == 1, "a job that ended leaves no lease behind"
+        assert len(said) == 1, "a job that ended leaves no lease"
 
 
-def test_a_job_that_fails_leaves_no_lease_behind(tmp_path: Path) -> None:
+def test_failed_job_leaves_no_lease(tmp_path: Path) -> None:
     with pytest.raises(ValueError), holding(tmp_path, print):
         raise ValueError("the work failed")
     assert (tmp_path / LEASE).read_text() == ""
 
 
-def test_what_a_link_in_the_place_of_a_lease_leads_to_is_not_overwritten(tmp_path: Path) -> None:
+def test_target_of_linked_lease_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "letter").write_text("dear")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LEASE).symlink_to(tmp_path / "letter")
@@ -77,10 +77,8 @@ def test_what_a_link_in_the_place_of_a_lease_leads_to_is_not_overwritten(tmp_pat
     assert (tmp_path / "letter").read_text() == "dear"
 
 
-def test_a_folder_that_was_set_aside_while_its_lease_was_awaited_is_not_held_by_its_old_name(
-    tmp_path: Path, monkeypatch
-) -> None:
-    begin = lease._may_live
+def test_folder_set_aside_during_wait_is_not_held(tmp_path: Path, monkeypatch) -> None:
+    begin = lease._seconds_to_expiry
 
     def set_aside_meanwhile(*given):
         (tmp_path / "run").rename(tmp_path / "run.previous")
@@ -88,7 +86,7 @@ def test_a_folder_that_was_set_aside_while_its_lease_was_awaited_is_not_held_by_
         (tmp_path / "run" / LEASE).touch()
         return begin(*given)
 
-    monkeypatch.setattr(lease, "_may_live", set_aside_meanwhile)
+    monkeypatch.setattr(lease, "_seconds_to_expiry", set_aside_meanwhile)
     with pytest.raises(MachineError, match="set aside"), holding(tmp_path / "run", print):
         pass
 
@@ -105,35 +103,26 @@ def leave_after(seconds: float, directory: Path, text: str) -> None:
 
 @pytest.fixture
 def hurried(monkeypatch) -> None:
-    monkeypatch.setattr(lease, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(lease, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.4)
-    monkeypatch.setattr(lease, "_LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(lease, "_MIN_WATCH_SECONDS", 0.2)
     monkeypatch.setattr(lease, "_CLAIM_SECONDS", 0.1)
 
 
-def test_a_job_of_another_host_is_refused_to_as_soon_as_it_is_seen_to_live(tmp_path: Path, hurried) -> None:
-    now, said = time.time(), list[str]()
+@pytest.mark.parametrize("behind_seconds", [0, 3600])  # of the other host's clock
+def test_renewed_lease_of_other_host_rejects_at_once(tmp_path: Path, hurried, behind_seconds: int) -> None:
+    begin, said = time.time(), list[str]()
+    now = begin - behind_seconds
     lease_left(tmp_path, now)
-    assert holder_of(tmp_path).host == "elsewhere"
+    assert behind_seconds or holder_of(tmp_path).host == "elsewhere"
     renewed = {"pid": 7, "host": "elsewhere", "started": now - 50, "renewed": now + 0.1}
     leave_after(0.1, tmp_path, json.dumps(renewed))
     with pytest.raises(MachineError, match="pid 7 on elsewhere"), holding(tmp_path, said.append):
         pass
-    assert "waiting up to 0 s" in said[0] and time.time() - now < 0.4
+    assert "waiting up to 0 s" in said[0] and time.time() - begin < 0.4
 
 
-def test_a_job_of_a_host_whose_clock_is_behind_is_seen_to_live(tmp_path: Path, hurried) -> None:
-    now = time.time() - 3600
-    lease_left(tmp_path, now)
-    renewed = {"pid": 7, "host": "elsewhere", "started": now - 50, "renewed": now + 0.1}
-    leave_after(0.05, tmp_path, json.dumps(renewed))
-    with pytest.raises(MachineError, match="pid 7 on elsewhere"), holding(tmp_path, print):
-        pass
-
-
-def test_a_job_that_died_on_another_host_is_waited_for_and_its_directory_taken_over(
-    tmp_path: Path, monkeypatch, hurried
-) -> None:
+def test_expired_lease_of_other_host_is_taken_over(tmp_path: Path, monkeypatch, hurried) -> None:
     said, begin = list[str](), time.monotonic()
     lease_left(tmp_path, time.time() + 3600)  # of a clock that is an hour ahead
     with holding(tmp_path, said.append):
@@ -144,16 +133,16 @@ def test_a_job_that_died_on_another_host_is_waited_for_and_its_directory_taken_o
     begin = time.monotonic()
     with holding(tmp_path, said.append):
         assert "taken over" in said[-1]
-        assert 0.2 <= time.monotonic() - begin < 2, "what is stale already is looked at for a moment"
+        assert 0.2 <= time.monotonic() - begin < 2, "an expired lease is watched for a short time"
     lease_left(tmp_path, time.time() + 3600)
     leave_after(0.1, tmp_path, "")
     monkeypatch.setattr(lease, "STALE_SECONDS", 60.0)
     begin = time.monotonic()
     with holding(tmp_path, said.append):
-        assert time.monotonic() - begin < 30, "one that ended well is gone at once"
+        assert time.monotonic() - begin < 30, "a job that ended normally is not waited for"
 
 
-def test_where_the_file_system_has_no_locks_the_lease_alone_decides(tmp_path: Path, monkeypatch, hurried) -> None:
+def test_lease_decides_without_locks(tmp_path: Path, monkeypatch, hurried) -> None:
     def without_locks(*_) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -170,7 +159,7 @@ def test_where_the_file_system_has_no_locks_the_lease_alone_decides(tmp_path: Pa
         pass
 
 
-def test_a_lease_is_renewed_whatever_its_holder_does(tmp_path: Path, monkeypatch) -> None:
+def test_lease_is_renewed_in_background(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.02)
     with holding(tmp_path, print) as holder:
         deadline = time.monotonic() + 5
@@ -179,7 +168,7 @@ def test_a_lease_is_renewed_whatever_its_holder_does(tmp_path: Path, monkeypatch
             time.sleep(0.01)
 
 
-def test_processes_that_the_job_forked_hold_the_directory_when_it_is_killed(tmp_path: Path) -> None:
+def test_forked_processes_hold_directory_after_kill(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\nfrom pathlib import Path\nfrom trivium.checkpoint.lease import holding\n"
         "with holding(Path(sys.argv[1]), print):\n    child = os.fork()\n"
@@ -199,7 +188,7 @@ def test_processes_that_the_job_forked_hold_the_directory_when_it_is_killed(tmp_
 
 @pytest.fixture
 def kept_by_a_server(tmp_path: Path, monkeypatch) -> threading.Event:
-    """The lock of the lease that is there now is a dead host's, as a server of NFS keeps it; set: the server let go."""
+    """Keep the lock of the present lease, as an NFS server does for a dead host. Setting the event releases it."""
     lease_left(tmp_path, time.time())
     old, released, right = (tmp_path / LEASE).stat(), threading.Event(), lease.fcntl.flock
 
@@ -212,11 +201,9 @@ def kept_by_a_server(tmp_path: Path, monkeypatch) -> threading.Event:
     return released
 
 
-def test_a_job_whose_lock_a_server_keeps_after_its_host_died_is_given_up_once_its_lease_is_stale(
-    tmp_path: Path, hurried, kept_by_a_server
-) -> None:
+def test_lock_kept_by_server_ends_with_expired_lease(tmp_path: Path, hurried, kept_by_a_server) -> None:
     said, left = list[str](), holder_of(tmp_path)
-    assert left.host == "elsewhere", "a glance cannot tell"
+    assert left.host == "elsewhere", "the lock alone does not show whether the job is alive"
     with holding(tmp_path, said.append):
         assert time.time() - left.renewed >= 0.4 and "elsewhere" in said[-1] and "taken over" in said[-1]
         assert holder_of(tmp_path).pid == os.getpid()
@@ -226,30 +213,24 @@ def test_a_job_whose_lock_a_server_keeps_after_its_host_died_is_given_up_once_it
     assert holder_of(tmp_path) is None
     told = len(said)
     with holding(tmp_path, said.append):
-        assert len(said) == told, "the lock of the new lease is no dead host's"
+        assert len(said) == told, "the lock of the new lease is released"
 
 
-def test_a_job_of_another_host_that_has_the_lock_and_renews_its_lease_is_refused_to(
-    tmp_path: Path, hurried, kept_by_a_server
-) -> None:
+def test_renewed_lease_with_kept_lock_rejects(tmp_path: Path, hurried, kept_by_a_server) -> None:
     lease_left(tmp_path, time.time() - 3600)
     leave_after(0.05, tmp_path, (tmp_path / LEASE).read_text().replace("7", "8"))
     with pytest.raises(MachineError, match="pid 8 on elsewhere"), holding(tmp_path, print):
         pass
 
 
-def test_a_lock_that_comes_free_tells_nothing_of_a_lease_that_still_may_be_renewed(
-    tmp_path: Path, hurried, kept_by_a_server
-) -> None:
+def test_released_lock_does_not_end_wait_for_lease(tmp_path: Path, hurried, kept_by_a_server) -> None:
     threading.Timer(0.1, kept_by_a_server.set).start()
     left = holder_of(tmp_path)
     with holding(tmp_path, print):
         assert time.time() - left.renewed >= 0.4
 
 
-def test_a_job_that_ended_well_is_gone_once_its_lock_is_free(
-    tmp_path: Path, hurried, kept_by_a_server, monkeypatch
-) -> None:
+def test_emptied_lease_ends_wait_when_lock_is_released(tmp_path: Path, hurried, kept_by_a_server, monkeypatch) -> None:
     monkeypatch.setattr(lease, "STALE_SECONDS", 60.0)
     leave_after(0.05, tmp_path, "")
     threading.Timer(0.15, kept_by_a_server.set).start()
@@ -259,7 +240,7 @@ def test_a_job_that_ended_well_is_gone_once_its_lock_is_free(
 
 
 @pytest.mark.parametrize("text", ["", "{", "here"])
-def test_a_lock_of_this_host_or_of_nobody_knows_whom_is_final(
+def test_lock_of_this_host_or_unknown_owner_rejects_at_once(
     tmp_path: Path, hurried, kept_by_a_server, text: str
 ) -> None:
     if text == "here":
@@ -272,34 +253,32 @@ def test_a_lock_of_this_host_or_of_nobody_knows_whom_is_final(
     assert not said, "nothing is waited for"
 
 
-def test_a_lease_that_loses_its_name_while_its_lock_is_kept_is_nobody_s_to_take(
-    tmp_path: Path, hurried, kept_by_a_server
-) -> None:
+def test_emptied_lease_with_kept_lock_is_not_taken(tmp_path: Path, hurried, kept_by_a_server) -> None:
     leave_after(0.05, tmp_path, "")
-    with pytest.raises(MachineError, match="whose name is not in it"), holding(tmp_path, print):
+    with pytest.raises(MachineError, match="which is not named in the lease"), holding(tmp_path, print):
         pass
 
 
-def test_a_lease_that_cannot_be_read_any_more_is_not_taken_over(tmp_path: Path, monkeypatch, hurried) -> None:
+def test_unreadable_lease_is_not_taken_over(tmp_path: Path, monkeypatch, hurried) -> None:
     def unreadable(path: Path) -> str:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     lease_left(tmp_path, time.time())
-    monkeypatch.setattr(lease, "_text_anew", unreadable)
+    monkeypatch.setattr(lease, "_fresh_text", unreadable)
     with pytest.raises(OSError, match="Input/output error"), holding(tmp_path, print):
         pass
     assert json.loads((tmp_path / LEASE).read_text())["host"] == "elsewhere"
 
 
-def test_what_is_no_lease_is_looked_at_as_one_of_another_host(tmp_path: Path, hurried) -> None:
+def test_invalid_lease_is_watched_like_other_hosts(tmp_path: Path, hurried) -> None:
     (tmp_path / LEASE).write_text("\0" * 256)
     begin = time.monotonic()
     with holding(tmp_path, print):
         assert time.monotonic() - begin >= 0.2
 
 
-def test_while_a_server_is_away_nobody_grows_stale(tmp_path: Path, monkeypatch, hurried) -> None:
-    right, looks = lease._text_anew, list[float]()
+def test_slow_server_restarts_wait(tmp_path: Path, monkeypatch, hurried) -> None:
+    right, looks = lease._fresh_text, list[float]()
 
     def read(path: Path) -> str:
         looks.append(time.monotonic())
@@ -308,16 +287,14 @@ def test_while_a_server_is_away_nobody_grows_stale(tmp_path: Path, monkeypatch, 
         return right(path)
 
     lease_left(tmp_path, time.time() - 3600)
-    monkeypatch.setattr(lease, "_text_anew", read)
+    monkeypatch.setattr(lease, "_fresh_text", read)
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.25)
     with holding(tmp_path, print):
-        assert looks[-1] - looks[9] >= 0.3 + 0.2, "it is looked at as long again"
+        assert looks[-1] - looks[9] >= 0.3 + 0.2, "the wait starts again"
 
 
 @pytest.mark.parametrize("locks", ["none", "kept"])
-def test_of_jobs_that_find_a_lease_stale_at_the_same_moment_one_holds_it(
-    tmp_path: Path, monkeypatch, hurried, locks: str, request
-) -> None:
+def test_one_of_several_jobs_takes_stale_lease(tmp_path: Path, monkeypatch, hurried, locks: str, request) -> None:
     if locks == "kept":
         request.getfixturevalue("kept_by_a_server")
     else:
@@ -357,7 +334,7 @@ with lease.holding(Path(sys.argv[1]), lambda text: print(text, flush=True)):
 """
 
 
-def test_a_job_that_was_frozen_ends_when_its_lease_is_another_s(tmp_path: Path, hurried) -> None:
+def test_frozen_job_ends_if_lease_was_taken_over(tmp_path: Path, hurried) -> None:
     with subprocess.Popen([sys.executable, "-c", FROZEN, str(tmp_path)], stdout=subprocess.PIPE, text=True) as frozen:
         try:
             assert frozen.stdout.readline() == "held\n"
@@ -370,15 +347,13 @@ def test_a_job_that_was_frozen_ends_when_its_lease_is_another_s(tmp_path: Path, 
                 frozen.send_signal(signal.SIGCONT)
                 assert frozen.wait(10) == MachineError.exit_code
                 assert f"taken over by pid {os.getpid()}" in frozen.stdout.read()
-                assert holder_of(tmp_path).pid == os.getpid(), "it left the lease of the other as it is"
+                assert holder_of(tmp_path).pid == os.getpid(), "it did not overwrite the other lease"
         finally:
             frozen.kill()
 
 
 @pytest.mark.parametrize("target", [None, "/dev/zero", "folder"])
-def test_a_lease_that_is_no_regular_file_is_refused_by_path_and_not_waited_for(
-    tmp_path: Path, target: str | None
-) -> None:
+def test_special_file_as_lease_is_rejected_by_path(tmp_path: Path, target: str | None) -> None:
     path = tmp_path / LEASE
     if target is None:
         os.mkfifo(path)
@@ -394,10 +369,10 @@ def test_a_lease_that_is_no_regular_file_is_refused_by_path_and_not_waited_for(
 @pytest.mark.parametrize(
     "text", ["[" * 300, '{"pid": 1, "host": "x", "started": 1e999, "renewed": 1}', "[1]", '{"pid": 1}']
 )
-def test_a_lease_of_another_form_names_no_job(text: str) -> None:
+def test_lease_of_other_form_has_no_holder(text: str) -> None:
     assert _holder_in(text) is None
 
 
-def test_a_host_name_in_a_lease_is_shown_without_what_a_terminal_obeys() -> None:
+def test_host_name_is_shown_without_control_characters() -> None:
     text = json.dumps({"pid": 1, "host": "\x1b[2Ja", "started": 0, "renewed": 0})
-    assert "\x1b" not in _told(text) and "u001b[2Ja" in _told(text)
+    assert "\x1b" not in _described(text) and "u001b[2Ja" in _described(text)

@@ -1,4 +1,4 @@
-"""What a rank reads of a checkpoint: its own boxes, and nothing else."""
+"""A rank reads only its own boxes of a checkpoint."""
 
 import re
 from pathlib import Path
@@ -55,7 +55,7 @@ LAYOUTS = [small(data=4, zero=3), small(tensor=2, pipeline=2, zero=1), small(dat
 
 
 @pytest.mark.parametrize("number", range(len(LAYOUTS)))
-def test_a_rank_reads_the_bytes_of_its_own_boxes_a_parameter_at_a_time(tmp_path: Path, number: int) -> None:
+def test_rank_reads_its_own_boxes_one_parameter_at_a_time(tmp_path: Path, number: int) -> None:
     written, plan = LAYOUTS[number], LAYOUTS[(number + 1) % len(LAYOUTS)]
     on_ranks(written.layout.world_size, write, written, tmp_path)
     largest = 4 * 24 * 24 * 4  # the widest matrix, in fp32
@@ -71,9 +71,7 @@ def test_a_rank_reads_the_bytes_of_its_own_boxes_a_parameter_at_a_time(tmp_path:
         ({}, "not there"),
     ],
 )
-def test_a_plan_whose_weights_are_not_there_is_refused_before_anything_of_its_size_is_made(
-    tmp_path: Path, changed: dict, said: str
-) -> None:
+def test_plan_without_its_weights_is_rejected_early(tmp_path: Path, changed: dict, said: str) -> None:
     shape = {"layers": 1, "hidden": 8, "heads": 1, "sequence": 8, "vocabulary": 32} | changed
     plan = to_tree(Plan(model=ModelShape(**shape), batch=Batch(sequences=1)))
     tensors = {"weights/embedding.tokens.weight": {"dtype": "F32", "shape": [32, 8], "pieces": []}}
@@ -84,7 +82,7 @@ def test_a_plan_whose_weights_are_not_there_is_refused_before_anything_of_its_si
         _ = Checkpoint.open(tmp_path).plan
 
 
-def test_a_manifest_whose_plan_is_none_is_a_damaged_checkpoint(tmp_path: Path) -> None:
+def test_invalid_plan_in_manifest_is_damage(tmp_path: Path) -> None:
     shape = ModelShape(layers=1, hidden=8, heads=1, sequence=8, vocabulary=32)
     plan = to_tree(Plan(model=shape, batch=Batch(sequences=1)))
     plan["model"]["layers"] = 10**9

@@ -1,4 +1,4 @@
-"""Saves that fail, saves beside the training, and what is left behind: nothing."""
+"""Saves that fail or run in the background leave no temporary files."""
 
 import os
 import resource
@@ -59,9 +59,7 @@ def save_under_a_limit(root: Path, limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 7, 100, 100_000, SIZE * 4])
-def test_a_file_that_cannot_grow_is_told_with_needed_and_free_bytes_and_leaves_nothing(
-    tmp_path: Path, limit: int
-) -> None:
+def test_file_size_limit_is_reported_with_needed_and_free_bytes(tmp_path: Path, limit: int) -> None:
     save(tmp_path, 1, fragment(), MESH, {})
     room = max(limit, 1000) if limit else 1000  # the message itself is a file of this process
     process = get_context("fork").Process(target=save_under_a_limit, args=(tmp_path, room))
@@ -74,7 +72,7 @@ def test_a_file_that_cannot_grow_is_told_with_needed_and_free_bytes_and_leaves_n
 
 
 @pytest.mark.parametrize("nth", range(1, 12, 2))
-def test_a_disk_that_fills_up_at_any_write_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch, nth: int) -> None:
+def test_full_disk_at_any_write_keeps_previous_checkpoint(tmp_path: Path, monkeypatch, nth: int) -> None:
     save(tmp_path, 1, fragment(), MESH, {})
     write, calls = os.write, []
 
@@ -107,7 +105,7 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_save_that_does_not_fit_is_refused_before_it_writes(small_disk: Path) -> None:
+def test_save_that_does_not_fit_is_rejected_before_writing(small_disk: Path) -> None:
     save(small_disk, 1, fragment(), MESH, {})
     with pytest.raises(CheckpointError) as refused:
         save(small_disk, 2, fragment(2.0, 800_000), MESH, {})
@@ -116,7 +114,7 @@ def test_a_save_that_does_not_fit_is_refused_before_it_writes(small_disk: Path) 
     assert left_behind(small_disk) == [] and whole(small_disk, 1).eq(1.0).all()
 
 
-def test_a_disk_that_others_fill_meanwhile_leaves_the_checkpoint_before(small_disk: Path, monkeypatch) -> None:
+def test_disk_filled_by_others_keeps_previous_checkpoint(small_disk: Path, monkeypatch) -> None:
     save(small_disk, 1, fragment(), MESH, {})
     check = durable.check_room
 
@@ -130,7 +128,7 @@ def test_a_disk_that_others_fill_meanwhile_leaves_the_checkpoint_before(small_di
     assert left_behind(small_disk) == ["others"] and whole(small_disk, 1).eq(1.0).all()
 
 
-def test_a_read_only_disk_is_told_and_read_from(small_disk: Path) -> None:
+def test_read_only_disk_is_reported_and_can_be_read(small_disk: Path) -> None:
     save(small_disk, 1, fragment(), MESH, {})
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(CheckpointError, match=f"{small_disk}.*Read-only file system.*mount it for writing"):
@@ -138,7 +136,7 @@ def test_a_read_only_disk_is_told_and_read_from(small_disk: Path) -> None:
     assert whole(small_disk, 1).eq(1.0).all()
 
 
-def test_what_does_not_read_back_is_not_published(tmp_path: Path, monkeypatch) -> None:
+def test_file_that_reads_back_differently_is_not_published(tmp_path: Path, monkeypatch) -> None:
     right = pieces.write_blocks
 
     def bad_disk(path: Path, *given):
@@ -155,7 +153,7 @@ def test_what_does_not_read_back_is_not_published(tmp_path: Path, monkeypatch) -
     assert [p.name for p in published(tmp_path)] == [step_name(1)] and left_behind(tmp_path) == []
 
 
-def test_a_copy_is_saved_while_the_values_change(tmp_path: Path, monkeypatch) -> None:
+def test_copy_is_saved_while_values_change(tmp_path: Path, monkeypatch) -> None:
     go_on = threading.Event()
     right = pieces.write_blocks
 
@@ -174,7 +172,7 @@ def test_a_copy_is_saved_while_the_values_change(tmp_path: Path, monkeypatch) ->
     assert whole(tmp_path, 1).eq(1.0).all()
 
 
-def test_a_save_says_block_by_block_that_it_goes_on_while_training_waits_for_it(tmp_path: Path, monkeypatch) -> None:
+def test_awaited_save_sends_heartbeat_for_each_block(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(durable, "_BLOCK_BYTES", 1 << 10)
     monkeypatch.setattr(provenance, "_BLOCK_BYTES", 1 << 10)
     alive, waiting, write = list[int](), threading.Event(), pieces.write_blocks
@@ -185,7 +183,7 @@ def test_a_save_says_block_by_block_that_it_goes_on_while_training_waits_for_it(
     assert len(alive) >= 2 * (saving.bytes >> 10), "written and read back"
 
 
-def test_a_save_beside_the_training_is_no_sign_of_life_of_it(tmp_path: Path) -> None:
+def test_background_save_sends_no_heartbeat(tmp_path: Path) -> None:
     """It would hide that training itself hangs."""
     alive: list[int] = []
     saving = Saving(tmp_path, 1, fragment(), MESH, {}, lambda: alive.append(1))
@@ -228,16 +226,14 @@ def one_rank_fails(place: Place, root: Path, slow: int | None) -> None:
 
 
 @pytest.mark.parametrize("slow", [None, 0, 2])
-def test_a_save_is_published_only_when_every_rank_is_durable_and_all_hear_why_not(
-    tmp_path: Path, slow: int | None
-) -> None:
+def test_save_is_published_only_if_all_ranks_succeed(tmp_path: Path, slow: int | None) -> None:
     on_ranks(3, one_rank_fails, tmp_path, slow)
     assert [step_of(p.name) for p in published(tmp_path)] == [1, 2]
     for path in published(tmp_path):
         Checkpoint.open(path).verify()
 
 
-def test_a_crash_between_two_renames_loses_nothing(tmp_path: Path) -> None:
+def test_crash_between_two_renames_loses_nothing(tmp_path: Path) -> None:
     for step in (1, 2):
         save(tmp_path, step, fragment(float(step)), MESH, {})
     (tmp_path / step_name(2)).rename(tmp_path / f".{step_name(2)}.replaced")
@@ -249,7 +245,7 @@ def test_a_crash_between_two_renames_loses_nothing(tmp_path: Path) -> None:
     assert [whole(tmp_path, s)[0].item() for s in (1, 2)] == [1.0, 2.0]
 
 
-def test_a_delete_that_is_cut_short_leaves_no_name_that_stands_for_half(tmp_path: Path, monkeypatch) -> None:
+def test_interrupted_delete_leaves_no_partial_checkpoint(tmp_path: Path, monkeypatch) -> None:
     for step in (1, 2):
         save(tmp_path, step, fragment(), MESH, {})
     monkeypatch.setattr(durable.shutil, "rmtree", lambda path, ignore_errors: None)
@@ -260,7 +256,7 @@ def test_a_delete_that_is_cut_short_leaves_no_name_that_stands_for_half(tmp_path
     assert left_behind(tmp_path) == []
 
 
-def test_a_delete_never_precedes_a_newer_publish(tmp_path: Path) -> None:
+def test_nothing_is_deleted_before_newer_is_published(tmp_path: Path) -> None:
     save(tmp_path, 1, fragment(), MESH, {})
     with pytest.raises(CheckpointError, match="not published"):
         prune(tmp_path, [tmp_path / step_name(1)], tmp_path / step_name(2))

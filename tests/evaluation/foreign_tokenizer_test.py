@@ -20,8 +20,7 @@ from trivium.interchange.export import export_hf
 from trivium.interchange.target import opened
 from trivium.seeds import generator_for
 from trivium.serving.config import Drawing
-from trivium.serving.speak import speak
-from trivium.serving.unfold import Unfolding
+from trivium.serving.detokenize import Detokenizer
 from trivium.serving.writer import Writer
 from trivium.tokens.tokenizer import load_tokenizer
 
@@ -76,13 +75,13 @@ def test_streamed_text_keeps_spaces(folder):
         writer = Writer(NativeScorer.open(target.newest, target.tokenizer))
     settings = Drawing(max_tokens=20, temperature=1.0, top_p=1.0, seed=3)
     pieces = []
-    told = speak(writer, TEXTS[0][:40], settings, pieces.append)
+    told = writer.write_streamed(TEXTS[0][:40], settings, pieces.append)
     (whole,) = writer.write([TEXTS[0][:40]], settings)
     assert "".join(pieces) == told.text == whole.text
     words = writer.tokenizer
     ids = words.encode_batch(["one é 文字 two three"])[0]
-    unfolding = Unfolding(words, before=words.prompt_ids(["zero"])[0])
-    assert "".join([*map(unfolding.push, ids), unfolding.close()]) == " one é 文字 two three"
+    detokenizer = Detokenizer(words, before=words.prompt_ids(["zero"])[0])
+    assert "".join([*map(detokenizer.push, ids), detokenizer.close()]) == " one é 文字 two three"
 
 
 def test_invalidating_bytes_are_not_streamed_early(folder):
@@ -93,5 +92,5 @@ def test_invalidating_bytes_are_not_streamed_early(folder):
     some += range(300, 308)
     for _ in range(300):
         ids = generator.choice(some, 12).tolist()
-        unfolding = Unfolding(words, before=before)
-        assert "".join([*map(unfolding.push, ids), unfolding.close()]) == words.decode_after(before, ids)
+        detokenizer = Detokenizer(words, before=before)
+        assert "".join([*map(detokenizer.push, ids), detokenizer.close()]) == words.decode_after(before, ids)

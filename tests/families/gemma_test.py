@@ -18,9 +18,8 @@ from trivium.comms.mesh import Mesh
 from trivium.config import build
 from trivium.errors import ConfigError
 from trivium.interchange.bring import import_hf
-from trivium.interchange.export import TOLERANCE, export_hf
-from trivium.interchange.plain import logits
-from trivium.interchange.settings import config_of
+from trivium.interchange.export import TOLERANCE, export_hf, logits
+from trivium.interchange.names import config_of
 from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, count, parameters

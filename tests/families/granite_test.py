@@ -18,8 +18,7 @@ from trivium.comms.mesh import Mesh
 from trivium.config import build
 from trivium.errors import ConfigError
 from trivium.interchange.bring import import_hf
-from trivium.interchange.export import TOLERANCE, export_hf
-from trivium.interchange.plain import logits
+from trivium.interchange.export import TOLERANCE, export_hf, logits
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan

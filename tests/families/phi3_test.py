@@ -8,8 +8,7 @@ import torch
 from trivium.checkpoint.load import Checkpoint
 from trivium.config import build
 from trivium.interchange.bring import import_hf
-from trivium.interchange.export import TOLERANCE
-from trivium.interchange.plain import logits
+from trivium.interchange.export import TOLERANCE, logits
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan

@@ -23,8 +23,7 @@ from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.windows import Encoded
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import TOLERANCE, export_hf
-from trivium.interchange.names import twins
-from trivium.interchange.settings import config_of
+from trivium.interchange.names import config_of, twins
 from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, parameters
@@ -177,7 +176,7 @@ def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str) -> Non
     there["embed_out.weight"] = there.get("lm_head.weight")  # GPT-NeoX's, whose files name it so
     least = 1e-4 * max(float(g.abs().max()) for g in there.values() if g is not None)
     for twin in twins(shape):
-        expected = twin.together(tuple(there[name] for name in twin.theirs))
+        expected = twin.from_hf(tuple(there[name] for name in twin.theirs))
         bucket, slot = next((b, slot) for b in trainer.buckets for slot in b.slots if slot.row.name == twin.ours.name)
         found = bucket.gradients[slot.start : slot.stop].view(slot.parameter.shape)[: expected.shape[0]]
         away = (found - expected).abs().max() / max(float(expected.abs().max()), least)

@@ -39,7 +39,7 @@ class Asked:
     def ask(self, name, prompt, settings, *, seconds=60.0, heard=lambda: None):
         draft = draft_of(self.writer, prompt, settings)
         job = Job([draft], lambda event: self.told.append((name, event.kind)), time.monotonic() + seconds)
-        draft.heard = lambda token: (self.told.append((name, "token")), heard(), job.goes_on)[-1]
+        draft.on_token = lambda token: (self.told.append((name, "token")), heard(), job.goes_on)[-1]
         self.jobs[name] = job
         assert self.worker.submit(job)
 

@@ -16,12 +16,10 @@ from trivium.evaluation.windows import Encoded
 from trivium.model.generate import Choice, penalised, pick
 from trivium.plan.layout import Layout
 from trivium.seeds import generator_for, seed_for
-from trivium.serving.answer import Placed, logprobs_of
-from trivium.serving.config import Drawing
-from trivium.serving.speak import speak
-from trivium.serving.unfold import Unfolding
-from trivium.serving.write import Token, choose, read_prompt
-from trivium.serving.writer import Writer, stopper
+from trivium.serving.answer import Placed, logprobs_of, token_rows
+from trivium.serving.config import Drawing, GenerationConfig
+from trivium.serving.detokenize import Detokenizer
+from trivium.serving.writer import Token, Writer, Written, choose, read_prompt, stopper
 from trivium.tokens.tokenizer import load_tokenizer
 
 GREEDY = Drawing(temperature=0, max_tokens=12)
@@ -97,16 +95,6 @@ def test_diverged_model_generates_nothing(settings):
         Writer(scorer).write(["The"], Drawing(max_tokens=3, **settings))
 
 
-def test_strong_penalty_reduces_repetition():
-    scorer = scorer_of(plan_of())
-    repeats = []
-    for penalty in (1.0, 5.0):
-        settings = Drawing(temperature=0, max_tokens=30, repetition_penalty=penalty)
-        (written,) = Writer(scorer).write(["The"], settings)
-        repeats.append(len(written.tokens) - len({t.id for t in written.tokens}))
-    assert repeats[1] < repeats[0]
-
-
 def test_reported_probabilities_equal_the_scorers():
     scorer = scorer_of(plan_of())
     (written,) = Writer(scorer).write([TEXTS[1]], DRAWN, alternatives=3)
@@ -126,7 +114,7 @@ def test_logits_are_held_for_few_positions(monkeypatch):
     expected = read_prompt(scorer.model, ids, 2)
     predict = scorer.model.predict
     monkeypatch.setattr(scorer.model, "predict", lambda hidden: (rows.append(len(hidden)), predict(hidden))[1])
-    monkeypatch.setattr("trivium.serving.write.LOGIT_POSITIONS", 16)
+    monkeypatch.setattr("trivium.serving.writer.LOGIT_POSITIONS", 16)
     found = read_prompt(scorer.model, ids, 2)
     assert max(rows) == 16 and sum(rows) == len(ids) - 1
     assert [t.id for t in found] == ids and found[0].logprob is None
@@ -142,7 +130,7 @@ def test_text_ends_before_stop_in_stream_too():
     for stop in ((), (free[3:5],), (free[2:9], "zzz"), ("never",)):
         for settings in (GREEDY, DRAWN):
             pieces, asked = [], settings.model_copy(update={"stop": stop})
-            written = speak(writer, "The", asked, pieces.append)
+            written = writer.write_streamed("The", asked, pieces.append)
             assert "".join(pieces) == written.text == writer.write(["The"], asked)[0].text
     stopped = writer.write(["The"], GREEDY.model_copy(update={"stop": (free[3:5],)}))[0]
     assert stopped.text == free[: free.index(free[3:5])] and stopped.finish == "stop"
@@ -152,11 +140,11 @@ def test_text_ends_before_stop_in_stream_too():
 @pytest.mark.parametrize("text", ["plain words", "é文字\U0001f600 ½", "a\ufffdb", "stop! stopp stop", ""])
 def test_characters_of_several_tokens_are_streamed_complete(text):
     ids = TOKENIZER.encode(text)
-    unfolding = Unfolding(TOKENIZER)
-    pieces = [unfolding.push(i) for i in ids] + [unfolding.close()]
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces = [detokenizer.push(i) for i in ids] + [detokenizer.close()]
     assert "".join(pieces) == text
     assert "\ufffd" in text or all("\ufffd" not in p for p in pieces)
-    cut = Unfolding(TOKENIZER, ("stopp", "!"))
+    cut = Detokenizer(TOKENIZER, ("stopp", "!"))
     found = "".join([*(cut.push(i) for i in ids), cut.close()])
     assert found == min((text.split(s)[0] for s in ("stopp", "!")), key=len)
 
@@ -167,17 +155,15 @@ def test_characters_after_invalid_bytes_are_streamed_complete():
     for _ in range(400):
         ids = [draw.choice(odd) for _ in range(draw.randint(1, 9))]
         ids += TOKENIZER.encode(draw.choice(["文字", "😀", "a"])) + ids[:2]
-        unfolding = Unfolding(TOKENIZER)
-        assert "".join([*map(unfolding.push, ids), unfolding.close()]) == TOKENIZER.decode(ids)
+        detokenizer = Detokenizer(TOKENIZER)
+        assert "".join([*map(detokenizer.push, ids), detokenizer.close()]) == TOKENIZER.decode(ids)
 
 
 def test_listener_cancels_only_its_own_text():
     writer = Writer(scorer_of(plan_of()))
     heard = []
-    drafts = [
-        writer.draft([5], GREEDY, seed=1, heard=lambda t: len(heard.append(t) or heard) < 3),
-        writer.draft([5], GREEDY, seed=1),
-    ]
+    drafts = [writer.draft([5], GREEDY, seed=1) for _ in range(2)]
+    drafts[0].on_token = lambda t: len(heard.append(t) or heard) < 3
     writer.write_drafts(drafts)
     assert [len(d.tokens) for d in drafts] == [3, 12]
     assert [d.finish for d in drafts] == ["cancelled", "length"] and heard == drafts[1].tokens[:3]
@@ -190,7 +176,7 @@ def test_seed_gives_equal_texts_in_every_layout(tmp_path, layout):
     alone = Writer(NativeScorer.open(checkpoint, tmp_path / "tokenizer.json"), together=3)
     expected = [[w.text, w.finish, [t.id for t in w.tokens]] for w in alone.write(PROMPTS, DRAWN, alternatives=2)]
     degrees = Layout(**layout)
-    on_ranks(degrees.world_size, _write, degrees, str(tmp_path), str(checkpoint))
+    on_ranks(degrees.world_size, _write, degrees, str(tmp_path), str(checkpoint), DRAWN, 2)
     for rank in range(degrees.world_size):
         found = json.loads((tmp_path / f"found-{rank}").read_text())
         assert found["texts"] == expected
@@ -199,13 +185,13 @@ def test_seed_gives_equal_texts_in_every_layout(tmp_path, layout):
         )
 
 
-def _write(place, layout, folder, checkpoint):
+def _write(place, layout, folder, checkpoint, settings, alternatives):
     mesh = Mesh.connect(layout, place.rank, place.world_size)
     scorer = NativeScorer.open(Path(checkpoint), Path(folder) / "tokenizer.json", mesh=mesh)
-    written = Writer(scorer, together=3).write(PROMPTS, DRAWN, alternatives=2)
+    written = Writer(scorer, together=3).write(PROMPTS, settings, alternatives=alternatives)
     found = {
         "texts": [[w.text, w.finish, [t.id for t in w.tokens]] for w in written],
-        "sums": [sum(t.logprob for t in w.tokens) for w in written],
+        "sums": [sum(t.logprob or 0.0 for t in w.tokens) for w in written],
     }
     (Path(folder) / f"found-{place.rank}").write_text(json.dumps(found))
 
@@ -216,16 +202,10 @@ ENDLESS = DRAWN.model_copy(update={"max_tokens": 10**12, "stop": tuple("abcdefgh
 def test_ranks_share_generated_texts_only(tmp_path):
     checkpoint = write_checkpoint(tmp_path, plan_of())
     alone = Writer(NativeScorer.open(checkpoint, tmp_path / "tokenizer.json")).write(PROMPTS, ENDLESS)
-    on_ranks(2, _write_endless, str(tmp_path), str(checkpoint))
+    on_ranks(2, _write, Layout(data=2), str(tmp_path), str(checkpoint), ENDLESS, None)
     for rank in range(2):
-        assert json.loads((tmp_path / f"found-{rank}").read_text()) == [w.text for w in alone]
-
-
-def _write_endless(place, folder, checkpoint):
-    mesh = Mesh.connect(Layout(data=2), place.rank, place.world_size)
-    scorer = NativeScorer.open(Path(checkpoint), Path(folder) / "tokenizer.json", mesh=mesh)
-    texts = [w.text for w in Writer(scorer).write(PROMPTS, ENDLESS)]
-    (Path(folder) / f"found-{place.rank}").write_text(json.dumps(texts))
+        found = json.loads((tmp_path / f"found-{rank}").read_text())
+        assert [text for text, _, _ in found["texts"]] == [w.text for w in alone]
 
 
 STOPS = ([" the"], ["字"], ["é文", "item"], [" "], ["m m"])
@@ -263,3 +243,20 @@ def test_more_likely_of_equally_spelled_alternatives_is_kept(tmp_path):
     token = Token(letter, -0.5, ((letter, -0.5), (byte, -4.0), (byte + 1, -5.0)))
     found = logprobs_of([Placed(token, 0)], words)
     assert found["top_logprobs"] == [{"a": -0.5, "b": -5.0}]
+
+
+def test_draws_depend_on_run_and_sampling_seed():
+    seed = lambda run, own: GenerationConfig(sampling=Drawing(seed=own)).drawing(seed=run).seed  # noqa: E731
+    assert seed(1, 0) == seed(1, 0)
+    assert len({seed(1, 0), seed(2, 0), seed(1, 1)}) == 3
+
+
+def test_partial_characters_are_reported_with_the_full_one():
+    text = "Item 🎉 語é opens"
+    ids = [*TOKENIZER.encode(text), TOKENIZER.end_of_text]
+    rows = token_rows(Written(text, [Token(i, -1.0) for i in ids], "stop"), TOKENIZER)
+    parts = [row for row in rows[:-1] if row["token"].startswith("<token")]
+    assert len(parts) > sum("joined" in row for row in parts) > 0
+    # Every character is listed once: with its own token, or with the token that completes it.
+    whole = "".join(row.get("joined", "" if row in parts else row["token"]) for row in rows[:-1])
+    assert whole == text and "joined" not in rows[-1]

@@ -1,4 +1,4 @@
-"""The mean of the weights of several checkpoints as a checkpoint of its own, a piece at a time."""
+"""Average the weights of several checkpoints into a new checkpoint, piece by piece."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -10,29 +10,30 @@ import torch
 
 from trivium.checkpoint.format import step_name
 from trivium.checkpoint.load import Checkpoint, widest_kind
-from trivium.checkpoint.pieces import TORCH_DTYPES
-from trivium.checkpoint.reshard import Part, parts_of, write_whole
+from trivium.checkpoint.pieces import TORCH_DTYPES, Part
+from trivium.checkpoint.reshard import parts_of, write_whole
 from trivium.config import build, differences, first_lines
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
 
-KEPT = ("samples", "tokens_seen", "seed", "plan", "training", "data")  # of the manifest of the one that did most
+# keys that are copied from the manifest of the checkpoint with the most steps
+KEPT = ("samples", "tokens_seen", "seed", "plan", "training", "data")
 
 
 def average(sources: Sequence[Checkpoint], root: Path) -> Path:
-    """Write the mean of the weights of `sources` under `root`, as a checkpoint of the most steps among them.
+    """Write the mean of the weights of `sources` under `root`, with the largest step among them; returns its directory.
 
-    Where weights are a narrow copy of masters, of those. It is added up in fp64 and kept in fp32, or in fp64 where
-    that is what they are in. Moments are not kept: a training begins with it as with any weights. Returns its
-    directory. Raises ConfigError for fewer than two, or the same one twice, or when `root` holds that step already;
-    CheckpointError when they are of different models or tokenizers, or it cannot be written.
+    Master weights are averaged if there are any. Sums are in fp64, and the mean is stored in fp32, or in fp64 if a
+    source is. Optimizer states are not stored, so training can only start from the weights. Raises ConfigError for
+    fewer than two sources, for a source that is named twice, and if `root` contains that step already;
+    CheckpointError if models or tokenizers differ, or if writing fails.
     """
     places = [source.directory.resolve() for source in sources]
     twice = [str(place) for n, place in enumerate(places) if place in places[:n]]
     if len(sources) < 2 or twice:
         told = f"{twice[0]} is named twice" if twice else f"{len(sources)} is named"
-        raise ConfigError(f"a mean is of two checkpoints or more, each named once, and {told}")
+        raise ConfigError(f"average needs two checkpoints or more, each named once, but {told}")
     for one, other in pairwise(sources):
         _refuse_others(one, other)
     most = max(sources, key=lambda source: source.step)
@@ -47,37 +48,37 @@ def average(sources: Sequence[Checkpoint], root: Path) -> Path:
 
 
 def _means(sources: Sequence[Checkpoint]) -> Iterator[Part]:
-    """Every tensor of weights, in parts whose values are computed when their turn comes."""
+    """Yield all weights in parts, whose values are computed when they are written."""
     for name in (name for name in sources[0].names if name.startswith("weights/")):
-        held = [(source, _widest(source, name)) for source in sources]
-        dtypes = {TORCH_DTYPES[source.manifest["tensors"][widest]["dtype"]] for source, widest in held}
+        copies = [(source, _widest(source, name)) for source in sources]
+        dtypes = {TORCH_DTYPES[source.manifest["tensors"][widest]["dtype"]] for source, widest in copies}
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         for part in parts_of(sources[0], name):
-            yield part._replace(dtype=dtype, values=partial(_mean, held, part.box, dtype))
+            yield part._replace(dtype=dtype, values=partial(_mean, copies, part.box, dtype))
 
 
-def _mean(held: Sequence[tuple[Checkpoint, str]], box: Box, dtype: torch.dtype) -> torch.Tensor:
-    """Of a box of one tensor in each."""
+def _mean(copies: Sequence[tuple[Checkpoint, str]], box: Box, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mean of a box over the sources, each with its name of the tensor."""
     total = torch.zeros(box.shape, dtype=torch.float64)
-    for source, name in held:
+    for source, name in copies:
         total += source.read(name, box, torch.float64)
-    return (total / len(held)).to(dtype)
+    return (total / len(copies)).to(dtype)
 
 
 def _widest(source: Checkpoint, name: str) -> str:
-    """The masters of a tensor of weights, where it has any."""
+    """Return the name of the most precise copy of a tensor of weights."""
     parameter = name.removeprefix("weights/")
     return f"{widest_kind(source, parameter)}/{parameter}"
 
 
 def _refuse_others(one: Checkpoint, other: Checkpoint) -> None:
-    """CheckpointError when weights of the two mean different things."""
+    """Raise CheckpointError if the two are checkpoints of different models or tokenizers."""
     found = differences(_about_weights(one), _about_weights(other))
     if found:
         raise CheckpointError(
             f"{other.directory} is of another model or tokenizer than {one.directory} (there -> here):\n"
             f"{first_lines(found)}\n"
-            f"a mean is of checkpoints of one model and one tokenizer; name only those"
+            f"only checkpoints of one model and one tokenizer can be averaged; name only those"
         )
 
 

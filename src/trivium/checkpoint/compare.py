@@ -1,4 +1,4 @@
-"""How two checkpoints differ: tensor by tensor, a piece at a time."""
+"""Compare two checkpoints tensor by tensor, piece by piece."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -9,13 +9,13 @@ from trivium.checkpoint.format import STRUCTURE
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import parts_of
-from trivium.checkpoint.summary import brief
+from trivium.checkpoint.verify import abbreviated
 from trivium.config import differences
 
 
 class TensorDifference(NamedTuple):
-    """How one tensor differs: `what` in words; the largest difference of finite values, absolute and of the
-    largest of them."""
+    """The difference of one tensor: a description, and the largest difference of finite values, absolute and relative
+    to the largest value."""
 
     name: str
     what: str
@@ -24,13 +24,13 @@ class TensorDifference(NamedTuple):
 
 
 def about_differences(a: Checkpoint, b: Checkpoint) -> list[str]:
-    """`path: there -> here` of everything in the manifests besides tensors and files."""
+    """Return the differences of the manifests besides tensors and files, as `path: value in a -> value in b`."""
     one, two = ({k: v for k, v in c.manifest.items() if k not in (*STRUCTURE, "step")} for c in (a, b))
-    return differences(brief(one), brief(two))
+    return differences(abbreviated(one), abbreviated(two))
 
 
 def tensor_differences(a: Checkpoint, b: Checkpoint) -> Iterator[TensorDifference]:
-    """Every tensor that is not bitwise the same in both."""
+    """Yield every tensor that is not bitwise equal in both."""
     ours, theirs = a.manifest["tensors"], b.manifest["tensors"]
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in ours or name not in theirs:
@@ -50,7 +50,7 @@ def _values_differ(
         x, y = part.values(), b.read(name, part.box, TORCH_DTYPES[theirs["dtype"]])
         same = same and torch.equal(x.flatten().view(torch.uint8), y.flatten().view(torch.uint8))
         x, y = x.double(), y.double()
-        finite = x.isfinite() & y.isfinite()  # max() passes over a difference that is NaN
+        finite = x.isfinite() & y.isfinite()  # max() ignores NaN
         strange += int((~finite).sum())
         absolute = max(absolute, float((x - y).where(finite, 0.0).abs().max()))
         largest = max(largest, *(float(values.where(finite, 0.0).abs().max()) for values in (x, y)))

@@ -1,4 +1,4 @@
-"""Files and names that are on disk when they are said to be, and errors that say how much room was missing."""
+"""Durable writes of files and names, and errors that name the missing room."""
 
 import errno
 import hashlib
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from trivium.errors import CheckpointError
 from trivium.provenance import file_sha256, sync_directory, unheard
 
-MARGIN_BYTES = 1 << 20  # beyond the tensors: headers and the manifest
-_BLOCK_BYTES = 16 << 20  # between two looks at whether the work was cancelled, and two signs of life
-OF_A_RUN = "move --out"  # how to write elsewhere what lies in a run directory
+MARGIN_BYTES = 1 << 20  # for headers and the manifest, in addition to the tensors
+_BLOCK_BYTES = 16 << 20  # between two checks for cancellation, and between two heartbeats
+OF_A_RUN = "move --out"  # how to write the files of a run directory elsewhere
 _DENIED = "this user may not read or write there: change its owner or mode, or {elsewhere}"
 _REMEDY = {
     errno.ENOSPC: "make room there, keep fewer checkpoints (training.keep_last), or {elsewhere}",
@@ -28,20 +28,19 @@ _REMEDY = {
 
 
 class Written(NamedTuple):
-    """What a file must have to be the one that was written."""
+    """Hash and size of a written file."""
 
     sha256: str
     bytes: int
 
 
 def remedy_of(number: int | None, elsewhere: str = OF_A_RUN) -> str:
-    """What to do about an error of the system, by its number; nothing where that is not known. elsewhere: how the user
-    has it written to another place."""
+    """Return the remedy for a system error by its number; "" if unknown. elsewhere: how to write to another place."""
     return _REMEDY.get(number or 0, "").format(elsewhere=elsewhere)
 
 
 def never() -> bool:
-    """Nothing cancels the work."""
+    """Return False: nothing cancels the work."""
     return False
 
 
@@ -51,8 +50,7 @@ def write_blocks(
     cancelled: Callable[[], bool] = never,
     alive: Callable[[], None] = unheard,
 ) -> Written:
-    """Write a new file, hashing what is written, and wait until it is on the disk. alive: called after every block
-    that was written."""
+    """Write and hash a new file, and wait until it is on disk. alive: called after every block that was written."""
     digest, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
@@ -74,16 +72,16 @@ def write_blocks(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file and wait until it is on the disk."""
+    """Write a small file and wait until it is on disk."""
     write_blocks(path, [text.encode()])
 
 
 def read_back(path: Path, written: Written, alive: Callable[[], None] = unheard) -> None:
-    """Read a written file again, from the disk where the system can forget it, and compare. alive: called after every
+    """Read a written file again and compare, from the disk if the system can drop its cache. alive: called after every
     block that was read."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError, AttributeError):  # only a hint, and not every system has it
+        with suppress(OSError, AttributeError):  # This is only a hint, which not every system supports.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
@@ -94,7 +92,7 @@ def read_back(path: Path, written: Written, alive: Callable[[], None] = unheard)
 
 
 def check_room(directory: Path, needed: int, elsewhere: str = OF_A_RUN) -> None:
-    """CheckpointError when the file system of `directory` has not `needed` bytes to give. elsewhere: as of
+    """Raise CheckpointError if the file system of `directory` has less than `needed` free bytes. elsewhere: see
     `remedy_of`."""
     free = shutil.disk_usage(directory).free
     if free < needed + MARGIN_BYTES:
@@ -105,8 +103,8 @@ def check_room(directory: Path, needed: int, elsewhere: str = OF_A_RUN) -> None:
 
 
 def explained(error: Exception, directory: Path, needed: int, elsewhere: str = OF_A_RUN) -> str:
-    """An error of writing below `directory`, with path, needed and free bytes, and the remedy. elsewhere: as of
-    `remedy_of`."""
+    """Return the message of an error while writing below `directory`, with path, needed and free bytes, and remedy.
+    elsewhere: see `remedy_of`."""
     if not isinstance(error, OSError):
         return str(error) or type(error).__name__
     remedy = remedy_of(error.errno, elsewhere) or f"see that the directory can be written, or {elsewhere}"
@@ -124,8 +122,10 @@ def _free(directory: Path) -> int | str:
 
 
 def remove(directory: Path) -> None:
-    """Delete a directory so that its name never stands for half of it; what a crash leaves is cleared later. Of a link
-    it is the link: what that leads to is another run's."""
+    """Delete a directory such that its name never refers to a part of it; `recover` removes the rest after a crash.
+
+    Of a symbolic link only the link is deleted, because its target belongs to another run.
+    """
     if directory.is_symlink():
         directory.unlink()
         sync_directory(directory.parent)

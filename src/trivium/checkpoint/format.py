@@ -1,12 +1,12 @@
-"""A checkpoint is a directory: safetensors files of pieces, and a manifest that says what they are.
+"""The format of checkpoints: a directory of safetensors files with pieces of tensors, and a manifest.
 
     step-00000100/
       manifest.json             tensors: name -> dtype, shape, pieces; files: sha256; progress; config; its own sha256
       pieces-00000.safetensors  written by rank 0
       ...
 
-A tensor is named and shaped as in the unsplit model; a piece is a box in it. Nothing here knows a layout. The
-directory takes its final name last, so a name that exists is complete. No torch: what is listed is not loaded.
+A tensor is named and shaped as in the unsplit model, and a piece is a box of it, independent of any layout. The
+directory is renamed last, so a name that exists is complete. This file does without torch, so that listing is fast.
 """
 
 import hashlib
@@ -17,10 +17,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from trivium.checkpoint.forms import ManifestForm
-from trivium.config import build
+from pydantic import ConfigDict, Field
+
+from trivium.config import Config, NotNegative, Positive, build
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import Box
 from trivium.units import shown
@@ -28,7 +29,7 @@ from trivium.untrusted import parse_json, read_bytes
 
 FORMAT = "trivium-checkpoint-1"
 MANIFEST = "manifest.json"
-STRUCTURE = ("format", "step", "tensors", "files", "sha256")  # of a manifest; the rest is what training adds
+STRUCTURE = ("format", "step", "tensors", "files", "sha256")  # keys of every manifest; training adds others
 DTYPE_NAMES = {  # safetensors' names of dtypes, and torch's
     "F64": "float64",
     "F32": "float32",
@@ -37,32 +38,121 @@ DTYPE_NAMES = {  # safetensors' names of dtypes, and torch's
     "I64": "int64",
 }
 ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8}
-# A piece has at least an entry in its file's header.
-LEAST_PIECE_BYTES = len('"":{"dtype":"F64","shape":[],"data_offsets":[0,0]}')
+# of an entry in its file's header, without data
+MIN_PIECE_BYTES = len('"":{"dtype":"F64","shape":[],"data_offsets":[0,0]}')
 _STEP = re.compile(r"step-(\d{8,})")
 _PRIME = 2**127 - 1
 
 
+class _Form(Config):
+    """A part of a manifest. Other fields, as of later versions, are allowed. A right hash only shows that the manifest
+    was written so, not that its values have the right types."""
+
+    model_config = ConfigDict(extra="allow")
+    remedy: ClassVar[str] = "every manifest has it"
+
+
+class _File(_Form):
+    sha256: str
+    bytes: NotNegative
+
+
+class _Piece(_Form):
+    file: str
+    key: str
+    start: tuple[NotNegative, ...]
+    shape: tuple[NotNegative, ...]
+
+
+class _Tensor(_Form):
+    dtype: Literal["F64", "F32", "BF16", "F16", "I64"]
+    shape: tuple[NotNegative, ...]
+    pieces: tuple[_Piece, ...]
+
+
+class _Layout(_Form):
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    data: Positive = 1
+    context: Positive = 1
+    chunks: Positive = 1
+
+
+class _Precision(_Form):
+    weights: str | None = None
+
+
+class _Plan(_Form):
+    """What a listing shows of a plan; `Checkpoint.plan` checks the rest."""
+
+    layout: _Layout | None = None
+    precision: _Precision | None = None
+    model: dict[str, Any] | None = None
+    batch: dict[str, Any] | None = None
+
+
+class _Data(_Form):
+    tokenizer_sha256: str | None = None
+    files: dict[str, Any] | None = None
+
+
+class _Import(_Form):
+    marks: dict[str, Any] | None = None
+
+
+class _Rewind(_Form):
+    gaps: tuple[tuple[NotNegative, NotNegative], ...]
+
+
+class _Spikes(_Form):
+    losses: tuple[float, ...] = ()
+    norms: tuple[float, ...] = ()
+    in_a_row: NotNegative = 0
+
+
+class _LossScale(_Form):
+    value: float
+    finite_steps: NotNegative
+
+
+class _Manifest(_Form):
+    format: str
+    sha256: str
+    step: NotNegative
+    tensors: Annotated[dict[str, _Tensor], Field(min_length=1)]
+    files: dict[str, _File]
+    plan: _Plan | None = None
+    data: _Data = _Data()
+    imported_from: _Import = _Import()
+    left_out: tuple[_Rewind, ...] = ()
+    training: dict[str, Any] | None = None
+    tokens_seen: NotNegative = 0
+    samples: NotNegative = 0
+    updates: NotNegative = 0
+    spikes: _Spikes | None = None
+    loss_scale: _LossScale | None = None
+
+
 class FlatBox(NamedTuple):
-    """A box whose elements lie in order, from element `first` of the flattened array."""
+    """A box that is contiguous in the flattened array, from element `first` on."""
 
     first: int
     box: Box
 
 
 def step_name(step: int) -> str:
-    """The directory of a step's checkpoint."""
+    """Return the directory name of a step's checkpoint."""
     return f"step-{step:08d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of a published checkpoint's directory name; None for any other name."""
+    """Return the step of a published checkpoint's directory name; None for any other name."""
     match = _STEP.fullmatch(name)
     return int(match.group(1)) if match else None
 
 
 def published(root: str | Path) -> list[Path]:
-    """The checkpoints under `root`, oldest first."""
+    """Return the checkpoints under `root`, oldest first."""
     root = Path(root)
     if not root.is_dir():
         return []
@@ -71,9 +161,9 @@ def published(root: str | Path) -> list[Path]:
 
 
 def boxes_of_range(start: int, stop: int, shape: tuple[int, ...]) -> list[FlatBox]:
-    """The elements [start, stop) of a flattened array of `shape` as boxes, each contiguous.
+    """Return the elements [start, stop) of a flattened array of `shape` as contiguous boxes.
 
-    At most 2 x dimensions - 1 of them: a part of a first row, whole rows, a part of a last row, recursively.
+    There are at most 2 x dimensions - 1: part of a first row, full rows, and part of a last row, recursively.
     """
     if start >= stop:
         return []
@@ -94,7 +184,7 @@ def boxes_of_range(start: int, stop: int, shape: tuple[int, ...]) -> list[FlatBo
 
 
 def covers(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
-    """Whether boxes lie in an array of `shape`, do not overlap, and together are all of it. Linear in their number.
+    """Whether boxes cover an array of `shape` exactly, without overlap. Linear in the number of boxes.
 
     Give every coordinate of every axis a secret random value r, and a box the product over its axes of r(end) -
     r(start), modulo a prime. The sum over the boxes less the product of the whole array is a polynomial in the values,
@@ -120,19 +210,19 @@ def covers(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
-    """sha256 of a manifest without its own hash, in canonical form."""
+    """Return the sha256 of a manifest without its own hash, in canonical form."""
     plain = {k: v for k, v in manifest.items() if k != "sha256"}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def manifest_text(manifest: dict[str, Any]) -> str:
-    """A manifest as it is written; no other spelling of the same content is accepted."""
+    """Return a manifest as it is written; no other spelling of the same content is accepted."""
     return json.dumps(manifest, sort_keys=True)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Return the manifest, checked against its own hash and form. Raises CheckpointError, which names the file and the
-    field that is wrong. Files and pieces may still not be what it says: see `verify`."""
+    field that is wrong. `verify` checks the files and pieces."""
     path = directory / MANIFEST
     try:
         text = read_bytes(path).decode("utf-8")
@@ -148,11 +238,11 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise CheckpointError(f"{path} has format {shown(repr(found))}; this version reads {FORMAT!r}")
-    # The text too: a flipped bit may leave JSON's content as it was (1e-5 and 1E-5).
+    # Compare the text too: a flipped bit may leave the content of JSON unchanged (1e-5 and 1E-5).
     if manifest.get("sha256") != manifest_hash(manifest) or manifest_text(manifest) != text:
         raise CheckpointError(f"{path} does not match its own sha256: it was damaged; use an older checkpoint")
     try:
-        checked = build(ManifestForm, manifest)
+        checked = build(_Manifest, manifest)
     except ConfigError as error:
         first = str(error).partition("\n")[0]
         raise CheckpointError(f"{path}: {first}; use an older checkpoint") from None
@@ -162,8 +252,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def _contradiction(manifest: ManifestForm, step: int | None) -> str:
-    """The first statement of a manifest that another one rules out, or nothing. step: of the directory's name."""
+def _contradiction(manifest: _Manifest, step: int | None) -> str:
+    """Return the first contradiction in a manifest, or "". step: that of the directory's name."""
     if step is not None and manifest.step != step:
         return f"step is {manifest.step}, and the directory's name says {step}"
     for name in manifest.files:
@@ -178,7 +268,7 @@ def _contradiction(manifest: ManifestForm, step: int | None) -> str:
             if (piece.file, piece.key) in keys:
                 return f"tensors.{shown(name)} has the piece '{shown(piece.key)}' of {piece.file} a second time"
             keys.add((piece.file, piece.key))
-            held[piece.file] += prod(piece.shape) * ITEM_BYTES[tensor.dtype] + LEAST_PIECE_BYTES
+            held[piece.file] += prod(piece.shape) * ITEM_BYTES[tensor.dtype] + MIN_PIECE_BYTES
     for name, count in held.items():
         if count > manifest.files[name].bytes:
             return f"the pieces in {name} have {count} bytes at least, and it has {manifest.files[name].bytes}"

@@ -1,4 +1,4 @@
-"""When to save, and which checkpoints may go: pure decisions."""
+"""Decide when to save and which checkpoints to delete."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -7,7 +7,7 @@ Milestones = Literal["none", "pythia"]
 
 
 def is_milestone(step: int, milestones: Milestones) -> bool:
-    """Whether a step's checkpoint is saved and kept for studying training itself.
+    """Whether a step's checkpoint is saved and kept to study training itself.
 
     pythia: steps 0, 1, 2, 4 … 512 and every 1000th (Pythia, arXiv 2304.01373, section 2.1).
     """
@@ -30,14 +30,14 @@ def expired(
     milestones: Milestones = "none",
     reach: int = 1,
 ) -> list[int]:
-    """The steps whose checkpoints are no longer wanted, now that `newest` is published.
+    """Return the steps whose checkpoints can be deleted after `newest` was published.
 
-    The `keep_last` newest up to it, every n-th, and milestones are kept. Later ones belong to a course that was
-    left (they were damaged, and training went on from before them): they neither count nor go.
+    The `keep_last` newest up to it, every `keep_every`-th step and milestones are kept. Later steps were damaged, so
+    that training resumed before them: they are neither counted nor deleted.
 
-    reach: how many batches a rewind of the next step leaves out. The newest checkpoint from before them is kept, and
-    the oldest after it, which takes its place once that lies as far back: so of all that were saved one is there for
-    every rewind to come, if any was saved before it.
+    reach: number of batches that a rewind after the next step skips. The newest checkpoint before them is kept, and
+    the oldest one after it, which replaces it once it is as far back. So every later rewind has a checkpoint, if one
+    was saved early enough.
     """
     ordered = sorted(s for s in existing if s <= newest)
     back = sum(s <= newest + 1 - reach for s in ordered)

@@ -1,8 +1,8 @@
-"""One job per run directory: a lock that the kernel takes back from the dead, and a lease for other hosts.
+"""One job per run directory: a lock that the kernel releases, and a lease for file systems without shared locks.
 
-The lock (flock) is held by the job's processes and goes when the last of them ends, however it ends. Some file
-systems do not share locks between hosts or have none, and a server of NFS may keep that of a host that died; there
-the lease decides, a file whose age says whether its holder lives.
+The lock (flock) is held by the job's processes and released when the last one ends, however it ends. Some file systems
+have no locks or do not share them between hosts, and an NFS server may keep the lock of a host that died. There the
+lease decides: a file that the job renews, so that its age shows whether the job is alive.
 """
 
 import fcntl
@@ -24,19 +24,18 @@ from trivium.untrusted import UnfitFile, only_regular, parse_json
 
 LEASE = "lease.json"
 RENEW_SECONDS = 10.0
-STALE_SECONDS = 120.0  # a lease that nobody renewed for so long is nobody's
-_LEAST_SECONDS = 2.5 * RENEW_SECONDS  # that another host's is looked at, however old: clocks of hosts differ
-_CLAIM_SECONDS = 1.5 * RENEW_SECONDS  # after which whoever lives has read that its lease was taken over
-_LOOK_SECONDS = 1.0  # between two looks at another host's
+STALE_SECONDS = 120.0  # after which a lease that was not renewed has expired
+_MIN_WATCH_SECONDS = 2.5 * RENEW_SECONDS  # for a lease of another host of any age, because clocks of hosts differ
+_CLAIM_SECONDS = 1.5 * RENEW_SECONDS  # after which every live job has read that its lease was taken over
+_POLL_SECONDS = 1.0  # between two reads of another host's lease
 
-# Whose the lock of a lease is. Theirs may be that of a living process, or of a host that is gone; none: nobody can have
-# it on this file system.
+# The owner of a lock. theirs: a live process, or a host that is gone. none: the file system has no locks.
 Lock = Literal["ours", "theirs", "none"]
 Warn = Callable[[str], None]
 
 
 class Holder(NamedTuple):
-    """Who holds a run directory: process, host, and since when it was held and last renewed (seconds, epoch)."""
+    """The job that holds a run directory: process, host, and times of start and last renewal (seconds, epoch)."""
 
     pid: int
     host: str
@@ -44,41 +43,40 @@ class Holder(NamedTuple):
     renewed: float
 
     def is_same(self, other: "Holder | None") -> bool:
-        """Whether both are one job, whenever it renewed its lease."""
+        """Whether both are the same job; the time of renewal may differ."""
         return other is not None and self[:3] == other[:3]
 
 
 @contextmanager
 def holding(directory: Path, warn: Warn) -> Iterator[Holder]:
-    """Hold a run directory; MachineError names pid, host and age of another job that does.
+    """Hold a run directory. Raises MachineError with pid, host and age of another job that does.
 
-    A thread renews the lease as long as this process lives, whatever it does; it ends this process when another job
-    took the lease over meanwhile. Where only the lease can tell whether a job on another host lives, this waits until
-    it would have been renewed or is stale. warn: is told of that, and of a lease that a dead job left. Processes
-    forked inside hold the lock too.
+    A thread renews the lease as long as this process lives, and ends this process if another job took the lease over.
+    If only the lease shows whether a job on another host is alive, this waits until it is renewed or expires. warn:
+    called about that wait, and about a lease that a dead job left. Forked processes hold the lock too.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / LEASE
-    if path.is_symlink():  # what it leads to would be overwritten
+    if path.is_symlink():  # Its target would be overwritten.
         raise MachineError(
-            f"{path} is a link to {path.readlink()}, and a lease is a file of its own; delete the link, if the run "
-            "directory is to be trusted at all"
+            f"{path} is a link to {path.readlink()}, but a lease must be a regular file; delete the link if you trust "
+            "the run directory"
         )
     try:
         descriptor = only_regular(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644), path)
     except (UnfitFile, IsADirectoryError) as error:
         raise MachineError(
-            f"{path} cannot be a lease: {error.strerror}; delete it, if the run directory is to be trusted at all"
+            f"{path} cannot be a lease: {error.strerror}; delete it if you trust the run directory"
         ) from None
     try:
         lock, left = _lock(descriptor), _text(descriptor)
-        lock = _outlive(left, lock, descriptor, path, warn)
+        lock = _wait_for_expiry(left, lock, descriptor, path, warn)
         if not (path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())):
             raise MachineError(
-                f"{directory} was set aside or taken over by another job at this moment; run the same command again"
+                f"{directory} was set aside or taken over by another job just now; run the same command again"
             )
         if left:
-            warn(f"{path} was left by {_told(left)}, which is gone; taken over")
+            warn(f"{path} was left by {_described(left)}, which has ended; taken over")
         now = time.time()
         holder = Holder(os.getpid(), socket.gethostname(), now, now)
         if lock == "theirs":
@@ -86,7 +84,7 @@ def holding(directory: Path, warn: Warn) -> Iterator[Holder]:
             os.close(before)
         else:
             _write(descriptor, holder)
-        if left and not _is_of_this_host(left):
+        if left and not _is_local(left):
             _claim(path, holder)
         try:
             with _renewed(descriptor, path, holder, warn):
@@ -99,7 +97,7 @@ def holding(directory: Path, warn: Warn) -> Iterator[Holder]:
 
 
 def holder_of(directory: Path) -> Holder | None:
-    """The job that holds a run directory now, if one does. Who has the lock counts as one: a glance cannot tell."""
+    """Return the job that holds a run directory, or None. A kept lock counts as held, even if its host may be gone."""
     try:
         path = directory / LEASE
         descriptor = only_regular(os.open(path, os.O_RDWR | os.O_NONBLOCK), path)
@@ -107,7 +105,7 @@ def holder_of(directory: Path) -> Holder | None:
         return None
     try:
         lock, text = _lock(descriptor), _text(descriptor)
-        if lock == "theirs" or _may_live(lock, text) > 0:
+        if lock == "theirs" or _seconds_to_expiry(lock, text) > 0:
             return _holder_in(text) or Holder(0, "unknown", 0.0, 0.0)
         return None
     finally:
@@ -115,14 +113,14 @@ def holder_of(directory: Path) -> Holder | None:
 
 
 def refuse_if_held(directory: Path) -> None:
-    """MachineError when a job holds a run directory."""
+    """Raise MachineError if a job holds a run directory."""
     holder = holder_of(directory)
     if holder is not None:
         raise MachineError(_refusal(directory / LEASE, json.dumps(holder._asdict())))
 
 
 def _lock(descriptor: int) -> Lock:
-    """Take the lock of a lease if it can be had."""
+    """Try to take the lock of a lease; return its owner."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -134,13 +132,13 @@ def _lock(descriptor: int) -> Lock:
     return "ours"
 
 
-def _may_live(lock: Lock, left: str, least: float = 0.0) -> float:
-    """Seconds for which who left a lease and says nothing more counts as alive; endless where the kernel says that it
-    is, or nobody can tell whose the lock is.
+def _seconds_to_expiry(lock: Lock, left: str, least: float = 0.0) -> float:
+    """Return the seconds for which the job of an unrenewed lease counts as alive: infinite if the kernel shows that it
+    is, or if the owner of the lock is unknown.
 
-    least: for one that only the lease tells of.
+    least: minimum for a job of which only the lease is known.
     """
-    here, holder = _is_of_this_host(left), _holder_in(left)
+    here, holder = _is_local(left), _holder_in(left)
     if lock == "theirs" and (here or holder is None):
         return math.inf
     if not left or (lock == "ours" and here):
@@ -149,51 +147,51 @@ def _may_live(lock: Lock, left: str, least: float = 0.0) -> float:
     return min(STALE_SECONDS, max(least, renewed + STALE_SECONDS - time.time()))
 
 
-def _outlive(left: str, lock: Lock, descriptor: int, path: Path, warn: Warn) -> Lock:
-    """Return whose the lock is when a lease that nobody renews is stale; MachineError as soon as its holder is seen to
-    live. A lock that comes free meanwhile cuts nothing short: one of this host may have waited with it, as this does.
+def _wait_for_expiry(left: str, lock: Lock, descriptor: int, path: Path, warn: Warn) -> Lock:
+    """Wait until an unrenewed lease expires, and return the owner of its lock. Raises MachineError as soon as the lease
+    is renewed. A lock that is released meanwhile does not end the wait: it may have been that of another waiting job.
     """
-    seconds = _may_live(lock, left, _LEAST_SECONDS)
+    seconds = _seconds_to_expiry(lock, left, _MIN_WATCH_SECONDS)
     if seconds == math.inf:
         raise MachineError(_refusal(path, left))
     if seconds > 0:
-        warn(f"{path} is held by {_told(left)}; waiting up to {seconds:.0f} s to see whether that lives")
+        warn(f"{path} is held by {_described(left)}; waiting up to {seconds:.0f} s to see whether it is alive")
     now = left
-    for now in _looks(path, seconds):
+    for now in _reads(path, seconds):
         if lock == "theirs":
             lock = _lock(descriptor)
         if now and now != left:
             raise MachineError(_refusal(path, now))
         if not now and lock != "theirs":
-            return lock  # it has ended
+            return lock  # The job has ended.
     if lock == "theirs" and not now:
         raise MachineError(_refusal(path, now))
     return lock
 
 
 def _claim(path: Path, holder: Holder) -> None:
-    """Wait until all who live have read whose the lease is now: another job that found it stale at the same moment, of
-    which the last to write remains, and its holder, should it have been frozen; MachineError when it is another's."""
-    for now in _looks(path, _CLAIM_SECONDS):
+    """Wait until every live job has read the new lease: its former holder, which may have been frozen, and jobs that
+    took it over at the same time, of which the last to write keeps it. Raises MachineError if that is another job."""
+    for now in _reads(path, _CLAIM_SECONDS):
         if not holder.is_same(_holder_in(now)):
             raise MachineError(_refusal(path, now))
 
 
-def _looks(path: Path, seconds: float) -> Iterator[str]:
-    """What a lease says, look after look, for so long. After one that took longer than a renewal they begin anew: a
-    server that was away kept its holder from renewing it."""
-    looks = left = math.ceil(seconds / _LOOK_SECONDS)
+def _reads(path: Path, seconds: float) -> Iterator[str]:
+    """Yield the text of a lease repeatedly for some seconds. A read that takes longer than a renewal starts the time
+    again, because the server was away, so that the holder could not renew its lease either."""
+    reads = left = math.ceil(seconds / _POLL_SECONDS)
     while left > 0:
-        time.sleep(_LOOK_SECONDS)
-        asked = time.monotonic()
-        now = _text_anew(path)
-        left = looks if time.monotonic() - asked > RENEW_SECONDS else left - 1
+        time.sleep(_POLL_SECONDS)
+        begin = time.monotonic()
+        now = _fresh_text(path)
+        left = reads if time.monotonic() - begin > RENEW_SECONDS else left - 1
         yield now
 
 
 def _replaced(path: Path, holder: Holder) -> int:
-    """A lease of its own in the place of one whose lock a server keeps for the dead: its descriptor, locked. In the
-    old file nobody could ever tell again whether a job of this host lives."""
+    """Replace a lease whose lock a server keeps for a dead host; return the new file's descriptor, locked. With the old
+    file, other jobs of this host could not see whether this one is alive."""
     fresh = path.with_name(f".{path.name}.{holder.host}.{holder.pid}.{holder.started}")
     descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     _lock(descriptor)
@@ -204,19 +202,19 @@ def _replaced(path: Path, holder: Holder) -> int:
 
 @contextmanager
 def _renewed(descriptor: int, path: Path, holder: Holder, warn: Warn) -> Iterator[None]:
-    """Inside, a thread says now and then that this process lives, unless another job holds the lease: then it ends the
-    process, and with it its ranks, as two would write one directory."""
+    """Renew the lease in a thread. If another job holds it, end the process, and with it its ranks, because two jobs
+    would write one directory."""
     over = threading.Event()
 
     def renew() -> None:
         while not over.wait(RENEW_SECONDS):
-            with suppress(OSError):  # the next time it may work again
-                now = _text_anew(path)
+            with suppress(OSError):  # The next attempt may succeed.
+                now = _fresh_text(path)
                 if _holder_in(now) is not None and not holder.is_same(_holder_in(now)):
                     warn(
-                        f"{path} was taken over by {_told(now)}, as this job did not renew it for "
+                        f"{path} was taken over by {_described(now)}, as this job did not renew it for "
                         f"{STALE_SECONDS:.0f} s: it was stopped, or its file system was away. This job ends, so that "
-                        f"not both write; what it did since its last checkpoint is lost"
+                        f"only one writes; its steps since the last checkpoint are lost"
                     )
                     os._exit(MachineError.exit_code)
                 _write(descriptor, holder._replace(renewed=time.time()))
@@ -231,36 +229,36 @@ def _renewed(descriptor: int, path: Path, holder: Holder, warn: Warn) -> Iterato
 
 
 def _refusal(path: Path, text: str) -> str:
-    unnamed = f"; where a file server keeps the lock of a host that died, and no job lives, delete {path}"
+    unnamed = f"; if a file server keeps the lock of a host that died, and no job is alive, delete {path}"
     return (
-        f"{path.parent} is being written by {_told(text)}; wait until it ends, end it, or choose another --out. A job "
-        f"that died on another host is given up after {STALE_SECONDS:.0f} s"
+        f"{path.parent} is being written by {_described(text)}; wait until it ends, end it, or choose another --out. "
+        f"The lease of a job that died on another host expires after {STALE_SECONDS:.0f} s"
         f"{'' if _holder_in(text) else unnamed}"
     )
 
 
-def _told(text: str) -> str:
+def _described(text: str) -> str:
     holder = _holder_in(text)
     if holder is None:
-        return "another job, whose name is not in it"
+        return "another job, which is not named in the lease"
     age = format_seconds(max(0.0, time.time() - holder.started))
-    return f"pid {holder.pid} on {holder.host}, begun {age} ago"
+    return f"pid {holder.pid} on {holder.host}, started {age} ago"
 
 
 def _write(descriptor: int, holder: Holder) -> None:
     text = json.dumps(holder._asdict()).encode()
-    # Of one length, so that a reader never meets the end of an older one.
+    # Texts of equal length, so that no end of an older one remains.
     os.pwrite(descriptor, text.ljust(256), 0)
-    os.fsync(descriptor)  # else a network file system may keep it from other hosts for half a minute
+    os.fsync(descriptor)  # Otherwise other hosts may see it half a minute later.
 
 
 def _text(descriptor: int) -> str:
     return os.pread(descriptor, 4096, 0).decode(errors="replace")
 
 
-def _text_anew(path: Path) -> str:
-    """As other hosts left it: a network file system looks for changes when a file is opened. Of a lease that is gone
-    nothing; one that cannot be read says nothing of its holder, so that is an error."""
+def _fresh_text(path: Path) -> str:
+    """Return the text of a lease as other hosts wrote it: network file systems check for changes when a file is opened.
+    Returns "" if it is gone; raises OSError if it cannot be read, because its holder is then unknown."""
     try:
         descriptor = only_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK), path)
     except FileNotFoundError:
@@ -280,6 +278,6 @@ def _holder_in(text: str) -> Holder | None:
         return None
 
 
-def _is_of_this_host(text: str) -> bool:
+def _is_local(text: str) -> bool:
     holder = _holder_in(text)
     return holder is not None and holder.host == socket.gethostname()

@@ -1,4 +1,4 @@
-"""Read any box of any tensor of a checkpoint; nothing is used before it was verified, nothing is unpickled."""
+"""Read any box of any tensor of a checkpoint. Nothing is used before it is verified, and nothing is unpickled."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +26,7 @@ from trivium.untrusted import check_regular
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published checkpoint, open for reading. traffic: bytes of tensors read from each file."""
+    """A published checkpoint. traffic: bytes of tensors that were read from each file."""
 
     directory: Path
     manifest: dict[str, Any]
@@ -34,18 +34,20 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: str | Path) -> "Checkpoint":
-        """Open without reading tensors; CheckpointError when there is none or its manifest is damaged."""
+        """Open without reading tensors. Raises CheckpointError if it is missing or its manifest is damaged."""
         return cls(Path(directory), read_manifest(Path(directory)))
 
     @property
     def step(self) -> int:
-        """Optimizer steps done when it was written."""
+        """The number of optimizer steps done."""
         return int(self.manifest["step"])
 
     @property
     def plan(self) -> Plan:
-        """What it was trained under; CheckpointError where that is no plan, or it has not the weights of that model: a
-        manifest can say ten thousand layers, of which a table would be made before the first of them is missed."""
+        """The plan of the training. Raises CheckpointError if it is invalid or the tensors are not those of its model.
+
+        The number of layers is compared before a parameter table of that size is built.
+        """
         tensors = self.manifest["tensors"]
         try:
             plan = build(Plan, self.manifest["plan"])
@@ -69,39 +71,51 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        """The unsplit tensors in it."""
+        """The names of its unsplit tensors."""
         return sorted(self.manifest["tensors"])
 
+    def refuse_other_tokenizer(self, path: str | Path, sha256: str, vocabulary: int) -> None:
+        """Raise CheckpointError if the tokenizer at `path` is not that of the training, or has too many ids."""
+        known, most = self.manifest.get("data", {}).get("tokenizer_sha256"), self.plan.model.vocabulary
+        remedy = "name the tokenizer.json the model was trained with"
+        if vocabulary > most:
+            raise CheckpointError(
+                f"{path} has {vocabulary} ids, but the model of {self.directory} predicts {most}; {remedy}"
+            )
+        if known not in (None, sha256):
+            raise CheckpointError(
+                f"{path} has sha256 {sha256[:12]}…, but {self.directory} was trained with {known[:12]}…: its ids have "
+                f"other meanings; {remedy}"
+            )
+
     def verify(self, share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard) -> None:
-        """Every `shares`-th file and tensor; CheckpointError names the first that is not as the manifest has it."""
+        """Verify every `shares`-th file and tensor. Raises CheckpointError naming the first that differs."""
         verify(self.directory, self.manifest, share, shares, alive)
 
     def refuse_not_finite(self, share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard) -> None:
-        """Raise CheckpointError naming the first tensor in every `shares`-th file that holds a NaN or an infinity."""
+        """Raise CheckpointError naming the first tensor with a NaN or an infinity in every `shares`-th file."""
         refuse_not_finite(self.directory, self.manifest, share, shares, alive)
 
     @classmethod
     def open_together(cls, directory: str | Path, mesh: Mesh, alive: Callable[[], None] = unheard) -> "Checkpoint":
-        """Open and verify, the ranks sharing the work; every rank raises CheckpointError when one finds damage, or a
-        value that is not finite.
+        """Open and verify; the ranks share the work. All raise CheckpointError if one finds damage or NaN or infinity.
 
-        The first rank alone reads the manifest, which has many megabytes where there are thousands of ranks. alive:
-        called as the work goes on.
+        Only the first rank reads the manifest, which has many megabytes for thousands of ranks. alive: a heartbeat.
         """
         place = Path(directory)
         opened = cls(place, found_by_first(lambda: read_manifest(place), mesh, CheckpointError))
 
-        def look() -> None:
+        def check() -> None:
             opened.verify(mesh.rank, mesh.layout.world_size, alive)
             opened.refuse_not_finite(mesh.rank, mesh.layout.world_size, alive)
 
-        problem = problem_of_any(look, mesh, alive)
+        problem = problem_of_any(check, mesh, alive)
         if problem:
             raise CheckpointError(problem)
         return opened
 
     def read(self, name: str, wanted: Box, dtype: torch.dtype) -> torch.Tensor:
-        """The values of a box, put together from whatever pieces hold them."""
+        """Return the values of a box, assembled from the pieces that contain them."""
         if name not in self.manifest["tensors"]:
             raise CheckpointError(f"{self.directory} has no tensor '{name}' among its {len(self.names)}")
         out, filled = torch.empty(wanted.shape, dtype=dtype), 0
@@ -145,15 +159,15 @@ class Checkpoint:
 
 
 def widest_kind(checkpoint: Checkpoint, name: str) -> str:
-    """Return the widest copy that is kept of a parameter: its master, or its weights where it has none."""
+    """Return "master" if the parameter has master weights, otherwise "weights"."""
     return "master" if f"master/{name}" in checkpoint.manifest["tensors"] else "weights"
 
 
 def first_intact(
     paths: Sequence[Path], mesh: Mesh, warn: Callable[[str], None], alive: Callable[[], None] = unheard
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The first of some checkpoints that verifies, the ranks sharing the work, and what is wrong with those before it,
-    which is told loudly; every rank must ask. alive: called as the work goes on."""
+    """Collective. Return the first intact checkpoint of `paths`, and the problems of those before it, which are also
+    passed to `warn`. alive: a heartbeat."""
     problems: list[str] = []
     for path in paths:
         try:
@@ -172,10 +186,10 @@ def newest_good(
     alive: Callable[[], None] = unheard,
     abandoned: Collection[str] = (),
 ) -> Checkpoint | None:
-    """The newest checkpoint that verifies, the ranks sharing the work; None if there is none at all. alive: called as
-    the work goes on. abandoned: names of those that are none of these.
+    """Collective. Return the newest intact checkpoint under `root`; None if there are no checkpoints.
 
-    A damaged one is passed over loudly. When all are damaged: CheckpointError, nothing is silently restarted.
+    alive: a heartbeat. abandoned: names that are ignored. `warn` is called about each damaged one. Raises
+    CheckpointError if all are damaged, so that training does not silently restart.
     """
     names = found_by_first(lambda: [path.name for path in reversed(published(root))], mesh, CheckpointError)
     candidates = [root / name for name in names if name not in abandoned]

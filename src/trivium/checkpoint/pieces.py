@@ -1,4 +1,4 @@
-"""Safetensors files, written one tensor at a time: no more than one is in memory unless the caller holds them."""
+"""Safetensors files, written one tensor at a time, so that no more than one has to be in memory."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ from trivium.checkpoint.durable import Written, never, read_back, write_blocks
 from trivium.checkpoint.format import DTYPE_NAMES
 from trivium.checkpoint.verify import NOT_FINITE
 from trivium.errors import CheckpointError
+from trivium.plan.parameters import Box
 from trivium.provenance import unheard
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
@@ -18,7 +19,7 @@ DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 class Entry(NamedTuple):
-    """A tensor of a file: its name in it, and how to get its values when their turn comes."""
+    """A tensor of a file: its key, and a function that returns its values when they are written."""
 
     key: str
     dtype: torch.dtype
@@ -30,18 +31,55 @@ class Entry(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
+class Part(NamedTuple):
+    """A box of the unsplit tensor `name` of `shape`, and a function that returns its values when they are written."""
+
+    name: str
+    shape: tuple[int, ...]
+    box: Box
+    dtype: torch.dtype
+    values: Callable[[], torch.Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return self.box.elements * self.dtype.itemsize
+
+
+def write_parts(
+    folder: Path,
+    number: int,
+    parts: Sequence[Part],
+    cancelled: Callable[[], bool] = never,
+    alive: Callable[[], None] = unheard,
+) -> dict[str, Any]:
+    """Write file `number` of a checkpoint; returns its description for `write_manifest`."""
+    file = f"pieces-{number:05d}.safetensors"
+    entries = [Entry(f"{n}:{part.name}", part.dtype, part.box.shape, part.values) for n, part in enumerate(parts)]
+    written = write_pieces(folder / file, entries, cancelled=cancelled, alive=alive)
+    pieces = [
+        {
+            "name": part.name,
+            "dtype": DTYPES[part.dtype],
+            "shape": part.shape,
+            "piece": {"file": file, "key": entry.key, "start": part.box.start, "shape": part.box.shape},
+        }
+        for entry, part in zip(entries, parts, strict=True)
+    ]
+    return {"file": file, **written._asdict(), "pieces": pieces}
+
+
 def write_pieces(
     path: Path,
     entries: Sequence[Entry],
     *,
     about: dict[str, str] | None = None,
-    cancelled: Any = never,
+    cancelled: Callable[[], bool] = never,
     alive: Callable[[], None] = unheard,
 ) -> Written:
-    """Write a safetensors file durably, and read it back. about: the file's own metadata; alive: called after every
-    block that was written, or read back.
+    """Write a safetensors file durably, and read it back.
 
-    Raises CheckpointError naming the first tensor that holds a NaN or an infinity: nothing of that kind is published.
+    about: the file's metadata. alive: called after every block that was written or read back. Raises CheckpointError
+    naming the first tensor that holds a NaN or an infinity, so that none is published.
     """
     header: dict[str, Any] = {"__metadata__": about} if about else {}
     offset = 0
@@ -53,7 +91,7 @@ def write_pieces(
         }
         offset += entry.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the format wants the data aligned
+    text += b" " * (-len(text) % 8)  # The format requires aligned data.
     written = write_blocks(path, _blocks(text, entries), cancelled, alive)
     read_back(path, written, alive)
     return written
@@ -71,14 +109,17 @@ def _blocks(header: bytes, entries: Sequence[Entry]) -> Iterator[memoryview | by
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Whether no element is NaN or infinite. Both extremes of a tensor that holds a NaN are NaN, and finding them takes
-    one pass, a tenth of the time of hashing, where isfinite would take as long as that."""
+    """Whether no element is NaN or infinite.
+
+    Both extremes of a tensor with a NaN are NaN. Computing them takes a tenth of the time of hashing; isfinite takes as
+    long as hashing.
+    """
     if not values.is_floating_point() or values.numel() == 0:
         return True
     return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(values))
 
 
 def _bytes(values: torch.Tensor) -> memoryview:
-    # numpy has no bfloat16; the bytes are the same under any dtype of the same width.
+    # numpy has no bfloat16, but only the bytes matter.
     array: Any = values.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)

@@ -1,8 +1,8 @@
-"""Write a checkpoint so that a name that exists is complete.
+"""Write a checkpoint such that a name that exists is complete.
 
-Temporary directory; every rank writes its pieces, hashing them, syncs them and reads them back; manifest; sync;
-rename; sync of the parent; and only then acknowledged. The writing happens in a thread, so that training can go
-on beside it; the ranks agree on how far it is only where training calls `advance`.
+Every rank writes its pieces into a temporary directory, hashes, syncs and reads them back. Then rank 0 writes the
+manifest, syncs, renames the directory and syncs its parent; only then is the checkpoint acknowledged. A thread does
+this while training continues; the ranks exchange their progress only when training calls `advance`.
 """
 
 import json
@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from trivium.checkpoint.agree import found_by_first, sums, told_by_first, wait_for_all
+from trivium.checkpoint.agree import first_message, found_by_first, sums, wait_for_all
 from trivium.checkpoint.durable import check_room, explained, remove, write_text
 from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, manifest_text, step_name, step_of
-from trivium.checkpoint.pieces import DTYPES, Entry, write_pieces
+from trivium.checkpoint.pieces import Part, write_parts
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
 from trivium.kernels.crossing import fetched
@@ -37,27 +37,22 @@ class Fragment:
     box: Box
     values: torch.Tensor
 
-    @property
-    def bytes(self) -> int:
-        return self.values.numel() * self.values.element_size()
+    def part(self) -> Part:
+        """Return the part of a file that has these values."""
+        return Part(self.name, self.shape, self.box, self.values.dtype, lambda: self.values)
 
 
 def copies(fragments: Sequence[Fragment]) -> list[Fragment]:
-    """The same with values of their own, which later training does not change."""
+    """Copy the values, so that later training does not change them."""
     values = fetched([f.values.detach() for f in fragments])
     return [replace(f, values=v) for f, v in zip(fragments, values, strict=True)]
 
 
-class _Progress(NamedTuple):
-    finished: float  # ranks that are through with the phase
-    failed: float  # of these, ranks that met a problem
-
-
 def save(root: Path, step: int, fragments: Sequence[Fragment], mesh: Mesh, about: dict[str, Any]) -> Path:
-    """Write and publish the checkpoint of a step; called by every rank, returns when it is durable.
+    """Write and publish the checkpoint of a step. Collective; returns when it is durable.
 
-    about: plain data kept in the manifest (progress, config, hashes). On failure of any rank nothing is
-    published, the temporary directory is removed, and every rank raises CheckpointError.
+    about: JSON data for the manifest (progress, config, hashes). If any rank fails, nothing is published, the
+    temporary directory is removed, and every rank raises CheckpointError.
     """
     saving = Saving(root, step, fragments, mesh, about)
     saving.advance(wait=True)
@@ -65,7 +60,7 @@ def save(root: Path, step: int, fragments: Sequence[Fragment], mesh: Mesh, about
 
 
 class Saving:
-    """A save under way. Every rank makes one and calls `advance` in the same places, until it says True."""
+    """A save in progress. Every rank creates one and calls `advance` at the same places until it returns True."""
 
     def __init__(
         self,
@@ -76,27 +71,27 @@ class Saving:
         about: dict[str, Any],
         alive: Callable[[], None] = unheard,
     ) -> None:
-        """Begin: agree that there is room, then write in a thread. The fragments must not change until the end.
+        """Check that there is room, then start writing in a thread. The fragments must not change until the end.
 
-        alive: called as the work goes on, while training waits for it.
+        alive: a heartbeat, called while training waits for the save.
         """
         self.step, self.final = step, root / step_name(step)
         self._partial = root / f".{self.final.name}.partial"
         self._fragments, self._mesh, self._about = fragments, mesh, about
         self._cancelled, self._alive, self._awaited = threading.Event(), alive, False
-        self.bytes = int(sums([sum(f.bytes for f in fragments)], mesh)[0])
+        self.bytes = int(sums([sum(f.values.nbytes for f in fragments)], mesh)[0])
         self._phases: list[Callable[[], None]] = [self._write, self._publish]
         self._start(self._prepare)
-        self._agree(wait=True)
+        self._is_phase_over(wait=True)
         self._start(self._phases.pop(0))
 
     def advance(self, *, wait: bool = False) -> bool:
-        """Whether it is published, durable, and so acknowledged on all ranks.
+        """Return whether the checkpoint is published and durable, on all ranks.
 
-        wait: return only then. Raises CheckpointError on every rank when one failed; nothing is left of it.
+        wait: return only then. Raises CheckpointError on every rank if one failed; the partial files are removed.
         """
         while True:
-            if self._agree(wait=wait).finished == self._mesh.layout.world_size:
+            if self._is_phase_over(wait=wait):
                 if not self._phases:
                     return True
                 self._start(self._phases.pop(0))
@@ -111,37 +106,38 @@ class Saving:
     def _attempt(self, phase: Callable[[], None]) -> None:
         try:
             phase()
-        except Exception as error:  # every rank must reach the agreement that follows
+        except Exception as error:  # Every rank must reach the collective that follows.
             self._problem = explained(error, self.final.parent, self.bytes)
 
-    def _agree(self, *, wait: bool) -> _Progress:
+    def _is_phase_over(self, *, wait: bool) -> bool:
+        """Return whether all ranks have finished the current phase; raise CheckpointError if one failed."""
         if wait:
             self._wait()
         finished = not self._thread.is_alive()
         problem = self._problem if finished else ""
-        progress = _Progress(*sums([finished, bool(problem)], self._mesh))
-        if progress.failed:
+        ranks_finished, ranks_failed = sums([finished, bool(problem)], self._mesh)
+        if ranks_failed:
             self._give_up(problem)
-        return progress
+        return ranks_finished == self._mesh.layout.world_size
 
     def _wait(self) -> None:
         self._awaited = True
         wait_for_all(self._thread, self._mesh, self._alive)
         self._awaited = False
 
-    def _goes_on(self) -> None:
-        """A sign of life of the thread, which counts where training waits for it: beside a training that hangs it would
-        hide that."""
+    def _heartbeat(self) -> None:
+        """Report progress of the thread only if training waits for it: otherwise it would hide a training that
+        hangs."""
         if self._awaited:
             self._alive()
 
     def _give_up(self, problem: str) -> None:
-        """problem: of this rank, or "" where it only hears of others', and gives up because of them."""
+        """Raise CheckpointError after removing the files. problem: this rank's error, or "" if others failed."""
         self._cancelled.set()
         self._wait()
-        told = told_by_first(problem, self._mesh)  # all ranks are through with the files when this returns
+        told = first_message(problem, self._mesh)  # After this, no rank uses the files any more.
         clear = partial(shutil.rmtree, self._partial, ignore_errors=True)
-        found_by_first(clear, self._mesh, CheckpointError)  # nothing is left when any rank goes on
+        found_by_first(clear, self._mesh, CheckpointError)
         raise CheckpointError(f"checkpoint {self.final} was not saved: {told}")
 
     def _prepare(self) -> None:
@@ -156,45 +152,30 @@ class Saving:
         self._partial.mkdir()
 
     def _write(self) -> None:
-        """This rank's pieces in one file, and a note of what they are."""
-        file = f"pieces-{self._mesh.rank:05d}.safetensors"
-        keys = [f"{n}:{f.name}" for n, f in enumerate(self._fragments)]
-        entries = [
-            Entry(k, f.values.dtype, f.box.shape, lambda f=f: f.values)  # type: ignore[misc]
-            for k, f in zip(keys, self._fragments, strict=True)
-        ]
-        path, cancelled = self._partial / file, self._cancelled.is_set
-        written = write_pieces(path, entries, cancelled=cancelled, alive=self._goes_on)
-        pieces = [
-            {
-                "name": f.name,
-                "dtype": DTYPES[f.values.dtype],
-                "shape": f.shape,
-                "piece": {"file": file, "key": k, "start": f.box.start, "shape": f.box.shape},
-            }
-            for k, f in zip(keys, self._fragments, strict=True)
-        ]
-        self._fragments = []  # their memory is free as soon as they are on the disk
-        note = {"file": file, **written._asdict(), "pieces": pieces}
-        write_text(self._partial / f"part-{self._mesh.rank:05d}.json", json.dumps(note))
+        """Write this rank's pieces into one file, and a description of them for the manifest."""
+        rank, cancelled = self._mesh.rank, self._cancelled.is_set
+        parts = [fragment.part() for fragment in self._fragments]
+        described = write_parts(self._partial, rank, parts, cancelled, self._heartbeat)
+        self._fragments = []  # Their memory is free as soon as they are on disk.
+        write_text(self._partial / f"part-{rank:05d}.json", json.dumps(described))
 
     def _publish(self) -> None:
         if self._mesh.rank != 0:
             return
         paths = [self._partial / f"part-{rank:05d}.json" for rank in range(self._mesh.layout.world_size)]
-        notes = [read_json(path) for path in paths]
+        files = [read_json(path) for path in paths]
         for path in paths:
             path.unlink()
-        publish(self._partial, self.final, {"step": self.step, **self._about}, notes)
+        publish(self._partial, self.final, {"step": self.step, **self._about}, files)
 
 
-def publish(partial: Path, final: Path, about: dict[str, Any], notes: Sequence[dict[str, Any]]) -> None:
-    """Give a complete temporary directory its manifest and its name; returns when both are on the disk.
+def publish(partial: Path, final: Path, about: dict[str, Any], files: Sequence[dict[str, Any]]) -> None:
+    """Write the manifest of a complete temporary directory and rename it; returns when both are on disk.
 
-    notes: as of `write_manifest`. A checkpoint that has the name already is moved aside until the new one has it;
-    `recover` puts it back if a crash comes in between. Only for who alone may write there.
+    files: see `write_manifest`. An existing checkpoint of that name is moved aside before; `recover` restores it after
+    a crash in between. Only for the job that holds the run directory.
     """
-    write_manifest(partial, about, notes)
+    write_manifest(partial, about, files)
     sync_directory(partial)
     replaced = final.with_name(f".{final.name}.replaced")
     if final.exists():
@@ -204,20 +185,21 @@ def publish(partial: Path, final: Path, about: dict[str, Any], notes: Sequence[d
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def write_manifest(partial: Path, about: dict[str, Any], notes: Sequence[dict[str, Any]]) -> None:
-    """Say what the files of a checkpoint are. notes: of each file, `file`, `sha256`, `bytes` and `pieces`."""
+def write_manifest(partial: Path, about: dict[str, Any], files: Sequence[dict[str, Any]]) -> None:
+    """Write the manifest of a checkpoint. files: of each file, `file`, `sha256`, `bytes` and `pieces`, as returned by
+    `write_parts`."""
     tensors: dict[str, dict[str, Any]] = {}
-    for item in (item for note in notes for item in note["pieces"]):
+    for item in (item for file in files for item in file["pieces"]):
         entry = {"dtype": item["dtype"], "shape": item["shape"], "pieces": []}
         tensors.setdefault(item["name"], entry)["pieces"].append(item["piece"])
-    files = {note["file"]: {"sha256": note["sha256"], "bytes": note["bytes"]} for note in notes}
-    as_read = json.loads(json.dumps(about))  # keys that are numbers sort otherwise as text
-    manifest = {"format": FORMAT, **as_read, "tensors": tensors, "files": files}
+    hashes = {file["file"]: {"sha256": file["sha256"], "bytes": file["bytes"]} for file in files}
+    as_read = json.loads(json.dumps(about))  # Numeric keys sort differently after they became text.
+    manifest = {"format": FORMAT, **as_read, "tensors": tensors, "files": hashes}
     write_text(partial / MANIFEST, manifest_text({**manifest, "sha256": manifest_hash(manifest)}))
 
 
 def recover(root: Path) -> None:
-    """Clear away what a crash left under `root`; only for who alone may write there."""
+    """Remove or restore what a crash left under `root`. Only for the job that holds the run directory."""
     if not root.is_dir():
         return
     for path in sorted(root.glob(".step-*")):
@@ -232,7 +214,7 @@ def recover(root: Path) -> None:
 
 
 def prune(root: Path, doomed: Sequence[Path], newest: Path) -> None:
-    """Delete checkpoints, after making sure that `newest` is published; its files were read back when written."""
+    """Delete checkpoints if `newest` is published, whose files were read back when they were written."""
     if doomed and not (newest / MANIFEST).is_file():
         raise CheckpointError(f"{newest} is not published; {len(doomed)} older checkpoints under {root} are kept")
     for path in doomed:

@@ -1,35 +1,37 @@
-"""Whether a checkpoint is what its manifest says, and whether its tensors are finite. No torch."""
+"""Verify that a checkpoint agrees with its manifest and that its tensors are finite; summarise it. No torch."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from trivium.checkpoint.format import MANIFEST, covers, read_manifest
+from trivium.checkpoint.format import MANIFEST, covers, read_manifest, step_of
 from trivium.errors import CheckpointError
 from trivium.plan.parameters import Box
-from trivium.provenance import file_sha256, unheard
+from trivium.provenance import file_sha256, fingerprint, unheard
 from trivium.units import shown
 from trivium.untrusted import open_regular, parse_json
 
 NOT_FINITE = "holds a NaN or an infinity"
-# Integers as wide as each float, and the bits of infinity: of the magnitudes, only those of NaN and infinity reach it.
+# Integers as wide as each float, and the bits of infinity. Without the sign bit, only NaN and infinity are as large.
 _INFINITY = {
     "F64": ("<i8", 0x7FF0000000000000),
     "F32": ("<i4", 0x7F800000),
     "BF16": ("<i2", 0x7F80),
     "F16": ("<i2", 0x7C00),
 }
-_BLOCK_BYTES = 1 << 18  # stays in the processor's cache while it is looked through
+MAX_SHOWN_FIGURES = 8
+_BLOCK_BYTES = 1 << 18  # stays in the CPU's cache while it is searched
 
 
 def verify(
     directory: Path, manifest: Mapping[str, Any], share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard
 ) -> None:
-    """Check every `shares`-th tensor and file: the pieces make up the tensor; the file has its size and sha256, and its
-    pieces have the dtypes and shapes that the manifest declares.
+    """Check every `shares`-th tensor and file: the pieces cover the tensor; the file has its size and sha256, and its
+    pieces have the dtypes and shapes of the manifest.
 
     alive: called after every block that was read. Raises CheckpointError naming the first that differs.
     """
@@ -57,11 +59,13 @@ def verify(
 def refuse_not_finite(
     directory: Path, manifest: Mapping[str, Any], share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard
 ) -> None:
-    """Raise CheckpointError naming the first tensor with a piece in every `shares`-th file that holds a NaN or an
-    infinity. Whatever continues from it would be lost, though its bytes are those that were written: call it after
-    `verify`, which shows that the files have these pieces."""
+    """Raise CheckpointError naming the first tensor with a NaN or an infinity in every `shares`-th file.
+
+    Training cannot continue from such a tensor, even if its bytes are intact. Call this after `verify`, which shows
+    that the files have the pieces.
+    """
     own_files = sorted(manifest["files"])[share::shares]
-    names: dict[str, dict[str, str]] = {file: {} for file in own_files}  # of each file: piece and tensor
+    names: dict[str, dict[str, str]] = {file: {} for file in own_files}  # names of tensors by key, per file
     for name, tensor in sorted(manifest["tensors"].items()):
         for piece in tensor["pieces"]:
             if piece["file"] in names and tensor["dtype"] in _INFINITY:
@@ -72,7 +76,7 @@ def refuse_not_finite(
 
 
 def _first_not_finite(path: Path, keys: Iterable[str], alive: Callable[[], None]) -> str:
-    """The first piece of a safetensors file that holds a NaN or an infinity, or nothing."""
+    """Return the first piece of a safetensors file with a NaN or an infinity, or ""."""
     try:
         with open_regular(path) as file:
             size = int.from_bytes(file.read(8), "little")
@@ -94,8 +98,8 @@ def _first_not_finite(path: Path, keys: Iterable[str], alive: Callable[[], None]
 
 
 def refuse_incomplete(directory: Path) -> None:
-    """CheckpointError where the manifest is damaged, or a file that it lists is missing or of another size: what is
-    found without reading the files."""
+    """Raise CheckpointError if the manifest is damaged, or a file that it lists is missing or of another size. Does not
+    read the files."""
     for name, known in sorted(read_manifest(directory)["files"].items()):
         _verify_size(directory / name, known["bytes"])
 
@@ -137,3 +141,46 @@ def _verify_pieces(path: Path, pieces: Iterable[tuple[str, str, Sequence[int]]])
                     )
     except (SafetensorError, UnicodeError) as error:
         raise CheckpointError(f"{path} is not a safetensors file: {error}; use an older checkpoint") from None
+
+
+def summary(path: Path, *, verified: bool = False) -> dict[str, Any]:
+    """Return step, size, layout, dtype and state of a checkpoint, also of a damaged or non-finite one.
+
+    verified: also verify its files and search them for non-finite values.
+    """
+    row: dict[str, Any] = {"step": step_of(path.name), "path": str(path)}
+    state = "damaged"
+    try:
+        manifest = read_manifest(path)
+        if verified:
+            verify(path, manifest)
+            state = "not finite"
+            refuse_not_finite(path, manifest)
+    except CheckpointError as error:
+        return {**row, "state": state, "problem": str(error)}
+    plan = manifest.get("plan") or {}
+    return {
+        **row,
+        "step": int(manifest["step"]),
+        "state": "verified" if verified else "not read",
+        "bytes": sum(f["bytes"] for f in manifest["files"].values()),
+        "files": len(manifest["files"]),
+        "tensors": len(manifest["tensors"]),
+        "parameters": sum(prod(t["shape"]) for n, t in manifest["tensors"].items() if n.startswith("weights/")),
+        "kinds": sorted({n.split("/")[0] for n in manifest["tensors"]}),
+        "dtype": (plan.get("precision") or {}).get("weights"),
+        "layout": plan.get("layout"),
+        "tokens_seen": manifest.get("tokens_seen"),
+    }
+
+
+def abbreviated(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace long lists of numbers in a manifest, such as the losses of many steps, by their length and hash."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return abbreviated(value)
+        is_long = isinstance(value, list) and len(value) > MAX_SHOWN_FIGURES and isinstance(value[0], float)
+        return f"{len(value)} figures, hash {fingerprint(value)}" if is_long else value
+
+    return {key: shown(value) for key, value in tree.items()}

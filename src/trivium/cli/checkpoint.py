@@ -47,7 +47,7 @@ def list_(
 ) -> None:
     """List the checkpoints of a run."""
     from trivium.checkpoint.format import published
-    from trivium.checkpoint.summary import summary
+    from trivium.checkpoint.verify import summary
 
     out = directory_of(run, out)
     if not out.is_dir():
@@ -83,7 +83,7 @@ def verify(
     every: Annotated[bool, typer.Option("--all", help="Every checkpoint of --out, or of the run that DIR is.")] = False,
 ) -> None:
     """Check every file's sha256, and that values are finite. Exit code 5 when one is bad."""
-    from trivium.checkpoint.summary import summary
+    from trivium.checkpoint.verify import summary
 
     paths = _all(which, out) if every else [_one(which, out)]
     found = [summary(path, verified=True) for path in paths]
@@ -106,14 +106,14 @@ def show(
 ) -> None:
     """Show what a checkpoint is: progress, model, hashes, tensors."""
     from trivium.checkpoint.format import STRUCTURE, read_manifest
-    from trivium.checkpoint.summary import brief, summary
+    from trivium.checkpoint.verify import abbreviated, summary
 
     directory = _one(which, out)
     manifest, row = read_manifest(directory), summary(directory)
     say(f"{directory}: step {manifest['step']}, {format_count(row['parameters'])} parameters")
     say(f"  {', '.join(row['kinds'])}; {counted(row['files'], 'file')}, {format_bytes(row['bytes'])}")
     about = {k: v for k, v in manifest.items() if k not in STRUCTURE}
-    for line in table([(path, written(value)) for path, value in leaves(brief(about))]):
+    for line in table([(path, written(value)) for path, value in leaves(abbreviated(about))]):
         say(line)
     if tensors:
         entries = manifest["tensors"]
@@ -221,14 +221,14 @@ def import_(
     A preset beside the new checkpoint trains from it, and holds for `trivium generate` and others that are given it.
     """
     from trivium.cli.imported import PRESET, refuse_preset, write_preset
-    from trivium.interchange.bring import import_hf, words_in
+    from trivium.interchange.bring import import_hf, tokenizer_files
 
     _known(source, "--from")
     root = to or out / "imported"
     refuse_preset(root)
     path = import_hf(folder, root)
     say(f"  {path}")
-    if carried := words_in(folder):
+    if carried := tokenizer_files(folder):
         say(f"  {', '.join(carried)}: copied beside it")
     for line in write_preset(path):
         say(f"  {line}")
@@ -258,7 +258,7 @@ def rm(
     from trivium.checkpoint.durable import remove
     from trivium.checkpoint.format import published, step_of
     from trivium.checkpoint.lease import refuse_if_held
-    from trivium.checkpoint.summary import summary
+    from trivium.checkpoint.verify import summary
 
     _refuse_another_out(steps, out)
     named = (_path(step, out) for step in steps)

@@ -14,7 +14,7 @@ from trivium.cli.run_config import RunConfig
 from trivium.cli.show import say, say_aside, tell
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
 from trivium.cli.train import joins_torchrun
-from trivium.config import parse_assignments
+from trivium.config import parse_assignments, to_tree
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import write_json
@@ -81,12 +81,10 @@ def generate(
 def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
     """Print each text while it is written; by several ranks, when it is complete."""
     from trivium.evaluation.answer import NativeScorer
-    from trivium.serving.samples import drawing_of
-    from trivium.serving.speak import speak
     from trivium.serving.writer import Writer
 
     config = run.config.generation
-    settings = drawing_of(config, seed=run.config.seed)
+    settings = config.drawing(seed=run.config.seed)
     if config.layout.world_size > 1:
         for prompt in prompts:
             _print(_write(run, place, [prompt], settings))
@@ -95,7 +93,7 @@ def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
     for prompt in prompts:
         _warn_of_unseen(writer.unseen([prompt]), writer.scorer.sequence)
         tell(prompt)
-        written = speak(writer, prompt, settings, tell, config.logprobs)
+        written = writer.write_streamed(prompt, settings, tell, config.logprobs)
         say()
         _print_tokens(writer, written, config.logprobs)
 
@@ -103,17 +101,16 @@ def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
 def _print_all(run: Run, place: tuple[Path, Path], file: str | None, given: Mapping[str, Any]) -> None:
     """Continue the prompts of a file, or those of the config. given: what --set says of the sampling."""
     from trivium.serving.prompts import PromptFile, drawing_for, read_prompts
-    from trivium.serving.samples import drawing_of
 
     config = run.config.generation
     read = PromptFile(prompts=_prompts(run, place[1])) if file is None else read_prompts(file)
     config = config.model_copy(update={"sampling": drawing_for(read, config.sampling, given)})
-    _print(_write(run, place, read.prompts, drawing_of(config, seed=run.config.seed)))
+    _print(_write(run, place, read.prompts, config.drawing(seed=run.config.seed)))
 
 
 def _write(run: Run, place: tuple[Path, Path], prompts: Sequence[str], settings: Any) -> list[dict[str, Any]] | None:
     """The texts, written by the ranks of the layout; None on ranks of torchrun that have nothing to say."""
-    from trivium.serving.samples import sample, token_rows
+    from trivium.serving.answer import token_rows
     from trivium.serving.writer import Writer
 
     config = run.config.generation
@@ -122,7 +119,11 @@ def _write(run: Run, place: tuple[Path, Path], prompts: Sequence[str], settings:
         writer = Writer(scorer, together=config.together)
         texts = writer.write(prompts, settings, alternatives=config.logprobs)
         more = [{} if config.logprobs is None else {"tokens": token_rows(w, writer.tokenizer)} for w in texts]
-        samples = [sample(p, w, settings) | m for p, w, m in zip(prompts, texts, more, strict=True)]
+        shown = to_tree(settings)
+        samples = [
+            {"prompt": prompt, "continuation": text.text, "settings": shown, **tokens}
+            for prompt, text, tokens in zip(prompts, texts, more, strict=True)
+        ]
         return {"samples": samples, "unseen": writer.unseen(prompts), "sequence": scorer.sequence}
 
     found = answered(work, *place, config.layout)
@@ -148,7 +149,7 @@ def _print(samples: list[dict[str, Any]] | None) -> None:
 
 
 def _print_tokens(writer: Any, written: Any, logprobs: int | None) -> None:
-    from trivium.serving.samples import token_rows
+    from trivium.serving.answer import token_rows
 
     if logprobs is not None:
         for token in token_rows(written, writer.tokenizer):
@@ -189,10 +190,9 @@ def _generate(run: Run, out: Path, progress: Progress) -> Result:
 def _samples(run: Run) -> list[dict[str, Any]] | None:
     """The prompts of the config, continued."""
     from trivium.interchange.target import opened
-    from trivium.serving.samples import drawing_of
 
     config = run.config.generation
-    settings = drawing_of(config, seed=run.config.seed)
+    settings = config.drawing(seed=run.config.seed)
     with opened(run.at.root) as found:
         return _write(run, (found.newest, found.tokenizer), _prompts(run, found.tokenizer), settings)
 

@@ -48,17 +48,7 @@ class NativeScorer:
         opened = Checkpoint.open_together(checkpoint_in(Path(checkpoint)), mesh)
         plan = opened.plan
         words = load_tokenizer(tokenizer)
-        known = opened.manifest.get("data", {}).get("tokenizer_sha256")
-        if words.vocabulary > plan.model.vocabulary:
-            raise CheckpointError(
-                f"{tokenizer} has {words.vocabulary} ids, but the model of {opened.directory} predicts "
-                f"{plan.model.vocabulary}; use the tokenizer the model was trained with"
-            )
-        if known and known != words.sha256:
-            raise CheckpointError(
-                f"{tokenizer} has sha256 {words.sha256[:12]}…, but {opened.directory} was trained with "
-                f"{known[:12]}…: its ids have other meanings; use the tokenizer the model was trained with"
-            )
+        opened.refuse_other_tokenizer(tokenizer, words.sha256, words.vocabulary)
         model = WholeModel(plan.model, precision=plan.precision.weights, mesh=mesh)
         for name, row in model.stage.table.items():  # this rank's shards, whatever layout saved them
             box = shard_box(row, plan.model, mesh.layout, mesh.tensor.index)

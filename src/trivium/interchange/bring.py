@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trivium.checkpoint.pieces import TORCH_DTYPES
-from trivium.checkpoint.reshard import Part, write_whole
+from trivium.checkpoint.pieces import TORCH_DTYPES, Part
+from trivium.checkpoint.reshard import write_whole
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.families.common.hf_config import read_settings
-from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
-from trivium.interchange.settings import family_named, ids_of, marks_of, shape_of
+from trivium.interchange.names import INDEX, WEIGHTS, Twin, family_named, ids_of, marks_of, shape_of, twins
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
@@ -28,15 +27,11 @@ from trivium.tokens.tokenizer import FILE, given_tokenizer
 from trivium.untrusted import check_regular
 
 _OF_A_LAYER = re.compile(r"\b(?:h|layers)\.\d+\.")
-_CONSTANTS = (
-    ".attn.bias",
-    ".attn.masked_bias",
-    ".rotary_emb.inv_freq",
-)  # attention masks and rotary frequencies that old folders store
+_CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # that old folders store
 _OURS: dict[str, Dtype] = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
-class Held(NamedTuple):
+class Stored(NamedTuple):
     """The file of a tensor, and its dtype there."""
 
     file: Path
@@ -55,22 +50,27 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
     if final.exists():
         raise ConfigError(f"{final} exists already; choose another --to")
     config = read_settings(folder / "config.json")
-    _refuse_other_words(folder, root)
+    for name in tokenizer_files(folder):
+        if (root / name).is_file() and not filecmp.cmp(folder / name, root / name, shallow=False):
+            raise ConfigError(f"{root / name} exists already and differs from {folder / name}; choose another --to")
     model = shape_of(config, str(folder / "config.json"))
     if not ids_of(config.get("eos_token_id")):
         model = model.model_copy(update={"end_of_text": _end_beside(folder, model)})
-    held = _files(folder)
-    if model.layers > len(held):  # checked before a parameter table for a wrong number of layers is built
+    stored = _files(folder)
+    if model.layers > len(stored):  # checked before a parameter table for a wrong number of layers is built
         raise DataError(
-            f"{folder}: config.json says {model.layers} layers, and the files hold {len(held)} tensors; they do not "
+            f"{folder}: config.json says {model.layers} layers, and the files hold {len(stored)} tensors; they do not "
             f"belong together: download the folder again"
         )
     family = family_named(config, str(folder / "config.json"))
     rows, names = list(twins(model, family)), family.names(model)
-    _refuse_unused(held, rows, folder)
+    _refuse_unused(stored, rows, folder)
     # Some folders omit the prefix of the inner model.
-    where = {f"{prefix}{n}": p for n, p in held.items() for prefix in (names.prefix,)} | held
-    _refuse_missing(where, rows, folder)
+    where = {f"{prefix}{n}": p for n, p in stored.items() for prefix in (names.prefix,)} | stored
+    for twin in rows:
+        for name in twin.theirs:
+            if name not in where:
+                raise DataError(f"{folder} has no tensor '{name}', which {twin.ours.name} is made of")
     dtype = _dtype(where, rows, folder)
     plan = Plan(model=model, batch=Batch(sequences=1), precision=Precision(weights=_OURS[dtype])).checked()
     parts = [_part(twin, where, folder, TORCH_DTYPES[dtype]) for twin in rows]
@@ -83,36 +83,22 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
         "updates": 0,
         "seed": None,
         "plan": to_tree(plan),
-        "data": _tokenizer(folder),
+        "data": {"tokenizer_sha256": file_sha256(folder / FILE)} if (folder / FILE).is_file() else {},
         "imported_from": {"folder": folder.name, "architecture": config["architectures"], "marks": marks_of(config)},
     }
     root.mkdir(parents=True, exist_ok=True)
-    for name in words_in(folder):
+    for name in tokenizer_files(folder):
         shutil.copyfile(folder / name, root / name)
     return write_whole(root, 0, about, [parts])
 
 
-def words_in(folder: Path) -> list[str]:
+def tokenizer_files(folder: Path) -> list[str]:
     """Return the names of the tokenizer's and generation's files in a folder; [] without tokenizer.json."""
     names = [name for name in (FILE, CONFIG, MAP, GENERATION) if (folder / name).is_file()]
     return names if FILE in names else []
 
 
-def _refuse_other_words(folder: Path, root: Path) -> None:
-    """Raise ConfigError if tokenizer files would be replaced by different ones."""
-    for name in words_in(folder):
-        if (root / name).is_file() and not filecmp.cmp(folder / name, root / name, shallow=False):
-            raise ConfigError(f"{root / name} exists already and differs from {folder / name}; choose another --to")
-
-
-def _refuse_missing(where: Mapping[str, Held], rows: Iterable[Twin], folder: Path) -> None:
-    for twin in rows:
-        for name in twin.theirs:
-            if name not in where:
-                raise DataError(f"{folder} has no tensor '{name}', which {twin.ours.name} is made of")
-
-
-def _dtype(where: Mapping[str, Held], rows: Iterable[Twin], folder: Path) -> str:
+def _dtype(where: Mapping[str, Stored], rows: Iterable[Twin], folder: Path) -> str:
     """Return the dtype that represents all weights exactly; norms may have a wider dtype than matrices."""
     used = {where[name].dtype: name for twin in rows for name in twin.theirs}
     unknown = sorted(used.keys() - _OURS.keys())
@@ -122,9 +108,9 @@ def _dtype(where: Mapping[str, Held], rows: Iterable[Twin], folder: Path) -> str
     return "F32" if widest == "BF16" and "F16" in used else widest  # neither of the two can represent the other
 
 
-def _part(twin: Twin, where: Mapping[str, Held], folder: Path, dtype: torch.dtype) -> Part:
+def _part(twin: Twin, where: Mapping[str, Stored], folder: Path, dtype: torch.dtype) -> Part:
     shape = twin.ours.shape
-    wanted = [tuple(x.shape) for x in twin.apart(torch.empty(shape, device="meta"))]
+    wanted = [tuple(x.shape) for x in twin.to_hf(torch.empty(shape, device="meta"))]
 
     def values() -> torch.Tensor:
         found = tuple(_read(where[name].file, name) for name in twin.theirs)
@@ -134,19 +120,19 @@ def _part(twin: Twin, where: Mapping[str, Held], folder: Path, dtype: torch.dtyp
                     f"{folder}: '{name}' is {tuple(there.shape)}, and by config.json it must be {right}; they do not "
                     f"belong together: download the folder again"
                 )
-        return twin.together(found).to(dtype)
+        return twin.from_hf(found).to(dtype)
 
     return Part(f"weights/{twin.ours.name}", shape, Box(tuple(0 for _ in shape), shape), dtype, values)
 
 
-def _files(folder: Path) -> dict[str, Held]:
+def _files(folder: Path) -> dict[str, Stored]:
     """Return the file and dtype of every tensor."""
-    found: dict[str, Held] = {}
+    found: dict[str, Stored] = {}
     for path in _named(folder):
         try:
             check_regular(path)
             with safe_open(str(path), framework="pt") as file:
-                found |= {n: Held(path, file.get_slice(n).get_dtype()) for n in file.keys()}  # noqa: SIM118 (no dict)
+                found |= {n: Stored(path, file.get_slice(n).get_dtype()) for n in file.keys()}  # noqa: SIM118 (no dict)
         except (OSError, SafetensorError, UnicodeError) as error:
             raise DataError(f"{path} cannot be read: {error}; download it again") from None
     return found
@@ -163,14 +149,10 @@ def _named(folder: Path) -> list[Path]:
             raise DataError(f"{folder} holds no .safetensors files; other formats can run code and are not read")
         return found
     listed = read_settings(index).get("weight_map")
-    names = set(listed.values()) if isinstance(listed, dict) and all(map(_is_name, listed.values())) else set()
-    if not names:
+    names = list(listed.values()) if isinstance(listed, dict) else []
+    if not names or any(not isinstance(name, str) or name != Path(name).name for name in names):
         raise DataError(f"{index} has no weight_map of tensors to files beside it; download the folder again")
-    return [folder / name for name in sorted(names)]
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value == Path(value).name
+    return [folder / name for name in sorted(set(names))]
 
 
 def _refuse_unused(held: Iterable[str], rows: Iterable[Twin], folder: Path) -> None:
@@ -185,7 +167,7 @@ def _refuse_unused(held: Iterable[str], rows: Iterable[Twin], folder: Path) -> N
         )
 
 
-def _refuse_another_head(where: Mapping[str, Held], head: str, parts: Iterable[Part], folder: Path) -> None:
+def _refuse_another_head(where: Mapping[str, Stored], head: str, parts: Iterable[Part], folder: Path) -> None:
     """Raise DataError if a tied model has a head that differs from its embedding; transformers would not tie them."""
     table = next(part for part in parts if part.name == "weights/embedding.tokens.weight")
     if not torch.equal(_read(where[head].file, head).to(table.dtype), table.values()):
@@ -209,8 +191,3 @@ def _end_beside(folder: Path, model: ModelShape) -> int:
     except (ConfigError, DataError):
         return 0
     return end if end < model.vocabulary else 0
-
-
-def _tokenizer(folder: Path) -> dict[str, str]:
-    path = folder / "tokenizer.json"
-    return {"tokenizer_sha256": file_sha256(path)} if path.is_file() else {}

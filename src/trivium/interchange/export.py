@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from trivium.checkpoint.durable import check_room
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import TORCH_DTYPES, Entry, write_pieces
 from trivium.errors import CheckpointError, ConfigError
-from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
-from trivium.interchange.plain import logits
-from trivium.interchange.settings import config_of, ids_of
+from trivium.families.common.family import Tensors, families
+from trivium.interchange.names import INDEX, WEIGHTS, Twin, config_of, ids_of, twins
 from trivium.model.whole import WholeModel
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
@@ -24,6 +24,7 @@ from trivium.provenance import publishing_new, write_json
 from trivium.seeds import generator_for
 from trivium.tokens.marks import CONFIG, GENERATION, MAP
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
+from trivium.untrusted import read_json
 
 FILE_BYTES = 5_000_000_000  # transformers' default size of a file
 TOLERANCE = 1e-5  # maximum difference of logits, relative to the largest logit if that is above 1
@@ -59,7 +60,9 @@ def export_hf(source: Checkpoint, folder: str | Path, *, tokenizer: str | Path |
     if folder.exists():
         raise ConfigError(f"--to hf {folder} exists already; name a new folder")
     plan = source.plan
-    words = None if tokenizer is None else _words_of(source, plan, Path(tokenizer))
+    words = None if tokenizer is None else load_tokenizer(Path(tokenizer))
+    if words is not None:
+        source.refuse_other_tokenizer(str(tokenizer), words.sha256, words.vocabulary)
     dtype = source.manifest["tensors"]["weights/embedding.tokens.weight"]["dtype"]
     marks = _marks(source, plan.model, words)
     config = config_of(plan.model, dtype=NAMES[dtype]) | marks
@@ -95,11 +98,11 @@ def _write_weights(source: Checkpoint, plan: Plan, folder: Path, dtype: torch.dt
 def _entries(source: Checkpoint, twin: Twin, dtype: torch.dtype) -> Iterator[Entry]:
     """Yield the exported tensors of one parameter. It is read again for each, so that only one is in memory."""
     shape = twin.ours.shape
-    shapes = [tuple(x.shape) for x in twin.apart(torch.empty(shape, device="meta"))]
+    shapes = [tuple(x.shape) for x in twin.to_hf(torch.empty(shape, device="meta"))]
     for number, (key, there) in enumerate(zip(twin.theirs, shapes, strict=True)):
 
         def values(number: int = number) -> torch.Tensor:
-            return twin.apart(whole(source, twin.ours.name, shape, dtype))[number]
+            return twin.to_hf(whole(source, twin.ours.name, shape, dtype))[number]
 
         yield Entry(key, dtype, there, values)
 
@@ -107,23 +110,6 @@ def _entries(source: Checkpoint, twin: Twin, dtype: torch.dtype) -> Iterator[Ent
 def whole(source: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return the full weights of a parameter."""
     return source.read(f"weights/{name}", Box(tuple(0 for _ in shape), shape), dtype)
-
-
-def _words_of(source: Checkpoint, plan: Plan, path: Path) -> Tokenizer:
-    """Load a tokenizer. Raises CheckpointError if its ids are not those of the model."""
-    words = load_tokenizer(path)
-    known = source.manifest.get("data", {}).get("tokenizer_sha256")
-    if known not in (None, words.sha256):
-        raise CheckpointError(
-            f"{path} has sha256 {words.sha256[:12]}…, but {source.directory} was trained with {known[:12]}…: its ids "
-            "have other meanings; name the tokenizer.json the model was trained with"
-        )
-    if words.vocabulary > plan.model.vocabulary:
-        raise CheckpointError(
-            f"{path} has {words.vocabulary} ids, but the model of {source.directory} predicts "
-            f"{plan.model.vocabulary}; name the tokenizer.json the model was trained with"
-        )
-    return words
 
 
 def _marks(source: Checkpoint, model: ModelShape, words: Tokenizer | None) -> dict[str, Any]:
@@ -204,3 +190,30 @@ def _engines(source: Checkpoint, plan: Plan, precision: Dtype) -> WholeModel:
     for twin in twins(plan.model):
         model.load(twin.ours.name, whole(source, twin.ours.name, twin.ours.shape, model.dtype))
     return model
+
+
+def logits(folder: Path, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Compute logits [B, S, vocabulary] of tokens [B, S] from the files alone, as the architecture defines them.
+
+    This verifies the engine and the exporter, so it shares no code with them. dtype: of the computation.
+    """
+    config = read_json(folder / "config.json")
+    (architecture,) = config["architectures"]
+    with torch.no_grad():
+        return families()[architecture].logits(config, _tensors(folder, dtype), tokens)
+
+
+def _tensors(folder: Path, dtype: torch.dtype) -> Tensors:
+    index = folder / INDEX
+    if index.is_file():
+        where = read_json(index)["weight_map"]
+    else:
+        with safe_open(str(folder / WEIGHTS), framework="pt") as file:
+            where = dict.fromkeys(file.keys(), WEIGHTS)
+
+    def get(name: str) -> torch.Tensor:
+        with safe_open(str(folder / where[name]), framework="pt") as file:
+            found: torch.Tensor = file.get_tensor(name)
+        return found.to(dtype)
+
+    return Tensors(get, frozenset(where))

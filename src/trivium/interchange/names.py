@@ -1,30 +1,128 @@
-"""Map each parameter to its Hugging Face tensors and their layout."""
+"""Map models to Hugging Face architectures: the settings in config.json, and the names and layout of tensors."""
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from trivium.families.common.family import Family, Names
-from trivium.interchange.settings import family_of
+from trivium.config import build
+from trivium.errors import ConfigError, DataError
+from trivium.families.common.family import Family, Names, families
+from trivium.families.common.hf_config import refuse_other_kinds
+from trivium.plan.layers.form import VARIED
 from trivium.plan.layers.part import Parameter
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import parameters
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # all weights in one file, or the index of several
 Tensors = tuple[torch.Tensor, ...]
-WEIGHTS, INDEX = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-)  # all weights in one file, or the index of several
+# Sizes and rotary positions, which every family reads, or rejects in its `write`.
+SIZES = ("heads", "kv_heads", "head_width", "ffn", "window", "rope_base", "rope_scaling")
+
+
+def family_of(model: ModelShape) -> Family:
+    """Return the family as which a model is exported. Raises ConfigError if none computes the same."""
+    every = families()
+    settings = sorted({name for family in every.values() for name in (*family.settings, *family.free)} | set(VARIED))
+    named = [family for family in every.values() if _computes(family, model, settings)]
+    if not named:
+        given = ", ".join(f"plan.model.{name} {getattr(model, name)}" for name in settings)
+        known = "; ".join(f"{n}: {', '.join(map(str, f.settings.values()))}" for n, f in every.items())
+        raise ConfigError(
+            f"no architecture of Hugging Face has {given} ({known}); train with the settings of one for a model "
+            f"that is to be exported"
+        )
+    saying = [family for family in named if family.can_say(model)]
+    if not saying:
+        raise ConfigError(
+            f"plan.model.window is {model.window}, and no config.json of "
+            f"{' and '.join(family.architecture for family in named)} says which layers of this model have a window; "
+            f"train with plan.model.window=null for a model that is to be exported"
+        )
+    return min(saying, key=lambda family: family.rank)
+
+
+def _computes(family: Family, model: ModelShape, settings: Sequence[str]) -> bool:
+    """Whether a family has a model's settings, which may differ from layer to layer in windows and what is free."""
+    free = {*SIZES, *family.free}
+    runs = {name for run in (*model.first, *model.pattern) for name in run.settings}
+    wanted = {
+        name: family.settings.get(name, ModelShape.model_fields[name].default) for name in settings if name not in free
+    }
+    return runs <= {"window", *family.free} and all(getattr(model, name) == value for name, value in wanted.items())
+
+
+def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:
+    """Return the config.json of a model, without special token ids. Raises ConfigError if no Hugging Face
+    architecture computes the same."""
+    family = family_of(model)
+    return {
+        "architectures": [family.architecture],
+        "vocab_size": model.vocabulary,
+        "initializer_range": model.std,
+        "tie_word_embeddings": model.head == "tied",
+        "use_cache": True,
+        "dtype": dtype,
+        "torch_dtype": dtype,  # read by transformers before 4.56 and by code written for it
+        **family.write(model),
+    }
+
+
+def family_named(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family that a config.json names. Raises DataError if it is unknown."""
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else named
+    if not isinstance(name, str) or name not in families():
+        raise DataError(f"{where}: architectures {named!r} is not one of {', '.join(sorted(families()))}")
+    return families()[name]
+
+
+def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
+    """Return the shape of a Hugging Face model. Raises DataError if this engine would compute something else."""
+    family = family_named(config, where)
+    refuse_other_kinds(config, where)
+    config = {**family.unsaid, **config}
+    for key in ("vocab_size", *family.sizes):
+        if config.get(key) is None:
+            raise DataError(f"{where}: {key} is {config.get(key)!r}, and must be a whole number above 0")
+    for key, values in family.must.items():
+        if config.get(key, values[0]) not in values:
+            raise DataError(f"{where}: {key} is {config[key]!r}, and this engine computes {values[0]!r}")
+    end = next(iter(ids_of(config.get("eos_token_id"))), None)
+    ours = {
+        **family.settings,
+        "vocabulary": config["vocab_size"],
+        "head": "tied" if config.get("tie_word_embeddings", family.tied) else "untied",
+        "init_std": config.get("initializer_range", 0.02),
+        "end_of_text": end if isinstance(end, int) else 0,
+        **family.read(config, where),
+    }
+    try:
+        return build(ModelShape, ours)
+    except ConfigError as error:
+        raise DataError(f"{where}: invalid model: {error}") from None
+
+
+def marks_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the special token ids of a config.json. Ids outside of the vocabulary are omitted; a missing key stays
+    missing, because transformers have defaults for it."""
+    said = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
+    known = range(config["vocab_size"])
+    return {k: v for k, v in said.items() if v is None or all(i in known for i in ids_of(v))}
+
+
+def ids_of(mark: Any) -> list[Any]:
+    """Return the ids of one special token as a list, the main one first; chat models have several end-of-text ids."""
+    return mark if isinstance(mark, list) else [] if mark is None else [mark]
 
 
 class Twin(NamedTuple):
-    """A parameter of ours and its tensors there; `apart` and `together` turn one into the other."""
+    """A parameter and its Hugging Face tensors. `to_hf` and `from_hf` convert the values."""
 
     ours: Parameter
     theirs: tuple[str, ...]
-    apart: Callable[[torch.Tensor], Tensors]
-    together: Callable[[Tensors], torch.Tensor]
+    to_hf: Callable[[torch.Tensor], Tensors]
+    from_hf: Callable[[Tensors], torch.Tensor]
 
 
 def twins(model: ModelShape, family: Family | None = None) -> Iterator[Twin]:
@@ -38,13 +136,13 @@ def twins(model: ModelShape, family: Family | None = None) -> Iterator[Twin]:
 
 def _twin(row: Parameter, names: Names) -> Twin:
     if isinstance(row.owner, str):
-        return _alike(row, names.ends[row.name], transposed=False)
+        return _unfused(row, names.ends[row.name], transposed=False)
     module, _, kind = row.name.split(".", 2)[2].rpartition(".")
     theirs = tuple(f"{names.layer.format(row.owner)}.{name}.{kind}" for name in names.modules[module])
     transposed = names.transposed and len(row.shape) > 1
     fused = row.fused
     if fused is None or (len(theirs) == 1 and module not in names.joined):
-        return _alike(row, theirs[0], transposed=transposed)
+        return _unfused(row, theirs[0], transposed=transposed)
 
     def joined(pieces: Tensors) -> torch.Tensor:
         return torch.cat(fused.viewed(pieces), dim=fused.along).reshape(row.shape)
@@ -55,14 +153,17 @@ def _twin(row: Parameter, names: Names) -> Twin:
     return Twin(
         row,
         theirs,
-        lambda w: (_turned(torch.cat(fused.pieces(w)), transposed),),
-        lambda there: joined(torch.split(_turned(there[0], transposed), sizes)),
+        lambda w: (_transposed(torch.cat(fused.pieces(w)), transposed),),
+        lambda there: joined(torch.split(_transposed(there[0], transposed), sizes)),
     )
 
 
-def _alike(row: Parameter, theirs: str, *, transposed: bool) -> Twin:
-    return Twin(row, (theirs,), lambda w: (_turned(w, transposed),), lambda there: _turned(there[0], transposed))
+def _unfused(row: Parameter, theirs: str, *, transposed: bool) -> Twin:
+    def convert(w: torch.Tensor) -> torch.Tensor:
+        return _transposed(w, transposed)
+
+    return Twin(row, (theirs,), lambda w: (convert(w),), lambda there: convert(there[0]))
 
 
-def _turned(w: torch.Tensor, transposed: bool) -> torch.Tensor:
-    return w.T.contiguous() if transposed else w
+def _transposed(w: torch.Tensor, is_transposed: bool) -> torch.Tensor:
+    return w.T.contiguous() if is_transposed else w

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from trivium.errors import ConfigError, MachineError
 from trivium.redact import redacted
@@ -31,14 +31,6 @@ class Point(NamedTuple):
     values: dict[str, float]
 
 
-class Tracker(Protocol):
-    """A destination of points. `close` returns what the user can do next."""
-
-    def add(self, point: Point) -> None: ...
-
-    def close(self) -> str: ...
-
-
 def point_of(record: Mapping[str, Any]) -> Point:
     """Convert a record of metrics or tasks. Nested numbers are named by their path, such as `tasks/hans/0/accuracy`."""
     seconds = record.get(TIME)
@@ -46,7 +38,9 @@ def point_of(record: Mapping[str, Any]) -> Point:
     return Point(int(record[STEP]), seconds, dict(_numbers(rest, "")))
 
 
-def tracker(kind: str, run: Path, config: Mapping[str, Any], *, online: bool = False) -> Tracker:
+def tracker(
+    kind: str, run: Path, config: Mapping[str, Any], *, online: bool = False
+) -> "TensorBoard | WeightsAndBiases":
     """Create `tensorboard[=FOLDER]` (default RUN/tensorboard) or `wandb[=PROJECT]`.
 
     config: stored with the run. online: allow wandb to upload. Raises ConfigError for another kind or if FOLDER
@@ -131,7 +125,7 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> str:
-        """Close the file."""
+        """Close the file; returns the command that shows it."""
         if self._writer is not None:
             self._writer.close()
         return f"tensorboard --logdir {shlex.quote(str(self.folder))}"
@@ -165,7 +159,7 @@ class WeightsAndBiases:
         self._run.log({**point.values, STEP: point.step})
 
     def close(self) -> str:
-        """Finish the run."""
+        """Finish the run; returns what to do next."""
         where, url = Path(self._run.dir).parent, self._run.url
         self._run.finish()
         return f"open {url}" if self._online else f"wandb sync {shlex.quote(str(where))}"

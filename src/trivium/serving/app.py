@@ -4,10 +4,9 @@ import asyncio
 import base64
 import hashlib
 import itertools
-import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -19,13 +18,12 @@ from starlette.requests import ClientDisconnect
 
 from trivium.finite import dumps
 from trivium.seeds import seed_for
-from trivium.serving.answer import Placed, Telling, choice, envelope, logprobs_of, placed_in
+from trivium.serving.answer import Placed, TokenAligner, logprobs_of, placed_in
 from trivium.serving.ask import Completion, Refused, parse, prompts_of
 from trivium.serving.config import ServeConfig
-from trivium.serving.guard import Guard, TooLarge
+from trivium.serving.guard import Guard, TooLarge, refusal
 from trivium.serving.worker import Event, Job, Worker
-from trivium.serving.write import Draft, Token
-from trivium.serving.writer import Writer
+from trivium.serving.writer import Token, Writer
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 DISCONNECT_POLL_SECONDS = 0.1
@@ -44,29 +42,19 @@ class Server:
     seed: int
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-
-@dataclass
-class _Answering:
-    """A request in progress and its events."""
-
-    asked: Completion
-    prompts: list[list[int]]
-    number: int
-    created: int
-    job: Job
-    events: asyncio.Queue[Event]
+    def refuse_other_model(self, wanted: str) -> None:
+        """Raise Refused with 404 for another model's name."""
+        if wanted != self.name:
+            raise Refused(404, f"model: {wanted[:60]!r} is not served; {self.name!r} is", "model")
 
 
 def create_app(writer: Writer, limits: ServeConfig, *, name: str, keys: list[str] | None = None, seed: int = 0) -> Any:
     """Create the ASGI application of a model; `name` is its id in `/v1/models`."""
     server = Server(writer, Worker(writer, limits), limits, name, seed)
     page = (resources.files("trivium.serving") / "playground.html").read_text(encoding="utf-8")
-    app = FastAPI(
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        exception_handlers={Refused: _refuse, HTTPException: _not_there},
-    )
+    about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "trivium"}
+    handlers: Any = {Refused: _refuse, HTTPException: _not_there}
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, exception_handlers=handlers)
     app.state.server = server
 
     @app.get("/")
@@ -77,7 +65,14 @@ def create_app(writer: Writer, limits: ServeConfig, *, name: str, keys: list[str
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    _add_models(app, name)
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [about]})
+
+    @app.get("/v1/models/{wanted:path}")
+    async def model(wanted: str) -> Response:
+        server.refuse_other_model(wanted)
+        return JSONResponse(about)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -86,34 +81,16 @@ def create_app(writer: Writer, limits: ServeConfig, *, name: str, keys: list[str
     return Guard(app, body_bytes=limits.body_bytes, hosts=[*OWN_NAMES, limits.host, *limits.hosts], keys=keys or [])
 
 
-def _add_models(app: FastAPI, name: str) -> None:
-    about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "trivium"}
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [about]})
-
-    @app.get("/v1/models/{wanted:path}")
-    async def model(wanted: str) -> Response:
-        _refuse_other_model(wanted, name)
-        return JSONResponse(about)
+async def _refuse(request: Request, refused: Refused) -> Response:
+    return refusal(refused.status, refused.message, refused.field)
 
 
-async def _refuse(request: Request, refused: Any) -> Response:
-    return _refusal(refused)
-
-
-async def _not_there(request: Request, error: Any) -> Response:
+async def _not_there(request: Request, error: HTTPException) -> Response:
     """Respond to an unknown path or method."""
     asked = f"{request.method} {request.url.path[:60]}"
-    found = _refusal(Refused(error.status_code, f"{asked}: {str(error.detail).lower()}; {ENDPOINTS}"))
+    found = refusal(error.status_code, f"{asked}: {str(error.detail).lower()}; {ENDPOINTS}")
     found.headers.update(error.headers or {})  # the Allow header lists the supported methods
     return found
-
-
-def _refuse_other_model(wanted: str, name: str) -> None:
-    if wanted != name:
-        raise Refused(404, f"model: {wanted[:60]!r} is not served; {name!r} is", "model")
 
 
 async def _complete(server: Server, request: Request) -> Response:
@@ -126,201 +103,171 @@ async def _complete(server: Server, request: Request) -> Response:
     except ClientDisconnect:  # Nobody receives this response, but an exception would be logged.
         raise Refused(499, DISCONNECTED) from None
     # Tokenizing 1 MB takes about a second, so run it outside of the event loop.
-    asked, prompts = await asyncio.to_thread(_understood, server, body)
-    answering = _begin(server, asked, prompts)
+    asked, prompts = await asyncio.to_thread(_parsed, server, body)
+    answer = _Answer(server, asked, prompts)
     if asked.stream:
-        return StreamingResponse(_stream(server, answering), media_type="text/event-stream")
-    await _finished(request, answering)
-    return JSONResponse(
-        envelope(answering.number, server.name, answering.created, _choices(server, answering))
-        | {"usage": _usage(answering)}
-    )
+        return StreamingResponse(answer.stream(), media_type="text/event-stream")
+    return JSONResponse(await answer.complete(request))
 
 
-def _understood(server: Server, body: bytes) -> tuple[Completion, list[list[int]]]:
+def _parsed(server: Server, body: bytes) -> tuple[Completion, list[list[int]]]:
     asked = parse(body, server.limits)
     if asked.model is not None:
-        _refuse_other_model(asked.model, server.name)
+        server.refuse_other_model(asked.model)
     return asked, prompts_of(asked, server.writer.tokenizer, server.limits, server.writer.scorer.sequence)
 
 
-def _begin(server: Server, asked: Completion, prompts: list[list[int]]) -> _Answering:
-    number = next(server.numbers)
-    seed = seed_for(server.seed, "request", number) if asked.seed is None else asked.seed
-    loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
-    job = Job([], _teller(loop, events), time.monotonic() + server.limits.deadline_seconds)
-    settings = asked.drawing()
-    texts = [ids for ids in prompts for _ in range(asked.n)] if asked.max_tokens else []
-    for index, ids in enumerate(texts):
-        draft = server.writer.draft(ids, settings, seed=seed_for(seed, "prompt", index), alternatives=asked.logprobs)
-        draft.heard = _listener(job, index)
-        job.drafts.append(draft)
-    if asked.echo and asked.logprobs is not None:
-        job.read, job.alternatives = prompts, asked.logprobs
-    if not server.worker.submit(job):
-        raise Refused(429, f"{server.limits.queue} requests wait already; come back later")
-    return _Answering(asked, prompts, number, int(time.time()), job, events)
+class _Answer:
+    """The answer to a request. Its texts are generated by the worker, which reports events."""
 
+    def __init__(self, server: Server, asked: Completion, prompts: list[list[int]]) -> None:
+        """Queue the request. Raises Refused with 429 if the queue is full."""
+        self.asked, self.prompts, self.writer, self.model = asked, prompts, server.writer, server.name
+        self.number, self.created = next(server.numbers), int(time.time())
+        self.count = len(prompts) * asked.n  # of texts
+        loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
-def _teller(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event]) -> Any:
-    def tell(event: Event) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(events.put_nowait, event)
+        def report(event: Event) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self.events.put_nowait, event)
 
-    return tell
+        self.job = Job([], report, time.monotonic() + server.limits.deadline_seconds)
+        seed = seed_for(server.seed, "request", self.number) if asked.seed is None else asked.seed
+        settings = asked.drawing()
+        for index in range(self.count) if asked.max_tokens else ():
+            ids, own = prompts[index // asked.n], seed_for(seed, "prompt", index)
+            draft = self.writer.draft(ids, settings, seed=own, alternatives=asked.logprobs)
+            draft.on_token = self._listener(index)
+            self.job.drafts.append(draft)
+        if asked.echo and asked.logprobs is not None:
+            self.job.read, self.job.alternatives = prompts, asked.logprobs
+        if not server.worker.submit(self.job):
+            raise Refused(429, f"{server.limits.queue} requests wait already; come back later")
 
+    def _listener(self, index: int) -> Callable[[Token], bool]:
+        def on_token(token: Token) -> bool:
+            self.job.report(Event("token", index, token))
+            return self.job.goes_on
 
-def _listener(job: Job, index: int) -> Any:
-    def heard(token: Token) -> bool:
-        job.tell(Event("token", index, token))
-        return job.goes_on
+        return on_token
 
-    return heard
+    async def _next(self) -> Event | None:
+        """Return the next event; None if there was none within the poll interval. A queued request can be late too."""
+        try:
+            return await asyncio.wait_for(self.events.get(), DISCONNECT_POLL_SECONDS)
+        except TimeoutError:
+            return Event("late") if self.job.late else None
 
+    async def complete(self, request: Request) -> dict[str, Any]:
+        """Wait for the end of the job and return all of it. Cancels the job if the client disconnects."""
+        try:
+            await self._finish(request)
+        finally:
+            self.job.cancelled.set()
+        choices = []
+        for index in range(self.count):
+            draft = self.job.drafts[index] if self.asked.max_tokens else None
+            written = self.writer.written(draft) if draft else None
+            text = self._head(index) + (written.text if written else "")
+            placed = self._echoed(index)
+            if draft and self.asked.logprobs is not None:
+                aligner = self._aligner(index)
+                for _, ready in [*map(aligner.push, draft.tokens), aligner.close()]:
+                    placed += ready
+            choices.append(self._choice(index, text, placed, written.finish if written else "length"))
+        return self._envelope(choices) | {"usage": self._usage()}
 
-async def _next(answering: _Answering) -> Event | None:
-    """Return the next event; None if there was none within the poll interval. A queued request can be late as well."""
-    try:
-        return await asyncio.wait_for(answering.events.get(), DISCONNECT_POLL_SECONDS)
-    except TimeoutError:
-        return Event("late") if answering.job.late else None
-
-
-async def _finished(request: Request, answering: _Answering) -> None:
-    """Wait for the end of the job. Cancel it if the client disconnects."""
-    looked = time.monotonic()
-    try:
-        while True:
-            event = await _next(answering)
-            if event is not None and event.kind != "token":
-                return _raise_unless_done(event)
+    async def _finish(self, request: Request) -> None:
+        looked = time.monotonic()
+        while (event := await self._next()) is None or event.kind == "token":
             if time.monotonic() - looked >= DISCONNECT_POLL_SECONDS:
                 looked = time.monotonic()
                 if await request.is_disconnected():
                     raise Refused(499, DISCONNECTED)
-    finally:
-        answering.job.cancelled.set()
+        if event.kind == "late":
+            raise Refused(504, "the deadline passed before the text was complete; ask for fewer tokens")
+        if event.kind == "failed":
+            raise Refused(503, "the model could not answer this request")
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield server-sent events. The job is cancelled when the generator is left for any reason."""
+        aligners = [self._aligner(index) for index in range(self.count)]
+        is_head_sent = not self.asked.echo
+        try:
+            while True:
+                event = await self._next()
+                if event is None:
+                    continue
+                if not is_head_sent and event.kind in ("token", "done"):  # the prompts have been read
+                    is_head_sent = True
+                    for index in range(self.count):
+                        yield self._part(index, self._head(index), self._echoed(index))
+                if event.kind != "token" or event.token is None:
+                    break
+                text, placed = aligners[event.number].push(event.token)
+                if text or (placed and self.asked.logprobs is not None):
+                    yield self._part(event.number, text, placed)
+            if event.kind == "done":
+                for index in range(self.count):
+                    finish = self.job.drafts[index].finish if self.asked.max_tokens else "length"
+                    yield self._part(index, *aligners[index].close(), finish)
+                if self.asked.tells_usage:
+                    yield _sse(self._envelope([]) | {"usage": self._usage()})
+            else:
+                yield _sse({"error": {"message": f"the text is not complete: {event.kind}", "type": "server_error"}})
+            yield b"data: [DONE]\n\n"
+        finally:
+            self.job.cancelled.set()
+
+    def _part(self, index: int, text: str, placed: Sequence[Placed], finish: str | None = None) -> bytes:
+        tree = self._envelope([self._choice(index, text, placed, finish, omits_empty=True)])
+        return _sse(tree | ({"usage": None} if self.asked.tells_usage else {}))
+
+    def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        about = {"id": f"cmpl-{self.number}", "object": "text_completion", "created": self.created}
+        return about | {"model": self.model, "choices": choices}
+
+    def _choice(
+        self, index: int, text: str, placed: Sequence[Placed], finish: str | None, *, omits_empty: bool = False
+    ) -> dict[str, Any]:
+        has_logprobs = self.asked.logprobs is not None and (bool(placed) or not omits_empty)
+        logprobs = logprobs_of(placed, self.writer.tokenizer) if has_logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _head(self, index: int) -> str:
+        """Return the prompt if it is to be echoed, else ""."""
+        if not self.asked.echo:
+            return ""
+        number = index // self.asked.n
+        text = self.asked.text_of(number)
+        return self.writer.tokenizer.decode(self.prompts[number]) if text is None else text
+
+    def _echoed(self, index: int) -> list[Placed]:
+        """Return the tokens of an echoed prompt, if their log-probabilities are requested."""
+        if not self.job.echoed:
+            return []
+        number, tokenizer = index // self.asked.n, self.writer.tokenizer
+        # Tokens that the tokenizer puts before a text are not part of it; given ids are all echoed.
+        silent = () if self.asked.text_of(number) is None else (tokenizer.before_text,)
+        return placed_in(self.job.echoed[number], tokenizer, silent=silent)
+
+    def _aligner(self, index: int) -> TokenAligner:
+        prompt = self.prompts[index // self.asked.n]
+        return TokenAligner(self.writer.tokenizer, self.asked.stops, prompt, offset=len(self._head(index)))
+
+    def _usage(self) -> dict[str, int]:
+        read = sum(map(len, self.prompts))
+        written = sum(len(d.tokens) for d in self.job.drafts)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _raise_unless_done(event: Event) -> None:
-    if event.kind == "late":
-        raise Refused(504, "the deadline passed before the text was complete; ask for fewer tokens")
-    if event.kind == "failed":
-        raise Refused(503, "the model could not answer this request")
-
-
-def _choices(server: Server, answering: _Answering) -> list[dict[str, Any]]:
-    asked = answering.asked
-    found = []
-    for index in range(len(answering.prompts) * asked.n):
-        draft = answering.job.drafts[index] if asked.max_tokens else None
-        written = server.writer.written(draft) if draft else None
-        text = _head(server, answering, index) + (written.text if written else "")
-        placed = _echoed(server, answering, index)
-        if draft and asked.logprobs is not None:
-            telling = _telling(server, answering, index)
-            for _, ready in [*map(telling.push, draft.tokens), telling.close()]:
-                placed += ready
-        finish = written.finish if written else "length"
-        found.append(choice(index, text, _logprobs(server, answering, placed), finish))
-    return found
-
-
-def _head(server: Server, answering: _Answering, index: int) -> str:
-    """Return the prompt if it is to be echoed, else ""."""
-    if not answering.asked.echo:
-        return ""
-    number = index // answering.asked.n
-    text = answering.asked.text_of(number)
-    return server.writer.tokenizer.decode(answering.prompts[number]) if text is None else text
-
-
-def _echoed(server: Server, answering: _Answering, index: int) -> list[Placed]:
-    """Return the tokens of an echoed prompt, if their log-probabilities are requested."""
-    if not answering.job.echoed:
-        return []
-    number, tokenizer = index // answering.asked.n, server.writer.tokenizer
-    # Tokens that the tokenizer puts before a text are not part of it; given ids are all echoed.
-    silent = () if answering.asked.text_of(number) is None else (tokenizer.before_text,)
-    return placed_in(answering.job.echoed[number], tokenizer, silent=silent)
-
-
-def _telling(server: Server, answering: _Answering, index: int) -> Telling:
-    prompt = answering.prompts[index // answering.asked.n]
-    offset = len(_head(server, answering, index))
-    return Telling(server.writer.tokenizer, answering.asked.stops, prompt, offset)
-
-
-def _logprobs(server: Server, answering: _Answering, placed: Sequence[Placed]) -> dict[str, Any] | None:
-    return None if answering.asked.logprobs is None else logprobs_of(placed, server.writer.tokenizer)
-
-
-async def _stream(server: Server, answering: _Answering) -> AsyncIterator[bytes]:
-    """Yield server-sent events. The job is cancelled when the generator is left for any reason."""
-    asked = answering.asked
-    number = len(answering.prompts) * asked.n
-    telling = [_telling(server, answering, index) for index in range(number)]
-
-    def part(index: int, text: str, placed: Sequence[Placed], finish: str | None = None) -> bytes:
-        made = choice(index, text, _logprobs(server, answering, placed) if placed else None, finish)
-        return event([made], None)
-
-    def event(choices: list[dict[str, Any]], usage: dict[str, int] | None) -> bytes:
-        tree = envelope(answering.number, server.name, answering.created, choices)
-        return _event(tree | ({"usage": usage} if asked.tells_usage else {}))
-
-    try:
-        told = not asked.echo
-        while True:
-            heard = await _next(answering)
-            if heard is None:
-                continue
-            if not told and heard.kind in ("token", "done"):  # the prompts have been read
-                told = True
-                for index in range(number):
-                    yield part(index, _head(server, answering, index), _echoed(server, answering, index))
-            if heard.kind != "token" or heard.token is None:
-                break
-            text, placed = telling[heard.number].push(heard.token)
-            if text or (placed and asked.logprobs is not None):
-                yield part(heard.number, text, placed)
-        if heard.kind == "done":
-            drafts: list[Draft | None] = [*answering.job.drafts] if asked.max_tokens else [None] * number
-            for index, draft in enumerate(drafts):
-                yield part(index, *telling[index].close(), draft.finish if draft else "length")
-            if asked.tells_usage:
-                yield event([], _usage(answering))
-        else:
-            yield _event({"error": {"message": f"the text is not complete: {heard.kind}", "type": "server_error"}})
-        yield b"data: [DONE]\n\n"
-    finally:
-        answering.job.cancelled.set()
-
-
-def _event(tree: dict[str, Any]) -> bytes:
+def _sse(tree: dict[str, Any]) -> bytes:
     return b"data: " + dumps(tree).encode() + b"\n\n"
-
-
-def _usage(answering: _Answering) -> dict[str, int]:
-    read = sum(map(len, answering.prompts))
-    written = sum(len(d.tokens) for d in answering.job.drafts)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def _refusal(refused: Refused) -> JSONResponse:
-    kind = "invalid_request_error" if refused.status < 500 else "server_error"
-    tree = {"error": {"message": refused.message, "type": kind, "param": refused.field}}
-    headers = {"retry-after": "1"} if refused.status == 429 else None
-    # The message may quote the client's text: lone surrogates must not break the encoding.
-    return JSONResponse(
-        json.loads(json.dumps(tree, ensure_ascii=False).encode("utf-8", "replace")), refused.status, headers
-    )
 
 
 def page_policy(page: str) -> str:
     """Return the content security policy of a page with inline scripts and styles."""
-    scripts = " ".join(_hashes(page, "script"))
-    styles = " ".join(_hashes(page, "style"))
+    scripts, styles = (" ".join(_hashes(page, element)) for element in ("script", "style"))
     return (
         f"default-src 'none'; script-src {scripts}; style-src {styles}; connect-src 'self'; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'"

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -54,12 +54,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "use_beam_search": (False,),
 }
-CLIENT_FIELDS = (
-    "user",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-)  # texts for the client's own use
+# texts for the client's own use
+CLIENT_FIELDS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 
 
 class Refused(Exception):
@@ -195,10 +191,9 @@ def _refuse_ineffective(tree: Mapping[str, Any]) -> None:
     for name, value in tree.items():
         if name in Completion.model_fields:
             continue
-        accepted = _neutral(name, tree)
-        if accepted is None:
+        if name not in (*NEUTRAL, *CLIENT_FIELDS, "logit_bias", "best_of"):
             raise Refused(400, f"{name[:60]}: extra inputs are not permitted", name[:60])
-        if value is None or accepted(value):
+        if value is None or _is_neutral(name, value, tree):
             continue
         if name in CLIENT_FIELDS:
             raise Refused(400, f"{name}: input should be a valid string", name)
@@ -208,17 +203,15 @@ def _refuse_ineffective(tree: Mapping[str, Any]) -> None:
         raise Refused(400, f"{name}: this server does not apply {shown}; leave the field out, or give {usual}", name)
 
 
-def _neutral(name: str, tree: Mapping[str, Any]) -> Callable[[Any], bool] | None:
-    """Return a predicate for values of a field that have no effect; None for an unknown field."""
+def _is_neutral(name: str, value: Any, tree: Mapping[str, Any]) -> bool:
+    """Whether a value of a field that is not implemented has no effect."""
     if name in CLIENT_FIELDS:
-        return lambda value: isinstance(value, str)
+        return isinstance(value, str)
     if name == "logit_bias":
-        return lambda value: isinstance(value, dict) and all(_is_same(bias, 0) for bias in value.values())
-    if name == "best_of":  # the best n of n texts are all of them
-        return lambda value: _is_same(value, 1) or (_is_same(value, tree.get("n")) and isinstance(value, int))
-    if name in NEUTRAL:
-        return lambda value: any(_is_same(value, one) for one in NEUTRAL[name])
-    return None
+        return isinstance(value, dict) and all(_is_same(bias, 0) for bias in value.values())
+    if name == "best_of":  # The best n of n texts are all of them.
+        return _is_same(value, 1) or (_is_same(value, tree.get("n")) and isinstance(value, int))
+    return any(_is_same(value, one) for one in NEUTRAL[name])
 
 
 def _is_same(value: Any, other: Any) -> bool:

@@ -7,6 +7,7 @@ from pydantic import Field
 from trivium.config import Config, Positive
 from trivium.evaluation.config import Sampling
 from trivium.plan.layout import Layout
+from trivium.seeds import seed_for
 
 
 class Drawing(Sampling):
@@ -28,6 +29,11 @@ class GenerationConfig(Config):
     )
     together: Positive = 16  # texts generated in one batch
     layout: Layout = Layout()  # of the ranks that generate: pipeline, data and tensor
+
+    def drawing(self, *, seed: int) -> Drawing:
+        """Return the sampling settings of a run with this seed."""
+        own = seed_for(seed, "generate", self.sampling.seed) % 2**32  # generators have seeds of 32 bits
+        return self.sampling.model_copy(update={"seed": own})
 
 
 class ServeConfig(Config):

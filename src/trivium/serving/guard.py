@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from starlette.responses import Response
+
 from trivium.errors import DataError
 from trivium.jsonlines import text_lines
 from trivium.untrusted import read_text
@@ -22,6 +24,16 @@ HEADERS = (
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
 )
+
+
+def refusal(status: int, message: str, field: str | None = None) -> Response:
+    """Return an error in the form of OpenAI's API."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    tree = {"error": {"message": message, "type": kind, "param": field}}
+    # The message may quote the client's text: lone surrogates must not break the encoding.
+    body = json.dumps(tree, ensure_ascii=False).encode("utf-8", "replace")
+    headers = {"retry-after": "1"} if status == 429 else None
+    return Response(body, status, headers, media_type="application/json")
 
 
 class TooLarge(Exception):
@@ -41,26 +53,24 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = {k.lower(): v for k, v in scope["headers"]}
-        problem = self._problem(scope, headers)
-        if problem is not None:
-            await _refuse(send, *problem)
-            return
-        seen = 0
+        read_bytes = 0
 
         async def counted() -> Message:
-            nonlocal seen
+            nonlocal read_bytes
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.body_bytes:
+            read_bytes += len(message.get("body", b""))
+            if read_bytes > self.body_bytes:
                 raise TooLarge(f"the body is larger than {self.body_bytes} bytes")
             return message
 
-        async def marked(message: Message) -> None:
+        async def secured(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", []), *HEADERS]
             await send(message)
 
-        await self.app(scope, counted, marked)
+        problem = self._problem(scope, headers)
+        answer = self.app if problem is None else refusal(*problem)
+        await answer(scope, counted, secured)
 
     def _problem(self, scope: Message, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
         # Reject other host names, so that a foreign page whose name resolves to this machine cannot use the server
@@ -108,10 +118,3 @@ def read_keys(path: Path) -> list[str]:
 def _in_header(name: str) -> str:
     """Format a name or address as in a Host header, with IPv6 addresses in brackets (RFC 3986, 3.2.2)."""
     return f"[{name}]".lower() if ":" in name and not name.startswith("[") else name.lower()
-
-
-async def _refuse(send: Send, status: int, message: str) -> None:
-    body = json.dumps({"error": {"message": message, "type": "invalid_request_error", "param": None}}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

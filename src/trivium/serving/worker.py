@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trivium.serving.config import ServeConfig
-from trivium.serving.write import Draft, Token, read_prompt
-from trivium.serving.writer import Writer
+from trivium.serving.writer import Draft, Token, Writer, read_prompt
 
 # A new text requires all texts of the batch to be read again, so texts join only after this number of tokens.
 MIN_TOKENS_BETWEEN_JOINS = 16
@@ -19,14 +18,14 @@ MIN_TOKENS_BETWEEN_JOINS = 16
 
 @dataclass
 class Job:
-    """A request in progress. `tell` is called in the worker's thread.
+    """A request in progress. `report` is called in the worker's thread.
 
     read: prompts whose own log-probabilities are requested, with `alternatives`; the results are put into
     `echoed`.
     """
 
     drafts: list[Draft]
-    tell: Callable[["Event"], None]
+    report: Callable[["Event"], None]
     deadline: float  # of time.monotonic
     read: list[list[int]] = field(default_factory=list)
     alternatives: int = 0
@@ -59,7 +58,7 @@ class Job:
         """Report the end, once."""
         if not self.ended:
             self.ended = True
-            self.tell(Event(kind))
+            self.report(Event(kind))
 
 
 @dataclass(frozen=True)
@@ -147,13 +146,13 @@ class Worker:
         drafts = []
         for job in jobs:
             for draft in job.unfinished if job.goes_on else ():
-                draft.ended, draft.rests = job.settle, self._rests(jobs, draft)
+                draft.on_end, draft.pauses = job.settle, self._pauses(jobs, draft)
                 drafts.append(draft)
         self.writer.write_drafts(drafts)
         for job in jobs:
             job.settle()
 
-    def _rests(self, jobs: list[Job], draft: Draft) -> Callable[[], bool]:
+    def _pauses(self, jobs: list[Job], draft: Draft) -> Callable[[], bool]:
         """Return the predicate that pauses a text so that a queued job can join."""
         enough = len(draft.tokens) + MIN_TOKENS_BETWEEN_JOINS
         return lambda: len(draft.tokens) >= enough and not self._waiting.empty() and self._has_room(jobs)

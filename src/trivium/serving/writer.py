@@ -1,20 +1,50 @@
-"""Generate many texts in batches, as plain text or token by token."""
+"""Generate texts in batches. Random draws are keyed by text and position, so that no layout or batch changes a text.
+
+Legend: B texts in a batch, V entries of the vocabulary, K alternatives per token.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from typing import Literal, NamedTuple
 
 import torch
 
 from trivium.comms.collectives import sum_over_ranks_
 from trivium.evaluation.answer import NativeScorer, cut_at
 from trivium.evaluation.requests import Request, Sampling, Scored
-from trivium.seeds import seed_for
+from trivium.model.generate import Choice, finite, penalised, pick, write_together
+from trivium.model.whole import WholeModel
+from trivium.seeds import generator_for, seed_for
 from trivium.serving.config import Drawing
-from trivium.serving.unfold import CONTEXT_TOKENS
-from trivium.serving.write import Draft, Finish, Token, write_drafts
+from trivium.serving.detokenize import CONTEXT_TOKENS, Detokenizer
 from trivium.tokens.tokenizer import Tokenizer
 
+Tensor = torch.Tensor
+Finish = Literal["stop", "length", "cancelled"]
 FINISHES: tuple[Finish, ...] = ("stop", "length", "cancelled")
+LOGIT_POSITIONS = 128  # positions whose logits are in memory at the same time
+
+
+class Token(NamedTuple):
+    """A token, its log-probability in nats and its most likely alternatives with theirs, if requested."""
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+    def row(self) -> list[float]:
+        """Return the token as numbers, as `logprob_rows` does."""
+        return [self.id] if self.logprob is None else [self.id, self.logprob, *chain(*self.top)]
+
+    @classmethod
+    def of_row(cls, row: Sequence[float], alternatives: int | None) -> "Token":
+        """Create a token from a row, which may have more than the requested alternatives."""
+        if alternatives is None:
+            return cls(int(row[0]))
+        pairs = islice(zip(row[2::2], row[3::2], strict=True), alternatives)
+        return cls(int(row[0]), row[1], tuple((int(i), logprob) for i, logprob in pairs))
 
 
 class Written(NamedTuple):
@@ -23,6 +53,60 @@ class Written(NamedTuple):
     text: str
     tokens: list[Token]
     finish: Finish
+
+
+@dataclass
+class Draft:
+    """A text being generated.
+
+    seed: key of the random draws, together with the position. done: receives all sampled ids and returns whether
+    the text ends. alternatives: number of alternatives per token; None for no log-probabilities. on_token: called with
+    each token; returning False cancels the text. on_end: called when the text is complete. pauses: returns whether
+    generation pauses now, to be continued later.
+    """
+
+    prompt: Sequence[int]
+    settings: Drawing
+    seed: int
+    done: Callable[[list[int]], bool]
+    alternatives: int | None = None
+    on_token: Callable[[Token], bool] | None = None
+    on_end: Callable[[], None] | None = None
+    pauses: Callable[[], bool] | None = None
+    tokens: list[Token] = field(default_factory=list)
+    finish: Finish | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """The sampled ids."""
+        return [t.id for t in self.tokens]
+
+    @property
+    def text(self) -> list[int]:
+        """The ids of the prompt and of the continuation."""
+        return [*self.prompt, *self.ids]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another token is to be sampled now."""
+        return self.finish is None and not (self.pauses is not None and self.pauses())
+
+    @property
+    def left(self) -> int:
+        """The number of tokens that may still be sampled."""
+        return self.settings.max_tokens - len(self.tokens)
+
+    def add(self, token: Token) -> None:
+        """Append a token and determine whether it is the last one."""
+        self.tokens.append(token)
+        if self.on_token is not None and not self.on_token(token):
+            self.finish = "cancelled"
+        elif self.done(self.ids):
+            self.finish = "stop"
+        elif self.left <= 0:
+            self.finish = "length"
+        if self.finish is not None and self.on_end is not None:
+            self.on_end()
 
 
 class Writer:
@@ -47,27 +131,37 @@ class Writer:
 
     def write(self, prompts: Sequence[str], settings: Drawing, *, alternatives: int | None = None) -> list[Written]:
         """Generate after each prompt; returns texts, tokens and log-probabilities."""
-        ids = self.tokenizer.prompt_ids(prompts)
         drafts = [
-            self.draft(prompt, settings, seed=seed_for(settings.seed, "prompt", n), alternatives=alternatives)
-            for n, prompt in enumerate(ids)
+            self.draft(ids, settings, seed=seed_for(settings.seed, "prompt", n), alternatives=alternatives)
+            for n, ids in enumerate(self.tokenizer.prompt_ids(prompts))
         ]
         self.write_drafts(drafts)
         return [self.written(d) for d in drafts]
 
-    def draft(
-        self,
-        prompt: list[int],
-        settings: Drawing,
-        *,
-        seed: int,
-        alternatives: int | None = None,
-        heard: Callable[[Token], bool] | None = None,
-    ) -> Draft:
+    def write_streamed(
+        self, prompt: str, settings: Drawing, send: Callable[[str], None], alternatives: int | None = None
+    ) -> Written:
+        """Generate after a prompt on a single rank. `send` receives the text in pieces, which together are that of
+        `write`."""
+        (ids,) = self.tokenizer.prompt_ids([prompt])
+        detokenizer = Detokenizer(self.tokenizer, settings.stop, before=ids)
+        draft = self.draft(ids, settings, seed=seed_for(settings.seed, "prompt", 0), alternatives=alternatives)
+
+        def on_token(token: Token) -> bool:
+            if token.id != self.tokenizer.end_of_text:
+                send(detokenizer.push(token.id))
+            return True
+
+        draft.on_token = on_token
+        self.write_drafts([draft])
+        send(detokenizer.close())
+        return self.written(draft)
+
+    def draft(self, prompt: Sequence[int], settings: Drawing, *, seed: int, alternatives: int | None = None) -> Draft:
         """Create a draft that ends with the document or with one of the texts in `settings.stop`."""
         if alternatives is not None:
             alternatives = min(alternatives, self.tokenizer.vocabulary)
-        return Draft(prompt, settings, seed, stopper(self.tokenizer, settings.stop, prompt), alternatives, heard)
+        return Draft(prompt, settings, seed, stopper(self.tokenizer, settings.stop, prompt), alternatives)
 
     def written(self, draft: Draft) -> Written:
         """Return the text of a draft, without the end of the document and without stop texts."""
@@ -79,33 +173,99 @@ class Writer:
         """Generate all drafts to their end, the longest first, in batches of similar length."""
         order = sorted(range(len(drafts)), key=lambda n: -len(drafts[n].prompt))
         groups = [order[n : n + self.together] for n in range(0, len(order), self.together)]
-        mesh = self.model.mesh
-        for group in groups[mesh.data.index :: mesh.data.size]:
-            write_drafts(self.model, [drafts[n] for n in group])
-        if mesh.data.size > 1:
+        data = self.model.mesh.data
+        with torch.no_grad():
+            for group in groups[data.index :: data.size]:
+                write_together(self.model, [drafts[n] for n in group], partial(_choose, self.model))
+        if data.size > 1:
             self._share(drafts)
 
     def _share(self, drafts: Sequence[Draft]) -> None:
         """Send the texts of each data rank to all ranks."""
-        mesh = self.model.mesh
-        speaks = self.model.predicts and mesh.tensor.index == 0
-        most = max((d.alternatives for d in drafts if d.alternatives is not None), default=None)
-        width = 1 if most is None else 2 + 2 * most
-        mine = [(n, d) for n, d in enumerate(drafts) if speaks and d.finish is not None]
+        mesh, device = self.model.mesh, self.model.device
+        contributes = self.model.predicts and mesh.tensor.index == 0
+        mine = [(n, d) for n, d in enumerate(drafts) if contributes and d.finish is not None]
         ends = torch.zeros(len(drafts), 2, dtype=torch.float64)
         for number, draft in mine:
             ends[number] = torch.tensor([len(draft.tokens), FINISHES.index(draft.finish)])
-        ends = sum_over_ranks_(ends.to(self.model.device), mesh).cpu()
+        ends = sum_over_ranks_(ends.to(device), mesh).cpu()
         longest = int(ends[:, 0].max()) if drafts else 0  # the longest generated text, which may be far below the limit
-        table = torch.zeros(len(drafts), longest, width, dtype=torch.float64)
+        table = torch.zeros(len(drafts), longest, _row_length(drafts), dtype=torch.float64)
         for number, draft in mine:
             for place, token in enumerate(draft.tokens):
-                row = _row(token)
+                row = token.row()
                 table[number, place, : len(row)] = torch.tensor(row)
-        table = sum_over_ranks_(table.to(self.model.device), mesh).cpu()
+        table = sum_over_ranks_(table.to(device), mesh).cpu()
         for draft, rows, (count, finish) in zip(drafts, table.tolist(), ends.tolist(), strict=True):
-            draft.tokens = [_token(row, draft.alternatives) for row in rows[: int(count)]]
+            draft.tokens = [Token.of_row(row, draft.alternatives) for row in rows[: int(count)]]
             draft.finish = FINISHES[int(finish)]
+
+
+def read_prompt(model: WholeModel, ids: Sequence[int], alternatives: int) -> list[Token]:
+    """Return the ids of a prompt with their log-probabilities. The first has none.
+
+    Only for a single rank and at most sequence + 1 ids.
+    """
+    if len(ids) < 2:
+        return [Token(i) for i in ids]
+    with torch.no_grad():
+        hidden = model.hidden(torch.tensor(ids[:-1], device=model.device).unsqueeze(1))
+        assert hidden is not None, "a prompt is read where the last stage is"
+        targets = torch.tensor(ids[1:], device=model.device)
+        parts = [slice(n, n + LOGIT_POSITIONS) for n in range(0, len(targets), LOGIT_POSITIONS)]
+        tables = (logprob_rows(model.predict(hidden[part, 0]), targets[part], alternatives).tolist() for part in parts)
+        return [Token(ids[0]), *(Token.of_row(row, alternatives) for rows in tables for row in rows)]
+
+
+def _row_length(drafts: Sequence[Draft]) -> int:
+    return max((1 if d.alternatives is None else 2 + 2 * d.alternatives for d in drafts), default=1)
+
+
+def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -> Tensor:
+    """Select the next id of every draft [B] and append it to the active ones. hidden: [B, H] on the last stage, else
+    None."""
+    most = max((d.alternatives for d in drafts if d.alternatives is not None), default=None)
+    found = torch.zeros(len(drafts), _row_length(drafts), dtype=torch.float64, device=model.device)
+    if hidden is not None:
+        logits = finite(model.predict(hidden))
+        settings = [d.settings for d in drafts]
+        lowered = penalised(logits, [d.text for d in drafts], [s.repetition_penalty for s in settings])
+        found = logprob_rows(logits, choose(lowered, settings, [_uniform(d) for d in drafts]), most)
+    found = model.told(found)
+    for draft, row in zip(drafts, found.tolist(), strict=True):
+        if draft.goes_on:
+            draft.add(Token.of_row(row, draft.alternatives))
+    return found[:, 0].long()
+
+
+def _uniform(draft: Draft) -> float:
+    if draft.settings.temperature == 0:
+        return 0.0
+    return float(generator_for(draft.seed, "generate", len(draft.tokens)).random())
+
+
+def choose(logits: Tensor, settings: Sequence[Drawing], uniforms: Sequence[float]) -> Tensor:
+    """Sample ids [B] from logits [B, V]: the token at `uniforms` in [0, 1) of each text's cumulative distribution."""
+    if all(s.temperature == 0 for s in settings):
+        return logits.argmax(-1)
+    choices = [Choice(s.temperature, s.top_k, s.top_p, 0) for s in settings]
+    drawn = [pick(row, c, uniform=u) for row, c, u in zip(logits, choices, uniforms, strict=True)]
+    return torch.tensor(drawn, device=logits.device)
+
+
+def logprob_rows(logits: Tensor, ids: Tensor, alternatives: int | None) -> Tensor:
+    """Return ids [B] as rows [B, 2 + 2K] of fp64: id, its log-probability, and of the K most likely tokens, in turn,
+    id and log-probability; with alternatives=None only the ids [B, 1].
+
+    Log-probabilities are in nats and those of the model, before temperature and penalty.
+    """
+    if alternatives is None:
+        return ids.double().unsqueeze(1)
+    logs = logits.float().log_softmax(-1)
+    own = logs.gather(1, ids.unsqueeze(1))
+    best, best_ids = logs.topk(min(alternatives, logs.shape[-1]), dim=-1)
+    top = torch.stack([best_ids.double(), best.double()], dim=-1).flatten(1)
+    return torch.cat([ids.unsqueeze(1).double(), own.double(), top], dim=1)
 
 
 def stopper(tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int]) -> Callable[[list[int]], bool]:
@@ -117,14 +277,14 @@ def stopper(tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int]) -
     that form a character together.
     """
     end, bytes_alone = tokenizer.end_of_text, tokenizer.byte_tokens
-    reach = max((len(s.encode()) for s in stops), default=0) + 1
+    longest = max((len(s.encode()) for s in stops), default=0) + 1
 
     def done(drawn: list[int]) -> bool:
         if drawn and drawn[-1] == end:
             return True
         if not stops:
             return False
-        begin = max(0, len(drawn) - reach)
+        begin = max(0, len(drawn) - longest)
         while begin and drawn[begin] in bytes_alone and drawn[begin - 1] in bytes_alone:
             begin -= 1
         before = [*prompt, *drawn[max(0, begin - CONTEXT_TOKENS) : begin]][-CONTEXT_TOKENS:]
@@ -132,16 +292,3 @@ def stopper(tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int]) -
         return any(s in text for s in stops)
 
     return done
-
-
-def _row(token: Token) -> list[float]:
-    if token.logprob is None:
-        return [token.id]
-    return [token.id, token.logprob, *(x for pair in token.top for x in pair)]
-
-
-def _token(row: Sequence[float], alternatives: int | None) -> Token:
-    if alternatives is None:
-        return Token(int(row[0]))
-    top = tuple((int(row[2 + 2 * k]), row[3 + 2 * k]) for k in range(alternatives))
-    return Token(int(row[0]), row[1], top)

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trivium.checkpoint.agree import found_by_first, sums, told_by_all
+from trivium.checkpoint.agree import found_by_first, messages_of_ranks, sums
 from trivium.comms.launch import Place, connected
 from trivium.comms.mesh import Mesh
 from trivium.comms.terms import NO_TERMS
@@ -121,7 +121,7 @@ def refuse_separate_folders(out: Path, place: Place, mesh: Mesh, seconds: float 
                 problem = f"no file can be written there ({error.strerror})"
         sums([0.0], mesh)  # every file has been written
         problem = problem or _unseen(files if mesh.rank == 0 else {0: files[0]}, seconds)
-        told = told_by_all(problem and f"{socket.gethostname()} (rank {mesh.rank}): {problem}", mesh)
+        told = messages_of_ranks(problem and f"{socket.gethostname()} (rank {mesh.rank}): {problem}", mesh)
     finally:
         with suppress(OSError):
             (out / f"{mark}-{mesh.rank}").unlink()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trivium.checkpoint.agree import problem_of_any, sums, told_by_first
+from trivium.checkpoint.agree import first_message, problem_of_any, sums
 from trivium.checkpoint.format import boxes_of_range
 from trivium.checkpoint.load import Checkpoint, widest_kind
 from trivium.checkpoint.pieces import is_finite
@@ -65,7 +65,7 @@ def soundness(trainer: Trainer, updates: int) -> str:
     """Describe the state for a message about a loss that is not finite: which tensor is not finite, or else which
     weights are largest. Every rank calls this. updates: the number of the last step that updated the weights."""
     held = fragments(trainer)
-    bad = told_by_first(next((f.name for f in held if not is_finite(f.values)), ""), trainer.mesh)
+    bad = first_message(next((f.name for f in held if not is_finite(f.values)), ""), trainer.mesh)
     if bad:
         return f"{bad} {NOT_FINITE} since the update of step {updates}"
     weights = {
@@ -76,7 +76,7 @@ def soundness(trainer: Trainer, updates: int) -> str:
     here, size = trainer.mesh.rank, trainer.mesh.layout.world_size
     largest = max(weights, key=lambda name: weights[name], default="")
     every = sums([weights.get(largest, 0.0) if rank == here else 0.0 for rank in range(size)], trainer.mesh)
-    name = told_by_first(largest if every.index(max(every)) == here else "", trainer.mesh)
+    name = first_message(largest if every.index(max(every)) == here else "", trainer.mesh)
     return f"the state after the update of step {updates} is finite, its largest weight {max(every):.3g} in {name}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trivium.checkpoint import save
+from trivium.checkpoint import pieces
 from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import Fragment
@@ -33,14 +33,14 @@ def fragments(values: torch.Tensor) -> list[Fragment]:
 @pytest.fixture
 def before_writing(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     """What happens before each file is written, in turn."""
-    right, each = save.write_pieces, list[Callable[[], object]]()
+    right, each = pieces.write_pieces, list[Callable[[], object]]()
 
     def write(*given: Any, **named: Any) -> Any:
         if each:
             each.pop(0)()
         return right(*given, **named)
 
-    monkeypatch.setattr(save, "write_pieces", write)
+    monkeypatch.setattr(pieces, "write_pieces", write)
     return each
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from trivium.checkpoint.agree import sums, told_by_first
+from trivium.checkpoint.agree import first_message, sums
 from trivium.comms.collectives import all_gather
 from trivium.comms.group import Group
 from trivium.comms.mesh import Mesh
@@ -75,7 +75,7 @@ def compare_replicas(trainer: Trainer) -> None:
     ranks = range(mesh.layout.world_size)
     total = sums([votes[rank] for rank in ranks], mesh)
     if any(total):
-        names = told_by_first(f"{differing[0]} and {len(differing) - 1} more" if differing else "", mesh)
+        names = first_message(f"{differing[0]} and {len(differing) - 1} more" if differing else "", mesh)
         raise ReplicasDiffer([rank for rank in ranks if total[rank] > max(total) * 0.999], names)
 
 

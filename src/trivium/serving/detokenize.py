@@ -1,6 +1,6 @@
 """Incremental detokenization: convert tokens to text in full characters, without any part of a stop text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from trivium.tokens.tokenizer import Tokenizer
@@ -10,7 +10,7 @@ MAX_CHARACTER_BYTES = 4  # in UTF-8
 CONTEXT_TOKENS = 8  # preceding tokens that can change the spelling of a token
 
 
-class Unfolding:
+class Detokenizer:
     """The concatenated results of `push` and `close` are the text before the first stop text."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
@@ -79,3 +79,14 @@ def _begun(text: str, stops: Sequence[str]) -> int:
     """Return how many of the last characters may be the beginning of a stop text."""
     longest = min(len(text), max((len(s) - 1 for s in stops), default=0))
     return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in stops)), 0)
+
+
+def spelling(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """Return the function that spells a token; one that is not a full character is shown by its id."""
+
+    def spell(token: int) -> str:
+        # keeps the leading space of tokens that have one
+        text = tokenizer.decode_after([tokenizer.before_text], [token])
+        return f"<token {token}>" if BROKEN in text or not text else text
+
+    return spell
