@@ -68,7 +68,7 @@ URLS = (
         "train --set training.start_from=URL",
         "train --preset URL",
         "plan --machine URL",
-        "plan backtest URL",
+        "plan show --stack URL",
         "config show --preset URL",
         "config show --set machine=URL",
         "config show --set URL",
