@@ -46,7 +46,7 @@ SHOW = f"trivium plan show --preset {PRESET}"
 ESTIMATE = f"trivium plan show --preset {PRESET} --tokens 270B"
 MEMORY_LAWS = "pytest tests/cost/memory_test.py"
 TRAINED_TOKENS = 270 * 10**9
-BLEND = "trivium corpus blend mt-nlg"
+BLEND = "trivium corpus show --blend mt-nlg"
 EXPLAIN = "trivium config explain curate"
 
 

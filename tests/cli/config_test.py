@@ -130,8 +130,8 @@ def test_settings_of_tokens_that_are_made_are_refused_but_what_a_model_s_rows_ar
     [
         ("curate.privacy.email=drop", "curate.filters is .*, without privacy; add it there"),
         ("curate.c4={sentences: 9}", "curate.filters is .*, without c4"),
-        ("curate.selection.fraction=0.5", "`trivium .*` does not read this; give it to `trivium corpus select`"),
-        ("curate.dedup.shortest=3", "`trivium .*` does not read this; give it to `trivium corpus dedup`"),
+        ("curate.selection.fraction=0.5", "`trivium .*` does not read this; give it to `trivium corpus step select`"),
+        ("curate.dedup.shortest=3", "`trivium .*` does not read this; give it to `trivium corpus step dedup`"),
     ],
 )
 @pytest.mark.parametrize("verb", ["demo", "corpus curate", "corpus run demo"])

@@ -62,7 +62,7 @@ URLS = (
         "corpus harvest --corpus URL --dry-run",
         "corpus harvest --corpus ssh+URL",
         "corpus step read URL --to there",
-        "corpus inspect URL",
+        "corpus show URL",
         "tokenize --set tokens.tokenizer=URL",
         "train --tokens URL",
         "train --set training.start_from=URL",

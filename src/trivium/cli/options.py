@@ -87,6 +87,13 @@ def with_options_of(options: Callable[..., T]) -> Callable[[Callable[[T], None]]
     return decorate
 
 
+def refuse_given(options: Mapping[str, Any], why: str) -> None:
+    """Raise ConfigError for the options that were given: those whose value is neither None nor False."""
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: {why}")
+
+
 def refuse_no_place_for(option: str, file: Path | None) -> None:
     """Refuse a file that could not be written, before the long work whose result goes there. Raises DataError for a
     name that is no file's, MachineError where the folder accepts no new files."""
@@ -167,8 +174,8 @@ CORPUS_MADE = {
     name: f"the corpus is made already; give it to `trivium corpus {name}`" for name in ("harvest", "curate")
 }
 OF_OTHER_VERBS = {
-    "curate.selection": "give it to `trivium corpus select`",
-    "curate.dedup.shortest": "give it to `trivium corpus dedup`",
+    "curate.selection": "give it to `trivium corpus step select`",
+    "curate.dedup.shortest": "give it to `trivium corpus step dedup`",
 }
 CURATES = Reads("corpus curate", EVERY_SECTION, {"harvest": CORPUS_MADE["harvest"], **OF_OTHER_VERBS})
 # A model's rows are compared with the tokenizer, so `train` takes these two of its fields.

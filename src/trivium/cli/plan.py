@@ -18,6 +18,7 @@ from trivium.cli.options import (
     Sets,
     given_for,
     open_run,
+    refuse_given,
     with_options_of,
 )
 from trivium.cli.paths import local_path
@@ -132,25 +133,6 @@ class Asked:
     ] = False
     every: Annotated[bool, typer.Option("--all", help="--map: draw every node, however many.")] = False
 
-    def given(self) -> dict[str, list[str]]:
-        """Return the names of the options given that describe one plan, by what they belong to: prices or the map."""
-        prices = {
-            "--tokens": self.tokens,
-            "--failures": self.failures,
-            "--stack": self.stack,
-            "--html": self.html,
-            "--json": self.json,
-        }
-        drawing = {
-            "--per-node": self.per_node is not None,
-            "--allow-tensor-across-nodes": self.allow_tensor,
-            "--all": self.every,
-        }
-        return {
-            "prices": [name for name, value in prices.items() if value is not None],
-            "map": [name for name, is_given in drawing.items() if is_given],
-        }
-
 
 @app.command(short_help="Seconds, memory and traffic of a plan, rank by rank.")
 @with_options_of(Asked)
@@ -160,14 +142,17 @@ def show(asked: Asked) -> None:
 
     A map is refused where tensor groups span nodes.
     """
-    names, given = asked.preset or [DEFAULT_PRESET], asked.given()
-    if given["map"] and not asked.map_ranks:
-        raise ConfigError(f"{', '.join(given['map'])}: only --map reads this; add --map, or leave it out")
-    if asked.map_ranks and given["prices"]:
-        raise ConfigError(f"{', '.join(given['prices'])}: --map prices nothing; leave it or them out")
-    one = [*given["prices"], *(["--map"] if asked.map_ranks else [])]
-    if len(names) > 1 and one:
-        raise ConfigError(f"{', '.join(one)}: takes one --preset, and here are {len(names)}; leave all but one out")
+    names = asked.preset or [DEFAULT_PRESET]
+    prices = {"--tokens": asked.tokens, "--failures": asked.failures, "--stack": asked.stack}
+    prices |= {"--html": asked.html, "--json": asked.json}
+    drawing = {"--per-node": asked.per_node, "--allow-tensor-across-nodes": asked.allow_tensor, "--all": asked.every}
+    if asked.map_ranks:
+        refuse_given(prices, "--map prices nothing; leave out --map or the others")
+    else:
+        refuse_given(drawing, "only --map reads this; add --map, or leave it out")
+    if len(names) > 1:
+        one = {**prices, "--map": asked.map_ranks}
+        refuse_given(one, f"takes one --preset, and here are {len(names)}; leave all but one out")
     for number, name in enumerate(names):
         sets = with_options(asked.sets, {"machine": asked.machine})
         config = resolve(Given(name, sets, asked.ranks)).checked()

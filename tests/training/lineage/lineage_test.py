@@ -319,7 +319,7 @@ def test_curation_is_that_next_to_the_tokens(run: Path, other_run: Path, monkeyp
     monkeypatch.chdir(run / "tokens")
     unknown = ("show", str(other_run), "--document", "nobody", "--tokens")
     _, _, err = run_verb(monkeypatch, capsys, *unknown, ".")
-    assert f"corpus inspect nobody --out {run}`" in err
+    assert f"corpus show nobody --out {run}`" in err
     # Tokens that were moved away, next to a corpus that was curated again.
     shutil.copytree(run / "tokens", other_run / "moved" / "tokens")
     code, out, _ = run_verb(monkeypatch, capsys, *at, str(other_run / "moved" / "tokens"))
