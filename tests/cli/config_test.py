@@ -168,3 +168,11 @@ def test_settings_of_the_default_corpus_are_refused_where_files_are_read(
         entry.main()
     assert ended.value.code == 2 and not (tmp_path / "run").exists()
     assert "--set harvest.max_bytes: `trivium " in capsys.readouterr().err
+
+
+def test_configs_are_compared_field_by_field(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    for new, code, text in (("demo", 0, "no field differs"), ("gpt-125m", 1, "plan.model.hidden: 128 -> 768")):
+        monkeypatch.setattr(sys, "argv", ["trivium", "diff", "demo", new])
+        with pytest.raises(SystemExit) as ended:
+            entry.main()
+        assert int(ended.value.code or 0) == code and text in capsys.readouterr().out

@@ -144,7 +144,7 @@ def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_pa
         (["report", "--out", "empty"], 4, "empty"),
         (["report", "empty"], 4, "empty is not a run directory"),
         (["train", "--set", "lr=1e-3"], 2, "lr: there is no such key; did you mean 'training.lr'?"),
-        (["config", "diff", "demo", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
+        (["diff", "demo", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
         (["fly"], 2, "fly"),
         (["train", "--fly"], 2, "--fly"),
     ],

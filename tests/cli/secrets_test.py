@@ -76,7 +76,7 @@ URLS = (
         "config show --URL",
         "URL",
         "launch slurm --out URL",
-        "checkpoint ls URL",
+        "checkpoint show URL",
         "checkpoint verify URL",
         "checkpoint import URL",
         "evaluate URL",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.corpus_tools import against, diff, show, step
+from trivium.cli.corpus_tools import against, show, step
 from trivium.cli.machine import version_of
 from trivium.cli.options import (
     CURATES,
@@ -135,7 +135,6 @@ def run(
 
 app.command(short_help="One step alone: a filter, dedup, select, classifier.")(step)
 app.command(short_help="Statistics, one document, rejects, or a blend.")(show)
-app.command(short_help="Compare the corpora of two runs, byte for byte.")(diff)
 app.command(short_help="Write the texts of benchmarks, to be cut out.")(against)
 
 

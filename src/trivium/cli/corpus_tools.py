@@ -367,29 +367,9 @@ def _say_funnel(found: Mapping[str, Any]) -> None:
         say(line)
 
 
-STATIONS = ("curated", "tokens")  # of a run directory
 SHOWN = 300  # characters of a reject's text
 REJECTS = 10  # that are drawn
 SAMPLE_TOKENS = 2048
-
-RunDirectory = Annotated[Path, typer.Argument(parser=local_path, metavar="DIR", help="A run directory.")]
-
-
-def diff(a: RunDirectory, b: RunDirectory) -> None:
-    """Compare the corpora of two run directories byte for byte; exit code 1 when they differ."""
-    from trivium.corpus.publish.views import differences_between
-
-    lines, compared = [], []
-    for station in STATIONS:
-        if (a / station).is_dir() or (b / station).is_dir():
-            compared.append(station)
-            lines += [f"{station}/{line}" for line in differences_between(a / station, b / station)]
-    if not compared:
-        raise DataError(f"neither {a} nor {b} holds a corpus; run `trivium corpus run` first")
-    for line in lines or [f"identical: every file of {' and '.join(compared)}"]:
-        say(line)
-    if lines:
-        raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
