@@ -69,6 +69,7 @@ URLS = (
         "train --preset URL",
         "plan --machine URL",
         "plan show --stack URL",
+        "diff URL URL",
         "config show --preset URL",
         "config show --set machine=URL",
         "config show --set URL",

@@ -76,7 +76,7 @@ def show(
         _show_one(_one(which, out), tensors, json)
         return
     refuse_given({"--tensors": tensors}, "a list shows no tensors; name one checkpoint by STEP or DIR")
-    _list(directory_of(None if which is None else Path(which), out), json)
+    _list(directory_of(None if which is None else local_path(which), out), json)
 
 
 def names_one(which: str) -> bool:

@@ -128,8 +128,8 @@ def step(asked: Asked) -> None:
     known = (READ, *FILTERS, *_OWN)
     if asked.name not in known:
         raise ConfigError(f"NAME '{asked.name}': no such step; {nearest(asked.name, known)}")
-    options = {"--by": asked.by, "--index": asked.index, "--target": asked.target, "--crawl": asked.crawl}
-    options |= {"--model": asked.model, "--engine": asked.engine, "--workers": asked.workers}
+    options: dict[str, Any] = {"--by": asked.by, "--index": asked.index, "--target": asked.target}
+    options |= {"--crawl": asked.crawl, "--model": asked.model, "--engine": asked.engine, "--workers": asked.workers}
     own = _OWN.get(asked.name, ("--engine", "--workers"))
     others = {name: value for name, value in options.items() if name not in own}
     refuse_given(others, f"`trivium corpus step {asked.name}` does not read this; leave it out")

@@ -255,7 +255,7 @@ def test_commands_print_what_the_functions_return(run: Path, record: Record, mon
     assert never == never_read(manifest, record.plan.model.sequence) and sum(never.values()) > 0
     code, out, _ = run_verb(monkeypatch, capsys, "show", "--counts", str(run), "--step", "3")
     assert f"never trained on: {sum(never.values()):,} of {tokens:,} tokens" in out
-    code, out, _ = run_verb(monkeypatch, capsys, "check", str(run))
+    code, out, _ = run_verb(monkeypatch, capsys, "show", "--check", str(run))
     assert code == 0 and "0 with another hash" in out
 
 
