@@ -43,10 +43,10 @@ FORMAT = "trivium-reproduction-1"
 KINDS = ("counted", "predicted", "setting")
 PRESET = "mt-nlg-530b"
 SHOW = f"trivium plan show --preset {PRESET}"
-ESTIMATE = f"trivium plan estimate --preset {PRESET} --tokens 270B"
+ESTIMATE = f"trivium plan show --preset {PRESET} --tokens 270B"
 MEMORY_LAWS = "pytest tests/cost/memory_test.py"
 TRAINED_TOKENS = 270 * 10**9
-BLEND = "trivium corpus blend mt-nlg"
+BLEND = "trivium corpus show --blend mt-nlg"
 EXPLAIN = "trivium config explain curate"
 
 

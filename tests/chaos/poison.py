@@ -1,8 +1,8 @@
 """Poison one step of a training at a known place: the step must be rejected, and its culprit named.
 
 A document's phrase, a sample's activations or a weight produce a value that is not finite, or a gradient that is far
-too large. The job must stop at that step on every rank, with no weight changed, and `trivium data culprit` must name
-the row, the document and the layer.
+too large. The job must stop at that step on every rank, with no weight changed, and `trivium data show --culprit` must
+name the row, the document and the layer.
 """
 
 import json

@@ -56,7 +56,7 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
     line = [word for field in sets for word in ("--set", field)]
     assert trivium("train", "--out", "run", "--ranks", "1", "--dry-run", *line)[0] == 0
     assert trivium("train", "--out", "run", "--ranks", "1", *line)[0] == 0
-    code, said = trivium("data", "check", "run")
+    code, said = trivium("data", "show", "--check", "run")
     assert code == 0 and "2 steps, 0 with another hash" in said
     assert trivium("data", "show", "run", "--document", "web/3")[0] == 0
     code, said = trivium("data", "show", "run", "--step", "1", "--row", "0", "--position", "0")

@@ -46,7 +46,8 @@ def run(tmp_path: Path) -> Path:
 def call(run: Path, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
     def do(*words: str) -> tuple[int, str]:
         where = [] if "--out" in words else ["--out", str(run)]
-        monkeypatch.setattr(sys, "argv", ["trivium", "checkpoint", *words, *where])
+        group = [] if words[0] == "diff" else ["checkpoint"]
+        monkeypatch.setattr(sys, "argv", ["trivium", *group, *words, *where])
         with pytest.raises(SystemExit) as stopped:
             entry.main()
         told = capsys.readouterr()
@@ -66,15 +67,15 @@ def damage(path: Path) -> None:
     file.write_bytes(content)
 
 
-def test_ls_lists_what_is_there_and_tells_damage(call, run: Path) -> None:
-    code, told = call("ls", "--json", str(run / "ls.json"))
+def test_show_lists_the_checkpoints_of_a_run(call, run: Path) -> None:
+    code, told = call("show", "--json", str(run / "ls.json"))
     assert code == 0 and "10" in told and "20" in told
     assert [c["step"] for c in json.loads((run / "ls.json").read_text())["checkpoints"]] == [10, 20]
-    damage(folder(run, 20))
-    assert "damaged" in call("ls", "--verify")[1]
+    code, told = call("show", "--tensors")
+    assert code == 2 and "--tensors: a list shows no tensors" in told
 
 
-def test_verify_and_ls_name_the_tensor_that_is_not_finite_and_rm_keeps_another(
+def test_verify_names_the_tensor_that_is_not_finite_and_rm_keeps_another(
     call, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = small()
@@ -86,7 +87,6 @@ def test_verify_and_ls_name_the_tensor_that_is_not_finite_and_rm_keeps_another(
     assert code == 5 and told.count(": verified; ") == 2
     assert "not finite" in told and "weight holds a NaN or an infinity; use an older checkpoint" in told
     assert call("verify", "20")[0] == 0
-    assert "not finite" in call("ls", "--verify")[1]
     code, told = call("rm", "10", "20")
     assert code == 2 and "none of the 1 checkpoints that would remain is good" in told
 
@@ -109,16 +109,14 @@ def test_verify_takes_all_of_a_run_or_one_and_none_is_no_success(call, run: Path
     assert code == 5 and "holds no checkpoint" in told
 
 
-@pytest.mark.parametrize(
-    "words", [["ls"], ["ls", "--verify"], ["verify", "--all"], ["show"], ["rm", "10"]], ids=" ".join
-)
+@pytest.mark.parametrize("words", [["show"], ["verify", "--all"], ["show", "10"], ["rm", "10"]], ids=" ".join)
 def test_what_reads_manifests_and_bytes_alone_imports_no_torch(run: Path, words: list[str]) -> None:
     done = trivium("checkpoint", *words, "--out", str(run))
     assert done.returncode == 0 and "torch" not in imported(done), done.stderr
 
 
 def test_a_run_is_named_once(call, tmp_path: Path) -> None:
-    code, told = call("ls", str(tmp_path / "another"))
+    code, told = call("show", str(tmp_path / "another"))
     assert code == 2 and "name one of the two" in told
 
 
@@ -300,7 +298,6 @@ def test_what_is_not_there_is_told_with_what_is(call, run: Path) -> None:
     code, told = call("show", "15")
     assert code == 5 and step_name(10) in told
     shutil.rmtree(run / "training")
-    assert call("show")[0] == 5
 
 
 def test_a_step_is_named_by_its_directory_too(call, run: Path, monkeypatch) -> None:
@@ -313,21 +310,21 @@ def test_a_step_is_named_by_its_directory_too(call, run: Path, monkeypatch) -> N
 
 def test_a_run_without_checkpoints_is_listed_in_one_line(call, run: Path) -> None:
     shutil.rmtree(run / "training")
-    assert call("ls") == (0, f"{run}/training/checkpoints holds no checkpoints\n")
+    assert call("show") == (0, f"{run}/training/checkpoints holds no checkpoints\n")
 
 
 def test_a_run_that_is_not_there_is_refused_rather_than_listed_as_empty(call, run: Path) -> None:
     shutil.rmtree(run)
-    code, told = call("ls")
+    code, told = call("show")
     assert code == 4 and "does not exist" in told
     run.touch()
-    code, told = call("ls")
+    code, told = call("show")
     assert code == 4 and f"{run} is a file; name" in told
 
 
 def test_a_run_stands_for_its_newest_checkpoint_but_never_to_delete_it(call, run: Path) -> None:
-    assert call("ls", str(run)) == call("ls")
-    assert call("show", str(run)) == call("show", "20")
+    assert call("show", str(run)) == call("show")
+    assert call("verify", str(run)) == call("verify", "20")
     assert call("rm", str(run))[0] == 5 and folder(run, 20).is_dir()
 
 

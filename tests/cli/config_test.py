@@ -130,8 +130,8 @@ def test_settings_of_tokens_that_are_made_are_refused_but_what_a_model_s_rows_ar
     [
         ("curate.privacy.email=drop", "curate.filters is .*, without privacy; add it there"),
         ("curate.c4={sentences: 9}", "curate.filters is .*, without c4"),
-        ("curate.selection.fraction=0.5", "`trivium .*` does not read this; give it to `trivium corpus select`"),
-        ("curate.dedup.shortest=3", "`trivium .*` does not read this; give it to `trivium corpus dedup`"),
+        ("curate.selection.fraction=0.5", "`trivium .*` does not read this; give it to `trivium corpus step select`"),
+        ("curate.dedup.shortest=3", "`trivium .*` does not read this; give it to `trivium corpus step dedup`"),
     ],
 )
 @pytest.mark.parametrize("verb", ["demo", "corpus curate", "corpus run demo"])
@@ -168,3 +168,11 @@ def test_settings_of_the_default_corpus_are_refused_where_files_are_read(
         entry.main()
     assert ended.value.code == 2 and not (tmp_path / "run").exists()
     assert "--set harvest.max_bytes: `trivium " in capsys.readouterr().err
+
+
+def test_configs_are_compared_field_by_field(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    for new, code, text in (("demo", 0, "no field differs"), ("gpt-125m", 1, "plan.model.hidden: 128 -> 768")):
+        monkeypatch.setattr(sys, "argv", ["trivium", "diff", "demo", new])
+        with pytest.raises(SystemExit) as ended:
+            entry.main()
+        assert int(ended.value.code or 0) == code and text in capsys.readouterr().out

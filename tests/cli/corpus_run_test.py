@@ -28,7 +28,7 @@ def finish(out, *words):
 
 
 def assert_identical(a, b):
-    ended = subprocess.run([*TRIVIUM, "corpus", "diff", str(a), str(b)], capture_output=True, text=True)
+    ended = subprocess.run([*TRIVIUM, "diff", str(a), str(b)], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "identical" in ended.stdout
 

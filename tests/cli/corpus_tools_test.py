@@ -1,7 +1,10 @@
-"""Laws of the verbs of single stations, as a user types them."""
+"""`corpus step` and `corpus show`, as a user types them."""
 
 import gzip
 import json
+import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -59,7 +62,7 @@ def test_a_step_writes_documents_rejects_funnel_and_stamp(stores):
 
 def test_a_step_that_is_refused_says_its_name_and_leaves_nothing(stores):
     before = sorted(stores.iterdir())
-    with pytest.raises(ConfigError, match="NAME 'bogus': no such station; known: .*quality, read, repetition"):
+    with pytest.raises(ConfigError, match="NAME 'bogus': no such step; known: .*quality, read, repetition"):
         call("step", "bogus", stores / "good", stores / "out")
     with pytest.raises(ConfigError, match="classifier.model is not set"):
         call("step", "classifier", stores / "good", stores / "out")
@@ -72,7 +75,7 @@ def test_deduplication_of_damaged_input_names_it_and_leaves_nothing(stores, by):
     (stores / "in.jsonl").write_text("\n".join([*rows, '{"id": "half', *rows]))
     before = sorted(stores.iterdir())
     with pytest.raises(DataError, match="line 61 is not JSON"):
-        call("dedup", stores / "in.jsonl", stores / "out", "--by", by)
+        call("step", "dedup", stores / "in.jsonl", stores / "out", "--by", by)
     assert sorted(stores.iterdir()) == before
 
 
@@ -94,10 +97,10 @@ def test_deduplication_that_was_cut_off_goes_on_with_what_was_made(stores, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(deduplicate, "find_duplicates", cut_off)
-        assert CliRunner().invoke(app, ["dedup", str(stores / "good"), str(stores / "out")]).exit_code != 0
+        assert CliRunner().invoke(app, ["step", "dedup", str(stores / "good"), str(stores / "out")]).exit_code != 0
     assert (stores / ".out.work").is_dir()
     monkeypatch.setattr(deduplicate, "write_part", cut_off)
-    call("dedup", stores / "good", stores / "out")
+    call("step", "dedup", stores / "good", stores / "out")
     assert not (stores / ".out.work").exists()
 
 
@@ -114,10 +117,10 @@ def test_the_settings_of_reading_hold_in_every_verb_that_reads(tmp_path, verb):
         train(positives, negatives, ClassifierConfig(), seed=1)[0].save(tmp_path / "model" / "classifier.npz")
     words = {
         "read": ("step", "read", places[0], places[2]),
-        "dedup": ("dedup", places[0], places[2], "--by", "text"),
-        "select": ("select", *places),
-        "train": ("classify", "train", *places),
-        "score": ("classify", "score", tmp_path / "model" / "classifier.npz", places[0], places[2]),
+        "dedup": ("step", "dedup", places[0], places[2], "--by", "text"),
+        "select": ("step", "select", places[0], places[2], "--target", places[1]),
+        "train": ("step", "train-classifier", places[0], places[2], "--crawl", places[1]),
+        "score": ("step", "score", places[0], places[2], "--model", tmp_path / "model" / "classifier.npz"),
     }[verb]
     call(*words, "--set", "harvest.read.text=[body_text]", "--set", "harvest.read.longest_bytes=2500")
     if verb == "read":
@@ -150,12 +153,12 @@ def test_the_output_of_any_other_verb_is_never_replaced(stores):
     [
         ("step read in in/out", "OUT .* lies in IN .* read as text"),
         ("step read out out", "IN .* lies in OUT"),
-        ("dedup in in/deeper/out --by text", "OUT .* lies in IN"),
-        ("select good in in/out", "OUT .* lies in TARGET"),
+        ("step dedup in in/deeper/out --by text", "OUT .* lies in IN"),
+        ("step select good in/out --target in", "OUT .* lies in --target"),
         ("step read out/documents out", "IN .* lies in OUT .* replaced"),
-        ("dedup in out --index out/index", "--index .* lies in OUT .* replaced"),
-        ("dedup in out --index out", "--index .* lies in OUT"),
-        ("dedup in other --index in/index", "--index .* lies in IN"),
+        ("step dedup in out --index out/index", "--index .* lies in OUT .* replaced"),
+        ("step dedup in out --index out", "--index .* lies in OUT"),
+        ("step dedup in other --index in/index", "--index .* lies in IN"),
     ],
 )
 def test_what_is_written_is_neither_read_the_next_time_nor_deleted(stores, monkeypatch, words, law):
@@ -168,7 +171,7 @@ def test_what_is_written_is_neither_read_the_next_time_nor_deleted(stores, monke
         call(*words.split())
     assert sorted(stores.rglob("*")) == before
     call("step", "read", "in", "in/.out")  # what is hidden is not read
-    call("dedup", "in", "out", "--index", ".out.index")
+    call("step", "dedup", "in", "out", "--index", ".out.index")
 
 
 def test_what_would_be_harvested_is_told_and_nothing_is_written(tmp_path):
@@ -183,16 +186,16 @@ def test_what_would_be_harvested_is_told_and_nothing_is_written(tmp_path):
 
 def test_dropped_documents_are_shown_by_step_and_reason(stores):
     call("step", "quality", stores / "bad", stores / "run" / "curated")
-    said = call("rejects", "--out", stores / "run", "--step", "quality", "--count", 3, "--characters", 20)
+    said = call("show", "--rejects", "--out", stores / "run", "--step", "quality", "--count", 3, "--characters", 20)
     lines = said.splitlines()
     assert len(lines) == 6 and all(" of bad: dropped by 'quality': " in line for line in lines[::2])
     assert lines[1].startswith("  click here ") and lines[1].endswith(" …")
-    rows = [json.loads(line) for line in call("rejects", "--out", stores / "run", "--json").splitlines()]
+    rows = [json.loads(line) for line in call("show", "--rejects", "--out", stores / "run", "--json").splitlines()]
     assert len(rows) == 10 and len({row["id"] for row in rows}) == 10
     with pytest.raises(DataError, match="no reject of .* --reason 'too long'"):
-        call("rejects", "--out", stores / "run", "--reason", "too long")
+        call("show", "--rejects", "--out", stores / "run", "--reason", "too long")
     with pytest.raises(ConfigError, match="--characters 20: --json has each text whole"):
-        call("rejects", "--out", stores / "run", "--json", "--characters", 20)
+        call("show", "--rejects", "--out", stores / "run", "--json", "--characters", 20)
 
 
 def test_the_texts_of_benchmarks_are_written_for_decontamination(tmp_path):
@@ -206,17 +209,17 @@ def test_the_texts_of_benchmarks_are_written_for_decontamination(tmp_path):
 
 
 def test_snapshots_are_deduplicated_against_an_index(stores):
-    first = call("dedup", stores / "good", stores / "one", "--index", stores / "index")
-    again = call("dedup", stores / "one", stores / "two", "--index", stores / "index")
+    first = call("step", "dedup", stores / "good", stores / "one", "--index", stores / "index")
+    again = call("step", "dedup", stores / "one", stores / "two", "--index", stores / "index")
     assert "duplicates by near" in first and "near duplicate of an earlier snapshot" in again
     assert not list(read_documents(stores / "two" / "documents"))
-    call("dedup", stores / "good", stores / "three", "--by", "text")
+    call("step", "dedup", stores / "good", stores / "three", "--by", "text")
     with pytest.raises(ConfigError, match=r"--index .* --by near"):
-        call("dedup", stores / "good", stores / "x", "--by", "lines", "--index", stores / "index")
+        call("step", "dedup", stores / "good", stores / "x", "--by", "lines", "--index", stores / "index")
     with pytest.raises(ConfigError, match="did you mean 'lines'"):
-        call("dedup", stores / "good", stores / "x", "--by", "line")
+        call("step", "dedup", stores / "good", stores / "x", "--by", "line")
     with pytest.raises(ConfigError, match="curate.dedup.urls=true: .* `trivium corpus curate` alone"):
-        call("dedup", stores / "good", stores / "x", "--set", "curate.dedup.urls=true")
+        call("step", "dedup", stores / "good", stores / "x", "--set", "curate.dedup.urls=true")
 
 
 def test_a_snapshot_read_by_other_fields_is_another_one(stores):
@@ -236,7 +239,7 @@ def test_a_snapshot_read_by_other_fields_is_another_one(stores):
         ("store", "good"),
         ("store again", "good", *field),  # of a store nothing is chosen by fields
     ):
-        call("dedup", stores / source, stores / out, *index, *whole, *sets)
+        call("step", "dedup", stores / source, stores / out, *index, *whole, *sets)
         kept[out] = len(list(read_documents(stores / out / "documents")))
     assert kept == {"forgot": 20, "one": 20, "again": 20, "two": 0, "store": 40, "store again": 40}
 
@@ -247,7 +250,7 @@ def test_files_that_number_their_rows_alike_are_told_apart_when_they_are_dedupli
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "x.jsonl").write_text("\n".join([*rows[:10], *rows[:1]]))
     for way in ("near", "text"):
-        call("dedup", tmp_path / "in", tmp_path / way, "--by", way, "--set", "curate.dedup.threshold=1.0")
+        call("step", "dedup", tmp_path / "in", tmp_path / way, "--by", way, "--set", "curate.dedup.threshold=1.0")
         kept = [d.id for d in read_documents(tmp_path / way / "documents")]
         assert len(set(kept)) == len(kept) == 20 and {"7", "7~2"} <= set(kept)
         with gzip.open(tmp_path / way / "rejects.jsonl.gz", "rt") as file:
@@ -255,17 +258,17 @@ def test_files_that_number_their_rows_alike_are_told_apart_when_they_are_dedupli
 
 
 def test_a_classifier_is_trained_reported_and_used(stores):
-    said = call("classify", "train", stores / "good", stores / "bad", stores / "model")
+    said = call("step", "train-classifier", stores / "good", stores / "model", "--crawl", stores / "bad")
     report = json.loads((stores / "model" / "report.json").read_text())
     assert report["accuracy"] == 1.0 and report["held_out"] == 12
     assert "accuracy 100.0%" in said and "12 documents held out" in said
     model = stores / "model"
     assert f"curate.classifier.model={model}\n" in said
-    call("classify", "score", model, stores / "bad", stores / "scored")
-    call("classify", "score", model / "classifier.npz", stores / "bad", stores / "again")
+    call("step", "score", stores / "bad", stores / "scored", "--model", model)
+    call("step", "score", stores / "bad", stores / "again", "--model", model / "classifier.npz")
     assert not differences_between(stores / "scored", stores / "again")
-    with pytest.raises(DataError, match="good is no quality classifier: .*`trivium corpus classify train`"):
-        call("classify", "score", stores / "good", stores / "bad", stores / "again")
+    with pytest.raises(DataError, match="good is no quality classifier: .*`trivium corpus step train-classifier`"):
+        call("step", "score", stores / "bad", stores / "again", "--model", stores / "good")
     scores = [d.metadata["classifier_score"] for d in read_documents(stores / "scored" / "documents")]
     assert len(scores) == 60 and max(scores) < 0.5
     settings = ("--set", f"curate.classifier.model={model}", "--set", "curate.classifier.threshold=0.5")
@@ -280,17 +283,17 @@ def test_selection_takes_what_is_like_the_target_best_first(stores):
     write_documents(stores / "pool", mixed)
     for method in ("transport", "importance"):
         sets = ("--set", f"curate.selection.method={method}", "--set", "curate.selection.fraction=0.25")
-        call("select", stores / "pool", stores / "good", stores / method, *sets)
+        call("step", "select", stores / "pool", stores / method, "--target", stores / "good", *sets)
         chosen = list(read_documents(stores / method / "documents"))
         assert [d.metadata["selection"]["rank"] for d in chosen] == list(range(20))
         assert {d.source for d in chosen} == {"good"}
 
 
 def test_the_papers_blend_is_shown_after_any_number_of_tokens():
-    lines = call("blend").splitlines()
+    lines = call("show", "--blend", "mt-nlg").splitlines()
     assert len(lines) == 17 and lines[0].startswith("source")
-    found = json.loads(call("blend", "mt-nlg", "--after", "27B", "--json"))
-    whole = json.loads(call("blend", "mt-nlg", "--after", "270B", "--json"))
+    found = json.loads(call("show", "--blend", "mt-nlg", "--after", "27B", "--json"))
+    whole = json.loads(call("show", "--blend", "mt-nlg", "--after", "270B", "--json"))
     assert len(found) == 15
     assert abs(sum(one["tokens"] for one in found.values()) - 27e9) < 4096
     for source, one in whole.items():
@@ -301,23 +304,45 @@ def test_the_blend_of_a_run_is_that_of_its_tokens(tmp_path):
     source = curated(tmp_path / "curated", documents({"prose": 40, "pages": 20}), {"prose": 3, "pages": 1})
     (tmp_path / "tokens").mkdir()
     manifest = tokenize(TokensConfig(vocabulary=400), source, tmp_path / "tokens", seed=1)
-    found = json.loads(call("blend", tmp_path, "--after", "64K", "--sequence", "64", "--json"))
+    found = json.loads(call("show", "--blend", tmp_path, "--after", "64K", "--sequence", "64", "--json"))
     assert found["prose"]["samples"] == 3 * found["pages"]["samples"] == 750
     tokens = manifest["sources"]["prose"]["train"]["tokens"]
     assert found["prose"]["epochs"] == pytest.approx(750 * 64 / tokens)
     (tmp_path / "harvested").mkdir()
     with pytest.raises(ConfigError, match=r"without .*tokens/manifest.json.*`trivium tokenize --out .*harvested`"):
-        call("blend", tmp_path / "harvested")
+        call("show", "--blend", tmp_path / "harvested")
     with pytest.raises(ConfigError, match="1 token or more"):
-        call("blend", "--sequence", "0")
+        call("show", "--blend", "mt-nlg", "--sequence", "0")
 
 
-def test_extraction_is_checked_where_the_report_finds_it(tmp_path):
+@pytest.mark.parametrize(
+    ("words", "law"),
+    [
+        ("step quality good out --by text", "--by: `trivium corpus step quality` does not read this"),
+        ("step dedup good out --engine native", "--engine: `trivium corpus step dedup` does not read this"),
+        ("step select good out", "--target is missing: `trivium corpus step select` needs it"),
+        ("step score good out --crawl bad", "--crawl: `trivium corpus step score` does not read this"),
+        ("show --count 3", "--count: only --rejects reads this"),
+        ("show good0 --after 1B", "--after: only --blend reads this"),
+        ("show good0 --rejects", "ID and --rejects: each shows something else"),
+    ],
+)
+def test_an_option_that_would_not_count_is_refused(stores, monkeypatch, words, law):
+    monkeypatch.chdir(stores)
+    with pytest.raises(ConfigError, match=law):
+        call(*words.split())
+    assert not (stores / "out").exists()
+
+
+def test_extraction_is_checked_where_the_report_finds_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "gold" / "pages").mkdir(parents=True)
     page = f"<html><body><article><p>{GOOD[0]}</p><p>{GOOD[1]}</p></article></body></html>"
     (tmp_path / "gold" / "pages" / "p.html.gz").write_bytes(gzip.compress(page.encode()))
     (tmp_path / "gold" / "ground-truth.json").write_text(json.dumps({"p": {"articleBody": GOOD[0] + GOOD[1]}}))
-    said = call("extract-check", tmp_path / "gold", "--out", tmp_path / "run")
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    words = [str(tmp_path / "gold"), "--rounds", "1", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["extraction.py", *words])
+    import_module("extraction").main()
     rows = json.loads((tmp_path / "run" / "extraction.json").read_text())
     assert rows["blocks (default)"]["word_f1"] > 0.9
-    assert "blocks (default)" in said
+    assert "blocks (default)" in capsys.readouterr().out

@@ -135,8 +135,8 @@ def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_pa
         (["train", "--ranks", "5"], 2, "--ranks 5"),
         (["demo", "--from", "trian"], 2, "did you mean 'train'"),
         (["demo", "--set", "tokens.vocabulary=4096"], 2, "tokens.vocabulary (4096)"),
-        (["plan", "estimate", "--tokens", "lots"], 2, "--tokens: 'lots' is not a quantity"),
-        (["plan", "estimate", "--html", "/nowhere/x.html"], 3, "/nowhere: there is no such folder; make it"),
+        (["plan", "show", "--tokens", "lots"], 2, "--tokens: 'lots' is not a quantity"),
+        (["plan", "show", "--html", "/nowhere/x.html"], 3, "/nowhere: there is no such folder; make it"),
         (["train", "--out", "empty"], 4, "trivium tokenize --out empty"),
         (["train", "--tokens", "nowhere"], 4, "--tokens nowhere does not exist"),
         (["corpus", "harvest", "--corpus", "nowhere.txt"], 4, "--corpus nowhere.txt does not exist"),
@@ -144,7 +144,7 @@ def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_pa
         (["report", "--out", "empty"], 4, "empty"),
         (["report", "empty"], 4, "empty is not a run directory"),
         (["train", "--set", "lr=1e-3"], 2, "lr: there is no such key; did you mean 'training.lr'?"),
-        (["config", "diff", "demo", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
+        (["diff", "demo", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
         (["fly"], 2, "fly"),
         (["train", "--fly"], 2, "--fly"),
     ],
@@ -164,7 +164,7 @@ def test_a_path_that_is_a_folder_or_lies_below_a_file_is_told_as_such(call, tmp_
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     for path, says in (("folder", "folder is a folder; name a file"), ("file/x.json", "is below a file; name another")):
-        done = call("plan", "estimate", "--json", path)
+        done = call("plan", "show", "--json", path)
         assert done.returncode == 3 and says in done.stderr and "--debug" not in done.stderr
 
 
@@ -330,11 +330,13 @@ def test_a_training_that_is_asked_to_end_before_it_listens_hears_it_when_it_does
 
 
 def test_a_map_draws_ranks_and_refuses_tensor_groups_across_nodes() -> None:
-    drawn = trivium("plan", "map", "--preset", "mt-nlg-530b")
+    drawn = trivium("plan", "show", "--map", "--preset", "mt-nlg-530b")
     assert drawn.returncode == 0 and "node 0" in drawn.stdout and "p0d0t7" in drawn.stdout
-    refused = trivium("plan", "map", "--preset", "mt-nlg-530b", "--per-node", "4")
+    refused = trivium("plan", "show", "--map", "--preset", "mt-nlg-530b", "--per-node", "4")
     assert refused.returncode == 2 and "280 of 280 tensor groups of 8" in refused.stderr
-    allowed = trivium("plan", "map", "--preset", "mt-nlg-530b", "--per-node", "4", "--allow-tensor-across-nodes")
+    allowed = trivium(
+        "plan", "show", "--map", "--preset", "mt-nlg-530b", "--per-node", "4", "--allow-tensor-across-nodes"
+    )
     assert allowed.returncode == 0
     assert "torch" not in drawn.stderr.splitlines()[-1].split()
 

@@ -122,19 +122,13 @@ def test_a_winner_of_more_nodes_than_its_machine_has_is_not_written(call, tmp_pa
     larger = tmp_path / "larger.yaml"
     larger.write_text("base: workstation\nnodes: 4\n")
     assert call(*asked, "--machine", str(larger))[0] == 0
-    assert call("estimate", "--preset", str(tmp_path / "best.yaml"))[0] == 0
+    assert call("show", "--preset", str(tmp_path / "best.yaml"))[0] == 0
 
 
 @pytest.mark.parametrize("field", ["tensor", "context", "micro", "chunks", "shards"])
 def test_choices_beyond_what_a_plan_may_have_are_refused(call, field):
     code, _, told = call("search", "--model", "demo", "--set", f"search.{field}=[9223372036854775807]")
     assert code == 2 and f"search.{field}.0" in told and "less than or equal to 1000000" in told
-
-
-def test_curves_over_more_devices_than_arithmetic_holds_are_refused(call):
-    for largest in (10**19, 10**24):
-        code, _, told = call("scale", "--preset", "gpt-1.3b", "--largest", str(largest))
-        assert code == 2 and "--largest" in told
 
 
 def test_a_winner_stays_compiled_and_is_recorded_where_that_may_be(call, tmp_path):

@@ -1,4 +1,4 @@
-"""The verbs of `plan` that estimate, calibrate and probe."""
+"""`plan show` and `plan probe`."""
 
 import json
 import re
@@ -28,8 +28,8 @@ def demo():
 @pytest.mark.parametrize(
     "words",
     [
-        ["plan", "estimate", "--html", "plan.html", "--json", "plan.json"],
-        ["plan", "calibrate", "--run", "nowhere"],
+        ["plan", "show", "--html", "plan.html", "--json", "plan.json"],
+        ["plan", "probe", "--run", "nowhere"],
         ["plan", "probe", "--help"],
     ],
     ids=" ".join,
@@ -39,7 +39,7 @@ def test_no_verb_but_probe_imports_torch(words, tmp_path):
 
 
 def test_an_estimate_writes_a_page_and_data_that_agree(call, tmp_path):
-    done = call("plan", "estimate", "--machine", "dgx-h100", "--html", "plan.html", "--json", "plan.json")
+    done = call("plan", "show", "--machine", "dgx-h100", "--html", "plan.html", "--json", "plan.json")
     assert done.returncode == 0, done.stderr
     data = json.loads((tmp_path / "plan.json").read_text())
     drawn = re.search(r'id="data">(.*?)</script>', (tmp_path / "plan.html").read_text(), re.S).group(1)
@@ -57,16 +57,15 @@ def test_what_fits_in_a_search_is_what_fits_wherever_its_winner_is_priced(call, 
     config = {"base": "demo", "machine": "dgx-h100", "search": {"memory_fraction": 1e-6}}
     (tmp_path / "winner.yaml").write_text(yaml.safe_dump(config))
     winner = ("--preset", "winner.yaml")
-    priced = json.loads(call("plan", "estimate", *winner, "--json", "-").stdout)["estimate"]
-    points = json.loads(call("plan", "scale", *winner, "--largest", "8", "--json", "-").stdout)["curves"]
+    priced = json.loads(call("plan", "show", *winner, "--json", "-").stdout)["estimate"]
     assert priced["memory_limit"] == 1e-6 * machine_of("dgx-h100").memory_bytes
-    assert not any(found["fits"] for found in (priced, *points["strong"], *points["weak"]))
-    for verb in (("plan", "show"), ("plan", "estimate"), ("train", "--dry-run")):
+    assert not priced["fits"]
+    for verb in (("plan", "show"), ("train", "--dry-run")):
         assert "DOES NOT FIT" in call(*verb, *winner).stdout, verb
 
 
 def test_a_training_and_its_failures_are_priced_together(call):
-    asked = ("plan", "estimate", "--machine", "selene", "--tokens", "1B")
+    asked = ("plan", "show", "--machine", "selene", "--tokens", "1B")
     plain = call(*asked).stdout
     losing = call(*asked, "--failures", "60", "2").stdout
     assert "1B tokens" in plain and "kWh" in plain and "Daly" not in plain
@@ -103,8 +102,8 @@ def test_a_learned_factor_multiplies_every_second_and_no_byte(call, tmp_path):
     for slow, rank in zip(slower["ranks"], plain["ranks"], strict=True):
         assert slow["seconds"] == pytest.approx({name: 1.5 * took for name, took in rank["seconds"].items()})
         assert slow["memory"] == rank["memory"] and slow["traffic"] == rank["traffic"]
-    assert call("plan", "calibrate", "--run", "run", "--out", "stack.yaml").returncode == 0
-    done = call("plan", "estimate", "--machine", "selene", "--stack", "stack.yaml")
+    assert call("plan", "probe", "--run", "run", "--out", "stack.yaml").returncode == 0
+    done = call("plan", "show", "--machine", "selene", "--stack", "stack.yaml")
     assert done.returncode == 0 and "x 1.500" in done.stdout
 
 
@@ -138,12 +137,20 @@ def test_calibrating_what_is_no_run_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["plan", "estimate", "--machine", "selen"], "did you mean 'selene'"),
-        (["plan", "estimate", "--machine", "nowhere.yaml"], "nowhere.yaml"),
-        (["plan", "estimate", "--stack", "nowhere.yaml"], "nowhere.yaml"),
-        (["plan", "estimate", "--tokens", "many"], "'many' is not a quantity"),
-        (["plan", "estimate", "--failures", "0", "24"], "time of a save is 0"),
+        (["plan", "show", "--machine", "selen"], "did you mean 'selene'"),
+        (["plan", "show", "--machine", "nowhere.yaml"], "nowhere.yaml"),
+        (["plan", "show", "--stack", "nowhere.yaml"], "nowhere.yaml"),
+        (["plan", "show", "--tokens", "many"], "'many' is not a quantity"),
+        (["plan", "show", "--failures", "0", "24"], "time of a save is 0"),
         (["plan", "probe", "--out", "machine.json"], "end it in .yaml"),
+        (["plan", "probe", "--machine", "selene"], "--machine selene: this machine is measured"),
+        (["plan", "probe", "--run", "run", "--ranks", "2"], "--ranks 2: with --run run nothing is measured"),
+        (["plan", "show", "--per-node", "4"], "--per-node: only --map reads this"),
+        (["plan", "show", "--map", "--json", "-"], "--json: --map prices nothing"),
+        (
+            ["plan", "show", "--preset", "demo", "--preset", "gpt-125m", "--tokens", "1B"],
+            "--tokens: takes one --preset",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -156,11 +163,11 @@ def test_what_cannot_be_priced_is_refused_with_its_value(call, words, says):
     ("words", "says"),
     [
         (["--out", "x", "search"], "--out x stands before 'search' .* `trivium plan search --out"),
-        (["--out", "runs/demo", "map"], "--out runs/demo stands before 'map' .* 'map' has none: leave it out"),
+        (["--out", "runs/demo", "show"], "--out runs/demo stands before 'show' .* 'show' has none: leave it out"),
         (["--redo", "search"], "--redo stands before 'search' .* 'search' has none: leave it out"),
-        (["--preset", "demo", "estimate"], "--preset demo stands before .* `trivium plan estimate --preset"),
+        (["--preset", "demo", "show"], "--preset demo stands before .* `trivium plan show --preset"),
         (["--set", "seed=1", "--set", "seed=2", "show"], "--set seed=1 seed=2 stands before 'show'"),
-        (["--ranks", "4", "scale"], "--ranks 4 stands before 'scale'"),
+        (["--ranks", "4", "probe"], "--ranks 4 stands before 'probe'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -214,7 +221,7 @@ def test_a_probe_doubts_what_would_have_gone_beyond_what_is_believed(traffic: fl
 
 
 def test_figures_on_standard_output_stand_alone(call):
-    ended = call("plan", "estimate", "--preset", "mt-nlg-530b", "--machine", "selene", "--json", "-")
+    ended = call("plan", "show", "--preset", "mt-nlg-530b", "--machine", "selene", "--json", "-")
     assert ended.returncode == 0 and json.loads(ended.stdout)["format"] == "trivium-estimate-1"
 
 

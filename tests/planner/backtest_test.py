@@ -1,18 +1,29 @@
 import json
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from planner.published_tables import B200, FSDP, MEGATRON, ZERO3, changed, written
-from trivium.cli.plan import app
 from trivium.cost.constants import prior_constants, priors, shipped_constants
 from trivium.cost.step_time import step_seconds
 from trivium.errors import DataError
 from trivium.planner.backtest import backtest, errors_of, predicted_seconds, regret, workloads
 from trivium.planner.fit import fit
 from trivium.planner.published_rows import Row, batches, over_batches, read_rows
+
+
+@pytest.fixture
+def app(monkeypatch):
+    """The command line of benchmarks/backtest.py."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    script = typer.Typer()
+    script.command()(import_module("backtest").backtest)
+    return script
 
 
 def test_statistics_are_those_of_a_hand_computed_table():
@@ -127,10 +138,10 @@ def test_zero_3_of_2021_is_predicted_though_no_constant_was_learned_from_it(tmp_
     assert found.mape < 15 and found.max < 25
 
 
-def test_backtest_prints_and_writes_its_statistics_and_counts_what_it_skipped(tmp_path):
+def test_backtest_prints_and_writes_its_statistics_and_counts_what_it_skipped(app, tmp_path):
     table = written(tmp_path, MEGATRON, FSDP, changed(MEGATRON, tp="x"), B200)
     out = tmp_path / "out.json"
-    result = CliRunner().invoke(app, ["backtest", str(table), "--json", str(out)])
+    result = CliRunner().invoke(app, [str(table), "--json", str(out)])
     assert result.exit_code == 0, result.output
     assert "line 4, column tp: 'x'" in result.output and "1 row skipped" in result.output
     tree = json.loads(out.read_text())
@@ -140,25 +151,25 @@ def test_backtest_prints_and_writes_its_statistics_and_counts_what_it_skipped(tm
     assert [row["line"] for row in tree["rows"]] == [2, 3, 5] and len(tree["skipped"]) == 1
 
 
-def test_backtest_prints_json_alone_for_a_program_to_read(tmp_path):
+def test_backtest_prints_json_alone_for_a_program_to_read(app, tmp_path):
     table = written(tmp_path, MEGATRON, changed(MEGATRON, tp="x"))
-    result = CliRunner().invoke(app, ["backtest", str(table), "--json", "-"])
+    result = CliRunner().invoke(app, [str(table), "--json", "-"])
     assert json.loads(result.stdout)["overall"]["n"] == 1
     assert "1 row skipped" in result.stderr
 
 
-def test_a_table_without_a_row_that_can_be_graded_is_refused(tmp_path):
+def test_a_table_without_a_row_that_can_be_graded_is_refused(app, tmp_path):
     table = written(tmp_path, changed(MEGATRON, tp="x"))
-    result = CliRunner().invoke(app, ["backtest", str(table)])
+    result = CliRunner().invoke(app, [str(table)])
     assert isinstance(result.exception, DataError) and "none of its rows" in str(result.exception)
 
 
-def test_backtest_learns_from_the_other_table_alone(tmp_path):
+def test_backtest_learns_from_the_other_table_alone(app, tmp_path):
     rows = [changed(MEGATRON, mbs=m, iter_s=s) for m, s in ((1, 20), (2, 19), (4, 18.5), (8, 18))]
     slow, graded = written(tmp_path, *rows, name="slow.csv"), written(tmp_path, MEGATRON)
     out = [tmp_path / "shipped.json", tmp_path / "learned.json"]
     for path, extra in zip(out, ([], ["--fit", str(slow)]), strict=True):
-        result = CliRunner().invoke(app, ["backtest", str(graded), "--json", str(path), *extra])
+        result = CliRunner().invoke(app, [str(graded), "--json", str(path), *extra])
         assert result.exit_code == 0, result.output
     shipped, learned = (json.loads(path.read_text())["rows"][0]["predicted_seconds"] for path in out)
     assert learned > 1.05 * shipped
@@ -178,10 +189,10 @@ def test_a_table_that_begins_with_a_mark_of_its_encoding_is_read(tmp_path):
     assert len(read_rows(path).rows) == 1
 
 
-def test_a_table_without_anything_to_learn_from_is_refused(tmp_path):
+def test_a_table_without_anything_to_learn_from_is_refused(app, tmp_path):
     graded, empty = written(tmp_path, MEGATRON), tmp_path / "empty.csv"
     empty.write_text(graded.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
-    ended = CliRunner().invoke(app, ["backtest", str(graded), "--fit", str(empty)])
+    ended = CliRunner().invoke(app, [str(graded), "--fit", str(empty)])
     assert isinstance(ended.exception, DataError) and "learned from" in str(ended.exception)
 
 

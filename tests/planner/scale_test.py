@@ -1,12 +1,14 @@
 """Scaling curves: laws that hold whatever the machine."""
 
 import json
-import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from cost.plans import mt_nlg, small
-from trivium.cli import main as entry
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import machine_named
 from trivium.errors import ConfigError
@@ -65,22 +67,20 @@ def test_fewer_devices_than_a_replica_and_a_shared_machine_are_refused():
 
 
 @pytest.mark.broad
-def test_the_verb_prints_the_curves_and_writes_them(monkeypatch, capsys, tmp_path):
-    out, page = tmp_path / "scale.json", tmp_path / "scale.html"
-    words = ["plan", "scale", "--preset", "mt-nlg-530b", "--machine", "selene"]
-    monkeypatch.setattr(sys, "argv", ["trivium", *words, "--json", str(out), "--html", str(page)])
-    with pytest.raises(SystemExit) as stopped:
-        entry.main()
-    told = capsys.readouterr().out
-    assert not stopped.value.code and "strong scaling, predicted" in told and "simulated T3" in told
+def test_the_script_prints_the_curves_and_writes_them(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    app, out, page = typer.Typer(), tmp_path / "scale.json", tmp_path / "scale.html"
+    app.command()(import_module("scaling").scale)
+    words = ["--preset", "mt-nlg-530b", "--machine", "selene"]
+    done = CliRunner().invoke(app, [*words, "--json", str(out), "--html", str(page)])
+    assert not done.exit_code and "strong scaling, predicted" in done.output and "simulated T3" in done.output
     tree = json.loads(out.read_text())
     assert set(tree["curves"]) == {"strong", "weak"} and "simulated" in tree["t3"]["label"]
     text = page.read_text()
     assert "predicted" in text and "<script src" not in text  # it needs no network
-    monkeypatch.setattr(sys, "argv", ["trivium", *words, "--json", "-"])
-    with pytest.raises(SystemExit):
-        entry.main()
-    assert json.loads(capsys.readouterr().out) == tree
+    assert json.loads(CliRunner().invoke(app, [*words, "--json", "-"]).stdout) == tree
+    refused = CliRunner().invoke(app, ["--preset", "gpt-1.3b", "--largest", str(10**19)])
+    assert refused.exit_code == 2 and "--largest" in refused.output
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])

@@ -1,4 +1,4 @@
-"""`trivium checkpoint`: list, verify, show, compare, rewrite, average, exchange and remove checkpoints."""
+"""`trivium checkpoint`: list, show, verify, rewrite, average, exchange and remove checkpoints."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
+from trivium.cli.options import DEFAULT_OUT, Out, directory_of, refuse_given
 from trivium.cli.paths import local_path
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trivium.checkpoint.load import Checkpoint
 
 app = typer.Typer(
-    help="List, verify, compare, rewrite, average, exchange and remove checkpoints.",
+    help="List, verify, rewrite, average, exchange and remove checkpoints.",
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,
@@ -32,48 +32,9 @@ Which = Annotated[
         help="A step of --out, a checkpoint's directory, or a run's for its newest; default: newest.",
     ),
 ]
-One = Annotated[str, typer.Argument(metavar="STEP|DIR", help="A step of --out, or a checkpoint's directory.")]
 Json = Annotated[
     Path | None, typer.Option("--json", parser=local_path, metavar="FILE", help="Write the result as JSON too.")
 ]
-
-
-@app.command("ls")
-def list_(
-    run: SameAsOut = None,
-    out: Out = DEFAULT_OUT,
-    verify: Annotated[bool, typer.Option("--verify", help="Read and check every file too.")] = False,
-    json: Json = None,
-) -> None:
-    """List the checkpoints of a run."""
-    from trivium.checkpoint.format import published
-    from trivium.checkpoint.verify import summary
-
-    out = directory_of(run, out)
-    if not out.is_dir():
-        what = "is a file" if out.exists() else "does not exist"
-        raise DataError(f"{out} {what}; name the --out of `trivium train`")
-    found = [summary(path, verified=verify) for path in published(Workspace(out).checkpoints)]
-    rows = [
-        (
-            r["step"],
-            r["state"],
-            format_bytes(r.get("bytes", 0)),
-            r.get("files", 0),
-            r.get("dtype") or "",
-            layout_text(r["layout"]) if r.get("layout") else "",
-        )
-        for r in found
-    ]
-    if rows:
-        for line in table(rows, header=("step", "state", "size", "files", "dtype", "written by")):
-            say(line)
-    else:
-        say(f"{Workspace(out).checkpoints} holds no checkpoints")
-    for row in found:
-        if "problem" in row:
-            say(f"  {row['problem']}")
-    _write_json(json, {"checkpoints": found})
 
 
 @app.command()
@@ -97,18 +58,69 @@ def verify(
         )
 
 
-@app.command()
+@app.command(short_help="List the checkpoints of a run, or show one.")
 def show(
-    which: Which = None,
+    which: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STEP|DIR",
+            help="A step of --out or a checkpoint's directory: shows it. A run's directory, or nothing: lists all.",
+        ),
+    ] = None,
     out: Out = DEFAULT_OUT,
     tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor with its shape and pieces.")] = False,
     json: Json = None,
 ) -> None:
-    """Show what a checkpoint is: progress, model, hashes, tensors."""
+    """List the checkpoints of a run; or show what one is: progress, model, hashes, tensors."""
+    if which is not None and names_one(which):
+        _show_one(_one(which, out), tensors, json)
+        return
+    refuse_given({"--tensors": tensors}, "a list shows no tensors; name one checkpoint by STEP or DIR")
+    _list(directory_of(None if which is None else local_path(which), out), json)
+
+
+def names_one(which: str) -> bool:
+    """Return whether an argument is a step or a checkpoint's directory. Anything else is a run's directory."""
+    from trivium.checkpoint.format import MANIFEST, step_of
+
+    path = Path(which)
+    return _step(which) is not None or step_of(path.name) is not None or (path / MANIFEST).is_file()
+
+
+def _list(run: Path, json: Path | None) -> None:
+    from trivium.checkpoint.format import published
+    from trivium.checkpoint.verify import summary
+
+    if not run.is_dir():
+        what = "is a file" if run.exists() else "does not exist"
+        raise DataError(f"{run} {what}; name the --out of `trivium train`")
+    found = [summary(path) for path in published(Workspace(run).checkpoints)]
+    rows = [
+        (
+            r["step"],
+            r["state"],
+            format_bytes(r.get("bytes", 0)),
+            r.get("files", 0),
+            r.get("dtype") or "",
+            layout_text(r["layout"]) if r.get("layout") else "",
+        )
+        for r in found
+    ]
+    if rows:
+        for line in table(rows, header=("step", "state", "size", "files", "dtype", "written by")):
+            say(line)
+    else:
+        say(f"{Workspace(run).checkpoints} holds no checkpoints")
+    for row in found:
+        if "problem" in row:
+            say(f"  {row['problem']}")
+    _write_json(json, {"checkpoints": found})
+
+
+def _show_one(directory: Path, tensors: bool, json: Path | None) -> None:
     from trivium.checkpoint.format import STRUCTURE, read_manifest
     from trivium.checkpoint.verify import abbreviated, summary
 
-    directory = _one(which, out)
     manifest, row = read_manifest(directory), summary(directory)
     say(f"{directory}: step {manifest['step']}, {format_count(row['parameters'])} parameters")
     say(f"  {', '.join(row['kinds'])}; {counted(row['files'], 'file')}, {format_bytes(row['bytes'])}")
@@ -126,9 +138,8 @@ def show(
     _write_json(json, {**row, "about": about})
 
 
-@app.command()
-def diff(a: One, b: One, out: Out = DEFAULT_OUT, json: Json = None) -> None:
-    """Compare two checkpoints: settings, then every tensor. Exit code 1 when they differ."""
+def compare(a: str, b: str, out: Path, json: Path | None) -> bool:
+    """Print the settings and then the tensors in which two checkpoints differ; return whether any does."""
     from trivium.checkpoint.compare import about_differences, tensor_differences
 
     one, two = map(_opened, _several([a, b], out))
@@ -139,8 +150,7 @@ def diff(a: One, b: One, out: Out = DEFAULT_OUT, json: Json = None) -> None:
         say(f"  {tensor.name}: {tensor.what}")
     say(f"{len(settings)} settings and {len(tensors)} of {len(one.names)} tensors differ")
     _write_json(json, {"settings": settings, "tensors": [t._asdict() for t in tensors]})
-    if settings or tensors:
-        raise typer.Exit(1)
+    return bool(settings or tensors)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`trivium config`: each value and its origin, the schema, differences, and the presets."""
+"""`trivium config`: each value and its origin, the schema, and the presets."""
 
 import ast
 import inspect
@@ -17,10 +17,10 @@ import typer
 from trivium.cli.options import Preset, Ranks, Sets
 from trivium.cli.run_config import Given, RunConfig, origins, resolve
 from trivium.cli.show import say, table
-from trivium.config import MOST, Config, differences, leaves, preset_names, to_tree
+from trivium.config import MOST, Config, leaves, preset_names, to_tree
 from trivium.errors import ConfigError, nearest
 
-app = typer.Typer(help="Show, compare and document configs and presets.", rich_markup_mode=None, add_completion=False)
+app = typer.Typer(help="Show and document configs and presets.", rich_markup_mode=None, add_completion=False)
 
 PIPED, NARROWEST, WIDEST = 100, 80, 120  # columns of a line: where no terminal says, and of any terminal
 MIDDLE = 30  # at most of the middle part of a line
@@ -53,17 +53,6 @@ def explain(
         return
     found = {field.path: field for field in fields_of(RunConfig)}
     _say_wrapped([found[p] for p in _under(path, list(found))], ("field", "may be", "meaning"))
-
-
-@app.command()
-def diff(
-    old: Annotated[str, typer.Argument(metavar="A", help="A preset or a YAML/JSON file.")],
-    new: Annotated[str, typer.Argument(metavar="B", help="Another one, such as DIR/config.json.")],
-) -> None:
-    """Print the fields in which two configs differ."""
-    lines = differences(to_tree(resolve(Given(old))), to_tree(resolve(Given(new))))
-    for line in lines or ["no field differs"]:
-        say(line)
 
 
 def _under(path: str, known: Sequence[str]) -> list[str]:

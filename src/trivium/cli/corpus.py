@@ -12,19 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.corpus_tools import (
-    against,
-    blend,
-    classify,
-    dedup,
-    diff,
-    extract_check,
-    inspect,
-    rejects,
-    select,
-    stats,
-    step,
-)
+from trivium.cli.corpus_tools import against, show, step
 from trivium.cli.machine import version_of
 from trivium.cli.options import (
     CURATES,
@@ -145,17 +133,9 @@ def run(
         say(line)
 
 
-app.command(short_help="One station alone, documents in and out.")(step)
-app.command(short_help="Drop documents that repeat earlier ones.")(dedup)
-app.command(short_help="Keep the documents closest to a target set.")(select)
-app.command(short_help="Show weights and epochs of a blend.")(blend)
-app.command(short_help="Compare the corpora of two runs, byte for byte.")(diff)
-app.command(short_help="Show a document's whole history.")(inspect)
-app.command(short_help="Show documents that were dropped, and why.")(rejects)
-app.command(short_help="Show lengths, scores and reasons for rejection.")(stats)
+app.command(short_help="One step alone: a filter, dedup, select, classifier.")(step)
+app.command(short_help="Statistics, one document, rejects, or a blend.")(show)
 app.command(short_help="Write the texts of benchmarks, to be cut out.")(against)
-app.command("extract-check", short_help="Compare extractors on pages of known text.")(extract_check)
-app.add_typer(classify, name="classify")
 
 
 def large_losses(run: Run) -> list[str]:

@@ -1,19 +1,19 @@
-"""The stations of the corpus one by one: `corpus step`, `dedup`, `select`, `classify`, `blend`, `against`,
-`extract-check`.
+"""`trivium corpus step`, `show` and `against`.
 
-Each reads a folder or file and writes a folder: documents/, rejects.jsonl.gz, funnel.json and its stamp.
+A step reads a folder or file and writes a folder: documents/, rejects.jsonl.gz, funnel.json and its stamp.
 """
 
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, DEFAULT_PRESET, Out, Sets, refuse_inside
+from trivium.cli.options import DEFAULT_OUT, DEFAULT_PRESET, Out, Sets, refuse_given, refuse_inside, with_options_of
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.show import progress_of, say, say_either
@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from trivium.corpus.read.files import Input
     from trivium.tokens.recipe import Recipe
 
-# verbs whose output the same or another of them may replace: nothing but theirs, for a training has a stamp too
-_REPLACED = ("corpus step", "corpus dedup", "corpus select", "corpus classify")
-
-READ = "read"  # the station without a step: what cannot be read is set aside
+STEP = "corpus step"  # whose output it may replace: nothing but its own, for a training has a stamp too
+READ = "read"  # the step without a filter: what cannot be read is set aside
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Preset = Annotated[
@@ -42,74 +40,133 @@ Preset = Annotated[
 Source = Annotated[
     Path,
     typer.Argument(
-        parser=local_path, metavar="IN", help="Files that can be read, a document store, or the output of another verb."
+        parser=local_path, metavar="IN", help="Files that can be read, a document store, or another command's output."
     ),
 ]
 Target = Annotated[Path, typer.Argument(parser=local_path, metavar="OUT", help="A folder to be made.")]
-Engine = Annotated[str, typer.Option("--engine", metavar="|".join(ENGINES), help="Where the work runs.")]
-
-classify = typer.Typer(
-    help="Train the quality classifier, or score documents with it.", rich_markup_mode=None, add_completion=False
-)
 
 
-def step(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="read, extract, clean, or a filter's name.")],
-    source: Source,
-    out: Target,
-    preset: Preset = DEFAULT_PRESET,
-    sets: Sets = None,
-    engine: Engine = "here",
-    workers: Workers = None,
-) -> None:
-    """One station alone, documents in and documents out; killed at any moment, the same command goes on."""
-    from trivium.corpus.clean.filters import FILTERS
-    from trivium.corpus.pipeline import run_steps
+@dataclass(frozen=True)
+class Asked:
+    """The arguments and options of `corpus step`."""
 
-    if name not in (READ, *FILTERS):
-        raise ConfigError(f"NAME '{name}': no such station; {nearest(name, (READ, *FILTERS))}")
-    config = _config(preset, sets)
-    filters = () if name == READ else (name,)
-    curate = config.curate.model_copy(update={"filters": filters})
-    runner = chosen_engine(engine, workers)
-
-    def work(into: Path, progress: Progress) -> dict[str, Any]:
-        with _work(out) as pieces:
-            return run_steps(
-                curate, _read(source, config), into, seed=config.seed, work=pieces, progress=progress, engine=runner
-            )
-
-    _say_funnel(_written(out, f"corpus step {name}", config, {"in": source}, work))
-
-
-def dedup(
-    source: Source,
-    out: Target,
-    by: Annotated[str, typer.Option("--by", metavar="near|text|lines|paragraphs", help="What is compared.")] = "near",
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="read, extract, clean or a filter's name; dedup, select, train-classifier or score."
+        ),
+    ]
+    source: Source
+    out: Target
+    by: Annotated[
+        str | None,
+        typer.Option("--by", metavar="near|text|lines|paragraphs", help="dedup: what is compared; default: near."),
+    ] = None
     index: Annotated[
         Path | None,
         typer.Option(
             "--index",
             parser=local_path,
             metavar="DIR",
-            help="What earlier snapshots held: they are compared with, and this one is added.",
+            help="dedup: earlier snapshots, which this one is compared with and added to.",
         ),
-    ] = None,
-    preset: Preset = DEFAULT_PRESET,
-    sets: Sets = None,
-) -> None:
-    """Drop documents that repeat an earlier one, or their lines or paragraphs that do."""
+    ] = None
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--target", parser=local_path, metavar="DOCUMENTS", help="select: documents like which more are wanted."
+        ),
+    ] = None
+    crawl: Annotated[
+        Path | None,
+        typer.Option(
+            "--crawl",
+            parser=local_path,
+            metavar="DOCUMENTS",
+            help="train-classifier: documents of the crawl; IN has those of high quality.",
+        ),
+    ] = None
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            parser=local_path,
+            metavar="MODEL",
+            help="score: the folder that train-classifier wrote, or its classifier.npz.",
+        ),
+    ] = None
+    preset: Preset = DEFAULT_PRESET
+    sets: Sets = None
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="|".join(ENGINES), help="Where read and filters run; default: here."),
+    ] = None
+    workers: Workers = None
+
+
+Work = Callable[[Path, Progress], dict[str, Any]]
+# The options that one step reads; all others, which are filters and `read`, read --engine and --workers.
+_OWN: Mapping[str, tuple[str, ...]] = {
+    "dedup": ("--by", "--index"),
+    "select": ("--target",),
+    "train-classifier": ("--crawl",),
+    "score": ("--model",),
+}
+_NEEDED = ("--target", "--crawl", "--model")
+
+
+@with_options_of(Asked)
+def step(asked: Asked) -> None:
+    """Run one step alone, documents in and documents out; killed at any moment, the same command goes on.
+
+    dedup drops documents that repeat an earlier one, or lines or paragraphs that do. select keeps the documents that
+    bring training closest to a target set, best first (curate.selection). train-classifier trains the classifier of
+    high-quality text on IN against --crawl; score writes every document with its score as `classifier_score`.
+    """
+    from trivium.corpus.clean.filters import FILTERS
+
+    known = (READ, *FILTERS, *_OWN)
+    if asked.name not in known:
+        raise ConfigError(f"NAME '{asked.name}': no such step; {nearest(asked.name, known)}")
+    options: dict[str, Any] = {"--by": asked.by, "--index": asked.index, "--target": asked.target}
+    options |= {"--crawl": asked.crawl, "--model": asked.model, "--engine": asked.engine, "--workers": asked.workers}
+    own = _OWN.get(asked.name, ("--engine", "--workers"))
+    others = {name: value for name, value in options.items() if name not in own}
+    refuse_given(others, f"`trivium corpus step {asked.name}` does not read this; leave it out")
+    for option in own:
+        if option in _NEEDED and options[option] is None:
+            raise ConfigError(f"{option} is missing: `trivium corpus step {asked.name}` needs it")
+    config = resolve(Given(asked.preset, tuple(asked.sets or ()))).checked()
+    _STEPS.get(asked.name, _filter)(asked, config)
+
+
+def _filter(asked: Asked, config: RunConfig) -> None:
+    from trivium.corpus.pipeline import run_steps
+
+    filters = () if asked.name == READ else (asked.name,)
+    curate = config.curate.model_copy(update={"filters": filters})
+    runner = chosen_engine(asked.engine or "here", asked.workers)
+
+    def work(into: Path, progress: Progress) -> dict[str, Any]:
+        with _work(asked.out) as pieces:
+            source = _read(asked.source, config)
+            return run_steps(curate, source, into, seed=config.seed, work=pieces, progress=progress, engine=runner)
+
+    _say_funnel(_written(asked, config, work))
+
+
+def _dedup(asked: Asked, config: RunConfig) -> None:
     from trivium.corpus.dedup.deduplicate import KINDS, deduplicate
 
+    index, by = asked.index, asked.by or "near"
     way = next((one for one in KINDS if one == by), None)
     if way is None:
         raise ConfigError(f"--by {by}: unknown kind of deduplication; {nearest(by, KINDS)}")
     if index is not None and way != "near":
         raise ConfigError(f"--index {index} goes with --by near, not with --by {by}; leave one of the two out")
     if index is not None:
-        _refuse_replaced("--index", index, out)
-        refuse_inside("--index", index, "IN", source)
-    config = _config(preset, sets)
+        _refuse_replaced("--index", index, asked.out)
+        refuse_inside("--index", index, "IN", asked.source)
     if config.curate.dedup.urls:
         raise ConfigError(
             "curate.dedup.urls=true: addresses are compared by `trivium corpus curate` alone; "
@@ -117,121 +174,72 @@ def dedup(
         )
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        with _work(out) as pieces:
+        with _work(asked.out) as pieces:
+            source = _read(asked.source, config)
             return deduplicate(
-                config.curate,
-                _read(source, config),
-                into,
-                by=way,
-                seed=config.seed,
-                work=pieces,
-                index=index,
-                progress=progress,
+                config.curate, source, into, by=way, seed=config.seed, work=pieces, index=index, progress=progress
             )
 
-    _say_funnel(_written(out, f"corpus dedup --by {by}", config, {"in": source}, work))
+    _say_funnel(_written(asked, config, work, more=f" --by {by}"))
 
 
-def select(
-    source: Source,
-    target: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="TARGET", help="Documents like which more are wanted.")
-    ],
-    out: Target,
-    preset: Preset = DEFAULT_PRESET,
-    sets: Sets = None,
-) -> None:
-    """Keep the documents that bring training closest to a target set, best first (curate.selection)."""
+def _select(asked: Asked, config: RunConfig) -> None:
     from trivium.corpus.select.select import choose_documents
 
-    config = _config(preset, sets)
+    target = asked.target
+    assert target is not None, "checked with the options"
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        pool, wanted = (_read(path, config) for path in (source, target))
+        pool, wanted = (_read(path, config) for path in (asked.source, target))
         return choose_documents(config.curate.selection, pool, wanted, into, seed=config.seed)
 
-    _say_funnel(_written(out, "corpus select", config, {"in": source, "target": target}, work))
+    _say_funnel(_written(asked, config, work, {"--target": target}))
 
 
-@classify.command()
-def train(
-    positives: Annotated[Path, typer.Argument(parser=local_path, metavar="GOOD", help="Documents of high quality.")],
-    negatives: Annotated[Path, typer.Argument(parser=local_path, metavar="CRAWL", help="Documents of the crawl.")],
-    out: Target,
-    preset: Preset = DEFAULT_PRESET,
-    sets: Sets = None,
-) -> None:
-    """Train the classifier of high-quality text against crawl; its accuracy is that on documents held out."""
-    from trivium.corpus.select.classifier import FILE
-    from trivium.corpus.select.classifier import train as train_classifier
+def _train_classifier(asked: Asked, config: RunConfig) -> None:
+    from trivium.corpus.select.classifier import FILE, train
     from trivium.corpus.select.select import texts_drawn
 
-    config = _config(preset, sets)
-    most, seed = config.curate.classifier.documents, config.seed
+    crawl, most, seed = asked.crawl, config.curate.classifier.documents, config.seed
+    assert crawl is not None, "checked with the options"
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        good, crawl = (texts_drawn(_read(path, config), most, seed=seed) for path in (positives, negatives))
-        model, report = train_classifier(good, crawl, config.curate.classifier, seed=seed)
+        good, bad = (texts_drawn(_read(path, config), most, seed=seed) for path in (asked.source, crawl))
+        model, report = train(good, bad, config.curate.classifier, seed=seed)
         model.save(into / FILE)
         write_json(into / "report.json", report.as_json())
         return report.as_json()
 
-    found = _written(out, "corpus classify train", config, {"good": positives, "crawl": negatives}, work)
+    found = _written(asked, config, work, {"--crawl": crawl})
     say(
         f"accuracy {found['accuracy']:.1%} and area under the curve {found['auc']:.4f} on "
         f"{found['held_out']:,} documents held out; trained on {found['trained_on']:,}"
     )
-    named = f"curate.classifier.model={shlex.quote(str(out))}"
+    named = f"curate.classifier.model={shlex.quote(str(asked.out))}"
     say(f"use it, in a curation with classifier among curate.filters: --set {named}")
 
 
-@classify.command()
-def score(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            parser=local_path, metavar="MODEL", help="The folder of `classify train`, or its classifier.npz."
-        ),
-    ],
-    source: Source,
-    out: Target,
-    preset: Preset = DEFAULT_PRESET,
-    sets: Sets = None,
-) -> None:
-    """Write every document with its score as `classifier_score`; none is dropped."""
+def _score(asked: Asked, config: RunConfig) -> None:
     from trivium.corpus.select.select import score_documents
 
-    config = _config(preset, sets)
+    model = asked.model
+    assert model is not None, "checked with the options"
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        return score_documents(model, _read(source, config), into)
+        return score_documents(model, _read(asked.source, config), into)
 
-    found = _written(out, "corpus classify score", config, {"model": model, "in": source}, work)
+    found = _written(asked, config, work, {"--model": model})
     _say_funnel(found)
     for name, value in found["scores"].items():
         say(f"  score, {name}: {value:.3f}")
 
 
-def blend(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A shipped recipe, a YAML file, or a run directory with tokens.")
-    ] = "mt-nlg",
-    after: Annotated[
-        str | None, typer.Option("--after", metavar="TOKENS", help="Tokens read, as 270B. Default: the recipe's.")
-    ] = None,
-    sequence: Annotated[int, typer.Option("--sequence", metavar="N", help="Tokens in a sample.")] = 2048,
-    as_json: AsJson = False,
-) -> None:
-    """Show weights and epochs of a blend, and what it contains after so many tokens."""
-    from trivium.tokens.recipe import contents_after, recipe_lines
-
-    if sequence < 1:
-        raise ConfigError(f"--sequence {sequence}: a sample has 1 token or more; give its length")
-    table = _recipe(recipe)
-    tokens = parse_count(after) if after else int(table.tokens_trained)
-    contents = contents_after(tokens, table, sequence=sequence)
-    data = {source: one._asdict() for source, one in contents.items()}
-    say_either(recipe_lines(contents, table), data, as_json)
+_STEPS: Mapping[str, Callable[[Asked, RunConfig], None]] = {
+    "dedup": _dedup,
+    "select": _select,
+    "train-classifier": _train_classifier,
+    "score": _score,
+}
 
 
 def against(
@@ -271,27 +279,6 @@ def against(
     say(f"use them: --set {shlex.quote(f'curate.decontamination.against={value}')}")
 
 
-def extract_check(
-    gold: Annotated[Path, typer.Argument(parser=local_path, metavar="GOLD", help="A folder of pages with gold text.")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", parser=local_path, metavar="DIR", help="A run directory whose report will show it."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """F1 and speed of each extractor on pages whose text is known."""
-    from trivium.corpus.clean.extract_check import check_extraction, extraction_lines
-    from trivium.corpus.kernels.warm_up import compile_once
-
-    with progress_of("corpus extract-check") as progress:
-        compile_once(progress)
-    rows = check_extraction(gold)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "extraction.json", rows)
-    say_either(extraction_lines(rows), rows, as_json)
-
-
 def _recipe(name: str) -> "Recipe":
     from trivium.tokens.manifest import MANIFEST
     from trivium.tokens.recipe import load_recipe, recipe_names, recipe_of_tokens
@@ -301,14 +288,10 @@ def _recipe(name: str) -> "Recipe":
         return recipe_of_tokens(tokens)
     if Path(name).is_dir() and name not in recipe_names():
         raise ConfigError(
-            f"RECIPE '{name}' is a folder without {tokens / MANIFEST}, and the blend of a run is that of its tokens; "
+            f"--blend '{name}' is a folder without {tokens / MANIFEST}, and the blend of a run is that of its tokens; "
             f"run `trivium tokenize --out {shlex.quote(name)}` first, or give a recipe: {', '.join(recipe_names())}"
         )
     return load_recipe(name)
-
-
-def _config(preset: str, sets: list[str] | None) -> RunConfig:
-    return resolve(Given(preset, tuple(sets or ()))).checked()
 
 
 def _read(path: Path, config: RunConfig) -> "Input":
@@ -331,26 +314,24 @@ def _work(out: Path) -> Iterator[Path]:
 
 
 def _written(
-    out: Path,
-    verb: str,
-    config: RunConfig,
-    inputs: Mapping[str, Path],
-    work: Callable[[Path, Progress], dict[str, Any]],
+    asked: Asked, config: RunConfig, work: Work, inputs: Mapping[str, Path] | None = None, *, more: str = ""
 ) -> dict[str, Any]:
-    """Do a verb's work into a folder that appears, stamped, when it is complete."""
-    if out.exists() and not (out.is_dir() and (_verb_of(out) in _REPLACED or not any(out.iterdir()))):
+    """Do a step's work into a folder that appears, stamped, when it is complete. inputs: those besides IN."""
+    out, verb = asked.out, f"{STEP} {asked.name}{more}"
+    if out.exists() and not (out.is_dir() and (_verb_of(out) == STEP or not any(out.iterdir()))):
         made = f"was made by `trivium {_verb_of(out)}`" if _verb_of(out) else "was not made by trivium"
         raise ConfigError(f"OUT {out} is there and {made}; give a folder that is not")
-    for name, path in inputs.items():
-        _refuse_replaced(name.upper(), path, out)
-        if name != "model":  # which is no text
-            refuse_inside("OUT", out, name.upper(), path)
+    places = {"IN": asked.source, **(inputs or {})}
+    for name, path in places.items():
+        _refuse_replaced(name, path, out)
+        if name != "--model":  # which is no text
+            refuse_inside("OUT", out, name, path)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     from trivium.corpus.kernels.warm_up import compile_once
 
     whole = to_tree(config)
     settings = {"seed": config.seed, "curate": whole["curate"], "harvest": {"read": whole["harvest"]["read"]}}
-    names = {name: fingerprint(str(path.resolve())) for name, path in inputs.items()}
+    names = {name.strip("-").lower(): fingerprint(str(path.resolve())) for name, path in places.items()}
     with progress_of(verb) as progress, publishing(out, verb=verb, config=settings, inputs=names) as partial:
         compile_once(progress)
         return work(partial, progress)
@@ -365,7 +346,7 @@ def _refuse_replaced(name: str, path: Path, out: Path) -> None:
 
 
 def _verb_of(out: Path) -> str:
-    """The first two words of the verb that made a folder; none where it is not stamped."""
+    """Return the first two words of the command that made a folder; "" where it is not stamped."""
     return " ".join(str((read_stamp(out) or {}).get("verb", "")).split()[:2])
 
 
@@ -386,76 +367,115 @@ def _say_funnel(found: Mapping[str, Any]) -> None:
         say(line)
 
 
-STATIONS = ("curated", "tokens")  # of a run directory
 SHOWN = 300  # characters of a reject's text
-
-RunDirectory = Annotated[Path, typer.Argument(parser=local_path, metavar="DIR", help="A run directory.")]
-
-
-def diff(a: RunDirectory, b: RunDirectory) -> None:
-    """Compare the corpora of two run directories byte for byte; exit code 1 when they differ."""
-    from trivium.corpus.publish.views import differences_between
-
-    lines, compared = [], []
-    for station in STATIONS:
-        if (a / station).is_dir() or (b / station).is_dir():
-            compared.append(station)
-            lines += [f"{station}/{line}" for line in differences_between(a / station, b / station)]
-    if not compared:
-        raise DataError(f"neither {a} nor {b} holds a corpus; run `trivium corpus run` first")
-    for line in lines or [f"identical: every file of {' and '.join(compared)}"]:
-        say(line)
-    if lines:
-        raise typer.Exit(1)
+REJECTS = 10  # that are drawn
+SAMPLE_TOKENS = 2048
 
 
-def inspect(
-    document: Annotated[str, typer.Argument(metavar="ID", help="A document's id.")],
-    out: Out = DEFAULT_OUT,
-    as_json: AsJson = False,
-) -> None:
-    """Show a document's whole history: every figure, every decision, and the copies dropped in its favour."""
-    from trivium.corpus.publish.views import history, history_lines
+@dataclass(frozen=True)
+class Shown:
+    """The argument and options of `corpus show`."""
 
-    found = history(out / "curated", document)
-    say_either(history_lines(found), found, as_json)
-
-
-def rejects(
-    out: Out = DEFAULT_OUT,
-    step: Annotated[str, typer.Option("--step", metavar="NAME", help="Only of this step of the funnel.")] = "",
+    document: Annotated[
+        str | None, typer.Argument(metavar="ID", help="A document's id: every figure and decision about it.")
+    ] = None
+    out: Out = DEFAULT_OUT
+    rejects: Annotated[bool, typer.Option("--rejects", help="Documents that were dropped, drawn evenly, and why.")] = (
+        False
+    )
+    step: Annotated[
+        str | None, typer.Option("--step", metavar="NAME", help="--rejects: only of this step of the funnel.")
+    ] = None
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Only those whose reason holds this text.")
-    ] = "",
-    count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="How many, drawn evenly.")] = 10,
+        str | None, typer.Option("--reason", metavar="TEXT", help="--rejects: only those whose reason holds this text.")
+    ] = None
+    count: Annotated[
+        int | None, typer.Option("--count", metavar="N", min=1, help=f"--rejects: how many; default: {REJECTS}.")
+    ] = None
     characters: Annotated[
         int | None,
-        typer.Option("--characters", metavar="N", min=0, help=f"How much of each text is shown; default: {SHOWN}."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show some of the documents that were dropped, and why."""
+        typer.Option("--characters", metavar="N", min=0, help=f"--rejects: how much of each text; default: {SHOWN}."),
+    ] = None
+    blend: Annotated[
+        str | None,
+        typer.Option(
+            "--blend",
+            metavar="RECIPE|DIR",
+            help="Weights and epochs of a blend: of a shipped recipe (mt-nlg), a YAML file, or a run with tokens.",
+        ),
+    ] = None
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="TOKENS", help="--blend: tokens read, as 270B. Default: the recipe's."),
+    ] = None
+    sequence: Annotated[
+        int | None,
+        typer.Option("--sequence", metavar="N", help=f"--blend: tokens in a sample; default: {SAMPLE_TOKENS}."),
+    ] = None
+    as_json: AsJson = False
+
+
+@with_options_of(Shown)
+def show(asked: Shown) -> None:
+    """Show the statistics of a run's corpus: lengths, scores, reasons for rejection, similarities of near duplicates.
+
+    With ID: a document's whole history, and the copies dropped in its favour. With --rejects: dropped documents.
+    With --blend: how often each source is read.
+    """
+    subjects = [("ID", asked.document), ("--rejects", asked.rejects or None), ("--blend", asked.blend)]
+    given = [name for name, value in subjects if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: each shows something else; give one of them")
+    about_rejects = {"--step": asked.step, "--reason": asked.reason, "--count": asked.count}
+    about_rejects["--characters"] = asked.characters
+    if not asked.rejects:
+        refuse_given(about_rejects, "only --rejects reads this; add --rejects, or leave it out")
+    if asked.blend is None:
+        refuse_given({"--after": asked.after, "--sequence": asked.sequence}, "only --blend reads this; leave it out")
+    if asked.document is not None:
+        from trivium.corpus.publish.views import history, history_lines
+
+        found = history(asked.out / "curated", asked.document)
+        say_either(history_lines(found), found, asked.as_json)
+    elif asked.rejects:
+        _show_rejects(asked)
+    elif asked.blend is not None:
+        _show_blend(asked, asked.blend)
+    else:
+        from trivium.corpus.publish.views import corpus_statistics, statistics_lines
+
+        found = keep_statistics(Workspace(asked.out)) or corpus_statistics(asked.out / "curated")
+        say_either(statistics_lines(found), found, asked.as_json)
+
+
+def _show_rejects(asked: Shown) -> None:
     from trivium.corpus.publish.views import reject_lines, some_rejects
 
-    if as_json and characters is not None:
-        raise ConfigError(f"--characters {characters}: --json has each text whole; leave one of the two out")
-    found = some_rejects(out / "curated", step=step, reason=reason, count=count)
+    step, reason = asked.step or "", asked.reason or ""
+    if asked.as_json and asked.characters is not None:
+        raise ConfigError(f"--characters {asked.characters}: --json has each text whole; leave one of the two out")
+    found = some_rejects(asked.out / "curated", step=step, reason=reason, count=asked.count or REJECTS)
     if not found:
         raise DataError(
-            f"no reject of {out / 'curated'} has --step '{step}' and --reason '{reason}'; `trivium corpus stats` "
+            f"no reject of {asked.out / 'curated'} has --step '{step}' and --reason '{reason}'; `trivium corpus show` "
             "counts them"
         )
-    whole = [dumps(row, ensure_ascii=False) for row in found] if as_json else []
-    for line in whole or reject_lines(found, characters=SHOWN if characters is None else characters):
+    whole = [dumps(row, ensure_ascii=False) for row in found] if asked.as_json else []
+    for line in whole or reject_lines(found, characters=SHOWN if asked.characters is None else asked.characters):
         say(line)
 
 
-def stats(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
-    """Show distributions: lengths, scores, reasons for rejection, similarities of near duplicates."""
-    from trivium.corpus.publish.views import corpus_statistics, statistics_lines
+def _show_blend(asked: Shown, recipe: str) -> None:
+    from trivium.tokens.recipe import contents_after, recipe_lines
 
-    found = keep_statistics(Workspace(out)) or corpus_statistics(out / "curated")
-    say_either(statistics_lines(found), found, as_json)
+    sequence = SAMPLE_TOKENS if asked.sequence is None else asked.sequence
+    if sequence < 1:
+        raise ConfigError(f"--sequence {sequence}: a sample has 1 token or more; give its length")
+    table = _recipe(recipe)
+    tokens = parse_count(asked.after) if asked.after else int(table.tokens_trained)
+    contents = contents_after(tokens, table, sequence=sequence)
+    data = {source: one._asdict() for source, one in contents.items()}
+    say_either(recipe_lines(contents, table), data, asked.as_json)
 
 
 def keep_statistics(at: Workspace) -> dict[str, Any]:

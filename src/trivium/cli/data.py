@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ from trivium.cli.options import (
     Sets,
     given_for,
     open_run,
+    with_options_of,
 )
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
@@ -43,49 +44,75 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-RunDirectory = Annotated[Path, typer.Argument(parser=local_path, metavar="RUN", help="A run directory.")]
-STEP_HELP = "A step, counted from 1 as in metrics.jsonl."
-Step = Annotated[int, typer.Option("--step", metavar="S", help=STEP_HELP)]
 # The combinations of options that `show` takes.
-SHOWN = (["--step"], ["--step", "--row"], ["--step", "--row", "--position"], ["--step", "--counts"], ["--document"])
-Tokens = Annotated[
-    Path | None,
-    typer.Option("--tokens", parser=local_path, metavar="DIR", help="Where its token shards lie now, if they moved."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SHOWN = (
+    ["--step"],
+    ["--step", "--row"],
+    ["--step", "--row", "--position"],
+    ["--step", "--counts"],
+    ["--step", "--culprit"],
+    ["--document"],
+    ["--check"],
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The argument and options of `data show`."""
+
+    run: Annotated[Path, typer.Argument(parser=local_path, metavar="RUN", help="A run directory.")]
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="S", help="A step, counted from 1 as in metrics.jsonl.")
+    ] = None
+    row: Annotated[int | None, typer.Option("--row", metavar="R", help="Only this row of the step, from 0.")] = None
+    position: Annotated[
+        int | None, typer.Option("--position", metavar="P", help="The token at this position of the row, from 0.")
+    ] = None
+    counts: Annotated[bool, typer.Option("--counts", help="Samples of each source up to the step (0: none).")] = False
+    culprit: Annotated[
+        bool, typer.Option("--culprit", help="Replay the step, and name the row and document that spoil it.")
+    ] = False
+    document: Annotated[str | None, typer.Option("--document", metavar="ID", help="A document's id, or a piece's.")] = (
+        None
+    )
+    check: Annotated[bool, typer.Option("--check", help="Check every step's hash, and every document.")] = False
+    tokens: Annotated[
+        Path | None,
+        typer.Option("--tokens", parser=local_path, metavar="DIR", help="Where its token shards are now, if moved."),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 
 
 @app.command(short_help="Show what a step read, or which steps read a document.")
-def show(
-    run: RunDirectory,
-    step: Annotated[int | None, typer.Option("--step", metavar="S", help=STEP_HELP)] = None,
-    row: Annotated[int | None, typer.Option("--row", metavar="R", help="Only this row of the step, from 0.")] = None,
-    position: Annotated[
-        int | None, typer.Option("--position", metavar="P", help="The token at this position of the row, from 0.")
-    ] = None,
-    counts: Annotated[bool, typer.Option("--counts", help="Samples of each source up to the step (0: none).")] = False,
-    document: Annotated[
-        str | None, typer.Option("--document", metavar="ID", help="A document's id, or a piece's.")
-    ] = None,
-    tokens: Tokens = None,
-    as_json: AsJson = False,
-) -> None:
+@with_options_of(Asked)
+def show(asked: Asked) -> None:
     """Show what a step read: its rows, or the document of one token, with what curation decided and scored.
 
     --document ID: every (step, row) done so far that read it. Exit code 4 if the tokens that lie there are not those
-    that the trainer logged.
+    that the trainer logged. --culprit: does the step again from the nearest checkpoint before, on one process, where
+    the model must fit; names the micro-batch, row and document that spoil it, and the layer where it shows first.
+    --check: every step's hash, and every document both ways; exit code 4 when anything disagrees.
     """
-    options = {"--step": step, "--row": row, "--position": position, "--document": document}
-    given = [name for name, value in options.items() if value is not None] + ["--counts"] * counts
+    run, step, row, position = asked.run, asked.step, asked.row, asked.position
+    numbers = {"--step": step, "--row": row, "--position": position}
+    flags = {"--counts": asked.counts, "--culprit": asked.culprit, "--check": asked.check}
+    given = [name for name, value in {**numbers, "--document": asked.document}.items() if value is not None]
+    given += [name for name, is_given in flags.items() if is_given]
     if given not in SHOWN:
         raise ConfigError(f"{' '.join(given) or 'no option'}: give {', or '.join(' '.join(each) for each in SHOWN)}")
-    record = _record(run, tokens)
-    if document is not None:
-        found = lineage.where(record, document)
+    record = read_record(Workspace(run).folder("training"), asked.tokens)
+    if asked.check:
+        _check(run, record, asked.as_json)
+        return
+    if asked.document is not None:
+        found = lineage.where(record, asked.document)
         lines, step = _where_lines(found), int(found["steps_done"])
     elif step is None:
         raise AssertionError("every other combination has a step")
-    elif counts:
+    elif asked.culprit:
+        _show_culprit(record, step, asked.as_json)
+        return
+    elif asked.counts:
         step, found, lines = _counts(record, step)
     elif row is None or position is None:
         found = lineage.batch(record, step, row)
@@ -94,7 +121,7 @@ def show(
         found = {**lineage.trace(record, step, row, position), **_texts(record, step, row, position)}
         found["curation"], found["without_curation"] = _curation(record, found["document"])
         lines = _trace_lines(found)
-    say_either(lines, found, as_json)
+    say_either(lines, found, asked.as_json)
     _refuse_others(run, found, step)
 
 
@@ -114,10 +141,8 @@ def _counts(record: Record, step: int) -> tuple[int, dict[str, Any], list[str]]:
     return last, found, [*_counts_lines(found, sequence), *never_read_lines(manifest, sequence)]
 
 
-@app.command(short_help="Check every step's hash, and every document.")
-def check(run: RunDirectory, tokens: Tokens = None, as_json: AsJson = False) -> None:
-    """Check every step's hash, and every document both ways; exit code 4 when anything disagrees."""
-    found = lineage.round_trip(_record(run, tokens))
+def _check(run: Path, record: Record, as_json: bool) -> None:
+    found = lineage.round_trip(record)
     line = (
         f"{found['steps']} steps, {len(found['wrong_hashes'])} with another hash; {found['documents']} documents, "
         f"{found['documents_seen']} of them seen, {found['sightings']} times: "
@@ -128,16 +153,11 @@ def check(run: RunDirectory, tokens: Tokens = None, as_json: AsJson = False) -> 
         raise DataError(f"{run}: lineage disagrees ({found}); tokens or records changed since the training")
 
 
-@app.command(short_help="Name the document that spoils a step.")
-def culprit(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson = False) -> None:
-    """Do a step again, and name the micro-batch, row and document that spoil it, and the layer where it shows first.
-
-    It starts from the nearest checkpoint before, on one process, whatever the layout was; the model must fit there.
-    """
+def _show_culprit(record: Record, step: int, as_json: bool) -> None:
     from trivium.training.lineage.culprit import find_culprit
 
     with progress_of("culprit") as progress:
-        found = find_culprit(_record(run, tokens), step, progress)
+        found = find_culprit(record, step, progress)
     say_either(_culprit_lines(found), found, as_json)
 
 
@@ -170,10 +190,6 @@ def _counts_lines(found: dict[str, Any], sequence: int) -> list[str]:
     if found["step"] > found["steps_done"]:
         lines.append(f"{found['steps_done']:,} steps are done; this is what {found['step']:,} will have taken")
     return lines
-
-
-def _record(run: Path, tokens: Path | None) -> Record:
-    return read_record(Workspace(run).folder("training"), tokens)
 
 
 def _texts(record: Record, step: int, row: int, position: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ VERBS = (
     Verb("metrics", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
     Verb("data", "trivium.cli.data", "From tokens to documents and back; take tokens made elsewhere."),
     Verb("launch", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
-    Verb("checkpoint", "trivium.cli.checkpoint", "List, verify, compare, exchange and remove checkpoints."),
+    Verb("checkpoint", "trivium.cli.checkpoint", "List, verify, exchange and remove checkpoints."),
     Verb("prove", "trivium.cli.prove", "Kill a rank, resume in another layout, compare the losses."),
     Verb("evaluate", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
     Verb("incontext", "trivium.cli.incontext", "Study how answers depend on the solved examples before them."),
@@ -51,7 +51,8 @@ VERBS = (
     Verb("generate", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
     Verb("serve", "trivium.cli.serve", "Answer over HTTP, with a playground, on this machine."),
     Verb("report", "trivium.cli.report", "Gather a run's results in one self-contained page."),
-    Verb("config", "trivium.cli.config", "Show, compare and document configs and presets."),
+    Verb("config", "trivium.cli.config", "Show and document configs and presets."),
+    Verb("diff", "trivium.cli.diff", "Compare two checkpoints, corpora or configs."),
 )
 
 

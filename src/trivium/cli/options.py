@@ -1,8 +1,10 @@
 """The options that several verbs share, and how they become a run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -18,6 +20,8 @@ from trivium.errors import ConfigError, DataError, MachineError
 from trivium.families.common.hf_config import is_model_folder
 from trivium.provenance import read_stamp
 from trivium.tokens.config import TokensConfig
+
+T = TypeVar("T")
 
 DEFAULT_PRESET = "demo"
 DEFAULT_OUT = Path("runs/demo")
@@ -66,6 +70,28 @@ Tokens = Annotated[
 ]
 Redo = Annotated[bool, typer.Option("--redo", help="Do it again even when the output is up to date.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print config, problems and price; start and write nothing.")]
+
+
+def with_options_of(options: Callable[..., T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Make a command of a function of one dataclass, whose fields are the command's options: typer reads them from
+    the signature."""
+
+    def decorate(work: Callable[[T], None]) -> Callable[..., None]:
+        @wraps(work)
+        def command(**given: Any) -> None:
+            work(options(**given))
+
+        command.__signature__ = signature(options)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def refuse_given(options: Mapping[str, Any], why: str) -> None:
+    """Raise ConfigError for the options that were given: those whose value is neither None nor False."""
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: {why}")
 
 
 def refuse_no_place_for(option: str, file: Path | None) -> None:
@@ -136,7 +162,7 @@ _READER = {  # the command that reads a section first
     "tokens": "tokenize",
     "plan": "train",
     "training": "train",
-    "machine": "plan estimate",
+    "machine": "plan show",
     "search": "plan search",
     "evaluation": "evaluate",
     "bias": "bias",
@@ -148,8 +174,8 @@ CORPUS_MADE = {
     name: f"the corpus is made already; give it to `trivium corpus {name}`" for name in ("harvest", "curate")
 }
 OF_OTHER_VERBS = {
-    "curate.selection": "give it to `trivium corpus select`",
-    "curate.dedup.shortest": "give it to `trivium corpus dedup`",
+    "curate.selection": "give it to `trivium corpus step select`",
+    "curate.dedup.shortest": "give it to `trivium corpus step dedup`",
 }
 CURATES = Reads("corpus curate", EVERY_SECTION, {"harvest": CORPUS_MADE["harvest"], **OF_OTHER_VERBS})
 # A model's rows are compared with the tokenizer, so `train` takes these two of its fields.

@@ -1,5 +1,6 @@
 """`trivium plan`: what a run is and what it costs, before anything runs."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,33 +8,41 @@ import typer
 from typer.core import TyperGroup
 
 from trivium.cli.machine import cores, memory_bytes
-from trivium.cli.options import DEFAULT_OUT, DEFAULT_PRESET, Out, Preset, Ranks, Redo, Sets, given_for, open_run
-from trivium.cli.plan_estimate import PresetOption, estimate_plan, scale
-from trivium.cli.plan_measure import backtest, calibrate, probe_machine
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    DEFAULT_PRESET,
+    Out,
+    Preset,
+    Ranks,
+    Redo,
+    Sets,
+    given_for,
+    open_run,
+    refuse_given,
+    with_options_of,
+)
+from trivium.cli.paths import local_path
+from trivium.cli.plan_measure import probe_machine
 from trivium.cli.plan_search import search
-from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, resolve
-from trivium.cli.show import say
+from trivium.cli.price import MachineOption, machine_of
+from trivium.cli.run_config import Given, RunConfig, resolve, with_options
+from trivium.cli.show import say, say_found
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
 from trivium.plan.mapping import describe, draw, legend, node_of, problems
+from trivium.plan.plan import Plan
 from trivium.planner.explain import plan_lines, plan_stage
 from trivium.progress import Progress
 from trivium.provenance import write_json
-from trivium.units import counted
+from trivium.units import counted, parse_count
 
-REFERENCE = "mt-nlg-530b"  # stands beside the demo's plan
 FEW_NODES = 12  # lines of a drawing, unless all are asked for
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command("search", short_help="Find the fastest layouts on a machine, and why they win.")(search)
-app.command("estimate", short_help="One plan's seconds, memory and traffic, rank by rank.")(estimate_plan)
-app.command("scale", short_help="Predict strong and weak scaling.")(scale)
-app.command("backtest", short_help="Compare predictions with published runs (CSV).")(backtest)
-app.command("probe", short_help="Measure this machine; write a machine file.")(probe_machine)
-app.command("calibrate", short_help="Compare a finished run with its prediction.")(calibrate)
+app.command("probe", short_help="Measure this machine, or what a finished run took.")(probe_machine)
 
 
 @app.callback(invoke_without_command=True)
@@ -72,53 +81,123 @@ def _told(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-@app.command(short_help="Print a plan with its step time and memory.")
-def show(
+@dataclass(frozen=True)
+class Asked:
+    """The options of `plan show`."""
+
     preset: Annotated[
         list[str] | None,
-        typer.Option("--preset", metavar="NAME", help="A preset or config file; may be given many times."),
-    ] = None,
-    sets: Sets = None,
-    ranks: Ranks = None,
-) -> None:
-    """Print model, layout, batch, schedule, and the estimated time and memory of a step."""
-    for number, name in enumerate(preset or ["demo", REFERENCE]):
-        config = resolve(Given(name, tuple(sets or ()), ranks)).checked()
-        lines = plan_lines(config.plan, machine_of(config.machine), config.search.memory_fraction)
-        for line in [*([""] if number else []), name, *lines]:
-            say(line)
-
-
-@app.command("map", short_help="Draw which rank sits on which node.")
-def map_ranks(
-    preset: PresetOption = DEFAULT_PRESET,
-    sets: Sets = None,
-    ranks: Ranks = None,
+        typer.Option(
+            "--preset", metavar="NAME", help="A preset or config file. Given several times: a summary of each plan."
+        ),
+    ] = None
+    machine: MachineOption = None
+    sets: Sets = None
+    ranks: Ranks = None
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="N", help="Price a whole training on so many tokens, as 270B.")
+    ] = None
+    failures: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            "--failures",
+            metavar="SAVE_SECONDS MTBF_HOURS",
+            help="How long a checkpoint takes, and how often the job fails: says how often to save.",
+        ),
+    ] = None
+    stack: Annotated[
+        Path | None,
+        typer.Option("--stack", parser=local_path, metavar="FILE", help="What `plan probe --run` learned from a run."),
+    ] = None
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", parser=local_path, metavar="FILE", help="Write a page with the schedule drawn over time."
+        ),
+    ] = None
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", parser=local_path, metavar="FILE", help="Write the figures as data; -: to standard output."
+        ),
+    ] = None
+    map_ranks: Annotated[
+        bool, typer.Option("--map", help="Draw instead which rank is on which node, as plan.layout.order has it.")
+    ] = False
     per_node: Annotated[
         int | None,
-        typer.Option("--per-node", metavar="N", help="Devices of a node. Default: those of the config's machine."),
-    ] = None,
+        typer.Option("--per-node", metavar="N", help="--map: devices of a node. Default: those of the machine."),
+    ] = None
     allow_tensor: Annotated[
-        bool, typer.Option("--allow-tensor-across-nodes", help="Let tensor groups span nodes.")
-    ] = False,
-    every: Annotated[bool, typer.Option("--all", help="Draw every node, however many.")] = False,
-) -> None:
-    """Draw which rank sits on which node, as plan.layout.order has it; refuse tensor groups that span nodes."""
-    config = resolve(Given(preset, tuple(sets or ()), ranks)).checked()
-    layout, machine = config.plan.layout, machine_of(config.machine)
+        bool, typer.Option("--allow-tensor-across-nodes", help="--map: let tensor groups span nodes.")
+    ] = False
+    every: Annotated[bool, typer.Option("--all", help="--map: draw every node, however many.")] = False
+
+
+@app.command(short_help="Seconds, memory and traffic of a plan, rank by rank.")
+@with_options_of(Asked)
+def show(asked: Asked) -> None:
+    """Show a plan: model, layout, batch and schedule; seconds, memory and traffic of every pipeline rank; time and cost
+    of a training; or, with --map, which rank is on which node.
+
+    A map is refused where tensor groups span nodes.
+    """
+    names = asked.preset or [DEFAULT_PRESET]
+    prices = {"--tokens": asked.tokens, "--failures": asked.failures, "--stack": asked.stack}
+    prices |= {"--html": asked.html, "--json": asked.json}
+    drawing = {"--per-node": asked.per_node, "--allow-tensor-across-nodes": asked.allow_tensor, "--all": asked.every}
+    if asked.map_ranks:
+        refuse_given(prices, "--map prices nothing; leave out --map or the others")
+    else:
+        refuse_given(drawing, "only --map reads this; add --map, or leave it out")
+    if len(names) > 1:
+        one = {**prices, "--map": asked.map_ranks}
+        refuse_given(one, f"takes one --preset, and here are {len(names)}; leave all but one out")
+    for number, name in enumerate(names):
+        sets = with_options(asked.sets, {"machine": asked.machine})
+        config = resolve(Given(name, sets, asked.ranks)).checked()
+        machine = machine_of(config.machine)
+        if asked.map_ranks:
+            _say_map(config.plan, machine, asked)
+        elif len(names) == 1:
+            _say_estimate(name, config, machine, asked)
+        else:
+            lines = plan_lines(config.plan, machine, config.search.memory_fraction)
+            for line in [*([""] if number else []), name, *lines]:
+                say(line)
+
+
+def _say_estimate(name: str, config: RunConfig, machine: Machine, asked: Asked) -> None:
+    from trivium.cli import plan_estimate
+    from trivium.planner.stack_file import read_stack
+
+    trained = None
+    if asked.tokens is not None:
+        try:
+            trained = parse_count(asked.tokens)
+        except ConfigError as error:
+            raise ConfigError(f"--tokens: {error}") from None
+    wanted = plan_estimate.Asked(name, trained, asked.failures, config.search.memory_fraction)
+    told = plan_estimate.tell(config.plan, machine, wanted, read_stack(asked.stack) if asked.stack else None)
+    if asked.html is not None:
+        plan_estimate.write_page(asked.html, told)
+    say_found(plan_estimate.lines(told), plan_estimate.tree(told), asked.json, asked.html)
+
+
+def _say_map(plan: Plan, machine: Machine, asked: Asked) -> None:
+    layout, per_node = plan.layout, asked.per_node
     if per_node is None:
         unfit = machine.problems(layout.world_size)
         if unfit:
             raise ConfigError("\n".join(unfit))
     on_node = per_node if per_node is not None else devices_of_node(machine, layout.world_size)
-    unit = config.plan.tensor_unit
-    unsafe = problems(layout, on_node, tensor_unit=unit, tensor_across_nodes=allow_tensor)
+    unsafe = problems(layout, on_node, tensor_unit=plan.tensor_unit, tensor_across_nodes=asked.allow_tensor)
     if unsafe:
         raise ConfigError("\n".join(unsafe))
     place = f"nodes of {on_node}" if per_node is not None else machine.name
     if per_node is None and machine.sharing == "shared":
         place = f"{machine.name}, one node whose {machine.devices} cores the ranks share"
-    for line in map_lines(layout, on_node, place=place, every=every):
+    for line in map_lines(layout, on_node, place=place, every=asked.every):
         say(line)
 
 

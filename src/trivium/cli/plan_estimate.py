@@ -1,18 +1,11 @@
-"""`trivium plan estimate`: the full breakdown of one plan, as text, as data, and as a page with its schedule drawn."""
+"""The full breakdown of one plan, as text, as data, and as a page with its schedule drawn: see `trivium plan show`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from trivium.cli.options import DEFAULT_PRESET, Sets
-from trivium.cli.paths import local_path
-from trivium.cli.plan_search import MOST
-from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, resolve, with_options
-from trivium.cli.show import say_found, table
+from trivium.cli.show import table
 from trivium.config import to_tree
 from trivium.cost.case import case_of
 from trivium.cost.estimate import strides_of
@@ -26,18 +19,11 @@ from trivium.planner.breakdown import traffic_by_axis as by_axis
 from trivium.planner.campaign import HOUR, Campaign, Rates, campaign
 from trivium.planner.explain import plan_lines
 from trivium.planner.interval import Interval, checkpoint_interval
-from trivium.planner.scale import LARGEST, T3_PUBLISHED, Point, Scaling, geomean_speed_up, scaling
-from trivium.planner.stack_file import LearnedStack, read_stack
+from trivium.planner.stack_file import LearnedStack
 from trivium.units import counted, format_bytes, format_count, format_seconds, parse_count
 
 FEW_RANKS = 8  # rows of a table on the terminal; the page and the data have all
 FORMAT = "trivium-estimate-1"
-
-MachineOption = Annotated[
-    str | None,
-    typer.Option("--machine", metavar="NAME|FILE", help="A machine, or a file of `plan probe`. Default: the config's."),
-]
-PresetOption = Annotated[str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file.")]
 
 
 @dataclass(frozen=True)
@@ -71,49 +57,7 @@ class Told:
         return self.parts.price.seconds * self.factor
 
 
-def estimate_plan(
-    preset: PresetOption = DEFAULT_PRESET,
-    machine: MachineOption = None,
-    sets: Sets = None,
-    stack: Annotated[
-        Path | None,
-        typer.Option("--stack", parser=local_path, metavar="FILE", help="What `plan calibrate` learned from a run."),
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="N", help="Price a whole training on so many tokens, as 270B.")
-    ] = None,
-    failures: Annotated[
-        tuple[float, float] | None,
-        typer.Option(
-            "--failures",
-            metavar="SAVE_SECONDS MTBF_HOURS",
-            help="How long a checkpoint takes, and how often the job fails: says how often to save.",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", parser=local_path, metavar="FILE", help="Write a page with the schedule drawn over time."
-        ),
-    ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", parser=local_path, metavar="FILE", help="Write the figures as data; -: to standard output."
-        ),
-    ] = None,
-) -> None:
-    """Take one plan apart: seconds, memory and traffic of every pipeline rank, time and cost of a training."""
-    config = resolve(Given(preset, with_options(sets, {"machine": machine}))).checked()
-    trained = _count(tokens, "--tokens") if tokens is not None else None
-    asked = Asked(preset, trained, failures, config.search.memory_fraction)
-    told = tell(config.plan, machine_of(config.machine), asked, read_stack(stack) if stack else None)
-    if html is not None:
-        _write_page(html, told)
-    say_found(lines(told), tree(told), json, html)
-
-
-def _count(text: str, option: str) -> int:
+def token_count(text: str, option: str) -> int:
     try:
         return parse_count(text)
     except ConfigError as error:
@@ -266,7 +210,8 @@ def chart(told: Told) -> Any:
     )
 
 
-def _write_page(path: Path, told: Told) -> None:
+def write_page(path: Path, told: Told) -> None:
+    """Write the page of an estimate."""
     from trivium.report.gantt import write_chart
 
     write_chart(path, chart(told))
@@ -279,90 +224,3 @@ def _few(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def _shortened(rows: list[tuple[str, ...]]) -> str:
     left_out = len(rows) - len(_few(rows))
     return f" ({left_out} ranks before the last not shown; --json and --html have all)" if left_out else ""
-
-
-TITLES = {
-    "strong": "strong scaling, predicted: the same batch on more devices",
-    "weak": "weak scaling, predicted: as many sequences for each replica as now",
-}
-HEADER = ("devices", "data", "sequences", "step", "tokens/s", "utilisation", "efficiency", "with T3", "")
-
-
-def scale(
-    preset: PresetOption = DEFAULT_PRESET,
-    machine: MachineOption = None,
-    sets: Sets = None,
-    largest: Annotated[
-        int, typer.Option("--largest", metavar="N", max=MOST, help="Devices at the end of the curves.")
-    ] = LARGEST,
-    html: Annotated[
-        Path | None, typer.Option("--html", parser=local_path, metavar="FILE", help="Write a page with the curves.")
-    ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", parser=local_path, metavar="FILE", help="Write the figures as data; -: to standard output."
-        ),
-    ] = None,
-) -> None:
-    """Predict strong and weak scaling by more replicas; beside it, simulated, collectives triggered tile by tile."""
-    config = resolve(Given(preset, with_options(sets, {"machine": machine}))).checked()
-    found = scaling(config.plan, machine_of(config.machine), largest=largest, share=config.search.memory_fraction)
-    if html is not None:
-        from trivium.report.scaling import write_curves
-
-        write_curves(html, f"{preset} on {found.machine.name}, predicted", found.tree()["curves"])
-    say_found(scaling_lines(found, preset), found.tree(), json, html)
-
-
-def scaling_lines(found: Scaling, name: str) -> list[str]:
-    """The curves and the sublayers as text."""
-    told = [f"{name} on {found.machine.name}: predictions of the cost model, not measurements"]
-    for kind, points in found.curves.items():
-        rows = [_row(p) for p in points]
-        told += ["", TITLES[kind], *table(rows, header=HEADER)]
-    if any(p.beyond for points in found.curves.values() for p in points):
-        told.append(
-            f"* beyond the {found.machine.devices:,} devices of {found.machine.name}: more nodes of the same kind"
-        )
-    return [*told, "", *_t3_lines(found)]
-
-
-def _row(p: Point) -> tuple[str, ...]:
-    marks = ("*" if p.beyond else "") + ("" if p.price.fits else " does not fit")
-    return (
-        f"{p.devices:,}",
-        str(p.data),
-        f"{p.sequences:,}",
-        format_seconds(p.price.seconds),
-        format_count(round(p.price.tokens_per_second)),
-        f"{p.price.utilisation:.1%}",
-        f"{p.efficiency:.1%}",
-        "" if p.triggered_seconds is None else format_seconds(p.triggered_seconds),
-        marks,
-    )
-
-
-def _t3_lines(found: Scaling) -> list[str]:
-    if not found.sublayers:
-        return ["simulated T3: plan.layout.tensor is 1, so no product waits for a collective"]
-    rows = [
-        (
-            s.name,
-            format_seconds(s.seconds),
-            format_seconds(s.triggered_seconds),
-            f"{s.speed_up:.1%}",
-            format_bytes(round(s.moved_bytes)),
-            f"{s.less_moved:.1%}",
-        )
-        for s in found.sublayers
-    ]
-    header = ("sublayer with its collectives", "kernels", "triggered", "faster", "moved", "less")
-    published = T3_PUBLISHED
-    return [
-        "simulated T3: tensor collectives triggered tile by tile, sums made in memory; no such hardware exists",
-        *table(rows, header=header),
-        f"geometric mean {geomean_speed_up(found.sublayers):.1%} faster; T3's authors simulate "
-        f"{published['speed_up_geomean']:.0%} ({published['speed_up_most']:.0%} at most) and "
-        f"{published['less_data_moved']:.0%} less data moved on their communication-heavy sublayers",
-    ]

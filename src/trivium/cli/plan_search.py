@@ -2,14 +2,13 @@
 
 import shlex
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
-from trivium.cli.options import Sets
+from trivium.cli.options import Sets, with_options_of
 from trivium.cli.paths import local_path
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, RunConfig, is_machine_file, resolve, with_options
@@ -98,12 +97,12 @@ class Asked:
     as_json: AsJson = False
 
 
-def search(**options: Any) -> None:
+@with_options_of(Asked)
+def search(asked: Asked) -> None:
     """Find the fastest layouts of a model on a machine: every legal plan is priced, and the best are simulated.
 
     --set search.FIELD=VALUE restricts what it tries; `trivium config explain search` lists the fields.
     """
-    asked = Asked(**options)
     found = _find(asked)
     if asked.explain:
         misses = near_misses(found)
@@ -111,10 +110,6 @@ def search(**options: Any) -> None:
     else:
         lines, data = search_lines(found, asked.top), search_tree(found, asked.top)
     say_either(lines, data, asked.as_json)
-
-
-# typer reads the options from the signature.
-search.__signature__ = signature(Asked)  # type: ignore[attr-defined]
 
 
 def _find(asked: Asked) -> Found:
@@ -146,7 +141,7 @@ def _given(asked: Asked) -> Given:
         if not any(f"{path}.".startswith(f"{taken}.") for taken in TAKEN):
             raise ConfigError(
                 f"--set {path}={value}: a search takes only {', '.join(TAKEN)} of a config, and chooses the rest of a "
-                f"plan; leave it out, or price one plan: `trivium plan estimate --preset {asked.model} --set …`"
+                f"plan; leave it out, or price one plan: `trivium plan show --preset {asked.model} --set …`"
             )
     names = [name.strip() for name in asked.schedules.split(",")] if asked.schedules is not None else None
     fields = {"machine": asked.machine, "plan.batch.sequences": asked.batch, "search.schedules": names}

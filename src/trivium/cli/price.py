@@ -20,6 +20,11 @@ from trivium.planner.this_host import Change, Host, Verdict, judge, nearest_chan
 from trivium.training.rates import rate_line
 from trivium.units import format_seconds
 
+MachineOption = Annotated[
+    str | None,
+    typer.Option("--machine", metavar="NAME|FILE", help="A machine, or a file of `plan probe`. Default: the config's."),
+]
+
 
 def machine_of(name: str) -> Machine:
     """A machine by name, or by the path of a machine file; "here" is the one this runs on."""
@@ -111,7 +116,7 @@ def _refusal(given: Given, config: RunConfig, steps: int, words: Sequence[str], 
         remedy = f"the nearest settings that work here: {_command(words, _changed(given, change))}"
     return (
         f"this host ({found.where}) cannot run this training: {'; '.join(found.problems)}\n{remedy}\n"
-        f"`trivium plan estimate` prices a plan for its own machine, which is {config.machine}; --any-machine "
+        f"`trivium plan show` prices a plan for its own machine, which is {config.machine}; --any-machine "
         f"starts it here anyway"
     )
 

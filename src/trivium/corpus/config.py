@@ -161,7 +161,7 @@ class PrivacyConfig(Config):
 class ClassifierConfig(Config):
     """The paper's quality classifier, a linear model on hashed word n-grams, and sampling by its score."""
 
-    # a trained model for the filter `classifier`: its file, or the folder that `classify train` wrote
+    # a trained model for the filter `classifier`: its file, or the folder that `corpus step train-classifier` wrote
     model: str | None = None
     # words of the longest n-gram
     ngram: Positive = 2

@@ -72,5 +72,5 @@ def write_stack(path: Path, stack: LearnedStack) -> None:
 
 def read_stack(path: Path) -> LearnedStack:
     """Read a file of `write_stack`. Raises ConfigError if it is invalid."""
-    tree = tree_of_file(path, f"stack file {path}", "write it with `trivium plan calibrate`")
+    tree = tree_of_file(path, f"stack file {path}", "write it with `trivium plan probe --run DIR`")
     return build_named(LearnedStack, tree, str(path))

@@ -64,8 +64,8 @@ def sections(report: Tree) -> list[Section]:
     """Return all sections in order. A section without results names the command that creates them."""
     build: tuple[tuple[str, str, str, Callable[[Tree], Section]], ...] = (
         ("funnel", "The corpus funnel", "corpus curate", funnel_section),
-        ("corpus", "Corpus statistics", "corpus stats", corpus_section),
-        ("extraction", "Extraction", "corpus extract-check", extraction_section),
+        ("corpus", "Corpus statistics", "corpus show", corpus_section),
+        ("extraction", "Extraction", "", extraction_section),
         ("training", "Training", "train", _training),
         ("schedule", "The pipeline schedule", "train", _schedule),
         ("memory", "Memory per rank", "train", _memory),

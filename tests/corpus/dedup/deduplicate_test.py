@@ -1,4 +1,4 @@
-"""`corpus dedup`: a snapshot compared with an index loses what a run over everything loses; exact repetition."""
+"""`corpus step dedup`: a snapshot compared with an index loses what a run over everything loses; exact repetition."""
 
 import contextlib
 import shutil

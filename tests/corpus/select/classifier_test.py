@@ -79,7 +79,7 @@ def test_a_model_that_is_damaged_is_named_with_what_to_do(trained, tmp_path, dam
         "flipped": whole[:half] + bytes([whole[half] ^ 255]) + whole[half + 1 :],
     }
     (tmp_path / "c.npz").write_bytes(damaged[damage])
-    with pytest.raises(DataError, match=r"c\.npz is no quality classifier: .*`trivium corpus classify train`"):
+    with pytest.raises(DataError, match=r"c\.npz is no quality classifier: .*`trivium corpus step train-classifier`"):
         Classifier.load(tmp_path / "c.npz")
 
 

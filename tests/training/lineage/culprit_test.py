@@ -114,7 +114,7 @@ def test_documents_bad_only_together_blame_the_one_that_completes_them(root: Pat
 
 
 def run_culprit(monkeypatch, capsys, run: Path, *more: str) -> str:
-    monkeypatch.setattr(sys, "argv", ["trivium", "data", "culprit", str(run), "--step", str(STEP), *more])
+    monkeypatch.setattr(sys, "argv", ["trivium", "data", "show", str(run), "--step", str(STEP), "--culprit", *more])
     with pytest.raises(SystemExit, match="0"):
         entry.main()
     return capsys.readouterr().out

@@ -257,7 +257,7 @@ def test_commands_print_what_the_functions_return(run: Path, record: Record, mon
     assert never == never_read(manifest, record.plan.model.sequence) and sum(never.values()) > 0
     code, out, _ = run_verb(monkeypatch, capsys, "show", "--counts", str(run), "--step", "3")
     assert f"never trained on: {sum(never.values()):,} of {tokens:,} tokens" in out
-    code, out, _ = run_verb(monkeypatch, capsys, "check", str(run))
+    code, out, _ = run_verb(monkeypatch, capsys, "show", "--check", str(run))
     assert code == 0 and "0 with another hash" in out
 
 
@@ -321,7 +321,7 @@ def test_curation_is_that_next_to_the_tokens(run: Path, other_run: Path, monkeyp
     monkeypatch.chdir(run / "tokens")
     unknown = ("show", str(other_run), "--document", "nobody", "--tokens")
     _, _, err = run_verb(monkeypatch, capsys, *unknown, ".")
-    assert f"corpus inspect nobody --out {run}`" in err
+    assert f"corpus show nobody --out {run}`" in err
     # Tokens that were moved away, next to a corpus that was curated again.
     shutil.copytree(run / "tokens", other_run / "moved" / "tokens")
     code, out, _ = run_verb(monkeypatch, capsys, *at, str(other_run / "moved" / "tokens"))

@@ -169,7 +169,7 @@ def test_stop_ends_the_job_once_and_leaves_good_checkpoints(tokens: Path, tmp_pa
     work = job(tokens, tmp_path, "stop", layout={"data": 2}, restarts=2)
     with (
         poisoned(poison_at(5)),
-        pytest.raises(DataError, match=r"step 5: the gradient norm is nan.*`trivium data culprit`"),
+        pytest.raises(DataError, match=r"step 5: the gradient norm is nan.*`trivium data show RUN --step 5 --culprit`"),
     ):
         start(work)
     assert [(e["step"], e["gradient_norm"]) for e in spikes_of(tmp_path)] == [(5, "nan")]

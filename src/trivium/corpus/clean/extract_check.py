@@ -96,14 +96,3 @@ def mean_scores(each: Mapping[str, tuple[float, float]], names: Sequence[str]) -
     """Return the means over some pages."""
     words, runs = zip(*(each[name] for name in names), strict=True)
     return {"pages": len(names), "word_f1": round(statistics.mean(words), 4), "run_f1": round(statistics.mean(runs), 4)}
-
-
-def extraction_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the table for a terminal."""
-    lines = [f"{'extractor':<28}{'word F1':>9}{'run F1':>8}{'MB/s':>8}"]
-    for name, row in rows.items():
-        if "missing" in row:
-            lines.append(f"{name:<28}not measured: {row['missing']}")
-        else:
-            lines.append(f"{name:<28}{row['word_f1']:>9.3f}{row['run_f1']:>8.3f}{row['mb_per_cpu_second']:>8.1f}")
-    return lines

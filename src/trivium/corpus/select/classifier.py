@@ -70,8 +70,8 @@ class Classifier:
                 return Classifier(file["weights"].astype(np.float32), longest, most_words)
         except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
             raise DataError(
-                f"{path} is no quality classifier: {error}; train one with `trivium corpus classify train` and give "
-                f"its folder"
+                f"{path} is no quality classifier: {error}; train one with `trivium corpus step train-classifier` "
+                f"and give its folder"
             ) from None
 
 
@@ -152,7 +152,7 @@ def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
     if config.model is None:
         raise ConfigError(
             "curate.classifier.model is not set, but curate.filters names 'classifier': train one with "
-            "`trivium corpus classify train` and give its folder"
+            "`trivium corpus step train-classifier` and give its folder"
         )
     path = model_file(Path(config.model))
     known = file_sha256(path) if path.is_file() else ""

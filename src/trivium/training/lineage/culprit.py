@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 
 def find_culprit(record: Record, step: int, progress: Progress = silent) -> dict[str, Any]:
-    """Replay a step (counted from 1) and return what `trivium data culprit` prints.
+    """Replay a step (counted from 1) and return what `trivium data show --culprit` prints.
 
     Of a finite spike, the row that stands out most is blamed, by loss or gradient norm, whichever spiked.
     """

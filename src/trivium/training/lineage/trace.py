@@ -123,7 +123,7 @@ def _who_knows(record: Record, document: str) -> str:
             "called by their number there, as PAIR/17"
         )
     out = shlex.quote(str(record.curated.parent))
-    return f"`trivium corpus inspect {shlex.quote(document)} --out {out}` tells what became of it"
+    return f"`trivium corpus show {shlex.quote(document)} --out {out}` tells what became of it"
 
 
 def round_trip(record: Record) -> dict[str, Any]:

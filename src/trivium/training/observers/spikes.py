@@ -56,8 +56,9 @@ class Spikes(Observer):
         if spikes.policy == "stop" or max(self.watch.in_a_row, rewound + 1) > spikes.limit:
             raise DataError(
                 f"step {step}: {cause}; training.spikes.policy ({spikes.policy}, at most "
-                f"{spikes.limit} in a row) stops here, and this step changed no weight. `trivium data culprit` names "
-                f"the document and the layer; then set training.spikes.policy to skip or rewind, or lower training.lr"
+                f"{spikes.limit} in a row) stops here, and this step changed no weight. "
+                f"`trivium data show RUN --step {step} --culprit` names the document and the layer; then set "
+                f"training.spikes.policy to skip or rewind, or lower training.lr"
             )
         loop.warn(f"step {step}: {cause}; {spikes.policy}")
         if spikes.policy == "rewind":

@@ -1,0 +1,122 @@
+"""Predict strong and weak scaling of a plan by more replicas.
+
+    python benchmarks/scaling.py --preset mt-nlg-530b --machine selene [--largest N] [--html FILE] [--json FILE]
+
+Prints the curves next to a simulation of T3 (collectives triggered tile by tile). All figures are predictions.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trivium.cli.options import DEFAULT_PRESET, Sets
+from trivium.cli.paths import local_path
+from trivium.cli.plan_search import MOST
+from trivium.cli.price import MachineOption, machine_of
+from trivium.cli.run_config import Given, resolve, with_options
+from trivium.cli.show import say_found, table
+from trivium.errors import ConfigError, DataError
+from trivium.planner.scale import LARGEST, T3_PUBLISHED, Point, Scaling, geomean_speed_up, scaling
+from trivium.units import format_bytes, format_count, format_seconds
+
+PresetOption = Annotated[str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file.")]
+TITLES = {
+    "strong": "strong scaling, predicted: the same batch on more devices",
+    "weak": "weak scaling, predicted: as many sequences for each replica as now",
+}
+HEADER = ("devices", "data", "sequences", "step", "tokens/s", "utilisation", "efficiency", "with T3", "")
+
+
+def scale(
+    preset: PresetOption = DEFAULT_PRESET,
+    machine: MachineOption = None,
+    sets: Sets = None,
+    largest: Annotated[
+        int, typer.Option("--largest", metavar="N", max=MOST, help="Devices at the end of the curves.")
+    ] = LARGEST,
+    html: Annotated[
+        Path | None, typer.Option("--html", parser=local_path, metavar="FILE", help="Write a page with the curves.")
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", parser=local_path, metavar="FILE", help="Write the figures as data; -: to standard output."
+        ),
+    ] = None,
+) -> None:
+    """Predict strong and weak scaling by more replicas; beside it, simulated, collectives triggered tile by tile."""
+    config = resolve(Given(preset, with_options(sets, {"machine": machine}))).checked()
+    found = scaling(config.plan, machine_of(config.machine), largest=largest, share=config.search.memory_fraction)
+    if html is not None:
+        from trivium.report.scaling import write_curves
+
+        write_curves(html, f"{preset} on {found.machine.name}, predicted", found.tree()["curves"])
+    say_found(scaling_lines(found, preset), found.tree(), json, html)
+
+
+def scaling_lines(found: Scaling, name: str) -> list[str]:
+    """The curves and the sublayers as text."""
+    told = [f"{name} on {found.machine.name}: predictions of the cost model, not measurements"]
+    for kind, points in found.curves.items():
+        rows = [_row(p) for p in points]
+        told += ["", TITLES[kind], *table(rows, header=HEADER)]
+    if any(p.beyond for points in found.curves.values() for p in points):
+        told.append(
+            f"* beyond the {found.machine.devices:,} devices of {found.machine.name}: more nodes of the same kind"
+        )
+    return [*told, "", *_t3_lines(found)]
+
+
+def _row(p: Point) -> tuple[str, ...]:
+    marks = ("*" if p.beyond else "") + ("" if p.price.fits else " does not fit")
+    return (
+        f"{p.devices:,}",
+        str(p.data),
+        f"{p.sequences:,}",
+        format_seconds(p.price.seconds),
+        format_count(round(p.price.tokens_per_second)),
+        f"{p.price.utilisation:.1%}",
+        f"{p.efficiency:.1%}",
+        "" if p.triggered_seconds is None else format_seconds(p.triggered_seconds),
+        marks,
+    )
+
+
+def _t3_lines(found: Scaling) -> list[str]:
+    if not found.sublayers:
+        return ["simulated T3: plan.layout.tensor is 1, so no product waits for a collective"]
+    rows = [
+        (
+            s.name,
+            format_seconds(s.seconds),
+            format_seconds(s.triggered_seconds),
+            f"{s.speed_up:.1%}",
+            format_bytes(round(s.moved_bytes)),
+            f"{s.less_moved:.1%}",
+        )
+        for s in found.sublayers
+    ]
+    header = ("sublayer with its collectives", "kernels", "triggered", "faster", "moved", "less")
+    published = T3_PUBLISHED
+    return [
+        "simulated T3: tensor collectives triggered tile by tile, sums made in memory; no such hardware exists",
+        *table(rows, header=header),
+        f"geometric mean {geomean_speed_up(found.sublayers):.1%} faster; T3's authors simulate "
+        f"{published['speed_up_geomean']:.0%} ({published['speed_up_most']:.0%} at most) and "
+        f"{published['less_data_moved']:.0%} less data moved on their communication-heavy sublayers",
+    ]
+
+
+def main() -> None:
+    """Run the script; an error that a user can fix is one line and an exit code."""
+    try:
+        typer.run(scale)
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
