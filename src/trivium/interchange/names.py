@@ -22,6 +22,11 @@ SIZES = ("heads", "kv_heads", "head_width", "ffn", "window", "rope_base", "rope_
 
 def family_of(model: ModelShape) -> Family:
     """Return the family as which a model is exported. Raises ConfigError if none computes the same."""
+    if model.adapters:
+        raise ConfigError(
+            f"plan.model.adapters has {len(model.adapters)} groups, and no architecture of Hugging Face has adapters "
+            f"in its layers; export the model that training.start_from began with"
+        )
     every = families()
     settings = sorted({name for family in every.values() for name in (*family.settings, *family.free)} | set(VARIED))
     named = [family for family in every.values() if _computes(family, model, settings)]
