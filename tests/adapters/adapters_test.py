@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from trivium.interchange.settings import family_of
+from trivium.interchange.names import family_of
 
 from plans import small
 from ranks import on_ranks
