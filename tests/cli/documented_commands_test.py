@@ -96,7 +96,7 @@ def test_commands_are_found_on_the_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["trivium trane", "trivium train --lr 1", "trivium plan show a b", "trivium data show"]
+    "text", ["trivium trane", "trivium train --learning-rate 1", "trivium plan show a b", "trivium data show"]
 )
 def test_what_is_no_command_is_found(text: str) -> None:
     with pytest.raises(Exception, match="No such|unexpected|Missing"):
