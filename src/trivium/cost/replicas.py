@@ -7,9 +7,10 @@ import numpy as np
 from trivium.cost.case import Case
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.prices import Prices
-from trivium.cost.rank_parameters import bucket_limit, elements_of_rank, rank_parameters, table_parameters
+from trivium.cost.rank_parameters import elements_of_rank, rank_parameters, table_parameters
 from trivium.cost.setting import Setting
 from trivium.cost.stages import layers_by_stage, layers_of_ranks
+from trivium.plan.buckets import bucket_elements
 from trivium.plan.layers.part import Number
 from trivium.plan.plan import Plan
 
@@ -178,7 +179,7 @@ def _buckets(at: Setting, elements: Number) -> Number:
         return 1
     tied = np.asarray(at.case.tied)
     others = elements - tied * table_parameters(at.case)
-    return tied + np.ceil(others / bucket_limit(at.case))
+    return tied + np.ceil(others / bucket_elements(at.case.sharers))
 
 
 def _agreement_seconds(at: Setting) -> Number:

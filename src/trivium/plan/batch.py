@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from trivium.config import Config, Positive
+from trivium.plan.constraints import divides_batch
 from trivium.plan.layout import Layout
 from trivium.plan.sizes import Sequences
 
@@ -77,7 +78,7 @@ class Batch(Config):
         """Sizes that do not divide into micro-batches over the replicas, or a ramp that misses its end."""
         found = []
         per_wave = self.micro * layout.data
-        if self.sequences % per_wave:
+        if not divides_batch(self.sequences, self.micro, layout.data):
             found.append(
                 f"plan.batch.sequences ({self.sequences}) must be a multiple of plan.batch.micro x "
                 f"plan.layout.data ({self.micro} x {layout.data} = {per_wave}); nearest: "
@@ -92,7 +93,7 @@ class Batch(Config):
                 f"one of the three, or set plan.batch.ramp=null for batches of one size"
             )
         for name in ("start", "increment"):
-            if getattr(self.ramp, name) % per_wave:
+            if not divides_batch(getattr(self.ramp, name), self.micro, layout.data):
                 found.append(
                     f"plan.batch.ramp.{name} ({getattr(self.ramp, name)}) must be a multiple of plan.batch.micro "
                     f"x plan.layout.data ({self.micro} x {layout.data} = {per_wave}); nearest: "

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from trivium.config import Config
+from trivium.plan.constraints import divides_replicas, has_chunks
 from trivium.plan.sizes import MOST_RANKS, Degree
 
 Axis = Literal["pipeline", "data", "context", "tensor"]
@@ -138,12 +139,12 @@ class Layout(Config):
                 f"plan.layout: {self._product()} = {self.world_size} ranks, and a plan has at most {MOST_RANKS}; "
                 f"lower a degree"
             )
-        if self.chunks > 1 and self.pipeline == 1:
+        if not has_chunks(self.chunks, self.pipeline):
             found.append(
                 f"plan.layout.chunks is {self.chunks} but plan.layout.pipeline is 1: chunks interleave the "
                 f"stages of several pipeline ranks; set chunks to 1 or pipeline to 2"
             )
-        if self.shards is not None and self.replicas % self.shards:
+        if self.shards is not None and not divides_replicas(self.shards, self.replicas):
             legal = [n for n in degrees_dividing(self.replicas, self.shards) if n > 1]
             found.append(
                 f"plan.layout.shards ({self.shards}) must divide the {self.replicas} replicas (data {self.data} x "

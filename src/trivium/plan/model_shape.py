@@ -86,9 +86,10 @@ class ModelShape(LayerForm):
         return _forms_of(self)[layer]
 
     def padded_vocabulary(self, tensor: int) -> int:
-        """Rows of the embedding over `tensor` ranks: the vocabulary rounded up so that each has as many."""
+        """Return the rows of the embedding over `tensor` ranks, a number or an array of numbers: the vocabulary rounded
+        up so that each rank has a multiple of `vocabulary_multiple`."""
         multiple = self.vocabulary_multiple * tensor
-        return math.ceil(self.vocabulary / multiple) * multiple
+        return -(-self.vocabulary // multiple) * multiple
 
     def of_weights(self) -> Tree:
         """What weights depend on, as plain data, defaults spelt out: models that share it may exchange theirs. Of

@@ -11,12 +11,13 @@ from pydantic import Field
 from trivium.config import Config, build, merge, parse_assignments, read_preset
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch, nearest_multiples
+from trivium.plan.constraints import divides_context, divides_sequence, has_shards, interleaves, schedules_chunks
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import parameters
 from trivium.plan.partition import Partition
-from trivium.plan.precision import Dtype, Precision
+from trivium.plan.precision import Dtype, Precision, has_one_gradient
 from trivium.plan.recompute import Recompute
 from trivium.plan.schedule import (
     HEAD_UNITS,
@@ -165,8 +166,8 @@ class Plan(Config):
 
     @property
     def adds_no_gradients(self) -> bool:
-        """Whether a parameter has one gradient in a step: there is one process, and one micro-batch."""
-        return self.layout.world_size == 1 and self.batch.micro_batches(self.layout) == 1
+        """Whether a step computes one gradient of each parameter, to which nothing is added."""
+        return bool(has_one_gradient(self.layout.world_size, self.batch.micro_batches(self.layout)))
 
     @property
     def gradient_dtype(self) -> Dtype:
@@ -217,7 +218,8 @@ class Plan(Config):
             for field, size, unit, _ in self.model.divisions
             if size % tensor
         ]
-        if self.sequence_parallel and self.local_sequence % tensor:
+        context = self.layout.context
+        if not divides_sequence(self.model.sequence, context, tensor, self.sequence_parallel):
             found.append(
                 f"plan.model.sequence ({self.model.sequence}) over plan.layout.context ({self.layout.context}) must be "
                 f"a multiple of plan.layout.tensor ({tensor}) under plan.sequence_parallel; nearest legal tensor: "
@@ -229,8 +231,8 @@ class Plan(Config):
         context, tensor, found = self.layout.context, self.layout.tensor, []
         if context == 1:
             return []
-        unit = 2 * context if self._zigzag else context
-        if self.model.sequence % unit:
+        if not divides_context(self.model.sequence, context, zigzag=self._zigzag):
+            unit = 2 * context if self._zigzag else context
             found.append(
                 f"plan.model.sequence ({self.model.sequence}) must be a multiple of {unit} with plan.layout.context "
                 f"{context} and plan.context_attention '{self.context_attention}'; nearest: "
@@ -247,7 +249,7 @@ class Plan(Config):
         return found
 
     def _shards_problems(self) -> list[str]:
-        if self.layout.shards is None or self.zero > 0:
+        if has_shards(self.layout.shards or 0, self.zero):
             return []
         return [
             f"plan.layout.shards is {self.layout.shards} but plan.zero is 0, which shards nothing; set plan.zero to 1, "
@@ -276,12 +278,14 @@ class Plan(Config):
     def _schedule_problems(self) -> list[str]:
         layout, found = self.layout, []
         found += self._given_problems()
-        if layout.chunks > 1 and self.schedule not in ("interleaved", "zb-v", "zb-turns", "given"):
+        several = self.schedule in ("interleaved", "zb-v", "zb-turns", "given")
+        if not schedules_chunks(layout.chunks, several=several, two=False):
             found.append(
                 f"plan.layout.chunks is {layout.chunks} but plan.schedule is '{self.schedule}', which holds one "
                 f"stage per rank; set plan.schedule=interleaved or plan.layout.chunks=1"
             )
-        if self.schedule in ("zb-v", "zb-turns") and layout.chunks != 2:
+        two = self.schedule in ("zb-v", "zb-turns")
+        if not schedules_chunks(layout.chunks, several=True, two=two):
             found.append(
                 f"plan.layout.chunks is {layout.chunks} but plan.schedule '{self.schedule}' goes down the ranks and "
                 f"back up: two stages per rank; set plan.layout.chunks=2 (and plan.layout.pipeline to 2 or more)"
@@ -294,7 +298,7 @@ class Plan(Config):
         if self.schedule == "interleaved" and layout.pipeline > 1 and not self.batch.problems(layout):
             for sequences in sorted({s.sequences for s in self.batch.segments}):
                 micro_batches = self.batch.micro_batches(layout, sequences)
-                if micro_batches % layout.pipeline:
+                if not interleaves(micro_batches, layout.pipeline):
                     unit = self.batch.micro * layout.data * layout.pipeline
                     nearest = f"nearest plan.batch.sequences: {nearest_multiples(sequences, unit)}"
                     of_ramp = f"it is of the ramp: set plan.batch.ramp.start and .increment to multiples of {unit}"

@@ -1,6 +1,6 @@
 """The dtype of everything a rank holds and sends."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from trivium.config import Config
 
@@ -50,3 +50,9 @@ class Precision(Config):
     def reduction_of(self, *, once: bool) -> Dtype:
         """The dtype in which gradients are sent."""
         return self.communication or self.gradients_of(once=once)
+
+
+def has_one_gradient(ranks: Any, micro_batches: Any) -> Any:
+    """Return whether a step computes one gradient of each parameter, to which nothing is added. The arguments are
+    numbers, or arrays with one entry per plan."""
+    return (ranks == 1) & (micro_batches == 1)

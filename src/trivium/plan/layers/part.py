@@ -304,8 +304,9 @@ def entries(value: Any, which: Any) -> Any:
     """Return the entries `which` of an array, or of every array inside a part; numbers for all plans stay."""
     if isinstance(value, np.ndarray):
         return value[which] if value.ndim else value
-    if type(value) is tuple:
-        return tuple(entries(each, which) for each in value)
+    if isinstance(value, tuple):
+        found = [entries(each, which) for each in value]
+        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
     if is_dataclass(value) and not isinstance(value, type):
         old = {field.name: getattr(value, field.name) for field in fields(value)}
         new = {name: entries(each, which) for name, each in old.items()}
