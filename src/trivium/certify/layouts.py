@@ -21,6 +21,7 @@ from trivium.seeds import generator_for
 
 HEAD_WIDTH = 4  # where none is given
 ROTARY: Tree = {"norm": "rms_norm", "feed_forward": "gated", "positions": "rotary", "bias": "none"}
+OFFSET: Tree = {"norm": "rms_norm_offset", "feed_forward": "gated_gelu"}
 AFTER: Tree = {"norm_position": "after", "norm_epsilon": EPSILON_AFTER}
 # Rotary positions slowed so that both pairs of columns are in part, and sequences go beyond the original positions.
 _IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
@@ -57,6 +58,9 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {**ROTARY, "rope_scaling": LLAMA3, **AFTER}},
         {"model": {**ROTARY, "rope_scaling": YARN}, "queries": 2},
         {"model": {"norm": "rms_norm", "positions": "rotary", "rope_columns": 2}, "queries": 2},
+        {"model": {**ROTARY, **OFFSET}, "queries": 2},
+        {"model": {**ROTARY, **OFFSET, "qk_norm": "each_head", "norm_epsilon": 0.1}},
+        {"model": {**ROTARY, **OFFSET, "qk_norm": "all_heads", "norm_epsilon": 0.1}, "queries": 2},
     ),
     "activation": _every("activation"),
     "wiring": tuple(merge(c, {"model": epsilon_of(c["model"])}) for c in _every("wiring")),
@@ -86,6 +90,15 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     ),
     "shards": ({}, {"layout": {"shards": 2}}),
     "z-loss": ({}, {"model": {"z_loss": 0.05}}),
+    # Of Gemma and Granite. Caps are so low that they change what small models compute.
+    "scores": (
+        {},
+        {"model": {"score_scale": 0.3}},
+        {"model": {"score_cap": 0.5}},
+        {"model": {"score_scale": 0.7, "score_cap": 0.5}},
+    ),
+    "scales": ({}, {"model": {"embedding_scale": 3.0}}, {"model": {"embedding_scale": 3.0, "residual_scale": 0.3}}),
+    "logits": ({}, {"model": {"logits_scale": 0.25}}, {"model": {"logits_cap": 0.5}}),
 }
 NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `plan_of`
 CANDIDATES = 24  # drawn for each base, of which the one with most new combinations is kept

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from trivium.certify.courses import LARGEST_SCALE, LONG, OVERFLOWS, SCALE_GROWTH_STEPS, SHORT, Course
 from trivium.certify.reduce import thin_and_deep, thin_and_long, thin_and_many
 from trivium.comms import transports
+from trivium.kernels import scaled_attention
 from trivium.kernels.operations import Operations, operations_of
 from trivium.model import stage
 from trivium.parallel.context import ring as ring_attention
@@ -138,6 +139,7 @@ SMALL_LIMITS = (
     Replaced(vocabulary, "ROWS", 5),
     Replaced(tensor, "ROWS", 5),
     Replaced(ring_attention, "QUERIES", 2),
+    Replaced(scaled_attention, "QUERIES", 3),
     Replaced(transports, "DIRECT_BYTES", 700),
     Replaced(norm_over_heads, "AT_ONCE", 40),
     *limits("comms.host_memory.loans", INLINE_BYTES=72),
