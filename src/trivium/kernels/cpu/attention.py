@@ -19,7 +19,7 @@ class CpuAttention(Attention):
     """Attention on a processor, whose fused kernel takes every dtype, masks and groups of heads."""
 
     def attend_joined(self, qkv: Tensor, sight: Sight) -> Tensor:
-        """As the reference, without taking queries, keys and values apart where that is faster."""
+        """See Attention. Queries, keys and values stay joined where that is faster."""
         if sight.starts is None and sight.window is None:
             if narrow_attention.suits(qkv):
                 return narrow_attention.attend(qkv)
@@ -62,5 +62,5 @@ class CpuAttention(Attention):
 
 
 def _hiding(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """What is added to scores."""
+    """Return the mask as numbers that are added to scores: 0 or minus infinity."""
     return None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
