@@ -122,26 +122,26 @@ class Base(NamedTuple):
 
     @property
     def features(self) -> Features:
-        """What each of its plans has."""
+        """The features that all plans with these degrees and this schedule have."""
         kinds = {f"{axis} {min(n, LARGEST_TOLD)}" for axis, n in self.degrees.items()}
         return frozenset(kinds | {f"{self.schedule} {self.chunks}"})
 
 
 class Together:
-    """Which features some plan has had together, three at a time: a cube over them, as there are thousands of threes in
-    a plan and thousands of plans to choose from."""
+    """Which sets of three features some plan has. They are stored as a cube of booleans, because a plan has thousands
+    of such sets and there are thousands of candidates."""
 
     def __init__(self, features: Iterable[str]) -> None:
         self.number = {feature: n for n, feature in enumerate(sorted(features))}
         self.had = np.zeros((len(self.number),) * TOGETHER, dtype=bool)
 
     def new(self, features: Features) -> int:
-        """How many threes of them no plan had."""
+        """Return how many sets of three of these features no plan has yet."""
         had = self.had[self._places(features)]
         return len(had) - int(had.sum())
 
     def add(self, features: Features) -> None:
-        """A plan has them."""
+        """Record the features of a plan."""
         self.had[self._places(features)] = True
 
     def _places(self, features: Features) -> tuple[NDArray[np.int64], ...]:
@@ -174,7 +174,7 @@ def generated_plans(max_ranks: int) -> list[Plan]:
 
 @cache
 def _threes(count: int) -> tuple[NDArray[np.int64], ...]:
-    """Every three of `count` places, in ascending order, by column."""
+    """Return every set of three out of `count` numbers in ascending order, by column."""
     return tuple(np.array(list(itertools.combinations(range(count), TOGETHER))).T)
 
 
@@ -185,7 +185,7 @@ def _named(key: str) -> tuple[str, ...]:
 
 
 def bases(max_ranks: int) -> Iterator[Base]:
-    """Every product of degrees with every schedule that it can have."""
+    """Yield every product of degrees with every schedule that it can have."""
     for numbers in itertools.product(range(1, max_ranks + 1), repeat=len(AXES)):
         degrees: dict[str, int] = dict(zip(AXES, numbers, strict=True))
         if prod(numbers) > max_ranks:

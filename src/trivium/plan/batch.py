@@ -27,7 +27,7 @@ class Segment(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one optimizer step consumes: samples [first_sample, first_sample + sequences)."""
+    """The samples of one optimizer step: [first_sample, first_sample + sequences)."""
 
     first_sample: int
     sequences: int

@@ -1,6 +1,6 @@
-"""How a rank's parameters are gathered into flat buffers: the table that the runtime fills and the cost model prices.
+"""The division of a rank's parameters into flat buffers: the table that the runtime fills and the cost model prices.
 
-A bucket holds parameters whose gradients are summed over the same groups; frozen ones have buckets of their own.
+A bucket holds parameters whose gradients are summed over the same groups; frozen ones have separate buckets.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -137,7 +137,7 @@ def padded(elements: Any, sharers: Any = 1) -> Any:
 
 
 def held(plan: Plan, pipeline: int) -> Iterator[Item]:
-    """Every parameter a pipeline rank holds, once, in the model's order."""
+    """Yield every parameter of a pipeline rank once, in the model's order."""
     last = plan.last_stage
     stages = plan.stages_of(pipeline)
     for stage in stages:

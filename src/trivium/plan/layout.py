@@ -1,4 +1,4 @@
-"""Where each rank sits on the three roads. Pure data, no torch."""
+"""Layout of ranks on the axes of parallelism. Pure data, without torch."""
 
 import itertools
 from math import isqrt
@@ -58,27 +58,27 @@ class Layout(Config):
 
     @property
     def copies(self) -> int:
-        """Of what ZeRO shards."""
+        """Number of copies of the state that ZeRO shards."""
         return self.replicas // self.sharers
 
     @property
     def stages(self) -> int:
-        """Stage numbers run over the whole model."""
+        """Number of stages of the whole model."""
         return self.pipeline * self.chunks
 
     def degree(self, axis: Axis) -> int:
-        """Number of ranks along an axis."""
+        """Return the number of ranks along an axis."""
         return int(getattr(self, axis))
 
     def coordinate(self, rank: int) -> Coordinate:
-        """The position of `rank`."""
+        """Return the position of `rank`."""
         at: dict[str, int] = dict.fromkeys(AXES, 0)
         for axis in reversed(self.order):
             rank, at[axis] = divmod(rank, self.degree(axis))
         return Coordinate(**at)
 
     def rank(self, at: Coordinate) -> int:
-        """The rank at a position; the inverse of `coordinate`."""
+        """Return the rank at a position; the inverse of `coordinate`."""
         number = 0
         for axis in self.order:
             number = number * self.degree(axis) + getattr(at, axis)

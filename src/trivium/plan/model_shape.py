@@ -52,7 +52,7 @@ class ModelShape(LayerForm):
 
     @property
     def counted_layers(self) -> tuple[tuple[Layer, int], ...]:
-        """Each different layer, with how often it occurs."""
+        """Each distinct layer and how often it occurs."""
         return _counted_layers_of(self)
 
     @property
@@ -92,8 +92,8 @@ class ModelShape(LayerForm):
         return -(-self.vocabulary // multiple) * multiple
 
     def of_weights(self) -> Tree:
-        """What weights depend on, as plain data, defaults spelt out: models that share it may exchange theirs. Of
-        learned positions there are as many as a sequence has."""
+        """Return the settings on which weights depend, as plain data with defaults spelt out. Models with equal
+        settings may exchange weights. A learned table of positions has as many rows as a sequence."""
         free = _FREE if self.positions == "learned" else {*_FREE, "sequence"}
         spelt_out = {"kv_heads": self.kv, "head_width": self.head_columns, "ffn": self.ffn_width}
         return {**self.model_dump(exclude=free), **spelt_out}

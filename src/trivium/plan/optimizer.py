@@ -1,4 +1,4 @@
-"""Which optimizer rule updates which parameters, and which parameters are frozen."""
+"""Parameter groups: which optimizer rule updates which parameters, and which parameters are frozen."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -64,7 +64,7 @@ class Optimizer(Config):
         return Optimizer(groups=tuple(group for n, group in enumerate(self.groups) if n in taken))
 
     def problems(self, model: ModelShape) -> Iterator[str]:
-        """What the groups contradict."""
+        """Yield the contradictions among the groups."""
         if not self.groups or model.problems():
             return
         rows = parameters(model)

@@ -1,4 +1,4 @@
-"""Which layers each stage holds."""
+"""Division of the layers into stages."""
 
 import heapq
 import itertools

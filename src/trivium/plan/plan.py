@@ -33,7 +33,7 @@ from trivium.plan.schedule import (
 
 
 class Plan(Config):
-    """What a run is. `check()` lists every contradiction before any process exists."""
+    """The complete description of a run. `check()` lists every contradiction before any process exists."""
 
     model: ModelShape
     layout: Layout = Layout()
@@ -64,7 +64,7 @@ class Plan(Config):
         return build(cls, merge(tree, parse_assignments(assignments, cls)))
 
     def check(self, world_size: int | None = None) -> list[str]:
-        """Every problem of the plan, each with path, value, law and remedy; empty when it is legal."""
+        """Return every problem of the plan, each with path, value, rule and remedy; empty if the plan is legal."""
         return [
             *self.model.problems(),
             *self.layout.problems(world_size),
@@ -80,7 +80,7 @@ class Plan(Config):
         ]
 
     def checked(self, world_size: int | None = None) -> "Plan":
-        """The plan itself when it is legal; otherwise ConfigError with every problem."""
+        """Return the plan itself if it is legal. Raises ConfigError with every problem otherwise."""
         problems = self.check(world_size)
         if problems:
             raise ConfigError("\n".join(problems))
@@ -111,7 +111,7 @@ class Plan(Config):
 
     @property
     def stages(self) -> int:
-        """Of the whole model: those with layers, and the head's where it has its own."""
+        """Number of stages of the whole model: those with layers, and the head's if it has its own."""
         return self.layout.stages + self.heads_in_turns
 
     @property
@@ -131,7 +131,7 @@ class Plan(Config):
         return self.stages_by_rank[pipeline]
 
     def taken(self, pipeline: int, stage: int, micro_batches: int) -> int:
-        """How many of the micro-batches of a step pipeline rank `pipeline` takes through a stage that it holds."""
+        """Return how many micro-batches of a step pipeline rank `pipeline` runs through one of its stages."""
         if self.heads_in_turns and stage == self.last_stage:
             return sum(head_rank(m, self.layout.pipeline) == pipeline for m in range(micro_batches))
         return micro_batches
@@ -186,14 +186,14 @@ class Plan(Config):
 
     @property
     def activation_shape(self) -> tuple[int, int, int]:
-        """Of what a rank has of a micro-batch between blocks, and sends to the next stage: positions, sequences,
+        """Shape of a rank's activations between blocks, as they are sent to the next stage: positions, sequences,
         hidden."""
         split = self.layout.tensor if self.sequence_parallel else 1
         return self.local_sequence // split, self.batch.micro, self.model.hidden
 
     @property
     def tensor_unit(self) -> int:
-        """What a tensor degree divides exactly where this model may be split so."""
+        """A number that every legal tensor degree of this model divides."""
         sequence = self.local_sequence if self.sequence_parallel else 0
         return gcd(*(division.size for division in self.model.divisions), sequence)
 
@@ -207,7 +207,7 @@ class Plan(Config):
         return self.batch.micro * self.layout.data * self.layout.pipeline
 
     def tokens(self, sequences: int) -> int:
-        """Tokens in so many sequences."""
+        """Return the number of tokens in `sequences` sequences."""
         return sequences * self.model.sequence
 
     def _splits(self) -> list[str]:
@@ -312,13 +312,14 @@ class Plan(Config):
 
 
 def head_length(model: ModelShape, stages: int) -> int:
-    """Of the head beside a stage of layers, in eighths: as their weights are, products being most of both."""
+    """Return the length of the head relative to a stage of layers, in eighths, estimated from the sizes of their
+    weights."""
     layers = sum(p.elements for p in parameters(model) if isinstance(p.owner, int))
     return max(1, round(HEAD_UNITS * stages * model.vocabulary * model.hidden / layers))
 
 
 def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
-    """What a compiled plan of this model contradicts."""
+    """Return the contradictions between the model and `plan.compiled`."""
     if not compiled or model.dropout == 0:
         return []
     return [
@@ -328,7 +329,8 @@ def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
 
 
 def recording_problems(model: ModelShape, precision: Precision, zero: int, *, recorded: bool) -> list[str]:
-    """What changes from step to step, or is freed and gathered again within one, is in no recording."""
+    """Return the settings that a CUDA graph cannot replay: dropout, fp16 loss scaling, separate documents, and ZeRO-2
+    or -3."""
     if not recorded:
         return []
     changing = (

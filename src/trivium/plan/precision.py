@@ -43,8 +43,8 @@ class Precision(Config):
         return self.gradients or self.masters
 
     def gradients_of(self, *, once: bool) -> Dtype:
-        """As they wait for the update. once: nothing is added to them, by one process with one micro-batch in a step;
-        they then stay as the backward made them, and lose nothing."""
+        """Return the dtype of gradients that wait for the update. once: nothing is added to them, because one process
+        has one micro-batch in a step; they then keep the dtype of the backward without loss."""
         return self.weights if once and self.gradients is None else self.accumulation
 
     def reduction_of(self, *, once: bool) -> Dtype:

@@ -1,4 +1,4 @@
-"""Which activations are kept for the backward, and which are computed again."""
+"""Choice of the activations that are computed again in the backward instead of being kept."""
 
 from typing import Literal
 
@@ -16,7 +16,7 @@ class Recompute(Config):
 
     @property
     def words(self) -> str:
-        """What is computed again, for people."""
+        """A description for people of what is computed again."""
         some = f"1 layer in {self.every}"
         modes = {"none": "", "attention": f"attention of {some}", "layer": some}
         parts = [modes[self.mode] if self.every > 1 else self.mode.removeprefix("none")]

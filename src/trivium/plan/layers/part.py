@@ -1,4 +1,4 @@
-"""What a part of a layer says about itself: its parameters, constraints, matrix products and what its backward needs.
+"""The description of a part of a layer: parameters, constraints, matrix products and what its backward needs.
 
 Nothing here imports torch. Sizes may be numbers, or NumPy arrays with one entry for each plan, so that each formula
 prices one plan or thousands at once.
@@ -296,7 +296,7 @@ class Part:
 
     @property
     def sums(self) -> int:
-        """How many numbers of each position it sums over tensor ranks, besides its products."""
+        """Numbers per position that are summed over tensor ranks, besides products."""
         return 0
 
 
