@@ -28,7 +28,6 @@ class CpuAttention(Attention):
         return super().attend_joined(qkv, sight)
 
     def attend_before(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As the reference."""
         if block_attention.suits(q):
             return block_attention.attend(q, k, v)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
@@ -38,7 +37,6 @@ class CpuAttention(Attention):
         return block_attention.attend(q, k, v, sight)
 
     def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """As the reference."""
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
     def fuses(self, q: Tensor) -> bool:
