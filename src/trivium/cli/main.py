@@ -19,7 +19,15 @@ from trivium.training.supervision.preemption import BY_SCHEDULERS, held_back
 from trivium.units import plain
 
 INTERRUPTED = 130
-GO_ON = ("demo", "corpus", "tokenize", "train", "prove")  # after an interruption; other verbs begin anew
+GO_ON = (
+    "demo",
+    "corpus",
+    "tokenize",
+    "train",
+    "suite",
+    "recipes",
+    "prove",
+)  # after an interruption; other verbs begin anew
 ASKING = ("evaluate", "incontext", "bias", "generate", "serve")  # a model, which may be brought in for it
 MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
@@ -40,6 +48,7 @@ VERBS = (
     Verb("plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
     Verb("certify", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
     Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("suite", "trivium.cli.suite", "Train several sizes on the same batches; examine every checkpoint."),
     Verb("metrics", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
     Verb("data", "trivium.cli.data", "From tokens to documents and back; take tokens made elsewhere."),
     Verb("launch", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
