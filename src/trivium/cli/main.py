@@ -42,6 +42,7 @@ class Verb(NamedTuple):
 
 VERBS = (
     Verb("demo", "trivium.cli.demo", "The whole path on this machine, from raw text to report.html."),
+    Verb("recipes", "trivium.cli.recipes", "Run a published training; compare its curve with the published band."),
     Verb("doctor", "trivium.cli.doctor", "Check that this machine can run the demo; list what to fix."),
     Verb("corpus", "trivium.cli.corpus", "Harvest raw text; curate it into a clean corpus."),
     Verb("tokenize", "trivium.cli.tokenize", "Train a tokenizer and write token shards."),
