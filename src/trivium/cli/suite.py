@@ -69,7 +69,7 @@ def suite(
     given_tokenizer = tokens / "tokenizer.json"
     if given_tokenizer.is_file():  # the published models have more rows than their tokenizer has ids
         stated = f"tokens.tokenizer={given_tokenizer.absolute()}"
-        givens = {s: replace_sets(g, [stated]) for s, g in givens.items()}
+        givens = {s: with_defaults(g, [stated]) for s, g in givens.items()}
     runs = {size: open_run(out / size, given, tokens=tokens) for size, given in givens.items()}
     for size, run in runs.items():
         say(f"{name}-{size}:")
@@ -80,7 +80,7 @@ def suite(
     say(f"  {page} and suite.json")
 
 
-def replace_sets(given: Given, defaults: Sequence[str]) -> Given:
+def with_defaults(given: Given, defaults: Sequence[str]) -> Given:
     """Return what was given, with those of the defaults whose fields were not given."""
     stated = {path for path, _ in leaves(parse_assignments(given.assignments, RunConfig))}
     more = tuple(each for each in defaults if each.partition("=")[0] not in stated)
@@ -92,7 +92,7 @@ def _given(preset: str, sets: Sequence[str], ranks: int | None) -> Given:
     given = Given(preset, tuple(sets), ranks)
     config = resolve(given)
     follows = [f"{path}={value}" for path, value in family.schedule(config.plan, config.training.steps).items()]
-    return replace_sets(given, [*follows, "bias.analyses=[association]"])
+    return with_defaults(given, [*follows, "bias.analyses=[association]"])
 
 
 def _orders(configs: Mapping[str, RunConfig]) -> dict[str, Any]:

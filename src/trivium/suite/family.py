@@ -42,9 +42,10 @@ def chosen(family: str, sizes: str) -> dict[str, str]:
 
 def schedule(plan: Plan, steps: int) -> dict[str, int]:
     """Return the settings that follow from the length of the training, by their paths."""
-    warmup = round(WARMUP_FRACTION * steps)
+    warmup, every = round(WARMUP_FRACTION * steps), math.ceil(steps / SPACED_CHECKPOINTS)
     return {
-        "training.milestones": math.ceil(steps / SPACED_CHECKPOINTS),
+        "training.milestones": every,
+        "training.checkpoint_every": every,
         "training.warmup_tokens": plan.tokens(plan.batch.at(warmup).first_sample),
     }
 
