@@ -39,10 +39,35 @@ def tokens(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def hans(tmp_path: Path) -> Path:
+    """A few published questions."""
+    rows = [
+        {
+            "premise": f"The {who} slept .",
+            "hypothesis": f"The {who} {did} .",
+            "label": label,
+            "gold_label": ("entailment", "non-entailment")[label],
+            "heuristic": "constituent",
+            "subcase": "s",
+            "pairID": f"{who}{label}",
+        }
+        for who in ("judge", "actor", "doctor")
+        for label, did in enumerate(("slept", "sat"))
+    ]
+    (tmp_path / "tasks/hans").mkdir(parents=True)
+    (tmp_path / "tasks/hans/dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "tasks"
+
+
 @pytest.mark.broad
-def test_all_sizes_read_the_same_batches_and_an_interrupted_suite_goes_on(call, tokens: Path, tmp_path: Path) -> None:
+def test_all_sizes_read_the_same_batches_and_an_interrupted_suite_goes_on(
+    call, tokens: Path, hans: Path, tmp_path: Path
+) -> None:
+    published = f"training.evaluation={{data: {hans}, tasks: hans, shots: [0, 1]}}"
+
     def again():
-        ended = call(*WORDS, "--data", str(tokens))
+        ended = call(*WORDS, "--set", published, "--data", str(tokens))
         assert ended.returncode == 0, ended.stderr
         return ended
 
@@ -62,6 +87,8 @@ def test_all_sizes_read_the_same_batches_and_an_interrupted_suite_goes_on(call, 
     ]
     last = found["sizes"][0]["probes"][-1]
     assert last["memorisation"]["seen"]["n"] == 12 and last["memorisation"]["k"] == 4 and last["bias"]
+    assert list(last["tasks"]["hans"]) == ["0", "1"] and last["tasks"]["hans"]["0"]["n"] == 6
+    assert last["incontext"]["task"] == "hans" and list(last["incontext"]["shots"]) == ["0", "1"]
 
     page = (out / "suite.html").read_text()
     assert "<h1>Pythia: 14m, 31m</h1>" in page and "their hashes agree in all 3 steps" in page

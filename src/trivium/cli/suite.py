@@ -74,8 +74,9 @@ def suite(
     for size, run in runs.items():
         say(f"{name}-{size}:")
         check_host(run, givens[size], insists=any_machine)
+        questions = _questions(run)  # refuses what cannot be asked, before it trains
         perform(TRAIN, run)
-        _examine(run)
+        _examine(run, questions)
         page = _write_page(name, runs, out, sizes)
     say(f"  {page} and suite.json")
 
@@ -152,13 +153,13 @@ def _tokens(data: str | None, out: Path, given: Given) -> Path:
     return made.folder("tokens")
 
 
-def _examine(run: Run) -> None:
+def _examine(run: Run, questions: "Questions") -> None:
     """Ask every checkpoint of the schedule that was not asked before."""
     from trivium.checkpoint.format import MANIFEST, step_name
     from trivium.suite.curves import probe_file
     from trivium.suite.probes import probe
 
-    questions, steps, gone = _questions(run), _steps(run.config), []
+    steps, gone = _steps(run.config), list[int]()
     with progress_of("probes") as progress:
         for number, step in enumerate(steps):
             checkpoint, file = run.at.checkpoints / step_name(step), probe_file(run.at.root, step)
@@ -199,14 +200,16 @@ def _questions(run: Run) -> "Questions":
     data = TokenDataset.open(tokens, "train", sequence=config.plan.model.sequence, seed=config.seed)
     items, about = tokens.parent / "harvest" / "evaluation_items.jsonl", config.training.evaluation
     asking = BenchmarkConfig(shots=about.shots, limit=about.limit, seed=config.seed)
-    benchmarks, study = [], None
+    benchmarks: Sequence[Any] = ()
+    study = None
     if about.data is not None:
         benchmarks, _ = rows_of(Asked(about.tasks, Path(about.data), asking, field="training.evaluation.tasks"))
         choices = next((b for b in benchmarks if b.definition.scoring == "likelihood"), None)
         shots = tuple(s for s in about.shots if isinstance(s, int))
         if choices is not None and shots:
-            # One draw of shots and one order: the study is repeated at every checkpoint.
-            small = IncontextConfig(shots=shots, draws=1, orders=1, limit=about.limit, seed=config.seed)
+            # The study is repeated at every checkpoint, so it has one draw of shots, from examples that are not asked.
+            limit = max(1, min(about.limit, len(choices.task.pool) // 2))
+            small = IncontextConfig(shots=shots, limit=limit, seed=config.seed, compare_at=1, draws=1, orders=1)
             study = study_of(choices.definition, choices.rows, small)
     return Questions(
         evaluation=config.evaluation,

@@ -177,7 +177,7 @@ def _of(*path: str) -> Value:
         node: Any = probe
         for key in path:
             node = node.get(key) if isinstance(node, Mapping) else None
-        return node
+        return None if node is None else float(node)
 
     return value
 
