@@ -19,7 +19,15 @@ from trivium.training.supervision.preemption import BY_SCHEDULERS, held_back
 from trivium.units import plain
 
 INTERRUPTED = 130
-GO_ON = ("demo", "corpus", "tokenize", "train", "prove")  # after an interruption; other verbs begin anew
+GO_ON = (
+    "demo",
+    "corpus",
+    "tokenize",
+    "train",
+    "suite",
+    "recipes",
+    "prove",
+)  # after an interruption; other verbs begin anew
 ASKING = ("evaluate", "incontext", "bias", "generate", "serve")  # a model, which may be brought in for it
 MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
@@ -34,12 +42,14 @@ class Verb(NamedTuple):
 
 VERBS = (
     Verb("demo", "trivium.cli.demo", "The whole path on this machine, from raw text to report.html."),
+    Verb("recipes", "trivium.cli.recipes", "Run a published training; compare its curve with the published band."),
     Verb("doctor", "trivium.cli.doctor", "Check that this machine can run the demo; list what to fix."),
     Verb("corpus", "trivium.cli.corpus", "Harvest raw text; curate it into a clean corpus."),
     Verb("tokenize", "trivium.cli.tokenize", "Train a tokenizer and write token shards."),
     Verb("plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
     Verb("certify", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
     Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("suite", "trivium.cli.suite", "Train several sizes on the same batches; examine every checkpoint."),
     Verb("metrics", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
     Verb("data", "trivium.cli.data", "From tokens to documents and back; take tokens made elsewhere."),
     Verb("launch", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),

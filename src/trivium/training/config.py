@@ -107,7 +107,8 @@ class TrainingConfig(Config):
     checkpoint_every: Positive = 50  # steps; the last step is always saved
     keep_last: Positive = 3  # checkpoints kept besides those of `keep_every`
     keep_every: NotNegative = 0  # steps whose checkpoints are never deleted; 0: none
-    milestones: Literal["none", "pythia"] = "none"  # pythia: also save and keep 0, 1, 2, 4 … 512, every 1000th
+    # also save and keep step 0, every N-th step and the powers of two below N, for a number N; pythia: N is 1000
+    milestones: Literal["none", "pythia"] | Positive = "none"
     save: Literal["background", "waiting"] = "background"  # whether training continues while a copy is written
     save_failures: Positive = 3  # consecutive failed saves after which training stops
     start_from: str | None = None  # a checkpoint that a new run starts from; None: weights initialized by the seed
