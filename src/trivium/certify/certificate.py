@@ -178,8 +178,7 @@ def train_alone(plan: Plan, device: torch.device, course: Course = SHORT) -> Ref
 
     For `compare`, which then finds what the layout and the messages between its ranks change, and no device's rounding.
     """
-    kept = {"model": plan.model, "batch": plan.batch, "precision": plan.precision}
-    alone = Plan(**kept, optimizer=plan.optimizer).checked()
+    alone = plan.on_one_process()
     trainer = Trainer(alone, Mesh.single(device), seed=SEED, rule=RULE)
     recipe, initial = recipe_of(alone, course), _whole_weights(trainer)
     results: list[StepResult] = []

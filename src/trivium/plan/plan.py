@@ -85,6 +85,12 @@ class Plan(Config):
             raise ConfigError("\n".join(problems))
         return self
 
+    def on_one_process(self) -> "Plan":
+        """Return the plan for the same work on one process: equal model, batch, precision and optimizer, and the
+        default of everything else."""
+        kept = {name: getattr(self, name) for name in ("model", "batch", "precision", "optimizer")}
+        return Plan(**kept).checked()
+
     def schedule_table(self, sequences: int | None = None) -> Schedule:
         """The schedule of a step of `sequences` (by default: of the full batch)."""
         if self.schedule == "given":

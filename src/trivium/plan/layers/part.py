@@ -84,6 +84,11 @@ class Row:
     def elements(self) -> int:
         return prod(self.shape)
 
+    @property
+    def splits_outputs(self) -> bool:
+        """Whether it is a matrix whose outputs are divided over tensor ranks, so that each reads the full input."""
+        return len(self.shape) > 1 and self.split is not None and self.split < len(self.shape) - 1
+
 
 @dataclass(frozen=True)
 class Parameter(Row):
