@@ -204,11 +204,9 @@ def test_a_stored_config_says_so_when_it_no_longer_fits(tmp_path):
         resolve(Given(str(path)))
 
 
-# Options that ask a question beside the config, though some field has the same name: another machine, tokens of
-# another folder; of a search, for which model and batch, and with which schedules; of benchmarks, which data, tasks,
-# shots, items, and checkpoints; of a sample, its figures.
-ASKED = {"machine", "model", "batch", "schedules", "tokens", "data", "tasks", "shots", "limit", "every"}
-ASKED |= {"logprobs"}
+# Options that ask a question beside the config, though some field has the same name: tokens of another folder; of a
+# search, for which model; of benchmarks, which data, tasks, shots, items, and checkpoints.
+ASKED = {"model", "tokens", "data", "tasks", "shots", "limit", "every"}
 
 
 def test_no_option_of_a_verb_with_a_config_duplicates_a_field():

@@ -14,7 +14,7 @@ from trivium.cli.paths import local_path, path_or_url
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
-from trivium.config import leaves, parse_assignments
+from trivium.config import leaves, parse_assignments, preset_names
 from trivium.corpus.config import CurateConfig
 from trivium.errors import ConfigError, DataError, MachineError
 from trivium.families.common.hf_config import is_model_folder
@@ -47,6 +47,7 @@ Preset = Annotated[
         "--preset",
         metavar="NAME",
         help="A shipped preset or a YAML/JSON file. Default: DIR/config.json if there is one, otherwise demo.",
+        autocompletion=preset_names,
     ),
 ]
 Sets = Annotated[
@@ -77,8 +78,15 @@ Tokens = Annotated[
     Path | None,
     typer.Option("--tokens", parser=local_path, metavar="DIR", help="Token shards; default: DIR/tokens of --out."),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Redo = Annotated[bool, typer.Option("--redo", help="Do it again even when the output is up to date.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print config, problems and price; start and write nothing.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Print what differs from the defaults, the problems and the price, in 40 lines; start nothing.",
+    ),
+]
 
 
 def with_options_of(options: Callable[..., T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:

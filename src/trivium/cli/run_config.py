@@ -1,7 +1,6 @@
 """The config of a whole run: the sections of every station, and where each value came from."""
 
 import difflib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -13,9 +12,11 @@ from pydantic import Field
 
 from trivium.config import (
     Config,
+    Short,
     Tree,
     as_count,
     build,
+    changes,
     leaves,
     merge,
     parse_assignments,
@@ -24,7 +25,7 @@ from trivium.config import (
     to_tree,
 )
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.cost.hardware import machine_problem
+from trivium.cost.hardware import machine_names, machine_problem
 from trivium.errors import ConfigError, TriviumError
 from trivium.evaluation.bias.config import BiasConfig
 from trivium.evaluation.config import EvaluationConfig
@@ -66,9 +67,10 @@ class RunConfig(Config):
         """Also those that other training systems call so."""
         return fields_meant(name, paths)
 
-    seed: Annotated[int, Field(ge=0)] = 1234  # of every random choice
+    seed: Annotated[int, Field(ge=0), Short("seed")] = 1234  # of every random choice
     plan: Plan
-    machine: str = HERE  # what plans are priced on: this machine, one of cost/machines/, or a machine file's path
+    # what plans are priced on: this machine, one of cost/machines/, or a machine file's path
+    machine: Annotated[str, Short("machine", machine_names)] = HERE
     search: SearchSpace = SearchSpace()
     harvest: HarvestConfig = HarvestConfig()
     curate: CurateConfig = CurateConfig()
@@ -123,13 +125,6 @@ class Given(NamedTuple):
     ranks: int | None = None
 
 
-def with_options(sets: Iterable[str] | None, options: Mapping[str, object]) -> tuple[str, ...]:
-    """Overrides, joined by those options, by the path of their field, that were given: a field that is given in both
-    ways is given twice."""
-    stated = (f"{path}={json.dumps(value)}" for path, value in options.items() if value is not None)
-    return (*(sets or ()), *stated)
-
-
 def resolve(given: Given) -> RunConfig:
     """The config that was asked for; every field that is wrong is named at once."""
     tree: Tree = {}
@@ -149,6 +144,13 @@ def resolve(given: Given) -> RunConfig:
         afresh = "" if given.preset.endswith((".yaml", ".yml")) else "; --preset NAME starts afresh"
         raise ConfigError(f"{error}\n(values not given with --set come from {given.preset}{afresh})") from None
     return config
+
+
+def based_on(preset: str, config: RunConfig) -> tuple[str, Tree]:
+    """Return what a config file names as its base, for a preset or file, and the settings in which a config differs
+    from it."""
+    base = preset if preset in preset_names() else str(Path(preset).absolute())
+    return base, changes(to_tree(resolve(Given(preset))), to_tree(config))
 
 
 def origins(given: Given) -> dict[str, str]:
@@ -191,8 +193,8 @@ def is_machine_file(machine: str) -> bool:
 def _with_what_follows(layer: Tree) -> Tree:
     """Add what a layer implies: the number of ids of a tokenizer that it names, and its end of documents.
 
-    A layer that gives the number of ids of the model, and neither a tokenizer nor its number, means both numbers, unless
-    the tokenizer to be trained has more.
+    A layer that gives the number of ids of the model, and neither a tokenizer nor its number, means both numbers,
+    unless the tokenizer to be trained has more.
     """
     layer = _with_ids_of_tokenizer(layer)
     ids = as_count(_at(layer, "plan", "model", "vocabulary"))

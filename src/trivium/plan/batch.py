@@ -2,9 +2,9 @@
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from trivium.config import Config, Positive
+from trivium.config import Config, Positive, Short
 from trivium.plan.constraints import divides_batch
 from trivium.plan.layout import Layout
 from trivium.plan.sizes import Sequences
@@ -36,8 +36,8 @@ class Step(NamedTuple):
 class Batch(Config):
     """`sequences` per optimizer step over all replicas, run in micro-batches of `micro` sequences."""
 
-    sequences: Sequences  # of an optimizer step, over all replicas
-    micro: Sequences = 1  # sequences that a replica runs at once
+    sequences: Annotated[Sequences, Short("batch")]  # sequences of an optimizer step, over all replicas
+    micro: Annotated[Sequences, Short("micro-batch")] = 1  # sequences that a replica runs at once
     ramp: Ramp | None = None  # how the batch grows at the start; None: full from the first step
 
     def micro_batches(self, layout: Layout, sequences: int | None = None) -> int:

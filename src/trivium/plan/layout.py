@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, Short
 from trivium.plan.constraints import divides_replicas, has_chunks
 from trivium.plan.sizes import MOST_RANKS, Degree
 
@@ -32,10 +32,10 @@ class Layout(Config):
     2: traffic per unit of time is tensor > data > pipeline).
     """
 
-    tensor: Degree = 1  # ranks that split each layer
-    pipeline: Degree = 1  # ranks that share the layers one after the other
-    data: Degree = 1  # ranks that hold the same and read other samples
-    context: Degree = 1  # ranks that share each sequence
+    tensor: Annotated[Degree, Short("tp")] = 1  # ranks that split each layer
+    pipeline: Annotated[Degree, Short("pp")] = 1  # ranks that share the layers one after the other
+    data: Annotated[Degree, Short("dp")] = 1  # ranks that hold the same and read other samples
+    context: Annotated[Degree, Short("cp")] = 1  # ranks that share each sequence
     chunks: Degree = 1  # stages held by each pipeline rank
     order: tuple[Axis, ...] = AXES  # slowest axis first; the last one's ranks are neighbours
     shards: Annotated[int, Field(ge=2, le=MOST_RANKS)] | None = (

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import NotNegative, Tree
+from trivium.config import NotNegative, Short, Tree
 from trivium.plan.adapters import AdapterGroup, group_of
 from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.form import LayerForm, Run
@@ -30,8 +30,9 @@ class ModelShape(LayerForm):
     `window: 1024, pattern: [{times: 5}, {window: null}]`.
     """
 
-    layers: Layers
-    vocabulary: Ids  # token ids in use; the table is padded, and padding is never predicted
+    layers: Annotated[Layers, Short("layers")]  # transformer blocks
+    # token ids in use; the table is padded, and padding is never predicted
+    vocabulary: Annotated[Ids, Short("vocabulary")]
     vocabulary_multiple: Ids = 128  # each tensor rank holds a multiple of this many rows
     first: tuple[Run, ...] = ()  # the first layers, where they differ from the model's settings
     pattern: tuple[Run, ...] = ()  # the other layers, repeated, where they differ from the model's settings

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trivium.config import Config, Positive
+from trivium.config import Config, Positive, Short
 from trivium.evaluation.config import Sampling
 from trivium.plan.layout import Layout
 from trivium.seeds import seed_for
@@ -24,9 +24,8 @@ class GenerationConfig(Config):
     # null uses the first words of the run's held-out documents, or neutral words if there are none
     prompts: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     sampling: Drawing = Drawing()
-    logprobs: Annotated[int, Field(ge=0, le=100)] | None = (
-        None  # alternatives per token; None returns no log-probabilities
-    )
+    # alternatives per token; None returns no log-probabilities
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=100)] | None, Short("logprobs")] = None
     together: Positive = 16  # texts generated in one batch
     layout: Layout = Layout()  # of the ranks that generate: pipeline, data and tensor
 
@@ -39,9 +38,9 @@ class GenerationConfig(Config):
 class ServeConfig(Config):
     """Address and limits of the server, which runs in one process."""
 
-    host: str = "127.0.0.1"  # any other than this machine's own address requires an API key
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000  # 0 selects a free port
-    keys: str | None = None  # path of a file of API keys, one per line; None requires no key
+    host: Annotated[str, Short("host")] = "127.0.0.1"  # address; any other than this machine's own requires an API key
+    port: Annotated[int, Field(ge=0, le=65535), Short("port")] = 8000  # TCP port; 0 selects a free one
+    keys: Annotated[str | None, Short("keys")] = None  # path of a file of API keys, one per line; None requires no key
     hosts: tuple[str, ...] = ()  # accepted names in the Host header, in addition to this machine's own
     body_bytes: Positive = 1 << 20  # of a request's body at most
     max_tokens: Positive = 1024  # per text at most

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import MOST, Config, NotNegative, Positive
+from trivium.config import MOST, Config, NotNegative, Positive, Short
 from trivium.units import listed
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -87,34 +87,38 @@ class ProfileConfig(Config):
 class TrainingConfig(Config):
     """Learning rate and batch are functions of tokens, so they mean the same under any batch size."""
 
-    steps: Positive = 200  # optimizer steps
-    lr: Annotated[float, Field(gt=0)] = 3e-3  # peak learning rate
+    steps: Annotated[Positive, Short("steps")] = 200  # optimizer steps
+    lr: Annotated[float, Field(gt=0), Short("lr")] = 3e-3  # peak learning rate
     # final rate as a fraction of the peak, at the end of the decay and after it; constant has none
     lr_final_fraction: Fraction = 0.1
-    warmup_tokens: NotNegative = 0  # linear from 0
-    # of the learning rate after the warm-up. cosine, linear: to the final rate at the end of the decay; constant: none;
-    # inverse_sqrt: by the root of warmup_tokens / tokens, to the final rate; wsd (warm-up, stable, decay): none until
-    # `final_decay_tokens` before the end
-    decay: DecayName = "cosine"
+    warmup_tokens: Annotated[NotNegative, Short("warmup-tokens")] = 0  # tokens of the warm-up, which is linear from 0
+    # how the learning rate falls after the warm-up. cosine, linear: to the final rate at the end of the decay;
+    # constant: not at all; inverse_sqrt: by the root of warmup_tokens / tokens, to the final rate; wsd (warm-up,
+    # stable, decay): not until `final_decay_tokens` before the end
+    decay: Annotated[DecayName, Short("decay")] = "cosine"
     decay_tokens: NotNegative = 0  # where the decay ends, counted from token 0; 0: at the last step
     final_decay_tokens: NotNegative = 0  # wsd: tokens of the final decay, which ends at `decay_tokens`
     final_decay_shape: FinalDecayShape = "1-sqrt"  # wsd: from the peak to the final rate (arXiv 2405.18392)
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1  # none on biases and norms
-    clip: Annotated[float, Field(ge=0)] = 1.0  # global gradient norm; 0: never clipped
+    # of the optimizer; none on biases and norms
+    weight_decay: Annotated[float, Field(ge=0), Short("weight-decay")] = 0.1
+    clip: Annotated[float, Field(ge=0), Short("clip")] = 1.0  # the largest global gradient norm; 0: never clipped
     beta1: Decay = 0.9
     beta2: Decay = 0.95
     epsilon: Annotated[float, Field(ge=1e-30)] = 1e-8  # a value that fp32 rounds to 0 would divide 0 by 0
-    checkpoint_every: Positive = 50  # steps; the last step is always saved
+    # steps between checkpoints; the last step is always saved
+    checkpoint_every: Annotated[Positive, Short("checkpoint-every")] = 50
     keep_last: Positive = 3  # checkpoints kept besides those of `keep_every`
     keep_every: NotNegative = 0  # steps whose checkpoints are never deleted; 0: none
     # also save and keep step 0, every N-th step and the powers of two below N, for a number N; pythia: N is 1000
     milestones: Literal["none", "pythia"] | Positive = "none"
     save: Literal["background", "waiting"] = "background"  # whether training continues while a copy is written
     save_failures: Positive = 3  # consecutive failed saves after which training stops
-    start_from: str | None = None  # a checkpoint that a new run starts from; None: weights initialized by the seed
+    # a checkpoint that a new run starts from; None: weights initialized by the seed
+    start_from: Annotated[str | None, Short("start-from")] = None
     # weights: at step 0; state: after the checkpoint's steps, with its moments and place in the data
     start_with: Literal["weights", "state"] = "weights"
-    validate_every: Positive = 50  # steps; the last step is always validated
+    # steps between validations; the last step is always validated
+    validate_every: Annotated[Positive, Short("validate-every")] = 50
     evaluation: Examination = Examination()
     validation_samples: Positive = 128  # sequences; fewer, with a warning, if the validation split has fewer
     restarts: NotNegative = 2  # of a failed job from the same checkpoint; a newer checkpoint renews them

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from trivium.config import Config
+from trivium.config import Config, Short
 from trivium.errors import nearest
 from trivium.plan.rope_scaling import Above0, RopeScaling
 from trivium.plan.sizes import Columns, Layers, Positions, Wide
@@ -19,8 +19,8 @@ Bias = Literal["all", "qkv", "none"]
 class LayerForm(Config):
     """The settings of a layer. By default a layer of GPT-2, GPT-3 and MT-NLG."""
 
-    hidden: Columns  # width of the residual stream
-    heads: Columns  # of attention; hidden / heads columns each
+    hidden: Annotated[Columns, Short("hidden")]  # width of the residual stream
+    heads: Annotated[Columns, Short("heads")]  # attention heads of hidden / heads columns each
     kv_heads: Columns | None = None  # None: as many as heads; fewer is grouped-query attention
     head_width: Columns | None = None  # columns of a head; None: hidden / heads
     bias: Bias = "all"  # which linear layers have biases: all, those of queries, keys and values, or none
@@ -47,7 +47,7 @@ class LayerForm(Config):
     residual_scale: Above0 = 1.0  # what attention and feed-forward half are multiplied by before they are added
     logits_scale: Above0 = 1.0  # what the logits are multiplied by
     logits_cap: Above0 | None = None  # of the logits: cap tanh(logit / cap); None: no cap
-    sequence: Positions  # positions per sample
+    sequence: Annotated[Positions, Short("sequence")]  # positions per sample
 
     @property
     def head_columns(self) -> int:
