@@ -67,7 +67,7 @@ class RunConfig(Config):
         """Also those that other training systems call so."""
         return fields_meant(name, paths)
 
-    seed: Annotated[int, Field(ge=0), Short("seed")] = 1234  # of every random choice
+    seed: Annotated[int, Field(ge=0), Short("seed")] = 1234  # seed of every random choice
     plan: Plan
     # what plans are priced on: this machine, one of cost/machines/, or a machine file's path
     machine: Annotated[str, Short("machine", machine_names)] = HERE

@@ -39,21 +39,21 @@ class Plan(Config):
     layout: Layout = Layout()
     batch: Batch
     partition: Partition = Partition()
-    schedule: Annotated[ScheduleName, Short("schedule")] = "1f1b"  # in which order pipeline ranks do what
-    rows: tuple[str, ...] | None = None  # schedule "given": one row of actions per pipeline rank, as F0.0 F1.0 B0.0
+    schedule: Annotated[ScheduleName, Short("schedule")] = "1f1b"  # pipeline schedule
+    rows: tuple[str, ...] | None = None  # schedule "given": the actions of each pipeline rank, as F0.0 F1.0 B0.0
     precision: Precision = Precision()
     recompute: Recompute = Recompute()
     optimizer: Optimizer = Optimizer()
-    # what is sharded over replicas: 1 optimizer state, 2 + gradients, 3 + weights
+    # ZeRO stage: 1 shards the optimizer state over replicas, 2 also gradients, 3 also weights
     zero: Annotated[Literal[0, 1, 2, 3], Short("zero")] = 1
-    # activations between tensor regions split along the sequence; nothing to split where layout.tensor is 1
+    # split activations between tensor-parallel regions along the sequence; no effect where layout.tensor is 1
     sequence_parallel: bool = False
-    # how ranks that share a sequence attend; all the same where layout.context is 1
+    # attention of context parallelism; no effect where layout.context is 1
     context_attention: Literal["ring", "ulysses"] = "ring"
-    # of row-split products, each reduced beside the next one's work; nothing to reduce where layout.tensor is 1
+    # chunks of row-parallel products: one is reduced while the next is computed; no effect where layout.tensor is 1
     row_chunks: int = Field(default=1, ge=1)
-    compiled: Annotated[bool, Short("compiled")] = False  # the blocks and the loss of a training step, by torch.compile
-    # on an accelerator a step is recorded once, and then replayed
+    compiled: Annotated[bool, Short("compiled")] = False  # compile the blocks and the loss with torch.compile
+    # on an accelerator, record a step once as a CUDA graph, and replay it
     cuda_graphs: Annotated[bool, Short("cuda-graphs")] = False
 
     @classmethod

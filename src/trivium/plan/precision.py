@@ -18,10 +18,10 @@ class Precision(Config):
     (2 + 4 + 2 + 4 + 4 + 4), with a 2-byte gradient besides the accumulated one.
     """
 
-    # of weights and activations; bf16, fp16: the optimizer updates masters in fp32
+    # dtype of weights and activations; bf16, fp16: the optimizer updates fp32 master weights
     weights: Annotated[Dtype, Short("dtype")] = "fp32"
-    gradients: Dtype | None = None  # as they accumulate; None: fp32 (fp64); "bf16" halves them, and loses bits
-    communication: Dtype | None = None  # of the gradient reduction; None: as the gradients accumulate
+    gradients: Dtype | None = None  # dtype in which gradients accumulate; None: fp32 (fp64 with fp64 weights)
+    communication: Dtype | None = None  # dtype of the gradient reduction; None: that of the gradients
 
     @property
     def arithmetic(self) -> str:
