@@ -84,7 +84,7 @@ def test_four_questions_are_asked_on_a_terminal(call, tmp_path, monkeypatch):
     ended = call("init", "mine.yaml")
     assert ended.returncode == 0, ended.stderr
     assert [line.split(":")[0].split("[")[0].strip() for line in ended.stdout.split(": ")[:4]]
-    assert settings((tmp_path / "mine.yaml").read_text())[1:] == ["training:", "  steps: 300  # optimizer steps"]
+    assert settings((tmp_path / "mine.yaml").read_text())[1:] == ["training:", "  steps: 300  # number of optimizer steps"]
     assert "--corpus a.txt" in (tmp_path / "mine.yaml").read_text()
 
 

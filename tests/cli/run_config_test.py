@@ -262,3 +262,18 @@ def test_a_value_in_a_section_s_place_is_refused_in_plain_words():
     with pytest.raises(ConfigError) as caught:
         resolve(Given("demo", ("plan.model.vocabulary=big",)))
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_number_of_ids_and_end_of_documents_follow_from_the_tokenizer_unless_given(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: demo\ntokens: {tokenizer: gpt2}\n")
+    for given in (Given("demo", ("tokens.tokenizer=gpt2",)), Given(str(mine))):
+        config = resolve(given).checked()
+        assert config.tokens.tokenizer == "gpt2"
+        assert config.tokens.vocabulary == config.plan.model.vocabulary == 50257
+        assert config.plan.model.end_of_text == 50256
+    padded = resolve(Given("demo", ("tokens.tokenizer=gpt2", "plan.model.vocabulary=50304"))).checked()
+    assert (padded.tokens.vocabulary, padded.plan.model.vocabulary) == (50257, 50304)
+    assert padded.plan.model.end_of_text == 50256
+    stated = resolve(Given("demo", ("tokens.tokenizer=gpt2", "tokens.vocabulary=99")))
+    assert stated.tokens.vocabulary == 99

@@ -5,7 +5,7 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from trivium.cli.options import (
     CURATES,
     DEFAULT_OUT,
     Corpus,
+    Curation,
     Out,
     Preset,
     Redo,
@@ -26,6 +27,8 @@ from trivium.cli.options import (
     given_for,
     harvesting,
     open_run,
+    with_curation,
+    with_options_of,
 )
 from trivium.cli.settings import App, Group, shows
 from trivium.cli.show import say, table
@@ -93,7 +96,7 @@ def harvest(
     engine: EngineName = "here",
     workers: Workers = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say which files of --corpus would be read; write nothing.")
+        bool, typer.Option("--dry-run", help="Say which files of --data would be read; write nothing.")
     ] = False,
 ) -> None:
     """Collect raw text: Python's own documentation with junk planted in it, or your files."""
@@ -106,29 +109,37 @@ def harvest(
     perform(on_engine(HARVEST, _harvest, chosen_engine(engine, workers)), opened, redo=redo)
 
 
-@app.command(short_help="Filter, deduplicate, decontaminate and blend it.")
-@shows("seed", "curate")
-def curate(
-    out: Out = DEFAULT_OUT,
-    preset: Preset = None,
-    sets: Sets = None,
-    redo: Redo = False,
-    engine: EngineName = "here",
-    workers: Workers = None,
-    keep_work: KeepWork = None,
+@dataclass(frozen=True)
+class Curating:
+    """The options of `corpus curate`."""
+
+    out: Out = DEFAULT_OUT
+    preset: Preset = None
+    sets: Sets = None
+    redo: Redo = False
+    engine: EngineName = "here"
+    workers: Workers = None
+    keep_work: KeepWork = None
+    curation: Curation = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be used again and what done anew; write nothing.")
-    ] = False,
-) -> None:
+    ] = False
+
+
+@app.command(short_help="Filter, deduplicate, decontaminate and blend it.")
+@shows("seed", "curate")
+@with_options_of(Curating)
+def curate(asked: Curating) -> None:
     """Extract, filter, deduplicate, decontaminate and blend what was harvested."""
+    sets = with_curation(asked.sets, asked.curation, harvests=False)
     CURATES.check(sets)
-    opened = open_run(out, given_for(out, preset, sets))
+    opened = open_run(asked.out, given_for(asked.out, asked.preset, sets))
     check_filters(sets, opened.config.curate)
-    if dry_run:
-        for line in _foretold(opened, keep_work, redo=redo):
+    if asked.dry_run:
+        for line in _foretold(opened, asked.keep_work, redo=asked.redo):
             say(line)
         return
-    _perform_curation(opened, keep_work, chosen_engine(engine, workers), redo=redo)
+    _perform_curation(opened, asked.keep_work, chosen_engine(asked.engine, asked.workers), redo=asked.redo)
 
 
 @app.command(short_help="All of it, from raw text to token shards.")
@@ -143,8 +154,10 @@ def run(
     engine: EngineName = "native",
     workers: Workers = None,
     keep_work: KeepWork = None,
+    curation: Curation = None,
 ) -> None:
     """From raw text to token shards; killed at any moment, the same command goes on."""
+    sets = with_curation(sets, curation)
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     harvesting("corpus run", opened.corpus).check(sets)
     check_filters(sets, opened.config.curate)

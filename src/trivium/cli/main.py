@@ -19,7 +19,15 @@ from trivium.training.supervision.preemption import BY_SCHEDULERS, held_back
 from trivium.units import plain
 
 INTERRUPTED = 130
-GO_ON = ("demo", "corpus", "tokenize", "train", "prove")  # after an interruption; other verbs begin anew
+GO_ON = (
+    "demo",
+    "corpus",
+    "tokenize",
+    "train",
+    "suite",
+    "recipes",
+    "prove",
+)  # after an interruption; other verbs begin anew
 ASKING = ("evaluate", "incontext", "bias", "generate", "serve")  # a model, which may be brought in for it
 MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
@@ -35,6 +43,7 @@ class Verb(NamedTuple):
 
 VERBS = (
     Verb("demo", "Start", "trivium.cli.demo", "The whole path on this machine, from raw text to report.html."),
+    Verb("recipes", "Start", "trivium.cli.recipes", "Run a published training; compare its curve with the band."),
     Verb("doctor", "Start", "trivium.cli.doctor", "Check that this machine can run the demo; list what to fix."),
     Verb("init", "Start", "trivium.cli.init", "Write a short config, from four questions or from options."),
     Verb("config", "Start", "trivium.cli.config", "Show and document configs and presets."),
@@ -44,6 +53,7 @@ VERBS = (
     Verb("plan", "Plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
     Verb("launch", "Plan", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
     Verb("train", "Train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("suite", "Train", "trivium.cli.suite", "Train several sizes on the same batches; examine every checkpoint."),
     Verb("metrics", "Train", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
     Verb("checkpoint", "Train", "trivium.cli.checkpoint", "List, verify, exchange and remove checkpoints."),
     Verb("generate", "Use", "trivium.cli.generate", "Let a checkpoint continue a prompt."),

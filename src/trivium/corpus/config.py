@@ -52,6 +52,8 @@ class HarvestConfig(Config):
     shortest: Positive = 512
     # characters at which a document of the default corpus ends; longer texts in your files are cut at blank lines
     longest: Positive = 8000
+    # cut long texts of rows as well; false: only those of text files, which have no rows
+    cut_rows: bool = True
     # share of documents held out for evaluation
     heldout_fraction: Fraction = 0.03
     # number of evaluation passages; more documents are held out until this number is reached
@@ -249,6 +251,8 @@ class CurateConfig(Config):
     privacy: PrivacyConfig = PrivacyConfig()
     classifier: ClassifierConfig = ClassifierConfig()
     selection: SelectionConfig = SelectionConfig()
+    # keep every document unchanged: no filter, deduplication or decontamination; pages of HTML are still extracted
+    keep_all: bool = False
     # filters of single documents in the order in which they run; corpus/clean/filters.py lists all names
     filters: Annotated[tuple[str, ...], Short("filters")] = ("language", "quality", "repetition")
     dedup: DedupConfig = DedupConfig()
