@@ -244,7 +244,7 @@ def import_(
         say(f"    {shlex.join(['trivium', 'train', '--preset', preset, '--tokens', 'DIR', '--out', run])}")
         return
     say(f"  ask it: {shlex.join(['trivium', 'generate', str(root)])}")
-    say("  train from it (on your own text with --corpus PATH):")
+    say("  train from it (on your own text with --data PATH):")
     say(f"    {shlex.join(['trivium', 'corpus', 'run', preset, '--out', run])}")
     say(f"    {shlex.join(['trivium', 'train', '--out', run])}")
 

@@ -14,6 +14,7 @@ from trivium.cli.paths import local_path
 from trivium.cli.price import AnyMachine, dry_run_lines, host_found, machine_of
 from trivium.cli.report import make_report
 from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.settings import App
 from trivium.cli.show import say, table
 from trivium.cli.stage import perform
 from trivium.cli.tokenize import TOKENIZE
@@ -30,7 +31,7 @@ from trivium.units import format_seconds
 CURVE = "curve.json"  # in the run directory
 STAGES = (HARVEST, CURATE, TOKENIZE, TRAIN, EVALUATE, GENERATE)
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.callback(invoke_without_command=True)

@@ -14,6 +14,7 @@ from trivium.cli.corpus import CURATE, HARVEST
 from trivium.cli.options import DryRun, Out, Ranks, Sets, open_run
 from trivium.cli.price import AnyMachine, machine_of
 from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.settings import App
 from trivium.cli.show import progress_of, say, table
 from trivium.cli.stage import Run, perform
 from trivium.cli.tokenize import TOKENIZE
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 DATA = "data"  # in the suite's folder: the corpus and tokens that are made for it
 STATE_BYTES = 12  # per parameter in a checkpoint, besides the weights: fp32 master and both moments of Adam
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
