@@ -11,10 +11,10 @@ from trivium.cli.evaluate import EVALUATE
 from trivium.cli.generate import GENERATE
 from trivium.cli.options import DryRun, Sets, open_run
 from trivium.cli.paths import local_path
-from trivium.cli.price import AnyMachine, dry_run_lines, host_found, machine_of
+from trivium.cli.price import AnyMachine, dry_run_lines, host_found, host_lines, machine_of
 from trivium.cli.report import make_report
 from trivium.cli.run_config import Given, RunConfig, resolve
-from trivium.cli.settings import App
+from trivium.cli.settings import App, shows
 from trivium.cli.show import say, table
 from trivium.cli.stage import perform
 from trivium.cli.tokenize import TOKENIZE
@@ -50,6 +50,7 @@ def recipes(context: typer.Context) -> None:
 
 
 @app.command()
+@shows("seed", "plan", "training")
 def run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe; `trivium recipes` lists them.")],
     data: Annotated[str | None, typer.Option("--data", metavar="PATH", help="The recipe's text.")] = None,
@@ -77,10 +78,12 @@ def run(
         _refuse_other_settings(sets)
     if dry_run:
         lines, problems = dry_run_lines(given)
-        for line in [*lines, *([] if problems else [f"text: {data or recipe.data or recipe.text}"])]:
+        for line in lines:
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
+        say(f"text: {data or recipe.data or recipe.text}")
+        say(host_lines(given, resolve(given).training.steps, ["recipes", "run", name], insists=True)[0])
         return
     _perform(name, recipe, given, data, out or Path("runs") / name, any_machine=any_machine)
     curve = _curve(name, out or Path("runs") / name, resolve(given))

@@ -14,7 +14,7 @@ from trivium.cli.corpus import CURATE, HARVEST
 from trivium.cli.options import DryRun, Out, Ranks, Sets, open_run
 from trivium.cli.price import AnyMachine, machine_of
 from trivium.cli.run_config import Given, RunConfig, resolve
-from trivium.cli.settings import App
+from trivium.cli.settings import App, shows
 from trivium.cli.show import progress_of, say, table
 from trivium.cli.stage import Run, perform
 from trivium.cli.tokenize import TOKENIZE
@@ -36,6 +36,7 @@ app = App()
 
 
 @app.command()
+@shows("seed", "plan", "training")
 def suite(
     name: Annotated[str, typer.Argument(metavar="FAMILY", help=f"The family: {', '.join(family.FAMILIES)}.")],
     sizes: Annotated[str, typer.Option("--sizes", metavar="14m,70m,160m", help="The sizes, by commas.")],
@@ -54,7 +55,7 @@ def suite(
     """Train several sizes on the same batches; examine every checkpoint; draw all curves on one page.
 
     Each size is a run in OUT/SIZE with the family's published settings. --set applies to all sizes; a shorter
-    training (--set training.steps=2000) has its warm-up and checkpoints in proportion. Published tasks are asked where
+    training (--steps 2000) has its warm-up and checkpoints in proportion. Published tasks are asked where
     --set training.evaluation.data=DIR names their rows. Run the same command again to continue after an
     interruption.
     """
