@@ -11,7 +11,7 @@ import yaml
 
 from trivium.cli import plan_search
 from trivium.cli.run_config import Given, resolve
-from trivium.plan.sizes import MOST_RANKS, MOST_SEQUENCES
+from trivium.plan.sizes import MAX_PLAN_RANKS, MAX_SEQUENCES
 from trivium.planner.search_text import choice_tree
 
 MT_NLG = ("--model", "mt-nlg-530b", "--machine", "selene", "--nodes", "280", "--batch", "1920")
@@ -189,7 +189,7 @@ def test_a_model_too_small_for_a_whole_machine_is_told_to_take_less_of_it(call):
     assert code == 2 and "give --nodes or --ranks for fewer" in told
 
 
-@pytest.mark.parametrize(("option", "most"), [("--ranks", MOST_RANKS), ("--batch", MOST_SEQUENCES)])
+@pytest.mark.parametrize(("option", "most"), [("--ranks", MAX_PLAN_RANKS), ("--batch", MAX_SEQUENCES)])
 def test_a_search_is_of_no_more_than_a_plan_may_have(call, option: str, most: int) -> None:
     code, _, told = call("search", option, str(most + 1))
     assert code == 2 and option in told and str(most) in told.replace(str(most + 1), "")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trivium.config import Config
 from trivium.plan.constraints import divides_replicas, has_chunks
-from trivium.plan.sizes import MOST_RANKS, Degree
+from trivium.plan.sizes import MAX_PLAN_RANKS, Degree
 
 Axis = Literal["pipeline", "data", "context", "tensor"]
 
@@ -38,7 +38,7 @@ class Layout(Config):
     context: Degree = 1  # ranks that share each sequence
     chunks: Degree = 1  # stages held by each pipeline rank
     order: tuple[Axis, ...] = AXES  # slowest axis first; the last one's ranks are neighbours
-    shards: Annotated[int, Field(ge=2, le=MOST_RANKS)] | None = (
+    shards: Annotated[int, Field(ge=2, le=MAX_PLAN_RANKS)] | None = (
         None  # neighbouring replicas that share one copy of what plan.zero shards; null: all of them
     )
 
@@ -134,9 +134,9 @@ class Layout(Config):
                 f"plan.layout.order {list(self.order)} must name each axis once; of {list(AXES)} only those of degree "
                 f"1 may be left out"
             )
-        if self.world_size > MOST_RANKS:
+        if self.world_size > MAX_PLAN_RANKS:
             found.append(
-                f"plan.layout: {self._product()} = {self.world_size} ranks, and a plan has at most {MOST_RANKS}; "
+                f"plan.layout: {self._product()} = {self.world_size} ranks, and a plan has at most {MAX_PLAN_RANKS}; "
                 f"lower a degree"
             )
         if not has_chunks(self.chunks, self.pipeline):
