@@ -20,16 +20,14 @@ MIN_SEQUENCE = 10  # a half of what each of two context ranks holds is then odd
 MAX_WINDOW = 5  # positions: it hides something of the smallest sequence, and reaches over blocks and pieces of it
 MIN_VOCABULARY_ROWS = 8  # on a tensor rank
 MAX_STAGE_LAYERS = 3
-# What a narrow half block adds is tiny, and a norm after it makes as much more of its rounding noise as it is smaller
-# than the root of epsilon: five layers under 1e-5 made 7e-11 of 1e-16.
+# A norm after a half enlarges the rounding noise of small values by up to 1 / sqrt(epsilon): with 1e-5, five
+# layers made 7e-11 of 1e-16.
 MIN_EPSILON_AFTER = 0.1
 
-DEEP_LAYERS, MANY_MICRO_BATCHES = 33, 17  # more than any number that they may be counted by
+DEEP_LAYERS, MANY_MICRO_BATCHES = 33, 17  # more than any constant by which they may be counted
 LONG_DROPOUT = 0.2
-LONG_RAMP_BATCHES = 72  # times the first batch: most of the long course
-MAX_LONG_RANKS = (
-    4  # of the long course: with more, its replicas are left out, as steps are counted alike on all of them
-)
+LONG_RAMP_BATCHES = 72  # first batches in a ramp, which is most of the long course
+MAX_LONG_RANKS = 4  # with more, the long course has one replica: all replicas count steps in the same way
 
 
 def epsilon_of(model: Tree) -> Tree:
