@@ -20,6 +20,7 @@ BASE = {
     "config",
     "units",
     "redact",
+    "hub",
     "untrusted",
     "finite",
     "jsonlines",

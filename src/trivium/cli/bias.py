@@ -19,6 +19,7 @@ from trivium.cli.options import (
     given_for,
     open_run,
 )
+from trivium.cli.settings import App, shows
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import CheckpointError, ConfigError
@@ -26,13 +27,14 @@ from trivium.finite import dumps
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, write_json
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 SERIES = "bias_series.json"  # in the run directory
 TOGETHER = 64  # texts written side by side
 WINOGRAD = ("winogender", "winobias")
 
 
 @app.command()
+@shows("seed", "bias")
 def bias(
     place: SameAsOut = None,
     out: Out = DEFAULT_OUT,
