@@ -28,6 +28,7 @@ BASE = {
     "progress",
     "mkl",
     "plain_yaml",
+    "hub",
     "__version__",
 }
 # Package -> what it may import besides base and itself: a package, a folder, or one file.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.machine import check_compiler
+from trivium.cli.model_argument import MODELS
 from trivium.cli.options import DEFAULT_PRESET, Ranks, Sets, refuse_no_place_for
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
@@ -34,9 +35,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def certify(
     preset: Annotated[
         str | None,
-        typer.Option(
-            "--preset", metavar="NAME", help=f"A shipped preset or a YAML/JSON file. Default: {DEFAULT_PRESET}."
-        ),
+        typer.Option("--preset", "--model", metavar="NAME", help=f"The model: {MODELS}. Default: {DEFAULT_PRESET}."),
     ] = None,
     sets: Sets = None,
     ranks: Ranks = None,

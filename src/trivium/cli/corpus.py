@@ -14,6 +14,7 @@ import typer
 
 from trivium.cli.corpus_tools import against, show, step
 from trivium.cli.machine import version_of
+from trivium.cli.model_argument import MODELS
 from trivium.cli.options import (
     CURATES,
     DEFAULT_OUT,
@@ -111,7 +112,9 @@ def curate(
 
 @app.command(short_help="All of it, from raw text to token shards.")
 def run(
-    preset: Annotated[str, typer.Argument(metavar="PRESET", help="A shipped preset or a YAML/JSON file.")],
+    preset: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help=f"The model and its settings: {MODELS}.")
+    ] = None,
     out: Out = DEFAULT_OUT,
     corpus: Corpus = None,
     sets: Sets = None,

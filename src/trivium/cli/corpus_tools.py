@@ -35,7 +35,7 @@ READ = "read"  # the step without a filter: what cannot be read is set aside
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Preset = Annotated[
-    str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file, for its settings.")
+    str, typer.Option("--preset", "--model", metavar="NAME", help="A model or config file, for its settings.")
 ]
 Source = Annotated[
     Path,

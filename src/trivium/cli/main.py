@@ -51,7 +51,8 @@ VERBS = (
     Verb("generate", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
     Verb("serve", "trivium.cli.serve", "Answer over HTTP, with a playground, on this machine."),
     Verb("report", "trivium.cli.report", "Gather a run's results in one self-contained page."),
-    Verb("config", "trivium.cli.config", "Show and document configs and presets."),
+    Verb("models", "trivium.cli.models", "List the models that are known by name, or show one."),
+    Verb("config", "trivium.cli.config", "Show and document configs."),
     Verb("diff", "trivium.cli.diff", "Compare two checkpoints, corpora or configs."),
 )
 

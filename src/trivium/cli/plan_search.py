@@ -8,20 +8,21 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from trivium.cli.model_argument import model_named
 from trivium.cli.options import Sets, with_options_of
 from trivium.cli.paths import local_path
+from trivium.cli.planned import pinned
 from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, RunConfig, is_machine_file, resolve, with_options
+from trivium.cli.run_config import BASE, Given, RunConfig, is_machine_file, resolve, with_options
 from trivium.cli.show import say_aside, say_either
-from trivium.config import changes, leaves, parse_assignments, preset_files, preset_names, to_tree
+from trivium.config import build_named, changes, leaves, merge, parse_assignments, preset_files, preset_names, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.plan.sizes import MOST_RANKS, MOST_SEQUENCES
-from trivium.planner.grid import Subject
+from trivium.planner.config import SearchSpace
 from trivium.planner.near_misses import near_misses
 from trivium.planner.remedies import does_not_fit
-from trivium.planner.search import Found
-from trivium.planner.search import search as find
+from trivium.planner.search import Found, best_search
 from trivium.planner.search_text import explain_lines, explain_tree, search_lines, search_tree
 
 Model = Annotated[
@@ -30,7 +31,7 @@ Model = Annotated[
         "--model",
         "--preset",
         metavar="NAME",
-        help="A preset or config file; its machine, and model, batch and precision of its plan are used.",
+        help="The model; its machine, and batch and precision of its plan are used.",
     ),
 ]
 MachineName = Annotated[
@@ -63,7 +64,7 @@ Out = Annotated[
         "--out",
         parser=local_path,
         metavar="FILE",
-        help="Write the winner as a preset for other verbs: what it changes of --model.",
+        help="Write the chosen plan as a preset for other commands: what it changes of --model.",
     ),
 ]
 
@@ -127,11 +128,13 @@ def _find(asked: Asked) -> Found:
             _refuse_more_nodes(asked.out, config.machine, machine_of(config.machine).nodes, asked.nodes)
     if ranks is None:
         ranks = where.devices if where.sharing == "exclusive" else config.plan.layout.world_size
-    found = find(Subject.of(config.plan), where, ranks, config.search)
+    stated = dict(leaves(parse_assignments(asked.sets or (), RunConfig)))
+    space = build_named(SearchSpace, merge(to_tree(config.search), pinned(stated)), "search")
+    found = best_search(config.plan, where, ranks, space)
     if not len(found.ranking.order):
         raise ConfigError(does_not_fit(found))
     if asked.out is not None:
-        _write(asked.out, asked.model, config, found.ranking.winners(1)[0].plan)
+        _write(asked.out, asked.model, config, found.chosen.plan)
     return found
 
 
@@ -150,7 +153,9 @@ def _given(asked: Asked) -> Given:
 
 def _refuse_what_is_read(out: Path, model: str, machine: str) -> None:
     """ConfigError where the winner would take the place of a file from which it inherits, or of its machine."""
-    read = [*preset_files(model), *([Path(machine)] if is_machine_file(machine) else [])]
+    named = model_named(model)
+    read = preset_files(named.place) if named.kind == "config" else []
+    read += [Path(machine)] if is_machine_file(machine) else []
     if out.resolve() in [file.resolve() for file in read]:
         raise ConfigError(
             f"--out {out}: the search reads this file (--model {model}, what it inherits from, its machine), and the "
@@ -170,8 +175,7 @@ def _refuse_more_nodes(out: Path, machine: str, has: int, asked: int) -> None:
 def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
     """A preset that makes `config`, which is of `model`, one of `plan`; says so on standard error."""
     own: dict[str, dict[str, Any]] = {
-        "plan.batch.ramp": {"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})},
-        "plan.cuda_graphs": {"cuda_graphs": config.plan.cuda_graphs},
+        "plan.batch.ramp": {"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})}
     }
     for name, update in own.items():  # of what a search does not vary; where that may not be, it says so
         kept = plan.model_copy(update=update)
@@ -181,9 +185,11 @@ def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
         else:
             plan = kept
     wanted = config.model_copy(update={"plan": plan})
-    base = model if model in preset_names() else str(Path(model).absolute())
-    changed = changes(to_tree(resolve(Given(model))), to_tree(wanted))
+    named = model_named(model)
+    base = named.place if named.kind == "config" else BASE
+    base = base if base in preset_names() else str(Path(base).absolute())
+    changed = changes(to_tree(resolve(Given(base))), to_tree(wanted))
     tree = {"base": base, "machine": config.machine, **changed}
     path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    again = f"trivium plan estimate --preset {shlex.quote(str(path))}"
-    say_aside(f"the fastest plan is written to {path}: `{again}`")
+    again = f"trivium plan show --preset {shlex.quote(str(path))}"
+    say_aside(f"the chosen plan is written to {path}: `{again}`")

@@ -26,6 +26,7 @@ from trivium.cost.hardware import machine_problem
 from trivium.errors import ConfigError
 from trivium.evaluation.bias.config import BiasConfig
 from trivium.evaluation.config import EvaluationConfig
+from trivium.hub import is_hub_name
 from trivium.jsonlines import text_lines
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
@@ -38,6 +39,7 @@ from trivium.training.rates import recipe_problems
 from trivium.untrusted import read_text
 
 HERE = "here"  # the machine this runs on
+BASE = "demo"  # what a model of Hugging Face is trained with, unless told otherwise
 
 
 def _ready(schedule: str, **degrees: int) -> Tree:
@@ -204,7 +206,7 @@ def _with_full_paths(tree: Tree, folder: Path) -> Tree:
         tree = merge(tree, {"machine": _full_path(machine, folder)})
     for section, field in (("plan", "rows"), ("tokens", "tokenizer"), ("training", "start_from")):
         named = _at(tree, section, field)
-        if isinstance(named, str):
+        if isinstance(named, str) and not is_hub_name(named):
             tree = merge(tree, {section: {field: _full_path(named, folder)}})
     return tree
 
@@ -225,9 +227,19 @@ def _at(tree: Tree, *path: str) -> Any:
     return node
 
 
+def _tree_of(name: str) -> Tree:
+    """Return the config of a preset, a config file, a run or a model of another kind."""
+    from trivium.cli.model_argument import model_named, settings_of
+
+    found = model_named(name)
+    if found.kind == "config":
+        return read_preset(found.place, _with_full_paths)
+    return merge(merge(read_preset(BASE), {"plan": LAYOUTS[1]}), settings_of(found)[0])
+
+
 def _layers(given: Given) -> list[tuple[str, Tree]]:
     name = f"preset {given.preset}" if given.preset in preset_names() else given.preset
-    layers = [(name, _with_what_follows(read_preset(given.preset, _with_full_paths)))]
+    layers = [(name, _with_what_follows(_tree_of(given.preset)))]
     if given.ranks is not None:
         layers.append((f"--ranks {given.ranks}", ranks_tree(given.ranks)))
     stated = _with_full_paths(parse_assignments(given.assignments, RunConfig), Path())

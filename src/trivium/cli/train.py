@@ -4,12 +4,13 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from trivium.cli.imported import bring, with_weights
 from trivium.cli.machine import check_compiler
 from trivium.cli.options import (
     DEFAULT_OUT,
@@ -23,8 +24,10 @@ from trivium.cli.options import (
     Tokens,
     given_for,
     open_run,
+    with_options_of,
 )
-from trivium.cli.price import AnyMachine, dry_run_lines, host_lines
+from trivium.cli.planned import planned
+from trivium.cli.price import AnyMachine, Gpus, MachineOption, dry_run_lines, host_lines
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
@@ -55,21 +58,30 @@ CHANGEABLE_PLAN = (
 )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The options of `train`."""
+
+    out: Out = DEFAULT_OUT
+    preset: Preset = None
+    gpus: Gpus = None
+    machine: MachineOption = None
+    sets: Sets = None
+    ranks: Ranks = None
+    tokens: Tokens = None
+    redo: Redo = False
+    dry_run: DryRun = False
+    any_machine: AnyMachine = False
+
+
 @app.command()
-def train(
-    out: Out = DEFAULT_OUT,
-    preset: Preset = None,
-    sets: Sets = None,
-    ranks: Ranks = None,
-    tokens: Tokens = None,
-    redo: Redo = False,
-    dry_run: DryRun = False,
-    any_machine: AnyMachine = False,
-) -> None:
+@with_options_of(Asked)
+def train(asked: Asked) -> None:
     """Train from the tokens; an interrupted run goes on from its last checkpoint, in any layout."""
-    TRAINS_ON.check(sets)
-    given = given_for(out, preset, sets, ranks)
-    if dry_run:
+    out, tokens, redo = asked.out, asked.tokens, asked.redo
+    TRAINS_ON.check(asked.sets)
+    given = planned(given_for(out, asked.preset, asked.sets, asked.ranks), asked.gpus, asked.machine, out)
+    if asked.dry_run:
         lines, problems = dry_run_lines(given)
         for line in [*lines[:-1], *([] if problems else _never_read(given, tokens or out / "tokens")), *lines[-1:]]:
             say(line)
@@ -77,15 +89,17 @@ def train(
             raise ConfigError("\n".join(problems))
         for line in would(out, given, tokens):
             say(line)
-        check_host(open_run(out, given, tokens=tokens), given, insists=any_machine, redo=redo)
+        check_host(open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo)
         return
-    run = open_run(out, given, tokens=tokens)
+    run, weights = with_weights(open_run(out, given, tokens=tokens))
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        check_host(run, given, insists=any_machine, redo=redo)
+        check_host(run, given, insists=asked.any_machine, redo=redo)
     if joins_torchrun(os.environ):
         join(run, redo=redo)
-    else:
-        perform(TRAIN, run, redo=redo)
+        return
+    if weights is not None:
+        bring(run, weights)
+    perform(TRAIN, run, redo=redo)
 
 
 def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
@@ -94,9 +108,10 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
 
     if tokens is None and not (out / "tokens" / MANIFEST).is_file():
         return []
-    run = open_run(out, given, tokens=tokens)
+    run, weights = with_weights(open_run(out, given, tokens=tokens))
     state = state_of(TRAIN, run)
-    TRAIN.check(run, state)
+    if weights is None:
+        TRAIN.check(run, state)
     folder = run.at.folder(TRAIN.folder)
     words = {
         "current": f"  {folder} is finished: nothing would be done",

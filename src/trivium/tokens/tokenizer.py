@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from trivium.config import as_value, written
 from trivium.errors import ConfigError, DataError
+from trivium.hub import downloaded, is_hub_name, nearest_hub_name
 from trivium.provenance import fingerprint, write_json
 from trivium.tokens.bounded import SIMPLER, problem_of, slow_text
 from trivium.tokens.bulk import equal_encoding
@@ -318,8 +319,8 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
     path = tokenizer_file(place)
     if not path.is_file():
         raise DataError(
-            f"tokens.tokenizer: {path} does not exist; give a tokenizer.json of Hugging Face tokenizers, or a "
-            "folder that holds one"
+            f"tokens.tokenizer: {path} does not exist; give a tokenizer.json of Hugging Face tokenizers, a folder that "
+            f"holds one, or hf:ORG/NAME; {nearest_hub_name(path.name)}"
         )
     found = _opened(path, "tokens.tokenizer: ")
     said = beside(path, found.words)
@@ -407,7 +408,8 @@ def _named_panics() -> Iterator[None]:
 
 
 def tokenizer_file(place: str) -> Path:
-    path = Path(place)
+    """Return the tokenizer.json of a file, a folder or a model of the Hub."""
+    path = downloaded(place, weights=False) if is_hub_name(place) else Path(place)
     return path / FILE if path.is_dir() else path
 
 
