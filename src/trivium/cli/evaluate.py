@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from trivium.cli.benchmarks import (
     Asked,
@@ -21,13 +20,15 @@ from trivium.cli.benchmarks import (
 from trivium.cli.model_argument import asked_model, model_path
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Reads, Redo, Sets, given_for, open_run
 from trivium.cli.paths import local_path
+from trivium.cli.settings import App, Command, shows
 from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError
+from trivium.evaluation.config import BenchmarkConfig
 from trivium.progress import Progress
 from trivium.provenance import fingerprint, write_json
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 Target = Annotated[
@@ -67,7 +68,7 @@ _OF_HELD_OUT_TASKS = (
 _OF_MODELS = "for a model that is asked; a file of predictions holds the answers already: leave it out"
 
 
-class _EitherWay(TyperCommand):
+class _EitherWay(Command):
     """The verb's options, and those of the station of a run, which works when no target is named."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -93,7 +94,7 @@ class _EitherWay(TyperCommand):
             raise ConfigError(f"{', '.join(given)}: {why}")
 
 
-_station = typer.Typer(rich_markup_mode=None, add_completion=False)
+_station = App()
 
 
 @_station.command()
@@ -103,6 +104,7 @@ def _evaluate_run(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = No
 
 
 @app.command(cls=_EitherWay)
+@shows("seed", "wording", "layout", root=BenchmarkConfig)
 def evaluate(
     target: Target = None,
     tasks: Tasks = "mt-nlg",
@@ -117,9 +119,8 @@ def evaluate(
 ) -> None:
     """Score held-out tasks zero- and few-shot; or published ones, beside the paper's figures.
 
-    MODEL may also be a file of predictions for HANS (0 or 1 a pair). With it, --set overrides wording, shots_drawn,
-    seed, confidence, resamples, tokenizer (its path) and the layout of the ranks that answer: --set wording=harness
-    --set layout.tensor=2.
+    MODEL may also be a file of predictions for HANS (0 or 1 a pair). With it, --set overrides shots_drawn, confidence,
+    resamples and tokenizer (its path) too: --set confidence=0.9.
     """
     assert target is not None, "without a target the station of the run works"
     refuse_bad_place(json)

@@ -56,7 +56,7 @@ def with_weights(run: Run) -> tuple[Run, str | None]:
     given = run.config.training.start_from
     if given is None or not (is_hub_name(given) or describes_model(Path(given))):
         return run, None
-    name = given.removeprefix(PREFIX) if is_hub_name(given) else name_of(Path(given))
+    name = given.removeprefix(PREFIX).partition("@")[0] if is_hub_name(given) else name_of(Path(given))
     place = run.at.imported / step_name(0)
     if place.is_dir() and (there := read_manifest(place).get("imported_from", {}).get("folder")) != name:
         raise ConfigError(

@@ -17,8 +17,9 @@ import typer
 
 from trivium.cli.options import DEFAULT_OUT, TRAINS_ON, Out, Preset, Ranks, Sets, Tokens, given_for, with_options_of
 from trivium.cli.planned import planned
-from trivium.cli.price import Gpus, MachineOption, dry_run_lines, machine_of
+from trivium.cli.price import Gpus, dry_run_lines, machine_of
 from trivium.cli.run_config import HERE, Given, RunConfig, is_machine_file, resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say, say_aside
 from trivium.cli.train import would
 from trivium.config import leaves, parse_assignments, preset_names
@@ -27,7 +28,7 @@ from trivium.errors import ConfigError, MachineError
 from trivium.hub import is_hub_name
 from trivium.plan.mapping import problems
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 MODULE = "trivium.cli.main train"
 # Between the moment all ranks have saved and the moment the last of them has ended.
@@ -98,7 +99,6 @@ class Asked:
     out: Out = DEFAULT_OUT
     preset: Preset = None
     gpus: Gpus = None
-    machine: MachineOption = None
     sets: Sets = None
     ranks: Ranks = None
     tokens: Tokens = None
@@ -111,6 +111,7 @@ class Asked:
 
 
 @app.command()
+@shows("seed", "plan", "training", "machine")
 @with_options_of(Asked)
 def launch(asked: Asked) -> None:
     """Print a job file for a run: ranks on the nodes of its machine, signals that save, and restarts that go on.
@@ -125,7 +126,7 @@ def launch(asked: Asked) -> None:
             if isinstance(value, str) and is_path and not is_hub_name(value):
                 _refuse_relative(f"--set {field}", value, out, between="=")
     TRAINS_ON.check(asked.sets)
-    given = planned(given_for(out, preset, asked.sets, asked.ranks), asked.gpus, asked.machine, out, say_aside)
+    given = planned(given_for(out, preset, asked.sets, asked.ranks), asked.gpus, out, say_aside)
     config = resolve(given).checked()
     if config.machine == HERE:
         machine = None

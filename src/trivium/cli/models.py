@@ -4,14 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.options import AsJson
 from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.settings import App
 from trivium.cli.show import say_either, table
 from trivium.config import about_preset, leaves, preset_names, to_tree, written
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import count
 from trivium.units import format_count
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 _FACTS = ("parameters", "layers", "hidden", "heads", "context", "vocabulary", "tokenizer", "licence")
 _UNKNOWN = "-"
@@ -21,9 +23,13 @@ _UNKNOWN = "-"
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="A name of the list, a config file, a run, or a Hugging Face model."),
+        typer.Argument(
+            metavar="MODEL",
+            help="A name of the list, a config file, a run, or a Hugging Face model.",
+            autocompletion=preset_names,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the models that --model accepts by name, or show one with all its settings.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, RunConfig, resolve, with_options
+from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace
 from trivium.config import Tree, build_named, leaves, merge, parse_assignments, to_tree, written
@@ -38,13 +38,10 @@ _SEARCHED = {
 _RESET: Mapping[str, Any] = {"plan.rows": None, "plan.partition.layers": None}
 
 
-def planned(
-    given: Given, gpus: int | None, machine: str | None, out: Path | None, tell: Callable[[str], None] = say
-) -> Given:
+def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[str], None] = say) -> Given:
     """Return what the user gave, with the layout for so many GPUs as further overrides. Overrides of the user hold,
     and the search keeps to them. A run that was planned for as many GPUs keeps its layout. tell: where the choice is
     reported. out: the run directory, if there is one."""
-    given = given._replace(assignments=with_options(given.assignments, {"machine": machine}))
     if gpus is None:
         return given
     if given.ranks is not None:

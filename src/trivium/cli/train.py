@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from trivium.cli.imported import bring, with_weights
+from trivium.cli.live import Note, loss_note, note_of, peak_here
 from trivium.cli.machine import check_compiler
 from trivium.cli.options import (
     DEFAULT_OUT,
@@ -27,8 +28,9 @@ from trivium.cli.options import (
     with_options_of,
 )
 from trivium.cli.planned import planned
-from trivium.cli.price import AnyMachine, Gpus, MachineOption, dry_run_lines, host_lines
+from trivium.cli.price import AnyMachine, Gpus, dry_run_lines, host_lines
 from trivium.cli.run_config import Given, resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary, never_read_lines
@@ -40,7 +42,7 @@ from trivium.units import counted, format_bytes, format_count
 
 RANKS_TOLD = 8  # with their memory, when a training has ended
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 # What of a plan may change between two parts of one training: how the work is divided.
 CHANGEABLE_PLAN = (
@@ -65,7 +67,6 @@ class Asked:
     out: Out = DEFAULT_OUT
     preset: Preset = None
     gpus: Gpus = None
-    machine: MachineOption = None
     sets: Sets = None
     ranks: Ranks = None
     tokens: Tokens = None
@@ -75,12 +76,13 @@ class Asked:
 
 
 @app.command()
+@shows("seed", "plan", "training", "machine")
 @with_options_of(Asked)
 def train(asked: Asked) -> None:
     """Train from the tokens; an interrupted run goes on from its last checkpoint, in any layout."""
     out, tokens, redo = asked.out, asked.tokens, asked.redo
     TRAINS_ON.check(asked.sets)
-    given = planned(given_for(out, asked.preset, asked.sets, asked.ranks), asked.gpus, asked.machine, out)
+    given = planned(given_for(out, asked.preset, asked.sets, asked.ranks), asked.gpus, out)
     if asked.dry_run:
         lines, problems = dry_run_lines(given)
         for line in [*lines[:-1], *([] if problems else _never_read(given, tokens or out / "tokens")), *lines[-1:]]:
@@ -313,28 +315,22 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
     job, missing = examined(job_for(run, out), run)
     for name, why in missing.items():
         say(f"  SKIPPED {name}: {why}")
+    live = note_of(run.config.plan, run.config.training.steps, peak_here(run.config))
+    note = live if sys.stderr.isatty() else loss_note
     found: dict[str, Any] = start(
-        job, progress=_with_loss(progress, out), predicted=predicted_memory(run.config.plan), lease=run.lease
+        job, progress=_noted(progress, out, note), predicted=predicted_memory(run.config.plan), lease=run.lease
     )
     return found
 
 
-def _with_loss(progress: Progress, out: Path) -> Progress:
-    """The same progress, its note the newest loss."""
-    from trivium.training.metrics import METRICS
+def _noted(progress: Progress, out: Path, describe: Note) -> Progress:
+    """Return the same progress, which describes the newest steps where it has no other note."""
+    from trivium.training.metrics import METRICS, newest_steps
 
     def told(done: int, total: int | None, note: str) -> None:
-        progress(done, total, note or newest_loss(out / METRICS))
+        progress(done, total, note or describe(newest_steps(out / METRICS)))
 
     return told
-
-
-def newest_loss(metrics: Path) -> str:
-    """`loss 4.213` from the last whole line that has one; empty when none has."""
-    from trivium.training.metrics import newest
-
-    found = newest(metrics)
-    return f"loss {found['loss']:.3f}" if found else ""
 
 
 def _lines(result: Result) -> list[str]:
@@ -376,4 +372,5 @@ TRAIN = Stage(
     check=check,
     ask=ask,
     apart=apart,
+    long_notes=True,
 )
