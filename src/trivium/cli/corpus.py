@@ -14,6 +14,7 @@ import typer
 
 from trivium.cli.corpus_tools import against, show, step, step_names
 from trivium.cli.machine import version_of
+from trivium.cli.model_argument import MODELS
 from trivium.cli.options import (
     CURATES,
     DEFAULT_OUT,
@@ -146,8 +147,9 @@ def curate(asked: Curating) -> None:
 @shows("seed", "harvest", "curate", "tokens")
 def run(
     preset: Annotated[
-        str, typer.Argument(metavar="PRESET", help="A shipped preset or a YAML/JSON file.", autocompletion=preset_names)
-    ],
+        str | None,
+        typer.Argument(metavar="MODEL", help=f"The model and its settings: {MODELS}.", autocompletion=preset_names),
+    ] = None,
     out: Out = DEFAULT_OUT,
     corpus: Corpus = None,
     sets: Sets = None,

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from trivium.cli.imported import bring, with_weights
 from trivium.cli.live import Note, loss_note, note_of, peak_here
 from trivium.cli.machine import check_compiler
 from trivium.cli.options import (
@@ -30,7 +31,8 @@ from trivium.cli.options import (
     with_curation,
     with_options_of,
 )
-from trivium.cli.price import AnyMachine, dry_run_lines, host_lines
+from trivium.cli.planned import planned
+from trivium.cli.price import AnyMachine, Gpus, dry_run_lines, host_lines
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
@@ -71,6 +73,7 @@ class Asked:
     data: TrainedOn = None
     curation: Curation = None
     preset: Preset = None
+    gpus: Gpus = None
     sets: Sets = None
     ranks: Ranks = None
     tokens: Tokens = None
@@ -80,7 +83,7 @@ class Asked:
 
 
 @app.command()
-@shows("seed", "plan", "training")
+@shows("seed", "plan", "training", "machine")
 @with_options_of(Asked)
 def train(asked: Asked) -> None:
     """Train; an interrupted run goes on from its last checkpoint, in any layout.
@@ -88,7 +91,7 @@ def train(asked: Asked) -> None:
     With --data, everything that is missing is done first: raw text is harvested, curated and tokenized. `trivium corpus
     run` does the same with several processes. Without it: the tokens of --out, or of --tokens.
     """
-    out, tokens, dry_run, redo = asked.out, asked.tokens, asked.dry_run, asked.redo
+    out, tokens, redo = asked.out, asked.tokens, asked.redo
     if asked.data is None:
         refuse_given({"--curation/--no-curation": asked.curation is not None}, "name the raw text with --data")
         TRAINS_ON.check(asked.sets)
@@ -96,12 +99,12 @@ def train(asked: Asked) -> None:
         refuse_given({"--tokens": tokens}, "--data names what is trained on; give one of the two")
         tokens = tokens_at(asked.data)
     sets = with_curation(asked.sets, asked.curation)
-    given = given_for(out, asked.preset, sets, asked.ranks)
+    given = planned(given_for(out, asked.preset, sets, asked.ranks), asked.gpus, out)
     raw = asked.data if tokens is None else None
     if raw is not None and under_torchrun(os.environ):
         first = shlex.join(["trivium", "corpus", "run", given.preset, "--data", raw, "--out", str(out)])
         raise ConfigError(f"--data {raw}: every process of this job would prepare it; run `{first}` before the job")
-    if dry_run:
+    if asked.dry_run:
         lines, problems = dry_run_lines(given)
         for line in [*lines[:-1], *([] if problems else _never_read(given, tokens or out / "tokens")), *lines[-1:]]:
             say(line)
@@ -113,7 +116,7 @@ def train(asked: Asked) -> None:
             say(line)
         check_host(open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo)
         return
-    run = open_run(out, given, tokens=tokens)
+    run, weights = with_weights(open_run(out, given, tokens=tokens))
     if os.environ.get("LOCAL_RANK", "0") == "0":
         check_host(run, given, insists=asked.any_machine, redo=redo)
     if raw is not None:
@@ -121,8 +124,10 @@ def train(asked: Asked) -> None:
         run = replace(run, tokens=None)
     if joins_torchrun(os.environ):
         join(run, redo=redo)
-    else:
-        perform(TRAIN, run, redo=redo)
+        return
+    if weights is not None:
+        bring(run, weights)
+    perform(TRAIN, run, redo=redo)
 
 
 def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
@@ -131,9 +136,10 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
 
     if tokens is None and not (out / "tokens" / MANIFEST).is_file():
         return []
-    run = open_run(out, given, tokens=tokens)
+    run, weights = with_weights(open_run(out, given, tokens=tokens))
     state = state_of(TRAIN, run)
-    TRAIN.check(run, state)
+    if weights is None:
+        TRAIN.check(run, state)
     folder = run.at.folder(TRAIN.folder)
     words = {
         "current": f"  {folder} is finished: nothing would be done",

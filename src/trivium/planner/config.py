@@ -36,6 +36,10 @@ class SearchSpace(Config):
     # ranks that share one copy of what ZeRO shards; node: those of one node; null: all replicas
     shards: tuple[Shards, ...] = (None,)
     sequence_parallel: tuple[bool, ...] = (False, True)  # activations between tensor regions are split
+    # torch.compile, and CUDA graphs where a plan can be recorded; null: with and without both on GPUs, on a CPU as the
+    # plan has them
+    compiled: tuple[bool, ...] | None = None
+    cuda_graphs: tuple[bool, ...] | None = None
     finalists: Positive = 50  # how many of the fastest are simulated action by action
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # of a device's memory
 
