@@ -19,15 +19,13 @@ from trivium.cost.memory import (
     predicted_memory,
     worst_rank,
 )
-from trivium.cost.memory_peaks import balanced
 from trivium.cost.rank_parameters import elements_of_rank, rank_parameters
-from trivium.cost.stages import layers_by_stage
+from trivium.cost.stages import layers_by_stage, recomputed_layers
 from trivium.cost.step_time import SCHEDULES
 from trivium.parallel.sharding.zero import together
 from trivium.plan.buckets import UNIT, UPDATED_AT_ONCE, bucket_table
-from trivium.plan.layout import Coordinate, Layout
+from trivium.plan.layout import Coordinate
 from trivium.plan.parameters import count
-from trivium.plan.partition import Partition
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 
@@ -221,11 +219,12 @@ def test_receives_ahead_are_those_of_the_transport():
     assert RECEIVES_AHEAD == POSTED_AHEAD
 
 
-@pytest.mark.parametrize("layers", range(1, 24))
-def test_layers_are_balanced_as_the_partition_balances_them(layers):
-    for stages in range(1, layers + 1):
-        model = small(model={"layers": layers}, layout={"pipeline": 1}).model
-        assert tuple(balanced(layers, stages)) == Partition().counts(model, Layout(pipeline=stages))
+@pytest.mark.parametrize("layers", range(4, 24))
+def test_recomputed_layers_of_a_stage_are_those_that_the_plan_recomputes(layers):
+    for every in range(1, 6):
+        plan = small(model={"layers": layers}, layout={"pipeline": 4}, recompute={"mode": "layer", "every": every})
+        expected = [sum(plan.recompute.mode_of(n) == "layer" for n in plan.layers_of(stage)) for stage in range(4)]
+        assert recomputed_layers(plan).tolist() == expected
 
 
 PLANS = [

@@ -183,7 +183,7 @@ def _starts(runs: tuple[Run, ...]) -> Iterator[int]:
 
 
 def _narrower(plan: Plan) -> Iterator[Tree]:
-    """As few heads as the split allows, each 4 columns wide (3 where the width is odd)."""
+    """Use as few heads as the split allows, each 4 columns wide (3 if the width is odd)."""
     model, tensor = plan.model, plan.layout.tensor
     width = min(model.head_columns, 4 if model.head_columns % 2 == 0 else 3)
     # Queries that are wider than the hidden columns together, or narrower, stay so.
@@ -211,7 +211,8 @@ def _plain_width(plan: Plan) -> bool:
 
 
 def _fewer_words(plan: Plan) -> Iterator[Tree]:
-    """The same padding in kind: none, part of the last rank's rows, or whole ranks without a word."""
+    """Use fewer rows of the vocabulary with the same kind of padding: none, part of the last rank's rows, or whole
+    ranks."""
     model, tensor = plan.model, plan.layout.tensor
     padded = model.padded_vocabulary(tensor)
     rows = padded // tensor

@@ -33,7 +33,7 @@ def drawn(rule: Rule, name: str, seed: int) -> Tensor:
 
 
 def table_problems(rules: Mapping[str, Rule], table: Mapping[str, Parameter]) -> dict[str, str]:
-    """By name, how the engine's table of parameters differs from the rules."""
+    """Return by name how the engine's table of parameters differs from the rules."""
     found = {name: "missing in the engine's table" for name in rules if name not in table}
     found |= {name: "in the engine's table alone" for name in table if name not in rules}
     for name, rule in rules.items():
@@ -46,9 +46,9 @@ def table_problems(rules: Mapping[str, Rule], table: Mapping[str, Parameter]) ->
 
 
 def departures(rules: Mapping[str, Rule], values: Mapping[str, Tensor]) -> dict[str, float]:
-    """By parameter, how far its initial values are from its distribution, relative to the deviation; 0 where no more
-    than chance allows. Those of one rule in all layers are also taken together, under the first one's name: a few
-    values tell little."""
+    """Return for each parameter how far its initial values are from their distribution, relative to the standard
+    deviation; 0 if chance explains it. The parameters of one rule in all layers are also tested together, under the
+    first one's name, because a few values show little."""
     kinds: dict[str, list[str]] = {}
     for name in rules:
         kinds.setdefault(_without_number(name), []).append(name)
@@ -60,7 +60,7 @@ def departures(rules: Mapping[str, Rule], values: Mapping[str, Tensor]) -> dict[
 
 
 def repetitions(rules: Mapping[str, Rule], values: Mapping[str, Tensor]) -> dict[str, float]:
-    """By parameter, the share of its draws that stand in it or in another one as well, in the same order."""
+    """Return for each parameter the share of its draws that occur again in it or in another one, in the same order."""
     names = [name for name, rule in rules.items() if rule.deviation > 0 and values[name].numel() >= RUN]
     runs = [_runs(values[name].flatten() / rules[name].deviation) for name in names]
     _, number, counts = np.unique(torch.cat(runs).numpy(), axis=0, return_inverse=True, return_counts=True)

@@ -1,4 +1,4 @@
-"""Certify many plans: ranks are forked once for many and reused, references are computed once per model."""
+"""Certification of many plans. Ranks are forked once and reused, and references are computed once per model."""
 
 import json
 import platform
@@ -77,7 +77,7 @@ def write_references(plans: Sequence[tuple[Plan, Way]], folder: Path) -> None:
 
 
 def reference_of(plan: Plan, way: Way, folder: Path) -> Reference:
-    """What `write_references` wrote for a plan and a way."""
+    """Read the reference of a plan and a way that `write_references` wrote."""
     return read_reference(folder / f"{reference_key(plan, way.course)}.safetensors")
 
 
@@ -89,7 +89,7 @@ def collect(plan: Plan, folder: Path, name: str, way: Way = AS_IT_IS) -> Certifi
 
 
 def versions() -> dict[str, str]:
-    """What the numbers were computed with."""
+    """Return the versions of the software that computed a certificate."""
     return {
         "trivium": __version__,
         "torch": version("torch"),

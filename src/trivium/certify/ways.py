@@ -1,10 +1,11 @@
-"""Ways of the engine that no plan names: they follow from sizes, hosts, the kind of processor, dtypes, and time.
+"""Code paths of the engine that no plan selects. They follow from sizes, hosts, the kind of processor, dtypes and time.
 
-A reduced model in fp64 on one host would always go the same way. Here the limits are made so small that it goes the
-others too: several buckets, blocks of queries, pieces of products; messages over the network; masters of their own.
-Limits are read by all ranks alike, and some by both sides of a message, so ranks go one way all their life.
+A reduced model in fp64 on one host would always take the same path. Here limits are lowered so that it takes the others
+too: several buckets, blocks of queries, pieces of products, messages over the network, separate master weights. All
+ranks read the limits alike, and some limits must agree on both sides of a message, so a rank keeps its path for life.
 
-Three more run another model or batch: 64 steps, more layers, or more micro-batches than anything may be counted by.
+Three more run another model or batch: 64 steps, more layers, or more micro-batches than any constant by which they may
+be counted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from trivium.certify.courses import LARGEST_SCALE, LONG, OVERFLOWS, SCALE_GROWTH_STEPS, SHORT, Course
 from trivium.certify.reduce import thin_and_deep, thin_and_long, thin_and_many
 from trivium.comms import transports
+from trivium.kernels import scaled_attention
 from trivium.kernels.operations import Operations, operations_of
 from trivium.model import stage
 from trivium.parallel.context import ring as ring_attention
@@ -42,7 +44,7 @@ ABSENT = object()
 
 
 class Replaced(NamedTuple):
-    """What stands at an attribute of a module or a class meanwhile."""
+    """A temporary value for an attribute of a module or a class."""
 
     owner: Any
     attribute: str
@@ -50,7 +52,7 @@ class Replaced(NamedTuple):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, it stands there."""
+        """Set the attribute while the context is open."""
         before = vars(self.owner).get(self.attribute, ABSENT)
         setattr(self.owner, self.attribute, self.value)
         try:
@@ -64,7 +66,7 @@ class Replaced(NamedTuple):
 
 @contextmanager
 def replaced(every: Iterable[Replaced]) -> Iterator[None]:
-    """Inside, all of them are applied."""
+    """Apply all replacements while the context is open."""
     with ExitStack() as stack:
         for each in every:
             stack.enter_context(each.applied())
@@ -85,10 +87,14 @@ def _unchanged(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class Way:
-    """replaced: limits, and what asks about the machine. by_memory: messages between ranks of this host. narrow:
-    masters apart from the weights, and the loss scaled. in_order: transfers between stages as NCCL has them. refuses:
-    before which steps, counted from 0, an update is refused. shaped: makes of a reduced plan the one that is run;
-    another time it changes nothing. course: how long it is run."""
+    """A code path of the engine that no plan selects.
+
+    replaced: limits, and functions that ask about the machine. by_memory: messages between ranks of this host go
+    through shared memory. narrow: master weights are separate from the weights, and the loss is scaled. in_order:
+    transfers between stages as with NCCL. refuses: 0-based steps before which an update is rejected. shaped: makes the
+    plan that is run out of a reduced plan; applied to its own result it changes nothing. course: length of the
+    training.
+    """
 
     name: str
     replaced: tuple[Replaced, ...] = ()
@@ -101,12 +107,12 @@ class Way:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Inside, this process goes this way."""
+        """Make this process use the code path while the context is open."""
         with replaced(self.replaced):
             yield
 
     def prepare(self, trainer: Trainer) -> None:
-        """Before its first step."""
+        """Change a trainer before its first step."""
         if self.in_order:
             trainer.transport = "in order"
         if self.narrow:
@@ -116,7 +122,7 @@ class Way:
 
 
 def _updated_together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:
-    """Some buckets at once, as accelerators do."""
+    """Update several buckets at once, as GPUs do."""
     return TOGETHER(shards, UPDATED_AT_ONCE)
 
 
@@ -138,6 +144,7 @@ SMALL_LIMITS = (
     Replaced(vocabulary, "ROWS", 5),
     Replaced(tensor, "ROWS", 5),
     Replaced(ring_attention, "QUERIES", 2),
+    Replaced(scaled_attention, "QUERIES", 3),
     Replaced(transports, "DIRECT_BYTES", 700),
     Replaced(norm_over_heads, "AT_ONCE", 40),
     *limits("comms.host_memory.loans", INLINE_BYTES=72),

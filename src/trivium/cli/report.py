@@ -7,11 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import typer
-
 from trivium.cli.corpus_tools import keep_statistics
 from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
 from trivium.cli.run_config import HERE
+from trivium.cli.settings import App
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import build
@@ -20,7 +19,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.report.verdicts import CPU
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Which accelerator each rank takes: what ranks say of theirs where they meet, and what is wrong with it."""
+"""The device of each rank: what ranks report of their GPUs when they connect, and what is wrong with it."""
 
 import json
 from collections import Counter
@@ -17,27 +17,28 @@ SHARE = "set TRIVIUM_DEVICES=shared to let ranks share a GPU"
 
 
 class Taken(NamedTuple):
-    """What a rank computes on. accelerator: what tells it from the others of its host; nothing for a processor."""
+    """The device of a rank. accelerator: identifies a GPU among those of its host; empty for a CPU."""
 
     host: str
     accelerator: str
 
     @property
     def words(self) -> str:
-        """As a rank says it to others."""
+        """The text in which a rank reports it to others."""
         return json.dumps(self)
 
     @classmethod
     def of(cls, words: str) -> "Taken":
-        """What another rank said."""
+        """Return the device that another rank reported."""
         return cls(*json.loads(words))
 
 
 def identity(device: torch.device, rank: int) -> str:
-    """What tells an accelerator from the others of its host, on which each process numbers those that it sees.
+    """Return a text that identifies a GPU among those of its host, on which each process numbers the visible ones from
+    0.
 
-    Where its driver does not say, its number, if the process sees several. One that sees no other is taken to have it
-    to itself; NCCL refuses two ranks on one.
+    If the driver does not report one, it is the number, if the process sees several GPUs. A process that sees only one
+    is assumed to have it alone; NCCL rejects two ranks on one.
     """
     if device.type == "cpu":
         return ""

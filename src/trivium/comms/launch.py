@@ -60,7 +60,7 @@ class Place:
 
     @property
     def hosts(self) -> int:
-        """How many hosts the ranks are on, each with as many as this one."""
+        """Number of hosts of the ranks, each with as many ranks as this one."""
         return -(-self.world_size // self.local_ranks)
 
     @property
@@ -263,10 +263,10 @@ def lends_memory() -> bool:
 
 
 def chosen_devices() -> Literal["any", "accelerators", "shared"]:
-    """What ranks may compute on, as TRIVIUM_DEVICES says.
+    """Return the devices on which ranks may compute, from TRIVIUM_DEVICES.
 
-    any: accelerators where each rank has its own. accelerators: a rank without one of its own is an error, as the job
-    files for machines with accelerators have it. shared: each rank needs one, which others may use, too.
+    any: GPUs if each rank has its own, else CPUs. accelerators: a rank without a GPU of its own is an error, as in job
+    files for machines with GPUs. shared: each rank needs a GPU, which others may use too.
     """
     chosen = os.environ.get("TRIVIUM_DEVICES", "any")
     match chosen:

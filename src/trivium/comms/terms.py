@@ -1,4 +1,5 @@
-"""What every rank of a job must have alike, compared where ranks meet, and refused with what differs and where."""
+"""Conditions that all ranks of a job must share. They are compared when ranks connect; an error names what differs and
+where."""
 
 import json
 from collections import defaultdict
@@ -14,7 +15,8 @@ _VALUE_CHARACTERS = 80
 
 
 class Terms(NamedTuple):
-    """What a rank was started with. Each mapping goes from a name that a user knows to the value as text."""
+    """The settings, versions and data with which a rank was started. Each mapping goes from a name that a user knows to
+    the value as text."""
 
     settings: Mapping[str, str]
     versions: Mapping[str, str]

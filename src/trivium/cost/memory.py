@@ -27,7 +27,6 @@ from trivium.cost.case import NONE, Case, case_of, take
 from trivium.cost.memory_peaks import MemoryPeak, peaks_of_case, peaks_of_rank
 from trivium.cost.rank_parameters import (
     Elements,
-    bucket_limit,
     elements_of_rank,
     embedding_parameters,
     largest_parameter,
@@ -36,7 +35,7 @@ from trivium.cost.rank_parameters import (
     slice_elements,
     table_parameters,
 )
-from trivium.plan.buckets import UPDATED_AT_ONCE
+from trivium.plan.buckets import UPDATED_AT_ONCE, bucket_elements
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Number, entries
 from trivium.plan.layout import Coordinate
@@ -300,7 +299,7 @@ def _open(case: Case, at: MemoryPeak, elements: Number) -> Number:
 
 def _bucket(case: Case, at: MemoryPeak) -> Number:
     """Return the approximate elements of the largest bucket."""
-    return np.maximum(bucket_limit(case), largest_parameter(case, at.first, at.last))
+    return np.maximum(bucket_elements(case.sharers), largest_parameter(case, at.first, at.last))
 
 
 def _loss(case: Case, begun: Number, opened: Number) -> Number:

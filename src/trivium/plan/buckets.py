@@ -1,14 +1,16 @@
-"""How a rank's parameters are gathered into flat buffers: the table that the runtime fills and the cost model prices.
+"""The division of a rank's parameters into flat buffers: the table that the runtime fills and the cost model prices.
 
-A bucket holds parameters whose gradients are summed over the same groups; frozen ones have buckets of their own.
+A bucket holds parameters whose gradients are summed over the same groups; frozen ones have separate buckets.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from math import prod
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from trivium.plan.layers.part import Owner, Parameter
+import numpy as np
+
+from trivium.plan.layers.part import Number, Owner, Parameter
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
 from trivium.plan.plan import Plan
 
@@ -89,16 +91,15 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     )
 
 
-def bucket_elements(sharers: int) -> int:
-    """With how many a bucket is closed."""
-    if sharers == 1:
-        return ELEMENTS_ALONE
-    return BUCKET_ELEMENTS * min(max(1, sharers // SHARERS_OF_ONE), MOST_TIMES)
+def bucket_elements(sharers: Number) -> Number:
+    """Return the number of elements with which a bucket is closed, for one size of the sharding group or an array."""
+    among: Number = BUCKET_ELEMENTS * np.clip(np.asarray(sharers) // SHARERS_OF_ONE, 1, MOST_TIMES)
+    return np.where(np.asarray(sharers) > 1, among, ELEMENTS_ALONE)
 
 
 def in_buckets(items: Iterable[Entry], room_of: Callable[[Entry], int], sharers: int) -> Iterator[list[Entry]]:
     """Items of one kind, by bucket, in the order in which buckets are closed."""
-    limit = bucket_elements(sharers)
+    limit = int(bucket_elements(sharers))
     filling: list[Entry] = []
     filled = 0
     for item in items:
@@ -128,14 +129,15 @@ def _row(items: list[Item], plan: Plan, over: tuple[PartialOver, ...], *, tied: 
     return BucketRow(tuple(ordered), tuple(spans), trains, over, tied, padded=size)
 
 
-def padded(elements: int, sharers: int = 1) -> int:
-    """So that each sharer owns an equal slice."""
+def padded(elements: Any, sharers: Any = 1) -> Any:
+    """Return the size of a bucket with so many elements, of which each rank of the sharding group owns an equal slice.
+    The arguments are numbers, or arrays with one entry per plan."""
     unit = sharers * UNIT
     return -(-elements // unit) * unit
 
 
 def held(plan: Plan, pipeline: int) -> Iterator[Item]:
-    """Every parameter a pipeline rank holds, once, in the model's order."""
+    """Yield every parameter of a pipeline rank once, in the model's order."""
     last = plan.last_stage
     stages = plan.stages_of(pipeline)
     for stage in stages:

@@ -1,5 +1,5 @@
-"""How large a plan's numbers may be: above whatever was built, and low enough that 64 bits hold what is counted of them
-and that whoever prices a plan has an answer."""
+"""Upper limits for the numbers of a plan: above everything that was built, and low enough that 64-bit integers hold all
+totals and that every plan can be priced."""
 
 from typing import Annotated
 

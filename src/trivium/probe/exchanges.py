@@ -24,7 +24,7 @@ LEAST_SECONDS = 1e-6
 
 
 def exchanges(group: Group, device: torch.device) -> tuple[Exchange, ...]:
-    """Every collective at every size over the whole group, in turns; all its ranks must call this alike."""
+    """Measure every collective at every size over the whole group, in turns. All ranks of the group must call this."""
     square = torch.ones(BETWEEN, BETWEEN, device=device)
 
     def between() -> object:
@@ -57,7 +57,7 @@ def _median(spent: Sequence[Spent]) -> Spent:
 
 
 def _mean_seconds(work: Callable[[], object], group: Group, device: torch.device) -> Spent:
-    """Of one `work`, while the others of the group do the same."""
+    """Return the mean seconds of one `work`, while the other ranks of the group do the same."""
     all_reduce_(torch.zeros(1, device=device), group)
     finished(device)
     begin, on_core = time.perf_counter(), time.process_time()

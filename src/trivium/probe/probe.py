@@ -32,7 +32,7 @@ KINDS = {"products": Product, "streams": Stream, "attentions": Attention, "updat
 
 
 class Devices(NamedTuple):
-    """What is measured: so many of one kind, each with so much memory."""
+    """The measured devices: their kind, number, and memory of each."""
 
     name: str
     number: int
@@ -41,7 +41,7 @@ class Devices(NamedTuple):
 
 
 def accelerators() -> Devices | None:
-    """Those of this machine, None where it has none. A process of its own looks: ranks cannot be forked from one that
+    """Return the GPUs of this machine, or None. A separate process looks, because ranks cannot be forked from one that
     has started CUDA."""
     with tempfile.TemporaryDirectory(prefix="trivium-probe-") as folder:
         run_ranks(_look, 1, folder, timeout_seconds=TIMEOUT_SECONDS)
@@ -94,7 +94,7 @@ def probe(ranks: int, devices: Devices, *, progress: Progress = silent) -> Measu
 
 
 def _on_devices(place: Place, folder: str) -> None:
-    """Every device measures at the same time as the others, as they work in a run."""
+    """Measure on all devices concurrently, because a run also loads all of them at once."""
     with connected(place):
         _together(place)
         on_gpu = place.device.type == "cuda"
@@ -142,7 +142,7 @@ def _gathered(function: Any, ranks: int, *, here: bool = False) -> list[dict[str
 
 
 def _middle(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Every measurement with the median of the times of all ranks and turns."""
+    """Return every measurement with the median time of all ranks and turns."""
     found: dict[str, Any] = {}
     for kind, make in KINDS.items():
         rows = zip(*(each[kind] for each in told), strict=True)

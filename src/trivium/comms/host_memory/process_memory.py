@@ -28,7 +28,8 @@ def read_memory(pid: int, source: int, target: int, size: int) -> None:
 
 
 def let_siblings_read() -> None:
-    """Where the kernel lets only ancestors read a process (Yama), let the other descendants of its parent, too."""
+    """Allow the other descendants of the parent process to read this one's memory, if the kernel allows it only to
+    ancestors (Yama)."""
     _C_LIBRARY.prctl(_PR_SET_PTRACER, os.getppid(), 0, 0, 0)
 
 
@@ -63,7 +64,7 @@ def _lend(here: "ctypes.Array[ctypes.c_char]", pipe: Connection) -> None:
 
 
 def _read(pid: int, here: "ctypes.Array[ctypes.c_char]", pipe: Connection) -> None:
-    """After a fork the lender's copy lies at the same address as this one's."""
+    """Test a read from the parent, whose copy lies at the same address as this one's after the fork."""
     try:
         read_memory(pid, ctypes.addressof(here), ctypes.addressof(here), len(here))
     except OSError as error:

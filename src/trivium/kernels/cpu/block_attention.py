@@ -73,7 +73,8 @@ def attend_joined(qkv: Tensor) -> Tensor:
 
 
 def empty_gradient(qkv: Tensor) -> Tensor:
-    """Of queries, keys and values: in memory as the product made them, so that its gradient needs no copy."""
+    """Allocate the gradient of queries, keys and values in the memory layout of the product that made them, so that the
+    gradient of that product needs no copy."""
     _, B, N, S, D = qkv.shape
     return qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
 
@@ -247,8 +248,8 @@ class _Hiding(NamedTuple):
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
-    """Of queries, and of the keys that these heads share: all at once, or where they are widened whole sequences, or
-    of one some groups of heads."""
+    """Yield parts of the queries and of the keys that their heads share. A part is everything or, if operands are
+    converted to fp32, some sequences, or some groups of heads of one sequence."""
     (B, N, S, D), G = q.shape, k.shape[1]
     # A compiler cannot ask for the threads.
     threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()
@@ -261,5 +262,5 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
 
 
 def _operands(*given: Tensor) -> tuple[Tensor, ...]:
-    """As the kernel takes them."""
+    """Return the tensors in the dtype that the kernel reads."""
     return tuple(processor_kernel.wide(x) for x in given) if processor_kernel.widens(given[0]) else given

@@ -45,7 +45,8 @@ def gradients(
     causal: bool = False,
     hiding: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of q, k and v, given that of the result and what `attend` found; in fp32 where the queries are widened."""
+    """Return the gradients of q, k and v, given the gradient of the result and what `attend` returned. They are in fp32
+    if the queries are converted to it."""
     if widens(q):
         grad, q, k, v, out = (wide(x) for x in (grad, q, k, v, out))
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -54,7 +55,7 @@ def gradients(
 
 
 def wide(x: Tensor) -> Tensor:
-    """In fp32, each head's positions next to each other."""
+    """Return x in fp32, with the positions of each head contiguous."""
     return x.to(torch.float32, memory_format=torch.contiguous_format)
 
 

@@ -69,14 +69,14 @@ class _Attention(torch.autograd.Function):
 
 
 def _fused(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """As `_by_blocks`, by PyTorch's kernel."""
+    """Compute the same as `_by_blocks` with PyTorch's kernel."""
     attend_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, log_sums = attend_fused(*qkv.unbind(0), is_causal=True)
     return out, log_sums.mul(LOG2_E)
 
 
 def _by_blocks(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """What is attended to [B, N, S, D], and the binary logarithms [B, N, S] of the sums of exponentials."""
+    """Return the attention [B, N, S, D] and the binary logarithms [B, N, S] of the sums of exponentials."""
     B, N, S, D = qkv.shape[1:]
     out = qkv.new_empty(S, B, N, D).permute(1, 2, 0, 3)
     log_sums = torch.empty(B, N, S, dtype=torch.float32)
@@ -94,8 +94,8 @@ def _by_blocks(qkv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gradients(into: Tensor, qkv: tuple[Tensor, Tensor, Tensor], grad: Tensor, kept: tuple[Tensor, Tensor]) -> None:
-    """Those of some heads, into [3, h, S, D]; grad [h, S, D], kept: the result [h, S, D] and the binary logarithms
-    [h, S] of the sums of exponentials."""
+    """Write the gradients of some heads into `into` [3, h, S, D]. grad: [h, S, D]. kept: the result [h, S, D] and the
+    binary logarithms [h, S] of the sums of exponentials."""
     (q, k, v), (out, log_sums) = qkv, kept
     wide, wide_grad, values = _Wide.of(q, k), grad.float(), v.float().transpose(1, 2)
     # The sum of a row's probabilities times their gradients.

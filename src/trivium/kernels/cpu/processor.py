@@ -1,4 +1,4 @@
-"""What kind of processor this is, where that decides which of torch's libraries is the faster."""
+"""The kind of CPU, which decides which of torch's libraries is faster."""
 
 import ctypes
 import re

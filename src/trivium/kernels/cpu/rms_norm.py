@@ -60,6 +60,6 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of each at a time."""
+    """Yield the same rows of each tensor, a cache-sized block at a time."""
     step = max(1, AT_ONCE // tensors[0].shape[-1])
     return zip(*(t.split(step) for t in tensors), strict=True)

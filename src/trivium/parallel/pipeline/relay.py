@@ -9,14 +9,14 @@ MOST_UNDER_WAY = 4  # tensors a rank may be ahead of the next
 
 
 class Relay:
-    """Every rank of the group handles the same batches in the same order."""
+    """Point-to-point messages in a group whose ranks process the same batches in the same order."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._sent: list[tuple[Work, Tensor]] = []
 
     def receive(self, out: Tensor, index: int) -> Tensor:
-        """What the rank of this index passed on, written into `out`."""
+        """Receive the tensor that the rank with this index passed on into `out`, and return it."""
         self._group.transport.receive(out, index, self._group).wait()
         return out
 

@@ -87,7 +87,7 @@ def _heads(rows: Tensor) -> Tensor:
 
 
 def _columns(x: Tensor, group: Group) -> int:
-    """Of all heads of all ranks."""
+    """Return the number of columns of all heads on all ranks."""
     return x.shape[1] * x.shape[3] * group.size
 
 

@@ -30,9 +30,9 @@ FEW_IDS = 3072
 
 @dataclass(frozen=True)
 class Region:
-    """Where tensor ranks work on parts of one layer, and how activations enter and leave it.
+    """A tensor region: the ranks that compute parts of one layer, and how activations enter and leave.
 
-    Outside the region each rank holds the whole activation, or with `split_sequence` its own positions.
+    Outside the region each rank holds the full activation, or its own positions with `split_sequence`.
     """
 
     group: Group
@@ -137,9 +137,12 @@ class _NarrowLookUp(torch.autograd.Function):
 
 
 class FewLookUps(torch.autograd.Function):
-    """Of so few ids CUDA adds 32 at a time to a row of the narrow gradient, rounding each time, and some releases let
-    one batch of them overtake another. Of more it sorts them, adds each row's up in fp32, and rounds once: so these are
-    made more, by zeros for the first row."""
+    """Look-up of at most FEW_IDS ids on a GPU, with an exact gradient.
+
+    For so few ids, CUDA adds 32 rows at a time to the 16-bit gradient and rounds each time, and in some releases one
+    batch may overtake another. For more ids it sorts them, adds the rows of each id in fp32 and rounds once. The
+    backward therefore adds zeros for the first row until there are more ids.
+    """
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
@@ -206,12 +209,12 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
 
 def _less(narrow: Tensor, wide: Tensor) -> Tensor:
-    """Their difference, wide. An accelerator reads both in one kernel; a processor is faster after a copy."""
+    """Return narrow - wide in the wide dtype. A GPU reads both in one kernel; a CPU is faster after a copy."""
     return narrow.to(wide.dtype).sub_(wide) if narrow.is_cpu else narrow - wide
 
 
 def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of each at a time."""
+    """Yield the same rows of each tensor, ROWS at a time."""
     return zip(*(t.split(ROWS) for t in tensors), strict=True)
 
 
