@@ -42,7 +42,7 @@ def _perplexity(loss: float) -> str:
 
 
 def _sparkline(steps: list[Tree]) -> list[tuple[float, float]]:
-    losses: list[float] = [step.get("loss_mean", step["loss"]) for step in steps]
+    losses: list[float] = [step["loss_mean" if "loss_mean" in step else "loss"] for step in steps]
     every = math.ceil(len(losses) / SPARKLINE_POINTS) or 1
     means = [sum(part) / len(part) for n in range(0, len(losses), every) if (part := losses[n : n + every])]
     if len(means) < 2 or max(means) == min(means):
