@@ -235,7 +235,8 @@ def import_(
     Without --to, --out becomes a run that trains from these weights, generates and exports. With --to, a preset beside
     the new checkpoint does.
     """
-    from trivium.cli.imported import PRESET, began_run, refuse_preset, write_preset
+    from trivium.cli.imported import began_run, refuse_preset, write_preset
+    from trivium.cli.model_argument import PRESET
     from trivium.interchange.bring import import_hf, tokenizer_files
 
     _known(source, "--from")
