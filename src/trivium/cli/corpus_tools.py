@@ -47,8 +47,9 @@ Preset = Annotated[
     str,
     typer.Option(
         "--preset",
+        "--model",
         metavar="NAME",
-        help="A shipped preset or a YAML/JSON file, for its settings.",
+        help="A model or config file, for its settings.",
         autocompletion=preset_names,
     ),
 ]

@@ -15,7 +15,7 @@ from trivium.cli.price import AnyMachine, dry_run_lines, host_found, host_lines,
 from trivium.cli.report import make_report
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
-from trivium.cli.show import say, table
+from trivium.cli.show import percent, say, table
 from trivium.cli.stage import perform
 from trivium.cli.tokenize import TOKENIZE
 from trivium.cli.train import TRAIN, check_host
@@ -26,6 +26,7 @@ from trivium.provenance import write_json
 from trivium.recipes.band import compare
 from trivium.recipes.curve import curve_of
 from trivium.recipes.recipe import Recipe, band_of_recipe, read_recipe, recipe_names, settings_of
+from trivium.report.words import shots_text
 from trivium.units import format_seconds
 
 CURVE = "curve.json"  # in the run directory
@@ -112,8 +113,7 @@ def _perform(name: str, recipe: Recipe, given: Given, data: str | None, out: Pat
     check_host(made, given, insists=any_machine)
     for stage in STAGES:
         perform(stage, made)
-    for line in make_report(made.at):
-        say(line)
+    make_report(made.at)
 
 
 def _curve(name: str, out: Path, config: RunConfig) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _curve(name: str, out: Path, config: RunConfig) -> dict[str, Any]:
     curve = curve_of(out, name, peak)
     write_json(out / CURVE, curve)
     share = "" if curve["share_of_peak"] is None else f", {100 * curve['share_of_peak']:.1f} % of the peak"
-    cloze = ", ".join(f"{shots} shots {100 * accuracy:.1f} %" for shots, accuracy in curve["cloze_accuracy"].items())
+    cloze = ", ".join(f"{shots_text(shots)} {percent(accuracy)}" for shots, accuracy in curve["cloze_accuracy"].items())
     say(f"  {curve['bits_per_byte']:.4f} bits per byte on held-out text; cloze accuracy: {cloze}")
     say(f"  {curve['tokens_per_second']:,.0f} tokens per second{share}; curve in {out / CURVE}")
     return curve
