@@ -11,7 +11,7 @@ import yaml
 
 from trivium.cli import plan_search
 from trivium.cli.run_config import Given, resolve
-from trivium.plan.sizes import MOST_RANKS, MOST_SEQUENCES
+from trivium.plan.sizes import MAX_PLAN_RANKS, MAX_SEQUENCES
 from trivium.planner.search_text import choice_tree
 
 MT_NLG = ("--model", "mt-nlg-530b", "--machine", "selene", "--nodes", "280", "--batch", "1920")
@@ -192,7 +192,7 @@ def test_a_model_too_small_for_a_whole_machine_is_told_to_take_less_of_it(call):
 
 @pytest.mark.parametrize(
     ("option", "name", "most"),
-    [("--ranks", "--ranks", MOST_RANKS), ("--batch", "plan.batch.sequences", MOST_SEQUENCES)],
+    [("--ranks", "--ranks", MAX_PLAN_RANKS), ("--batch", "plan.batch.sequences", MAX_SEQUENCES)],
 )
 def test_a_search_is_of_no_more_than_a_plan_may_have(call, option: str, name: str, most: int) -> None:
     code, _, told = call("search", "--model", "demo", option, str(most + 1))

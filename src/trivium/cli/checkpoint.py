@@ -235,7 +235,8 @@ def import_(
     Without --to, --out becomes a run that trains from these weights, generates and exports. With --to, a preset beside
     the new checkpoint does.
     """
-    from trivium.cli.imported import PRESET, began_run, refuse_preset, write_preset
+    from trivium.cli.imported import began_run, refuse_preset, write_preset
+    from trivium.cli.model_argument import PRESET
     from trivium.interchange.bring import import_hf, tokenizer_files
 
     _known(source, "--from")
@@ -254,7 +255,7 @@ def import_(
         return
     begins = to is None and began_run(out)
     say(f"  ask it: {shlex.join(['trivium', 'generate', run if begins else str(root)])}")
-    say("  train from it (on your own text with --corpus PATH):")
+    say("  train from it (on your own text with --data PATH):")
     say(f"    {shlex.join(['trivium', 'corpus', 'run', *([] if begins else [preset]), '--out', run])}")
     say(f"    {shlex.join(['trivium', 'train', '--out', run])}")
 

@@ -104,7 +104,7 @@ def harvest(
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     harvesting("corpus harvest", opened.corpus).check(sets)
     if dry_run:
-        for line in _listed(opened):
+        for line in listed_files(opened):
             say(line)
         return
     perform(on_engine(HARVEST, _harvest, chosen_engine(engine, workers)), opened, redo=redo)
@@ -205,7 +205,7 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
     return found
 
 
-def _listed(run: Run) -> list[str]:
+def listed_files(run: Run) -> list[str]:
     """What a harvest would read: files and bytes of each source."""
     from trivium.corpus.read.files import list_files, source_of, states_of, told_endings
 

@@ -59,9 +59,9 @@ def init(
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     if asks and corpus is None:
         corpus = typer.prompt("Your text: file, folder or URL (empty: Python's documentation)", default="") or None
-    text = path_or_url(corpus, "--corpus") if corpus else None
+    text = path_or_url(corpus, "--data") if corpus else None
     if isinstance(text, Path) and not text.exists():
-        raise DataError(f"--corpus {text} does not exist; give a file or folder that does")
+        raise DataError(f"--data {text} does not exist; give a file or folder that does")
     if asks and preset is None:
         preset = typer.prompt("Preset to start from", default=DEFAULT_PRESET)
     preset, given = preset or DEFAULT_PRESET, list(sets or ())
@@ -92,7 +92,7 @@ def _divided(config: RunConfig, ranks: int, file: Path) -> RunConfig:
 def _commands(file: Path, corpus: str | None) -> list[str]:
     """Return the commands that train with the file."""
     name, out = shlex.quote(str(file)), shlex.quote(f"runs/{file.stem}")
-    text = f" --corpus {shlex.quote(corpus)}" if corpus else ""
+    text = f" --data {shlex.quote(corpus)}" if corpus else ""
     return [f"trivium corpus run {name} --out {out}{text}", f"trivium train --preset {name} --out {out}"]
 
 

@@ -67,6 +67,16 @@ Corpus = Annotated[
         "them; or a URL (s3://, gs://, hf://, https://) that fsspec has a package for.",
     ),
 ]
+TrainedOn = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        "--corpus",
+        metavar="PATH",
+        help="What is trained on: raw text as for `trivium corpus run`, tokens of `trivium tokenize`, or pairs of .bin "
+        "and .idx (one prefix, or a folder of them).",
+    ),
+]
 Curation = Annotated[
     bool | None,
     typer.Option(

@@ -50,7 +50,7 @@ app.command("probe", short_help="Measure this machine, or what a finished run to
 
 
 @app.callback(invoke_without_command=True)
-@shows("plan", "machine")
+@shows("plan")
 def plan(
     context: typer.Context,
     out: Out = DEFAULT_OUT,

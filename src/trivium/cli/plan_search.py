@@ -19,7 +19,7 @@ from trivium.cli.show import say_aside, say_either
 from trivium.config import build_named, leaves, merge, parse_assignments, preset_files, preset_names, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
-from trivium.plan.sizes import MOST_RANKS
+from trivium.plan.sizes import MAX_PLAN_RANKS
 from trivium.planner.config import SearchSpace
 from trivium.planner.near_misses import near_misses
 from trivium.planner.remedies import does_not_fit
@@ -40,7 +40,7 @@ MOST = 10**9  # of anything that is counted: arithmetic over thousands of plans 
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, max=MOST, help="How many of its nodes.")]
 RankCount = Annotated[
     int | None,
-    typer.Option("--ranks", metavar="N", min=1, max=MOST_RANKS, help="How many ranks. Default: one per device."),
+    typer.Option("--ranks", metavar="N", min=1, max=MAX_PLAN_RANKS, help="How many ranks. Default: one per device."),
 ]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many plans to print.")]
 Explain = Annotated[

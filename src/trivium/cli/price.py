@@ -16,7 +16,7 @@ from trivium.config import differing, leaves, written
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Machine, machine_from_file, machine_named, this_machine
 from trivium.errors import ConfigError, MachineError
-from trivium.plan.sizes import MOST_RANKS
+from trivium.plan.sizes import MAX_PLAN_RANKS
 from trivium.planner.explain import price_lines
 from trivium.planner.this_host import Change, Host, Verdict, judge, nearest_change
 from trivium.training.rates import rate_line
@@ -33,7 +33,7 @@ Gpus = Annotated[
         "--gpus",
         metavar="N",
         min=1,
-        max=MOST_RANKS,
+        max=MAX_PLAN_RANKS,
         help="Let the planner choose the layout for so many GPUs of --machine; what --set says of it holds.",
     ),
 ]

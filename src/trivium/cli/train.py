@@ -16,6 +16,7 @@ from trivium.cli.machine import check_compiler
 from trivium.cli.options import (
     DEFAULT_OUT,
     TRAINS_ON,
+    Curation,
     DryRun,
     Out,
     Preset,
@@ -23,8 +24,11 @@ from trivium.cli.options import (
     Redo,
     Sets,
     Tokens,
+    TrainedOn,
     given_for,
     open_run,
+    refuse_given,
+    with_curation,
     with_options_of,
 )
 from trivium.cli.planned import planned
@@ -33,7 +37,8 @@ from trivium.cli.run_config import Given, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
-from trivium.cli.tokenize import check_vocabulary, never_read_lines
+from trivium.cli.tokenize import check_batch, check_vocabulary, never_read_lines
+from trivium.cli.train_data import prepare, tokens_at
 from trivium.config import Tree, as_value, leaves, to_tree, written
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.progress import Progress
@@ -65,6 +70,8 @@ class Asked:
     """The options of `train`."""
 
     out: Out = DEFAULT_OUT
+    data: TrainedOn = None
+    curation: Curation = None
     preset: Preset = None
     gpus: Gpus = None
     sets: Sets = None
@@ -79,23 +86,42 @@ class Asked:
 @shows("seed", "plan", "training", "machine")
 @with_options_of(Asked)
 def train(asked: Asked) -> None:
-    """Train from the tokens; an interrupted run goes on from its last checkpoint, in any layout."""
+    """Train; an interrupted run goes on from its last checkpoint, in any layout.
+
+    With --data, everything that is missing is done first: raw text is harvested, curated and tokenized. `trivium corpus
+    run` does the same with several processes. Without it: the tokens of --out, or of --tokens.
+    """
     out, tokens, redo = asked.out, asked.tokens, asked.redo
-    TRAINS_ON.check(asked.sets)
-    given = planned(given_for(out, asked.preset, asked.sets, asked.ranks), asked.gpus, out)
+    if asked.data is None:
+        refuse_given({"--curation/--no-curation": asked.curation is not None}, "name the raw text with --data")
+        TRAINS_ON.check(asked.sets)
+    else:
+        refuse_given({"--tokens": tokens}, "--data names what is trained on; give one of the two")
+        tokens = tokens_at(asked.data)
+    sets = with_curation(asked.sets, asked.curation)
+    given = planned(given_for(out, asked.preset, sets, asked.ranks), asked.gpus, out)
+    raw = asked.data if tokens is None else None
+    if raw is not None and under_torchrun(os.environ):
+        first = shlex.join(["trivium", "corpus", "run", given.preset, "--data", raw, "--out", str(out)])
+        raise ConfigError(f"--data {raw}: every process of this job would prepare it; run `{first}` before the job")
     if asked.dry_run:
         lines, problems = dry_run_lines(given)
         for line in [*lines[:-1], *([] if problems else _never_read(given, tokens or out / "tokens")), *lines[-1:]]:
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
-        for line in would(out, given, tokens):
+        if raw is not None:
+            prepare(out, given, raw, sets, dry_run=True)
+        for line in would(out, given, tokens) if raw is None else ():
             say(line)
         check_host(open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo)
         return
     run, weights = with_weights(open_run(out, given, tokens=tokens))
     if os.environ.get("LOCAL_RANK", "0") == "0":
         check_host(run, given, insists=asked.any_machine, redo=redo)
+    if raw is not None:
+        prepare(out, given, raw, sets, dry_run=False)
+        run = replace(run, tokens=None)
     if joins_torchrun(os.environ):
         join(run, redo=redo)
         return
@@ -157,10 +183,14 @@ def _never_read(given: Given, tokens: Path) -> list[str]:
     return never_read_lines(read_tokens_manifest(tokens), resolve(given).plan.model.sequence)
 
 
+def under_torchrun(environment: Mapping[str, str]) -> bool:
+    """Return whether torchrun, or a launcher that sets the same variables, started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
+
+
 def joins_torchrun(environment: Mapping[str, str]) -> bool:
     """Whether torchrun started this process as any rank but the first, which does all the writing."""
-    started = "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
-    return started and environment.get("RANK", "0") != "0"
+    return under_torchrun(environment) and environment.get("RANK", "0") != "0"
 
 
 def join(run: Run, *, redo: bool) -> None:
@@ -299,7 +329,9 @@ def check(run: Run, state: State) -> None:
     from trivium.tokens.manifest import read_tokens_manifest
     from trivium.training.supervision import job
 
-    check_vocabulary(run, int(read_tokens_manifest(run.folder("tokens"))["vocabulary"]))
+    manifest = read_tokens_manifest(run.folder("tokens"))
+    check_vocabulary(run, int(manifest["vocabulary"]))
+    check_batch(run.config, int(manifest["totals"]["train"]["tokens"]), str(run.folder("tokens")))
     wanted, _ = examined(job_for(run, run.at.folder(TRAIN.folder)), run)
     job.check(wanted)
     if state == "anew":

@@ -7,11 +7,11 @@ from pydantic import Field, field_validator
 from trivium.config import Config, Positive, Short
 from trivium.cost.hardware import USABLE
 from trivium.plan.schedule import ScheduleName
-from trivium.plan.sizes import MOST_RANKS, Degree, Sequences
+from trivium.plan.sizes import MAX_PLAN_RANKS, Degree, Sequences
 
 Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split"]
 Degrees = tuple[Degree, ...] | None
-Shards = Annotated[int, Field(ge=2, le=MOST_RANKS)] | Literal["node"] | None
+Shards = Annotated[int, Field(ge=2, le=MAX_PLAN_RANKS)] | Literal["node"] | None
 
 
 class SearchSpace(Config):
