@@ -20,6 +20,7 @@ BASE = {
     "config",
     "units",
     "redact",
+    "hub",
     "untrusted",
     "finite",
     "jsonlines",
@@ -51,6 +52,8 @@ MAY_IMPORT = {
     "interchange": {"families", "model", "checkpoint", "tokens", "plan"},
     # corpus: contamination is found with the n-grams that curation cuts out
     "evaluation": {"model", "tokens", "checkpoint", "interchange.target", "kernels", "comms", "plan", "corpus"},
+    "recipes": {"tokens.manifest", "training.metrics"},
+    "suite": {"serving", "evaluation", "report", "training", "tokens", "checkpoint", "plan"},
     "serving": {"evaluation", "model", "tokens", "comms", "plan"},
     "__main__": {"cli"},
 }

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from trivium.cli import main as entry
-from trivium.cli.config import fields_of
+from trivium.cli.fields import fields_of
 from trivium.cli.options import check_filters
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.config import leaves, to_tree

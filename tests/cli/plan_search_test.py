@@ -189,7 +189,10 @@ def test_a_model_too_small_for_a_whole_machine_is_told_to_take_less_of_it(call):
     assert code == 2 and "give --nodes or --ranks for fewer" in told
 
 
-@pytest.mark.parametrize(("option", "most"), [("--ranks", MAX_PLAN_RANKS), ("--batch", MAX_SEQUENCES)])
-def test_a_search_is_of_no_more_than_a_plan_may_have(call, option: str, most: int) -> None:
-    code, _, told = call("search", option, str(most + 1))
-    assert code == 2 and option in told and str(most) in told.replace(str(most + 1), "")
+@pytest.mark.parametrize(
+    ("option", "name", "most"),
+    [("--ranks", "--ranks", MAX_PLAN_RANKS), ("--batch", "plan.batch.sequences", MAX_SEQUENCES)],
+)
+def test_a_search_is_of_no_more_than_a_plan_may_have(call, option: str, name: str, most: int) -> None:
+    code, _, told = call("search", "--model", "demo", option, str(most + 1))
+    assert code == 2 and name in told and str(most) in told.replace(str(most + 1), "")

@@ -19,6 +19,7 @@ from trivium.cli.options import (
     given_for,
     open_run,
 )
+from trivium.cli.settings import App, shows
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import CheckpointError, ConfigError
@@ -26,13 +27,14 @@ from trivium.finite import dumps
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, write_json
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 SERIES = "bias_series.json"  # in the run directory
 TOGETHER = 64  # texts written side by side
 WINOGRAD = ("winogender", "winobias")
 
 
 @app.command()
+@shows("seed", "bias")
 def bias(
     place: SameAsOut = None,
     out: Out = DEFAULT_OUT,
@@ -56,7 +58,7 @@ def bias(
 def _bias(run: Run, out: Path, progress: Progress) -> Result:
     from trivium.evaluation.bias.run import measure
 
-    measured = measure(run.config.bias, _scorer(run), seed=run.config.seed, progress=progress)
+    measured = measure(run.config.bias, open_writer(run), seed=run.config.seed, progress=progress)
     results = {**measured.results, "model": about_newest(run.at.checkpoints)}
     write_json(out / "results.json", results)
     if measured.texts:
@@ -81,7 +83,7 @@ def _series(run: Run) -> None:
         for place in places:
             about = Checkpoint.open(place).manifest
             say(f"  {place.name}")
-            yield Moment(int(about["step"]), int(about["tokens_seen"]), _scorer(run, place))
+            yield Moment(int(about["step"]), int(about["tokens_seen"]), open_writer(run, place))
 
     found: Result = {}
     with progress_of("bias") as progress:
@@ -91,8 +93,8 @@ def _series(run: Run) -> None:
         say(line)
 
 
-def _scorer(run: Run, checkpoint: Path | None = None) -> Any:
-    """A scorer that also writes many texts side by side."""
+def open_writer(run: Run, checkpoint: Path | None = None) -> Any:
+    """Return a scorer of a checkpoint, by default the newest, that also writes many texts side by side."""
     from trivium.evaluation.answer import NativeScorer
     from trivium.serving.writer import Writer
 

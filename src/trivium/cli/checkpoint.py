@@ -9,6 +9,7 @@ import typer
 
 from trivium.cli.options import DEFAULT_OUT, Out, directory_of, refuse_given
 from trivium.cli.paths import local_path
+from trivium.cli.settings import App
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
 from trivium.config import as_value, leaves, written
@@ -18,12 +19,7 @@ from trivium.units import counted, format_bytes, format_count
 if TYPE_CHECKING:
     from trivium.checkpoint.load import Checkpoint
 
-app = typer.Typer(
-    help="List, verify, rewrite, average, exchange and remove checkpoints.",
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-)
+app = App(help="List, verify, rewrite, average, exchange and remove checkpoints.", no_args_is_help=True)
 
 Which = Annotated[
     str | None,

@@ -12,6 +12,7 @@ from trivium.cli.options import (
     CORPUS_MADE,
     DEFAULT_OUT,
     EVERY_SECTION,
+    AsJson,
     Out,
     Preset,
     Reads,
@@ -23,6 +24,7 @@ from trivium.cli.options import (
 )
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import progress_of, say, say_either, table
 from trivium.cli.stage import Result, Run, perform
 from trivium.cli.tokenize import ADOPT, TOKENIZE, never_read_lines
@@ -37,11 +39,8 @@ from trivium.training.record import Record, read_record
 if TYPE_CHECKING:
     from trivium.tokens.tokenizer import Tokenizer
 
-app = typer.Typer(
-    help="From tokens to documents and back, for every step of a run; tokens made elsewhere.",
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
+app = App(
+    help="From tokens to documents and back, for every step of a run; tokens made elsewhere.", no_args_is_help=True
 )
 
 # The combinations of options that `show` takes.
@@ -80,7 +79,7 @@ class Asked:
         Path | None,
         typer.Option("--tokens", parser=local_path, metavar="DIR", help="Where its token shards are now, if moved."),
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    as_json: AsJson = False
 
 
 @app.command(short_help="Show what a step read, or which steps read a document.")
@@ -280,6 +279,7 @@ STAGE = replace(TOKENIZE, name="adopt", verb=ADOPT, sections=(), reads=(), check
 
 
 @app.command(short_help="Train on Megatron-LM's .bin/.idx pairs as they are.")
+@shows("tokens")
 def adopt(
     prefixes: Annotated[
         list[str],

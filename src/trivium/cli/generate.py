@@ -11,6 +11,7 @@ import typer
 from trivium.cli.benchmarks import answered
 from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Redo, Sets, open_asked
 from trivium.cli.run_config import RunConfig
+from trivium.cli.settings import App, shows
 from trivium.cli.show import say, say_aside, tell
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
 from trivium.cli.train import joins_torchrun
@@ -20,10 +21,11 @@ from trivium.progress import Progress
 from trivium.provenance import write_json
 from trivium.units import counted
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
+@shows("seed", "generation")
 def generate(
     target: AskedModel = None,
     prompt: Annotated[
@@ -42,9 +44,8 @@ def generate(
 ) -> None:
     """Continue the prompts of the config and keep the samples; of a target, or prompts given here, only print them.
 
-    How: --set generation.sampling.temperature=0.7, and so top_k, top_p, repetition_penalty, stop, max_tokens, seed;
-    generation.logprobs=5 tells each token's probability and the 5 likeliest; generation.together texts are written
-    side by side, over the ranks of generation.layout.
+    --logprobs 5 prints the probability of each token and of the 5 likeliest. --set generation.sampling.stop=[TEXT], and
+    so repetition_penalty and seed. generation.together texts are written in one batch, over the ranks of the layout.
     """
     named = {"--prompt": prompt is not None, "--file": file is not None, "--interactive": interactive}
     kept = target is None and not any(named.values())

@@ -10,6 +10,7 @@ from trivium.cli.benchmarks import Kept, about_checkpoint, answered, cut_line, r
 from trivium.cli.evaluate import Data, Json
 from trivium.cli.options import Sets
 from trivium.cli.paths import local_path
+from trivium.cli.settings import App, shows
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 FOLDER = "incontext"  # of a run directory
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
+@shows("seed", "wording", "layout", root=IncontextConfig)
 def incontext(
     targets: Annotated[
         list[Path],
@@ -45,7 +47,7 @@ def incontext(
 ) -> None:
     """Accuracy and calibration against number, order, balance and source of shots, wording, checkpoint and size.
 
-    --set overrides compare_at, draws, orders, wording, seed, confidence, tokenizer and layout of the ranks that answer.
+    --set overrides compare_at, draws, orders, confidence and tokenizer too.
     """
     from trivium.evaluation.incontext import FORMAT
     from trivium.evaluation.joined import loses_study

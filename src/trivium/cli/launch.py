@@ -17,6 +17,7 @@ import typer
 from trivium.cli.options import DEFAULT_OUT, TRAINS_ON, Out, Preset, Ranks, Sets, Tokens, given_for
 from trivium.cli.price import dry_run_lines, machine_of
 from trivium.cli.run_config import HERE, Given, RunConfig, is_machine_file, resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
 from trivium.cli.train import would
 from trivium.config import leaves, parse_assignments, preset_names
@@ -24,7 +25,7 @@ from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError, MachineError
 from trivium.plan.mapping import problems
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 MODULE = "trivium.cli.main train"
 # Between the moment all ranks have saved and the moment the last of them has ended.
@@ -88,6 +89,7 @@ class Nodes(NamedTuple):
 
 
 @app.command()
+@shows("seed", "plan", "training", "machine")
 def launch(
     target: Annotated[Target, typer.Option("--print", help="For whom the job file is.")],
     out: Out = DEFAULT_OUT,

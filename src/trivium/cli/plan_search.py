@@ -8,15 +8,16 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from trivium.cli.options import Sets, with_options_of
+from trivium.cli.options import AsJson, Sets, with_options_of
 from trivium.cli.paths import local_path
 from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, RunConfig, is_machine_file, resolve, with_options
+from trivium.cli.run_config import Given, RunConfig, based_on, is_machine_file, resolve
+from trivium.cli.settings import shows
 from trivium.cli.show import say_aside, say_either
-from trivium.config import changes, leaves, parse_assignments, preset_files, preset_names, to_tree
+from trivium.config import leaves, parse_assignments, preset_files, preset_names
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
-from trivium.plan.sizes import MAX_PLAN_RANKS, MAX_SEQUENCES
+from trivium.plan.sizes import MAX_PLAN_RANKS
 from trivium.planner.grid import Subject
 from trivium.planner.near_misses import near_misses
 from trivium.planner.remedies import does_not_fit
@@ -31,10 +32,8 @@ Model = Annotated[
         "--preset",
         metavar="NAME",
         help="A preset or config file; its machine, and model, batch and precision of its plan are used.",
+        autocompletion=preset_names,
     ),
-]
-MachineName = Annotated[
-    str | None, typer.Option("--machine", metavar="NAME", help="A machine or machine file. Default: the config's.")
 ]
 MOST = 10**9  # of anything that is counted: arithmetic over thousands of plans is of 64 bits
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, max=MOST, help="How many of its nodes.")]
@@ -42,18 +41,7 @@ RankCount = Annotated[
     int | None,
     typer.Option("--ranks", metavar="N", min=1, max=MAX_PLAN_RANKS, help="How many ranks. Default: one per device."),
 ]
-BatchSize = Annotated[
-    int | None,
-    typer.Option("--batch", metavar="N", min=1, max=MAX_SEQUENCES, help="Sequences per step. Default: the config's."),
-]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many plans to print.")]
-Schedules = Annotated[
-    str | None,
-    typer.Option(
-        "--schedules", metavar="NAMES", help="Only these, as 1f1b,interleaved: search.schedules of the config."
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Say why the winner wins, what was rejected, and what nearly fitted.")
 ]
@@ -85,19 +73,17 @@ class Asked:
     """The options of `search`."""
 
     model: Model
-    machine: MachineName = None
     nodes: Nodes = None
     ranks: RankCount = None
-    batch: BatchSize = None
     sets: Sets = None
     top: Top = 10
-    schedules: Schedules = None
     out: Out = None
     explain: Explain = False
     as_json: AsJson = False
 
 
 @with_options_of(Asked)
+@shows(*TAKEN)
 def search(asked: Asked) -> None:
     """Find the fastest layouts of a model on a machine: every legal plan is priced, and the best are simulated.
 
@@ -143,9 +129,7 @@ def _given(asked: Asked) -> Given:
                 f"--set {path}={value}: a search takes only {', '.join(TAKEN)} of a config, and chooses the rest of a "
                 f"plan; leave it out, or price one plan: `trivium plan show --preset {asked.model} --set …`"
             )
-    names = [name.strip() for name in asked.schedules.split(",")] if asked.schedules is not None else None
-    fields = {"machine": asked.machine, "plan.batch.sequences": asked.batch, "search.schedules": names}
-    return Given(asked.model, with_options(asked.sets, fields))
+    return Given(asked.model, tuple(asked.sets or ()))
 
 
 def _refuse_what_is_read(out: Path, model: str, machine: str) -> None:
@@ -167,23 +151,28 @@ def _refuse_more_nodes(out: Path, machine: str, has: int, asked: int) -> None:
         )
 
 
-def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
-    """A preset that makes `config`, which is of `model`, one of `plan`; says so on standard error."""
+def completed(plan: Plan, config: RunConfig, file: Path) -> Plan:
+    """Return the plan that a search found for a config, with the settings of the config that a search does not vary.
+    Those that the plan cannot have are named on standard error."""
     own: dict[str, dict[str, Any]] = {
         "plan.batch.ramp": {"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})},
         "plan.cuda_graphs": {"cuda_graphs": config.plan.cuda_graphs},
     }
-    for name, update in own.items():  # of what a search does not vary; where that may not be, it says so
+    for name, update in own.items():
         kept = plan.model_copy(update=update)
         problems = kept.check()
         if problems:
-            say_aside(f"{name} is left out of {path}: {problems[0]}")
+            say_aside(f"{name} is left out of {file}: {problems[0]}")
         else:
             plan = kept
-    wanted = config.model_copy(update={"plan": plan})
-    base = model if model in preset_names() else str(Path(model).absolute())
-    changed = changes(to_tree(resolve(Given(model))), to_tree(wanted))
+    return plan
+
+
+def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
+    """Write a preset that makes `config`, which is of `model`, one of `plan`; say so on standard error."""
+    wanted = config.model_copy(update={"plan": completed(plan, config, path)})
+    base, changed = based_on(model, wanted)
     tree = {"base": base, "machine": config.machine, **changed}
     path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    again = f"trivium plan estimate --preset {shlex.quote(str(path))}"
+    again = f"trivium plan show --preset {shlex.quote(str(path))}"
     say_aside(f"the fastest plan is written to {path}: `{again}`")

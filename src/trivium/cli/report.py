@@ -4,15 +4,14 @@ import shutil
 import sys
 import time
 
-import typer
-
 from trivium.cli.corpus_tools import keep_statistics
 from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
+from trivium.cli.settings import App
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()

@@ -6,22 +6,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Sets, open_asked
+from trivium.cli.settings import App, shows
 from trivium.cli.show import say
 from trivium.errors import ConfigError, MachineError
 from trivium.serving.config import ServeConfig
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @app.command()
+@shows("seed", "serve")
 def serve(target: AskedModel = None, out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None) -> None:
     """Answer /v1/completions as OpenAI's do, and show a playground; on this machine alone unless told otherwise.
 
-    --set serve.port=8000, and so host, keys, hosts, max_tokens, texts, queue, deadline_seconds, together.
+    --set serve.texts=4, and so hosts, max_tokens, queue, deadline_seconds, together.
     """
     Reads("serve", ("serve",)).check(sets)
     run = open_asked(target, out, preset, sets)

@@ -22,6 +22,7 @@ from trivium.cli.options import (
     given_for,
     open_run,
 )
+from trivium.cli.settings import App, shows
 from trivium.cli.stage import STARTED, Result, Run, Stage, State, perform
 from trivium.errors import ConfigError, nearest
 from trivium.progress import Progress
@@ -40,10 +41,11 @@ ADOPT = "data adopt"  # the verb that takes tokens as they are
 
 _TOLD_EXCESS = 1.5  # of a source's samples over its weight, from which it is said
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
+@shows("seed", "tokens", "plan.model.vocabulary")
 def tokenize(
     out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False, workers: Workers = None
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from trivium.cli.live import Note, loss_note, note_of, peak_here
 from trivium.cli.machine import check_compiler
 from trivium.cli.options import (
     DEFAULT_OUT,
@@ -26,6 +27,7 @@ from trivium.cli.options import (
 )
 from trivium.cli.price import AnyMachine, dry_run_lines, host_lines
 from trivium.cli.run_config import Given, resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary, never_read_lines
@@ -37,7 +39,7 @@ from trivium.units import counted, format_bytes, format_count
 
 RANKS_TOLD = 8  # with their memory, when a training has ended
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 # What of a plan may change between two parts of one training: how the work is divided.
 CHANGEABLE_PLAN = (
@@ -56,6 +58,7 @@ CHANGEABLE_PLAN = (
 
 
 @app.command()
+@shows("seed", "plan", "training")
 def train(
     out: Out = DEFAULT_OUT,
     preset: Preset = None,
@@ -298,28 +301,22 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
     job, missing = examined(job_for(run, out), run)
     for name, why in missing.items():
         say(f"  SKIPPED {name}: {why}")
+    live = note_of(run.config.plan, run.config.training.steps, peak_here(run.config))
+    note = live if sys.stderr.isatty() else loss_note
     found: dict[str, Any] = start(
-        job, progress=_with_loss(progress, out), predicted=predicted_memory(run.config.plan), lease=run.lease
+        job, progress=_noted(progress, out, note), predicted=predicted_memory(run.config.plan), lease=run.lease
     )
     return found
 
 
-def _with_loss(progress: Progress, out: Path) -> Progress:
-    """The same progress, its note the newest loss."""
-    from trivium.training.metrics import METRICS
+def _noted(progress: Progress, out: Path, describe: Note) -> Progress:
+    """Return the same progress, which describes the newest steps where it has no other note."""
+    from trivium.training.metrics import METRICS, newest_steps
 
     def told(done: int, total: int | None, note: str) -> None:
-        progress(done, total, note or newest_loss(out / METRICS))
+        progress(done, total, note or describe(newest_steps(out / METRICS)))
 
     return told
-
-
-def newest_loss(metrics: Path) -> str:
-    """`loss 4.213` from the last whole line that has one; empty when none has."""
-    from trivium.training.metrics import newest
-
-    found = newest(metrics)
-    return f"loss {found['loss']:.3f}" if found else ""
 
 
 def _lines(result: Result) -> list[str]:
@@ -361,4 +358,5 @@ TRAIN = Stage(
     check=check,
     ask=ask,
     apart=apart,
+    long_notes=True,
 )

@@ -101,9 +101,9 @@ class Adapted(NamedTuple):
 class AdapterGroup(Config):
     """The linear layers whose names match a pattern, and the adapter that they get."""
 
-    match: str = "*"  # pattern of names of linear layers, as layers.*.attention.qkv
-    kind: str = "low_rank"  # a file of trivium/adapters
-    settings: Tree = Field(default={})  # of the adapter
+    match: str = "*"  # pattern of the names of linear layers, such as layers.*.attention.qkv
+    kind: str = "low_rank"  # kind of adapter: the name of a file in trivium/adapters
+    settings: Tree = Field(default={})  # settings of the adapter
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())

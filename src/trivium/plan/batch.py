@@ -2,9 +2,9 @@
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from trivium.config import Config, Positive
+from trivium.config import Config, Positive, Short
 from trivium.plan.constraints import divides_batch
 from trivium.plan.layout import Layout
 from trivium.plan.sizes import Sequences
@@ -13,9 +13,9 @@ from trivium.plan.sizes import Sequences
 class Ramp(Config):
     """The batch grows from `start` by `increment` over the first `samples` sequences (MT-NLG, section 3.2)."""
 
-    start: Sequences  # sequences of the first batches; as many as batch.sequences: there is no ramp
-    increment: Sequences  # sequences that each rise adds
-    samples: Positive  # sequences over which it rises
+    start: Sequences  # sequences of the first batches
+    increment: Sequences  # sequences added by each increase
+    samples: Positive  # number of sequences over which the batch grows
 
 
 class Segment(NamedTuple):
@@ -36,9 +36,9 @@ class Step(NamedTuple):
 class Batch(Config):
     """`sequences` per optimizer step over all replicas, run in micro-batches of `micro` sequences."""
 
-    sequences: Sequences  # of an optimizer step, over all replicas
-    micro: Sequences = 1  # sequences that a replica runs at once
-    ramp: Ramp | None = None  # how the batch grows at the start; None: full from the first step
+    sequences: Annotated[Sequences, Short("batch")]  # global batch: sequences of an optimizer step over all replicas
+    micro: Annotated[Sequences, Short("micro-batch")] = 1  # micro-batch: sequences that a replica processes at once
+    ramp: Ramp | None = None  # growth of the batch at the start; None: full from the first step
 
     def micro_batches(self, layout: Layout, sequences: int | None = None) -> int:
         """Micro-batches each replica runs in a step of `sequences` (by default: of the full batch)."""

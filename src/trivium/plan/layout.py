@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, Short
 from trivium.plan.constraints import divides_replicas, has_chunks
 from trivium.plan.sizes import MAX_PLAN_RANKS, Degree
 
@@ -32,14 +32,16 @@ class Layout(Config):
     2: traffic per unit of time is tensor > data > pipeline).
     """
 
-    tensor: Degree = 1  # ranks that split each layer
-    pipeline: Degree = 1  # ranks that share the layers one after the other
-    data: Degree = 1  # ranks that hold the same and read other samples
-    context: Degree = 1  # ranks that share each sequence
-    chunks: Degree = 1  # stages held by each pipeline rank
-    order: tuple[Axis, ...] = AXES  # slowest axis first; the last one's ranks are neighbours
+    tensor: Annotated[Degree, Short("tp")] = 1  # tensor parallelism: ranks that split each layer
+    pipeline: Annotated[Degree, Short("pp")] = 1  # pipeline parallelism: ranks that hold consecutive layers
+    data: Annotated[Degree, Short("dp")] = (
+        1  # data parallelism: ranks that hold the same layers and read different samples
+    )
+    context: Annotated[Degree, Short("cp")] = 1  # context parallelism: ranks that split each sequence
+    chunks: Degree = 1  # stages of each pipeline rank (virtual stages)
+    order: tuple[Axis, ...] = AXES  # axes in the order of ranks, slowest first; ranks along the last one are neighbours
     shards: Annotated[int, Field(ge=2, le=MAX_PLAN_RANKS)] | None = (
-        None  # neighbouring replicas that share one copy of what plan.zero shards; null: all of them
+        None  # number of neighbouring replicas over which ZeRO shards; null: all
     )
 
     @property

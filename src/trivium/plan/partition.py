@@ -16,9 +16,9 @@ from trivium.plan.model_shape import ModelShape
 class Partition(Config):
     """`layers` per stage if given; otherwise balanced, where the embedding and the head weigh as layers."""
 
-    layers: tuple[NotNegative, ...] | None = None  # of each stage, first to last; None: balanced
-    embedding_weight: Annotated[float, Field(ge=0)] = 0.0  # layers that the embedding counts as
-    head_weight: Annotated[float, Field(ge=0)] = 0.0  # layers that the output matrix counts as
+    layers: tuple[NotNegative, ...] | None = None  # number of layers of each stage, first to last; None: balanced
+    embedding_weight: Annotated[float, Field(ge=0)] = 0.0  # number of layers as which the embedding counts
+    head_weight: Annotated[float, Field(ge=0)] = 0.0  # number of layers as which the output matrix counts
 
     def counts(self, model: ModelShape, layout: Layout) -> tuple[int, ...]:
         """Layers of each stage, first to last."""

@@ -4,11 +4,11 @@ The planner searches for one, the cost model prices it, the runtime executes it.
 """
 
 from math import gcd
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config, build, merge, parse_assignments, read_preset
+from trivium.config import Config, Short, build, merge, parse_assignments, read_preset
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch, nearest_multiples
 from trivium.plan.constraints import divides_context, divides_sequence, has_shards, interleaves, schedules_chunks
@@ -39,20 +39,22 @@ class Plan(Config):
     layout: Layout = Layout()
     batch: Batch
     partition: Partition = Partition()
-    schedule: ScheduleName = "1f1b"  # in which order pipeline ranks do what
-    rows: tuple[str, ...] | None = None  # schedule "given": one row of actions per pipeline rank, as F0.0 F1.0 B0.0
+    schedule: Annotated[ScheduleName, Short("schedule")] = "1f1b"  # pipeline schedule
+    rows: tuple[str, ...] | None = None  # schedule "given": the actions of each pipeline rank, as F0.0 F1.0 B0.0
     precision: Precision = Precision()
     recompute: Recompute = Recompute()
     optimizer: Optimizer = Optimizer()
-    zero: Literal[0, 1, 2, 3] = 1  # what is sharded over replicas: 1 optimizer state, 2 + gradients, 3 + weights
-    # activations between tensor regions split along the sequence; nothing to split where layout.tensor is 1
+    # ZeRO stage: 1 shards the optimizer state over replicas, 2 also gradients, 3 also weights
+    zero: Annotated[Literal[0, 1, 2, 3], Short("zero")] = 1
+    # split activations between tensor-parallel regions along the sequence; no effect where layout.tensor is 1
     sequence_parallel: bool = False
-    # how ranks that share a sequence attend; all the same where layout.context is 1
+    # attention of context parallelism; no effect where layout.context is 1
     context_attention: Literal["ring", "ulysses"] = "ring"
-    # of row-split products, each reduced beside the next one's work; nothing to reduce where layout.tensor is 1
+    # chunks of row-parallel products: one is reduced while the next is computed; no effect where layout.tensor is 1
     row_chunks: int = Field(default=1, ge=1)
-    compiled: bool = False  # the blocks and the loss of a training step, by torch.compile
-    cuda_graphs: bool = False  # on an accelerator a step is recorded once, and then replayed
+    compiled: Annotated[bool, Short("compiled")] = False  # compile the blocks and the loss with torch.compile
+    # on an accelerator, record a step once as a CUDA graph, and replay it
+    cuda_graphs: Annotated[bool, Short("cuda-graphs")] = False
 
     @classmethod
     def from_preset(cls, name_or_path: str, *assignments: str) -> "Plan":

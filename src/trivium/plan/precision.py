@@ -1,8 +1,8 @@
 """The dtype of everything a rank holds and sends."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from trivium.config import Config
+from trivium.config import Config, Short
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16"]
 
@@ -18,9 +18,10 @@ class Precision(Config):
     (2 + 4 + 2 + 4 + 4 + 4), with a 2-byte gradient besides the accumulated one.
     """
 
-    weights: Dtype = "fp32"  # and of activations; bf16, fp16: the optimizer updates masters in fp32
-    gradients: Dtype | None = None  # as they accumulate; None: fp32 (fp64); "bf16" halves them, and loses bits
-    communication: Dtype | None = None  # of the gradient reduction; None: as the gradients accumulate
+    # dtype of weights and activations; bf16, fp16: the optimizer updates fp32 master weights
+    weights: Annotated[Dtype, Short("dtype")] = "fp32"
+    gradients: Dtype | None = None  # dtype in which gradients accumulate; None: fp32 (fp64 with fp64 weights)
+    communication: Dtype | None = None  # dtype of the gradient reduction; None: that of the gradients
 
     @property
     def arithmetic(self) -> str:

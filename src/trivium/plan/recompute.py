@@ -1,8 +1,8 @@
 """Choice of the activations that are computed again in the backward instead of being kept."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from trivium.config import Config, Positive
+from trivium.config import Config, Positive, Short
 
 
 class Recompute(Config):
@@ -10,9 +10,10 @@ class Recompute(Config):
     core; "none": everything is kept. `every`: only every k-th block of the model is recomputed, counted from its first.
     activation_function: what GELU or SwiGLU gives is not kept in any block, only what it read."""
 
-    mode: Literal["none", "attention", "layer"] = "none"  # what is computed again: attention's core, whole layers
-    every: Positive = 1  # of every k-th layer only
-    activation_function: bool = False  # also GELU or SwiGLU, of every layer
+    # activations recomputed in the backward: none, those of attention's core, or whole layers
+    mode: Annotated[Literal["none", "attention", "layer"], Short("recompute")] = "none"
+    every: Positive = 1  # recompute in every k-th layer only
+    activation_function: bool = False  # also recompute GELU or SwiGLU, in every layer
 
     @property
     def words(self) -> str:

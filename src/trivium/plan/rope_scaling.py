@@ -22,12 +22,12 @@ class RopeScaling(Config):
     their place among the pairs ("yarn", arXiv 2309.00071). "yarn" also multiplies sines and cosines by `attention`.
     """
 
-    kind: Kind
-    factor: Above0  # how many times slower
-    original: Positive | None = None  # llama3, yarn: positions of a sequence in the first training
-    slow: Above0 | None = None  # llama3, yarn: turns over these, below which a pair is slowed in full
-    fast: Above0 | None = None  # llama3, yarn: turns over these, above which a pair is left as it was
-    attention: Above0 | None = None  # yarn: of sines and cosines; None: 0.1 ln(factor) + 1, or 1 for a factor below 1
+    kind: Kind  # formula of the scaling
+    factor: Above0  # factor by which frequencies are divided
+    original: Positive | None = None  # llama3, yarn: sequence length of the first training
+    slow: Above0 | None = None  # llama3, yarn: pairs with fewer turns over `original` are scaled in full
+    fast: Above0 | None = None  # llama3, yarn: pairs with more turns over `original` are unchanged
+    attention: Above0 | None = None  # yarn: factor of sines and cosines; None: 0.1 ln(factor) + 1, at least 1
 
     def problems(self, base: float) -> list[str]:
         """Contradictions inside, and with `base`, the model's rope_base."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trivium.config import Config, Positive
+from trivium.config import Config, Positive, Short
 from trivium.cost.hardware import USABLE
 from trivium.plan.schedule import ScheduleName
 from trivium.plan.sizes import MAX_PLAN_RANKS, Degree, Sequences
@@ -26,7 +26,7 @@ class SearchSpace(Config):
     context: tuple[Degree, ...] = (1, 2, 4, 8)  # degrees
     micro: tuple[Sequences, ...] = (1, 2, 4, 8, 16)  # sequences of a micro-batch
     # of the pipeline; the first is that of plans without one, where it has one stage a rank
-    schedules: tuple[Named, ...] = ("1f1b", "1f1b-split", "interleaved", "zb-h1", "zb-v")
+    schedules: Annotated[tuple[Named, ...], Short("schedules")] = ("1f1b", "1f1b-split", "interleaved", "zb-h1", "zb-v")
     chunks: tuple[Degree, ...] | None = None  # stages of a rank when interleaved; null: every legal number
     # what the backward computes again: attention's core, whole layers
     recompute: tuple[Literal["none", "attention", "layer"], ...] = ("none", "attention", "layer")
