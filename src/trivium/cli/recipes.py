@@ -9,11 +9,12 @@ import typer
 from trivium.cli.corpus import CURATE, HARVEST
 from trivium.cli.evaluate import EVALUATE
 from trivium.cli.generate import GENERATE
-from trivium.cli.options import DryRun, Sets, open_run
+from trivium.cli.options import Corpus, DryRun, Sets, open_run
 from trivium.cli.paths import local_path
 from trivium.cli.price import AnyMachine, dry_run_lines, host_found, machine_of
 from trivium.cli.report import make_report
 from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import percent, say, table
 from trivium.cli.stage import perform
 from trivium.cli.tokenize import TOKENIZE
@@ -31,7 +32,7 @@ from trivium.units import format_seconds
 CURVE = "curve.json"  # in the run directory
 STAGES = (HARVEST, CURATE, TOKENIZE, TRAIN, EVALUATE, GENERATE)
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.callback(invoke_without_command=True)
@@ -50,9 +51,10 @@ def recipes(context: typer.Context) -> None:
 
 
 @app.command()
+@shows("seed", "plan", "training")
 def run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe; `trivium recipes` lists them.")],
-    data: Annotated[str | None, typer.Option("--data", metavar="PATH", help="The recipe's text.")] = None,
+    data: Corpus = None,
     out: Annotated[
         Path | None, typer.Option("--out", parser=local_path, metavar="DIR", help="Default: runs/NAME.")
     ] = None,
