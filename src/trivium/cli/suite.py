@@ -36,7 +36,7 @@ app = App()
 
 
 @app.command()
-@shows("seed", "plan", "training")
+@shows("seed", "plan", "training", "bias", "evaluation")
 def suite(
     name: Annotated[str, typer.Argument(metavar="FAMILY", help=f"The family: {', '.join(family.FAMILIES)}.")],
     sizes: Annotated[str, typer.Option("--sizes", metavar="14m,70m,160m", help="The sizes, by commas.")],
