@@ -45,7 +45,7 @@ class Item(NamedTuple):
     @property
     def room(self) -> int:
         """Elements until the next one may begin."""
-        return padded(self.elements)
+        return int(padded(self.elements))
 
 
 class Span(NamedTuple):

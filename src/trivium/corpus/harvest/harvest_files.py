@@ -162,8 +162,9 @@ def _write_stream(job: HarvestJob, stream: int, name: str, fill: Any) -> Result:
         for number in range(*job.streams[stream]):
             path = job.files[number]
             source = source_of(path, job.source)
-            how = {"longest": job.config.longest, "cut_rows": job.config.cut_rows, "limits": job.limits}
-            for item in read_any(path, source=source, **how):
+            for item in read_any(
+                path, source=source, longest=job.config.longest, cut_rows=job.config.cut_rows, limits=job.limits
+            ):
                 yield Record(number, item)
 
     write_parts(stream_folder(job.path(name), stream), records, fill, min_bytes=job.config.shard_bytes)
