@@ -205,8 +205,8 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
     return found
 
 
-def listed_files(run: Run) -> list[str]:
-    """What a harvest would read: files and bytes of each source."""
+def listed_files(run: Run, most: int = MOST_SOURCES) -> list[str]:
+    """Return what a harvest would read: files and bytes of each source, of the first `most` one by one."""
     from trivium.corpus.read.files import list_files, source_of, states_of, told_endings
 
     if run.corpus is None:
@@ -220,10 +220,10 @@ def listed_files(run: Run) -> list[str]:
         sizes[source] += size or 0
     sources = sorted(files)
     lines = table(
-        [(source, files[source], format_bytes(sizes[source])) for source in sources[:MOST_SOURCES]],
+        [(source, files[source], format_bytes(sizes[source])) for source in sources[:most]],
         header=("source", "files", "bytes"),
     )
-    if more := sources[MOST_SOURCES:]:
+    if more := sources[most:]:
         rest = sum(files[source] for source in more), format_bytes(sum(sizes[source] for source in more))
         lines.append(f"  and {counted(len(more), 'source')} more, with {counted(rest[0], 'file')} of {rest[1]}")
     lines += [f"not read, as they are of another kind: {told_endings(others)}"] if others else []

@@ -52,7 +52,7 @@ def prepare(out: Path, given: Given, data: str, sets: list[str] | None, *, dry_r
     TOKENIZE.check(run, "anew")  # before what is done for it
     _refuse_too_little(run)
     if dry_run:
-        for line in listed_files(run):
+        for line in listed_files(run, most=3):  # beside the price, in 40 lines
             say(line)
         return
     run = replace(run, tokens=None)  # the tokens of this text, whatever was trained on here before
