@@ -54,7 +54,7 @@ def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium")
         return f"{program} demo --out {home}"
     names = itertools.chain([OWN], (f"{OWN}-{number}" for number in itertools.count(2)))
     out = next(run.parent / name for name in names if not (run.parent / name).exists())
-    return f"{program} demo --corpus YOUR_TEXTS --out {shlex.quote(str(out))}"
+    return f"{program} demo --data YOUR_TEXTS --out {shlex.quote(str(out))}"
 
 
 def render(report: dict[str, Any], command: str, name: str = "") -> str:
