@@ -147,8 +147,8 @@ def test_thinned_curve_keeps_spikes_and_means(tmp_path, monkeypatch):
     losses = [5.0] * 1024
     losses[777], losses[500] = 99.0, 1.0
     lines = "".join(json.dumps(METRICS[0] | {"step": n, "loss": loss}) + "\n" for n, loss in enumerate(losses))
-    points = collect(write_run(tmp_path, **{"training/metrics.jsonl": lines}))["training"]["curves"]["steps"]
-    thinned = [p for p in points if "loss_mean" in p]
+    *thinned, last = collect(write_run(tmp_path, **{"training/metrics.jsonl": lines}))["training"]["curves"]["steps"]
+    assert last["step"] == 1023 and last["loss_mean"] == thinned[-1]["loss_mean"]
     assert max(p["loss_greatest"] for p in thinned) == 99.0 and min(p["loss_least"] for p in thinned) == 1.0
     assert np.mean([p["loss_mean"] for p in thinned]) == pytest.approx(np.mean(losses))
 

@@ -196,7 +196,9 @@ def test_next_command_finishes_unfinished_run(tmp_path):
 
 def test_next_command_of_own_run_continues_updates_or_uses_it(report):
     report |= {"planted": None, "outdated": {}}
-    assert next_command(report, Path("my run")) == "trivium generate 'my run'"
+    assert next_command(report, Path("my run")) == "trivium serve 'my run'"
+    report["evaluation"] = None
+    assert next_command(report, Path("my run")) == "trivium evaluate --out 'my run'"
     report["outdated"] = {"evaluation": "training"}
     assert next_command(report, Path("my run")) == "trivium evaluate --out 'my run'"
     report["training"]["finished"] = False
