@@ -11,10 +11,11 @@ from trivium.cli.evaluate import EVALUATE
 from trivium.cli.generate import GENERATE
 from trivium.cli.options import DryRun, Sets, open_run
 from trivium.cli.paths import local_path
-from trivium.cli.price import AnyMachine, dry_run_lines, host_found, machine_of
+from trivium.cli.price import AnyMachine, dry_run_lines, host_found, host_lines, machine_of
 from trivium.cli.report import make_report
 from trivium.cli.run_config import Given, RunConfig, resolve
-from trivium.cli.show import say, table
+from trivium.cli.settings import App, shows
+from trivium.cli.show import percent, say, table
 from trivium.cli.stage import perform
 from trivium.cli.tokenize import TOKENIZE
 from trivium.cli.train import TRAIN, check_host
@@ -25,12 +26,13 @@ from trivium.provenance import write_json
 from trivium.recipes.band import compare
 from trivium.recipes.curve import curve_of
 from trivium.recipes.recipe import Recipe, band_of_recipe, read_recipe, recipe_names, settings_of
+from trivium.report.words import shots_text
 from trivium.units import format_seconds
 
 CURVE = "curve.json"  # in the run directory
 STAGES = (HARVEST, CURATE, TOKENIZE, TRAIN, EVALUATE, GENERATE)
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.callback(invoke_without_command=True)
@@ -49,6 +51,7 @@ def recipes(context: typer.Context) -> None:
 
 
 @app.command()
+@shows("seed", "plan", "training")
 def run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe; `trivium recipes` lists them.")],
     data: Annotated[str | None, typer.Option("--data", metavar="PATH", help="The recipe's text.")] = None,
@@ -76,10 +79,12 @@ def run(
         _refuse_other_settings(sets)
     if dry_run:
         lines, problems = dry_run_lines(given)
-        for line in [*lines, *([] if problems else [f"text: {data or recipe.data or recipe.text}"])]:
+        for line in lines:
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
+        say(f"text: {data or recipe.data or recipe.text}")
+        say(host_lines(given, resolve(given).training.steps, ["recipes", "run", name], insists=True)[0])
         return
     _perform(name, recipe, given, data, out or Path("runs") / name, any_machine=any_machine)
     curve = _curve(name, out or Path("runs") / name, resolve(given))
@@ -108,8 +113,7 @@ def _perform(name: str, recipe: Recipe, given: Given, data: str | None, out: Pat
     check_host(made, given, insists=any_machine)
     for stage in STAGES:
         perform(stage, made)
-    for line in make_report(made.at):
-        say(line)
+    make_report(made.at)
 
 
 def _curve(name: str, out: Path, config: RunConfig) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def _curve(name: str, out: Path, config: RunConfig) -> dict[str, Any]:
     curve = curve_of(out, name, peak)
     write_json(out / CURVE, curve)
     share = "" if curve["share_of_peak"] is None else f", {100 * curve['share_of_peak']:.1f} % of the peak"
-    cloze = ", ".join(f"{shots} shots {100 * accuracy:.1f} %" for shots, accuracy in curve["cloze_accuracy"].items())
+    cloze = ", ".join(f"{shots_text(shots)} {percent(accuracy)}" for shots, accuracy in curve["cloze_accuracy"].items())
     say(f"  {curve['bits_per_byte']:.4f} bits per byte on held-out text; cloze accuracy: {cloze}")
     say(f"  {curve['tokens_per_second']:,.0f} tokens per second{share}; curve in {out / CURVE}")
     return curve

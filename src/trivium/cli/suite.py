@@ -14,6 +14,7 @@ from trivium.cli.corpus import CURATE, HARVEST
 from trivium.cli.options import DryRun, Out, Ranks, Sets, open_run
 from trivium.cli.price import AnyMachine, machine_of
 from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import progress_of, say, table
 from trivium.cli.stage import Run, perform
 from trivium.cli.tokenize import TOKENIZE
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
 DATA = "data"  # in the suite's folder: the corpus and tokens that are made for it
 STATE_BYTES = 12  # per parameter in a checkpoint, besides the weights: fp32 master and both moments of Adam
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
+@shows("seed", "plan", "training")
 def suite(
     name: Annotated[str, typer.Argument(metavar="FAMILY", help=f"The family: {', '.join(family.FAMILIES)}.")],
     sizes: Annotated[str, typer.Option("--sizes", metavar="14m,70m,160m", help="The sizes, by commas.")],
@@ -53,7 +55,7 @@ def suite(
     """Train several sizes on the same batches; examine every checkpoint; draw all curves on one page.
 
     Each size is a run in OUT/SIZE with the family's published settings. --set applies to all sizes; a shorter
-    training (--set training.steps=2000) has its warm-up and checkpoints in proportion. Published tasks are asked where
+    training (--steps 2000) has its warm-up and checkpoints in proportion. Published tasks are asked where
     --set training.evaluation.data=DIR names their rows. Run the same command again to continue after an
     interruption.
     """

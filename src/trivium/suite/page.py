@@ -96,9 +96,7 @@ def loss(suite: Tree) -> Section:
             line = {"color": look(number)[0], "width": 1.5}
             _add(figure, size["size"], [(p["tokens"], p["loss"]) for p in points], line=line)
         figures += _drawn(caption, figure, "nats per token")
-    shows = (
-        "The sizes read the same tokens in the same order, so that at each place of the axis they have seen the same."
-    )
+    shows = "Loss of each size against the tokens that it has seen."
     return Section("loss", "Loss", shows, figures=figures)
 
 
