@@ -20,7 +20,6 @@ BASE = {
     "config",
     "units",
     "redact",
-    "hub",
     "untrusted",
     "finite",
     "jsonlines",
@@ -29,6 +28,7 @@ BASE = {
     "progress",
     "mkl",
     "plain_yaml",
+    "hub",
     "__version__",
 }
 # Package -> what it may import besides base and itself: a package, a folder, or one file.

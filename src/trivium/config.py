@@ -20,7 +20,7 @@ from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, MAX_NESTING_LEVELS, 
 
 MAX_PRESET_CHAIN = 32  # files in a chain of `base:`
 MAX_LISTED_PROBLEMS = 20
-LIST_PRESETS = "`trivium config presets` lists those that are shipped"
+LIST_PRESETS = "`trivium models` lists those that are shipped"
 _MIN_NAME_SIMILARITY = 0.7  # ratio of difflib
 _MAX_EXACT_INTEGER = 2**53  # in a float
 Tree = dict[str, Any]
@@ -84,12 +84,27 @@ def preset_names() -> list[str]:
     return sorted({*shipped_names("presets"), *(name for name in _family_presets() if name[0] != "_")})
 
 
+def nearest_preset(name: str) -> str:
+    """Return a hint for an unknown preset: the most similar one, or where they are listed."""
+    hint = nearest(name, preset_names())
+    return hint if hint.startswith("did you mean") else LIST_PRESETS
+
+
 @cache
 def _family_presets() -> Mapping[str, tuple[Path, Tree]]:
     """Return presets of families by name. Each file of families/ may have several, for the sizes of its models."""
     files = [shipped(f"families/{name}.yaml") for name in shipped_names("families")]
     trees = {path: mapping_of_yaml(read_text(path), str(path), "presets are a mapping by name") for path in files}
     return {name: (path, tree) for path, presets in trees.items() for name, tree in presets.items()}
+
+
+def about_preset(name: str) -> Tree:
+    """Return the published facts of a family's preset that are no part of a config: `licence`, and `context` where it
+    is not plan.model.sequence."""
+    if name not in _family_presets():
+        return {}
+    tree = _family_presets()[name][1]
+    return merge(about_preset(tree["base"]) if "base" in tree else {}, tree.get("about", {}))
 
 
 def shipped(place: str) -> Path:
@@ -385,7 +400,7 @@ def _preset(name: str, folder: Path) -> tuple[Path, Tree]:
     """Return the path and tree of a preset."""
     if name in _family_presets():
         path, tree = _family_presets()[name]
-        return path, dict(tree)
+        return path, {section: value for section, value in tree.items() if section != "about"}
     path, text = _preset_text(name, folder)
     read = mapping_of_json if path.suffix == ".json" else mapping_of_yaml
     return path, read(text, shown(str(path)), "a config is a mapping of sections", may_be_empty=True)
@@ -406,7 +421,7 @@ def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
         told = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"'{shown(name)}' is not the name of a preset or file: {told}; {LIST_PRESETS}") from None
     if path.suffix not in (".yaml", ".yml", ".json"):
-        raise ConfigError(f"there is no preset '{shown(name)}'; {nearest(name, preset_names())}")
+        raise ConfigError(f"there is no preset '{shown(name)}'; {nearest_preset(name)}")
     if not there:
         raise ConfigError(f"preset file {shown(str(path))} does not exist; {LIST_PRESETS}")
     # A run's config.json may have a schedule of thousands of ranks. Reading JSON is a hundred times as fast as YAML.

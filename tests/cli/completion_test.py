@@ -45,6 +45,7 @@ def complete(monkeypatch, capsys):
         (["train", "--preset", "dem"], ["demo"]),
         (["plan", "search", "--model", "mt-"], ["mt-nlg-530b"]),
         (["train", "--dtype", "b"], ["bf16"]),
+        (["corpus", "step", "ded"], ["dedup"]),
         (["plan", "show", "--machine", "sel"], ["selene"]),
     ],
     ids=" ".join,

@@ -27,8 +27,8 @@ def test_only_stages_that_fork_ranks_work_in_this_process(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("words", "error", "law"),
     [
-        (("--corpus", "none"), DataError, "--corpus none does not exist"),
-        (("--corpus", "."), ConfigError, "--out run lies in --corpus"),
+        (("--corpus", "none"), DataError, "--data none does not exist"),
+        (("--corpus", "."), ConfigError, "--out run lies in --data"),
         (("--corpus", "a.txt", "--set", "harvest.max_bytes=9"), ConfigError, "a.txt is read instead"),
         (("--from", "trian"), ConfigError, "did you mean 'train'"),
     ],

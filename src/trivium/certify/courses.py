@@ -17,8 +17,8 @@ STEPS = 3
 LONG_STEPS = 64
 
 # The schedules of the long course. Each has a warm-up, and a decay that ends before its last step.
-WARMUP, STABLE_UNTIL, END = 0.15, 0.5, 0.9  # of the tokens of the course
-PEAK, FINAL_FRACTION = 2e-3, 0.1
+WARMUP_FRACTION, STABLE_FRACTION, END_FRACTION = 0.15, 0.5, 0.9  # of the tokens of the course
+PEAK_LR, FINAL_FRACTION = 2e-3, 0.1
 # The loss scale of the long course doubles after so many finite steps, up to the largest.
 SCALE_GROWTH_STEPS, LARGEST_SCALE = 7, 2.0**12
 OVERFLOWS = (5, 20, 21, 43)  # before these steps, counted from 0, a step overflows and is tried again
@@ -38,8 +38,8 @@ SHORT, LONG = Course(STEPS), Course(LONG_STEPS, scheduled=True)
 
 def schedules(tokens: int) -> dict[str, TrainingConfig]:
     """Return a recipe of every kind of decay by name, for a training of `tokens` tokens. The first one trains."""
-    warmup, stable, end = (round(share * tokens) for share in (WARMUP, STABLE_UNTIL, END))
-    usual: Tree = {"lr": PEAK, "lr_final_fraction": FINAL_FRACTION, "warmup_tokens": warmup}
+    warmup, stable, end = (round(share * tokens) for share in (WARMUP_FRACTION, STABLE_FRACTION, END_FRACTION))
+    usual: Tree = {"lr": PEAK_LR, "lr_final_fraction": FINAL_FRACTION, "warmup_tokens": warmup}
     final: Tree = {"decay": "wsd", "final_decay_tokens": end - stable, "decay_tokens": end}
     given: dict[str, Tree] = {
         "cosine": {"decay_tokens": end},

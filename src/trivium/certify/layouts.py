@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.certify.reduce import EPSILON_AFTER, SMALLEST_SEQUENCE, epsilon_of
+from trivium.certify.reduce import MIN_EPSILON_AFTER, MIN_SEQUENCE, epsilon_of
 from trivium.config import Tree, merge
 from trivium.plan.layers.form import LayerForm
 from trivium.plan.layout import AXES
@@ -22,7 +22,7 @@ from trivium.seeds import generator_for
 HEAD_WIDTH = 4  # where none is given
 ROTARY: Tree = {"norm": "rms_norm", "feed_forward": "gated", "positions": "rotary", "bias": "none"}
 OFFSET: Tree = {"norm": "rms_norm_offset", "feed_forward": "gated_gelu"}
-AFTER: Tree = {"norm_position": "after", "norm_epsilon": EPSILON_AFTER}
+AFTER: Tree = {"norm_position": "after", "norm_epsilon": MIN_EPSILON_AFTER}
 # Rotary positions slowed so that both pairs of columns are in part, and sequences go beyond the original positions.
 _IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
 LLAMA3, YARN = ({"kind": kind, **_IN_PART} for kind in ("llama3", "yarn"))
@@ -101,10 +101,10 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "logits": ({}, {"model": {"logits_scale": 0.25}}, {"model": {"logits_cap": 0.5}}),
 }
 NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `plan_of`
-CANDIDATES = 24  # drawn for each base, of which the one with most new combinations is kept
+CANDIDATES_PER_BASE = 24  # drawn for each base, of which the one with most new combinations is kept
 ROUNDS = 2
-TOGETHER = 3
-LARGEST_TOLD = 3  # degrees from here on are alike
+FEATURES_TOGETHER = 3
+MAX_DISTINCT_DEGREE = 3  # degrees from here on are alike
 
 Features = frozenset[str]
 
@@ -123,7 +123,7 @@ class Base(NamedTuple):
     @property
     def features(self) -> Features:
         """The features that all plans with these degrees and this schedule have."""
-        kinds = {f"{axis} {min(n, LARGEST_TOLD)}" for axis, n in self.degrees.items()}
+        kinds = {f"{axis} {min(n, MAX_DISTINCT_DEGREE)}" for axis, n in self.degrees.items()}
         return frozenset(kinds | {f"{self.schedule} {self.chunks}"})
 
 
@@ -133,7 +133,7 @@ class Together:
 
     def __init__(self, features: Iterable[str]) -> None:
         self.number = {feature: n for n, feature in enumerate(sorted(features))}
-        self.had = np.zeros((len(self.number),) * TOGETHER, dtype=bool)
+        self.had = np.zeros((len(self.number),) * FEATURES_TOGETHER, dtype=bool)
 
     def new(self, features: Features) -> int:
         """Return how many sets of three of these features no plan has yet."""
@@ -175,7 +175,7 @@ def generated_plans(max_ranks: int) -> list[Plan]:
 @cache
 def _threes(count: int) -> tuple[NDArray[np.int64], ...]:
     """Return every set of three out of `count` numbers in ascending order, by column."""
-    return tuple(np.array(list(itertools.combinations(range(count), TOGETHER))).T)
+    return tuple(np.array(list(itertools.combinations(range(count), FEATURES_TOGETHER))).T)
 
 
 @cache
@@ -202,7 +202,7 @@ def _draw(base: Base, round_number: int) -> Iterator[Drawn]:
     """Legal plans of a base, their choices drawn by name."""
     name = [f"{k}={v}" for k, v in base.degrees.items()]
     generator = generator_for(0, "certify", "layouts", round_number, base.schedule, base.chunks, *name)
-    for _ in range(CANDIDATES):
+    for _ in range(CANDIDATES_PER_BASE):
         picked = {k: int(generator.integers(len(v))) for k, v in CHOICES.items()}
         tree: Tree = {}
         for key, number in picked.items():
@@ -224,7 +224,7 @@ def plan_of(base: Base, tree: Tree) -> Plan:
         "kv_heads": groups if queries > 1 else None,
         "hidden": groups * queries * HEAD_WIDTH,
         "ffn": 7 * base.degrees["tensor"],
-        "sequence": 2 * split_heads * -(-SMALLEST_SEQUENCE // (2 * split_heads)) + (split_heads == 1),
+        "sequence": 2 * split_heads * -(-MIN_SEQUENCE // (2 * split_heads)) + (split_heads == 1),
     }
     return Plan.model_validate(
         {

@@ -27,7 +27,7 @@ from trivium.progress import Progress, silent
 from trivium.provenance import code_commit
 
 REFERENCE_PROCESSES = 2
-TOGETHER = 24  # plans that ranks run one after the other: where one breaks, each of them runs again in ranks of its own
+PLANS_TOGETHER = 24  # that the same ranks run in turn; if one plan breaks them, each runs again in new ranks
 CPU = torch.device("cpu")  # the reference's, and with its random numbers for dropout
 
 
@@ -152,7 +152,7 @@ def _batches(plans: Sequence[Plan], way_of: Sequence[Way]) -> Iterator[list[int]
     kinds = [(p.layout.world_size, way.name) for p, way in zip(plans, way_of, strict=True)]
     for kind in sorted(set(kinds)):
         numbers = [n for n, each in enumerate(kinds) if each == kind]
-        yield from (numbers[k : k + TOGETHER] for k in range(0, len(numbers), TOGETHER))
+        yield from (numbers[k : k + PLANS_TOGETHER] for k in range(0, len(numbers), PLANS_TOGETHER))
 
 
 @dataclass

@@ -38,7 +38,7 @@ from trivium.training.trainer import Trainer
 
 Tensor = torch.Tensor
 
-UPDATED_AT_ONCE = 1500  # elements
+UPDATE_ELEMENTS = 1500  # elements
 LOSS_SCALE = 2.0**10  # a power of two rounds nothing
 ABSENT = object()
 
@@ -123,7 +123,7 @@ class Way:
 
 def _updated_together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:
     """Update several buckets at once, as GPUs do."""
-    return TOGETHER(shards, UPDATED_AT_ONCE)
+    return TOGETHER(shards, UPDATE_ELEMENTS)
 
 
 def _is_for_our_products(a: Tensor, b: Tensor) -> bool:
@@ -140,28 +140,34 @@ TOGETHER = zero.together
 # Each below what most reduced models have, so that both sides of it are met, and dividing few sizes.
 SMALL_LIMITS = (
     Replaced(buckets, "BUCKET_ELEMENTS", 700),
-    Replaced(buckets, "ELEMENTS_ALONE", 300),
-    Replaced(vocabulary, "ROWS", 5),
-    Replaced(tensor, "ROWS", 5),
-    Replaced(ring_attention, "QUERIES", 2),
-    Replaced(scaled_attention, "QUERIES", 3),
+    Replaced(buckets, "LONE_BUCKET_ELEMENTS", 300),
+    Replaced(vocabulary, "BLOCK_ROWS", 5),
+    Replaced(tensor, "BLOCK_ROWS", 5),
+    Replaced(ring_attention, "BLOCK_QUERIES", 2),
+    Replaced(scaled_attention, "BLOCK_QUERIES", 3),
     Replaced(transports, "DIRECT_BYTES", 700),
-    Replaced(norm_over_heads, "AT_ONCE", 40),
+    Replaced(norm_over_heads, "BLOCK_ELEMENTS", 40),
     *limits("comms.host_memory.loans", INLINE_BYTES=72),
     *limits("comms.host_memory.transport", INLINE_BYTES=72, PIECE_BYTES=200),
-    *limits("kernels.cpu.gelu", LEAST=40, PIECE=37),
-    *limits("kernels.cpu.block_attention", LEAST_SCORES=1, LEAST_POSITIONS=4, QUERIES=4, QUERIES_AT_HOME=4),
-    *limits("kernels.cpu.block_attention", QUERIES_IN_WINDOW=4, FAR_APART=300),
+    *limits("kernels.cpu.gelu", MIN_ELEMENTS=40, PIECE_ELEMENTS=37),
+    *limits("kernels.cpu.block_attention", MIN_SCORES=1, MIN_POSITIONS=4, BLOCK_QUERIES=4, BLOCK_QUERIES_ON_INTEL=4),
+    *limits("kernels.cpu.block_attention", BLOCK_QUERIES_IN_WINDOW=4, MIN_FAR_STRIDE_BYTES=300),
 )
 # Products and attention as processors that are not MKL's maker's compute them, products by an operator of fp64.
 PRODUCTS_IN_PIECES = (
-    *limits("kernels.cpu.processor", _AT_HOME=False, _WITHOUT_AVX512=False),
-    *limits("kernels.cpu.product", LEAST=100, TRANSPOSED_WHOLE=300, TRANSPOSED_AT_ONCE=64, LEAST_COLUMNS=3),
+    *limits("kernels.cpu.processor", _IS_INTEL=False, _WITHOUT_AVX512=False),
+    *limits(
+        "kernels.cpu.product",
+        MIN_MULTIPLICATIONS=100,
+        MAX_WHOLE_TRANSPOSE_ELEMENTS=300,
+        TRANSPOSE_BLOCK_ELEMENTS=64,
+        MIN_TRANSPOSE_COLUMNS=3,
+    ),
     *limits("kernels.cpu.product", _is_for_one_dnn=_is_for_our_products, _by_one_dnn=F.linear),
 )
 AS_ACCELERATORS = (
-    *limits("kernels.cpu.processor", _AT_HOME=True),
-    *limits("kernels.cpu.product", LEAST=100),  # biases are added after MKL's products
+    *limits("kernels.cpu.processor", _IS_INTEL=True),
+    *limits("kernels.cpu.product", MIN_MULTIPLICATIONS=100),  # biases are added after MKL's products
     Replaced(stage, "operations_of", _reference_but_products),
     Replaced(zero, "together", _updated_together),
 )

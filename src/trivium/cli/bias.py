@@ -6,18 +6,22 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.benchmarks import about_newest, cut_line
+from trivium.cli.benchmarks import about_checkpoint, about_newest, cut_line
+from trivium.cli.evaluate import Json
+from trivium.cli.model_argument import asked_model, is_asked
 from trivium.cli.options import (
     DEFAULT_OUT,
+    AskedModel,
     Out,
     Preset,
     Reads,
     Redo,
-    SameAsOut,
     Sets,
     directory_of,
     given_for,
+    open_asked,
     open_run,
+    refuse_given,
 )
 from trivium.cli.settings import App, shows
 from trivium.cli.show import percent, progress_of, say, table
@@ -36,14 +40,24 @@ WINOGRAD = ("winogender", "winobias")
 @app.command()
 @shows("seed", "bias")
 def bias(
-    place: SameAsOut = None,
+    place: AskedModel = None,
     out: Out = DEFAULT_OUT,
     preset: Preset = None,
     sets: Sets = None,
     redo: Redo = False,
     every: Annotated[bool, typer.Option("--every", help=f"Measure every checkpoint; write DIR/{SERIES}.")] = False,
+    json: Json = None,
 ) -> None:
-    """Association with occupations, adjectives and sentiment by group, pronouns: what `bias.analyses` lists."""
+    """Association with occupations, adjectives and sentiment by group, pronouns: what `bias.analyses` lists.
+
+    A run keeps what was measured in DIR/bias. Of another model it is printed, and written with --json.
+    """
+    place = None if place is None else asked_model(place)
+    if place is not None and is_asked(place):
+        refuse_given({"--redo": redo, "--every": every}, f"for the checkpoints of a run; {place} has no training")
+        _measure_asked(place, out, preset, sets, json)
+        return
+    refuse_given({"--json": json}, "a run keeps the results in DIR/bias/results.json; leave it out")
     if every and redo:
         raise ConfigError("--redo: --every measures every checkpoint anew each time it is asked; leave --redo out")
     Reads("bias", BIAS.sections).check(sets)
@@ -67,6 +81,25 @@ def _bias(run: Run, out: Path, progress: Progress) -> Result:
                 line = {**text.prompt._asdict(), **text._asdict(), "prompt": text.prompt.text}
                 file.write(dumps(line, ensure_ascii=False) + "\n")
     return results
+
+
+def _measure_asked(place: Path, out: Path, preset: str | None, sets: list[str] | None, json: Path | None) -> None:
+    """Measure a checkpoint or a Hugging Face model that is part of no run."""
+    from trivium.evaluation.answer import NativeScorer
+    from trivium.evaluation.bias.run import measure
+    from trivium.interchange.target import opened
+    from trivium.serving.writer import Writer
+
+    Reads("bias", BIAS.sections).check(sets)
+    run = open_asked(place, out, preset, sets)
+    with opened(place) as found, progress_of("bias") as progress:
+        scorer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=TOGETHER)
+        measured = measure(run.config.bias, scorer, seed=run.config.seed, progress=progress)
+        results = {**measured.results, "model": about_checkpoint(found.newest)}
+    for line in _lines(results):
+        say(line)
+    if json is not None:
+        write_json(json, results)
 
 
 def _series(run: Run) -> None:

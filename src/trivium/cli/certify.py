@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.machine import check_compiler
+from trivium.cli.model_argument import MODELS
 from trivium.cli.options import DEFAULT_PRESET, Ranks, Sets, refuse_no_place_for
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
@@ -38,8 +39,9 @@ def certify(
         str | None,
         typer.Option(
             "--preset",
+            "--model",
             metavar="NAME",
-            help=f"A shipped preset or a YAML/JSON file. Default: {DEFAULT_PRESET}.",
+            help=f"The model: {MODELS}. Default: {DEFAULT_PRESET}.",
             autocompletion=preset_names,
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""`trivium config`: each value and its origin, the schema, and the presets."""
+"""`trivium config`: each value and its origin, and the schema."""
 
 import json
 import shutil
@@ -14,10 +14,10 @@ from trivium.cli.options import Preset, Ranks, Sets
 from trivium.cli.run_config import Given, RunConfig, origins, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import say, table
-from trivium.config import leaves, preset_names, to_tree
+from trivium.config import leaves, to_tree
 from trivium.errors import ConfigError, nearest
 
-app = App(help="Show and document configs and presets.")
+app = App(help="Show and document configs.")
 
 PIPED, NARROWEST, WIDEST = 100, 80, 120  # columns of a line: where no terminal says, and of any terminal
 MIDDLE = 30  # at most of the middle part of a line
@@ -81,11 +81,3 @@ def _path_lines(path: str, width: int) -> list[str]:
     """A path in one line, or its section and below it its field."""
     section, _, field = path.rpartition(".")
     return [path] if len(path) <= width else [f"{section}.", f"  {field}"]
-
-
-@app.command()
-def presets() -> None:
-    """List the shipped presets."""
-    for name in preset_names():
-        plan = resolve(Given(name)).plan
-        say(f"{name:14} {plan.model.layers} layers, hidden {plan.model.hidden}, {plan.layout.world_size} ranks")

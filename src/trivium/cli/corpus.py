@@ -14,6 +14,7 @@ import typer
 
 from trivium.cli.corpus_tools import against, show, step, step_names
 from trivium.cli.machine import version_of
+from trivium.cli.model_argument import MODELS
 from trivium.cli.options import (
     CURATES,
     DEFAULT_OUT,
@@ -103,7 +104,7 @@ def harvest(
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     harvesting("corpus harvest", opened.corpus).check(sets)
     if dry_run:
-        for line in _listed(opened):
+        for line in listed_files(opened):
             say(line)
         return
     perform(on_engine(HARVEST, _harvest, chosen_engine(engine, workers)), opened, redo=redo)
@@ -146,8 +147,9 @@ def curate(asked: Curating) -> None:
 @shows("seed", "harvest", "curate", "tokens")
 def run(
     preset: Annotated[
-        str, typer.Argument(metavar="PRESET", help="A shipped preset or a YAML/JSON file.", autocompletion=preset_names)
-    ],
+        str | None,
+        typer.Argument(metavar="MODEL", help=f"The model and its settings: {MODELS}.", autocompletion=preset_names),
+    ] = None,
     out: Out = DEFAULT_OUT,
     corpus: Corpus = None,
     sets: Sets = None,
@@ -203,7 +205,7 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
     return found
 
 
-def _listed(run: Run) -> list[str]:
+def listed_files(run: Run) -> list[str]:
     """What a harvest would read: files and bytes of each source."""
     from trivium.corpus.read.files import list_files, source_of, states_of, told_endings
 

@@ -47,8 +47,9 @@ Preset = Annotated[
     str,
     typer.Option(
         "--preset",
+        "--model",
         metavar="NAME",
-        help="A shipped preset or a YAML/JSON file, for its settings.",
+        help="A model or config file, for its settings.",
         autocompletion=preset_names,
     ),
 ]
@@ -61,6 +62,22 @@ Source = Annotated[
 Target = Annotated[Path, typer.Argument(parser=local_path, metavar="OUT", help="A folder to be made.")]
 
 
+# The options that one step reads; all others, which are filters and `read`, read --engine and --workers.
+_OWN: Mapping[str, tuple[str, ...]] = {
+    "dedup": ("--by", "--index"),
+    "select": ("--target",),
+    "train-classifier": ("--crawl",),
+    "score": ("--model",),
+}
+
+
+def step_names() -> tuple[str, ...]:
+    """Return the names of all steps."""
+    from trivium.corpus.clean.filters import FILTERS
+
+    return (READ, *FILTERS, *_OWN)
+
+
 @dataclass(frozen=True)
 class Asked:
     """The arguments and options of `corpus step`."""
@@ -68,7 +85,9 @@ class Asked:
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="read, extract, clean or a filter's name; dedup, select, train-classifier or score."
+            metavar="NAME",
+            help="read, extract, clean or a filter's name; dedup, select, train-classifier or score.",
+            autocompletion=step_names,
         ),
     ]
     source: Source
@@ -122,20 +141,6 @@ class Asked:
 Work = Callable[[Path, Progress], dict[str, Any]]
 
 
-def step_names() -> tuple[str, ...]:
-    """Return the names of all steps."""
-    from trivium.corpus.clean.filters import FILTERS
-
-    return (READ, *FILTERS, *_OWN)
-
-
-# The options that one step reads; all others, which are filters and `read`, read --engine and --workers.
-_OWN: Mapping[str, tuple[str, ...]] = {
-    "dedup": ("--by", "--index"),
-    "select": ("--target",),
-    "train-classifier": ("--crawl",),
-    "score": ("--model",),
-}
 _NEEDED = ("--target", "--crawl", "--model")
 
 

@@ -309,20 +309,33 @@ def adopt(
 
     What made their ids: --set tokens.tokenizer=FILE, a tokenizer.json.
     """
-    from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
-
     never = {**CORPUS_MADE, "tokens.dtype": "pairs keep the dtype that they have; leave it out"}
     if validation:
         never["tokens.validation_fraction"] = "--validation names what validates; leave one of the two out"
     Reads(ADOPT, EVERY_SECTION, never).check(sets)
-    given = given_for(out, preset, sets)
+    adopt_into(out, given_for(out, preset, sets), prefixes, tuple(validation or ()), ended=not unended, redo=redo)
+    say(f"train on them: trivium train --out {shlex.quote(str(out))}")
+
+
+def adopt_into(
+    out: Path,
+    given: Given,
+    prefixes: list[str],
+    validation: tuple[Path, ...] = (),
+    *,
+    ended: bool = True,
+    redo: bool = False,
+) -> None:
+    """Make the tokens of a run directory of pairs, unless they are already."""
+    from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
+
     words = _tokenizer(given)
     known = [f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")]
     known.append(f"plan.model.end_of_text={words.end_of_text}")
     others = [said for said in given.assignments if said not in known]
     run = open_run(out, given._replace(assignments=(*known, *others)))
     train, weights = _weighted(prefixes)
-    pairs = Pairs(train, weights, tuple(validation or ()), run.config.tokens.validation_fraction, not unended)
+    pairs = Pairs(train, weights, validation, run.config.tokens.validation_fraction, ended)
     _refuse_files((*pairs.train, *pairs.validation))
     sources = source_names((*pairs.train, *pairs.validation))
     folder = run.at.folder("tokens")
@@ -342,7 +355,6 @@ def adopt(
     named = {file for prefix in sources.values() for file in _files(prefix)}
     moved = folder.is_dir() and any(p.is_symlink() and p.resolve() not in named for p in folder.iterdir())
     perform(stage, run, redo=redo or moved)
-    say(f"train on them: trivium train --out {shlex.quote(str(out))}")
 
 
 def _tokenizer(given: Given) -> "Tokenizer":

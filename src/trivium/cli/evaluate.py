@@ -17,6 +17,7 @@ from trivium.cli.benchmarks import (
     refuse_bad_place,
     tell,
 )
+from trivium.cli.model_argument import asked_model, model_path
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Reads, Redo, Sets, given_for, open_run
 from trivium.cli.paths import local_path
 from trivium.cli.settings import App, Command, shows
@@ -33,10 +34,10 @@ app = App()
 Target = Annotated[
     Path | None,
     typer.Argument(
-        parser=local_path,
-        metavar="RUN_OR_CHECKPOINT",
-        help="Ask this run, checkpoint or folder of Hugging Face published tasks. Without it: the run of --out, on "
-        "tasks made of its own held-out documents.",
+        parser=model_path,
+        metavar="MODEL",
+        help="Ask this run, checkpoint, Hugging Face folder or hf:ORG/NAME published tasks. Without it: the run of "
+        "--out, on tasks made of its own held-out documents.",
     ),
 ]
 Tasks = Annotated[
@@ -56,8 +57,8 @@ Json = Annotated[
 
 
 _OF_PUBLISHED_TASKS = (
-    "for published tasks, which are asked of what is named: `trivium evaluate RUN_OR_CHECKPOINT --tasks …`; leave it "
-    "out for the tasks made of the run's own held-out documents"
+    "for published tasks, which are asked of what is named: `trivium evaluate MODEL --tasks …`; leave it out for the "
+    "tasks made of the run's own held-out documents"
 )
 _OF_HELD_OUT_TASKS = (
     "for the tasks made of a run's own held-out documents: `trivium evaluate --out RUN`; leave it out where published "
@@ -118,8 +119,8 @@ def evaluate(
 ) -> None:
     """Score held-out tasks zero- and few-shot; or published ones, beside the paper's figures.
 
-    RUN_OR_CHECKPOINT may also be a folder of Hugging Face, or a file of predictions for HANS (0 or 1 a pair). With
-    it, --set overrides shots_drawn, confidence, resamples and tokenizer (its path) too: --set confidence=0.9.
+    MODEL may also be a file of predictions for HANS (0 or 1 a pair). With it, --set overrides shots_drawn, confidence,
+    resamples and tokenizer (its path) too: --set confidence=0.9.
     """
     assert target is not None, "without a target the station of the run works"
     refuse_bad_place(json)
@@ -128,7 +129,7 @@ def evaluate(
         return
     from trivium.interchange.target import opened
 
-    asked = Asked(tasks, data, config_of(shots, limit, sets or ()), every)
+    asked, target = Asked(tasks, data, config_of(shots, limit, sets or ()), every), asked_model(target)
     results, places = None, []
     with opened(target, asked.config.tokenizer) as found, progress_of("evaluate") as progress:
         keeping = kept(found, asked, json)

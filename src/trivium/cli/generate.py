@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.benchmarks import answered
+from trivium.cli.model_argument import asked_model, is_asked
 from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Redo, Sets, open_asked
 from trivium.cli.run_config import RunConfig
 from trivium.cli.settings import App, shows
@@ -48,7 +49,8 @@ def generate(
     so repetition_penalty and seed. generation.together texts are written in one batch, over the ranks of the layout.
     """
     named = {"--prompt": prompt is not None, "--file": file is not None, "--interactive": interactive}
-    kept = target is None and not any(named.values())
+    imported = target is None and is_asked(out)
+    kept = target is None and not any(named.values()) and not imported
     if redo and not kept:
         raise ConfigError("--redo: for the samples that a run keeps; what is only printed is always written anew")
     given_prompts = [option for option, is_given in named.items() if is_given]
@@ -59,6 +61,7 @@ def generate(
         GENERATE.sections,
         {"generation.prompts": f"{given_prompts[0]} gives the prompts; leave one out"} if given_prompts else {},
     ).check(sets)
+    target = None if target is None else asked_model(target)
     run = open_asked(target, out, preset, sets)
     if kept and joins_torchrun(os.environ):
         _join(run, redo=redo)
@@ -66,7 +69,7 @@ def generate(
     if kept:
         perform(GENERATE, run, redo=redo)
         return
-    if target is None:
+    if target is None and not imported:
         GENERATE.inputs(run)
     from trivium.interchange.target import opened
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.fields import meaning_of
+from trivium.cli.model_argument import MODELS
 from trivium.cli.options import DEFAULT_PRESET, Corpus, Sets, refuse_no_place_for
 from trivium.cli.paths import local_path, path_or_url
 from trivium.cli.plan_search import completed
@@ -19,9 +20,8 @@ from trivium.cli.settings import App, shows
 from trivium.cli.show import say
 from trivium.config import Tree, as_value, leaves, parse_assignments, preset_names
 from trivium.errors import ConfigError, DataError
-from trivium.planner.grid import Subject
 from trivium.planner.remedies import does_not_fit
-from trivium.planner.search import search
+from trivium.planner.search import best_search
 
 app = App()
 STEPS = "training.steps"
@@ -35,7 +35,9 @@ def init(
     ] = Path("trivium.yaml"),
     preset: Annotated[
         str | None,
-        typer.Option("--preset", metavar="NAME", help="The preset to start from.", autocompletion=preset_names),
+        typer.Option(
+            "--preset", "--model", metavar="NAME", help=f"What to start from: {MODELS}.", autocompletion=preset_names
+        ),
     ] = None,
     corpus: Corpus = None,
     ranks: Annotated[
@@ -47,7 +49,7 @@ def init(
     """Write a config file that says only what differs from a preset, with the meaning of each setting.
 
     On a terminal it asks for the text, the preset, the processes and the steps, as far as options do not say them. The
-    layout of another number of processes is the fastest that the planner finds on the machine.
+    layout of another number of processes is the one that the planner chooses on the machine.
     """
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"FILE {file}: a config is YAML and known by its name; end it in .yaml")
@@ -57,9 +59,9 @@ def init(
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     if asks and corpus is None:
         corpus = typer.prompt("Your text: file, folder or URL (empty: Python's documentation)", default="") or None
-    text = path_or_url(corpus, "--corpus") if corpus else None
+    text = path_or_url(corpus, "--data") if corpus else None
     if isinstance(text, Path) and not text.exists():
-        raise DataError(f"--corpus {text} does not exist; give a file or folder that does")
+        raise DataError(f"--data {text} does not exist; give a file or folder that does")
     if asks and preset is None:
         preset = typer.prompt("Preset to start from", default=DEFAULT_PRESET)
     preset, given = preset or DEFAULT_PRESET, list(sets or ())
@@ -79,17 +81,18 @@ def init(
 
 
 def _divided(config: RunConfig, ranks: int, file: Path) -> RunConfig:
-    """Return the config with the fastest layout for `ranks` ranks on its machine. Raises ConfigError if none fits."""
-    found = search(Subject.of(config.plan), machine_of(config.machine), ranks, config.search)
+    """Return the config with the layout that a search chooses for `ranks` ranks on its machine. Raises ConfigError if
+    none fits."""
+    found = best_search(config.plan, machine_of(config.machine), ranks, config.search)
     if not len(found.ranking.order):
         raise ConfigError(does_not_fit(found))
-    return config.model_copy(update={"plan": completed(found.ranking.winners(1)[0].plan, config, file)})
+    return config.model_copy(update={"plan": completed(found.chosen.plan, config, file)})
 
 
 def _commands(file: Path, corpus: str | None) -> list[str]:
     """Return the commands that train with the file."""
     name, out = shlex.quote(str(file)), shlex.quote(f"runs/{file.stem}")
-    text = f" --corpus {shlex.quote(corpus)}" if corpus else ""
+    text = f" --data {shlex.quote(corpus)}" if corpus else ""
     return [f"trivium corpus run {name} --out {out}{text}", f"trivium train --preset {name} --out {out}"]
 
 

@@ -31,7 +31,7 @@ for number in range(torch.cuda.device_count()):
     found = torch.cuda.get_device_properties(number)
     print(found.total_memory, found.name)
 """
-ANSWERS_WITHIN = 60.0  # seconds
+TORCH_TIMEOUT_SECONDS = 60.0  # seconds
 
 Verdict = Literal["OK", "WARN", "FAIL"]
 
@@ -243,7 +243,7 @@ def _gpus() -> Gpus:
         return Gpus("")
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", ASKED_OF_TORCH], capture_output=True, text=True, timeout=ANSWERS_WITHIN
+            [sys.executable, "-c", ASKED_OF_TORCH], capture_output=True, text=True, timeout=TORCH_TIMEOUT_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired):
         return Gpus(driver)

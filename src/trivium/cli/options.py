@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import typer
 
 from trivium.cli.ending import no_new_files_in
-from trivium.cli.imported import preset_beside
+from trivium.cli.model_argument import MODELS, model_path, preset_beside
 from trivium.cli.paths import local_path, path_or_url
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.stage import CORPUS_PATH, Run
@@ -35,9 +35,9 @@ Out = Annotated[Path, typer.Option("--out", parser=local_path, metavar="DIR", he
 AskedModel = Annotated[
     Path | None,
     typer.Argument(
-        parser=local_path,
-        metavar="RUN_OR_CHECKPOINT",
-        help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
+        parser=model_path,
+        metavar="MODEL",
+        help="A run, a checkpoint, a Hugging Face folder or hf:ORG/NAME. Without it: the run of --out.",
     ),
 ]
 SameAsOut = Annotated[Path | None, typer.Argument(parser=local_path, metavar="RUN", help="The same as --out RUN.")]
@@ -45,8 +45,9 @@ Preset = Annotated[
     str | None,
     typer.Option(
         "--preset",
+        "--model",
         metavar="NAME",
-        help="A shipped preset or a YAML/JSON file. Default: DIR/config.json if there is one, otherwise demo.",
+        help=f"The model and its settings: {MODELS}. Default: DIR/config.json if there is one, otherwise demo.",
         autocompletion=preset_names,
     ),
 ]
@@ -64,6 +65,16 @@ Corpus = Annotated[
         metavar="PATH",
         help="Your own text: a .txt, .md, .jsonl, .warc or .wet file (also .gz, .zst), a .parquet file, or a folder of "
         "them; or a URL (s3://, gs://, hf://, https://) that fsspec has a package for.",
+    ),
+]
+TrainedOn = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        "--corpus",
+        metavar="PATH",
+        help="What is trained on: raw text as for `trivium corpus run`, tokens of `trivium tokenize`, or pairs of .bin "
+        "and .idx (one prefix, or a folder of them).",
     ),
 ]
 Curation = Annotated[

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from trivium.cli.machine import cores, memory_bytes
+from trivium.cli.model_argument import MODELS
 from trivium.cli.options import (
     DEFAULT_OUT,
     DEFAULT_PRESET,
@@ -24,10 +25,11 @@ from trivium.cli.options import (
 from trivium.cli.paths import local_path
 from trivium.cli.plan_measure import probe_machine
 from trivium.cli.plan_search import search
-from trivium.cli.price import machine_of
+from trivium.cli.planned import planned
+from trivium.cli.price import Gpus, machine_of
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
-from trivium.cli.show import say, say_found
+from trivium.cli.show import say, say_aside, say_found
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.config import preset_names
 from trivium.cost.hardware import Machine
@@ -48,7 +50,7 @@ app.command("probe", short_help="Measure this machine, or what a finished run to
 
 
 @app.callback(invoke_without_command=True)
-@shows("plan", "machine")
+@shows("plan")
 def plan(
     context: typer.Context,
     out: Out = DEFAULT_OUT,
@@ -92,11 +94,13 @@ class Asked:
         list[str] | None,
         typer.Option(
             "--preset",
+            "--model",
             metavar="NAME",
-            help="A preset or config file. Given several times: a summary of each plan.",
+            help=f"The model: {MODELS}. Given several times: a summary of each plan.",
             autocompletion=preset_names,
         ),
     ] = None
+    gpus: Gpus = None
     sets: Sets = None
     ranks: Ranks = None
     tokens: Annotated[
@@ -160,7 +164,8 @@ def show(asked: Asked) -> None:
         one = {**prices, "--map": asked.map_ranks}
         refuse_given(one, f"takes one --preset, and here are {len(names)}; leave all but one out")
     for number, name in enumerate(names):
-        config = resolve(Given(name, tuple(asked.sets or ()), asked.ranks)).checked()
+        given = Given(name, tuple(asked.sets or ()), asked.ranks)
+        config = resolve(planned(given, asked.gpus, None, say_aside)).checked()
         machine = machine_of(config.machine)
         if asked.map_ranks:
             _say_map(config.plan, machine, asked)

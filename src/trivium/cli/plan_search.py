@@ -8,21 +8,22 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from trivium.cli.model_argument import model_named
 from trivium.cli.options import AsJson, Sets, with_options_of
 from trivium.cli.paths import local_path
+from trivium.cli.planned import pinned
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, RunConfig, based_on, is_machine_file, resolve
 from trivium.cli.settings import shows
 from trivium.cli.show import say_aside, say_either
-from trivium.config import leaves, parse_assignments, preset_files, preset_names
+from trivium.config import build_named, leaves, merge, parse_assignments, preset_files, preset_names, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
-from trivium.plan.sizes import MOST_RANKS
-from trivium.planner.grid import Subject
+from trivium.plan.sizes import MAX_PLAN_RANKS
+from trivium.planner.config import SearchSpace
 from trivium.planner.near_misses import near_misses
 from trivium.planner.remedies import does_not_fit
-from trivium.planner.search import Found
-from trivium.planner.search import search as find
+from trivium.planner.search import Found, best_search
 from trivium.planner.search_text import explain_lines, explain_tree, search_lines, search_tree
 
 Model = Annotated[
@@ -31,7 +32,7 @@ Model = Annotated[
         "--model",
         "--preset",
         metavar="NAME",
-        help="A preset or config file; its machine, and model, batch and precision of its plan are used.",
+        help="The model; its machine, and batch and precision of its plan are used.",
         autocompletion=preset_names,
     ),
 ]
@@ -39,7 +40,7 @@ MOST = 10**9  # of anything that is counted: arithmetic over thousands of plans 
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, max=MOST, help="How many of its nodes.")]
 RankCount = Annotated[
     int | None,
-    typer.Option("--ranks", metavar="N", min=1, max=MOST_RANKS, help="How many ranks. Default: one per device."),
+    typer.Option("--ranks", metavar="N", min=1, max=MAX_PLAN_RANKS, help="How many ranks. Default: one per device."),
 ]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many plans to print.")]
 Explain = Annotated[
@@ -51,7 +52,7 @@ Out = Annotated[
         "--out",
         parser=local_path,
         metavar="FILE",
-        help="Write the winner as a preset for other verbs: what it changes of --model.",
+        help="Write the chosen plan as a preset for other commands: what it changes of --model.",
     ),
 ]
 
@@ -113,11 +114,13 @@ def _find(asked: Asked) -> Found:
             _refuse_more_nodes(asked.out, config.machine, machine_of(config.machine).nodes, asked.nodes)
     if ranks is None:
         ranks = where.devices if where.sharing == "exclusive" else config.plan.layout.world_size
-    found = find(Subject.of(config.plan), where, ranks, config.search)
+    stated = dict(leaves(parse_assignments(asked.sets or (), RunConfig)))
+    space = build_named(SearchSpace, merge(to_tree(config.search), pinned(stated)), "search")
+    found = best_search(config.plan, where, ranks, space)
     if not len(found.ranking.order):
         raise ConfigError(does_not_fit(found))
     if asked.out is not None:
-        _write(asked.out, asked.model, config, found.ranking.winners(1)[0].plan)
+        _write(asked.out, asked.model, config, found.chosen.plan)
     return found
 
 
@@ -134,7 +137,9 @@ def _given(asked: Asked) -> Given:
 
 def _refuse_what_is_read(out: Path, model: str, machine: str) -> None:
     """ConfigError where the winner would take the place of a file from which it inherits, or of its machine."""
-    read = [*preset_files(model), *([Path(machine)] if is_machine_file(machine) else [])]
+    named = model_named(model)
+    read = preset_files(named.place) if named.kind == "config" else []
+    read += [Path(machine)] if is_machine_file(machine) else []
     if out.resolve() in [file.resolve() for file in read]:
         raise ConfigError(
             f"--out {out}: the search reads this file (--model {model}, what it inherits from, its machine), and the "
@@ -155,8 +160,7 @@ def completed(plan: Plan, config: RunConfig, file: Path) -> Plan:
     """Return the plan that a search found for a config, with the settings of the config that a search does not vary.
     Those that the plan cannot have are named on standard error."""
     own: dict[str, dict[str, Any]] = {
-        "plan.batch.ramp": {"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})},
-        "plan.cuda_graphs": {"cuda_graphs": config.plan.cuda_graphs},
+        "plan.batch.ramp": {"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})}
     }
     for name, update in own.items():
         kept = plan.model_copy(update=update)

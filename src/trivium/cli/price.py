@@ -16,6 +16,7 @@ from trivium.config import differing, leaves, written
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Machine, machine_from_file, machine_named, this_machine
 from trivium.errors import ConfigError, MachineError
+from trivium.plan.sizes import MAX_PLAN_RANKS
 from trivium.planner.explain import price_lines
 from trivium.planner.this_host import Change, Host, Verdict, judge, nearest_change
 from trivium.training.rates import rate_line
@@ -24,6 +25,17 @@ from trivium.units import format_seconds
 MachineOption = Annotated[
     str | None,
     typer.Option("--machine", metavar="NAME|FILE", help="A machine, or a file of `plan probe`. Default: the config's."),
+]
+
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        metavar="N",
+        min=1,
+        max=MAX_PLAN_RANKS,
+        help="Let the planner choose the layout for so many GPUs of --machine; what --set says of it holds.",
+    ),
 ]
 
 

@@ -22,6 +22,7 @@ from trivium.config import (
     parse_assignments,
     preset_names,
     read_preset,
+    shipped,
     to_tree,
 )
 from trivium.corpus.config import CurateConfig, HarvestConfig
@@ -29,6 +30,7 @@ from trivium.cost.hardware import machine_names, machine_problem
 from trivium.errors import ConfigError, TriviumError
 from trivium.evaluation.bias.config import BiasConfig
 from trivium.evaluation.config import EvaluationConfig
+from trivium.hub import is_hub_name
 from trivium.jsonlines import text_lines
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
@@ -41,6 +43,7 @@ from trivium.training.rates import recipe_problems
 from trivium.untrusted import read_text
 
 HERE = "here"  # the machine this runs on
+BASE = "demo"  # what a model of Hugging Face is trained with, unless told otherwise
 
 
 def _ready(schedule: str, **degrees: int) -> Tree:
@@ -149,8 +152,12 @@ def resolve(given: Given) -> RunConfig:
 def based_on(preset: str, config: RunConfig) -> tuple[str, Tree]:
     """Return what a config file names as its base, for a preset or file, and the settings in which a config differs
     from it."""
-    base = preset if preset in preset_names() else str(Path(preset).absolute())
-    return base, changes(to_tree(resolve(Given(preset))), to_tree(config))
+    from trivium.cli.model_argument import model_named
+
+    named = model_named(preset)
+    base = named.place if named.kind == "config" else BASE
+    base = base if base in preset_names() else str(Path(base).absolute())
+    return base, changes(to_tree(resolve(Given(base))), to_tree(config))
 
 
 def origins(given: Given) -> dict[str, str]:
@@ -207,8 +214,9 @@ def _with_what_follows(layer: Tree) -> Tree:
 def _with_ids_of_tokenizer(layer: Tree) -> Tree:
     """A tokenizer that cannot be opened is reported by the command that reads it."""
     place = _at(layer, "tokens", "tokenizer")
-    if not isinstance(place, str):
-        return layer
+    model = _at(layer, "plan", "model") or {}
+    if not isinstance(place, str) or ("vocabulary" in model and ("end_of_text" in model or is_hub_name(place))):
+        return layer  # which says it itself; the Hub is not asked for the end of documents alone
     with suppress(TriviumError):
         ids, end = _ids_of(place, _at(layer, "tokens", "end_of_text"))
         implied = {"plan": {"model": {"vocabulary": ids, "end_of_text": end}}, "tokens": {"vocabulary": ids}}
@@ -232,14 +240,17 @@ def _with_full_paths(tree: Tree, folder: Path) -> Tree:
         tree = merge(tree, {"machine": _full_path(machine, folder)})
     for section, field in (("plan", "rows"), ("tokens", "tokenizer"), ("training", "start_from")):
         named = _at(tree, section, field)
-        if isinstance(named, str) and not (field == "tokenizer" and _is_tokenizer_name(named)):
+        is_name = is_hub_name(str(named)) or (field == "tokenizer" and _is_tokenizer_name(str(named)))
+        if isinstance(named, str) and not is_name:
             tree = merge(tree, {section: {field: _full_path(named, folder)}})
     return tree
 
 
 def _of_file(tree: Tree, folder: Path) -> Tree:
-    """What a preset's file means by itself, before it is merged with others."""
-    return _with_ids_of_tokenizer(_with_full_paths(tree, folder))
+    """What a preset's file means by itself, before it is merged with others. A published model may have more rows than
+    its tokenizer has ids."""
+    full = _with_full_paths(tree, folder)
+    return full if folder == shipped("families") else _with_ids_of_tokenizer(full)
 
 
 def _is_tokenizer_name(named: str) -> bool:
@@ -264,9 +275,19 @@ def _at(tree: Tree, *path: str) -> Any:
     return node
 
 
+def _tree_of(name: str) -> Tree:
+    """Return the config of a preset, a config file, a run or a model of another kind."""
+    from trivium.cli.model_argument import model_named, settings_of
+
+    found = model_named(name)
+    if found.kind == "config":
+        return read_preset(found.place, _of_file)
+    return merge(merge(read_preset(BASE), {"plan": LAYOUTS[1]}), settings_of(found)[0])
+
+
 def _layers(given: Given) -> list[tuple[str, Tree]]:
     name = f"preset {given.preset}" if given.preset in preset_names() else given.preset
-    layers = [(name, _with_what_follows(read_preset(given.preset, _of_file)))]
+    layers = [(name, _with_what_follows(_tree_of(given.preset)))]
     if given.ranks is not None:
         layers.append((f"--ranks {given.ranks}", ranks_tree(given.ranks)))
     stated = _with_full_paths(parse_assignments(given.assignments, RunConfig), Path())

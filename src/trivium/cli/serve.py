@@ -6,10 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trivium.cli.model_argument import asked_model
 from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Sets, open_asked
 from trivium.cli.settings import App, shows
 from trivium.cli.show import say
 from trivium.errors import ConfigError, MachineError
+from trivium.hub import name_of
 from trivium.serving.config import ServeConfig
 
 app = App()
@@ -24,6 +26,7 @@ def serve(target: AskedModel = None, out: Out = DEFAULT_OUT, preset: Preset = No
     --set serve.texts=4, and so hosts, max_tokens, queue, deadline_seconds, together.
     """
     Reads("serve", ("serve",)).check(sets)
+    target = None if target is None else asked_model(target)
     run = open_asked(target, out, preset, sets)
     config = run.config.serve
     if config.host not in LOOPBACK and config.keys is None:
@@ -44,7 +47,7 @@ def serve(target: AskedModel = None, out: Out = DEFAULT_OUT, preset: Preset = No
         opened(target or out) as found,
     ):
         writer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=config.together)
-        name = (found.run or target or out).resolve().name
+        name = name_of((found.run or target or out).resolve())
         application = create_app(writer, config, name=name, keys=keys, seed=run.config.seed)
         say(f"serving {name} ({found.newest.name}) at {_address(place)}")
         if writer.tokenizer.opening:

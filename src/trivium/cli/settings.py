@@ -177,33 +177,33 @@ def _setting_rows(command: Any) -> Iterator[tuple[str, str]]:
             yield f"{setting.option} {setting.metavar}".strip(), f"{setting.path}: {meaning}"
 
 
-class Command(TyperCommand):
-    """A command with an option for each field of the config that names one, if it has --set."""
+class _WithSettings:
+    """Adds to a click command that has --set an option for each field of the config that names one."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _with_settings(self, super().get_params(ctx))
+        """Return the command's own parameters and the options of fields."""
+        return _with_settings(self, super().get_params(ctx))  # type: ignore[misc]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
+        """Parse all options; those of fields are added to what --set was given."""
+        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         _assign(self, ctx)
         return rest
 
+
+class Command(_WithSettings, TyperCommand):
+    """A command."""
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the command's own options, and then those of fields."""
         _write_options(self, ctx, formatter)
 
 
-class Group(TyperGroup):
-    """The same for a group of commands that works without a command too."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _with_settings(self, super().get_params(ctx))
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
-        _assign(self, ctx)
-        return rest
+class Group(_WithSettings, TyperGroup):
+    """A group of commands, which may work without a command too."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the group's own options, those of fields, and the commands."""
         _write_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
 

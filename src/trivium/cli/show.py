@@ -96,8 +96,8 @@ def _bar(name: str, out: TextIO, *, long_notes: bool = False) -> Iterator[Progre
 
     console = Console(file=out)
     has_bar = not long_notes or console.width >= COLUMNS_FOR_BOTH
-    drawn = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeElapsedColumn())
-    columns = (TextColumn(" "), *(drawn if has_bar else ()), TextColumn("[dim]{task.fields[note]}"))
+    with_bar = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeElapsedColumn())
+    columns = (TextColumn(" "), *(with_bar if has_bar else ()), TextColumn("[dim]{task.fields[note]}"))
     # No refresh thread: training forks this process, and a fork must not copy a lock that a thread holds.
     with Bar(*columns, console=console, auto_refresh=False, transient=True) as bar:
         task = bar.add_task(name, total=None, note="")

@@ -36,7 +36,7 @@ app = App()
 
 
 @app.command()
-@shows("seed", "plan", "training", "bias", "evaluation")
+@shows("seed", "plan", "training")
 def suite(
     name: Annotated[str, typer.Argument(metavar="FAMILY", help=f"The family: {', '.join(family.FAMILIES)}.")],
     sizes: Annotated[str, typer.Option("--sizes", metavar="14m,70m,160m", help="The sizes, by commas.")],
@@ -55,7 +55,7 @@ def suite(
     """Train several sizes on the same batches; examine every checkpoint; draw all curves on one page.
 
     Each size is a run in OUT/SIZE with the family's published settings. --set applies to all sizes; a shorter
-    training (--set training.steps=2000) has its warm-up and checkpoints in proportion. Published tasks are asked where
+    training (--steps 2000) has its warm-up and checkpoints in proportion. Published tasks are asked where
     --set training.evaluation.data=DIR names their rows. Run the same command again to continue after an
     interruption.
     """

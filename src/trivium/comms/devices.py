@@ -10,7 +10,7 @@ import torch
 from trivium.errors import ConfigError, TriviumError
 from trivium.units import counted
 
-HOSTS_TOLD = 8
+MAX_LISTED_HOSTS = 8
 # NCCL from here on lets ranks share a GPU when it is asked to.
 _SHARES_SINCE = (2, 30)
 SHARE = "set TRIVIUM_DEVICES=shared to let ranks share a GPU"
@@ -91,9 +91,9 @@ def problem_of(ranks: Sequence[Taken], *, wanted: bool, shared: bool = False) ->
         )
     told = [
         f"{host} has {counted(found_on[host], 'GPU')} for {counted(ranks_of[host], 'rank')}"
-        for host in short[:HOSTS_TOLD]
+        for host in short[:MAX_LISTED_HOSTS]
     ]
-    told += [f"{len(short) - HOSTS_TOLD:,} more hosts have too few"] if len(short) > HOSTS_TOLD else []
+    told += [f"{len(short) - MAX_LISTED_HOSTS:,} more hosts have too few"] if len(short) > MAX_LISTED_HOSTS else []
     why = "not one for each rank, as all or none of the hosts must have"
     if wanted:
         why = "not one for each rank, and TRIVIUM_DEVICES=accelerators asks for that"

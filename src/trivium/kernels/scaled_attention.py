@@ -16,7 +16,7 @@ from trivium.kernels.sight import Sight
 
 Tensor = torch.Tensor
 
-QUERIES = 512  # whose scores are in memory at once
+BLOCK_QUERIES = 512  # whose scores are in memory at once
 
 
 class ScaledAttention(Attention):
@@ -127,6 +127,6 @@ class _Capped(torch.autograd.Function):
 def _some_queries(q: Tensor, sight: Sight) -> Iterator[tuple[slice, Tensor]]:
     """Yield some queries at a time, with what they see of all keys."""
     every = torch.arange(q.shape[2], device=q.device)
-    for start in range(0, len(every), QUERIES):
-        here = slice(start, min(start + QUERIES, len(every)))
+    for start in range(0, len(every), BLOCK_QUERIES):
+        here = slice(start, min(start + BLOCK_QUERIES, len(every)))
         yield here, sight.mask(every[here], every)

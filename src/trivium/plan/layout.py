@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trivium.config import Config, Short
 from trivium.plan.constraints import divides_replicas, has_chunks
-from trivium.plan.sizes import MOST_RANKS, Degree
+from trivium.plan.sizes import MAX_PLAN_RANKS, Degree
 
 Axis = Literal["pipeline", "data", "context", "tensor"]
 
@@ -40,7 +40,7 @@ class Layout(Config):
     context: Annotated[Degree, Short("cp")] = 1  # context parallelism: ranks that split each sequence
     chunks: Degree = 1  # stages of each pipeline rank (virtual stages)
     order: tuple[Axis, ...] = AXES  # axes in the order of ranks, slowest first; ranks along the last one are neighbours
-    shards: Annotated[int, Field(ge=2, le=MOST_RANKS)] | None = (
+    shards: Annotated[int, Field(ge=2, le=MAX_PLAN_RANKS)] | None = (
         None  # number of neighbouring replicas over which ZeRO shards; null: all
     )
 
@@ -136,9 +136,9 @@ class Layout(Config):
                 f"plan.layout.order {list(self.order)} must name each axis once; of {list(AXES)} only those of degree "
                 f"1 may be left out"
             )
-        if self.world_size > MOST_RANKS:
+        if self.world_size > MAX_PLAN_RANKS:
             found.append(
-                f"plan.layout: {self._product()} = {self.world_size} ranks, and a plan has at most {MOST_RANKS}; "
+                f"plan.layout: {self._product()} = {self.world_size} ranks, and a plan has at most {MAX_PLAN_RANKS}; "
                 f"lower a degree"
             )
         if not has_chunks(self.chunks, self.pipeline):

@@ -23,7 +23,7 @@ from trivium.units import counted
 from trivium.untrusted import read_json
 
 TIMEOUT_SECONDS = 180.0
-MOST_OF_A_CORE = 16  # ranks
+MAX_RANKS_PER_CORE = 16  # ranks
 # Everything is measured in turns, so that a change of the machine's speed meets all kinds alike. Seconds of each turn.
 TURNS, TURNS_ON_GPU = 3, 2
 GPU_SHARE = 0.5  # of those seconds: what is replayed is told by a few replays
@@ -65,10 +65,10 @@ def probe(ranks: int, devices: Devices, *, progress: Progress = silent) -> Measu
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; a machine has at least one rank")
     most = ranks if devices.is_cpu else min(ranks, devices.number)
-    if most > MOST_OF_A_CORE * devices.number:
+    if most > MAX_RANKS_PER_CORE * devices.number:
         raise ConfigError(
-            f"--ranks {ranks} on {counted(devices.number, 'core')}: with more than {MOST_OF_A_CORE} ranks a core, what "
-            f"is measured is only how they wait for one; give at most {MOST_OF_A_CORE * devices.number}"
+            f"--ranks {ranks} on {counted(devices.number, 'core')}: with more than {MAX_RANKS_PER_CORE} ranks a core, "
+            f"measurements show only how they wait for one; give at most {MAX_RANKS_PER_CORE * devices.number}"
         )
     sizes = [n for n in (1 << p for p in range(1, 16)) if n <= most]
     rounds = len(sizes) + 1

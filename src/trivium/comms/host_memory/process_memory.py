@@ -6,7 +6,7 @@ import sys
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
-_LARGEST_READ = 1 << 30  # bytes of one call; the kernel stops at two to the 31st
+_MAX_READ_BYTES = 1 << 30  # bytes of one call; the kernel stops at two to the 31st
 _PR_SET_PTRACER = 0x59616D61  # prctl(2)
 _ATTEMPT_SECONDS = 10.0
 _C_LIBRARY = ctypes.CDLL(None, use_errno=True)
@@ -19,7 +19,7 @@ class _Vector(ctypes.Structure):
 def read_memory(pid: int, source: int, target: int, size: int) -> None:
     """Copy bytes from an address of another process to one of this; OSError says why it cannot be."""
     while size:
-        part = min(size, _LARGEST_READ)
+        part = min(size, _MAX_READ_BYTES)
         here, there = _Vector(target, part), _Vector(source, part)
         done = _C_LIBRARY.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
         if done <= 0:

@@ -12,12 +12,12 @@ from trivium.kernels.cpu.processor import multiplies_bf16_slowly
 Tensor = torch.Tensor
 
 # Fewer queries, as in generation, and to widen all keys takes longer than the kernel.
-LEAST_WIDENED = 16
+MIN_WIDENED = 16
 
 
 def widens(q: Tensor) -> bool:
     """Whether queries [B, N, S, D], and what goes with them, are attended as copies in fp32."""
-    return q.dtype == torch.bfloat16 and q.shape[2] >= LEAST_WIDENED and multiplies_bf16_slowly()
+    return q.dtype == torch.bfloat16 and q.shape[2] >= MIN_WIDENED and multiplies_bf16_slowly()
 
 
 def attend(

@@ -5,7 +5,7 @@ import torch
 from trivium.comms.group import Group, Work
 
 Tensor = torch.Tensor
-MOST_UNDER_WAY = 4  # tensors a rank may be ahead of the next
+MAX_SENDS_IN_FLIGHT = 4  # tensors a rank may be ahead of the next
 
 
 class Relay:
@@ -25,7 +25,7 @@ class Relay:
         x = x.contiguous()
         self._group.count("send", x)
         self._sent.append((self._group.transport.send(x, index, self._group), x))
-        while len(self._sent) > MOST_UNDER_WAY:
+        while len(self._sent) > MAX_SENDS_IN_FLIGHT:
             self._sent.pop(0)[0].wait()
 
     def finish(self) -> None:

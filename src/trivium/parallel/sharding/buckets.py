@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 ZeroStage = Literal[0, 1, 2, 3]
 
 # A gradient of so few elements is not copied to its place by a launch of its own: a step has eight in each layer.
-WAITS = 1 << 16
+MAX_WAITING_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Bucket:
 
     def _waits(self, slot: Slot) -> bool:
         """Whether the step's last gradient of this slot is taken with the others', right before they are reduced."""
-        return self.zero < 2 and not self.tied and slot.stop - slot.start <= WAITS
+        return self.zero < 2 and not self.tied and slot.stop - slot.start <= MAX_WAITING_ELEMENTS
 
     def _take_small(self) -> None:
         """Gradients that waited and are the first of their parameters in this step, in one launch."""
