@@ -50,7 +50,8 @@ def hub_folder(name: str, files: Sequence[str], *, required: str) -> Path:
                 )
             )
         except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-            raise DataError(f"{name} cannot be read: {_reason(error)}; check the name, or log in with `hf auth login`")
+            remedy = "check the name, or log in with `hf auth login`"
+            raise DataError(f"{name} cannot be read: {_reason(error)}; {remedy}") from None
         except Exception as error:  # of huggingface_hub, of its HTTP client, or OSError
             if is_cached:
                 continue

@@ -139,7 +139,7 @@ def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_pa
         (["plan", "show", "--html", "/nowhere/x.html"], 3, "/nowhere: there is no such folder; make it"),
         (["train", "--out", "empty"], 4, "trivium tokenize --out empty"),
         (["train", "--tokens", "nowhere"], 4, "--tokens nowhere does not exist"),
-        (["corpus", "harvest", "--corpus", "nowhere.txt"], 4, "--corpus nowhere.txt does not exist"),
+        (["corpus", "harvest", "--corpus", "nowhere.txt"], 4, "--data nowhere.txt does not exist"),
         (["corpus", "curate", "--out", "empty"], 4, "trivium corpus harvest --out empty"),
         (["report", "--out", "empty"], 4, "empty"),
         (["report", "empty"], 4, "empty is not a run directory"),

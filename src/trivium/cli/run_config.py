@@ -191,8 +191,8 @@ def is_machine_file(machine: str) -> bool:
 def _with_what_follows(layer: Tree) -> Tree:
     """Add what a layer implies: the number of ids of a tokenizer that it names, and its end of documents.
 
-    A layer that gives the number of ids of the model, and neither a tokenizer nor its number, means both numbers, unless
-    the tokenizer to be trained has more.
+    A layer that gives the number of ids of the model, and neither a tokenizer nor its number, means both numbers,
+    unless the tokenizer to be trained has more.
     """
     layer = _with_ids_of_tokenizer(layer)
     ids = as_count(_at(layer, "plan", "model", "vocabulary"))
