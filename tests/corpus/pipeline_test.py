@@ -30,7 +30,7 @@ from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps, Tally, figure_
 from trivium.errors import ConfigError, DataError
 from trivium.seeds import generator_for
 
-SMALL = HarvestConfig(max_bytes=900_000, packages=("networkx",), evaluation_items=40)
+SMALL = HarvestConfig(max_bytes=900_000, evaluation_items=40)
 GOOD = "The parser reads each of the words that stand in the line, and then it returns with the value to be used. "
 
 

@@ -49,7 +49,7 @@ def small_parts():
 def raw(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume") / "raw"
     folder.mkdir()
-    harvest(HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30), folder, seed=7)
+    harvest(HarvestConfig(max_bytes=500_000, evaluation_items=30), folder, seed=7)
     return folder
 
 
