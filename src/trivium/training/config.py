@@ -104,6 +104,9 @@ class TrainingConfig(Config):
     beta1: Decay = 0.9
     beta2: Decay = 0.95
     epsilon: Annotated[float, Field(ge=1e-30)] = 1e-8  # a value that fp32 rounds to 0 would divide 0 by 0
+    # steps under plan.layout, after which training resumes in the layout that the planner finds fastest on `machine`;
+    # 0: it keeps its layout
+    fastest_after: NotNegative = 0
     checkpoint_every: Positive = 50  # steps; the last step is always saved
     keep_last: Positive = 3  # checkpoints kept besides those of `keep_every`
     keep_every: NotNegative = 0  # steps whose checkpoints are never deleted; 0: none
