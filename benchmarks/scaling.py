@@ -15,7 +15,7 @@ from trivium.cli.options import DEFAULT_PRESET, Sets
 from trivium.cli.paths import local_path
 from trivium.cli.plan_search import MOST
 from trivium.cli.price import MachineOption, machine_of
-from trivium.cli.run_config import Given, resolve, with_options
+from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say_found, table
 from trivium.errors import ConfigError, DataError
 from trivium.planner.scale import LARGEST, T3_PUBLISHED, Point, Scaling, geomean_speed_up, scaling
@@ -47,7 +47,7 @@ def scale(
     ] = None,
 ) -> None:
     """Predict strong and weak scaling by more replicas; beside it, simulated, collectives triggered tile by tile."""
-    config = resolve(Given(preset, with_options(sets, {"machine": machine}))).checked()
+    config = resolve(Given(preset, (*(sets or ()), *([f"machine={machine}"] if machine else [])))).checked()
     found = scaling(config.plan, machine_of(config.machine), largest=largest, share=config.search.memory_fraction)
     if html is not None:
         from trivium.report.scaling import write_curves

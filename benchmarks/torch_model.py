@@ -13,6 +13,7 @@ from setting import LR, RULE, SEED, Setting
 from torch import Tensor, nn
 
 from trivium.model.initialise import initial_values
+from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, parameters
 
 
@@ -92,15 +93,15 @@ class Gpt(nn.Module):
         return x
 
     @torch.no_grad()
-    def fill(self) -> "Gpt":
-        """Trivium's initial values, by name."""
-        model = self.setting.plan().model
+    def fill(self, model: ModelShape | None = None, seed: int = SEED) -> "Gpt":
+        """Trivium's initial values, by name. model: another shape of these sizes than the setting's."""
+        model = model or self.setting.plan().model
         mine = dict(self.named_parameters())
         for row in parameters(model):
             name = _name(row.name)
             if name in mine:
                 whole = Box((0,) * len(row.shape), row.shape)
-                mine[name].copy_(initial_values(row, model, SEED, whole))
+                mine[name].copy_(initial_values(row, model, seed, whole))
         return self
 
 

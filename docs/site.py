@@ -44,7 +44,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def config_reference() -> str:
     """Return a table of every field of a run's config, a section each."""
-    from trivium.cli.config import fields_of
+    from trivium.cli.fields import fields_of
     from trivium.cli.run_config import RunConfig
 
     lines, section = ["# Config", "", "Set a field with `--set PATH=VALUE` or in a preset."], ""

@@ -28,6 +28,7 @@ BASE = {
     "progress",
     "mkl",
     "plain_yaml",
+    "hub",
     "__version__",
 }
 # Package -> what it may import besides base and itself: a package, a folder, or one file.
@@ -51,6 +52,8 @@ MAY_IMPORT = {
     "interchange": {"families", "model", "checkpoint", "tokens", "plan"},
     # corpus: contamination is found with the n-grams that curation cuts out
     "evaluation": {"model", "tokens", "checkpoint", "interchange.target", "kernels", "comms", "plan", "corpus"},
+    "recipes": {"tokens.manifest", "training.metrics"},
+    "suite": {"serving", "evaluation", "report", "training", "tokens", "checkpoint", "plan"},
     "serving": {"evaluation", "model", "tokens", "comms", "plan"},
     "__main__": {"cli"},
 }

@@ -275,7 +275,9 @@ def test_empty_mapping_is_rejected_but_empty_preset_is_valid(tmp_path: Path):
 def test_unknown_preset_lists_known_ones(tmp_path: Path):
     with pytest.raises(ConfigError, match="did you mean 'demo'"):
         read_preset("demmo")
-    with pytest.raises(ConfigError, match="does not exist; `trivium config presets`"):
+    with pytest.raises(ConfigError, match="there is no preset 'zzzz'; `trivium models` lists"):
+        read_preset("zzzz")
+    with pytest.raises(ConfigError, match="does not exist; `trivium models`"):
         read_preset(str(tmp_path / "none.yaml"))
 
 

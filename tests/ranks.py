@@ -11,13 +11,13 @@ import torch._dynamo  # noqa: F401  # by every rank that recomputes, otherwise: 
 from trivium.comms.launch import Place, connected, run_ranks
 
 
-def ranks(*sizes: int, timeout_seconds: float = 60) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def ranks(*sizes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run the decorated function once on every rank of a job of each size, with its `place` as first argument."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @pytest.mark.parametrize("world_size", sizes)
         def test(world_size: int) -> None:
-            run_ranks(_connect_and_call, world_size, function, timeout_seconds=timeout_seconds)
+            on_ranks(world_size, function)
 
         # Not functools.wraps: pytest would look for the wrapped function's parameters as fixtures.
         functools.update_wrapper(test, function, assigned=("__name__", "__doc__", "__module__"), updated=())
@@ -27,9 +27,13 @@ def ranks(*sizes: int, timeout_seconds: float = 60) -> Callable[[Callable[..., N
     return decorate
 
 
-def on_ranks(world_size: int, function: Callable[..., None], *arguments: Any, timeout_seconds: float = 90) -> None:
-    """Run `function(place, *arguments)` on connected ranks."""
-    run_ranks(_connect_and_call, world_size, function, *arguments, timeout_seconds=timeout_seconds)
+def on_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -> None:
+    """Run `function(place, *arguments)` on connected ranks.
+
+    How long that takes depends on what else the machine does. A hang ends with the time limit of a collective, or with
+    the test's own limit, which is pytest-timeout's.
+    """
+    run_ranks(_connect_and_call, world_size, function, *arguments)
 
 
 def free_port() -> int:
@@ -40,5 +44,5 @@ def free_port() -> int:
 
 
 def _connect_and_call(place: Place, function: Callable[..., None], *arguments: Any) -> None:
-    with connected(place, timeout_seconds=30):
+    with connected(place):
         function(place, *arguments)

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
@@ -20,7 +20,7 @@ from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, MAX_NESTING_LEVELS, 
 
 MAX_PRESET_CHAIN = 32  # files in a chain of `base:`
 MAX_LISTED_PROBLEMS = 20
-LIST_PRESETS = "`trivium config presets` lists those that are shipped"
+LIST_PRESETS = "`trivium models` lists those that are shipped"
 _MIN_NAME_SIMILARITY = 0.7  # ratio of difflib
 _MAX_EXACT_INTEGER = 2**53  # in a float
 Tree = dict[str, Any]
@@ -29,6 +29,14 @@ MOST = 2**63 - 1  # Counts fit into 64 bits.
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=MOST)]
 Weight = Annotated[float, Field(ge=0, le=MOST)]  # of one among several, in any unit
+
+
+class Short(NamedTuple):
+    """Annotates a field that has a command-line option, which is called --NAME in every command that has --set. values:
+    lists what a shell proposes for it, if the type of the field does not say that."""
+
+    name: str
+    values: Callable[[], Iterable[str]] = tuple
 
 
 def _unconverted(schema: Any) -> Any:
@@ -76,12 +84,27 @@ def preset_names() -> list[str]:
     return sorted({*shipped_names("presets"), *(name for name in _family_presets() if name[0] != "_")})
 
 
+def nearest_preset(name: str) -> str:
+    """Return a hint for an unknown preset: the most similar one, or where they are listed."""
+    hint = nearest(name, preset_names())
+    return hint if hint.startswith("did you mean") else LIST_PRESETS
+
+
 @cache
 def _family_presets() -> Mapping[str, tuple[Path, Tree]]:
     """Return presets of families by name. Each file of families/ may have several, for the sizes of its models."""
     files = [shipped(f"families/{name}.yaml") for name in shipped_names("families")]
     trees = {path: mapping_of_yaml(read_text(path), str(path), "presets are a mapping by name") for path in files}
     return {name: (path, tree) for path, presets in trees.items() for name, tree in presets.items()}
+
+
+def about_preset(name: str) -> Tree:
+    """Return the published facts of a family's preset that are no part of a config: `licence`, and `context` where it
+    is not plan.model.sequence."""
+    if name not in _family_presets():
+        return {}
+    tree = _family_presets()[name][1]
+    return merge(about_preset(tree["base"]) if "base" in tree else {}, tree.get("about", {}))
 
 
 def shipped(place: str) -> Path:
@@ -133,6 +156,19 @@ def changes(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> Tree:
     return found
 
 
+def differing(config: Config) -> Tree:
+    """Return the leaves of a config that differ from the defaults of their fields, and those without a default."""
+    tree, found = to_tree(config), Tree()
+    for name, field in type(config).model_fields.items():
+        value, usual = getattr(config, name), field.default
+        if isinstance(value, Config):
+            inner = changes(to_tree(usual), tree[name]) if isinstance(usual, Config) else differing(value)
+            found |= {name: inner} if inner else {}
+        elif value != usual:
+            found[name] = tree[name]
+    return found
+
+
 def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None = None) -> Tree:
     """Parse `a.b=value` texts into one tree, so that their order never matters.
 
@@ -160,7 +196,7 @@ def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None 
                 f"'{path}' is given twice ({node[field]} and {text}), by --set or by an option that stands for it; "
                 "give it once"
             )
-        kinds = _kinds_at(model, (*sections, field))
+        kinds = kinds_at(model, (*sections, field))
         if _are_text(kinds):
             node[field] = _text_typed(text, may_be_nothing=type(None) in kinds)
             continue
@@ -176,9 +212,9 @@ def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None 
     return tree
 
 
-def _kinds_at(model: type[BaseModel] | None, path: tuple[str, ...]) -> set[Any]:
+def kinds_at(model: type[BaseModel] | None, path: tuple[str, ...]) -> set[Any]:
     """Return the types of a field without constraints; an empty set if it does not exist."""
-    owner = None if model is None else _owner(model, path[:-1])
+    owner = None if model is None else owner_of(model, path[:-1])
     field = None if owner is None else owner.model_fields.get(path[-1])
     return set() if field is None else set(_kinds(field.annotation))
 
@@ -364,7 +400,7 @@ def _preset(name: str, folder: Path) -> tuple[Path, Tree]:
     """Return the path and tree of a preset."""
     if name in _family_presets():
         path, tree = _family_presets()[name]
-        return path, dict(tree)
+        return path, {section: value for section, value in tree.items() if section != "about"}
     path, text = _preset_text(name, folder)
     read = mapping_of_json if path.suffix == ".json" else mapping_of_yaml
     return path, read(text, shown(str(path)), "a config is a mapping of sections", may_be_empty=True)
@@ -385,7 +421,7 @@ def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
         told = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"'{shown(name)}' is not the name of a preset or file: {told}; {LIST_PRESETS}") from None
     if path.suffix not in (".yaml", ".yml", ".json"):
-        raise ConfigError(f"there is no preset '{shown(name)}'; {nearest(name, preset_names())}")
+        raise ConfigError(f"there is no preset '{shown(name)}'; {nearest_preset(name)}")
     if not there:
         raise ConfigError(f"preset file {shown(str(path))} does not exist; {LIST_PRESETS}")
     # A run's config.json may have a schedule of thousands of ranks. Reading JSON is a hundred times as fast as YAML.
@@ -476,14 +512,14 @@ def _explain(model: type[Config], error: Any) -> str:
     value = error.get("input")
     told = _shown_value(value)
     if error["type"] == "extra_forbidden":
-        name, owner = str(error["loc"][-1]), _owner(model, error["loc"][:-1])
+        name, owner = str(error["loc"][-1]), owner_of(model, error["loc"][:-1])
         hint = _hint(name, owner, model) if owner else "remove it"
         return f"{path}: there is no such key; {hint}"
     if error["type"] == "missing":
         remedy = model.remedy.format(path=path)
         return f"{path}: a value is required here and none was given; {remedy}"
     if error["type"] == "model_type":
-        section = _owner(model, error["loc"])
+        section = owner_of(model, error["loc"])
         fields = f": {', '.join(section.model_fields)}" if section else ""
         return f"{path} is {told}; it is a section: give its fields, as {path}.FIELD{fields}"
     if error["type"] in _PARTS:
@@ -508,7 +544,7 @@ def _with(node: Any, path: Sequence[str | int], value: Any) -> Any:
     return value
 
 
-def _owner(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
+def owner_of(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
     owner: Any = model
     for key in path:
         fields = getattr(owner, "model_fields", {})
@@ -537,6 +573,18 @@ def field_paths(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
         if section is not None:
             found |= field_paths(section, f"{prefix}{key}.")
     return found
+
+
+def short_options(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Short]]:
+    """Yield (path, option) of all fields that have an option, in the order of the sections. A section that is used
+    in several places yields its options once for each place."""
+    for key, field in model.model_fields.items():
+        for mark in field.metadata:
+            if isinstance(mark, Short):
+                yield f"{prefix}{key}", mark
+        section = _section(field.annotation)
+        if section is not None:
+            yield from short_options(section, f"{prefix}{key}.")
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:

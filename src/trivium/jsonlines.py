@@ -46,10 +46,11 @@ def read_lines(file: BinaryIO, longest_bytes: int = LONGEST_LINE_BYTES) -> Itera
     number = 0
     while data := file.readline(longest_bytes + 1):
         number += 1
-        if len(data.removesuffix(b"\n")) > longest_bytes:
+        if len(data) > longest_bytes and len(data.removesuffix(b"\n")) > longest_bytes:
             raise ValueError(f"line {number} has more than {format_bytes(longest_bytes)}")
-        data = data.removeprefix(BOM_UTF8) if number == 1 else data
-        if data.strip():
+        if number == 1:
+            data = data.removeprefix(BOM_UTF8)
+        if data and not data.isspace():
             yield Line(data.removesuffix(b"\n").removesuffix(b"\r"), number)
 
 

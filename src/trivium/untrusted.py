@@ -123,14 +123,14 @@ def parse_json(
     library's own limit depends on its caller, and functions that walk the result fail earlier. The hooks are those
     of `json.loads`.
     """
-    if isinstance(data, bytes):
-        data = data.decode("utf-8")
-    data = data.removeprefix(_BYTE_ORDER_MARK)
     if parse_float is None and parse_constant is None and object_pairs_hook is None:
         try:
             return from_json(data)  # five times as fast as the standard library
         except ValueError:
             pass  # the standard library also accepts lone surrogates, and reports line and column
+    if isinstance(data, bytes):
+        data = data.decode("utf-8")
+    data = data.removeprefix(_BYTE_ORDER_MARK)
     _refuse_deep(data)
     return json.loads(data, parse_float=parse_float, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook)
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from trivium.interchange.names import family_of
 
 from plans import small
 from ranks import on_ranks
@@ -22,6 +21,7 @@ from trivium.cost.compute import model_flops
 from trivium.cost.hardware import this_machine
 from trivium.cost.memory import memory_of_rank, worst_rank
 from trivium.errors import ConfigError
+from trivium.interchange.names import family_of
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.adapters import adapter_kinds, is_added
 from trivium.plan.model_shape import ModelShape

@@ -14,7 +14,7 @@ from trivium.certify.certificate import Certificate, certificate, examine
 from trivium.certify.courses import LARGEST_SCALE, LONG, LONG_STEPS, OVERFLOWS, PlainScale, rate, schedules
 from trivium.certify.layouts import ROTARY
 from trivium.certify.random_plans import random_plans
-from trivium.certify.reduce import DEEP_LAYERS, LONG_RANKS, MANY_MICRO_BATCHES, reduced
+from trivium.certify.reduce import DEEP_LAYERS, MANY_MICRO_BATCHES, MAX_LONG_RANKS, reduced
 from trivium.certify.reference import compute_reference, recipe_of, sizes_until, tokens_after
 from trivium.certify.ways import DEEP, EVERY_WAY, IN_TURN, LONG_WAY, MANY, WAYS, Way
 from trivium.comms.launch import Place
@@ -92,7 +92,7 @@ def test_the_longer_plans_are_legal_and_larger_where_they_should_be(plan: Plan) 
     for way, shaped in zip(LONGER, (long, deep, many), strict=True):
         assert shaped.check() == [] and way.shaped(shaped) == shaped
     assert long.model.dropout > 0 and long.model.layers <= plan.model.layers
-    assert long.layout.world_size <= max(LONG_RANKS, plan.layout.world_size // plan.layout.data)
+    assert long.layout.world_size <= max(MAX_LONG_RANKS, plan.layout.world_size // plan.layout.data)
     assert (long.batch.ramp is None) == (plan.batch.ramp is None)
     assert deep.model.layers >= DEEP_LAYERS and deep.layout == plan.layout == many.layout
     if plan.schedule != "given":

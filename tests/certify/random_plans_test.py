@@ -3,11 +3,21 @@
 import numpy as np
 import pytest
 
+from faults import parts
+from faults.mutant import Mutant
+from faults.run import CATALOGUE
+from plans import small
+from trivium.certify.certificate import certificate, examine
 from trivium.certify.random_plans import random_plans, random_table
 from trivium.certify.reduce import reduced
+from trivium.certify.reference import compute_reference
+from trivium.comms.mesh import Mesh
+from trivium.plan.layers.form import LayerForm
+from trivium.plan.plan import Plan
 from trivium.plan.schedule import is_split, stages_of_ranks, table_problems
 
 PLANS = random_plans(200, 8, seed=0)
+PARTS = ("norm", "qk_norm", "score_scale", "score_cap", "residual_scale", "logits_scale", "logits_cap")
 
 
 def test_plans_are_legal_different_reduced_and_within_the_ranks_asked_for() -> None:
@@ -39,6 +49,31 @@ def test_they_hold_what_the_sweep_does_not() -> None:
     given = [p for p in PLANS if p.schedule == "given"]
     assert any(p.ends != (0, p.layout.pipeline - 1) for p in given)
     assert any(p.zero == 3 and p.layout.replicas > 1 for p in given)
+
+
+def test_random_plans_vary_every_setting_of_a_layer() -> None:
+    """A part that no plan has is not certified. Sizes are those of small models."""
+    varied = {name for name in LayerForm.model_fields if len({getattr(p.model, name) for p in PLANS}) > 1}
+    assert {*LayerForm.model_fields} - varied == set()
+
+
+@pytest.mark.parametrize(
+    "mutant", [m for m in CATALOGUE[parts] if m.plans[0].layout.world_size == 1], ids=lambda m: m.name
+)
+def test_random_plans_catch_a_fault_in_a_part_of_gemma_or_granite(mutant: Mutant) -> None:
+    """The first of them that has the part, on one process, passes without the fault and fails with it."""
+    plan = next(p for p in random_plans(100, 1, seed=0) if in_use(mutant, p))
+    mesh, reference = Mesh.single(), compute_reference(plan)
+    assert certificate(plan, examine(plan, mesh, reference).deviations).passed
+    with mutant.applied(mesh):
+        assert not certificate(plan, examine(plan, mesh, reference).deviations).passed
+
+
+def in_use(mutant: Mutant, plan: Plan) -> bool:
+    """Whether a random plan has the part in which the fault is."""
+    own, default = mutant.plans[0].model, small().model
+    settings = [name for name in PARTS if getattr(own, name) != getattr(default, name)]
+    return all(getattr(plan.model, name) == getattr(own, name) for name in settings)
 
 
 @pytest.mark.parametrize("split", [False, True])

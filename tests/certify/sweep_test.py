@@ -26,7 +26,7 @@ def test_ranks_that_break_fail_one_certificate_and_the_others_are_still_made(mon
         return right(self, *given, **named)
 
     monkeypatch.setattr(Trainer, "train_step", train_step)
-    monkeypatch.setattr(sweep, "TOGETHER", 3)  # the last one runs in ranks of its own anyway
+    monkeypatch.setattr(sweep, "PLANS_TOGETHER", 3)  # the last one runs in ranks of its own anyway
     known: dict[int, Certificate] = {}
     found = certify(PLANS, timeout_seconds=60, on_known=known.__setitem__)
     assert [known[n] for n in range(len(PLANS))] == found

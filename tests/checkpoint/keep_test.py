@@ -48,6 +48,8 @@ def test_pythia_milestones() -> None:
     found = [s for s in range(4001) if is_milestone(s, "pythia")]
     assert found == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 3000, 4000]
     assert not any(is_milestone(s, "none") for s in range(2000))
+    assert all(is_milestone(s, "pythia") == is_milestone(s, 1000) for s in range(4001))
+    assert [s for s in range(31) if is_milestone(s, 10)] == [0, 1, 2, 4, 8, 10, 20, 30]
     assert expired(range(11), newest=10, keep_last=1, milestones="pythia") == [3, 5, 6, 7, 9]
 
 

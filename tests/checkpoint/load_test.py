@@ -18,7 +18,7 @@ from trivium.errors import CheckpointError
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
-from trivium.plan.sizes import MOST_COLUMNS, MOST_LAYERS
+from trivium.plan.sizes import MAX_COLUMNS, MAX_LAYERS
 from trivium.training.state import fragments, places, restore
 from trivium.training.trainer import Trainer
 
@@ -66,8 +66,8 @@ def test_rank_reads_its_own_boxes_one_parameter_at_a_time(tmp_path: Path, number
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"layers": MOST_LAYERS}, "layers 10000, and names 1 tensors"),
-        ({"hidden": MOST_COLUMNS}, "embedding.tokens.weight is [32, 8]"),
+        ({"layers": MAX_LAYERS}, "layers 10000, and names 1 tensors"),
+        ({"hidden": MAX_COLUMNS}, "embedding.tokens.weight is [32, 8]"),
         ({}, "not there"),
     ],
 )

@@ -14,6 +14,7 @@ import yaml
 
 from evaluation.benchmark_test import HANS
 from evaluation.models import TEXTS, plan_of, write_checkpoint
+from hub_test import FakeHub
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli.benchmarks import answered
 from trivium.cli.main import command_line
@@ -471,6 +472,24 @@ def test_bias_names_what_is_missing(run, tmp_path):
             trivium("bias", "--out", run, "--redo", sets=(*QUICK, *own, *sets))
     with pytest.raises(DataError, match="missing or unfinished"):
         trivium("bias", "--out", tmp_path / "new")
+
+
+def test_bias_of_a_model_that_is_no_run_is_printed_and_written_where_asked(root, run, tmp_path, capsys):
+    file = tmp_path / "bias.json"
+    sets = (*FEW_OCCUPATIONS, "bias.analyses=[association]")
+    trivium("bias", root / "hf", "--json", file, sets=sets)
+    assert "association" in capsys.readouterr().out or read(file)["effects"]
+    assert read(file)["model"]["parameters"] > 0 and not (root / "hf" / "bias").exists()
+    with pytest.raises(ConfigError, match="--redo: for the checkpoints of a run"):
+        trivium("bias", root / "hf", "--redo", sets=sets)
+    with pytest.raises(ConfigError, match="--json: a run keeps the results"):
+        trivium("bias", run, "--json", file, sets=sets)
+
+
+def test_a_model_of_the_hub_is_asked_as_the_folder_that_it_is(root, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(folder=root / "hf"))
+    folder = said(capsys, root / "hf", "--prompt", "Item")
+    assert said(capsys, "hf:org/name", "--prompt", "Item") == folder
 
 
 # incontext

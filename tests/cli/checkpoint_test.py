@@ -231,6 +231,51 @@ def test_import_carries_the_tokenizer_and_its_printed_commands_are_valid(call, r
     assert resolve(Given(str(run / "moved" / "preset.yaml"))).training.start_from == str(run / "moved" / step_name(0))
 
 
+def test_imported_model_is_a_run_that_trains_and_exports_without_further_options(call, run: Path) -> None:
+    """`out` is a run directory inside of `run`, whose own checkpoints are none of its business."""
+    folder, out = run / "hf", run / "of its own"
+    trainer = Trainer(small(model={"vocabulary": 300}), Mesh.single(), seed=7, rule=RULE)
+    path = save(
+        run / "training" / "checkpoints", 30, fragments(trainer), Mesh.single(), {"plan": to_tree(trainer.plan)}
+    )
+    assert call("export", str(folder), str(path))[0] == 0
+    words = train_tokenizer(["some words"] * 3, 260)
+    words.save(folder / "tokenizer.json")
+    code, told = call("import", str(folder), "--out", str(out))
+    commands = [shlex.split(line) for line in told.replace("ask it: ", "").splitlines() if "trivium " in line]
+    place = shlex.quote(str(out))
+    assert code == 0 and [shlex.join(c) for c in commands] == [
+        f"trivium generate {place}", f"trivium corpus run --out {place}", f"trivium train --out {place}"
+    ]  # fmt: skip
+    config = resolve(Given(str(out))).checked()
+    assert config.plan.model.of_weights() == trainer.plan.model.of_weights()
+    assert config.training.start_from == str(out / "imported" / step_name(0))
+    assert load_tokenizer(config.tokens.tokenizer).identity == words.identity
+    assert open_asked(out, DEFAULT_OUT, None, None).config == config
+    with opened(out) as target:
+        assert target.newest == out / "imported" / step_name(0) and target.run == out
+    assert call("show", "--out", str(out))[1].split()[7] == "0"
+    assert call("export", str(run / "again"), "--out", str(out))[0] == 0
+    again = (run / "again" / "model.safetensors").read_bytes()
+    assert again == (folder / "model.safetensors").read_bytes()
+    assert call("export", str(run / "third"), str(folder), "--out", str(out))[0] == 0
+    assert (run / "third" / "model.safetensors").read_bytes() == again
+
+
+def test_import_leaves_the_config_of_a_run_as_it_was(call, run: Path) -> None:
+    assert call("export", str(run / "hf"), "20")[0] == 0
+    train_tokenizer(["some words"] * 3, 260).save(run / "hf" / "tokenizer.json")
+    (run / "config.json").write_text("{}")
+    assert call("import", str(run / "hf"))[0] == 0 and (run / "config.json").read_text() == "{}"
+
+
+def test_folder_without_weights_is_refused_before_anything_is_written(call, run: Path) -> None:
+    assert call("export", str(run / "hf"), "20")[0] == 0
+    (run / "hf" / "model.safetensors").unlink()
+    code, told = call("import", str(run / "hf"), "--out", str(run / "new"))
+    assert code == 4 and "no .safetensors files" in told and not (run / "new").exists()
+
+
 def test_import_does_not_overwrite_a_preset_or_another_tokenizer(call, run: Path) -> None:
     assert call("export", str(run / "hf"), "20")[0] == 0
     train_tokenizer(["some words"] * 3, 260).save(run / "hf" / "tokenizer.json")

@@ -121,7 +121,7 @@ def test_a_link_to_a_file_of_another_name_is_read_by_its_own(tmp_path: Path):
 
 
 def test_what_is_written_is_never_read_as_text_the_next_time(tmp_path: Path, text: Path):
-    with pytest.raises(ConfigError, match="lies in --corpus"):
+    with pytest.raises(ConfigError, match="lies in --data"):
         open_run(text / "runs" / "mine", Given("demo"), corpus=text)
     assert open_run(text / ".runs" / "mine", Given("demo"), corpus=text).corpus == text
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tokens.curated import curated, documents
+from trivium.cli import main as entry
 from trivium.cli.corpus import app
 from trivium.corpus.config import ClassifierConfig, CurateConfig
 from trivium.corpus.dedup import deduplicate
@@ -172,6 +173,30 @@ def test_what_is_written_is_neither_read_the_next_time_nor_deleted(stores, monke
     assert sorted(stores.rglob("*")) == before
     call("step", "read", "in", "in/.out")  # what is hidden is not read
     call("step", "dedup", "in", "out", "--index", ".out.index")
+
+
+@pytest.mark.parametrize("words", [("dedup", "--by", "text"), ("extract",), ("read",)], ids=lambda words: words[0])
+def test_name_of_a_step_is_a_command(stores, words):
+    name, *options = words
+    short = call(name, stores / "good", stores / "short", *options)
+    assert short == call("step", name, stores / "good", stores / "long", *options)
+    assert read_stamp(stores / "short")["verb"] == read_stamp(stores / "long")["verb"]
+
+
+def test_unknown_command_of_the_corpus_names_the_nearest_command_or_step(monkeypatch, capsys):
+    for wrong, meant in (("dedupe", "dedup"), ("harvst", "harvest")):
+        monkeypatch.setattr(sys, "argv", ["trivium", "corpus", wrong])
+        with pytest.raises(SystemExit):
+            entry.main()
+        assert f"'{wrong}': no such command; did you mean '{meant}'?" in capsys.readouterr().err
+
+
+def test_dry_run_of_a_harvest_has_at_most_40_lines(tmp_path):
+    for n in range(60):
+        (tmp_path / "mine" / f"source{n}").mkdir(parents=True)
+        (tmp_path / "mine" / f"source{n}" / "a.txt").write_text("12345")
+    said = call("harvest", "--corpus", tmp_path / "mine", "--out", tmp_path / "run", "--dry-run").splitlines()
+    assert len(said) <= 40 and said[-1] == "  and 30 sources more, with 30 files of 150 B"
 
 
 def test_what_would_be_harvested_is_told_and_nothing_is_written(tmp_path):

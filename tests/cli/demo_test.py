@@ -60,8 +60,8 @@ def test_samples_are_shown_whole_and_begin_with_their_prompts(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "error", "law"),
     [
-        (("--corpus", "none"), DataError, "--corpus none does not exist"),
-        (("--corpus", "."), ConfigError, "--out run lies in --corpus"),
+        (("--corpus", "none"), DataError, "--data none does not exist"),
+        (("--corpus", "."), ConfigError, "--out run lies in --data"),
         (("--corpus", "a.txt", "--set", "harvest.max_bytes=9"), ConfigError, "a.txt is read instead"),
         (("--from", "trian"), ConfigError, "did you mean 'train'"),
     ],

@@ -83,6 +83,8 @@ def test_every_command_of_a_page_is_one(page: Path) -> None:
         for words in variants(one.text):
             try:
                 parsed(command_line(), "trivium", words)
+            except SystemExit:  # --install-completion does its work while options are parsed
+                continue
             except Exception as error:
                 kind = type(error).__name__
                 if kind in ("Exit", "NoArgsIsHelpError") or kind == "MissingParameter" and not one.whole:
@@ -96,7 +98,7 @@ def test_commands_are_found_on_the_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["trivium trane", "trivium train --lr 1", "trivium plan show a b", "trivium data show"]
+    "text", ["trivium trane", "trivium train --rate 1", "trivium plan show a b", "trivium data show"]
 )
 def test_what_is_no_command_is_found(text: str) -> None:
     with pytest.raises(Exception, match="No such|unexpected|Missing"):

@@ -20,6 +20,7 @@ from trivium.cli import main as entry
 from trivium.cli.main import VERBS
 from trivium.cli.options import refuse_no_place_for
 from trivium.cli.train import joins_torchrun
+from trivium.config import preset_names
 from trivium.errors import DataError, MachineError, Preempted
 from trivium.provenance import STAMP, describe, write_json
 from trivium.training.supervision.preemption import BY_SCHEDULERS, listening
@@ -53,7 +54,8 @@ def imported(done: subprocess.CompletedProcess) -> set[str]:
         ["plan", "show", "--preset", "gpt-125m", "--preset", "gpt-1.3b"],
         ["config", "show"],
         ["config", "explain", "--json"],
-        ["config", "presets"],
+        ["models"],
+        ["models", "llama-3-8b"],
         ["doctor"],
         ["corpus", "--help"],
         ["report", "--out", "nowhere"],
@@ -78,10 +80,13 @@ def test_help_imports_no_station_and_no_heavy_library():
     assert imported(trivium("--help")) & heavy == set()
 
 
-def test_help_lists_every_verb_in_the_order_of_the_path(call):
+def test_help_lists_every_command_under_its_group(call):
     lines = [line.split() for line in call("--help").stdout.splitlines()]
-    listed = [line[0] for line in lines if line and line[0] in {v.name for v in VERBS}]
-    assert listed == [v.name for v in VERBS]
+    names = {v.name for v in VERBS} | {f"{v.group}:" for v in VERBS}
+    listed = [line[0] for line in lines if line and line[0] in names]
+    groups = dict.fromkeys(verb.group for verb in VERBS)
+    assert listed == [word for group in groups for word in (f"{group}:", *(v.name for v in VERBS if v.group == group))]
+    assert list(groups) == ["Start", "Data", "Plan", "Train", "Use", "Prove"]
 
 
 @pytest.mark.parametrize("verb", [v.name for v in VERBS])
@@ -97,7 +102,7 @@ def test_no_line_of_a_list_of_verbs_is_cut_short(monkeypatch, capsys, verb: str)
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         entry.main()
-    listed = capsys.readouterr().out.split("Commands:")[1]
+    listed = capsys.readouterr().out.split("Commands:" if verb else "Start:")[1]
     assert listed.strip() and "..." not in listed
 
 
@@ -139,7 +144,7 @@ def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_pa
         (["plan", "show", "--html", "/nowhere/x.html"], 3, "/nowhere: there is no such folder; make it"),
         (["train", "--out", "empty"], 4, "trivium tokenize --out empty"),
         (["train", "--tokens", "nowhere"], 4, "--tokens nowhere does not exist"),
-        (["corpus", "harvest", "--corpus", "nowhere.txt"], 4, "--corpus nowhere.txt does not exist"),
+        (["corpus", "harvest", "--corpus", "nowhere.txt"], 4, "--data nowhere.txt does not exist"),
         (["corpus", "curate", "--out", "empty"], 4, "trivium corpus harvest --out empty"),
         (["report", "--out", "empty"], 4, "empty"),
         (["report", "empty"], 4, "empty is not a run directory"),
@@ -243,7 +248,16 @@ def test_a_dry_run_prints_config_and_price_and_touches_nothing(call, tmp_path: P
         assert done.returncode == 0, done.stderr
         assert "seed=7" in done.stdout and "predicted" in done.stdout and "nothing was started" in done.stdout
         assert "learning rate: up to 0.003 at 100K tokens, cosine to 0.0003 at 1.43M" in done.stdout
+        assert "this host: " in done.stdout
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_dry_run_of_every_preset_has_at_most_40_lines(call, preset):
+    done = call("train", "--dry-run", "--preset", preset, "--any-machine")
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("warning: ")]
+    assert len(lines) <= 40 and any(line.startswith("  plan.model ") for line in lines)
+    assert any("predicted" in line for line in lines) or "use fewer ranks or a larger machine" in done.stderr
 
 
 def test_a_dry_run_of_a_training_refuses_what_the_training_would_and_says_what_it_would_do(call, tmp_path):

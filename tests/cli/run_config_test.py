@@ -204,11 +204,9 @@ def test_a_stored_config_says_so_when_it_no_longer_fits(tmp_path):
         resolve(Given(str(path)))
 
 
-# Options that ask a question beside the config, though some field has the same name: another machine, tokens of
-# another folder; of a search, for which model and batch, and with which schedules; of benchmarks, which data, tasks,
-# shots, items, and checkpoints; of a sample, its figures.
-ASKED = {"machine", "model", "batch", "schedules", "tokens", "data", "tasks", "shots", "limit", "every"}
-ASKED |= {"logprobs"}
+# Options that ask a question beside the config, though some field has the same name: tokens of another folder; of a
+# search, for which model; of benchmarks, which data, tasks, shots, items, and checkpoints.
+ASKED = {"model", "tokens", "data", "tasks", "shots", "limit", "every"}
 
 
 def test_no_option_of_a_verb_with_a_config_duplicates_a_field():
@@ -264,3 +262,18 @@ def test_a_value_in_a_section_s_place_is_refused_in_plain_words():
     with pytest.raises(ConfigError) as caught:
         resolve(Given("demo", ("plan.model.vocabulary=big",)))
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_number_of_ids_and_end_of_documents_follow_from_the_tokenizer_unless_given(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: demo\ntokens: {tokenizer: gpt2}\n")
+    for given in (Given("demo", ("tokens.tokenizer=gpt2",)), Given(str(mine))):
+        config = resolve(given).checked()
+        assert config.tokens.tokenizer == "gpt2"
+        assert config.tokens.vocabulary == config.plan.model.vocabulary == 50257
+        assert config.plan.model.end_of_text == 50256
+    padded = resolve(Given("demo", ("tokens.tokenizer=gpt2", "plan.model.vocabulary=50304"))).checked()
+    assert (padded.tokens.vocabulary, padded.plan.model.vocabulary) == (50257, 50304)
+    assert padded.plan.model.end_of_text == 50256
+    stated = resolve(Given("demo", ("tokens.tokenizer=gpt2", "tokens.vocabulary=99")))
+    assert stated.tokens.vocabulary == 99

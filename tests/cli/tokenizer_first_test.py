@@ -69,7 +69,7 @@ def test_printed_remedy_works_when_it_is_typed(call: Call, name: str, monkeypatc
             break
         remedies.append(printed)
         command += shlex.split(printed[printed.index("--set ") :].removeprefix("--set, as ").splitlines()[0])
-    assert ended == 0 and len(remedies) == 2  # the end of text, then the size
+    assert ended == 0 and len(remedies) == 1  # the end of text; the number of ids follows
 
 
 def test_tokenizer_named_relatively_is_found_from_elsewhere(call: Call, tmp_path: Path, monkeypatch) -> None:

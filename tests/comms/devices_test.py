@@ -5,7 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trivium.comms.devices import HOSTS_TOLD, Taken, environment_of_shared, identity, lacking, problem_of, wrong_in
+from trivium.comms.devices import (
+    MAX_LISTED_HOSTS,
+    Taken,
+    environment_of_shared,
+    identity,
+    lacking,
+    problem_of,
+    wrong_in,
+)
 from trivium.errors import ConfigError, TriviumError
 
 
@@ -123,7 +131,7 @@ def test_an_accelerator_is_known_by_its_uuid_and_else_by_its_number_where_there_
     assert identity(torch.device("cpu"), 0) == ""
 
 
-@pytest.mark.parametrize("hosts", [HOSTS_TOLD - 1, HOSTS_TOLD])
+@pytest.mark.parametrize("hosts", [MAX_LISTED_HOSTS - 1, MAX_LISTED_HOSTS])
 def test_if_every_host_is_named_no_others_are_counted(hosts: int) -> None:
     ranks = host("well", 8, 8) + [each for n in range(hosts) for each in host(f"h{n}", 8, 0)]
     wrong = str(problem_of(ranks, wanted=True))

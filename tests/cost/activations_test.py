@@ -52,12 +52,12 @@ IN_PAIRS = [
 @pytest.fixture(autouse=True)
 def in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept does not depend on the size of the pieces, and tensors without memory take their time for each."""
-    monkeypatch.setattr(gelu, "PIECE", 1 << 40)
-    monkeypatch.setattr(product, "WIDENED_AT_ONCE", 1 << 60)
+    monkeypatch.setattr(gelu, "PIECE_ELEMENTS", 1 << 40)
+    monkeypatch.setattr(product, "WIDENED_BLOCK_ELEMENTS", 1 << 60)
     monkeypatch.setattr(narrow_attention, "BLOCK_SCORES", 1 << 40)
-    monkeypatch.setattr(narrow_attention, "QUERIES_OF_LONG", 1 << 12)
-    monkeypatch.setattr(block_attention, "AT_ONCE", 1 << 40)
-    for name in ("QUERIES", "QUERIES_AT_HOME", "QUERIES_IN_WINDOW"):
+    monkeypatch.setattr(narrow_attention, "BLOCK_QUERIES_IN_LONG", 1 << 12)
+    monkeypatch.setattr(block_attention, "BLOCK_ELEMENTS", 1 << 40)
+    for name in ("BLOCK_QUERIES", "BLOCK_QUERIES_ON_INTEL", "BLOCK_QUERIES_IN_WINDOW"):
         monkeypatch.setattr(block_attention, name, 1 << 9)
 
 

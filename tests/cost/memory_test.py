@@ -19,15 +19,13 @@ from trivium.cost.memory import (
     predicted_memory,
     worst_rank,
 )
-from trivium.cost.memory_peaks import balanced
 from trivium.cost.rank_parameters import elements_of_rank, rank_parameters
-from trivium.cost.stages import layers_by_stage
+from trivium.cost.stages import layers_by_stage, recomputed_layers
 from trivium.cost.step_time import SCHEDULES
 from trivium.parallel.sharding.zero import together
-from trivium.plan.buckets import UNIT, UPDATED_AT_ONCE, bucket_table
-from trivium.plan.layout import Coordinate, Layout
+from trivium.plan.buckets import ALIGNMENT_ELEMENTS, UPDATE_ELEMENTS, bucket_table
+from trivium.plan.layout import Coordinate
 from trivium.plan.parameters import count
-from trivium.plan.partition import Partition
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 
@@ -221,11 +219,12 @@ def test_receives_ahead_are_those_of_the_transport():
     assert RECEIVES_AHEAD == POSTED_AHEAD
 
 
-@pytest.mark.parametrize("layers", range(1, 24))
-def test_layers_are_balanced_as_the_partition_balances_them(layers):
-    for stages in range(1, layers + 1):
-        model = small(model={"layers": layers}, layout={"pipeline": 1}).model
-        assert tuple(balanced(layers, stages)) == Partition().counts(model, Layout(pipeline=stages))
+@pytest.mark.parametrize("layers", range(4, 24))
+def test_recomputed_layers_of_a_stage_are_those_that_the_plan_recomputes(layers):
+    for every in range(1, 6):
+        plan = small(model={"layers": layers}, layout={"pipeline": 4}, recompute={"mode": "layer", "every": every})
+        expected = [sum(plan.recompute.mode_of(n) == "layer" for n in plan.layers_of(stage)) for stage in range(4)]
+        assert recomputed_layers(plan).tolist() == expected
 
 
 PLANS = [
@@ -246,7 +245,7 @@ PLANS = [
 
 def most_padding(plan: Plan) -> int:
     """Of a bucket, elements."""
-    return plan.layout.replicas * UNIT - 1 if plan.layout.replicas > 1 else 0
+    return plan.layout.replicas * ALIGNMENT_ELEMENTS - 1 if plan.layout.replicas > 1 else 0
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -292,7 +291,7 @@ def test_where_nothing_is_added_gradients_are_narrow_and_those_updated_at_once_a
 ) -> None:
     plan = wide(sequences).model_copy(update={"precision": Precision(weights="bf16"), "zero": zero})
     elements, found = [row.padded for row in bucket_table(plan, 0)], memory_of_rank(plan, Coordinate(0, 0, 0))
-    at_once = min(sum(elements), UPDATED_AT_ONCE + max(elements))
+    at_once = min(sum(elements), UPDATE_ELEMENTS + max(elements))
     assert found.gradients == kept * sum(elements) and found.reduction == widened * at_once
 
 
@@ -303,7 +302,7 @@ def test_those_updated_at_once_are_slices_as_the_runtime_owns_them(zero: int, la
     model = {"layers": layers, "hidden": 2048, "heads": 16, "vocabulary": 1000, "sequence": 2048}
     plan = Plan(model=model, layout={"data": 5}, batch={"sequences": 10}, precision=BOTH_NARROW, zero=zero).checked()
     slices = [row.padded // (5 if zero else 1) for row in bucket_table(plan, 0)]
-    groups = together([SimpleNamespace(master=range(size)) for size in slices], UPDATED_AT_ONCE)
+    groups = together([SimpleNamespace(master=range(size)) for size in slices], UPDATE_ELEMENTS)
     most, summed = max(sum(len(s.master) for s in group) for group in groups), sum(slices) * (zero == 1)
     widened = (memory_of_rank(plan, Coordinate(0, 0, 0)).reduction - 2 * summed) / 4
     assert widened == pytest.approx(most, abs=max(slices))

@@ -1,8 +1,11 @@
 """The presets of families have the sizes that their sources publish."""
 
+from typing import Any
+
 import pytest
 
-from trivium.config import preset_names
+from trivium.config import about_preset, preset_names, read_preset, shipped_names
+from trivium.interchange.names import shape_of
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 
@@ -22,6 +25,138 @@ PARAMETERS = {
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
     "smollm2-1.7b": 1_711_376_384,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "qwen-3-0.6b": 596_049_920,
+    "qwen-3-1.7b": 1_720_574_976,
+    "qwen-3-4b": 4_022_468_096,
+    "qwen-3-8b": 8_190_735_360,
+    "qwen-3-14b": 14_768_307_200,
+    "qwen-3-32b": 32_762_123_264,
+    "olmo-2-1b": 1_484_916_736,
+    "olmo-2-7b": 7_298_617_344,
+    "olmo-2-13b": 13_716_198_400,
+    "olmo-2-32b": 32_234_279_936,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mistral-nemo-12b": 12_247_782_400,
+    "gemma-3-270m": 268_098_176,
+}
+COUNTED_ELSEWHERE = ("pythia-", "gemma-2", "gemma-3")  # in neox_test.py and gemma_test.py
+# The fields of the published config.json files that decide what a model computes.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_layer": 12,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_positions": 1024,
+        "layer_norm_epsilon": 1e-05,
+        "resid_pdrop": 0.1,
+        "vocab_size": 50257,
+    },
+    "llama-3.2-1b": {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 16,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "vocab_size": 128256,
+        "head_dim": 64,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": True,
+    },
+    "qwen-3-8b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "num_hidden_layers": 36,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 12288,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000,
+        "vocab_size": 151936,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-06,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+    },
+    "olmo-2-7b": {
+        "architectures": ["Olmo2ForCausalLM"],
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 4096,
+        "rope_theta": 500000,
+        "vocab_size": 100352,
+        "rms_norm_eps": 1e-06,
+        "tie_word_embeddings": False,
+    },
+    "mistral-7b-v0.1": {
+        "architectures": ["MistralForCausalLM"],
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 32768,
+        "rope_theta": 10000.0,
+        "vocab_size": 32000,
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": False,
+        "sliding_window": 4096,
+    },
+    "mistral-nemo-12b": {
+        "architectures": ["MistralForCausalLM"],
+        "num_hidden_layers": 40,
+        "hidden_size": 5120,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 128000,
+        "rope_theta": 1000000.0,
+        "vocab_size": 131072,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+    },
+    "gemma-3-270m": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "num_hidden_layers": 18,
+        "hidden_size": 640,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "intermediate_size": 2048,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "vocab_size": 262144,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+    },
 }
 
 
@@ -29,6 +164,24 @@ PARAMETERS = {
 def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     plan = Plan.from_preset(name)
     assert plan.check() == [] and count(plan.model) == PARAMETERS[name]
+
+
+def test_every_preset_of_a_family_is_counted() -> None:
+    of_families = {name for name in preset_names() if name not in shipped_names("presets")}
+    assert {name for name in of_families if not name.startswith(COUNTED_ELSEWHERE)} <= PARAMETERS.keys()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_preset_has_the_settings_of_its_published_config(name: str) -> None:
+    model = Plan.from_preset(name).model
+    published = shape_of(CONFIGS[name], "config.json").model_copy(update={"sequence": model.sequence})
+    assert model.of_weights() == published.of_weights()
+
+
+def test_licence_and_context_are_inherited_by_presets() -> None:
+    assert about_preset("llama-3.1-8b") == {"licence": "llama3.1", "context": 131072}
+    assert about_preset("qwen-2.5-3b")["licence"] == "qwen-research"
+    assert about_preset("demo") == {} and "about" not in read_preset("llama-3-8b")
 
 
 def test_presets_of_families_are_listed_with_the_others() -> None:

@@ -30,7 +30,7 @@ def last_piece_left_out(original, mesh):
 
     def by_pieces(x: Tensor, y: Tensor, slope: Tensor | None) -> None:
         original(x, y, slope)
-        y.view(-1)[y.numel() // gelu.PIECE * gelu.PIECE :] = 0
+        y.view(-1)[y.numel() // gelu.PIECE_ELEMENTS * gelu.PIECE_ELEMENTS :] = 0
 
     return by_pieces
 
@@ -82,7 +82,7 @@ def block_reaches_into_the_next_half(original, mesh):
     def tiles(sight: Sight, here: int, there: int, *, has_kernel: bool) -> Iterator[Tile]:
         for tile in original(sight, here, there, has_kernel=has_kernel):
             start = tile.here.start
-            yield tile._replace(here=slice(start, start + ring_attention.QUERIES))
+            yield tile._replace(here=slice(start, start + ring_attention.BLOCK_QUERIES))
 
     return tiles
 

@@ -10,10 +10,10 @@ from torch.optim.adamw import adamw
 from plans import small
 from trivium.certify.reference import random_rows
 from trivium.comms.mesh import Mesh
-from trivium.kernels.adamw import TOGETHER, Amount, State, compiled_update, numbers_of, update_
+from trivium.kernels.adamw import SHARDS_PER_LAUNCH, Amount, State, compiled_update, numbers_of, update_
 from trivium.optim.rules.adamw import AdamW
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, in_calls
-from trivium.plan.buckets import UNIT, bucket_table
+from trivium.plan.buckets import ALIGNMENT_ELEMENTS, bucket_table
 from trivium.training.trainer import Samples, Trainer
 
 RULE, DECAY = AdamW(beta1=0.8, beta2=0.99, epsilon=1e-6), 0.3
@@ -106,12 +106,12 @@ def test_compiled_it_is_one_function_for_as_many_slices_of_any_lengths() -> None
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
-@pytest.mark.parametrize("count", [1, TOGETHER - 1, TOGETHER, 3 * TOGETHER + 2])
+@pytest.mark.parametrize("count", [1, SHARDS_PER_LAUNCH - 1, SHARDS_PER_LAUNCH, 3 * SHARDS_PER_LAUNCH + 2])
 def test_calls_are_of_several_slices_or_of_one(count: int) -> None:
     calls = in_calls(list(range(count)))
     assert [n for call in calls for n in call] == list(range(count))
-    assert {len(call) for call in calls} <= {1, TOGETHER}
-    assert len(calls) == count // TOGETHER + count % TOGETHER
+    assert {len(call) for call in calls} <= {1, SHARDS_PER_LAUNCH}
+    assert len(calls) == count // SHARDS_PER_LAUNCH + count % SHARDS_PER_LAUNCH
 
 
 @pytest.mark.parametrize("data", [2, 3, 7])
@@ -119,17 +119,17 @@ def test_slices_begin_where_a_compiled_kernel_may_read_sixteen_bytes(data: int) 
     """Elsewhere it would copy them first."""
     plan = small(data=data, zero=1, batch={"sequences": 2 * data})
     for row in bucket_table(plan, 0):
-        assert row.padded // data % UNIT == 0 and row.padded % data == 0
-        assert 0 <= row.padded - sum(item.room for item in row.items) < data * UNIT
+        assert row.padded // data % ALIGNMENT_ELEMENTS == 0 and row.padded % data == 0
+        assert 0 <= row.padded - sum(item.room for item in row.items) < data * ALIGNMENT_ELEMENTS
 
 
 def test_parameters_begin_where_a_kernel_compiled_for_one_layer_may_read_those_of_all() -> None:
     """Such a kernel reads sixteen bytes at a time where the first layer's addresses allow it, and checks no others."""
     plan = small(model={"hidden": 20, "ffn": 34, "vocabulary": 5})
-    assert any(item.elements % UNIT for row in bucket_table(plan, 0) for item in row.items)
+    assert any(item.elements % ALIGNMENT_ELEMENTS for row in bucket_table(plan, 0) for item in row.items)
     trainer = Trainer(plan, Mesh.single(), seed=0, rule=AdamRule())
     for bucket in trainer.buckets:
         starts = [slot.start for slot in bucket.slots]
-        assert starts == sorted(starts) and all(start % UNIT == 0 for start in starts)
+        assert starts == sorted(starts) and all(start % ALIGNMENT_ELEMENTS == 0 for start in starts)
         assert all(slot.stop <= after for slot, after in zip(bucket.slots, [*starts[1:], bucket.padded]))
-        assert all(after - slot.stop < UNIT for slot, after in zip(bucket.slots, starts[1:]))
+        assert all(after - slot.stop < ALIGNMENT_ELEMENTS for slot, after in zip(bucket.slots, starts[1:]))

@@ -12,22 +12,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trivium.kernels.attention import Attention, Known
 from trivium.kernels.cpu.attention import CpuAttention
-from trivium.kernels.cpu.block_attention import QUERIES_IN_WINDOW as QUERIES
+from trivium.kernels.cpu.block_attention import BLOCK_QUERIES_IN_WINDOW as BLOCK_QUERIES
 from trivium.kernels.cuda.attention import CudaAttention
 from trivium.kernels.sight import Sight
 from trivium.parallel.pipeline.saved_bytes import SavedBytes
 
 SHAPES = (  # B, N, G, S, D
     (2, 3, 3, 9, 6),
-    (1, 4, 2, QUERIES, 8),  # one block
-    (2, 6, 2, 2 * QUERIES + 7, 16),  # the last block is short
-    (1, 2, 1, 3 * QUERIES, 32),
+    (1, 4, 2, BLOCK_QUERIES, 8),  # one block
+    (2, 6, 2, 2 * BLOCK_QUERIES + 7, 16),  # the last block is short
+    (1, 2, 1, 3 * BLOCK_QUERIES, 32),
 )
 TOLERANCE = {torch.float64: 2e-14, torch.float32: 5e-6, torch.bfloat16: 2e-2}
 
 
 def windows(S: int) -> list[int]:
-    return sorted({w for w in (1, 2, S // 3, QUERIES - 1, QUERIES, QUERIES + 1, S - 1) if w < S})
+    return sorted({w for w in (1, 2, S // 3, BLOCK_QUERIES - 1, BLOCK_QUERIES, BLOCK_QUERIES + 1, S - 1) if w < S})
 
 
 def made(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -48,7 +48,7 @@ def starts(B: int, S: int) -> np.ndarray:
     """[S, B], of documents of many lengths, others in each sequence; some begin where a block does."""
     begins = np.random.default_rng(S).random((S, B)) < 3 / S
     begins[0] = True
-    begins[QUERIES::QUERIES, -1] = True
+    begins[BLOCK_QUERIES::BLOCK_QUERIES, -1] = True
     return np.maximum.accumulate(begins * np.arange(S)[:, None])
 
 

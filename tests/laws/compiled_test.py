@@ -19,7 +19,7 @@ from trivium.certify.sweep import certify, describe
 from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
 from trivium.errors import TriviumError
-from trivium.kernels.cpu.product import LEAST, product
+from trivium.kernels.cpu.product import MIN_MULTIPLICATIONS, product
 from trivium.kernels.operations import operations_of
 from trivium.model import compiled, stage
 from trivium.model.compiled import opaque_context, opaque_region, options_for
@@ -212,7 +212,7 @@ def test_a_large_product_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> Non
     """Alone it is oneDNN's, by an operator that the compiler knows for constant weights only."""
     monkeypatch.undo()
     x, weight = torch.randn(256, 128), torch.randn(128, 128, requires_grad=True)
-    assert x.numel() * len(weight) >= LEAST
+    assert x.numel() * len(weight) >= MIN_MULTIPLICATIONS
     found = torch.compile(product)(x, weight)
     torch.testing.assert_close(found, x @ weight.T)
     found.sum().backward()

@@ -23,7 +23,7 @@ from trivium.kernels.sight import Sight
 from trivium.model import compiled as compiled_blocks
 from trivium.parallel.sharding.gradient_sum import GradientSum
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer
-from trivium.parallel.tensor.regions import FEW_IDS, look_up
+from trivium.parallel.tensor.regions import MAX_DIRECT_IDS, look_up
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 from trivium.training.batches import Read
@@ -140,7 +140,7 @@ def test_products_of_narrow_matrices_are_summed_without_rounding(
     assert error < 1e-5
 
 
-@pytest.mark.parametrize("count", [31, FEW_IDS, FEW_IDS + 1])
+@pytest.mark.parametrize("count", [31, MAX_DIRECT_IDS, MAX_DIRECT_IDS + 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_frequent_tokens_narrow_gradient_is_summed_wide_and_rounded_once(
     dtype: torch.dtype, count: int, device: torch.device

@@ -1,5 +1,7 @@
 """Bytes predicted from a plan equal the bytes the runtime counts, per axis and collective."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,6 +20,13 @@ from trivium.training.trainer import Samples, Trainer
 QWEN3 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "each_head", "bias": "qkv"}
 OLMO2 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
 ADAPTED = {**ROTARY, "adapters": [{"match": "*.[mo]*[pt]", "settings": {"rank": 3}}, {"match": "layers.1.*"}]}
+
+
+def frozen(*patterns: str) -> dict[str, Any]:
+    """Return the optimizer of a plan that trains no parameter with such a name."""
+    return {"groups": [{"match": pattern, "trainable": False} for pattern in patterns]}
+
+
 PLANS = {
     2: [
         small(tensor=2),
@@ -42,6 +51,19 @@ PLANS = {
         small(context=2, model=QWEN3),
         small(context=2, model=QWEN3, context_attention="ulysses"),
         small(data=2, zero=1, precision={"weights": "bf16", "communication": "bf16"}),
+        *(
+            small(tensor=2, sequence_parallel=True, optimizer=frozen(*names), **more)
+            for names, more in (
+                (("layers.0.*", "layers.2.mlp.*"), {}),
+                (("layers.*.weight",), {"recompute": {"mode": "layer", "every": 2}, "model": OLMO2}),
+                (("embedding.tokens.weight",), {}),
+                (("embedding.tokens.weight",), {"schedule": "1f1b-split", "model": {"head": "untied"}}),
+                (("head.weight", "layers.1.*"), {"model": {"head": "untied"}}),
+                (("layers.*.mlp.*.b", "*.attention.*.a"), {"model": ADAPTED}),
+            )
+        ),
+        small(data=2, zero=3, optimizer=frozen("embedding.*", "layers.0.*", "layers.1.mlp.up.*")),
+        small(data=2, zero=2, optimizer=frozen("layers.0.*", "layers.1.mlp.up.*")),
     ],
     4: [
         small(tensor=2, pipeline=2, sequence_parallel=True),

@@ -17,7 +17,7 @@ from trivium.probe import probe as probing
 from trivium.probe.operations import SHAPES, attentions, products, streams, updates
 from trivium.probe.probe import Devices, accelerators, probe
 from trivium.probe.steps import split_plan, split_step
-from trivium.probe.timing import FEWEST, median_seconds
+from trivium.probe.timing import MIN_REPETITIONS, median_seconds
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def test_every_operation_is_timed_at_every_shape():
 def test_a_median_needs_at_least_a_few_repetitions():
     calls = []
     assert median_seconds(lambda: calls.append(1), CPU, budget=0.0) >= 0
-    assert len(calls) >= FEWEST
+    assert len(calls) >= MIN_REPETITIONS
 
 
 @ranks(2)

@@ -4,16 +4,40 @@ import pytest
 
 from report.fake_run import incontext_study, stations, write_run
 from trivium.errors import DataError
-from trivium.report.answers import bias_tables, incontext_section, tasks_section
+from trivium.report.answers import bias_section, bias_tables, evaluation_section, incontext_section, tasks_section
 from trivium.report.collect import collect
 from trivium.report.figures import accuracy_against_tokens, against_shots, calibration, margins, varied
 
 
 def test_every_effect_and_group_has_a_row(tmp_path):
     effects, words = bias_tables(collect(write_run(tmp_path))["bias"])
-    assert [row[:2] for row in effects.rows] == [("association", "neutral"), ("adjectives", "gender: male")]
-    assert effects.rows[0][4] == "-0.50 to -0.30" and effects.rows[1][4:6] == ("–", "–")
-    assert words.rows == [("male", "tall (3)", "old (+0.70*)")]
+    (strong,), (weak,) = effects.rows, effects.not_significant
+    assert strong[:2] == ("association", "neutral") and strong[4] == "-0.50 to -0.30"
+    assert weak[:2] == ("adjectives", "gender: male") and weak[4:6] == ("–", "–")
+    assert words.rows == [("male", "tall (3)", "old (+0.70)")]
+
+
+def test_words_without_significance_are_folded_away(tmp_path):
+    bias = stations()["bias/results.json"]
+    weak = {"word": "new", "count": 2, "log_odds": 0.1, "interval": None, "p_holm": 0.9}
+    bias["adjectives"]["gender"]["male"]["one_sided"].append(weak)
+    section = bias_section(collect(write_run(tmp_path, **{"bias/results.json": bias})))
+    words = {d.tier: list(d.figure.data[0].y) for d in section.figures if d.caption.startswith("One-sided")}
+    assert words == {"detail": ["male: old"], "not significant": ["male: new"]}
+    assert not any("new" in cell for table in section.tables for row in table.rows for cell in row)
+
+
+def test_scores_without_significance_are_folded_away(tmp_path):
+    """0 shots is 31 % of 500 against 26 %; 4 shots is chance."""
+    evaluation = stations()["evaluation/results.json"]
+    scores = evaluation["tasks"]["last_word"]
+    scores["4"] = scores["4"] | {"accuracy": 0.26, "interval": [0.22, 0.3]}
+    section = evaluation_section(collect(write_run(tmp_path, **{"evaluation/results.json": evaluation})))
+    table = section.tables[0]
+    assert [row[1] for row in table.rows] == ["0"] and [row[1] for row in table.not_significant] == ["4"]
+    bars = {d.tier: list(d.figure.data[0].y) for d in section.figures}
+    assert bars == {"picture": ["last_word, 0 shots"], "not significant": ["last_word, 4 shots"]}
+    assert section.gist == "1 of 2 scores significantly above chance"
 
 
 def test_unmeasured_effect_has_a_row(tmp_path):
@@ -21,7 +45,7 @@ def test_unmeasured_effect_has_a_row(tmp_path):
     (table,) = bias_tables(
         collect(write_run(tmp_path, **{"bias/results.json": stations()["bias/results.json"] | mute}))["bias"]
     )
-    assert table.rows == [("adjectives", "gender: male", "not measured", "–", "–", "–", "–", "60")]
+    assert table.not_significant == [("adjectives", "gender: male", "not measured", "–", "–", "–", "–", "60")]
 
 
 def test_results_without_effects_have_no_table(tmp_path):
@@ -47,11 +71,11 @@ def test_task_added_later_is_drawn_from_then():
 
 
 def test_section_names_the_checkpoint():
-    score = {"n": 5, "accuracy": 0.4, "interval": [0.1, 0.8], "chance": 0.5}
+    score = {"n": 5, "accuracy": 0.4, "interval": [0.1, 0.8], "chance": 0.5, "unigram": None}
     found = {"tasks": {"wic": {"0": score}}, "series": [], "skipped": {}}
     told = tasks_section({"tasks": found | {"model": {"step": 1200, "tokens": 614400}}}).shows
-    assert told.endswith("Asked of the checkpoint of step 1,200, after 614,400 tokens.")
-    assert "Asked of" not in tasks_section({"tasks": found}).shows
+    assert told.endswith("Checkpoint: step 1,200, after 614,400 tokens.")
+    assert "Checkpoint" not in tasks_section({"tasks": found}).shows
 
 
 def model():

@@ -205,9 +205,9 @@ def test_interruptions_are_listed_despite_incomplete_lines(tmp_path):
     report = collect(write_run(tmp_path, **{"training/events.jsonl": "\n".join(lines) + "\n"}))
     assert [(i["step"], i["what"]) for i in report["training"]["interruptions"]] == [
         (2, "failed: rank 1 in step 3 was killed by SIGKILL"),
-        (1, "went on from the checkpoint, tensor 1 x pipeline 2 x data 1 x context 2"),
-        (3, "refused: loss is not finite; policy skip"),
-        (3, "asked to end; saved"),
+        (1, "resumed from the checkpoint, tensor 1 x pipeline 2 x data 1 x context 2"),
+        (3, "spike: loss is not finite; policy skip"),
+        (3, "preempted; saved"),
     ]
 
 

@@ -194,9 +194,11 @@ def test_next_command_finishes_unfinished_run(tmp_path):
     assert next_command(report, Path("runs/demo")) == "trivium demo --out runs/demo"
 
 
-def test_next_command_after_foreign_tokens_does_not_run_demo(report):
-    report |= {"funnel": None, "evaluation": None}
+def test_next_command_of_own_run_continues_updates_or_uses_it(report):
+    report |= {"planted": None, "outdated": {}}
     assert next_command(report, Path("my run")) == "trivium generate 'my run'"
+    report["outdated"] = {"evaluation": "training"}
+    assert next_command(report, Path("my run")) == "trivium evaluate --out 'my run'"
     report["training"]["finished"] = False
     assert next_command(report, Path("my run")) == "trivium train --out 'my run'"
 
@@ -231,13 +233,42 @@ def test_unfinished_training_is_shown_without_claims(tmp_path):
     )
     page = Page(render(report))
     text = " ".join(" ".join(page.text).split())
-    assert "not finished 3 of 9 steps" in text and f"failed: {HOSTILE}" in text
+    assert "step 3 of 9" in text and f"failed: {HOSTILE}" in text
     assert next_command(report, tmp_path) == f"trivium demo --out {tmp_path}"
 
 
-def test_run_on_own_text_needs_no_planted_junk(tmp_path):
-    report = collect(write_run(tmp_path, **{"curated/planted.json": None, "curated/honest.json": None}))
-    assert "YOUR_TEXTS" in next_command(report, Path("runs/demo"))
+OWN = {"curated/planted.json": None, "curated/honest.json": None, "resume/proof.json": None}
+
+
+def test_own_run_has_a_template_of_its_own(tmp_path):
+    """The demo's page is about the paper's path, planted junk and the kill; that of another run is about the model."""
+    demo = " ".join(Page(render(collect(write_run(tmp_path / "demo")))).text)
+    own = " ".join(Page(render_with(collect(write_run(tmp_path / "own", **OWN)), COMMAND, f"mine {HOSTILE}")).text)
+    for words in ("MT-NLG 530B paper", "planted junk", "kill", "What this run has shown"):
+        assert words in demo and words not in own
+    assert f"mine {HOSTILE}" in own and "No results yet of:" in own and "trivium prove" in own
+
+
+def test_cards_come_first_and_tables_are_folded(text):
+    order = [text.index(part) for part in ('class="cards"', 'class="pictures"', 'class="folded"', "<table")]
+    assert order == sorted(order)
+    page = Page(text)
+    folded = [dict(a) for tag, a in page.elements if tag == "details"]
+    assert folded and not any("open" in a for a in folded)
+
+
+def test_failed_claim_is_unfolded(report):
+    report["resume_proof"]["max_loss_difference"] = 1.0
+    claims = [a for tag, a in Page(render(report)).elements if tag == "details" and a.get("id") == "claims"]
+    assert [("open" in a) for a in claims] == [True]
+
+
+def test_own_run_ends_with_its_figures(tmp_path):
+    report = collect(write_run(tmp_path, **OWN))
+    assert (
+        closing_lines(report, COMMAND)[0].split()
+        == "Validation loss 5.100 perplexity 164, 1.30 nats below token frequencies".split()
+    )
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -248,12 +279,13 @@ def test_script_draws_every_figure(text, tmp_path):
     script = [content for a, content in page.scripts if not a][-1]
     stub = f"""
     const texts = {json.dumps(data)};
-    const holders = Object.keys(texts).map((id) => ({{ dataset: {{ figure: id }} }}));
+    const holders = Object.keys(texts).map((id) => ({{ dataset: {{ figure: id }}, closest: () => null }}));
     globalThis.addEventListener = () => {{}};
     globalThis.matchMedia = () => ({{ addEventListener() {{}} }});
     globalThis.getComputedStyle = () => ({{ getPropertyValue: (name) => name }});
     globalThis.document = {{
       documentElement: {{}},
+      addEventListener() {{}},
       querySelectorAll: () => holders,
       getElementById: (id) => ({{ textContent: texts[id] }}),
     }};

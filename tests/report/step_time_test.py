@@ -4,7 +4,8 @@ import pytest
 
 from report.fake_run import METRICS, stations, write_run
 from trivium.report.collect import collect
-from trivium.report.sections import busiest, median_seconds, sections, step_time
+from trivium.report.sections import busiest, sections, step_time
+from trivium.report.words import median_figure
 
 PHASES = {"stages": 0.15, "waiting": 0.02, "update": 0.02, "other": 0.01}
 PARTS = {
@@ -62,7 +63,9 @@ def test_steps_before_the_last_resume_do_not_count(tmp_path):
 
 def test_only_steps_of_largest_batch_count():
     steps = [{"sequences": 32, "seconds": 1.0}, {"sequences": 64, "seconds": 3.0}, {"sequences": 64, "seconds": 5.0}]
-    assert median_seconds(steps) == 4.0 and median_seconds([]) is None
+    training = {"curves": {"steps": [{"step": n, **step} for n, step in enumerate(steps, start=1)]}, "resumed_from": 0}
+    assert median_figure(training, "seconds") == 4.0
+    assert median_figure(training | {"resumed_from": 3}, "seconds") is None
 
 
 def test_tree_stays_plain_data(tmp_path):
@@ -88,5 +91,6 @@ def test_prediction_of_another_plan_is_not_compared(tmp_path, priced, trained, s
     (table,) = step_time(report)
     assert all((row[1] == "none") == (not same) for row in table.rows[:4])
     by_name = {section.name: section for section in sections(report)}
-    assert [drawn.caption.split(":")[0] for drawn in by_name["schedule"].figures] == [*["Planned"] * same, "Executed"]
+    captions = [drawn.caption.split(":")[0].rpartition(" ")[2] for drawn in by_name["schedule"].figures]
+    assert captions == [*["planned"] * same, "executed"]
     assert ("`trivium plan` does it again" in by_name["plan"].outdated) == (not same)

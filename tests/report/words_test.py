@@ -21,7 +21,7 @@ def test_figures_have_two_decimals_and_counts_none():
 
 def test_documents_added_by_cutting_are_shown_separately():
     step = {"documents": 107, "dropped": {"leak": 3}}
-    assert _reasons(step, 100) == "leak 3, 10 more: a document is cut in two where a passage is taken out"
+    assert _reasons(step, 100) == "leak 3, 10 more: removing a passage splits a document"
 
 
 def test_layouts_and_kills_are_named_as_far_as_they_are_known():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trivium.cli.train import newest_loss
+from trivium.cli.live import loss_note
 from trivium.training import metrics
-from trivium.training.metrics import append, forget_after, is_evaluated, last_step, newest, read
+from trivium.training.metrics import append, forget_after, is_evaluated, last_step, newest_steps, read
 
 DAMAGE = [
     b"\xff\xff\xfe\n",
@@ -28,7 +28,7 @@ def test_line_that_is_no_record_is_ignored(tmp_path: Path, damage: bytes) -> Non
         append(path, {"step": step, "loss": 4.0 + step})
     path.write_bytes(path.read_bytes() + damage)
     assert [r["step"] for r in read(path)[:3]] == [1, 2, 3]
-    assert last_step(path) == 3 and newest(path)["loss"] == 7.0 and newest_loss(path) == "loss 7.000"
+    assert last_step(path) == 3 and loss_note(newest_steps(path)) == "loss 7.000"
     forget_after(path, 2)
     assert read(path) == [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 6.0}]
 
@@ -36,7 +36,7 @@ def test_line_that_is_no_record_is_ignored(tmp_path: Path, damage: bytes) -> Non
 def test_first_record_of_a_file_is_the_newest_one_and_evaluations_are_told_from_steps(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     append(path, {"step": 1, "loss": 4.0, "batch_hash": "a"})
-    assert newest(path)["step"] == last_step(path) == 1 and not is_evaluated(path, 1)
+    assert newest_steps(path)[-1]["step"] == last_step(path) == 1 and not is_evaluated(path, 1)
     append(path, {"step": 1, "validation_loss": 4.0})
     assert is_evaluated(path, 1) and not is_evaluated(path, 2)
 
@@ -132,4 +132,4 @@ def test_event_has_no_password_of_a_url_and_never_waits_for_a_fifo(tmp_path: Pat
     os.mkfifo(path)
     append(path, {"event": "failed"})
     assert "a line was not written: it is a FIFO, not a regular file" in capsys.readouterr().err
-    assert read(path) == [] and newest(path) == {}
+    assert read(path) == [] and newest_steps(path) == []

@@ -22,7 +22,7 @@ from trivium.training.supervision.job import start
 MODEL = {"vocabulary": 300, "layers": 6, "hidden": 48, "heads": 12, "ffn": 48, "sequence": 24}
 SEQUENCES = 12
 HOW = ("zero", "sequence", "recompute", "attention", "rows")  # choices that leave the training what it is
-MOST_RANKS = 6
+MAX_PLAN_RANKS = 6
 STEPS = (2, 4, 6)  # each under another layout
 IN_BUDGET, MORE = 1, 30  # trainings
 
@@ -49,7 +49,7 @@ def plan(shape: dict[str, Any], **given: Any) -> Plan:
 
 def random_layout(shape: dict[str, Any], generator: np.random.Generator) -> Plan:
     """A legal way to run it on several ranks."""
-    every = [b for b in bases(MOST_RANKS) if b.ranks > 1 and not SEQUENCES % b.degrees["data"]]
+    every = [b for b in bases(MAX_PLAN_RANKS) if b.ranks > 1 and not SEQUENCES % b.degrees["data"]]
     while True:
         base = every[int(generator.integers(len(every)))]
         found = drawn(shape, base, generator)

@@ -26,7 +26,7 @@ class LowRank(Adapter):
 
     def rows(self, base: Row) -> Iterator[Row]:
         *outputs, inputs = base.shape
-        if _splits_outputs(base):
+        if base.splits_outputs:
             yield Row("a", (self.rank, inputs), per_position=True)
             yield Row("b", (*outputs, self.rank), base.split, initial="zeros", fused=base.fused)
         else:
@@ -36,7 +36,7 @@ class LowRank(Adapter):
     def products(self, base: Row, at: Place) -> list[Product]:
         """What is computed outside of the tensor region is divided over the ranks that divide the positions there."""
         *outputs, inputs = base.shape
-        if _splits_outputs(base):
+        if base.splits_outputs:
             into = Product(self.rank / at.along, inputs, enters=False)
             return [into, Product(prod(outputs) / at.tensor, self.rank, enters=True)]
         return [
@@ -48,7 +48,7 @@ class LowRank(Adapter):
         yield Kept(at.positions * self.rank / at.along)  # x A^T
 
     def sums(self, base: Row) -> Sums:
-        return Sums(entering=self.rank) if _splits_outputs(base) else Sums(leaving=self.rank)
+        return Sums(entering=self.rank) if base.splits_outputs else Sums(leaving=self.rank)
 
     def adapted(
         self,
@@ -64,10 +64,6 @@ class LowRank(Adapter):
         else:
             more = region.linear(region.row_product(x, a, function), b)
         return y + self.scale * more
-
-
-def _splits_outputs(base: Row) -> bool:
-    return base.split != len(base.shape) - 1
 
 
 ADAPTER = LowRank

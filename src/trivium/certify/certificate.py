@@ -1,9 +1,9 @@
-"""Does a layout compute what one process computes?
+"""Certificate of a layout: compare a plan with an independent implementation in one process.
 
-The plan runs on a reduced model in fp64, and is compared with the plain model of `reference`: the table of parameters,
-their initial values, the loss and the global norm of every step, every parameter's gradient of every step as the
-optimizer sees it, the weights after the last step, and a validation loss between two steps. Gradients, not only losses
-after Adam: Adam ignores a constant factor.
+The plan runs on a reduced model in fp64. Compared with `reference` are the table of parameters, their initial values,
+the loss and the global gradient norm of every step, the gradient of every parameter in every step as the optimizer
+reads it, the weights after the last step, and a validation loss between two steps. Gradients are compared, and not only
+the weights after Adam, because Adam ignores a constant factor.
 """
 
 import math
@@ -54,11 +54,12 @@ RULE = AdamRule(
 
 
 class Least(NamedTuple):
-    """Of the largest gradient or weight of all parameters, what a parameter's own is taken for where it is smaller.
+    """Lower bounds for the size of a parameter's values, by which its deviation is divided, as fractions of the largest
+    gradient or weight of all parameters.
 
-    By theory a gradient may be zero (of the norms of queries and keys, where no token that counts sees two different
-    ones): rounding noise is then all there is. In few bits Adam makes weights of that noise, so that a bias is hardly
-    more than it, either.
+    In theory a gradient may be zero, as of the norms of queries and keys if no target's token attends to two different
+    ones; rounding noise is then all there is. In 16 bits Adam makes weights of that noise, so that a bias is hardly
+    more than noise, either.
     """
 
     gradient: float
@@ -79,8 +80,8 @@ class Deviation(NamedTuple):
 
 @dataclass(frozen=True)
 class First:
-    """Where a plan first goes wrong: the quantities that deviate in that step (counted from 0; -1: before any), and of
-    those that belong to a parameter the largest deviation."""
+    """The step in which a plan first deviates (0-based; -1: before the first step), the quantities that deviate in it,
+    and the largest deviation among those that belong to a parameter."""
 
     step: int
     quantities: tuple[str, ...]
@@ -95,8 +96,8 @@ class First:
 
 
 class Findings(NamedTuple):
-    """What one rank saw. updated: how many elements of each parameter it answers for: over all ranks,
-    each exactly once."""
+    """Deviations on one rank. updated: number of elements of each parameter that this rank counts; over all ranks each
+    element is counted exactly once."""
 
     deviations: list[Deviation]
     updated: dict[str, int]
@@ -120,7 +121,7 @@ class Certificate:
     way: str = AS_IT_IS.name
 
     def as_tree(self) -> dict[str, Any]:
-        """As plain data; numbers that are not finite as text, which JSON has no number for."""
+        """Return plain data, with numbers that are not finite as text, because JSON has none."""
         tree = asdict(self)
         tree["worst"] = finite_or_text(self.worst)
         tree["by_quantity"] = {k: finite_or_text(v) for k, v in self.by_quantity.items()}
@@ -133,14 +134,14 @@ def in_fp64(plan: Plan) -> Plan:
 
 
 def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -> Findings:
-    """What this rank sees of the plan in fp64 against one process; every rank of the mesh calls it, having taken the
-    way."""
+    """Return the deviations on this rank of the plan in fp64 from one process. Every rank of the mesh calls it, within
+    `way.taken()`."""
     return compare(in_fp64(plan), mesh, reference, way)
 
 
 def compare(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS, least: Least = IN_FP64) -> Findings:
-    """What this rank sees of the plan in its own precision, against a reference that may be in the same one; every rank
-    of the mesh calls it, having taken the way."""
+    """Return the deviations on this rank of the plan in its own precision from a reference, which may be in that
+    precision. Every rank of the mesh calls it, within `way.taken()`."""
     wrong = table_problems(rules_of(plan.model), {p.name: p for p in parameters(plan.model)})
     if wrong:  # its tensors have nothing to be compared with
         table = [Deviation(f"parameter table ({what})", name, math.inf, -1) for name, what in wrong.items()]
@@ -174,12 +175,13 @@ def compare(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS, l
 
 
 def train_alone(plan: Plan, device: torch.device, course: Course = SHORT) -> Reference:
-    """What the engine itself computes in one process of the plan's work, in the plan's precision and on this device.
+    """Return what the engine itself computes for the plan's work in one process, in the plan's precision and on this
+    device.
 
-    For `compare`, which then finds what the layout and the messages between its ranks change, and no device's rounding.
+    With it as the reference, `compare` measures the effect of the layout and of messages, without the rounding of a
+    device.
     """
-    kept = {"model": plan.model, "batch": plan.batch, "precision": plan.precision}
-    alone = Plan(**kept, optimizer=plan.optimizer).checked()
+    alone = plan.on_one_process()
     trainer = Trainer(alone, Mesh.single(device), seed=SEED, rule=RULE)
     recipe, initial = recipe_of(alone, course), _whole_weights(trainer)
     results: list[StepResult] = []
@@ -230,10 +232,8 @@ def not_finished(plan: Plan, error: str, way: Way = AS_IT_IS) -> Certificate:
 
 
 def coverage(plan: Plan, updated: Sequence[dict[str, int]]) -> list[Deviation]:
-    """Of each parameter, the share of its elements that no rank updates, or that more than one does.
-
-    A parameter that no rank holds would otherwise deviate from nothing.
-    """
+    """Return for each parameter the share of its elements that no rank updates, or that several update. Without this, a
+    parameter that no rank holds would never deviate."""
     return [
         Deviation("coverage", name, abs(sum(u.get(name, 0) for u in updated) / math.prod(rule.shape) - 1))
         for name, rule in rules_of(plan.model).items()
@@ -337,12 +337,13 @@ def _weights(quantity: str, trainer: Trainer, whole: Tensors, least_share: float
 
 
 def _share_of_largest(share: float, whole: Tensors) -> float:
-    """The total over all tensors."""
+    """Return `share` of the largest absolute value in all tensors."""
     return max(share * max(float(x.abs().max()) for x in whole.values()), 1e-300)
 
 
 def _whole(trainer: Trainer, buckets: Sequence[Bucket], values_of: Callable[[int], torch.Tensor]) -> Tensors:
-    """By parameter, what a process that holds all of the model has in each of the buckets, by its number in these."""
+    """Return the full tensor of each parameter, in a process that holds the whole model. values_of: returns the flat
+    tensor of a bucket by number."""
     return {
         place.slot.row.name: values_of(number)[place.first : place.first + place.box.elements]
         .view(place.box.shape)

@@ -27,12 +27,15 @@ Tensors = Literal["without memory", "with memory"]
 
 
 def counted(plan: Plan, stage: int, tensors: Tensors = "without memory") -> Counted:
-    """What the first rank that holds `stage` keeps of one micro-batch.
+    """Return what the first rank with `stage` keeps of one micro-batch.
 
-    Without memory it takes less than a second, whatever the width; with memory a reduced model takes a tenth of that.
+    Without memory it takes less than a second at any width; with memory a reduced model takes a tenth of that.
     """
     # Tensors without memory are normalised all rows at once.
-    all_rows = (Replaced(norm_over_heads, "AT_ONCE", 1 << 62), *limits("kernels.cpu.rms_norm", AT_ONCE=1 << 62))
+    all_rows = (
+        Replaced(norm_over_heads, "BLOCK_ELEMENTS", 1 << 62),
+        *limits("kernels.cpu.rms_norm", BLOCK_ELEMENTS=1 << 62),
+    )
     dtype = _dtype(DTYPES[plan.precision.weights])
     mode = FakeTensorMode() if tensors == "without memory" else nullcontext()
     with pretended(plan.layout, rank=0, ends=plan.ends) as mesh, mode, dtype, replaced(all_rows):

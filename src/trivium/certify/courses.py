@@ -1,11 +1,10 @@
-"""How long a certificate trains, and the schedules that it follows, written a second time.
+"""Lengths of a certificate's training and its schedules, implemented a second time.
 
-Three steps tell nothing of what a step's number does to it: a count that stops growing, keys that repeat, a rate that
-is wrong after the warm-up. The long course has 64 steps of a thin model under a learning-rate schedule and a loss
-scale.
+Three steps do not show effects of the step's number: a count that stops growing, keys that repeat, a learning rate that
+is wrong after the warm-up. The long course has 64 steps of a thin model with a learning-rate schedule and a loss scale.
 
-The learning rate's formulas: linear warm-up, then cosine (MT-NLG, section 3.2), the inverse root of arXiv 1706.03762,
-or warm-up, stable, decay of arXiv 2404.06395 (1-sqrt: arXiv 2405.18392).
+Sources of the schedules: linear warm-up, then cosine (MT-NLG, section 3.2), the inverse root of arXiv 1706.03762, or
+warm-up, stable, decay of arXiv 2404.06395 (1-sqrt: arXiv 2405.18392).
 """
 
 import math
@@ -18,8 +17,8 @@ STEPS = 3
 LONG_STEPS = 64
 
 # The schedules of the long course. Each has a warm-up, and a decay that ends before its last step.
-WARMUP, STABLE_UNTIL, END = 0.15, 0.5, 0.9  # of the tokens of the course
-PEAK, FINAL_FRACTION = 2e-3, 0.1
+WARMUP_FRACTION, STABLE_FRACTION, END_FRACTION = 0.15, 0.5, 0.9  # of the tokens of the course
+PEAK_LR, FINAL_FRACTION = 2e-3, 0.1
 # The loss scale of the long course doubles after so many finite steps, up to the largest.
 SCALE_GROWTH_STEPS, LARGEST_SCALE = 7, 2.0**12
 OVERFLOWS = (5, 20, 21, 43)  # before these steps, counted from 0, a step overflows and is tried again
@@ -27,8 +26,8 @@ OVERFLOWS = (5, 20, 21, 43)  # before these steps, counted from 0, a step overfl
 
 @dataclass(frozen=True)
 class Course:
-    """steps: at least so many. scheduled: the learning rate is that of a training's schedule, and the loss scale is
-    followed; otherwise rates are those of the recipe, in turn."""
+    """The length of a training. steps: the least number of steps. scheduled: follow the learning-rate schedules of
+    trainings and a loss scale; otherwise the recipe's rates alternate."""
 
     steps: int
     scheduled: bool = False
@@ -38,9 +37,9 @@ SHORT, LONG = Course(STEPS), Course(LONG_STEPS, scheduled=True)
 
 
 def schedules(tokens: int) -> dict[str, TrainingConfig]:
-    """A recipe of every kind of decay, by name, for a training of so many tokens. The first is the one that trains."""
-    warmup, stable, end = (round(share * tokens) for share in (WARMUP, STABLE_UNTIL, END))
-    usual: Tree = {"lr": PEAK, "lr_final_fraction": FINAL_FRACTION, "warmup_tokens": warmup}
+    """Return a recipe of every kind of decay by name, for a training of `tokens` tokens. The first one trains."""
+    warmup, stable, end = (round(share * tokens) for share in (WARMUP_FRACTION, STABLE_FRACTION, END_FRACTION))
+    usual: Tree = {"lr": PEAK_LR, "lr_final_fraction": FINAL_FRACTION, "warmup_tokens": warmup}
     final: Tree = {"decay": "wsd", "final_decay_tokens": end - stable, "decay_tokens": end}
     given: dict[str, Tree] = {
         "cosine": {"decay_tokens": end},
@@ -55,7 +54,8 @@ def schedules(tokens: int) -> dict[str, TrainingConfig]:
 
 
 def rate(recipe: TrainingConfig, tokens: int, last: int) -> float:
-    """The learning rate of the step that ends with so many tokens. last: the tokens of the whole training."""
+    """Return the learning rate of the step after which `tokens` tokens are trained. last: tokens of the whole
+    training."""
     peak, final = recipe.lr, recipe.lr * recipe.lr_final_fraction
     if tokens < recipe.warmup_tokens:
         return peak / recipe.warmup_tokens * tokens
@@ -83,11 +83,11 @@ class PlainScale:
         self.value, self.in_a_row = value, 0
 
     def finite(self) -> None:
-        """After a step whose gradients were finite."""
+        """Count a step with finite gradients."""
         self.in_a_row += 1
         if self.in_a_row % SCALE_GROWTH_STEPS == 0:
             self.value = min(self.value * 2, LARGEST_SCALE)
 
     def overflowed(self) -> None:
-        """After a step whose gradients were not."""
+        """Halve the scale after a step whose gradients are not finite."""
         self.value, self.in_a_row = self.value / 2, 0

@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.certify.reduce import EPSILON_AFTER, SMALLEST_SEQUENCE, epsilon_of
+from trivium.certify.reduce import MIN_EPSILON_AFTER, MIN_SEQUENCE, epsilon_of
 from trivium.config import Tree, merge
 from trivium.plan.layers.form import LayerForm
 from trivium.plan.layout import AXES
@@ -21,7 +21,8 @@ from trivium.seeds import generator_for
 
 HEAD_WIDTH = 4  # where none is given
 ROTARY: Tree = {"norm": "rms_norm", "feed_forward": "gated", "positions": "rotary", "bias": "none"}
-AFTER: Tree = {"norm_position": "after", "norm_epsilon": EPSILON_AFTER}
+OFFSET: Tree = {"norm": "rms_norm_offset", "feed_forward": "gated_gelu"}
+AFTER: Tree = {"norm_position": "after", "norm_epsilon": MIN_EPSILON_AFTER}
 # Rotary positions slowed so that both pairs of columns are in part, and sequences go beyond the original positions.
 _IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
 LLAMA3, YARN = ({"kind": kind, **_IN_PART} for kind in ("llama3", "yarn"))
@@ -57,6 +58,9 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {**ROTARY, "rope_scaling": LLAMA3, **AFTER}},
         {"model": {**ROTARY, "rope_scaling": YARN}, "queries": 2},
         {"model": {"norm": "rms_norm", "positions": "rotary", "rope_columns": 2}, "queries": 2},
+        {"model": {**ROTARY, **OFFSET}, "queries": 2},
+        {"model": {**ROTARY, **OFFSET, "qk_norm": "each_head", "norm_epsilon": 0.1}},
+        {"model": {**ROTARY, **OFFSET, "qk_norm": "all_heads", "norm_epsilon": 0.1}, "queries": 2},
     ),
     "activation": _every("activation"),
     "wiring": tuple(merge(c, {"model": epsilon_of(c["model"])}) for c in _every("wiring")),
@@ -86,12 +90,21 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     ),
     "shards": ({}, {"layout": {"shards": 2}}),
     "z-loss": ({}, {"model": {"z_loss": 0.05}}),
+    # Of Gemma and Granite. Caps are so low that they change what small models compute.
+    "scores": (
+        {},
+        {"model": {"score_scale": 0.3}},
+        {"model": {"score_cap": 0.5}},
+        {"model": {"score_scale": 0.7, "score_cap": 0.5}},
+    ),
+    "scales": ({}, {"model": {"embedding_scale": 3.0}}, {"model": {"embedding_scale": 3.0, "residual_scale": 0.3}}),
+    "logits": ({}, {"model": {"logits_scale": 0.25}}, {"model": {"logits_cap": 0.5}}),
 }
 NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `plan_of`
-CANDIDATES = 24  # drawn for each base, of which the one with most new combinations is kept
+CANDIDATES_PER_BASE = 24  # drawn for each base, of which the one with most new combinations is kept
 ROUNDS = 2
-TOGETHER = 3
-LARGEST_TOLD = 3  # degrees from here on are alike
+FEATURES_TOGETHER = 3
+MAX_DISTINCT_DEGREE = 3  # degrees from here on are alike
 
 Features = frozenset[str]
 
@@ -109,26 +122,26 @@ class Base(NamedTuple):
 
     @property
     def features(self) -> Features:
-        """What each of its plans has."""
-        kinds = {f"{axis} {min(n, LARGEST_TOLD)}" for axis, n in self.degrees.items()}
+        """The features that all plans with these degrees and this schedule have."""
+        kinds = {f"{axis} {min(n, MAX_DISTINCT_DEGREE)}" for axis, n in self.degrees.items()}
         return frozenset(kinds | {f"{self.schedule} {self.chunks}"})
 
 
 class Together:
-    """Which features some plan has had together, three at a time: a cube over them, as there are thousands of threes in
-    a plan and thousands of plans to choose from."""
+    """Which sets of three features some plan has. They are stored as a cube of booleans, because a plan has thousands
+    of such sets and there are thousands of candidates."""
 
     def __init__(self, features: Iterable[str]) -> None:
         self.number = {feature: n for n, feature in enumerate(sorted(features))}
-        self.had = np.zeros((len(self.number),) * TOGETHER, dtype=bool)
+        self.had = np.zeros((len(self.number),) * FEATURES_TOGETHER, dtype=bool)
 
     def new(self, features: Features) -> int:
-        """How many threes of them no plan had."""
+        """Return how many sets of three of these features no plan has yet."""
         had = self.had[self._places(features)]
         return len(had) - int(had.sum())
 
     def add(self, features: Features) -> None:
-        """A plan has them."""
+        """Record the features of a plan."""
         self.had[self._places(features)] = True
 
     def _places(self, features: Features) -> tuple[NDArray[np.int64], ...]:
@@ -161,8 +174,8 @@ def generated_plans(max_ranks: int) -> list[Plan]:
 
 @cache
 def _threes(count: int) -> tuple[NDArray[np.int64], ...]:
-    """Every three of `count` places, in ascending order, by column."""
-    return tuple(np.array(list(itertools.combinations(range(count), TOGETHER))).T)
+    """Return every set of three out of `count` numbers in ascending order, by column."""
+    return tuple(np.array(list(itertools.combinations(range(count), FEATURES_TOGETHER))).T)
 
 
 @cache
@@ -172,7 +185,7 @@ def _named(key: str) -> tuple[str, ...]:
 
 
 def bases(max_ranks: int) -> Iterator[Base]:
-    """Every product of degrees with every schedule that it can have."""
+    """Yield every product of degrees with every schedule that it can have."""
     for numbers in itertools.product(range(1, max_ranks + 1), repeat=len(AXES)):
         degrees: dict[str, int] = dict(zip(AXES, numbers, strict=True))
         if prod(numbers) > max_ranks:
@@ -189,7 +202,7 @@ def _draw(base: Base, round_number: int) -> Iterator[Drawn]:
     """Legal plans of a base, their choices drawn by name."""
     name = [f"{k}={v}" for k, v in base.degrees.items()]
     generator = generator_for(0, "certify", "layouts", round_number, base.schedule, base.chunks, *name)
-    for _ in range(CANDIDATES):
+    for _ in range(CANDIDATES_PER_BASE):
         picked = {k: int(generator.integers(len(v))) for k, v in CHOICES.items()}
         tree: Tree = {}
         for key, number in picked.items():
@@ -211,7 +224,7 @@ def plan_of(base: Base, tree: Tree) -> Plan:
         "kv_heads": groups if queries > 1 else None,
         "hidden": groups * queries * HEAD_WIDTH,
         "ffn": 7 * base.degrees["tensor"],
-        "sequence": 2 * split_heads * -(-SMALLEST_SEQUENCE // (2 * split_heads)) + (split_heads == 1),
+        "sequence": 2 * split_heads * -(-MIN_SEQUENCE // (2 * split_heads)) + (split_heads == 1),
     }
     return Plan.model_validate(
         {

@@ -27,14 +27,15 @@ Drop = Callable[[Tensor, str], Tensor]  # (x [B, S, H], site) -> x with elements
 
 
 def first_weights(model: ModelShape, seed: int) -> dict[str, Tensor]:
-    """Every parameter's initial values by name, unsplit and unpadded, in fp64 (drawn in fp32)."""
+    """Return the initial values of every parameter by name, unsplit and unpadded, in fp64 (drawn in fp32)."""
     return {name: drawn(rule, name, seed).double() for name, rule in rules_of(model).items()}
 
 
 def order_of(model: ModelShape, tokens: Tensor) -> Order:
-    """Every position sees itself and those before it; of its own document only, where documents are apart.
+    """Return the order of positions of tokens [B, S]. Every position attends to itself and to those before it, with
+    separate documents only within its own.
 
-    A document ends with its end-of-text token, whose target, the start of another document, does not count.
+    A document ends with its end-of-text token, whose target begins another document and does not count.
     """
     B, S = tokens.shape
     sees = torch.ones(S, S, dtype=torch.bool).tril().expand(B, S, S)

@@ -19,8 +19,8 @@ from trivium.seeds import generator_for
 
 DRAWN_AGAIN = ("order",)  # choices of the sweep that are drawn here from all there are
 GIVEN_SHARE = 0.5  # of the pipelines without a ramp, that get a random table
-MOST_MICRO = 3  # sequences
-MOST_MICRO_BATCHES_OF_A_RANK = 3  # pipeline x this + 1 in a step
+MAX_MICRO = 3  # sequences
+MAX_MICRO_BATCHES_PER_RANK = 3  # pipeline x this + 1 in a step
 
 
 def random_plans(count: int, max_ranks: int, seed: int) -> list[Plan]:
@@ -87,9 +87,9 @@ def _draw(base: Base, generator: np.random.Generator) -> Plan:
     plan = plan_of(base, tree)
     if plan.batch.ramp is not None:
         return plan
-    micro = int(generator.integers(1, MOST_MICRO + 1))
+    micro = int(generator.integers(1, MAX_MICRO + 1))
     # Fewer than there are ranks, and more.
-    micro_batches = int(generator.integers(1, MOST_MICRO_BATCHES_OF_A_RANK * plan.layout.pipeline + 2))
+    micro_batches = int(generator.integers(1, MAX_MICRO_BATCHES_PER_RANK * plan.layout.pipeline + 2))
     batch = plan.batch.model_copy(update={"micro": micro, "sequences": micro * micro_batches * plan.layout.data})
     plan = plan.model_copy(update={"batch": batch})
     if plan.layout.pipeline == 1 or generator.random() >= GIVEN_SHARE:

@@ -16,24 +16,24 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 
 MAX_RANKS = 32  # one process each on this machine
-SMALLEST_SEQUENCE = 10  # a half of what each of two context ranks holds is then odd
-LARGEST_WINDOW = 5  # positions: it hides something of the smallest sequence, and reaches over blocks and pieces of it
-FEWEST_ROWS = 8  # of the vocabulary, on a tensor rank
-MOST_LAYERS_OF_A_STAGE = 3
-# What a narrow half block adds is tiny, and a norm after it makes as much more of its rounding noise as it is smaller
-# than the root of epsilon: five layers under 1e-5 made 7e-11 of 1e-16.
-EPSILON_AFTER = 0.1
+MIN_SEQUENCE = 10  # a half of what each of two context ranks holds is then odd
+MAX_WINDOW = 5  # positions: it hides something of the smallest sequence, and reaches over blocks and pieces of it
+MIN_VOCABULARY_ROWS = 8  # on a tensor rank
+MAX_STAGE_LAYERS = 3
+# A norm after a half enlarges the rounding noise of small values by up to 1 / sqrt(epsilon): with 1e-5, five
+# layers made 7e-11 of 1e-16.
+MIN_EPSILON_AFTER = 0.1
 
-DEEP_LAYERS, MANY_MICRO_BATCHES = 33, 17  # more than any number that they may be counted by
+DEEP_LAYERS, MANY_MICRO_BATCHES = 33, 17  # more than any constant by which they may be counted
 LONG_DROPOUT = 0.2
-LONG_RAMP = 72  # times the first batch: most of the long course
-LONG_RANKS = 4  # of the long course: with more, its replicas are left out, as steps are counted alike on all of them
+LONG_RAMP_BATCHES = 72  # first batches in a ramp, which is most of the long course
+MAX_LONG_RANKS = 4  # with more, the long course has one replica: all replicas count steps in the same way
 
 
 def epsilon_of(model: Tree) -> Tree:
     """Return the epsilon of norms that keeps rounding noise small; empty where the model's own is large enough."""
     after = model.get("norm_position") == "after" or model.get("wiring") == "sandwich"
-    return {"norm_epsilon": EPSILON_AFTER} if after and model.get("norm_epsilon", 0.0) < EPSILON_AFTER else {}
+    return {"norm_epsilon": MIN_EPSILON_AFTER} if after and model.get("norm_epsilon", 0.0) < MIN_EPSILON_AFTER else {}
 
 
 def reduced(plan: Plan) -> Plan:
@@ -68,7 +68,7 @@ def thin_and_long(plan: Plan) -> Plan:
             yield from ({**layers, **batch} for batch in _batches_from(plan, fewest, ramp=ramp))
             yield layers  # a given table has its own number of micro-batches
 
-    few = _first_legal(plan, alone) if plan.layout.world_size > LONG_RANKS else plan
+    few = _first_legal(plan, alone) if plan.layout.world_size > MAX_LONG_RANKS else plan
     return _first_legal(few, candidates)
 
 
@@ -102,7 +102,7 @@ def _batches_from(plan: Plan, fewest: int, *, ramp: bool = False) -> Iterator[Tr
     begins there, and rises twice."""
     for number in range(fewest, fewest + 2 * plan.layout.pipeline):
         first = number * plan.batch.micro * plan.layout.data
-        rises = {"start": first, "increment": first, "samples": LONG_RAMP * first}
+        rises = {"start": first, "increment": first, "samples": LONG_RAMP_BATCHES * first}
         yield {"batch": {"sequences": 3 * first if ramp else first, "ramp": rises if ramp else None}}
 
 
@@ -149,7 +149,7 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
     """Stages keep their order by number of layers: an empty one stays empty, a fuller one stays fuller."""
     counts = plan.partition.counts(plan.model, plan.layout)
     ranks = {count: n for n, count in enumerate(sorted({c for c in counts if c}), start=1)}
-    few = [min(ranks.get(c, 0), MOST_LAYERS_OF_A_STAGE) for c in counts]
+    few = [min(ranks.get(c, 0), MAX_STAGE_LAYERS) for c in counts]
     every = {"every": min(plan.recompute.every, 2)}
     if sum(few) == 1:  # two blocks, so that one can be recomputed, or have a window, and one not
         few = [min(c, 2) for c in counts]
@@ -183,7 +183,7 @@ def _starts(runs: tuple[Run, ...]) -> Iterator[int]:
 
 
 def _narrower(plan: Plan) -> Iterator[Tree]:
-    """As few heads as the split allows, each 4 columns wide (3 where the width is odd)."""
+    """Use as few heads as the split allows, each 4 columns wide (3 if the width is odd)."""
     model, tensor = plan.model, plan.layout.tensor
     width = min(model.head_columns, 4 if model.head_columns % 2 == 0 else 3)
     # Queries that are wider than the hidden columns together, or narrower, stay so.
@@ -211,14 +211,15 @@ def _plain_width(plan: Plan) -> bool:
 
 
 def _fewer_words(plan: Plan) -> Iterator[Tree]:
-    """The same padding in kind: none, part of the last rank's rows, or whole ranks without a word."""
+    """Use fewer rows of the vocabulary with the same kind of padding: none, part of the last rank's rows, or whole
+    ranks."""
     model, tensor = plan.model, plan.layout.tensor
     padded = model.padded_vocabulary(tensor)
     rows = padded // tensor
     empty, partly = divmod(padded - model.vocabulary, rows)
     units = rows // model.vocabulary_multiple  # of rows, each a multiple
-    few = units if empty else min(units, FEWEST_ROWS + units % 2)
-    enough = -(-FEWEST_ROWS // few)
+    few = units if empty else min(units, MIN_VOCABULARY_ROWS + units % 2)
+    enough = -(-MIN_VOCABULARY_ROWS // few)
     multiple = min(model.vocabulary_multiple, enough + (enough + model.vocabulary_multiple) % 2)
     vocabulary = (tensor - empty) * few * multiple - (1 if partly else 0)
     if vocabulary < model.vocabulary:
@@ -230,7 +231,7 @@ def _shorter(plan: Plan) -> Iterator[Tree]:
     """The shortest legal sequence of the same parity, of which a window still hides something, or still nothing."""
     sequence, window = plan.model.sequence, plan.model.window
     if window is not None and window < sequence:
-        window = min(window, LARGEST_WINDOW)
-    for short in range(min(SMALLEST_SEQUENCE, sequence), sequence):
+        window = min(window, MAX_WINDOW)
+    for short in range(min(MIN_SEQUENCE, sequence), sequence):
         if short % 2 == sequence % 2:
             yield {"model": {"sequence": short, "window": window}}

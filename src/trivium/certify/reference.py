@@ -1,4 +1,4 @@
-"""What one process computes of a plan's work: the numbers that a certificate compares with.
+"""The reference of a certificate: what one process computes of a plan's work.
 
 Layout, schedule, sharding and recompute do not enter, so plans with the same model and batches share a reference.
 """
@@ -88,7 +88,7 @@ def sizes_until(batch: Batch, samples: int) -> list[int]:
 
 
 def validated(plan: Plan) -> int:
-    """How many samples validate: not a whole batch, so that hardly a layout is without padding."""
+    """Return the number of validation samples. It is one less than a batch, so that most layouts pad it."""
     return max(1, plan.batch.sequences - 1)
 
 
@@ -182,7 +182,7 @@ def write_reference(path: Path, reference: Reference) -> None:
 
 
 def read_reference(path: Path) -> Reference:
-    """What `write_reference` wrote."""
+    """Read a reference that `write_reference` wrote."""
     groups: dict[str, Tensors] = {}
     for name, tensor in load_file(path).items():
         group, _, rest = name.partition("/")

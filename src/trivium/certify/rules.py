@@ -18,10 +18,10 @@ from trivium.plan.layers.part import Parameter
 from trivium.seeds import seed_for
 
 # Standard errors that a sample's mean or deviation may be off: beyond six, one in 500 million is.
-STANDARD_ERRORS = 6.0
+MAX_STANDARD_ERRORS = 6.0
 # Draws that follow one another in a stream, and how finely they are compared. Two streams have three such draws in
 # common by chance once in 10^13 pairs.
-RUN, GRID = 3, 1e-5
+RUN_DRAWS, GRID_STEP = 3, 1e-5
 
 
 def drawn(rule: Rule, name: str, seed: int) -> Tensor:
@@ -33,7 +33,7 @@ def drawn(rule: Rule, name: str, seed: int) -> Tensor:
 
 
 def table_problems(rules: Mapping[str, Rule], table: Mapping[str, Parameter]) -> dict[str, str]:
-    """By name, how the engine's table of parameters differs from the rules."""
+    """Return by name how the engine's table of parameters differs from the rules."""
     found = {name: "missing in the engine's table" for name in rules if name not in table}
     found |= {name: "in the engine's table alone" for name in table if name not in rules}
     for name, rule in rules.items():
@@ -46,9 +46,9 @@ def table_problems(rules: Mapping[str, Rule], table: Mapping[str, Parameter]) ->
 
 
 def departures(rules: Mapping[str, Rule], values: Mapping[str, Tensor]) -> dict[str, float]:
-    """By parameter, how far its initial values are from its distribution, relative to the deviation; 0 where no more
-    than chance allows. Those of one rule in all layers are also taken together, under the first one's name: a few
-    values tell little."""
+    """Return for each parameter how far its initial values are from their distribution, relative to the standard
+    deviation; 0 if chance explains it. The parameters of one rule in all layers are also tested together, under the
+    first one's name, because a few values show little."""
     kinds: dict[str, list[str]] = {}
     for name in rules:
         kinds.setdefault(_without_number(name), []).append(name)
@@ -60,8 +60,8 @@ def departures(rules: Mapping[str, Rule], values: Mapping[str, Tensor]) -> dict[
 
 
 def repetitions(rules: Mapping[str, Rule], values: Mapping[str, Tensor]) -> dict[str, float]:
-    """By parameter, the share of its draws that stand in it or in another one as well, in the same order."""
-    names = [name for name, rule in rules.items() if rule.deviation > 0 and values[name].numel() >= RUN]
+    """Return for each parameter the share of its draws that occur again in it or in another one, in the same order."""
+    names = [name for name, rule in rules.items() if rule.deviation > 0 and values[name].numel() >= RUN_DRAWS]
     runs = [_runs(values[name].flatten() / rules[name].deviation) for name in names]
     _, number, counts = np.unique(torch.cat(runs).numpy(), axis=0, return_inverse=True, return_counts=True)
     ends = np.cumsum([len(each) for each in runs])
@@ -76,14 +76,14 @@ def _departure(rule: Rule, x: Tensor) -> float:
     mean, square = float(x.mean()), float(x.square().mean())
     # Wilson and Hilferty (1931): the cube root of chi-squared / n is close to normal(1 - 2 / 9n, 2 / 9n).
     errors = (square ** (1 / 3) - 1 + 2 / (9 * n)) / math.sqrt(2 / (9 * n))
-    off_mean = abs(mean) if abs(mean) * math.sqrt(n) > STANDARD_ERRORS else 0.0
-    off_deviation = abs(math.sqrt(square) - 1) if abs(errors) > STANDARD_ERRORS else 0.0
+    off_mean = abs(mean) if abs(mean) * math.sqrt(n) > MAX_STANDARD_ERRORS else 0.0
+    off_deviation = abs(math.sqrt(square) - 1) if abs(errors) > MAX_STANDARD_ERRORS else 0.0
     return max(off_mean, off_deviation)
 
 
 def _runs(draws: Tensor) -> Tensor:
-    """[draws - RUN + 1, RUN]: each draw with those after it, on the grid."""
-    return (draws.double() / GRID).round().long().unfold(0, RUN, 1)
+    """[draws - RUN_DRAWS + 1, RUN_DRAWS]: each draw with those after it, on the grid."""
+    return (draws.double() / GRID_STEP).round().long().unfold(0, RUN_DRAWS, 1)
 
 
 def _without_number(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Certify many plans: ranks are forked once for many and reused, references are computed once per model."""
+"""Certification of many plans. Ranks are forked once and reused, and references are computed once per model."""
 
 import json
 import platform
@@ -27,7 +27,7 @@ from trivium.progress import Progress, silent
 from trivium.provenance import code_commit
 
 REFERENCE_PROCESSES = 2
-TOGETHER = 24  # plans that ranks run one after the other: where one breaks, each of them runs again in ranks of its own
+PLANS_TOGETHER = 24  # that the same ranks run in turn; if one plan breaks them, each runs again in new ranks
 CPU = torch.device("cpu")  # the reference's, and with its random numbers for dropout
 
 
@@ -77,7 +77,7 @@ def write_references(plans: Sequence[tuple[Plan, Way]], folder: Path) -> None:
 
 
 def reference_of(plan: Plan, way: Way, folder: Path) -> Reference:
-    """What `write_references` wrote for a plan and a way."""
+    """Read the reference of a plan and a way that `write_references` wrote."""
     return read_reference(folder / f"{reference_key(plan, way.course)}.safetensors")
 
 
@@ -89,7 +89,7 @@ def collect(plan: Plan, folder: Path, name: str, way: Way = AS_IT_IS) -> Certifi
 
 
 def versions() -> dict[str, str]:
-    """What the numbers were computed with."""
+    """Return the versions of the software that computed a certificate."""
     return {
         "trivium": __version__,
         "torch": version("torch"),
@@ -152,7 +152,7 @@ def _batches(plans: Sequence[Plan], way_of: Sequence[Way]) -> Iterator[list[int]
     kinds = [(p.layout.world_size, way.name) for p, way in zip(plans, way_of, strict=True)]
     for kind in sorted(set(kinds)):
         numbers = [n for n, each in enumerate(kinds) if each == kind]
-        yield from (numbers[k : k + TOGETHER] for k in range(0, len(numbers), TOGETHER))
+        yield from (numbers[k : k + PLANS_TOGETHER] for k in range(0, len(numbers), PLANS_TOGETHER))
 
 
 @dataclass

@@ -1,10 +1,11 @@
-"""Ways of the engine that no plan names: they follow from sizes, hosts, the kind of processor, dtypes, and time.
+"""Code paths of the engine that no plan selects. They follow from sizes, hosts, the kind of processor, dtypes and time.
 
-A reduced model in fp64 on one host would always go the same way. Here the limits are made so small that it goes the
-others too: several buckets, blocks of queries, pieces of products; messages over the network; masters of their own.
-Limits are read by all ranks alike, and some by both sides of a message, so ranks go one way all their life.
+A reduced model in fp64 on one host would always take the same path. Here limits are lowered so that it takes the others
+too: several buckets, blocks of queries, pieces of products, messages over the network, separate master weights. All
+ranks read the limits alike, and some limits must agree on both sides of a message, so a rank keeps its path for life.
 
-Three more run another model or batch: 64 steps, more layers, or more micro-batches than anything may be counted by.
+Three more run another model or batch: 64 steps, more layers, or more micro-batches than any constant by which they may
+be counted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from trivium.certify.courses import LARGEST_SCALE, LONG, OVERFLOWS, SCALE_GROWTH_STEPS, SHORT, Course
 from trivium.certify.reduce import thin_and_deep, thin_and_long, thin_and_many
 from trivium.comms import transports
+from trivium.kernels import scaled_attention
 from trivium.kernels.operations import Operations, operations_of
 from trivium.model import stage
 from trivium.parallel.context import ring as ring_attention
@@ -36,13 +38,13 @@ from trivium.training.trainer import Trainer
 
 Tensor = torch.Tensor
 
-UPDATED_AT_ONCE = 1500  # elements
+UPDATE_ELEMENTS = 1500  # elements
 LOSS_SCALE = 2.0**10  # a power of two rounds nothing
 ABSENT = object()
 
 
 class Replaced(NamedTuple):
-    """What stands at an attribute of a module or a class meanwhile."""
+    """A temporary value for an attribute of a module or a class."""
 
     owner: Any
     attribute: str
@@ -50,7 +52,7 @@ class Replaced(NamedTuple):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, it stands there."""
+        """Set the attribute while the context is open."""
         before = vars(self.owner).get(self.attribute, ABSENT)
         setattr(self.owner, self.attribute, self.value)
         try:
@@ -64,7 +66,7 @@ class Replaced(NamedTuple):
 
 @contextmanager
 def replaced(every: Iterable[Replaced]) -> Iterator[None]:
-    """Inside, all of them are applied."""
+    """Apply all replacements while the context is open."""
     with ExitStack() as stack:
         for each in every:
             stack.enter_context(each.applied())
@@ -85,10 +87,14 @@ def _unchanged(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class Way:
-    """replaced: limits, and what asks about the machine. by_memory: messages between ranks of this host. narrow:
-    masters apart from the weights, and the loss scaled. in_order: transfers between stages as NCCL has them. refuses:
-    before which steps, counted from 0, an update is refused. shaped: makes of a reduced plan the one that is run;
-    another time it changes nothing. course: how long it is run."""
+    """A code path of the engine that no plan selects.
+
+    replaced: limits, and functions that ask about the machine. by_memory: messages between ranks of this host go
+    through shared memory. narrow: master weights are separate from the weights, and the loss is scaled. in_order:
+    transfers between stages as with NCCL. refuses: 0-based steps before which an update is rejected. shaped: makes the
+    plan that is run out of a reduced plan; applied to its own result it changes nothing. course: length of the
+    training.
+    """
 
     name: str
     replaced: tuple[Replaced, ...] = ()
@@ -101,12 +107,12 @@ class Way:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Inside, this process goes this way."""
+        """Make this process use the code path while the context is open."""
         with replaced(self.replaced):
             yield
 
     def prepare(self, trainer: Trainer) -> None:
-        """Before its first step."""
+        """Change a trainer before its first step."""
         if self.in_order:
             trainer.transport = "in order"
         if self.narrow:
@@ -116,8 +122,8 @@ class Way:
 
 
 def _updated_together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:
-    """Some buckets at once, as accelerators do."""
-    return TOGETHER(shards, UPDATED_AT_ONCE)
+    """Update several buckets at once, as GPUs do."""
+    return TOGETHER(shards, UPDATE_ELEMENTS)
 
 
 def _is_for_our_products(a: Tensor, b: Tensor) -> bool:
@@ -134,27 +140,34 @@ TOGETHER = zero.together
 # Each below what most reduced models have, so that both sides of it are met, and dividing few sizes.
 SMALL_LIMITS = (
     Replaced(buckets, "BUCKET_ELEMENTS", 700),
-    Replaced(buckets, "ELEMENTS_ALONE", 300),
-    Replaced(vocabulary, "ROWS", 5),
-    Replaced(tensor, "ROWS", 5),
-    Replaced(ring_attention, "QUERIES", 2),
+    Replaced(buckets, "LONE_BUCKET_ELEMENTS", 300),
+    Replaced(vocabulary, "BLOCK_ROWS", 5),
+    Replaced(tensor, "BLOCK_ROWS", 5),
+    Replaced(ring_attention, "BLOCK_QUERIES", 2),
+    Replaced(scaled_attention, "BLOCK_QUERIES", 3),
     Replaced(transports, "DIRECT_BYTES", 700),
-    Replaced(norm_over_heads, "AT_ONCE", 40),
+    Replaced(norm_over_heads, "BLOCK_ELEMENTS", 40),
     *limits("comms.host_memory.loans", INLINE_BYTES=72),
     *limits("comms.host_memory.transport", INLINE_BYTES=72, PIECE_BYTES=200),
-    *limits("kernels.cpu.gelu", LEAST=40, PIECE=37),
-    *limits("kernels.cpu.block_attention", LEAST_SCORES=1, LEAST_POSITIONS=4, QUERIES=4, QUERIES_AT_HOME=4),
-    *limits("kernels.cpu.block_attention", QUERIES_IN_WINDOW=4, FAR_APART=300),
+    *limits("kernels.cpu.gelu", MIN_ELEMENTS=40, PIECE_ELEMENTS=37),
+    *limits("kernels.cpu.block_attention", MIN_SCORES=1, MIN_POSITIONS=4, BLOCK_QUERIES=4, BLOCK_QUERIES_ON_INTEL=4),
+    *limits("kernels.cpu.block_attention", BLOCK_QUERIES_IN_WINDOW=4, MIN_FAR_STRIDE_BYTES=300),
 )
 # Products and attention as processors that are not MKL's maker's compute them, products by an operator of fp64.
 PRODUCTS_IN_PIECES = (
-    *limits("kernels.cpu.processor", _AT_HOME=False, _WITHOUT_AVX512=False),
-    *limits("kernels.cpu.product", LEAST=100, TRANSPOSED_WHOLE=300, TRANSPOSED_AT_ONCE=64, LEAST_COLUMNS=3),
+    *limits("kernels.cpu.processor", _IS_INTEL=False, _WITHOUT_AVX512=False),
+    *limits(
+        "kernels.cpu.product",
+        MIN_MULTIPLICATIONS=100,
+        MAX_WHOLE_TRANSPOSE_ELEMENTS=300,
+        TRANSPOSE_BLOCK_ELEMENTS=64,
+        MIN_TRANSPOSE_COLUMNS=3,
+    ),
     *limits("kernels.cpu.product", _is_for_one_dnn=_is_for_our_products, _by_one_dnn=F.linear),
 )
 AS_ACCELERATORS = (
-    *limits("kernels.cpu.processor", _AT_HOME=True),
-    *limits("kernels.cpu.product", LEAST=100),  # biases are added after MKL's products
+    *limits("kernels.cpu.processor", _IS_INTEL=True),
+    *limits("kernels.cpu.product", MIN_MULTIPLICATIONS=100),  # biases are added after MKL's products
     Replaced(stage, "operations_of", _reference_but_products),
     Replaced(zero, "together", _updated_together),
 )

@@ -3,17 +3,20 @@
 from collections.abc import Iterable
 from typing import Literal
 
-Milestones = Literal["none", "pythia"]
+Milestones = Literal["none", "pythia"] | int
+PYTHIA_STEPS = 1000  # between two checkpoints of Pythia (arXiv 2304.01373, section 2.1)
 
 
 def is_milestone(step: int, milestones: Milestones) -> bool:
     """Whether a step's checkpoint is saved and kept to study training itself.
 
-    pythia: steps 0, 1, 2, 4 … 512 and every 1000th (Pythia, arXiv 2304.01373, section 2.1).
+    With a number these are step 0, its multiples, and the powers of two below it. "pythia" is 1000: steps 0, 1, 2,
+    4 … 512 and every 1000th.
     """
     if milestones == "none":
         return False
-    return step % 1000 == 0 or (step <= 512 and step.bit_count() == 1)
+    every = PYTHIA_STEPS if milestones == "pythia" else milestones
+    return step % every == 0 or (step < every and step.bit_count() == 1)
 
 
 def is_due(step: int, *, every: int, last: int, milestones: Milestones = "none") -> bool:

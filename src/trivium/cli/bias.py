@@ -6,19 +6,24 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.benchmarks import about_newest, cut_line
+from trivium.cli.benchmarks import about_checkpoint, about_newest, cut_line
+from trivium.cli.evaluate import Json
+from trivium.cli.model_argument import asked_model, is_asked
 from trivium.cli.options import (
     DEFAULT_OUT,
+    AskedModel,
     Out,
     Preset,
     Reads,
     Redo,
-    SameAsOut,
     Sets,
     directory_of,
     given_for,
+    open_asked,
     open_run,
+    refuse_given,
 )
+from trivium.cli.settings import App, shows
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import CheckpointError, ConfigError
@@ -27,22 +32,33 @@ from trivium.progress import Progress
 from trivium.provenance import file_sha256, write_json
 from trivium.units import counted
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 SERIES = "bias_series.json"  # in the run directory
 TOGETHER = 64  # texts written side by side
 WINOGRAD = ("winogender", "winobias")
 
 
 @app.command()
+@shows("seed", "bias")
 def bias(
-    place: SameAsOut = None,
+    place: AskedModel = None,
     out: Out = DEFAULT_OUT,
     preset: Preset = None,
     sets: Sets = None,
     redo: Redo = False,
     every: Annotated[bool, typer.Option("--every", help=f"Measure every checkpoint; write DIR/{SERIES}.")] = False,
+    json: Json = None,
 ) -> None:
-    """Association with occupations, adjectives and sentiment by group, pronouns: what `bias.analyses` lists."""
+    """Association with occupations, adjectives and sentiment by group, pronouns: what `bias.analyses` lists.
+
+    A run keeps what was measured in DIR/bias. Of another model it is printed, and written with --json.
+    """
+    place = None if place is None else asked_model(place)
+    if place is not None and is_asked(place):
+        refuse_given({"--redo": redo, "--every": every}, f"for the checkpoints of a run; {place} has no training")
+        _measure_asked(place, out, preset, sets, json)
+        return
+    refuse_given({"--json": json}, "a run keeps the results in DIR/bias/results.json; leave it out")
     if every and redo:
         raise ConfigError("--redo: --every measures every checkpoint anew each time it is asked; leave --redo out")
     Reads("bias", BIAS.sections).check(sets)
@@ -57,7 +73,7 @@ def bias(
 def _bias(run: Run, out: Path, progress: Progress) -> Result:
     from trivium.evaluation.bias.run import measure
 
-    measured = measure(run.config.bias, _scorer(run), seed=run.config.seed, progress=progress)
+    measured = measure(run.config.bias, open_writer(run), seed=run.config.seed, progress=progress)
     results = {**measured.results, "model": about_newest(run.at.checkpoints)}
     write_json(out / "results.json", results)
     if measured.texts:
@@ -66,6 +82,25 @@ def _bias(run: Run, out: Path, progress: Progress) -> Result:
                 line = {**text.prompt._asdict(), **text._asdict(), "prompt": text.prompt.text}
                 file.write(dumps(line, ensure_ascii=False) + "\n")
     return results
+
+
+def _measure_asked(place: Path, out: Path, preset: str | None, sets: list[str] | None, json: Path | None) -> None:
+    """Measure a checkpoint or a Hugging Face model that is part of no run."""
+    from trivium.evaluation.answer import NativeScorer
+    from trivium.evaluation.bias.run import measure
+    from trivium.interchange.target import opened
+    from trivium.serving.writer import Writer
+
+    Reads("bias", BIAS.sections).check(sets)
+    run = open_asked(place, out, preset, sets)
+    with opened(place) as found, progress_of("bias") as progress:
+        scorer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=TOGETHER)
+        measured = measure(run.config.bias, scorer, seed=run.config.seed, progress=progress)
+        results = {**measured.results, "model": about_checkpoint(found.newest)}
+    for line in _lines(results):
+        say(line)
+    if json is not None:
+        write_json(json, results)
 
 
 def _series(run: Run) -> None:
@@ -82,7 +117,7 @@ def _series(run: Run) -> None:
         for place in places:
             about = Checkpoint.open(place).manifest
             say(f"  {place.name}")
-            yield Moment(int(about["step"]), int(about["tokens_seen"]), _scorer(run, place))
+            yield Moment(int(about["step"]), int(about["tokens_seen"]), open_writer(run, place))
 
     found: Result = {}
     with progress_of("bias") as progress:
@@ -92,8 +127,8 @@ def _series(run: Run) -> None:
         say(line)
 
 
-def _scorer(run: Run, checkpoint: Path | None = None) -> Any:
-    """A scorer that also writes many texts side by side."""
+def open_writer(run: Run, checkpoint: Path | None = None) -> Any:
+    """Return a scorer of a checkpoint, by default the newest, that also writes many texts side by side."""
     from trivium.evaluation.answer import NativeScorer
     from trivium.serving.writer import Writer
 
@@ -127,19 +162,10 @@ def _lines(result: Result) -> list[str]:
         if row["p_holm"] < SIGNIFICANCE_LEVEL
     ]
     header = ("measure", "of", "estimate", "interval", "Cohen's d", "p (Holm)", "n")
-    others = len(result["effects"]) - len(rows)
-    folded = (
-        [f"  {counted(others, 'effect')} more not significant after Holm's correction; the report lists all"]
-        if others
-        else []
-    )
-    return [
-        *(table(rows, header=header) if rows else []),
-        *folded,
-        *_unmeasured_lines(result),
-        *_cut_lines(result),
-        *_share_lines(result),
-    ]
+    lines = table(rows, header=header) if rows else []
+    if others := len(result["effects"]) - len(rows):
+        lines.append(f"  {counted(others, 'effect')} not significant after Holm's correction; the report lists all")
+    return [*lines, *_unmeasured_lines(result), *_cut_lines(result), *_share_lines(result)]
 
 
 def _unmeasured_lines(result: Result) -> list[str]:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.machine import check_compiler
+from trivium.cli.model_argument import MODELS
 from trivium.cli.options import DEFAULT_PRESET, Ranks, Sets, refuse_no_place_for
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import progress_of, say, table
-from trivium.config import leaves, to_tree
+from trivium.config import leaves, preset_names, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
@@ -27,15 +29,20 @@ SWEEP_RANKS = 8
 
 Verdict = tuple[Mapping[str, Any], bool]  # as plain data, and whether it passed
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
+@shows("seed", "plan")
 def certify(
     preset: Annotated[
         str | None,
         typer.Option(
-            "--preset", metavar="NAME", help=f"A shipped preset or a YAML/JSON file. Default: {DEFAULT_PRESET}."
+            "--preset",
+            "--model",
+            metavar="NAME",
+            help=f"The model: {MODELS}. Default: {DEFAULT_PRESET}.",
+            autocompletion=preset_names,
         ),
     ] = None,
     sets: Sets = None,

@@ -2,28 +2,28 @@
 
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.cli.model_argument import asked_model, model_path
 from trivium.cli.options import DEFAULT_OUT, Out, directory_of, refuse_given
 from trivium.cli.paths import local_path
+from trivium.cli.settings import App
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
 from trivium.config import as_value, leaves, written
 from trivium.errors import CheckpointError, ConfigError, DataError
+from trivium.families.common.hf_config import describes_model
+from trivium.hub import is_hub_name
 from trivium.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from trivium.checkpoint.load import Checkpoint
 
-app = typer.Typer(
-    help="List, verify, rewrite, average, exchange and remove checkpoints.",
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-)
+app = App(help="List, verify, rewrite, average, exchange and remove checkpoints.", no_args_is_help=True)
 
 Which = Annotated[
     str | None,
@@ -94,7 +94,7 @@ def _list(run: Path, json: Path | None) -> None:
     if not run.is_dir():
         what = "is a file" if run.exists() else "does not exist"
         raise DataError(f"{run} {what}; name the --out of `trivium train`")
-    found = [summary(path) for path in published(Workspace(run).checkpoints)]
+    found = [summary(path) for path in published(Workspace(run).saved)]
     rows = [
         (
             r["step"],
@@ -110,7 +110,7 @@ def _list(run: Path, json: Path | None) -> None:
         for line in table(rows, header=("step", "state", "size", "files", "dtype", "written by")):
             say(line)
     else:
-        say(f"{Workspace(run).checkpoints} holds no checkpoints")
+        say(f"{Workspace(run).saved} holds no checkpoints")
     for row in found:
         if "problem" in row:
             say(f"  {row['problem']}")
@@ -202,12 +202,14 @@ def export_(
 ) -> None:
     """Write a checkpoint as GPT2LMHeadModel or LlamaForCausalLM, with tokenizer; its logits are checked."""
     from trivium.interchange.export import export_hf
-    from trivium.interchange.target import tokenizer_near
+    from trivium.interchange.target import opened, tokenizer_near
 
     _known(to, "--to")
-    source = _opened(_one(which, out))
-    words = tokenizer or tokenizer_near(source.directory)
-    found = export_hf(source, folder, tokenizer=words)
+    foreign = which is not None and (is_hub_name(which) or describes_model(Path(which)))
+    with opened(asked_model(str(which)), tokenizer) if foreign else nullcontext() as target:
+        source = _opened(_one(which, out) if target is None else target.newest)
+        words = tokenizer or (tokenizer_near(source.directory) if target is None else target.tokenizer)
+        found = export_hf(source, folder, tokenizer=words)
     say(
         f"  {found.folder}: {counted(found.files, 'file')} of weights; logits differ by at most {found.difference:.2g} "
         f"at {found.positions} positions"
@@ -218,7 +220,9 @@ def export_(
 
 @app.command("import", short_help="Take weights of a Hugging Face folder.")
 def import_(
-    folder: Annotated[Path, typer.Argument(parser=local_path, metavar="DIR", help="A folder of Hugging Face.")],
+    folder: Annotated[
+        Path, typer.Argument(parser=model_path, metavar="MODEL", help="A Hugging Face folder or hf:ORG/NAME.")
+    ],
     source: Annotated[str, typer.Option("--from", metavar="hf", help="hf: Hugging Face transformers.")] = "hf",
     to: Annotated[
         Path | None,
@@ -228,13 +232,15 @@ def import_(
 ) -> None:
     """Take the weights of a GPT-2, Llama, Mistral, Qwen or OLMo (README names each), and the tokenizer beside them.
 
-    A preset beside the new checkpoint trains from it, and holds for `trivium generate` and others that are given it.
+    Without --to, --out becomes a run that trains from these weights, generates and exports. With --to, a preset beside
+    the new checkpoint does.
     """
-    from trivium.cli.imported import PRESET, refuse_preset, write_preset
+    from trivium.cli.imported import began_run, refuse_preset, write_preset
+    from trivium.cli.model_argument import PRESET
     from trivium.interchange.bring import import_hf, tokenizer_files
 
     _known(source, "--from")
-    root = to or out / "imported"
+    folder, root = asked_model(folder), to or out / "imported"
     refuse_preset(root)
     path = import_hf(folder, root)
     say(f"  {path}")
@@ -247,9 +253,10 @@ def import_(
         say(f"  {folder} has no tokenizer.json; train from it with tokens that were made with its tokenizer:")
         say(f"    {shlex.join(['trivium', 'train', '--preset', preset, '--tokens', 'DIR', '--out', run])}")
         return
-    say(f"  ask it: {shlex.join(['trivium', 'generate', str(root)])}")
-    say("  train from it (on your own text with --corpus PATH):")
-    say(f"    {shlex.join(['trivium', 'corpus', 'run', preset, '--out', run])}")
+    begins = to is None and began_run(out)
+    say(f"  ask it: {shlex.join(['trivium', 'generate', run if begins else str(root)])}")
+    say("  train from it (on your own text with --data PATH):")
+    say(f"    {shlex.join(['trivium', 'corpus', 'run', *([] if begins else [preset]), '--out', run])}")
     say(f"    {shlex.join(['trivium', 'train', '--out', run])}")
 
 
@@ -313,7 +320,7 @@ def _refuse_another_out(named: Sequence[str | None], out: Path) -> None:
 
 def _place(which: str | None, out: Path) -> Path:
     """As `_path`; of a run directory, its newest."""
-    if which is not None and Workspace(Path(which)).checkpoints.is_dir():
+    if which is not None and Workspace(Path(which)).saved.is_dir():
         return _path(None, Path(which))
     return _path(which, out)
 
@@ -322,9 +329,9 @@ def _all(which: str | None, out: Path) -> list[Path]:
     """Every checkpoint of --out, or of the run directory named instead."""
     from trivium.checkpoint.format import published
 
-    if which is not None and not Workspace(Path(which)).checkpoints.is_dir():
+    if which is not None and not Workspace(Path(which)).saved.is_dir():
         raise ConfigError(f"--all: {which} names one checkpoint; leave out --all or {which}, or name a run directory")
-    root = Workspace(out if which is None else directory_of(Path(which), out)).checkpoints
+    root = Workspace(out if which is None else directory_of(Path(which), out)).saved
     found = published(root)
     if not found:
         raise CheckpointError(f"{root} holds no checkpoint; train first, or name another --out")
@@ -344,7 +351,7 @@ def _path(which: str | None, out: Path) -> Path:
     """The directory that a step, a path, or nothing (the newest) names."""
     from trivium.checkpoint.format import published, step_name
 
-    root = Workspace(out).checkpoints
+    root = Workspace(out).saved
     if which is None:
         found = published(root)
         if not found:

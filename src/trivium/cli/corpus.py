@@ -4,18 +4,20 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.corpus_tools import against, show, step
+from trivium.cli.corpus_tools import against, show, step, step_names
+from trivium.cli.model_argument import MODELS
 from trivium.cli.options import (
     CURATES,
     DEFAULT_OUT,
     Corpus,
+    Curation,
     Out,
     Preset,
     Redo,
@@ -24,16 +26,19 @@ from trivium.cli.options import (
     given_for,
     harvesting,
     open_run,
+    with_curation,
+    with_options_of,
 )
+from trivium.cli.settings import App, Group, shows
 from trivium.cli.show import say, table
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
 from trivium.cli.tokenize import ENGINES, Workers, chosen_engine, tokenizing
-from trivium.config import differences, shipped
+from trivium.config import differences, first_lines, preset_names, shipped
 from trivium.corpus.config import STORIES
-from trivium.errors import DataError
+from trivium.errors import DataError, nearest
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, fingerprint, read_stamp, work_of
-from trivium.units import format_bytes, listed
+from trivium.units import counted, format_bytes, listed
 
 if TYPE_CHECKING:
     from trivium.corpus.engine import Engine
@@ -56,12 +61,32 @@ KeepWork = Annotated[
     ),
 ]
 KEPT = ".curated.kept"
+MOST_SOURCES = 30  # that a dry run lists
 SHOWN = 5  # damaged files named on the terminal
 
-app = typer.Typer(help="Harvest raw text; curate it into a clean corpus.", rich_markup_mode=None, add_completion=False)
+
+class _Corpus(Group):
+    """Commands of the corpus, and the names of its steps: `corpus dedup` is `corpus step dedup`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Put `step` before the name of a step."""
+        if args[0] in self.commands:
+            return super().resolve_command(ctx, args)
+        steps = step_names()
+        if args[0] not in steps and not ctx.resilient_parsing:
+            ctx.fail(f"'{args[0]}': no such command; {nearest(args[0], (*self.commands, *steps))}")
+        return super().resolve_command(ctx, ["step", *args])
+
+
+app = App(
+    cls=_Corpus,
+    help="Harvest raw text; curate it into a clean corpus.",
+    epilog="The name of a step is a command too: `trivium corpus dedup IN OUT`.",
+)
 
 
 @app.command(short_help="Collect raw text, or your files.")
+@shows("seed", "harvest")
 def harvest(
     out: Out = DEFAULT_OUT,
     corpus: Corpus = None,
@@ -71,54 +96,69 @@ def harvest(
     engine: EngineName = "here",
     workers: Workers = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say which files of --corpus would be read; write nothing.")
+        bool, typer.Option("--dry-run", help="Say which files of --data would be read; write nothing.")
     ] = False,
 ) -> None:
     """Collect raw text: stories that the package ships, with junk planted among them, or your files."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     harvesting("corpus harvest", opened.corpus).check(sets)
     if dry_run:
-        for line in _listed(opened):
+        for line in listed_files(opened):
             say(line)
         return
     perform(on_engine(HARVEST, _harvest, chosen_engine(engine, workers)), opened, redo=redo)
 
 
-@app.command(short_help="Filter, deduplicate, decontaminate and blend it.")
-def curate(
-    out: Out = DEFAULT_OUT,
-    preset: Preset = None,
-    sets: Sets = None,
-    redo: Redo = False,
-    engine: EngineName = "here",
-    workers: Workers = None,
-    keep_work: KeepWork = None,
+@dataclass(frozen=True)
+class Curating:
+    """The options of `corpus curate`."""
+
+    out: Out = DEFAULT_OUT
+    preset: Preset = None
+    sets: Sets = None
+    redo: Redo = False
+    engine: EngineName = "here"
+    workers: Workers = None
+    keep_work: KeepWork = None
+    curation: Curation = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be used again and what done anew; write nothing.")
-    ] = False,
-) -> None:
+    ] = False
+
+
+@app.command(short_help="Filter, deduplicate, decontaminate and blend it.")
+@shows("seed", "curate")
+@with_options_of(Curating)
+def curate(asked: Curating) -> None:
     """Extract, filter, deduplicate, decontaminate and blend what was harvested."""
+    sets = with_curation(asked.sets, asked.curation, harvests=False)
     CURATES.check(sets)
-    opened = open_run(out, given_for(out, preset, sets))
+    opened = open_run(asked.out, given_for(asked.out, asked.preset, sets))
     check_filters(sets, opened.config.curate)
-    if dry_run:
-        for line in _foretold(opened, keep_work, redo=redo):
+    if asked.dry_run:
+        for line in _foretold(opened, asked.keep_work, redo=asked.redo):
             say(line)
         return
-    _perform_curation(opened, keep_work, chosen_engine(engine, workers), redo=redo)
+    _perform_curation(opened, asked.keep_work, chosen_engine(asked.engine, asked.workers), redo=asked.redo)
 
 
 @app.command(short_help="All of it, from raw text to token shards.")
+@shows("seed", "harvest", "curate", "tokens")
 def run(
-    preset: Annotated[str, typer.Argument(metavar="PRESET", help="A shipped preset or a YAML/JSON file.")],
+    preset: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help=f"The model and its settings: {MODELS}.", autocompletion=preset_names),
+    ] = None,
     out: Out = DEFAULT_OUT,
     corpus: Corpus = None,
     sets: Sets = None,
     engine: EngineName = "native",
     workers: Workers = None,
     keep_work: KeepWork = None,
+    curation: Curation = None,
 ) -> None:
     """From raw text to token shards; killed at any moment, the same command goes on."""
+    sets = with_curation(sets, curation)
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     harvesting("corpus run", opened.corpus).check(sets)
     check_filters(sets, opened.config.curate)
@@ -164,7 +204,7 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
     return found
 
 
-def _listed(run: Run) -> list[str]:
+def listed_files(run: Run) -> list[str]:
     """What a harvest would read: files and bytes of each source."""
     from trivium.corpus.read.files import list_files, source_of, states_of, told_endings
 
@@ -177,10 +217,14 @@ def _listed(run: Run) -> list[str]:
         source = source_of(file if isinstance(run.corpus, str) else Path(file), run.corpus)
         files[source] += 1
         sizes[source] += size or 0
+    sources = sorted(files)
     lines = table(
-        [(source, files[source], format_bytes(sizes[source])) for source in sorted(files)],
+        [(source, files[source], format_bytes(sizes[source])) for source in sources[:MOST_SOURCES]],
         header=("source", "files", "bytes"),
     )
+    if more := sources[MOST_SOURCES:]:
+        rest = sum(files[source] for source in more), format_bytes(sum(sizes[source] for source in more))
+        lines.append(f"  and {counted(len(more), 'source')} more, with {counted(rest[0], 'file')} of {rest[1]}")
     lines += [f"not read, as they are of another kind: {told_endings(others)}"] if others else []
     return [f"harvest: {'up to date' if is_current(HARVEST, run) else 'to be done'}", *lines]
 
@@ -215,7 +259,7 @@ def _foretold(run: Run, keep: bool | None, *, redo: bool) -> list[str]:
         return [f"curate: up to date in {directory}", *_nothing_kept(run, keep)]
     before = read_stamp(directory) or {}
     changed = differences(before["config"], CURATE.config(run)) if "config" in before else []
-    return ["curate: to be done", *(f"  {line}" for line in changed), *_reuse_lines(run, _kept(run, keep))]
+    return ["curate: to be done", *first_lines(changed).splitlines(), *_reuse_lines(run, _kept(run, keep))]
 
 
 def _reuse_lines(run: Run, kept: Path | None) -> list[str]:

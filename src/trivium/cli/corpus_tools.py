@@ -13,13 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, DEFAULT_PRESET, Out, Sets, refuse_given, refuse_inside, with_options_of
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    DEFAULT_PRESET,
+    AsJson,
+    Out,
+    Sets,
+    refuse_given,
+    refuse_inside,
+    with_options_of,
+)
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.settings import shows
 from trivium.cli.show import progress_of, say, say_either
 from trivium.cli.tokenize import ENGINES, Workers, chosen_engine
 from trivium.cli.workspace import Workspace, read_result
-from trivium.config import to_tree
+from trivium.config import preset_names, to_tree
 from trivium.errors import ConfigError, DataError, nearest
 from trivium.finite import dumps
 from trivium.progress import Progress
@@ -33,9 +43,15 @@ if TYPE_CHECKING:
 STEP = "corpus step"  # whose output it may replace: nothing but its own, for a training has a stamp too
 READ = "read"  # the step without a filter: what cannot be read is set aside
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Preset = Annotated[
-    str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file, for its settings.")
+    str,
+    typer.Option(
+        "--preset",
+        "--model",
+        metavar="NAME",
+        help="A model or config file, for its settings.",
+        autocompletion=preset_names,
+    ),
 ]
 Source = Annotated[
     Path,
@@ -46,6 +62,22 @@ Source = Annotated[
 Target = Annotated[Path, typer.Argument(parser=local_path, metavar="OUT", help="A folder to be made.")]
 
 
+# The options that one step reads; all others, which are filters and `read`, read --engine and --workers.
+_OWN: Mapping[str, tuple[str, ...]] = {
+    "dedup": ("--by", "--index"),
+    "select": ("--target",),
+    "train-classifier": ("--crawl",),
+    "score": ("--model",),
+}
+
+
+def step_names() -> tuple[str, ...]:
+    """Return the names of all steps."""
+    from trivium.corpus.clean.filters import FILTERS
+
+    return (READ, *FILTERS, *_OWN)
+
+
 @dataclass(frozen=True)
 class Asked:
     """The arguments and options of `corpus step`."""
@@ -53,7 +85,9 @@ class Asked:
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="read, extract, clean or a filter's name; dedup, select, train-classifier or score."
+            metavar="NAME",
+            help="read, extract, clean or a filter's name; dedup, select, train-classifier or score.",
+            autocompletion=step_names,
         ),
     ]
     source: Source
@@ -105,17 +139,13 @@ class Asked:
 
 
 Work = Callable[[Path, Progress], dict[str, Any]]
-# The options that one step reads; all others, which are filters and `read`, read --engine and --workers.
-_OWN: Mapping[str, tuple[str, ...]] = {
-    "dedup": ("--by", "--index"),
-    "select": ("--target",),
-    "train-classifier": ("--crawl",),
-    "score": ("--model",),
-}
+
+
 _NEEDED = ("--target", "--crawl", "--model")
 
 
 @with_options_of(Asked)
+@shows("seed", "curate")
 def step(asked: Asked) -> None:
     """Run one step alone, documents in and documents out; killed at any moment, the same command goes on.
 
@@ -123,9 +153,7 @@ def step(asked: Asked) -> None:
     bring training closest to a target set, best first (curate.selection). train-classifier trains the classifier of
     high-quality text on IN against --crawl; score writes every document with its score as `classifier_score`.
     """
-    from trivium.corpus.clean.filters import FILTERS
-
-    known = (READ, *FILTERS, *_OWN)
+    known = step_names()
     if asked.name not in known:
         raise ConfigError(f"NAME '{asked.name}': no such step; {nearest(asked.name, known)}")
     options: dict[str, Any] = {"--by": asked.by, "--index": asked.index, "--target": asked.target}

@@ -12,6 +12,7 @@ from trivium.cli.options import (
     CORPUS_MADE,
     DEFAULT_OUT,
     EVERY_SECTION,
+    AsJson,
     Out,
     Preset,
     Reads,
@@ -23,6 +24,7 @@ from trivium.cli.options import (
 )
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import progress_of, say, say_either, table
 from trivium.cli.stage import Result, Run, perform
 from trivium.cli.tokenize import ADOPT, TOKENIZE, never_read_lines
@@ -37,11 +39,8 @@ from trivium.training.record import Record, read_record
 if TYPE_CHECKING:
     from trivium.tokens.tokenizer import Tokenizer
 
-app = typer.Typer(
-    help="From tokens to documents and back, for every step of a run; tokens made elsewhere.",
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
+app = App(
+    help="From tokens to documents and back, for every step of a run; tokens made elsewhere.", no_args_is_help=True
 )
 
 # The combinations of options that `show` takes.
@@ -80,7 +79,7 @@ class Asked:
         Path | None,
         typer.Option("--tokens", parser=local_path, metavar="DIR", help="Where its token shards are now, if moved."),
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    as_json: AsJson = False
 
 
 @app.command(short_help="Show what a step read, or which steps read a document.")
@@ -280,6 +279,7 @@ STAGE = replace(TOKENIZE, name="adopt", verb=ADOPT, sections=(), reads=(), check
 
 
 @app.command(short_help="Train on Megatron-LM's .bin/.idx pairs as they are.")
+@shows("tokens")
 def adopt(
     prefixes: Annotated[
         list[str],
@@ -309,20 +309,33 @@ def adopt(
 
     What made their ids: --set tokens.tokenizer=FILE, a tokenizer.json.
     """
-    from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
-
     never = {**CORPUS_MADE, "tokens.dtype": "pairs keep the dtype that they have; leave it out"}
     if validation:
         never["tokens.validation_fraction"] = "--validation names what validates; leave one of the two out"
     Reads(ADOPT, EVERY_SECTION, never).check(sets)
-    given = given_for(out, preset, sets)
+    adopt_into(out, given_for(out, preset, sets), prefixes, tuple(validation or ()), ended=not unended, redo=redo)
+    say(f"train on them: trivium train --out {shlex.quote(str(out))}")
+
+
+def adopt_into(
+    out: Path,
+    given: Given,
+    prefixes: list[str],
+    validation: tuple[Path, ...] = (),
+    *,
+    ended: bool = True,
+    redo: bool = False,
+) -> None:
+    """Make the tokens of a run directory of pairs, unless they are already."""
+    from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
+
     words = _tokenizer(given)
     known = [f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")]
     known.append(f"plan.model.end_of_text={words.end_of_text}")
     others = [said for said in given.assignments if said not in known]
     run = open_run(out, given._replace(assignments=(*known, *others)))
     train, weights = _weighted(prefixes)
-    pairs = Pairs(train, weights, tuple(validation or ()), run.config.tokens.validation_fraction, not unended)
+    pairs = Pairs(train, weights, validation, run.config.tokens.validation_fraction, ended)
     _refuse_files((*pairs.train, *pairs.validation))
     sources = source_names((*pairs.train, *pairs.validation))
     folder = run.at.folder("tokens")
@@ -342,7 +355,6 @@ def adopt(
     named = {file for prefix in sources.values() for file in _files(prefix)}
     moved = folder.is_dir() and any(p.is_symlink() and p.resolve() not in named for p in folder.iterdir())
     perform(stage, run, redo=redo or moved)
-    say(f"train on them: trivium train --out {shlex.quote(str(out))}")
 
 
 def _tokenizer(given: Given) -> "Tokenizer":

@@ -32,6 +32,7 @@ from trivium.cli.price import AnyMachine, dry_run_lines
 from trivium.cli.prove import PROVE
 from trivium.cli.report import make_report
 from trivium.cli.run_config import resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import say, seconds_line
 from trivium.cli.stage import Run, Stage, perform
 from trivium.cli.tokenize import TOKENIZE
@@ -45,10 +46,11 @@ LAYOUT_FIELDS = ("plan.layout", "training.fastest_after")
 COLUMNS = 116  # of a line of a sample
 NAMES = ("doctor", *(stage.name for stage in STAGES), "report")
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
+@shows("seed", "harvest", "curate", "plan", "training")
 def demo(
     out: Out = DEFAULT_OUT,
     corpus: Corpus = None,

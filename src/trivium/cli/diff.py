@@ -10,6 +10,7 @@ from trivium.cli.checkpoint import Json
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
+from trivium.cli.settings import App
 from trivium.cli.show import say
 from trivium.config import differences, to_tree
 from trivium.errors import DataError
@@ -17,7 +18,7 @@ from trivium.provenance import write_json
 
 CORPUS_FOLDERS = ("curated", "tokens")  # of a run directory
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()

@@ -2,16 +2,15 @@
 
 import time
 
-import typer
-
 from trivium.cli.machine import Check, gather, judge
 from trivium.cli.options import DEFAULT_OUT, Out
+from trivium.cli.settings import App
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace
 from trivium.errors import MachineError
 from trivium.provenance import STAMP, describe, write_json
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()

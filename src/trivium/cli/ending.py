@@ -2,13 +2,13 @@
 
 import json
 import os
-import shlex
 import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -141,54 +141,45 @@ def _run(work: Callable[[], None], pipe: Connection) -> None:
     os._exit(0)
 
 
-_OTHER_UNITS = ("_tokens", "_fraction", "recompute.mode", "precision.weights")  # than steps, rates and switches
-_MOST_FIELDS = 3  # that an unknown option may mean
+_MOST_PROPOSED = 3  # options or fields that an unknown option may mean
+_MIN_OPTION_SIMILARITY = 0.75  # ratio of difflib
 
 
 @contextmanager
-def usage_errors_told(words: Sequence[str]) -> Iterator[None]:
-    """Complete the error of usage that is raised inside. words: what was typed."""
+def usage_errors_told() -> Iterator[None]:
+    """Complete the error of usage that is raised inside."""
     try:
         yield
     except Exception as error:  # typer keeps the class of these errors private
         if getattr(error, "message", None) and hasattr(error, "format_message"):
-            _complete(error, words)
+            _complete(error)
         raise
 
 
-def _complete(error: Any, words: Sequence[str]) -> None:
-    option = str(getattr(error, "option_name", None) or "")
-    fields = _fields(error, option) if option else []
+def _complete(error: Any) -> None:
     error.message = plain(error.message)
-    if fields:
-        error.possibilities = None
-        value = _value_of(option, words)
-        commands = [
-            shlex.join([*error.ctx.command_path.split(), "--set", f"{field}={_for(field, value)}"]) for field in fields
-        ]
-        error.message += f". Fields of the config are given with --set: {plain(' or '.join(commands))}"
+    if not hasattr(error, "possibilities"):
+        return
+    meant = " or ".join(list(_meant(error))[:_MOST_PROPOSED])
+    command = getattr(getattr(error, "ctx", None), "command_path", "trivium")
+    remedy = f"did you mean {meant}?" if meant else f"`{command} --help` lists those that there are"
+    error.message, error.possibilities = plain(f"{error.option_name}: no such option; {remedy}"), None
 
 
-def _fields(error: Any, option: str) -> list[str]:
-    ctx = getattr(error, "ctx", None)
-    takes_set = ctx is not None and any("--set" in p.opts for p in ctx.command.params)
-    if not takes_set or not option.startswith("--"):
-        return []
-    from trivium.cli.run_config import RunConfig
+def _meant(error: Any) -> Iterator[str]:
+    """Yield what an unknown option may mean, as it is typed, the likeliest first: options of the command, and fields of
+    the config that --set takes there."""
+    from trivium.cli.settings import SETS, options_of, root_of
     from trivium.config import field_paths
 
-    return list(RunConfig.meant(option, field_paths(RunConfig)))[:_MOST_FIELDS]
-
-
-def _for(field: str, value: str) -> str:
-    """The value that was typed, unless the field has another unit than what others call like it."""
-    return "VALUE" if field.endswith(_OTHER_UNITS) else value
-
-
-def _value_of(option: str, words: Sequence[str]) -> str:
-    """What follows an option: after its =, or as the next word."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if name == option:
-            return value if equals else after if after and not after.startswith("--") else "VALUE"
-    return "VALUE"
+    command = error.ctx.command
+    settings = options_of(command)
+    similar = get_close_matches(error.option_name, error.possibilities or (), cutoff=_MIN_OPTION_SIMILARITY)
+    paths = {setting.path: option for option, setting in settings.items()}
+    yield from (option for option in similar if option not in settings)
+    fields = [settings[option].path for option in similar if option in settings]
+    if any(SETS in param.opts for param in command.params):
+        root = root_of(command)
+        fields = [*root.meant(error.option_name, field_paths(root)), *fields]
+    for path in dict.fromkeys(fields):
+        yield f"{paths[path]} ({path})" if path in paths else f"{SETS} {path}=VALUE"

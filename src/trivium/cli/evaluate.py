@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from trivium.cli.benchmarks import (
     Asked,
@@ -18,25 +17,28 @@ from trivium.cli.benchmarks import (
     refuse_bad_place,
     tell,
 )
+from trivium.cli.model_argument import asked_model, model_path
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Reads, Redo, Sets, given_for, open_run
 from trivium.cli.paths import local_path
+from trivium.cli.settings import App, Command, shows
 from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError
+from trivium.evaluation.config import BenchmarkConfig
 from trivium.progress import Progress
 from trivium.provenance import fingerprint, write_json
 from trivium.units import counted, listed
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 Target = Annotated[
     Path | None,
     typer.Argument(
-        parser=local_path,
-        metavar="RUN_OR_CHECKPOINT",
-        help="Ask this run, checkpoint or folder of Hugging Face published tasks. Without it: the run of --out, on "
-        "tasks made of its own held-out documents.",
+        parser=model_path,
+        metavar="MODEL",
+        help="Ask this run, checkpoint, Hugging Face folder or hf:ORG/NAME published tasks. Without it: the run of "
+        "--out, on tasks made of its own held-out documents.",
     ),
 ]
 Tasks = Annotated[
@@ -56,8 +58,8 @@ Json = Annotated[
 
 
 _OF_PUBLISHED_TASKS = (
-    "for published tasks, which are asked of what is named: `trivium evaluate RUN_OR_CHECKPOINT --tasks …`; leave it "
-    "out for the tasks made of the run's own held-out documents"
+    "for published tasks, which are asked of what is named: `trivium evaluate MODEL --tasks …`; leave it out for the "
+    "tasks made of the run's own held-out documents"
 )
 _OF_HELD_OUT_TASKS = (
     "for the tasks made of a run's own held-out documents: `trivium evaluate --out RUN`; leave it out where published "
@@ -67,7 +69,7 @@ _OF_HELD_OUT_TASKS = (
 _OF_MODELS = "for a model that is asked; a file of predictions holds the answers already: leave it out"
 
 
-class _EitherWay(TyperCommand):
+class _EitherWay(Command):
     """The verb's options, and those of the station of a run, which works when no target is named."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -93,7 +95,7 @@ class _EitherWay(TyperCommand):
             raise ConfigError(f"{', '.join(given)}: {why}")
 
 
-_station = typer.Typer(rich_markup_mode=None, add_completion=False)
+_station = App()
 
 
 @_station.command()
@@ -103,6 +105,7 @@ def _evaluate_run(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = No
 
 
 @app.command(cls=_EitherWay)
+@shows("seed", "wording", "layout", root=BenchmarkConfig)
 def evaluate(
     target: Target = None,
     tasks: Tasks = "mt-nlg",
@@ -117,9 +120,8 @@ def evaluate(
 ) -> None:
     """Score held-out tasks zero- and few-shot; or published ones, beside the paper's figures.
 
-    RUN_OR_CHECKPOINT may also be a folder of Hugging Face, or a file of predictions for HANS (0 or 1 a pair). With
-    it, --set overrides wording, shots_drawn, seed, confidence, resamples, tokenizer (its path) and the layout of the
-    ranks that answer: --set wording=harness --set layout.tensor=2.
+    MODEL may also be a file of predictions for HANS (0 or 1 a pair). With it, --set overrides shots_drawn, confidence,
+    resamples and tokenizer (its path) too: --set confidence=0.9.
     """
     assert target is not None, "without a target the station of the run works"
     refuse_bad_place(json)
@@ -128,7 +130,7 @@ def evaluate(
         return
     from trivium.interchange.target import opened
 
-    asked = Asked(tasks, data, config_of(shots, limit, sets or ()), every)
+    asked, target = Asked(tasks, data, config_of(shots, limit, sets or ()), every), asked_model(target)
     results, places = None, []
     with opened(target, asked.config.tokenizer) as found, progress_of("evaluate") as progress:
         keeping = kept(found, asked, json)

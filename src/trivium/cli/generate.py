@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.benchmarks import answered
+from trivium.cli.model_argument import asked_model, is_asked
 from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Redo, Sets, open_asked
 from trivium.cli.run_config import RunConfig
+from trivium.cli.settings import App, shows
 from trivium.cli.show import say, say_aside, tell
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
 from trivium.cli.train import joins_torchrun
@@ -22,10 +24,11 @@ from trivium.units import counted
 
 SAMPLES = "samples.json"  # in the folder of a run's samples
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
+@shows("seed", "generation")
 def generate(
     target: AskedModel = None,
     prompt: Annotated[
@@ -44,12 +47,12 @@ def generate(
 ) -> None:
     """Continue the prompts of the config and keep the samples; of a target, or prompts given here, only print them.
 
-    How: --set generation.sampling.temperature=0.7, and so top_k, top_p, repetition_penalty, stop, max_tokens, seed;
-    generation.logprobs=5 tells each token's probability and the 5 likeliest; generation.together texts are written
-    side by side, over the ranks of generation.layout.
+    --logprobs 5 prints the probability of each token and of the 5 likeliest. --set generation.sampling.stop=[TEXT], and
+    so repetition_penalty and seed. generation.together texts are written in one batch, over the ranks of the layout.
     """
     named = {"--prompt": prompt is not None, "--file": file is not None, "--interactive": interactive}
-    kept = target is None and not any(named.values())
+    imported = target is None and is_asked(out)
+    kept = target is None and not any(named.values()) and not imported
     if redo and not kept:
         raise ConfigError("--redo: for the samples that a run keeps; what is only printed is always written anew")
     given_prompts = [option for option, is_given in named.items() if is_given]
@@ -60,6 +63,7 @@ def generate(
         GENERATE.sections,
         {"generation.prompts": f"{given_prompts[0]} gives the prompts; leave one out"} if given_prompts else {},
     ).check(sets)
+    target = None if target is None else asked_model(target)
     run = open_asked(target, out, preset, sets)
     if kept and joins_torchrun(os.environ):
         _join(run, redo=redo)
@@ -67,7 +71,7 @@ def generate(
     if kept:
         perform(GENERATE, run, redo=redo)
         return
-    if target is None:
+    if target is None and not imported:
         GENERATE.inputs(run)
     from trivium.interchange.target import opened
 

@@ -1,21 +1,22 @@
-"""The preset beside an imported checkpoint: a training that begins with its weights, and how it draws texts."""
+"""Weights of Hugging Face as a checkpoint: the preset beside it, and the run that begins with it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
-from trivium.checkpoint.format import published, step_of
-from trivium.cli.run_config import LAYOUTS, Given, resolve
-from trivium.config import Tree, build, merge, to_tree
-from trivium.errors import ConfigError, DataError
-from trivium.serving.config import Drawing
-from trivium.tokens.marks import GENERATION
-from trivium.tokens.tokenizer import FILE, given_tokenizer, load_tokenizer
-from trivium.untrusted import read_json
+from trivium.checkpoint.format import read_manifest, step_name
+from trivium.cli.model_argument import PRESET, asked_model, sections_of
+from trivium.cli.run_config import BASE, LAYOUTS, Given, resolve
+from trivium.cli.stage import Run
+from trivium.cli.workspace import Workspace
+from trivium.config import Tree, merge, to_tree
+from trivium.errors import ConfigError
+from trivium.families.common.hf_config import describes_model
+from trivium.hub import PREFIX, is_hub_name, name_of
+from trivium.provenance import write_json
+from trivium.tokens.tokenizer import FILE
 
-PRESET = "preset.yaml"
-BASE = "demo"
-_DRAWN_BY = ("temperature", "top_k", "top_p")  # of generation_config.json, where it says do_sample
 _HEAD = "# The model that was imported, its tokenizer and how it draws texts; paths are relative to this folder.\n"
 
 
@@ -25,56 +26,50 @@ def refuse_preset(root: Path) -> None:
         raise ConfigError(f"{root / PRESET} exists already; choose another --to")
 
 
-def preset_beside(target: Path) -> Path | None:
-    """The preset that lies beside an imported checkpoint, which is named by its directory or the one it is in."""
-    root = target.parent if step_of(target.name) is not None else target
-    return root / PRESET if (root / PRESET).is_file() and published(root) else None
-
-
 def write_preset(checkpoint: Path) -> list[str]:
     """Write the preset of an imported checkpoint beside it; returns what a user should know of it."""
-    from trivium.checkpoint.load import Checkpoint
-
     root = checkpoint.parent
-    model = to_tree(Checkpoint.open(checkpoint).plan.model)
-    words, told = _tokens_of(root)
-    sampling, more = _sampling_of(root)
-    tree: Tree = {"base": BASE, "plan": {"model": model, **LAYOUTS[1]}}
-    tree |= {"tokens": words} if words else {}
-    tree["training"] = {"start_from": checkpoint.name}
-    tree |= {"generation": {"sampling": sampling}} if sampling else {}
+    tree, told = sections_of(root, read_manifest(checkpoint)["plan"]["model"])
+    if "tokens" in tree:
+        tree = merge(tree, {"tokens": {"tokenizer": FILE}})
+    whole: Tree = {"base": BASE, **merge({"plan": LAYOUTS[1]}, tree), "training": {"start_from": checkpoint.name}}
     path = root / PRESET
-    path.write_text(_HEAD + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return [*told, *more, *(resolve(Given(str(path))).problems() if words else [])]
+    path.write_text(_HEAD + yaml.safe_dump(whole, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return [*told, *(resolve(Given(str(path))).problems() if "tokens" in tree else [])]
 
 
-def _tokens_of(root: Path) -> tuple[Tree, list[str]]:
-    """The section `tokens` of the tokenizer in a folder, and what ends its documents."""
-    if not (root / FILE).is_file():
-        return {}, []
-    try:
-        words = given_tokenizer(str(root))
-    except (ConfigError, DataError) as error:  # of several ends, the first is right for prompts
-        told = [f"to train from it: {error}"]
-        try:
-            return {"tokenizer": FILE, "vocabulary": load_tokenizer(root / FILE).vocabulary}, told
-        except DataError:
-            return {}, told
-    return {"tokenizer": FILE, "vocabulary": words.vocabulary}, [f"documents end with {words.marks.end}"]
+def began_run(out: Path) -> bool:
+    """Give a run directory without a config the one of the preset in its folder of imported weights, so that commands
+    need no more than --out. Returns whether `out` has that config now: not where it had another, or where training
+    still needs something, such as a tokenizer."""
+    at = Workspace(out)
+    config = resolve(Given(str(at.imported / PRESET)))
+    if at.config.exists() or config.tokens.tokenizer is None or config.problems():
+        return False
+    write_json(at.config, to_tree(config))
+    return True
 
 
-def _sampling_of(root: Path) -> tuple[Tree, list[str]]:
-    """How a folder's generation_config.json says that texts are drawn, and which of its settings are not taken."""
-    try:
-        said = read_json(root / GENERATION)
-    except (OSError, ValueError):
-        return {}, []
-    if not isinstance(said, dict):
-        return {}, [f"{GENERATION} is not taken: it is {type(said).__name__}, not an object"]
-    names = ("repetition_penalty", *(_DRAWN_BY if said.get("do_sample") is True else ()))
-    found = {name: said[name] for name in names if said.get(name) is not None}
-    try:
-        build(Drawing, merge(to_tree(Drawing()), found))
-    except ConfigError as error:
-        return {}, [f"{GENERATION} is not taken: {error}".replace("\n", "; ")]
-    return found, []
+def with_weights(run: Run) -> tuple[Run, str | None]:
+    """Return the run with a checkpoint as training.start_from, and the Hugging Face model that `bring` has to import
+    there first: its place is in the run directory."""
+    given = run.config.training.start_from
+    if given is None or not (is_hub_name(given) or describes_model(Path(given))):
+        return run, None
+    name = given.removeprefix(PREFIX).partition("@")[0] if is_hub_name(given) else name_of(Path(given))
+    place = run.at.imported / step_name(0)
+    if place.is_dir() and (there := read_manifest(place).get("imported_from", {}).get("folder")) != name:
+        raise ConfigError(
+            f"training.start_from is {given}, but {place} was imported from {there}; give another --out, or "
+            f"--set training.start_from={place}"
+        )
+    training = run.config.training.model_copy(update={"start_from": str(place.absolute())})
+    mapped = replace(run, config=run.config.model_copy(update={"training": training}))
+    return mapped, None if place.is_dir() else given
+
+
+def bring(run: Run, given: str) -> None:
+    """Import the weights of a Hugging Face model into a run directory."""
+    from trivium.interchange.bring import import_hf
+
+    import_hf(asked_model(given), run.at.imported)

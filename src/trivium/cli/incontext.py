@@ -8,8 +8,9 @@ import typer
 
 from trivium.cli.benchmarks import Kept, about_checkpoint, answered, cut_line, refuse_bad_place
 from trivium.cli.evaluate import Data, Json
+from trivium.cli.model_argument import asked_model, model_path
 from trivium.cli.options import Sets
-from trivium.cli.paths import local_path
+from trivium.cli.settings import App, shows
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError
@@ -22,17 +23,18 @@ if TYPE_CHECKING:
 
 FOLDER = "incontext"  # of a run directory
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
+@shows("seed", "wording", "layout", root=IncontextConfig)
 def incontext(
     targets: Annotated[
         list[Path],
         typer.Argument(
-            parser=local_path,
-            metavar="RUN_OR_CHECKPOINT",
-            help="What to ask; several are compared, as models of several sizes.",
+            parser=model_path,
+            metavar="MODEL",
+            help="Runs, checkpoints, Hugging Face folders or hf:ORG/NAME; several are compared.",
         ),
     ],
     task: Annotated[str, typer.Option("--task", metavar="NAME", help="A multiple-choice task.")] = "hans",
@@ -45,7 +47,7 @@ def incontext(
 ) -> None:
     """Accuracy and calibration against number, order, balance and source of shots, wording, checkpoint and size.
 
-    --set overrides compare_at, draws, orders, wording, seed, confidence, tokenizer and layout of the ranks that answer.
+    --set overrides compare_at, draws, orders, confidence and tokenizer too.
     """
     from trivium.evaluation.incontext import FORMAT
     from trivium.evaluation.joined import loses_study
@@ -53,6 +55,7 @@ def incontext(
     from trivium.interchange.target import opened, run_of
 
     refuse_bad_place(json)
+    targets = [asked_model(target) for target in targets]
     config = _config(shots, limit, sets or [])
     study = _study(task, data, config)
     models: list[dict[str, Any]] = []

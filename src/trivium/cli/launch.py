@@ -7,6 +7,7 @@ import shlex
 import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
@@ -14,17 +15,20 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, TRAINS_ON, Out, Preset, Ranks, Sets, Tokens, given_for
-from trivium.cli.price import dry_run_lines, machine_of
+from trivium.cli.options import DEFAULT_OUT, TRAINS_ON, Out, Preset, Ranks, Sets, Tokens, given_for, with_options_of
+from trivium.cli.planned import planned
+from trivium.cli.price import Gpus, dry_run_lines, machine_of
 from trivium.cli.run_config import HERE, Given, RunConfig, is_machine_file, resolve
-from trivium.cli.show import layout_text, say
+from trivium.cli.settings import App, shows
+from trivium.cli.show import layout_text, say, say_aside
 from trivium.cli.train import would
 from trivium.config import leaves, parse_assignments, preset_names
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError, MachineError
+from trivium.hub import is_hub_name
 from trivium.plan.mapping import problems
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 MODULE = "trivium.cli.main train"
 # Between the moment all ranks have saved and the moment the last of them has ended.
@@ -87,32 +91,42 @@ class Nodes(NamedTuple):
     fills_nodes: bool = False
 
 
-@app.command()
-def launch(
-    target: Annotated[Target, typer.Option("--print", help="For whom the job file is.")],
-    out: Out = DEFAULT_OUT,
-    preset: Preset = None,
-    sets: Sets = None,
-    ranks: Ranks = None,
-    tokens: Tokens = None,
-    image: Annotated[
-        str, typer.Option("--image", metavar="NAME", help="Kubernetes: the container's image.")
-    ] = "REPLACE-ME",
+@dataclass(frozen=True)
+class Asked:
+    """The options of `launch`."""
+
+    target: Annotated[Target, typer.Option("--print", help="For whom the job file is.")]
+    out: Out = DEFAULT_OUT
+    preset: Preset = None
+    gpus: Gpus = None
+    sets: Sets = None
+    ranks: Ranks = None
+    tokens: Tokens = None
+    image: Annotated[str, typer.Option("--image", metavar="NAME", help="Kubernetes: the container's image.")] = (
+        "REPLACE-ME"
+    )
     claim: Annotated[
         str, typer.Option("--claim", metavar="NAME", help="Kubernetes: the claim of the shared volume.")
-    ] = "REPLACE-ME",
-) -> None:
+    ] = "REPLACE-ME"
+
+
+@app.command()
+@shows("seed", "plan", "training", "machine")
+@with_options_of(Asked)
+def launch(asked: Asked) -> None:
     """Print a job file for a run: ranks on the nodes of its machine, signals that save, and restarts that go on.
 
     Nothing is started; what `train` would refuse is refused. `machine` in the config says how many devices a node has.
     """
-    if target is Target.kubernetes:
+    out, preset, tokens = asked.out, asked.preset, asked.tokens
+    if asked.target is Target.kubernetes:
         _refuse_what_no_pod_has(out, preset, tokens)
-        for field, value in leaves(parse_assignments(sets or (), RunConfig)):
-            if isinstance(value, str) and (field in PATHS or (field == "machine" and is_machine_file(value))):
+        for field, value in leaves(parse_assignments(asked.sets or (), RunConfig)):
+            is_path = field in PATHS or (field == "machine" and is_machine_file(str(value)))
+            if isinstance(value, str) and is_path and not is_hub_name(value):
                 _refuse_relative(f"--set {field}", value, out, between="=")
-    TRAINS_ON.check(sets)
-    given = given_for(out, preset, sets, ranks)
+    TRAINS_ON.check(asked.sets)
+    given = planned(given_for(out, preset, asked.sets, asked.ranks), asked.gpus, out, say_aside)
     config = resolve(given).checked()
     if config.machine == HERE:
         machine = None
@@ -120,14 +134,14 @@ def launch(
         machine = machine_of(config.machine)
     words = ["--out", str(out)]
     words += ["--preset", preset] if preset else []
-    words += [word for each in sets or () for word in ("--set", each)]
-    words += ["--ranks", str(ranks)] if ranks else []
+    words += [word for each in given.assignments for word in ("--set", each)]
+    words += ["--ranks", str(asked.ranks)] if asked.ranks else []
     words += ["--tokens", str(tokens)] if tokens else []
     for word in words:
         if not word.isprintable():
             raise ConfigError(f"{word!r} holds a line break or the like, which a job file cannot; write it otherwise")
-    more = {"image": image, "claim": claim, "arguments": shlex.join(words)}
-    text = job_file(target, config, machine, out, more)
+    more = {"image": asked.image, "claim": asked.claim, "arguments": shlex.join(words)}
+    text = job_file(asked.target, config, machine, out, more)
     _refuse_what_train_would(out, given, tokens)
     say(text)
 
@@ -157,7 +171,7 @@ def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) 
             f"--out {out}: pods mount the shared volume at its parent, which is the root of their files; give a folder "
             f"below one, as --out {Path('/runs') / (out.name or 'demo')}"
         )
-    given_file = preset is not None and preset not in preset_names()
+    given_file = preset is not None and preset not in preset_names() and not is_hub_name(preset)
     for option, path in (("--preset", preset if given_file else None), ("--tokens", tokens)):
         if path is not None:
             _refuse_relative(option, path, out)

@@ -1,4 +1,4 @@
-"""What this machine has, and whether that is enough. Facts are gathered here and judged without the machine."""
+"""Facts about this machine, and whether they suffice. Facts are gathered separately from their evaluation."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ for number in range(torch.cuda.device_count()):
     found = torch.cuda.get_device_properties(number)
     print(found.total_memory, found.name)
 """
-ANSWERS_WITHIN = 60.0  # seconds
+TORCH_TIMEOUT_SECONDS = 60.0  # seconds
 
 Verdict = Literal["OK", "WARN", "FAIL"]
 
@@ -53,7 +53,7 @@ class Gpus(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What was found on this machine."""
+    """Facts about this machine."""
 
     python: tuple[int, int, int]
     torch: str  # version; empty when it is not installed
@@ -90,7 +90,7 @@ def gather(out: Path) -> Facts:
 
 
 def judge(facts: Facts) -> Iterator[Check]:
-    """Each fact against what the demo needs."""
+    """Yield a check of each fact against the demo's requirements."""
     shown = ".".join(map(str, facts.python))
     yield _at_least(
         "python", facts.python[:2] >= PYTHON, shown, "FAIL", "install Python 3.11 or newer and run `make setup`"
@@ -243,7 +243,7 @@ def _gpus() -> Gpus:
         return Gpus("")
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", ASKED_OF_TORCH], capture_output=True, text=True, timeout=ANSWERS_WITHIN
+            [sys.executable, "-c", ASKED_OF_TORCH], capture_output=True, text=True, timeout=TORCH_TIMEOUT_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired):
         return Gpus(driver)
@@ -299,8 +299,9 @@ def _around(groups: Path, own: Path, controller: str) -> Iterator[Path]:
 
 
 def _memory_left_in(group: Path) -> int:
-    """Of one group. What it keeps of files that nobody reads counts as used there and can be had at once (Kubernetes'
-    working set leaves it out, too): an installation alone may fill a container with such."""
+    """Return the bytes that one control group may still allocate. Its cache of files that nobody reads counts as used
+    there but is available at once (Kubernetes' working set excludes it too): an installation alone may fill a container
+    with it."""
     for limited, used, idle in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

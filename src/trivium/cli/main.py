@@ -6,7 +6,7 @@ import sys
 import traceback
 from contextlib import nullcontext, suppress
 from io import TextIOWrapper
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,45 +19,67 @@ from trivium.training.supervision.preemption import BY_SCHEDULERS, held_back
 from trivium.units import plain
 
 INTERRUPTED = 130
-GO_ON = ("demo", "corpus", "tokenize", "train", "prove")  # after an interruption; other verbs begin anew
+GO_ON = (
+    "demo",
+    "corpus",
+    "tokenize",
+    "train",
+    "suite",
+    "recipes",
+    "prove",
+)  # after an interruption; other verbs begin anew
 ASKING = ("evaluate", "incontext", "bias", "generate", "serve")  # a model, which may be brought in for it
 MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
 
 class Verb(NamedTuple):
-    """A verb of the command line; its module is imported only when it is called."""
+    """A command, the group under which help lists it, and its module, which is imported only when it is called."""
 
     name: str
+    group: Literal["Start", "Data", "Plan", "Train", "Tune", "Use", "Prove"]
     module: str
     summary: str
 
 
 VERBS = (
-    Verb("demo", "trivium.cli.demo", "The whole path on this machine, from raw text to report.html."),
-    Verb("doctor", "trivium.cli.doctor", "Check that this machine can run the demo; list what to fix."),
-    Verb("corpus", "trivium.cli.corpus", "Harvest raw text; curate it into a clean corpus."),
-    Verb("tokenize", "trivium.cli.tokenize", "Train a tokenizer and write token shards."),
-    Verb("plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
-    Verb("certify", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
-    Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
-    Verb("metrics", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
-    Verb("data", "trivium.cli.data", "From tokens to documents and back; take tokens made elsewhere."),
-    Verb("launch", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
-    Verb("checkpoint", "trivium.cli.checkpoint", "List, verify, exchange and remove checkpoints."),
-    Verb("prove", "trivium.cli.prove", "Kill a rank, resume in another layout, compare the losses."),
-    Verb("evaluate", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
-    Verb("incontext", "trivium.cli.incontext", "Study how answers depend on the solved examples before them."),
-    Verb("bias", "trivium.cli.bias", "Measure what a checkpoint associates with whom."),
-    Verb("generate", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
-    Verb("serve", "trivium.cli.serve", "Answer over HTTP, with a playground, on this machine."),
-    Verb("report", "trivium.cli.report", "Gather a run's results in one self-contained page."),
-    Verb("config", "trivium.cli.config", "Show and document configs and presets."),
-    Verb("diff", "trivium.cli.diff", "Compare two checkpoints, corpora or configs."),
+    Verb("demo", "Start", "trivium.cli.demo", "The whole path on this machine, from raw text to report.html."),
+    Verb("recipes", "Start", "trivium.cli.recipes", "Run a published training; compare its curve with the band."),
+    Verb("doctor", "Start", "trivium.cli.doctor", "Check that this machine can run the demo; list what to fix."),
+    Verb("init", "Start", "trivium.cli.init", "Write a short config, from four questions or from options."),
+    Verb("models", "Start", "trivium.cli.models", "List the models that are known by name, or show one."),
+    Verb("config", "Start", "trivium.cli.config", "Show and document configs."),
+    Verb("corpus", "Data", "trivium.cli.corpus", "Harvest raw text; curate it into a clean corpus."),
+    Verb("tokenize", "Data", "trivium.cli.tokenize", "Train a tokenizer and write token shards."),
+    Verb("data", "Data", "trivium.cli.data", "From tokens to documents and back; take tokens made elsewhere."),
+    Verb("plan", "Plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
+    Verb("launch", "Plan", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
+    Verb("train", "Train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("suite", "Train", "trivium.cli.suite", "Train several sizes on the same batches; examine every checkpoint."),
+    Verb("metrics", "Train", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
+    Verb("checkpoint", "Train", "trivium.cli.checkpoint", "List, verify, exchange and remove checkpoints."),
+    Verb("generate", "Use", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
+    Verb("serve", "Use", "trivium.cli.serve", "Answer over HTTP, with a playground, on this machine."),
+    Verb("evaluate", "Use", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
+    Verb("incontext", "Use", "trivium.cli.incontext", "Study how answers depend on the solved examples before them."),
+    Verb("bias", "Use", "trivium.cli.bias", "Measure what a checkpoint associates with whom."),
+    Verb("report", "Use", "trivium.cli.report", "Gather a run's results in one self-contained page."),
+    Verb("diff", "Use", "trivium.cli.diff", "Compare two checkpoints, corpora or configs."),
+    Verb("certify", "Prove", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
+    Verb("prove", "Prove", "trivium.cli.prove", "Kill a rank, resume in another layout, compare the losses."),
 )
 
 
 class LazyVerbs(TyperGroup):
     """Lists the verbs from the table above; imports the file of the one that is called."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands by group, in the order of the groups."""
+        width = max(len(verb.name) for verb in VERBS)
+        for group in get_args(Verb.__annotations__["group"]):
+            rows = [(verb.name.ljust(width), verb.summary) for verb in VERBS if verb.group == group]
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb's own command in place of the line that stands for it in the list."""
@@ -70,19 +92,19 @@ class LazyVerbs(TyperGroup):
 
     def make_context(self, info_name: Any, args: list[str], *more: Any, **extra: Any) -> Any:
         """As of TyperGroup, with errors of usage as below."""
-        with usage_errors_told(list(args)):
+        with usage_errors_told():
             return super().make_context(info_name, args, *more, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         """The verb. A file that breaks off is an error: typer takes EOFError for a user who left, and says nothing."""
         try:
-            with usage_errors_told(sys.argv[1:]):
+            with usage_errors_told():
                 return super().invoke(ctx)
         except EOFError as error:
             raise told(error) from error
 
 
-def command_line() -> TyperGroup:
+def command_line() -> Any:
     """The whole command line, its verbs not yet imported."""
     app = typer.Typer(
         name="trivium",
@@ -90,11 +112,10 @@ def command_line() -> TyperGroup:
         help="Train GPT-class language models the way MT-NLG 530B was trained, end to end.",
         epilog="First: trivium doctor, then trivium demo. Every setting: trivium config explain.",
         rich_markup_mode=None,
-        add_completion=False,
         no_args_is_help=True,
     )
     app.callback()(_options)
-    group = typer.main.get_group(app)
+    group: Any = typer.main.get_command(app)
     for verb in VERBS:
         group.add_command(TyperCommand(verb.name, help=verb.summary, rich_markup_mode=None))
     return group

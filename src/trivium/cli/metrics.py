@@ -3,17 +3,23 @@
 import math
 import os
 import shlex
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from trivium.cli.live import Note, note_of, peak_here
 from trivium.cli.paths import local_path
-from trivium.cli.show import say, say_aside, table
+from trivium.cli.run_config import Given, resolve
+from trivium.cli.settings import App
+from trivium.cli.show import progress_of, say, say_aside, table
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import leaves, to_tree, written
 from trivium.errors import ConfigError, DataError
@@ -46,7 +52,7 @@ FORMS: Mapping[str, Callable[[float], str]] = {
     "model_flops_per_second": format_flops,
 }
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
@@ -65,7 +71,13 @@ def metrics(
     last: Annotated[
         int | None, typer.Option("--last", metavar="N", min=1, help=f"Print so many steps; default: {SHOWN}.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with the training, until it has ended.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Keep printing until training ends: on a terminal one line that is rewritten, otherwise every step.",
+        ),
+    ] = False,
 ) -> None:
     """Print the newest steps of a training, or hand all of them to another tool; set several trainings side by side."""
     if len(runs) > 1:
@@ -92,7 +104,7 @@ def metrics(
     paths = [folder / METRICS] if to is None else [folder / METRICS, folder / TASKS]
     batches = _batches(NewLines(paths, record_of), folder, follow=follow)
     if to is None:
-        _print(batches, last or SHOWN)
+        _print(batches, last or SHOWN, run if follow and sys.stdout.isatty() else None)
     else:
         _hand_over(batches, to, run)
 
@@ -130,12 +142,35 @@ def _hand_over(batches: Iterator[Iterable[Mapping[str, Any]]], to: str, run: Pat
         say(f"{steps} records written; next: {after}")
 
 
-def _print(batches: Iterator[Iterable[Mapping[str, Any]]], last: int) -> None:
-    """The newest steps, then a line for each that comes."""
+def _print(batches: Iterator[Iterable[Mapping[str, Any]]], last: int, live: Path | None) -> None:
+    """Print the newest steps, then those that come: a line each or, for a run that is followed on a terminal, one line
+    that is rewritten until the last step is printed."""
     say(_line(COLUMNS))
-    for number, batch in enumerate(batches):
-        for record in deque(batch, last) if number == 0 else batch:
+    for record in deque(next(batches), last):
+        say(_line(_cells(record)))
+    if live is None:
+        for record in chain.from_iterable(batches):
             say(_line(_cells(record)))
+        return
+    newest: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
+    with progress_of("train", sys.stdout, long_notes=True) as progress:
+        for batch in batches:
+            newest.extend(record for record in batch if "loss" in record)
+            if newest:
+                steps, note = _live_note(live)
+                progress(int(newest[-1]["step"]), steps, note(list(newest)))
+    for record in list(newest)[-1:]:
+        say(_line(_cells(record)))
+
+
+def _live_note(run: Path) -> tuple[int, Note]:
+    """Return the steps of a training and what describes its newest ones."""
+    at = Workspace(run)
+    record = read_record(at.folder("training"))
+    peak = None
+    with suppress(ConfigError):  # The config is of the last command, and may name a machine file that is gone.
+        peak = peak_here(resolve(Given(str(at.config))).model_copy(update={"plan": record.plan}))
+    return record.training.steps, note_of(record.plan, record.training.steps, peak)
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -9,12 +9,12 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import typer
 
 from trivium.cli.ending import no_new_files_in
-from trivium.cli.imported import preset_beside
+from trivium.cli.model_argument import MODELS, model_path, preset_beside
 from trivium.cli.paths import local_path, path_or_url
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
-from trivium.config import leaves, parse_assignments
+from trivium.config import leaves, parse_assignments, preset_names
 from trivium.corpus.config import CurateConfig
 from trivium.errors import ConfigError, DataError, MachineError
 from trivium.families.common.hf_config import is_model_folder
@@ -35,9 +35,9 @@ Out = Annotated[Path, typer.Option("--out", parser=local_path, metavar="DIR", he
 AskedModel = Annotated[
     Path | None,
     typer.Argument(
-        parser=local_path,
-        metavar="RUN_OR_CHECKPOINT",
-        help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
+        parser=model_path,
+        metavar="MODEL",
+        help="A run, a checkpoint, a Hugging Face folder or hf:ORG/NAME. Without it: the run of --out.",
     ),
 ]
 SameAsOut = Annotated[Path | None, typer.Argument(parser=local_path, metavar="RUN", help="The same as --out RUN.")]
@@ -45,8 +45,10 @@ Preset = Annotated[
     str | None,
     typer.Option(
         "--preset",
+        "--model",
         metavar="NAME",
-        help="A shipped preset or a YAML/JSON file. Default: DIR/config.json if there is one, otherwise demo.",
+        help=f"The model and its settings: {MODELS}. Default: DIR/config.json if there is one, otherwise demo.",
+        autocompletion=preset_names,
     ),
 ]
 Sets = Annotated[
@@ -58,18 +60,44 @@ Ranks = Annotated[
 Corpus = Annotated[
     str | None,
     typer.Option(
+        "--data",
         "--corpus",
         metavar="PATH",
         help="Your own text: a .txt, .md, .jsonl, .warc or .wet file (also .gz, .zst), a .parquet file, or a folder of "
         "them; or a URL (s3://, gs://, hf://, https://) that fsspec has a package for.",
     ),
 ]
+TrainedOn = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        "--corpus",
+        metavar="PATH",
+        help="What is trained on: raw text as for `trivium corpus run`, tokens of `trivium tokenize`, or pairs of .bin "
+        "and .idx (one prefix, or a folder of them).",
+    ),
+]
+Curation = Annotated[
+    bool | None,
+    typer.Option(
+        "--curation/--no-curation",
+        help="--no-curation keeps every document unchanged, for text that is clean already (curate.keep_all=true, "
+        "harvest.cut_rows=false).",
+    ),
+]
 Tokens = Annotated[
     Path | None,
     typer.Option("--tokens", parser=local_path, metavar="DIR", help="Token shards; default: DIR/tokens of --out."),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Redo = Annotated[bool, typer.Option("--redo", help="Do it again even when the output is up to date.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print config, problems and price; start and write nothing.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Print what differs from the defaults, the problems and the price, in 40 lines; start nothing.",
+    ),
+]
 
 
 def with_options_of(options: Callable[..., T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
@@ -194,9 +222,28 @@ def harvesting(verb: str, corpus: Path | str | None) -> Reads:
     return Reads(verb, EVERY_SECTION, {**default, **OF_OTHER_VERBS})
 
 
+def with_curation(sets: list[str] | None, curation: bool | None, *, harvests: bool = True) -> list[str]:
+    """Return the assignments of --set and those of --curation or --no-curation."""
+    if curation is None:
+        return list(sets or ())
+    cuts = [f"harvest.cut_rows={str(curation).lower()}"] if harvests else []
+    return [*(sets or ()), f"curate.keep_all={str(not curation).lower()}", *cuts]
+
+
+_OF_KEEP_ALL = ("keep_all", "extract", "document_seconds", "blend", "shard_bytes")  # what it leaves in effect
+
+
 def check_filters(sets: list[str] | None, config: CurateConfig) -> None:
-    """Raise ConfigError for a threshold of a filter that the curation does not apply: privacy, for one, would leave
-    every address in the corpus."""
+    """Raise ConfigError for a setting that the curation does not apply: privacy, for one, would leave every address in
+    the corpus."""
+    if config.keep_all:
+        every = [p for p, _ in leaves(parse_assignments(sets or (), RunConfig)) if _is_in(p, "curate")]
+        if given := [p for p in every if not any(_is_in(p, f"curate.{name}") for name in _OF_KEEP_ALL)]:
+            raise ConfigError(
+                f"--set {', '.join(given)}: curate.keep_all is true (--no-curation), so every document is kept "
+                f"unchanged; give --curation, or leave this out"
+            )
+        return
     for section, filters in FILTERS_OF.items():
         given = [p for p, _ in leaves(parse_assignments(sets or (), RunConfig)) if _is_in(p, f"curate.{section}")]
         if given and not any(name in config.filters for name in filters):
@@ -209,14 +256,14 @@ def check_filters(sets: list[str] | None, config: CurateConfig) -> None:
 def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, tokens: Path | None = None) -> Run:
     """The run, its config checked; nothing is written yet. corpus: a path, or a URL."""
     config = resolve(given).checked()
-    named = None if corpus is None else path_or_url(corpus, "--corpus")
-    for path, flag in ((named, "--corpus"), (tokens, "--tokens")):
+    named = None if corpus is None else path_or_url(corpus, "--data")
+    for path, flag in ((named, "--data"), (tokens, "--tokens")):
         if isinstance(path, Path) and not path.exists():
             raise DataError(f"{flag} {path} does not exist; give a file or folder that does")
     if out.exists() and not out.is_dir():
         raise DataError(f"--out {out} is a file; give a directory")
     if isinstance(named, Path):
-        refuse_inside("--out", out, "--corpus", named)
+        refuse_inside("--out", out, "--data", named)
     return Run(config, Workspace(out), corpus=named or _corpus_before(out), tokens=tokens or _tokens_before(out))
 
 
@@ -257,7 +304,7 @@ def _tokens_before(out: Path) -> Path | None:
 
 
 def _corpus_before(out: Path) -> Path | str | None:
-    """The user's text that this run directory was harvested from, so that --corpus is given only once."""
+    """The user's text that this run directory was harvested from, so that --data is given only once."""
     stamp = read_stamp(Workspace(out).folder("harvest"))
     path = stamp["inputs"].get(CORPUS_PATH) if stamp else None
-    return path_or_url(path, "--corpus") if path else None
+    return path_or_url(path, "--data") if path else None

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from trivium.cli.machine import cores, memory_bytes
+from trivium.cli.model_argument import MODELS
 from trivium.cli.options import (
     DEFAULT_OUT,
     DEFAULT_PRESET,
@@ -24,10 +25,13 @@ from trivium.cli.options import (
 from trivium.cli.paths import local_path
 from trivium.cli.plan_measure import probe_machine
 from trivium.cli.plan_search import search
-from trivium.cli.price import MachineOption, machine_of
-from trivium.cli.run_config import Given, RunConfig, resolve, with_options
-from trivium.cli.show import say, say_found
+from trivium.cli.planned import planned
+from trivium.cli.price import Gpus, machine_of
+from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.settings import App, shows
+from trivium.cli.show import say, say_aside, say_found
 from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.config import preset_names
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
@@ -36,16 +40,17 @@ from trivium.plan.plan import Plan
 from trivium.planner.explain import plan_lines, plan_stage
 from trivium.progress import Progress
 from trivium.provenance import write_json
-from trivium.units import counted, parse_count
+from trivium.units import counted
 
 FEW_NODES = 12  # lines of a drawing, unless all are asked for
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 app.command("search", short_help="Find the fastest layouts on a machine, and why they win.")(search)
 app.command("probe", short_help="Measure this machine, or what a finished run took.")(probe_machine)
 
 
 @app.callback(invoke_without_command=True)
+@shows("plan")
 def plan(
     context: typer.Context,
     out: Out = DEFAULT_OUT,
@@ -88,10 +93,14 @@ class Asked:
     preset: Annotated[
         list[str] | None,
         typer.Option(
-            "--preset", metavar="NAME", help="A preset or config file. Given several times: a summary of each plan."
+            "--preset",
+            "--model",
+            metavar="NAME",
+            help=f"The model: {MODELS}. Given several times: a summary of each plan.",
+            autocompletion=preset_names,
         ),
     ] = None
-    machine: MachineOption = None
+    gpus: Gpus = None
     sets: Sets = None
     ranks: Ranks = None
     tokens: Annotated[
@@ -136,6 +145,7 @@ class Asked:
 
 @app.command(short_help="Seconds, memory and traffic of a plan, rank by rank.")
 @with_options_of(Asked)
+@shows("plan", "machine")
 def show(asked: Asked) -> None:
     """Show a plan: model, layout, batch and schedule; seconds, memory and traffic of every pipeline rank; time and cost
     of a training; or, with --map, which rank is on which node.
@@ -154,8 +164,8 @@ def show(asked: Asked) -> None:
         one = {**prices, "--map": asked.map_ranks}
         refuse_given(one, f"takes one --preset, and here are {len(names)}; leave all but one out")
     for number, name in enumerate(names):
-        sets = with_options(asked.sets, {"machine": asked.machine})
-        config = resolve(Given(name, sets, asked.ranks)).checked()
+        given = Given(name, tuple(asked.sets or ()), asked.ranks)
+        config = resolve(planned(given, asked.gpus, None, say_aside)).checked()
         machine = machine_of(config.machine)
         if asked.map_ranks:
             _say_map(config.plan, machine, asked)
@@ -171,12 +181,7 @@ def _say_estimate(name: str, config: RunConfig, machine: Machine, asked: Asked) 
     from trivium.cli import plan_estimate
     from trivium.planner.stack_file import read_stack
 
-    trained = None
-    if asked.tokens is not None:
-        try:
-            trained = parse_count(asked.tokens)
-        except ConfigError as error:
-            raise ConfigError(f"--tokens: {error}") from None
+    trained = None if asked.tokens is None else plan_estimate.token_count(asked.tokens, "--tokens")
     wanted = plan_estimate.Asked(name, trained, asked.failures, config.search.memory_fraction)
     told = plan_estimate.tell(config.plan, machine, wanted, read_stack(asked.stack) if asked.stack else None)
     if asked.html is not None:

@@ -8,20 +8,22 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from trivium.cli.options import Sets, with_options_of
+from trivium.cli.model_argument import model_named
+from trivium.cli.options import AsJson, Sets, with_options_of
 from trivium.cli.paths import local_path
+from trivium.cli.planned import pinned
 from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, RunConfig, is_machine_file, resolve, with_options
+from trivium.cli.run_config import Given, RunConfig, based_on, is_machine_file, resolve
+from trivium.cli.settings import shows
 from trivium.cli.show import say_aside, say_either
-from trivium.config import changes, leaves, parse_assignments, preset_files, preset_names, to_tree
+from trivium.config import build_named, leaves, merge, parse_assignments, preset_files, preset_names, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
-from trivium.plan.sizes import MOST_RANKS, MOST_SEQUENCES
-from trivium.planner.grid import Subject
+from trivium.plan.sizes import MAX_PLAN_RANKS
+from trivium.planner.config import SearchSpace
 from trivium.planner.near_misses import near_misses
 from trivium.planner.remedies import does_not_fit
-from trivium.planner.search import Found
-from trivium.planner.search import search as find
+from trivium.planner.search import Found, best_search
 from trivium.planner.search_text import explain_lines, explain_tree, search_lines, search_tree
 
 Model = Annotated[
@@ -30,30 +32,17 @@ Model = Annotated[
         "--model",
         "--preset",
         metavar="NAME",
-        help="A preset or config file; its machine, and model, batch and precision of its plan are used.",
+        help="The model; its machine, and batch and precision of its plan are used.",
+        autocompletion=preset_names,
     ),
-]
-MachineName = Annotated[
-    str | None, typer.Option("--machine", metavar="NAME", help="A machine or machine file. Default: the config's.")
 ]
 MOST = 10**9  # of anything that is counted: arithmetic over thousands of plans is of 64 bits
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, max=MOST, help="How many of its nodes.")]
 RankCount = Annotated[
     int | None,
-    typer.Option("--ranks", metavar="N", min=1, max=MOST_RANKS, help="How many ranks. Default: one per device."),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option("--batch", metavar="N", min=1, max=MOST_SEQUENCES, help="Sequences per step. Default: the config's."),
+    typer.Option("--ranks", metavar="N", min=1, max=MAX_PLAN_RANKS, help="How many ranks. Default: one per device."),
 ]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many plans to print.")]
-Schedules = Annotated[
-    str | None,
-    typer.Option(
-        "--schedules", metavar="NAMES", help="Only these, as 1f1b,interleaved: search.schedules of the config."
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Say why the winner wins, what was rejected, and what nearly fitted.")
 ]
@@ -63,7 +52,7 @@ Out = Annotated[
         "--out",
         parser=local_path,
         metavar="FILE",
-        help="Write the winner as a preset for other verbs: what it changes of --model.",
+        help="Write the chosen plan as a preset for other commands: what it changes of --model.",
     ),
 ]
 
@@ -85,19 +74,17 @@ class Asked:
     """The options of `search`."""
 
     model: Model
-    machine: MachineName = None
     nodes: Nodes = None
     ranks: RankCount = None
-    batch: BatchSize = None
     sets: Sets = None
     top: Top = 10
-    schedules: Schedules = None
     out: Out = None
     explain: Explain = False
     as_json: AsJson = False
 
 
 @with_options_of(Asked)
+@shows(*TAKEN)
 def search(asked: Asked) -> None:
     """Find the fastest layouts of a model on a machine: every legal plan is priced, and the best are simulated.
 
@@ -127,11 +114,13 @@ def _find(asked: Asked) -> Found:
             _refuse_more_nodes(asked.out, config.machine, machine_of(config.machine).nodes, asked.nodes)
     if ranks is None:
         ranks = where.devices if where.sharing == "exclusive" else config.plan.layout.world_size
-    found = find(Subject.of(config.plan), where, ranks, config.search)
+    stated = dict(leaves(parse_assignments(asked.sets or (), RunConfig)))
+    space = build_named(SearchSpace, merge(to_tree(config.search), pinned(stated)), "search")
+    found = best_search(config.plan, where, ranks, space)
     if not len(found.ranking.order):
         raise ConfigError(does_not_fit(found))
     if asked.out is not None:
-        _write(asked.out, asked.model, config, found.ranking.winners(1)[0].plan)
+        _write(asked.out, asked.model, config, found.chosen.plan)
     return found
 
 
@@ -143,14 +132,14 @@ def _given(asked: Asked) -> Given:
                 f"--set {path}={value}: a search takes only {', '.join(TAKEN)} of a config, and chooses the rest of a "
                 f"plan; leave it out, or price one plan: `trivium plan show --preset {asked.model} --set …`"
             )
-    names = [name.strip() for name in asked.schedules.split(",")] if asked.schedules is not None else None
-    fields = {"machine": asked.machine, "plan.batch.sequences": asked.batch, "search.schedules": names}
-    return Given(asked.model, with_options(asked.sets, fields))
+    return Given(asked.model, tuple(asked.sets or ()))
 
 
 def _refuse_what_is_read(out: Path, model: str, machine: str) -> None:
     """ConfigError where the winner would take the place of a file from which it inherits, or of its machine."""
-    read = [*preset_files(model), *([Path(machine)] if is_machine_file(machine) else [])]
+    named = model_named(model)
+    read = preset_files(named.place) if named.kind == "config" else []
+    read += [Path(machine)] if is_machine_file(machine) else []
     if out.resolve() in [file.resolve() for file in read]:
         raise ConfigError(
             f"--out {out}: the search reads this file (--model {model}, what it inherits from, its machine), and the "
@@ -167,23 +156,27 @@ def _refuse_more_nodes(out: Path, machine: str, has: int, asked: int) -> None:
         )
 
 
-def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
-    """A preset that makes `config`, which is of `model`, one of `plan`; says so on standard error."""
+def completed(plan: Plan, config: RunConfig, file: Path) -> Plan:
+    """Return the plan that a search found for a config, with the settings of the config that a search does not vary.
+    Those that the plan cannot have are named on standard error."""
     own: dict[str, dict[str, Any]] = {
-        "plan.batch.ramp": {"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})},
-        "plan.cuda_graphs": {"cuda_graphs": config.plan.cuda_graphs},
+        "plan.batch.ramp": {"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})}
     }
-    for name, update in own.items():  # of what a search does not vary; where that may not be, it says so
+    for name, update in own.items():
         kept = plan.model_copy(update=update)
         problems = kept.check()
         if problems:
-            say_aside(f"{name} is left out of {path}: {problems[0]}")
+            say_aside(f"{name} is left out of {file}: {problems[0]}")
         else:
             plan = kept
-    wanted = config.model_copy(update={"plan": plan})
-    base = model if model in preset_names() else str(Path(model).absolute())
-    changed = changes(to_tree(resolve(Given(model))), to_tree(wanted))
+    return plan
+
+
+def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
+    """Write a preset that makes `config`, which is of `model`, one of `plan`; say so on standard error."""
+    wanted = config.model_copy(update={"plan": completed(plan, config, path)})
+    base, changed = based_on(model, wanted)
     tree = {"base": base, "machine": config.machine, **changed}
     path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    again = f"trivium plan estimate --preset {shlex.quote(str(path))}"
+    again = f"trivium plan show --preset {shlex.quote(str(path))}"
     say_aside(f"the fastest plan is written to {path}: `{again}`")

@@ -5,17 +5,19 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
 
 from trivium.cli.machine import DRIVERS, cores, memory_bytes, version_of
 from trivium.cli.run_config import HERE, LAYOUTS, Given, RunConfig, is_machine_file, resolve
-from trivium.config import leaves, to_tree, written
+from trivium.config import differing, leaves, written
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Machine, machine_from_file, machine_named, this_machine
 from trivium.errors import ConfigError, MachineError
-from trivium.planner.explain import plan_lines
+from trivium.plan.sizes import MAX_PLAN_RANKS
+from trivium.planner.explain import price_lines
 from trivium.planner.this_host import Change, Host, Verdict, judge, nearest_change
 from trivium.training.rates import rate_line
 from trivium.units import format_seconds
@@ -23,6 +25,17 @@ from trivium.units import format_seconds
 MachineOption = Annotated[
     str | None,
     typer.Option("--machine", metavar="NAME|FILE", help="A machine, or a file of `plan probe`. Default: the config's."),
+]
+
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        metavar="N",
+        min=1,
+        max=MAX_PLAN_RANKS,
+        help="Let the planner choose the layout for so many GPUs of --machine; what --set says of it holds.",
+    ),
 ]
 
 
@@ -34,24 +47,45 @@ def machine_of(name: str) -> Machine:
 
 
 def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:
-    """The resolved config and its price, and its problems; nothing is touched."""
+    """Return the settings that differ from the defaults with the price on the planned machine, and the problems of the
+    config. Nothing is touched."""
     config = resolve(given)
-    lines = [f"{path}={written(value)}" for path, value in leaves(to_tree(config))]
+    lines = setting_lines(config)
     problems = config.problems()
     if problems:
         return lines, problems
     try:
         machine = machine_of(config.machine)
-        price = estimate(config.plan, machine)
-        told = plan_lines(config.plan, machine, config.search.memory_fraction)
+        price = estimate(config.plan, machine, share=config.search.memory_fraction)
     except ConfigError as error:
         return lines, str(error).splitlines()
     steps = config.training.steps
     whole = f"{steps} steps of the full batch: about {format_seconds(steps * price.seconds)} by this estimate"
     rate = rate_line(config.training, config.plan)
+    told = [f"on the planned machine, {config.machine} (in full: trivium plan show):"]
+    told += price_lines(config.plan, machine, price)
     return [*lines, "", *told, whole, rate, "nothing was started or written"], []
 
 
+def setting_lines(config: RunConfig) -> list[str]:
+    """List the settings that differ from the defaults, section by section, in few lines: long values are cut."""
+    sections: dict[str, list[str]] = {}
+    for path, value in leaves(differing(config)):
+        section, _, field = path.rpartition(".")
+        text = written(value)
+        cut = text if len(text) <= VALUE_COLUMNS else f"{text[: VALUE_COLUMNS - 1]}…"
+        sections.setdefault(section, []).append(f"{field}={cut}")
+    width = {section: SECTION_COLUMNS if section else 0 for section in sections}
+    rows = [f"{section:{width[section]}}{' '.join(fields)}" for section, fields in sorted(sections.items())]
+    indent = " " * (SECTION_COLUMNS + 2)
+    lines = [line for row in rows for line in wrap(f"  {row}", LINE_COLUMNS, subsequent_indent=indent)]
+    if len(lines) > MOST_SETTING_LINES:
+        lines = [*lines[: MOST_SETTING_LINES - 1], "  …"]
+    return ["settings that differ from the defaults (in full: trivium config show):", *lines]
+
+
+LINE_COLUMNS, SECTION_COLUMNS, VALUE_COLUMNS = 116, 22, 50  # of the list of settings
+MOST_SETTING_LINES = 15
 SMI_SECONDS = 2.0  # nvidia-smi takes half a second
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Reads, Redo, Sets, given_for, open_run
+from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text
 from trivium.cli.stage import TRAINS, Result, Run, Stage, State, perform
 from trivium.cli.train import fastest_for, job_for, lasting
@@ -15,13 +14,14 @@ from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.provenance import read_stamp
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 _CHOSEN = ("checkpoint_every", "keep_every", "restarts", "validate_every", "evaluation")
 CHOSEN = {f"training.{n}": "it is chosen so that a rank dies between two checkpoints; leave it out" for n in _CHOSEN}
 
 
 @app.command()
+@shows("seed", "plan", "training")
 def prove(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
     """Train again, kill a rank half-way, resume in another layout; the losses must be those of `train`."""
     Reads("prove", PROVE.sections, CHOSEN).check(sets)

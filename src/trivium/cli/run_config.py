@@ -1,8 +1,9 @@
 """The config of a whole run: the sections of every station, and where each value came from."""
 
 import difflib
-import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -11,21 +12,25 @@ from pydantic import Field
 
 from trivium.config import (
     Config,
+    Short,
     Tree,
     as_count,
     build,
+    changes,
     leaves,
     merge,
     parse_assignments,
     preset_names,
     read_preset,
+    shipped,
     to_tree,
 )
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.cost.hardware import machine_problem
-from trivium.errors import ConfigError
+from trivium.cost.hardware import machine_names, machine_problem
+from trivium.errors import ConfigError, TriviumError
 from trivium.evaluation.bias.config import BiasConfig
 from trivium.evaluation.config import EvaluationConfig
+from trivium.hub import is_hub_name
 from trivium.jsonlines import text_lines
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
@@ -38,6 +43,7 @@ from trivium.training.rates import recipe_problems
 from trivium.untrusted import read_text
 
 HERE = "here"  # the machine this runs on
+BASE = "demo"  # what a model of Hugging Face is trained with, unless told otherwise
 
 
 def _ready(schedule: str, **degrees: int) -> Tree:
@@ -64,9 +70,10 @@ class RunConfig(Config):
         """Also those that other training systems call so."""
         return fields_meant(name, paths)
 
-    seed: Annotated[int, Field(ge=0)] = 1234  # of every random choice
+    seed: Annotated[int, Field(ge=0), Short("seed")] = 1234  # seed of every random choice
     plan: Plan
-    machine: str = HERE  # what plans are priced on: this machine, one of cost/machines/, or a machine file's path
+    # what plans are priced on: this machine, one of cost/machines/, or a machine file's path
+    machine: Annotated[str, Short("machine", machine_names)] = HERE
     search: SearchSpace = SearchSpace()
     harvest: HarvestConfig = HarvestConfig()
     curate: CurateConfig = CurateConfig()
@@ -121,13 +128,6 @@ class Given(NamedTuple):
     ranks: int | None = None
 
 
-def with_options(sets: Iterable[str] | None, options: Mapping[str, object]) -> tuple[str, ...]:
-    """Overrides, joined by those options, by the path of their field, that were given: a field that is given in both
-    ways is given twice."""
-    stated = (f"{path}={json.dumps(value)}" for path, value in options.items() if value is not None)
-    return (*(sets or ()), *stated)
-
-
 def resolve(given: Given) -> RunConfig:
     """The config that was asked for; every field that is wrong is named at once."""
     tree: Tree = {}
@@ -147,6 +147,17 @@ def resolve(given: Given) -> RunConfig:
         afresh = "" if given.preset.endswith((".yaml", ".yml")) else "; --preset NAME starts afresh"
         raise ConfigError(f"{error}\n(values not given with --set come from {given.preset}{afresh})") from None
     return config
+
+
+def based_on(preset: str, config: RunConfig) -> tuple[str, Tree]:
+    """Return what a config file names as its base, for a preset or file, and the settings in which a config differs
+    from it."""
+    from trivium.cli.model_argument import model_named
+
+    named = model_named(preset)
+    base = named.place if named.kind == "config" else BASE
+    base = base if base in preset_names() else str(Path(base).absolute())
+    return base, changes(to_tree(resolve(Given(base))), to_tree(config))
 
 
 def origins(given: Given) -> dict[str, str]:
@@ -187,13 +198,38 @@ def is_machine_file(machine: str) -> bool:
 
 
 def _with_what_follows(layer: Tree) -> Tree:
-    """A layer that says how many ids the model predicts, and not how many the tokenizer has, means both, unless they
-    are fewer than a tokenizer that is trained has."""
+    """Add what a layer implies: the number of ids of a tokenizer that it names, and its end of documents.
+
+    A layer that gives the number of ids of the model, and neither a tokenizer nor its number, means both numbers,
+    unless the tokenizer to be trained has more.
+    """
+    layer = _with_ids_of_tokenizer(layer)
     ids = as_count(_at(layer, "plan", "model", "vocabulary"))
     enough = isinstance(ids, int) and (ids > BYTE_ALPHABET or _at(layer, "tokens", "tokenizer") is not None)
     if enough and _at(layer, "tokens", "vocabulary") is None:
         return merge(layer, {"tokens": {"vocabulary": ids}})
     return layer
+
+
+def _with_ids_of_tokenizer(layer: Tree) -> Tree:
+    """A tokenizer that cannot be opened is reported by the command that reads it."""
+    place = _at(layer, "tokens", "tokenizer")
+    model = _at(layer, "plan", "model") or {}
+    if not isinstance(place, str) or ("vocabulary" in model and ("end_of_text" in model or is_hub_name(place))):
+        return layer  # which says it itself; the Hub is not asked for the end of documents alone
+    with suppress(TriviumError):
+        ids, end = _ids_of(place, _at(layer, "tokens", "end_of_text"))
+        implied = {"plan": {"model": {"vocabulary": ids, "end_of_text": end}}, "tokens": {"vocabulary": ids}}
+        return merge(implied, layer)
+    return layer
+
+
+@lru_cache(maxsize=4)  # a command resolves its config several times
+def _ids_of(place: str, end: str | None) -> tuple[int, int]:
+    from trivium.tokens.tokenizer import given_tokenizer
+
+    tokenizer = given_tokenizer(place, end)
+    return tokenizer.vocabulary, tokenizer.end_of_text
 
 
 def _with_full_paths(tree: Tree, folder: Path) -> Tree:
@@ -204,9 +240,23 @@ def _with_full_paths(tree: Tree, folder: Path) -> Tree:
         tree = merge(tree, {"machine": _full_path(machine, folder)})
     for section, field in (("plan", "rows"), ("tokens", "tokenizer"), ("training", "start_from")):
         named = _at(tree, section, field)
-        if isinstance(named, str):
+        is_name = is_hub_name(str(named)) or (field == "tokenizer" and _is_tokenizer_name(str(named)))
+        if isinstance(named, str) and not is_name:
             tree = merge(tree, {section: {field: _full_path(named, folder)}})
     return tree
+
+
+def _of_file(tree: Tree, folder: Path) -> Tree:
+    """What a preset's file means by itself, before it is merged with others. A published model may have more rows than
+    its tokenizer has ids."""
+    full = _with_full_paths(tree, folder)
+    return full if folder == shipped("families") else _with_ids_of_tokenizer(full)
+
+
+def _is_tokenizer_name(named: str) -> bool:
+    from trivium.tokens.tokenizer import is_tokenizer_name
+
+    return is_tokenizer_name(named)
 
 
 def _full_path(named: str, folder: Path) -> str:
@@ -225,9 +275,19 @@ def _at(tree: Tree, *path: str) -> Any:
     return node
 
 
+def _tree_of(name: str) -> Tree:
+    """Return the config of a preset, a config file, a run or a model of another kind."""
+    from trivium.cli.model_argument import model_named, settings_of
+
+    found = model_named(name)
+    if found.kind == "config":
+        return read_preset(found.place, _of_file)
+    return merge(merge(read_preset(BASE), {"plan": LAYOUTS[1]}), settings_of(found)[0])
+
+
 def _layers(given: Given) -> list[tuple[str, Tree]]:
     name = f"preset {given.preset}" if given.preset in preset_names() else given.preset
-    layers = [(name, _with_what_follows(read_preset(given.preset, _with_full_paths)))]
+    layers = [(name, _with_what_follows(_tree_of(given.preset)))]
     if given.ranks is not None:
         layers.append((f"--ranks {given.ranks}", ranks_tree(given.ranks)))
     stated = _with_full_paths(parse_assignments(given.assignments, RunConfig), Path())

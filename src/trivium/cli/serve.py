@@ -6,24 +6,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import typer
-
+from trivium.cli.model_argument import asked_model
 from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Sets, open_asked
+from trivium.cli.settings import App, shows
 from trivium.cli.show import say
 from trivium.errors import ConfigError, MachineError
+from trivium.hub import name_of
 from trivium.serving.config import ServeConfig
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @app.command()
+@shows("seed", "serve")
 def serve(target: AskedModel = None, out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None) -> None:
     """Answer /v1/completions as OpenAI's do, and show a playground; on this machine alone unless told otherwise.
 
-    --set serve.port=8000, and so host, keys, hosts, max_tokens, texts, queue, deadline_seconds, together.
+    --set serve.texts=4, and so hosts, max_tokens, queue, deadline_seconds, together.
     """
     Reads("serve", ("serve",)).check(sets)
+    target = None if target is None else asked_model(target)
     run = open_asked(target, out, preset, sets)
     config = run.config.serve
     if config.host not in LOOPBACK and config.keys is None:
@@ -44,7 +47,7 @@ def serve(target: AskedModel = None, out: Out = DEFAULT_OUT, preset: Preset = No
         opened(target or out) as found,
     ):
         writer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=config.together)
-        name = (found.run or target or out).resolve().name
+        name = name_of((found.run or target or out).resolve())
         application = create_app(writer, config, name=name, keys=keys, seed=run.config.seed)
         say(f"serving {name} ({found.newest.name}) at {_address(place)}")
         if writer.tokenizer.opening:

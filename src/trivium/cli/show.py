@@ -19,6 +19,7 @@ from trivium.units import format_seconds, one_line, plain
 STANDARD_OUTPUT = Path("-")  # in the place of a file
 PLAIN_SECONDS = 5.0  # between two plain lines
 BAR_SECONDS = 0.1  # between two drawings of the bar
+COLUMNS_FOR_BOTH = 130  # of a terminal: a bar, and a note of 80 characters
 
 
 def say(text: str = "") -> None:
@@ -58,11 +59,12 @@ def say_either(lines: Iterable[str], data: Any, as_json: bool) -> None:
 
 
 @contextmanager
-def progress_of(name: str, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Shows how far a stage is, on standard error: a bar on a terminal, now and then a line elsewhere."""
+def progress_of(name: str, stream: TextIO | None = None, *, long_notes: bool = False) -> Iterator[Progress]:
+    """Show how far a stage is, on standard error: a bar on a terminal, now and then a line elsewhere. long_notes: notes
+    say how far it is, and a terminal has a bar only if it is wide enough for both."""
     out = stream or sys.stderr
     if out.isatty():
-        with _bar(name, out) as progress:
+        with _bar(name, out, long_notes=long_notes) as progress:
             yield progress
     else:
         yield PlainProgress(name, out)
@@ -86,21 +88,18 @@ class PlainProgress:
 
 
 @contextmanager
-def _bar(name: str, out: TextIO) -> Iterator[Progress]:
+def _bar(name: str, out: TextIO, *, long_notes: bool = False) -> Iterator[Progress]:
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (
-        TextColumn("  {task.description}"),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[note]}"),
-    )
+    console = Console(file=out)
+    has_bar = not long_notes or console.width >= COLUMNS_FOR_BOTH
+    with_bar = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeElapsedColumn())
+    columns = (TextColumn(" "), *(with_bar if has_bar else ()), TextColumn("[dim]{task.fields[note]}"))
     # No refresh thread: training forks this process, and a fork must not copy a lock that a thread holds.
-    with Bar(*columns, console=Console(file=out), auto_refresh=False, transient=True) as bar:
+    with Bar(*columns, console=console, auto_refresh=False, transient=True) as bar:
         task = bar.add_task(name, total=None, note="")
         drawn = time.monotonic()
 

@@ -68,7 +68,7 @@ class Stage:
     check: raises what would make the work fail, before anything is written or moved. apart: what more to say of an
     output that was set aside, in the folder it is in now, because of what changed. ask: raises ConfigError where an
     output is not to be set aside because of what changed, and --redo was not given. needed: why an output is set aside
-    that another one takes the place of, and not deleted; nothing where it may be.
+    that another one takes the place of, and not deleted; nothing where it may be. long_notes: as of `progress_of`.
     """
 
     name: str
@@ -87,6 +87,7 @@ class Stage:
     ask: Callable[[Run, Sequence[str]], None] = lambda run, changed: None
     apart: Callable[[Run, Path, Sequence[str]], list[str]] = lambda run, before, changed: []
     needed: Callable[[Run], str] = lambda run: ""
+    long_notes: bool = False
 
     def config(self, run: Run) -> dict[str, Any]:
         """The part of the config that the output depends on."""
@@ -200,7 +201,11 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
         say(f"{stage.name}: {gone.what}; {way}")
     say(f"{stage.name}: …")
     began = time.monotonic()
-    with progress_of(stage.name) as progress, _output(stage, run, redo=redo) as (holder, out), _noted(stage, run):
+    with (
+        progress_of(stage.name, long_notes=stage.long_notes) as progress,
+        _output(stage, run, redo=redo) as (holder, out),
+        _noted(stage, run),
+    ):
         result = stage.work(holder, out, progress)
     seconds = time.monotonic() - began
     run.at.record_seconds(stage.name, seconds)

@@ -22,8 +22,10 @@ from trivium.cli.options import (
     given_for,
     open_run,
 )
+from trivium.cli.run_config import RunConfig
+from trivium.cli.settings import App, shows
 from trivium.cli.stage import STARTED, Result, Run, Stage, State, perform
-from trivium.errors import ConfigError, nearest
+from trivium.errors import ConfigError, DataError, nearest
 from trivium.progress import Progress
 from trivium.provenance import read_stamp, work_of
 from trivium.units import listed
@@ -40,10 +42,11 @@ ADOPT = "data adopt"  # the verb that takes tokens as they are
 
 _TOLD_EXCESS = 1.5  # of a source's samples over its weight, from which it is said
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 
 @app.command()
+@shows("seed", "tokens", "plan.model.vocabulary")
 def tokenize(
     out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False, workers: Workers = None
 ) -> None:
@@ -72,6 +75,17 @@ def check_vocabulary(run: Run, reached: int) -> None:
             f"the tokens of {run.folder('tokens')} have {reached} ids, but plan.model.vocabulary is {wanted}; take the "
             f"tokens that belong to this model, or --set plan.model.vocabulary={reached} --set "
             f"tokens.vocabulary={reached}; a tokenizer that is trained here needs more text for more ids"
+        )
+
+
+def check_batch(config: RunConfig, tokens: int, where: str) -> None:
+    """Raise DataError if there are fewer tokens for training than one batch has, which would repeat them."""
+    sequences, sequence = config.plan.batch.sequences, config.plan.model.sequence
+    if tokens < sequences * sequence:
+        raise DataError(
+            f"{where} has {tokens:,} tokens for training, fewer than one batch: plan.batch.sequences x "
+            f"plan.model.sequence = {sequences} x {sequence} = {sequences * sequence:,}; give more text, or --set "
+            f"plan.batch.sequences={max(1, tokens // sequence)} or less"
         )
 
 

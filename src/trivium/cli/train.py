@@ -4,17 +4,20 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from trivium.cli.imported import bring, with_weights
+from trivium.cli.live import Note, loss_note, note_of, peak_here
 from trivium.cli.machine import check_compiler
 from trivium.cli.options import (
     DEFAULT_OUT,
     TRAINS_ON,
+    Curation,
     DryRun,
     Out,
     Preset,
@@ -22,14 +25,21 @@ from trivium.cli.options import (
     Redo,
     Sets,
     Tokens,
+    TrainedOn,
     given_for,
     open_run,
+    refuse_given,
+    with_curation,
+    with_options_of,
 )
-from trivium.cli.price import AnyMachine, dry_run_lines, host_lines, machine_of
+from trivium.cli.planned import planned
+from trivium.cli.price import AnyMachine, Gpus, dry_run_lines, host_lines, machine_of
 from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
-from trivium.cli.tokenize import check_vocabulary, never_read_lines
+from trivium.cli.tokenize import check_batch, check_vocabulary, never_read_lines
+from trivium.cli.train_data import prepare, tokens_at
 from trivium.config import Tree, as_value, leaves, to_tree, written
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.progress import Progress
@@ -41,7 +51,7 @@ if TYPE_CHECKING:
 
 RANKS_TOLD = 8  # with their memory, when a training has ended
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = App()
 
 # What of a plan may change between two parts of one training: how the work is divided.
 CHANGEABLE_PLAN = (
@@ -59,37 +69,69 @@ CHANGEABLE_PLAN = (
 )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The options of `train`."""
+
+    out: Out = DEFAULT_OUT
+    data: TrainedOn = None
+    curation: Curation = None
+    preset: Preset = None
+    gpus: Gpus = None
+    sets: Sets = None
+    ranks: Ranks = None
+    tokens: Tokens = None
+    redo: Redo = False
+    dry_run: DryRun = False
+    any_machine: AnyMachine = False
+
+
 @app.command()
-def train(
-    out: Out = DEFAULT_OUT,
-    preset: Preset = None,
-    sets: Sets = None,
-    ranks: Ranks = None,
-    tokens: Tokens = None,
-    redo: Redo = False,
-    dry_run: DryRun = False,
-    any_machine: AnyMachine = False,
-) -> None:
-    """Train from the tokens; an interrupted run goes on from its last checkpoint, in any layout."""
-    TRAINS_ON.check(sets)
-    given = given_for(out, preset, sets, ranks)
-    if dry_run:
+@shows("seed", "plan", "training", "machine")
+@with_options_of(Asked)
+def train(asked: Asked) -> None:
+    """Train; an interrupted run goes on from its last checkpoint, in any layout.
+
+    With --data, everything that is missing is done first: raw text is harvested, curated and tokenized. `trivium corpus
+    run` does the same with several processes. Without it: the tokens of --out, or of --tokens.
+    """
+    out, tokens, redo = asked.out, asked.tokens, asked.redo
+    if asked.data is None:
+        refuse_given({"--curation/--no-curation": asked.curation is not None}, "name the raw text with --data")
+        TRAINS_ON.check(asked.sets)
+    else:
+        refuse_given({"--tokens": tokens}, "--data names what is trained on; give one of the two")
+        tokens = tokens_at(asked.data)
+    sets = with_curation(asked.sets, asked.curation)
+    given = planned(given_for(out, asked.preset, sets, asked.ranks), asked.gpus, out)
+    raw = asked.data if tokens is None else None
+    if raw is not None and under_torchrun(os.environ):
+        first = shlex.join(["trivium", "corpus", "run", given.preset, "--data", raw, "--out", str(out)])
+        raise ConfigError(f"--data {raw}: every process of this job would prepare it; run `{first}` before the job")
+    if asked.dry_run:
         lines, problems = dry_run_lines(given)
         for line in [*lines[:-1], *([] if problems else _never_read(given, tokens or out / "tokens")), *lines[-1:]]:
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
-        for line in would(out, given, tokens):
+        if raw is not None:
+            prepare(out, given, raw, sets, dry_run=True)
+        for line in would(out, given, tokens) if raw is None else ():
             say(line)
-        check_host(open_run(out, given, tokens=tokens), given, insists=any_machine, redo=redo)
+        check_host(open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo)
         return
-    run = open_run(out, given, tokens=tokens)
+    run, weights = with_weights(open_run(out, given, tokens=tokens))
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        check_host(run, given, insists=any_machine, redo=redo)
+        check_host(run, given, insists=asked.any_machine, redo=redo)
+    if raw is not None:
+        prepare(out, given, raw, sets, dry_run=False)
+        run = replace(run, tokens=None)
     if joins_torchrun(os.environ):
         join(run, redo=redo)
-    else:
-        perform(TRAIN, run, redo=redo)
+        return
+    if weights is not None:
+        bring(run, weights)
+    perform(TRAIN, run, redo=redo)
 
 
 def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
@@ -98,9 +140,10 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
 
     if tokens is None and not (out / "tokens" / MANIFEST).is_file():
         return []
-    run = open_run(out, given, tokens=tokens)
+    run, weights = with_weights(open_run(out, given, tokens=tokens))
     state = state_of(TRAIN, run)
-    TRAIN.check(run, state)
+    if weights is None:
+        TRAIN.check(run, state)
     folder = run.at.folder(TRAIN.folder)
     words = {
         "current": f"  {folder} is finished: nothing would be done",
@@ -144,10 +187,14 @@ def _never_read(given: Given, tokens: Path) -> list[str]:
     return never_read_lines(read_tokens_manifest(tokens), resolve(given).plan.model.sequence)
 
 
+def under_torchrun(environment: Mapping[str, str]) -> bool:
+    """Return whether torchrun, or a launcher that sets the same variables, started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
+
+
 def joins_torchrun(environment: Mapping[str, str]) -> bool:
     """Whether torchrun started this process as any rank but the first, which does all the writing."""
-    started = "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
-    return started and environment.get("RANK", "0") != "0"
+    return under_torchrun(environment) and environment.get("RANK", "0") != "0"
 
 
 def join(run: Run, *, redo: bool) -> None:
@@ -286,7 +333,9 @@ def check(run: Run, state: State) -> None:
     from trivium.tokens.manifest import read_tokens_manifest
     from trivium.training.supervision import job
 
-    check_vocabulary(run, int(read_tokens_manifest(run.folder("tokens"))["vocabulary"]))
+    manifest = read_tokens_manifest(run.folder("tokens"))
+    check_vocabulary(run, int(manifest["vocabulary"]))
+    check_batch(run.config, int(manifest["totals"]["train"]["tokens"]), str(run.folder("tokens")))
     wanted, _ = examined(job_for(run, run.at.folder(TRAIN.folder)), run)
     job.check(wanted)
     if state == "anew":
@@ -308,9 +357,11 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
         faster = fastest_for(run.config)
         say(f"  after step {after}: {faster.why}")
         then = None if faster.plan == job.plan else (after, faster.plan)
+    live = note_of(run.config.plan, run.config.training.steps, peak_here(run.config))
+    note = live if sys.stderr.isatty() else loss_note
     predicted = predicted_memory(run.config.plan)
     found: dict[str, Any] = start(
-        job, then=then, progress=_with_loss(progress, out), predicted=predicted, lease=run.lease
+        job, then=then, progress=_noted(progress, out, note), predicted=predicted, lease=run.lease
     )
     return found | ({} if then is None else {"moved": _speeds(out / METRICS, after)})
 
@@ -331,22 +382,14 @@ def _speeds(metrics: Path, after: int) -> dict[str, float]:
     return {name: median(values) for name, values in by.items() if values}
 
 
-def _with_loss(progress: Progress, out: Path) -> Progress:
-    """The same progress, its note the newest loss."""
-    from trivium.training.metrics import METRICS
+def _noted(progress: Progress, out: Path, describe: Note) -> Progress:
+    """Return the same progress, which describes the newest steps where it has no other note."""
+    from trivium.training.metrics import METRICS, newest_steps
 
     def told(done: int, total: int | None, note: str) -> None:
-        progress(done, total, note or newest_loss(out / METRICS))
+        progress(done, total, note or describe(newest_steps(out / METRICS)))
 
     return told
-
-
-def newest_loss(metrics: Path) -> str:
-    """`loss 4.213` from the last whole line that has one; empty when none has."""
-    from trivium.training.metrics import newest
-
-    found = newest(metrics)
-    return f"loss {found['loss']:.3f}" if found else ""
 
 
 def _lines(result: Result) -> list[str]:
@@ -393,4 +436,5 @@ TRAIN = Stage(
     check=check,
     ask=ask,
     apart=apart,
+    long_notes=True,
 )

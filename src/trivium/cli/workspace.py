@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trivium.checkpoint.format import published
 from trivium.errors import DataError
 from trivium.provenance import write_json
 from trivium.untrusted import read_json
@@ -28,6 +29,16 @@ class Workspace:
     def checkpoints(self) -> Path:
         """Where training keeps its checkpoints."""
         return self.root / "training" / "checkpoints"
+
+    @property
+    def imported(self) -> Path:
+        """Where weights of Hugging Face are, with which a training of this run begins."""
+        return self.root / "imported"
+
+    @property
+    def saved(self) -> Path:
+        """Where the run's checkpoints are: those of its training, or before there are any, the imported one."""
+        return self.imported if not published(self.checkpoints) and published(self.imported) else self.checkpoints
 
     def seconds(self) -> dict[str, float]:
         """How long each stage took when it last ran; nothing when none has."""

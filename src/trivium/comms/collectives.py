@@ -110,7 +110,7 @@ def all_to_all_uneven(send: Sequence[Tensor], receive: Sequence[Tensor], group: 
 
 
 def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
-    """Every rank's tensors to the next rank of the group; returns the previous one's."""
+    """Send tensors to the next rank of the group, and return those of the previous rank."""
     return rotate_begin(tensors, group)()
 
 

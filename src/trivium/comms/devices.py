@@ -1,4 +1,4 @@
-"""Which accelerator each rank takes: what ranks say of theirs where they meet, and what is wrong with it."""
+"""The device of each rank: what ranks report of their GPUs when they connect, and what is wrong with it."""
 
 import json
 from collections import Counter
@@ -10,34 +10,35 @@ import torch
 from trivium.errors import ConfigError, TriviumError
 from trivium.units import counted
 
-HOSTS_TOLD = 8
+MAX_LISTED_HOSTS = 8
 # NCCL from here on lets ranks share a GPU when it is asked to.
 _SHARES_SINCE = (2, 30)
 SHARE = "set TRIVIUM_DEVICES=shared to let ranks share a GPU"
 
 
 class Taken(NamedTuple):
-    """What a rank computes on. accelerator: what tells it from the others of its host; nothing for a processor."""
+    """The device of a rank. accelerator: identifies a GPU among those of its host; empty for a CPU."""
 
     host: str
     accelerator: str
 
     @property
     def words(self) -> str:
-        """As a rank says it to others."""
+        """The text in which a rank reports it to others."""
         return json.dumps(self)
 
     @classmethod
     def of(cls, words: str) -> "Taken":
-        """What another rank said."""
+        """Return the device that another rank reported."""
         return cls(*json.loads(words))
 
 
 def identity(device: torch.device, rank: int) -> str:
-    """What tells an accelerator from the others of its host, on which each process numbers those that it sees.
+    """Return a text that identifies a GPU among those of its host, on which each process numbers the visible ones from
+    0.
 
-    Where its driver does not say, its number, if the process sees several. One that sees no other is taken to have it
-    to itself; NCCL refuses two ranks on one.
+    If the driver does not report one, it is the number, if the process sees several GPUs. A process that sees only one
+    is assumed to have it alone; NCCL rejects two ranks on one.
     """
     if device.type == "cpu":
         return ""
@@ -90,9 +91,9 @@ def problem_of(ranks: Sequence[Taken], *, wanted: bool, shared: bool = False) ->
         )
     told = [
         f"{host} has {counted(found_on[host], 'GPU')} for {counted(ranks_of[host], 'rank')}"
-        for host in short[:HOSTS_TOLD]
+        for host in short[:MAX_LISTED_HOSTS]
     ]
-    told += [f"{len(short) - HOSTS_TOLD:,} more hosts have too few"] if len(short) > HOSTS_TOLD else []
+    told += [f"{len(short) - MAX_LISTED_HOSTS:,} more hosts have too few"] if len(short) > MAX_LISTED_HOSTS else []
     why = "not one for each rank, as all or none of the hosts must have"
     if wanted:
         why = "not one for each rank, and TRIVIUM_DEVICES=accelerators asks for that"

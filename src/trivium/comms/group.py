@@ -68,7 +68,7 @@ class Transport(Protocol):
         """Send parts[i] to rank i, and receive what it sends into out[i]; both are contiguous."""
 
     def all_to_all_uneven(self, send: Sequence[Tensor], receive: Sequence[Tensor], group: "Group") -> Waitable:
-        """As `all_to_all`, of contiguous tensors of any size, which both sides of a message know."""
+        """Start an all-to-all of contiguous tensors of any size, which both sides of each message know."""
 
     def rotate(self, sent: Sequence[Tensor], received: Sequence[Tensor], group: "Group", tag: int) -> list[Waitable]:
         """Send to the next rank of the group, and receive from the previous one; tags count from `tag` on."""

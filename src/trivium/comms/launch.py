@@ -33,8 +33,8 @@ from trivium.units import counted, plain
 COLLECTIVE_TIMEOUT_SECONDS = 120.0
 MEETING_SECONDS = 600.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-_LARGEST_INT = (1 << 31) - 1
-_MOST_PORTS = (1 << 16) - 1
+_MAX_INT = (1 << 31) - 1
+_MAX_PORT = (1 << 16) - 1
 _BY_TORCHRUN = "env://"
 _REACHES_THE_FIRST = "reaches the first host"  # an address of a host that does, in the store
 # What torch says in a rank that was forked after it had begun with an accelerator, or with autograd beside one.
@@ -60,7 +60,7 @@ class Place:
 
     @property
     def hosts(self) -> int:
-        """How many hosts the ranks are on, each with as many as this one."""
+        """Number of hosts of the ranks, each with as many ranks as this one."""
         return -(-self.world_size // self.local_ranks)
 
     @property
@@ -129,7 +129,7 @@ def torchrun_place() -> Place | None:
         raise ConfigError(
             f"RANK={rank}, WORLD_SIZE={world_size}: ranks are 0 to {world_size - 1}; set RANK to one of them"
         )
-    for name, most in (("MASTER_PORT", _MOST_PORTS), ("LOCAL_WORLD_SIZE", world_size)):
+    for name, most in (("MASTER_PORT", _MAX_PORT), ("LOCAL_WORLD_SIZE", world_size)):
         if not 1 <= int(given[name]) <= most:
             raise ConfigError(f"torchrun's environment has {name}={given[name]}: must be 1 to {most}")
     return Place(rank, world_size, int(given["LOCAL_RANK"]), _BY_TORCHRUN, int(given["LOCAL_WORLD_SIZE"]))
@@ -248,8 +248,8 @@ def _keep_freed_memory() -> None:
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # musl has no mallopt
             library = ctypes.CDLL(None)
-            library.mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
-            if not library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_INT):
+            library.mallopt(_M_TRIM_THRESHOLD, _MAX_INT)
+            if not library.mallopt(_M_MMAP_THRESHOLD, _MAX_INT):
                 library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the limit of older ones
 
 
@@ -263,10 +263,10 @@ def lends_memory() -> bool:
 
 
 def chosen_devices() -> Literal["any", "accelerators", "shared"]:
-    """What ranks may compute on, as TRIVIUM_DEVICES says.
+    """Return the devices on which ranks may compute, from TRIVIUM_DEVICES.
 
-    any: accelerators where each rank has its own. accelerators: a rank without one of its own is an error, as the job
-    files for machines with accelerators have it. shared: each rank needs one, which others may use, too.
+    any: GPUs if each rank has its own, else CPUs. accelerators: a rank without a GPU of its own is an error, as in job
+    files for machines with GPUs. shared: each rank needs a GPU, which others may use too.
     """
     chosen = os.environ.get("TRIVIUM_DEVICES", "any")
     match chosen:

@@ -14,12 +14,12 @@ from typing import Any
 from trivium.errors import Preempted, TriviumError, error_of
 from trivium.units import listed
 
-_TELLING_SECONDS = 5.0  # that ranks wait longer than the first one, which then says who is missing
+_REPORT_SECONDS = 5.0  # that ranks wait longer than the first one, which then says who is missing
 # Between two looks of few ranks: torch's own waiting hears no signals, and warns of each that ends.
-_LOOKING_SECONDS = 0.1
-_LOOKS_PER_SECOND = 1000  # of all ranks together, where they are many: one store answers them
-_MOST_LOOKING_SECONDS = 2.0
-_KNOCKING_SECONDS = 2.0  # that a host may take to answer or refuse
+_POLL_SECONDS = 0.1
+_MAX_POLLS_PER_SECOND = 1000  # of all ranks together, where they are many: one store answers them
+_MAX_POLL_SECONDS = 2.0
+_CONNECT_SECONDS = 2.0  # that a host may take to answer or refuse
 _ALL_WELL = "0"
 _ASKED = "asked to end before all ranks had met: nothing was done, and nothing is lost"
 
@@ -43,7 +43,7 @@ def wait_until_open(host: str, port: int, seconds: float, asked: Callable[[], bo
     deadline = time.monotonic() + seconds
     while True:
         try:
-            socket.create_connection((host, port), timeout=_KNOCKING_SECONDS).close()
+            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
             return
         except OSError as error:
             why = error
@@ -54,7 +54,7 @@ def wait_until_open(host: str, port: int, seconds: float, asked: Callable[[], bo
                 f"nobody answers at {host}:{port}, where rank 0 opens the store at which all ranks meet, within "
                 f"{seconds:g} s ({why}); see what its host says"
             )
-        time.sleep(_LOOKING_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def meet_at(
@@ -75,8 +75,8 @@ def meet_at(
     end; while not all are there, one that is ends all that are, with Unmet.
     """
     keys = [f"{name}/{each}" for each in range(world_size)]
-    deadline = time.monotonic() + seconds + (_TELLING_SECONDS if rank else 0.0)
-    pause = min(max(_LOOKING_SECONDS, world_size / _LOOKS_PER_SECOND), _MOST_LOOKING_SECONDS)
+    deadline = time.monotonic() + seconds + (_REPORT_SECONDS if rank else 0.0)
+    pause = min(max(_POLL_SECONDS, world_size / _MAX_POLLS_PER_SECOND), _MAX_POLL_SECONDS)
 
     def word() -> str:
         """What this rank has to tell all, if anything: an exit code, and why."""
@@ -121,4 +121,4 @@ def _stay_until_told(store: Any, keys: Sequence[str], rank: int) -> None:
     if rank == 0:
         here = [f"{key}/told" for key in keys if store.check([key])]
         with suppress(RuntimeError):
-            store.wait(here, datetime.timedelta(seconds=_TELLING_SECONDS))
+            store.wait(here, datetime.timedelta(seconds=_REPORT_SECONDS))

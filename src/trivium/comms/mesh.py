@@ -47,11 +47,11 @@ class Mesh:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Each once: a group may have several roles."""
+        """Each group once, although a group may have several roles."""
         return tuple(dict.fromkeys(getattr(self, role) for role in ROLES))
 
     def group(self, axis: Axis) -> Group:
-        """The group along an axis."""
+        """Return the group along an axis."""
         group: Group = getattr(self, axis)
         return group
 
@@ -60,8 +60,8 @@ class Mesh:
         return self.pipeline.index not in ends or {self.pipeline.ranks[n] for n in ends} <= {*self.ends.ranks}
 
     def refuse_other(self, layout: Layout, ends: tuple[int, ...]) -> None:
-        """ConfigError unless it was connected for such a layout and such ends: what is shared out over ranks that are
-        not there, nobody does."""
+        """Raise ConfigError unless the mesh was connected for this layout and these ends; otherwise the work of ranks
+        that do not exist would be left undone."""
         for name in (*AXES, "shards"):
             asked, here = getattr(layout, name), getattr(self.layout, name)
             if asked != here:
@@ -76,7 +76,7 @@ class Mesh:
             )
 
     def wait_at_most(self, seconds: float) -> None:
-        """For the others, in whatever begins from now on."""
+        """Set the timeout in seconds of later messages."""
         for group in self.groups:
             group.wait_at_most(seconds)
         if dist.group.WORLD is not None and any(group.handle is not None for group in self.groups):
@@ -129,13 +129,13 @@ class Mesh:
 
     @classmethod
     def single(cls, device: torch.device | None = None) -> "Mesh":
-        """The mesh of one process."""
+        """Return the mesh of one process."""
         return cls.connect(Layout(), 0, 1, device)
 
 
 def _sets_of_ranks(layout: Layout, held: tuple[int, ...]) -> dict[str, list[tuple[int, ...]]]:
-    """By role, the groups that all ranks form together; held: the pipeline ranks of the first and the last stage, or
-    those that take the last in turns."""
+    """Return the groups that all ranks form together, by role. held: the pipeline ranks of the first and the last
+    stage, or all that have a round-robin head."""
     found: dict[str, list[tuple[int, ...]]] = {axis: layout.peer_sets(axis) for axis in AXES}
     if layout.context > 1:
         found["replicas"] = layout.peer_sets(*layout.replica_axes)
@@ -148,7 +148,8 @@ def _sets_of_ranks(layout: Layout, held: tuple[int, ...]) -> dict[str, list[tupl
 def _join(
     rank: int, device: torch.device, timeout: timedelta, near: dict[int, Any], role: str, groups: list[tuple[int, ...]]
 ) -> Group:
-    """Every process creates every group, in the same order, as torch requires; it belongs to at most one."""
+    """Create every group of a role and return the one to which this rank belongs. torch requires that every process
+    creates every group, in the same order."""
     mine = Group(role, (rank,), 0, None)
     for members in groups:
         distinct = tuple(dict.fromkeys(members))
@@ -166,9 +167,9 @@ def _join(
 
 
 def _asked_of_nccl(role: str, timeout: timedelta, device: torch.device) -> dict[str, Any]:
-    """That the ranks connect now, by naming their device: at the first message they would have to do so together, and
-    a pipeline's later ranks would run out of time while the first compiles. And that urgent messages get a share of an
-    accelerator that is busy with a product."""
+    """Return NCCL's options. Naming the device makes the ranks connect now; at the first message they would have to do
+    so together, and a pipeline's later ranks would time out while the first compiles. Urgent messages get a
+    high-priority stream, so that they progress on a GPU that is busy with a product."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=role in URGENT)
     options._timeout = timeout  # else torch warns that it is not the group's
     return {"device_id": device, "pg_options": options}

@@ -1,4 +1,4 @@
-"""By which network interface, and from which address, this host reaches another."""
+"""The network interface and the address from which this host reaches another."""
 
 import contextlib
 import fcntl

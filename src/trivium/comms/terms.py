@@ -1,4 +1,5 @@
-"""What every rank of a job must have alike, compared where ranks meet, and refused with what differs and where."""
+"""Conditions that all ranks of a job must share. They are compared when ranks connect; an error names what differs and
+where."""
 
 import json
 from collections import defaultdict
@@ -9,12 +10,13 @@ from trivium.errors import ConfigError, DataError, MachineError, TriviumError
 from trivium.provenance import fingerprint
 from trivium.units import listed
 
-_DIFFERENCES_TOLD = 8
-_VALUE_CHARACTERS = 80
+_MAX_LISTED_DIFFERENCES = 8
+_MAX_VALUE_CHARACTERS = 80
 
 
 class Terms(NamedTuple):
-    """What a rank was started with. Each mapping goes from a name that a user knows to the value as text."""
+    """The settings, versions and data with which a rank was started. Each mapping goes from a name that a user knows to
+    the value as text."""
 
     settings: Mapping[str, str]
     versions: Mapping[str, str]
@@ -61,8 +63,8 @@ def disagreement(hosts: Sequence[str], digests: Sequence[str], terms_of: Callabl
             if len(ranks_with) > 1:
                 lines.append(f"{name}: {'; '.join(_where(v, r, hosts) for v, r in ranks_with.items())}")
                 kind = error if kind is TriviumError else kind
-    more = len(lines) - _DIFFERENCES_TOLD
-    lines[_DIFFERENCES_TOLD:] = [f"and {more} more"] if more > 0 else []
+    more = len(lines) - _MAX_LISTED_DIFFERENCES
+    lines[_MAX_LISTED_DIFFERENCES:] = [f"and {more} more"] if more > 0 else []
     return kind(
         "the ranks of this job were not started alike; give every host the same command, code and data, and start "
         "again\n" + "\n".join(lines)
@@ -70,8 +72,8 @@ def disagreement(hosts: Sequence[str], digests: Sequence[str], terms_of: Callabl
 
 
 def _where(value: str, ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    short = value if len(value) <= _VALUE_CHARACTERS else f"{value[:_VALUE_CHARACTERS]}…"
+    short = value if len(value) <= _MAX_VALUE_CHARACTERS else f"{value[:_MAX_VALUE_CHARACTERS]}…"
     names = list(dict.fromkeys(hosts[rank] for rank in sorted(ranks)))
-    more = f" and {len(names) - _DIFFERENCES_TOLD} more hosts" if len(names) > _DIFFERENCES_TOLD else ""
+    more = f" and {len(names) - _MAX_LISTED_DIFFERENCES} more hosts" if len(names) > _MAX_LISTED_DIFFERENCES else ""
     which = "ranks" if len(ranks) > 1 else "rank"
-    return f"{short} on {', '.join(names[:_DIFFERENCES_TOLD])}{more} ({which} {listed(sorted(ranks))})"
+    return f"{short} on {', '.join(names[:_MAX_LISTED_DIFFERENCES])}{more} ({which} {listed(sorted(ranks))})"

@@ -19,8 +19,8 @@ POSTED_AHEAD = 4
 
 
 class Results:
-    """What actions produced and others have yet to read. A result that is still on its way is waited for only when
-    it is read: a receive never holds up the work that stands between it and its use."""
+    """Results of actions that other actions have yet to read. A result that is still on its way is waited for only when
+    it is read, so that a receive does not delay the work between its start and its use."""
 
     def __init__(self) -> None:
         self._tensors: dict[Action, Tensor] = {}
@@ -58,7 +58,8 @@ class Transport(Protocol):
 
 
 class PostedAhead:
-    """For processors, which match messages by tag: receives are posted before their turn, sends not waited for."""
+    """Transfers on CPUs, where messages are matched by tag: receives are posted before their turn, and sends are not
+    waited for."""
 
     def __init__(self, program: Sequence[Event], mesh: Mesh, activation: Callable[[], Tensor]) -> None:
         self._mesh, self._activation = mesh, activation
@@ -111,13 +112,14 @@ class _Message:
 
 
 class InOrder:
-    """For NCCL, which matches messages by order: one after another, in that of the program. Programs are projections
-    of one global order, so that messages cannot wait for each other in a circle.
+    """Transfers with NCCL, which matches messages by order: one after another, in the order of the program. Programs
+    are projections of one global order, so that messages cannot wait for each other in a circle.
 
-    Never several as one batch, as Megatron-LM sends forward and receives backward: a batch is complete when all of it
-    is, and what reads one message would wait for whatever stands beside it. With messages that take no time 1F1B of 4
-    stages and 8 micro-batches would last 46 forwards instead of 33 (`tests/plan/transfers_test.py`). Nor could it
-    begin where a replica has one micro-batch: ranks connect when a batch begins, and wait until all of it is connected.
+    Messages are never batched, as Megatron-LM does it with a forward send and a backward receive. A batch is complete
+    only when all of it is, so a reader of one message would wait for the others. With messages that take no time, 1F1B
+    of 4 stages and 8 micro-batches would last 46 forwards instead of 33 (`tests/plan/transfers_test.py`). A replica
+    with one micro-batch could not start either: ranks connect when a batch starts, and wait until all of it is
+    connected.
     """
 
     def __init__(self, program: Sequence[Event], mesh: Mesh, activation: Callable[[], Tensor]) -> None:
@@ -125,7 +127,7 @@ class InOrder:
         self._under_way: deque[_Message] = deque()
 
     def before(self, event: Event) -> None:
-        """Nothing can be posted early."""
+        """Do nothing, because nothing can be posted early."""
 
     def carry(self, transfer: Transfer, results: Results) -> None:
         """Begin to send or to receive."""

@@ -32,44 +32,36 @@ class Torch:
     posts_ahead = False
 
     def send(self, tensor: Tensor, to: int, group: Group, tag: int = 0) -> Work:
-        """As in Transport."""
         work = dist.isend(tensor, group.ranks[to], group=group.handle, tag=tag)
         assert work is not None, f"rank {group.ranks[to]} is not in the {group.role} group of this one"
         return work
 
     def receive(self, out: Tensor, of: int, group: Group, tag: int = 0) -> Waitable:
-        """As in Transport."""
         work = dist.irecv(out, group.ranks[of], group=group.handle, tag=tag)
         assert work is not None, f"rank {group.ranks[of]} is not in the {group.role} group of this one"
         return work
 
     def all_reduce(self, x: Tensor, group: Group, *, largest: bool = False) -> PendingResult:
-        """As in Transport."""
         operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
         return PendingResult(dist.all_reduce(x, operation, group=group.handle, async_op=True), x, group=group)
 
     def all_gather(self, out: Tensor, x: Tensor, group: Group) -> Waitable:
-        """As in Transport."""
         work: Waitable = _gather(out, x.contiguous(), group=group.handle, async_op=True)
         return work
 
     def reduce_scatter(self, x: Tensor, group: Group) -> PendingResult:
-        """As in Transport."""
         out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
         return PendingResult(_scatter(out, x, group=group.handle, async_op=True), out, group=group)
 
     def all_to_all(self, out: Tensor, parts: Tensor, group: Group) -> Waitable:
-        """As in Transport."""
         work: Waitable = dist.all_to_all_single(out, parts, group=group.handle, async_op=True)
         return work
 
     def all_to_all_uneven(self, send: Sequence[Tensor], receive: Sequence[Tensor], group: Group) -> Waitable:
-        """As in Transport."""
         work: Waitable = dist.all_to_all(list(receive), list(send), group=group.handle, async_op=True)
         return work
 
     def rotate(self, sent: Sequence[Tensor], received: Sequence[Tensor], group: Group, tag: int) -> list[Waitable]:
-        """As in Transport."""
         following, previous = neighbours(group)
         operations = []
         for n, (out, back) in enumerate(zip(sent, received, strict=True), tag):
@@ -90,15 +82,12 @@ class Gloo(Torch):
         self._timeout: list[timedelta] = []  # of direct messages, which do not learn it from their process group
 
     def send(self, tensor: Tensor, to: int, group: Group, tag: int = 0) -> Work:
-        """As in Transport."""
         return _Message(super().send(tensor, to, group, tag), self._timeout)
 
     def receive(self, out: Tensor, of: int, group: Group, tag: int = 0) -> Waitable:
-        """As in Transport."""
         return _Message(super().receive(out, of, group, tag), self._timeout)
 
     def all_gather(self, out: Tensor, x: Tensor, group: Group) -> Waitable:
-        """As in Transport."""
         if out.nbytes >= DIRECT_BYTES:
             return gather_directly(out, x, group)
         if x.data_ptr() == out.data_ptr() + group.index * x.nbytes:
@@ -117,18 +106,15 @@ class Gloo(Torch):
         return PendingResult(Exchange(group, send=slices, receive=list(parts)), out, add_up, group)
 
     def all_to_all_uneven(self, send: Sequence[Tensor], receive: Sequence[Tensor], group: Group) -> Waitable:
-        """As in Transport."""
         receive[group.index].copy_(send[group.index])
         return Exchange(group, send=send, receive=receive)
 
     def rotate(self, sent: Sequence[Tensor], received: Sequence[Tensor], group: Group, tag: int) -> list[Waitable]:
-        """As in Transport."""
         following, previous = neighbours(group)
         sends: list[Waitable] = [self.send(x, following, group, n) for n, x in enumerate(sent, tag)]
         return [*(self.receive(x, previous, group, n) for n, x in enumerate(received, tag)), *sends]
 
     def wait_at_most(self, seconds: float) -> None:
-        """As in Transport."""
         self._timeout[:] = [timedelta(seconds=seconds)]
 
 
@@ -143,7 +129,6 @@ class _Message:
         self._work.wait(*self._timeout)
 
     def is_completed(self) -> bool:
-        """As in Work."""
         return bool(self._work.is_completed())
 
 

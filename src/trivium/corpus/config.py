@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trivium.config import Config, NotNegative, Positive, Weight
+from trivium.config import Config, NotNegative, Positive, Short, Weight
 
 STORIES = "corpus/harvest/stories.jsonl.xz"  # the default corpus, inside the package
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -46,11 +46,13 @@ class HarvestConfig(Config):
     """Which text is collected, how much of it, and how much is held out of training."""
 
     # bytes of text taken from the default corpus; None: all of it
-    max_bytes: Positive | None = None
+    max_bytes: Annotated[Positive | None, Short("max-bytes")] = None
     # minimum characters of a document of the default corpus
     shortest: Positive = 512
     # characters at which a document of the default corpus ends; longer texts in your files are cut at blank lines
     longest: Positive = 8000
+    # cut long texts of rows as well; false: only those of text files, which have no rows
+    cut_rows: bool = True
     # share of documents held out for evaluation
     heldout_fraction: Fraction = 0.03
     # number of evaluation passages; more documents are held out until this number is reached
@@ -248,8 +250,10 @@ class CurateConfig(Config):
     privacy: PrivacyConfig = PrivacyConfig()
     classifier: ClassifierConfig = ClassifierConfig()
     selection: SelectionConfig = SelectionConfig()
+    # keep every document unchanged: no filter, deduplication or decontamination; pages of HTML are still extracted
+    keep_all: bool = False
     # filters of single documents in the order in which they run; corpus/clean/filters.py lists all names
-    filters: tuple[str, ...] = ("language", "quality", "repetition")
+    filters: Annotated[tuple[str, ...], Short("filters")] = ("language", "quality", "repetition")
     dedup: DedupConfig = DedupConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
     # source -> weight, normalised over the sources; unnamed sources get 0; empty: weights proportional to bytes

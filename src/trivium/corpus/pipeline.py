@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from trivium import __version__
 from trivium.config import to_tree
-from trivium.corpus.clean.extract import extract_step
+from trivium.corpus.clean.extract import extract_pages_step, extract_step
 from trivium.corpus.clean.filters import named_steps
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.dedup.comparison import ADDRESS, BANDS, KEY, TABLE, CurationJob, Part, decide, list_parts
@@ -192,7 +192,10 @@ def filter_file(work: str, item: str) -> Result:
 
 def _filter(job: CurationJob, part: NewPart, records: Records) -> dict[str, Any]:
     """Write the documents that pass every filter, with their features, and the rejects. Return the counts."""
-    every = [extract_step(job.config.extract), *named_steps(job.config, seed=job.seed)]
+    if job.config.keep_all:
+        every = [extract_pages_step(job.config.extract)]
+    else:
+        every = [extract_step(job.config.extract), *named_steps(job.config, seed=job.seed)]
     steps = Steps(every, document_seconds=job.config.document_seconds)
     result = judged(records, job.source, steps)
     (part.into / PART_REJECTS).write_bytes(result.rejects)
@@ -207,7 +210,8 @@ def _features(job: CurationJob, into: Path, documents: Sequence[Document], evalu
     """
     table, dedup = documents_table(documents), job.config.dedup
     texts = texts_of(table["text"])
-    write_array(into / BANDS, MinHash(dedup, seed=job.seed).band_keys(texts))
+    if not job.config.keep_all:
+        write_array(into / BANDS, MinHash(dedup, seed=job.seed).band_keys(texts))
     keys = pa.array([key.tobytes() for key in text_keys(texts)], pa.binary(16))
     addresses = list(map(url_key, documents)) if dedup.urls else [b""] * len(documents)
     compared = table.append_column(KEY, keys).append_column(ADDRESS, pa.array(addresses, pa.binary()))

@@ -81,7 +81,7 @@ class Reject(NamedTuple):
 class Tally:
     """The counts of one step: documents before it + added = documents + dropped + quarantined.
 
-    For reading: records = documents + passed_over + quarantined. dropped_bytes: bytes of dropped text by reason.
+    For reading, input without damage has documents + passed_over records. dropped_bytes: of dropped text, by reason.
     remedies: for each reason the setting that changes it, if there is one.
     """
 

@@ -4,7 +4,7 @@ Every field is a number, or a NumPy array with one entry per plan; all broadcast
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import count, parameters
 from trivium.plan.plan import Plan
-from trivium.plan.precision import BYTES, Precision
+from trivium.plan.precision import BYTES, Dtype, Precision, has_one_gradient
 from trivium.plan.schedule import SPLIT_SCHEDULES, is_split
 
 # Recompute modes as numbers. A layer in mode LAYER keeps only its input.
@@ -117,9 +117,10 @@ def mean(parts: Shares[PartT], value: Callable[[PartT], Number]) -> Number:
 def case_of(plan: Plan) -> Case:
     """Return the case of a plan for a step with the full batch."""
     layout = plan.layout
-    return Case(
-        **model_numbers(plan.model),
-        vocabulary=plan.model.padded_vocabulary(layout.tensor),
+    return case_from(
+        plan.model,
+        plan.precision,
+        plan.optimizer,
         tensor=layout.tensor,
         pipeline=layout.pipeline,
         chunks=layout.chunks,
@@ -132,26 +133,42 @@ def case_of(plan: Plan) -> Case:
         recompute_every=plan.recompute.every,
         sequence_parallel=int(plan.sequence_parallel),
         zero=plan.zero,
-        weight_bytes=BYTES[plan.precision.weights],
-        gradient_bytes=BYTES[plan.gradient_dtype],
-        reduction_bytes=BYTES[plan.reduction_dtype],
-        master_bytes=BYTES[plan.precision.masters],
         ring=int(plan.context_attention == "ring"),
         row_chunks=plan.row_chunks,
         function_again=int(plan.recompute.activation_function),
         ends_together=int(not plan.ends_apart),
         turns=int(plan.heads_in_turns),
-        fp16=int(plan.precision.weights == "fp16"),
         puts_off=puts_off(plan),
         compiled=int(plan.compiled),
         recorded=int(plan.cuda_graphs),
-        **optimizer_numbers(plan.model, plan.optimizer, plan.precision),
-        one_graph=int(
-            plan.compiled
-            and layout.tensor == layout.context == 1
-            and plan.model.documents == "joined"
-            and not puts_off(plan)
-        ),
+    )
+
+
+def case_from(model: ModelShape, precision: Precision, optimizer: Optimizer, **chosen: Any) -> Case:
+    """Return the case of one plan or of many with the same model, precision and optimizer.
+
+    chosen: the fields of the case that follow from the other settings, each a number or an array.
+    """
+    case = Case(
+        **model_numbers(model),
+        **optimizer_numbers(model, optimizer, precision),
+        **chosen,
+        vocabulary=model.padded_vocabulary(chosen["tensor"]),
+        fp16=int(precision.weights == "fp16"),
+        weight_bytes=BYTES[precision.weights],
+        master_bytes=BYTES[precision.masters],
+    )
+    once = has_one_gradient(case.ranks, case.micro_batches)
+    whole = (np.asarray(case.tensor) == 1) & (np.asarray(case.context) == 1) & (np.asarray(case.puts_off) == 0)
+
+    def bytes_of(dtype: Callable[..., Dtype]) -> Number:
+        return np.where(once, BYTES[dtype(once=True)], BYTES[dtype(once=False)])
+
+    return replace(
+        case,
+        gradient_bytes=bytes_of(precision.gradients_of),
+        reduction_bytes=bytes_of(precision.reduction_of),
+        one_graph=whole * int(model.documents == "joined") * case.compiled,
     )
 
 

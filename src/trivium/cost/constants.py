@@ -53,7 +53,7 @@ class Constants:
 
 
 class Prior(Config):
-    """What was believed before any run was seen, how firmly, and what the fit made of it."""
+    """A constant before any run was measured, its uncertainty, and the fitted value."""
 
     meaning: str
     prior: float
@@ -74,7 +74,7 @@ class Prior(Config):
 
 @lru_cache(maxsize=1)
 def priors() -> dict[str, Prior]:
-    """Every constant of constants.yaml, in the order of the fields of Constants."""
+    """Return every constant of constants.yaml, in the order of the fields of Constants."""
     text = shipped("cost/constants.yaml").read_text(encoding="utf-8")
     tree = yaml.safe_load(text)
     return {name: build(Prior, tree[name]) for name in Constants.__dataclass_fields__}

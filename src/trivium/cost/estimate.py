@@ -12,24 +12,24 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import NONE, Case, case_of
+from trivium.cost.case import NONE, Case, case_of, puts_off
 from trivium.cost.collectives import Strides, even_stride
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.constants import shipped_constants
 from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.memory import MemoryEstimate, worst_rank
-from trivium.cost.prices import Piece, Prices, prices
+from trivium.cost.prices import Piece, Prices, action_seconds, prices, stage_pieces
 from trivium.cost.replicas import fullest_of_plan
 from trivium.cost.setting import Setting, setting
 from trivium.cost.stack import Stack, own_stack
-from trivium.cost.stages import layers_by_stage
+from trivium.cost.stages import layers_by_stage, recomputed_layers
 from trivium.cost.step_time import SCHEDULES, StepSeconds, parts_of_step, step_seconds
 from trivium.cost.timeline import Timeline, simulate
 from trivium.cost.wavefront import Run, finish_seconds
 from trivium.errors import ConfigError
 from trivium.plan.layout import Axis, Coordinate, Layout
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, Action, Op
+from trivium.plan.schedule import SCHEDULE_NAMES, Action, ops
 
 Method = Literal["simulated", "closed form"]
 
@@ -124,27 +124,28 @@ class Durations:
         return self._prices(replace(self.at.case, recompute=NONE))
 
     @cached_property
-    def stages(self) -> tuple[tuple[Piece, Piece], ...]:
-        """Forward and backward of one micro-batch by stage."""
-        return tuple(self._of_stage(stage) for stage in range(self.plan.stages))
+    def stages(self) -> tuple[Piece, Piece]:
+        """Forward and backward of one micro-batch, by stage. A backward includes recomputation."""
+        layers = np.array([len(layers) for layers in layers_by_stage(self.plan)])
+        return stage_pieces(self.kept, self.again, layers, recomputed_layers(self.plan))
+
+    @cached_property
+    def seconds(self) -> NDArray[np.float64]:
+        """Seconds of work and collectives [operation, stage]."""
+        return action_seconds(*self.stages, split=bool(puts_off(self.plan)))
 
     def action(self, action: Action) -> float:
-        """Return the seconds of work and collectives of an action. A backward includes recomputation; each part of a
-        split backward takes half of it."""
-        forward, backward = self.stages[action.stage]
-        if action.op is Op.FORWARD:
-            return float(forward.total)
-        return float(backward.total) * (1.0 if action.op is Op.BACKWARD else 0.5)
+        """Return the seconds of an action."""
+        operations = list(ops(split=bool(puts_off(self.plan))))
+        return float(self.seconds[operations.index(action.op), action.stage])
 
     def round_trip(self, pipeline: int) -> Piece:
         """Return the price of one micro-batch in all stages of a pipeline rank. A round-robin head counts with the
         rank's share of the micro-batches."""
-        total, micro_batches = Piece(), self.plan.batch.micro_batches(self.plan.layout)
-        for stage in self.plan.stages_of(pipeline):
-            both = self.stages[stage][0].plus(self.stages[stage][1])
-            taken = self.plan.taken(pipeline, stage, micro_batches)
-            total = total.plus(both if taken == micro_batches else both.times(taken / micro_batches))
-        return total
+        own, micro_batches = list(self.plan.stages_of(pipeline)), self.plan.batch.micro_batches(self.plan.layout)
+        shares = np.array([self.plan.taken(pipeline, stage, micro_batches) for stage in own]) / micro_batches
+        forward, backward = self.stages
+        return Piece(*(float((by_stage[own] * shares).sum()) for by_stage in forward.plus(backward)))
 
     @property
     def transfer(self) -> float:
@@ -153,19 +154,6 @@ class Durations:
 
     def _prices(self, case: Case) -> Prices:
         return prices(replace(self.at, case=case))
-
-    def _of_stage(self, stage: int) -> tuple[Piece, Piece]:
-        layers = layers_by_stage(self.plan)[stage]
-        repeated = sum(self.plan.recompute.mode_of(layer) != "none" for layer in layers)
-        forward = self.kept.layer_forward.times(len(layers))
-        backward = self.again.layer_backward.times(repeated).plus(
-            self.kept.layer_backward.times(len(layers) - repeated)
-        )
-        if stage == 0:
-            forward, backward = (forward.plus(self.kept.embedding_forward), backward.plus(self.kept.embedding_backward))
-        if stage == self.plan.last_stage:
-            forward, backward = forward.plus(self.kept.head_forward), backward.plus(self.kept.head_backward)
-        return forward, backward
 
 
 def estimate(
@@ -261,13 +249,9 @@ def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> lis
     if plan.schedule not in SCHEDULE_NAMES:
         table = plan.schedule_table()
         return [simulate(table, durations.action, seconds).duration for seconds in transfers]
-    forward, backward = np.array([[p.total for p in stage] for stage in durations.stages], float).T
-    split = plan.schedule in SPLIT_SCHEDULES
-    seconds = np.stack([forward, backward / 2, backward / 2] if split else [forward, backward])
     micro_batches, layout = plan.batch.micro_batches(plan.layout), plan.layout
-    runs = [
-        Run(plan.schedule, layout.pipeline, micro_batches, layout.chunks, seconds, transfer) for transfer in transfers
-    ]
+    step = plan.schedule, layout.pipeline, micro_batches, layout.chunks
+    runs = [Run(*step, durations.seconds, transfer) for transfer in transfers]
     return [float(end) for end in finish_seconds(runs)]
 
 

@@ -27,7 +27,6 @@ from trivium.cost.case import NONE, Case, case_of, take
 from trivium.cost.memory_peaks import MemoryPeak, peaks_of_case, peaks_of_rank
 from trivium.cost.rank_parameters import (
     Elements,
-    bucket_limit,
     elements_of_rank,
     embedding_parameters,
     largest_parameter,
@@ -36,7 +35,7 @@ from trivium.cost.rank_parameters import (
     slice_elements,
     table_parameters,
 )
-from trivium.plan.buckets import UPDATED_AT_ONCE
+from trivium.plan.buckets import UPDATE_ELEMENTS, bucket_elements
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Number, entries
 from trivium.plan.layout import Coordinate
@@ -139,7 +138,7 @@ def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstima
     """Return the memory of the worst rank of every plan of a case, as arrays with one entry per plan.
 
     schedule: a name, or numbers of SCHEDULES. Partitions are balanced. The padding of buckets is not included: less
-    than one UNIT per parameter and rank of the sharding group.
+    than one ALIGNMENT_ELEMENTS per parameter and rank of the sharding group.
     """
     left, worst = _left_behind(case), None
     for which, at in peaks_of_case(case, schedule):
@@ -300,7 +299,7 @@ def _open(case: Case, at: MemoryPeak, elements: Number) -> Number:
 
 def _bucket(case: Case, at: MemoryPeak) -> Number:
     """Return the approximate elements of the largest bucket."""
-    return np.maximum(bucket_limit(case), largest_parameter(case, at.first, at.last))
+    return np.maximum(bucket_elements(case.sharers), largest_parameter(case, at.first, at.last))
 
 
 def _loss(case: Case, begun: Number, opened: Number) -> Number:
@@ -357,7 +356,7 @@ def _reduction(case: Case, at: MemoryPeak, elements: Number, owned: Number) -> N
     recast = np.where((zero <= 1) & recasts, elements, 0)
     by_copies = (zero >= 2) & (np.asarray(c.copies) > 1) & recasts
     summed = np.where((zero == 1) & together | by_copies, owned, 0)
-    at_once = np.minimum(owned, UPDATED_AT_ONCE + slice_elements(c, _bucket(c, at)))
+    at_once = np.minimum(owned, UPDATE_ELEMENTS + slice_elements(c, _bucket(c, at)))
     widens = (np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes)) & (np.asarray(c.compiled) == 0)
     widened = np.where(widens, at_once, 0)
     copied = np.where(recasts, summed, 0)

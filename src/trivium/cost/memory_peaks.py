@@ -19,9 +19,10 @@ from trivium.cost.in_flight import (
     put_off_counts,
     put_off_counts_of,
 )
-from trivium.cost.stages import layers_by_stage
+from trivium.cost.stages import every_nth, layers_by_stage, recomputed_layers
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.layers.part import Number
+from trivium.plan.partition import balanced
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, ScheduleName, stages_of_named
 
@@ -60,11 +61,11 @@ def peaks_of_rank(plan: Plan, pipeline: int) -> list[MemoryPeak]:
     else:
         step = (plan.schedule, layout.pipeline, micro_batches, layout.chunks)
         sets, waiting = peak_counts(*step)[pipeline], put_off_counts(*step)[pipeline]
-    again = [sum(plan.recompute.mode_of(n) != "none" for n in layers[s]) for s in stages]
+    again = recomputed_layers(plan)[list(stages)]
     every = [len(layers[s]) for s in stages]
     begun = bool(puts_off(plan)) or micro_batches * len(stages) > 1
-    sums = [np.array(sets) @ _weights(np.array(every), np.array(again))]
-    found = _peaks([stages], plan.stages, np.array([every]), np.array([again]), sums, [waiting], begun)
+    sums = [np.array(sets) @ _weights(np.array(every), again)]
+    found = _peaks([stages], plan.stages, np.array([every]), again[None], sums, [waiting], begun)
     return [MemoryPeak(*row) for row in found.tolist()]
 
 
@@ -78,7 +79,7 @@ def peaks_of_schedule(
     every: the interval of recomputed layers; 1 if no layer is recomputed.
     """
     stages = pipeline * chunks
-    counts = balanced(layers, stages)
+    counts = np.array(balanced(layers, stages))
     own = stages_of_named(schedule, pipeline, chunks)
     step = (pipeline, micro_batches, chunks)
     waiting = put_off_counts(schedule, *step)
@@ -118,23 +119,6 @@ def peaks_of_case(case: Case, schedule: Number | ScheduleName) -> Iterator[tuple
     for n in range(lengths.max()):
         which = np.flatnonzero(lengths[index] > n)
         yield which, MemoryPeak(*rows[starts[index[which]] + n].T)
-
-
-def balanced(layers: int, stages: int) -> NDArray[np.int64]:
-    """Return the layers of each stage under `Partition()`: equal numbers, with the remainder in the middle."""
-    whole, over = divmod(layers, stages)
-    counts = np.full(stages, whole)
-    numbers = np.arange(stages)
-    counts[np.lexsort((numbers, np.abs(numbers - (stages - 1) / 2)))[:over]] += 1
-    return counts
-
-
-def every_nth(layers: NDArray[np.int64], every: int) -> NDArray[np.int64]:
-    """Return how many layers of each stage have a number that `every` divides. layers: layers of each stage, in
-    order."""
-    ends = np.cumsum(layers)
-    found: NDArray[np.int64] = -(-ends // every) + (-(ends - layers) // every)
-    return found
 
 
 def _distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

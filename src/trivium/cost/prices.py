@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trivium.cost.case import LAYER, NONE, Case
 from trivium.cost.collectives import GroupLink, all_gather_seconds, all_reduce_seconds, exchange_seconds, send_seconds
@@ -85,6 +86,31 @@ class Prices:
     def last(self) -> Piece:
         """Additional price of the last stage."""
         return self.head_forward.plus(self.head_backward)
+
+
+def stage_pieces(
+    kept: Prices, again: Prices, layers: NDArray[np.int64], recomputed: NDArray[np.int64]
+) -> tuple[Piece, Piece]:
+    """Return forward and backward of one micro-batch by category, each an array [stage].
+
+    kept, again: prices of the plan without recomputation, and with every layer recomputed. layers, recomputed: number
+    of layers of each stage, and of those that are recomputed. The first stage embeds and the last one has the head.
+    """
+    numbers = np.arange(len(layers))
+    first, last = numbers == 0, numbers == len(layers) - 1
+    forward = kept.layer_forward.times(layers)
+    backward = again.layer_backward.times(recomputed).plus(kept.layer_backward.times(layers - recomputed))
+    return (
+        forward.plus(kept.embedding_forward.times(first)).plus(kept.head_forward.times(last)),
+        backward.plus(kept.embedding_backward.times(first)).plus(kept.head_backward.times(last)),
+    )
+
+
+def action_seconds(forward: Piece, backward: Piece, *, split: bool) -> NDArray[np.float64]:
+    """Return seconds [operation, stage], with operations in the order of `plan.schedule.ops`. Both parts of a split
+    backward take equally long."""
+    parts = 2 if split else 1
+    return np.stack([forward.total, *[backward.total / parts] * parts]).astype(float)
 
 
 def prices(at: Setting) -> Prices:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trivium.cost.case import Case, mean, state_bytes
-from trivium.plan.buckets import BUCKET_ELEMENTS, ELEMENTS_ALONE, MOST_TIMES, SHARERS_OF_ONE, UNIT, bucket_table
+from trivium.plan.buckets import bucket_table, padded
 from trivium.plan.layers.part import Number, Row
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
@@ -38,17 +38,11 @@ def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
     return Elements(sum(row.padded for row in rows), sum(row.padded for row in rows if row.trains), states)
 
 
-def bucket_limit(case: Case) -> Number:
-    """Return `plan.buckets.bucket_elements` of every plan of a case."""
-    sharers = np.asarray(case.sharers)
-    among: Number = BUCKET_ELEMENTS * np.clip(sharers // SHARERS_OF_ONE, 1, MOST_TIMES)
-    return np.where(sharers > 1, among, ELEMENTS_ALONE)
-
-
 def slice_elements(case: Case, elements: Number) -> Number:
     """Return how many of a bucket's elements one rank updates: its padded slice under ZeRO, else all of them."""
     sharers = np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
-    return np.ceil(elements / (sharers * UNIT)) * UNIT
+    owned: Number = padded(elements, sharers) / sharers
+    return owned
 
 
 def layer_parameters(case: Case) -> Number:

@@ -7,9 +7,10 @@ import numpy as np
 from trivium.cost.case import Case
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.prices import Prices
-from trivium.cost.rank_parameters import bucket_limit, elements_of_rank, rank_parameters, table_parameters
+from trivium.cost.rank_parameters import elements_of_rank, rank_parameters, table_parameters
 from trivium.cost.setting import Setting
 from trivium.cost.stages import layers_by_stage, layers_of_ranks
+from trivium.plan.buckets import bucket_elements
 from trivium.plan.layers.part import Number
 from trivium.plan.plan import Plan
 
@@ -153,15 +154,15 @@ def _copies_seconds(at: Setting, elements: Number) -> Number:
 
 
 def _late_share(at: Setting, elements: Number) -> Number:
-    """Of a rank's gradients, those of the table of tokens, which the last of all backwards completes. Of published
-    stacks the learned overlap says it."""
+    """Return the share of a rank's gradients that belong to the token table, which the last of all backwards completes.
+    Published stacks have a learned overlap instead."""
     return np.minimum(1.0, table_parameters(at.case) / elements) if at.stack.buckets else 0.0
 
 
 def _ends_seconds(at: Setting) -> Number:
-    """Both uses of a tied table, summed over the first and the last rank; the table of a head that all ranks take in
-    turns, over these. Ours sums them last, so where each replica has a slice, that alone; the published stacks before
-    anything is sharded."""
+    """Return the seconds to sum both uses of a tied table over the first and the last rank, or the table of a
+    round-robin head over all pipeline ranks. Trivium sums them last, so each replica sums only its slice if there are
+    slices; the published stacks sum them before anything is sharded."""
     case = at.case
     sliced = (np.asarray(case.zero) >= 1) & at.stack.buckets
     owned = np.where(sliced, case.sharers, 1)
@@ -178,7 +179,7 @@ def _buckets(at: Setting, elements: Number) -> Number:
         return 1
     tied = np.asarray(at.case.tied)
     others = elements - tied * table_parameters(at.case)
-    return tied + np.ceil(others / bucket_limit(at.case))
+    return tied + np.ceil(others / bucket_elements(at.case.sharers))
 
 
 def _agreement_seconds(at: Setting) -> Number:

@@ -1,4 +1,4 @@
-"""What a training system's software does that changes its speed: dated facts, as data of stacks.yaml."""
+"""Properties of training systems' software that change its speed: dated facts, as data of stacks.yaml."""
 
 from functools import lru_cache
 from typing import Annotated
@@ -15,7 +15,7 @@ OURS = "trivium"
 
 
 class Stack(Config):
-    """How a training system executes a plan. factor: multiplies a step's time; learned from a run, else 1."""
+    """A training system's way to execute a plan. factor: multiplies a step's time; learned from a run, else 1."""
 
     name: str
     fused_elementwise: bool  # neighbouring element-wise operations are one kernel
@@ -47,19 +47,19 @@ class Stack(Config):
 
 @lru_cache(maxsize=1)
 def stacks() -> dict[str, Stack]:
-    """Every stack of stacks.yaml by its name."""
+    """Return every stack of stacks.yaml by name."""
     text = shipped("cost/stacks.yaml").read_text(encoding="utf-8")
     return {name: build(Stack, {"name": name, **fields}) for name, fields in yaml.safe_load(text).items()}
 
 
 def own_stack(plan: Plan, machine: Machine) -> Stack:
-    """Ours, as it executes this plan on this machine: accelerators replay, and what is compiled there is another. Where
-    blocks are compiled, what is computed again is all that was compiled."""
+    """Return Trivium's stack as it executes this plan on this machine: GPUs replay CUDA graphs, and compiled blocks are
+    fused. A compiled layer is recomputed as a whole."""
     return executing(machine, compiled=plan.compiled)
 
 
 def executing(machine: Machine, *, compiled: bool) -> Stack:
-    """The same, by what is compiled."""
+    """Return Trivium's stack on a machine, with or without compiled blocks."""
     ours = stack_named(OURS)
     if machine.generation == "cpu":
         return ours
@@ -68,7 +68,7 @@ def executing(machine: Machine, *, compiled: bool) -> Stack:
 
 
 def stack_named(name: str) -> Stack:
-    """A stack by name; an unknown name is a ConfigError that names the nearest."""
+    """Return a stack by name. Raises ConfigError with the nearest name if it does not exist."""
     found = stacks().get(name)
     if found is None:
         raise ConfigError(f"there is no stack '{name}'; {nearest(name, stacks())}")

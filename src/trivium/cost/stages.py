@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trivium.cost.case import Case
 from trivium.plan.layers.part import Number
@@ -16,6 +17,20 @@ def layers_by_stage(plan: Plan) -> tuple[range, ...]:
     """Return `plan.layers_of` of every stage."""
     layers = _layers(plan.partition, plan.model, plan.layout)
     return (*layers, plan.layers_of(plan.last_stage)) if plan.heads_in_turns else layers
+
+
+def recomputed_layers(plan: Plan) -> NDArray[np.int64]:
+    """Return how many layers of each stage the backward recomputes, at least in part."""
+    counts = np.array([len(layers) for layers in layers_by_stage(plan)])
+    return every_nth(counts, plan.recompute.every) * int(plan.recompute.mode != "none")
+
+
+def every_nth(layers: NDArray[np.int64], every: int) -> NDArray[np.int64]:
+    """Return how many layers of each stage have a number that `every` divides. layers: layers of each stage, in
+    order."""
+    ends = np.cumsum(layers)
+    found: NDArray[np.int64] = -(-ends // every) + (-(ends - layers) // every)
+    return found
 
 
 def layers_of_ranks(case: Case) -> tuple[Number, Number, Number]:

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trivium.objectives.objective import loss_names
+from trivium.plan.adapters import Adapted, is_added
 from trivium.plan.buckets import BucketRow, bucket_table
-from trivium.plan.layers.part import Exchanged, Place
+from trivium.plan.layers.part import Exchanged, Place, owned
 from trivium.plan.layout import Coordinate
 from trivium.plan.matrices import rounds_of_work
+from trivium.plan.parameters import TOKENS, stage_parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
 from trivium.plan.schedule import SCHEDULE_NAMES
@@ -95,8 +97,7 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
         total["all_reduce"] += 3 * sizes.per_token  # largest score; sum of exponentials and the target's score
     embeds = int(stage == 0)
     if plan.sequence_parallel:
-        # What enters is gathered forward, and again for the gradients of the weights, unless adapters freeze these.
-        gathers = leaves + enters + again_enters + (0 if plan.model.adapters else enters + embeds)
+        gathers = leaves + enters + again_enters + _gathered_for_weights(plan, stage)
         total["all_gather"] += gathers * sizes.outside
         total["reduce_scatter"] += (leaves + again_leaves + embeds + enters) * sizes.whole
     else:
@@ -104,16 +105,34 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
     return total
 
 
+def _gathered_for_weights(plan: Plan, stage: int) -> int:
+    """Return how many activations the backward of a stage gathers for the gradients of weights: the input of each
+    trained weight that is split by its outputs, and the gradient of what a trained table of tokens embeds."""
+    first, last = stage == 0, stage == plan.last_stage
+    rows = stage_parameters(plan.model, plan.layers_of(stage), first=first, last=last)
+    trained = {row.name: row for row in rows if plan.optimizer.trains(row)}
+    own = [row for row in trained.values() if isinstance(row.owner, int) and not is_added(row)]
+    entering = sum(row.splits_outputs for row in own)
+    table = TOKENS if plan.model.head == "tied" else "head.weight"
+    return entering + (first and TOKENS in trained) + (last and table in trained)
+
+
 def _adapters(plan: Plan, number: int) -> Counter[str]:
     """Return the tensor traffic of one micro-batch because of a layer's adapters, forward and backward."""
-    entering, leaving = plan.model.each_layer[number].adapter_sums
+    layer = plan.model.each_layer[number]
+    entering, leaving = layer.adapter_sums
     bytes_of_one = plan.local_sequence * plan.batch.micro * BYTES[plan.precision.weights]
     again = plan.recompute.mode_of(number) == "layer"
     summed = (leaving * (1 + again) + entering) * bytes_of_one
+
+    def trains(adapted: Adapted) -> bool:
+        rows = owned(adapted.rows, f"layers.{number}", number)
+        return any(row.splits_outputs and plan.optimizer.trains(row) for row in rows)
+
     if not plan.sequence_parallel:
         return Counter(all_reduce=summed)
-    # What enters is gathered forward, and again for the gradients of the weights.
-    gathered = (entering * (2 + again) + leaving) * bytes_of_one // plan.layout.tensor
+    for_weights = sum(each.adapter.sums(each.base).entering for each in layer.adapted or () if trains(each))
+    gathered = (entering * (1 + again) + for_weights + leaving) * bytes_of_one // plan.layout.tensor
     return Counter(reduce_scatter=summed, all_gather=gathered)
 
 

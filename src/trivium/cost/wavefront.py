@@ -18,9 +18,9 @@ from trivium.plan.schedule import ScheduleName
 
 Seconds = NDArray[np.float64]
 
-AT_ONCE, NEVER = 0, 1  # places of every run's times: the input of a first action, and of none after the last
-CHECKED = 32  # rounds between looks at which ranks have ended
-EQUAL = 1e-12  # of the time so far: rounding
+START, NEVER = 0, 1  # places of every run's times: the input of a first action, and of none after the last
+ROUNDS_PER_CHECK = 32  # rounds between looks at which ranks have ended
+EQUAL_FRACTION = 1e-12  # of the time so far: rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ def end_times(orders: Sequence[Order], runs: Sequence[Run]) -> list[Seconds]:
     sizes = [2 + order.kinds.max() * order.micro_batches + order.micro_batches for order in orders]
     bases = np.concatenate([[0], np.cumsum(sizes)])
     times = np.full(bases[-1], np.inf)
-    times[bases[:-1] + AT_ONCE] = -np.inf
+    times[bases[:-1] + START] = -np.inf
     seconds = np.concatenate([run.seconds.ravel() for run in runs])
     seconds_of = np.concatenate([[0], np.cumsum([run.seconds.size for run in runs])])
     ranks = np.array([len(order.kinds) for order in orders])
@@ -110,7 +110,7 @@ def _advance(
         at = at + done
         free = np.where(done, end, free)
         rounds += 1
-        if rounds % CHECKED == 0:
+        if rounds % ROUNDS_PER_CHECK == 0:
             going = packed[at, 0] != NEVER
             if going.any() and not done.any():
                 raise ConfigError(
@@ -131,7 +131,7 @@ def _packed(order: Order) -> Array:
     rank = np.arange(len(kinds))[:, None]
     # Inputs from the rank itself are available, because they precede the action in its row.
     crosses = inside & (order.rank_of[np.where(inside, reader, 0)] != rank)
-    needs = np.where(crosses, 2 + (op * stages + reader) * m + order.numbers, AT_ONCE)
+    needs = np.where(crosses, 2 + (op * stages + reader) * m + order.numbers, START)
     table = np.full((kinds.shape[0], kinds.shape[1] + 1, 3), NEVER)
     table[:, :-1] = np.stack([2 + kinds * m + order.numbers, needs, kinds], axis=-1)
     return table.reshape(-1, 3)
@@ -168,4 +168,4 @@ def _steady_shift(run: Run, order: Order, ends: Seconds) -> float | None:
     window = np.take_along_axis(ends, cut + np.arange(-2 * width, 0), axis=1)
     shifts = window[:, width:] - window[:, :-width]
     shift = float(shifts.mean())
-    return shift if np.abs(shifts - shift).max() <= EQUAL * ends.max() else None
+    return shift if np.abs(shifts - shift).max() <= EQUAL_FRACTION * ends.max() else None

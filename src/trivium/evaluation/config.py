@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config, NotNegative, Positive
+from trivium.config import Config, NotNegative, Positive, Short
 from trivium.plan.layout import Layout
 
 TaskName = Literal["last_word", "continuation", "agreement", "word_order", "names"]
@@ -13,14 +13,15 @@ TaskName = Literal["last_word", "continuation", "agreement", "word_order", "name
 class Sampling(Config):
     """Sampling of text from the model's predictions."""
 
-    max_tokens: Positive = 60  # tokens generated per prompt at most
-    temperature: Annotated[float, Field(ge=0)] = 0.8  # 0 selects the most likely token, whatever top_k and top_p are
-    top_k: NotNegative = 0  # sample from the k most likely tokens; 0 allows all
+    max_tokens: Annotated[Positive, Short("max-tokens")] = 60  # maximum number of tokens generated per prompt
+    # 0 selects the most likely token, whatever top_k and top_p are
+    temperature: Annotated[float, Field(ge=0), Short("temperature")] = 0.8
+    top_k: Annotated[NotNegative, Short("top-k")] = 0  # sample from the k most likely tokens; 0 allows all
     # Sample from the most likely tokens that together reach this probability.
-    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
+    top_p: Annotated[float, Field(gt=0, le=1), Short("top-p")] = 0.9
     # Generation ends before the first occurrence of any of these texts.
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    seed: NotNegative = 0  # of sampling, combined with the run's seed
+    seed: NotNegative = 0  # seed of sampling, combined with the seed of the run
 
 
 class Intervals(Config):
@@ -32,15 +33,16 @@ class Intervals(Config):
 class Bootstraps(Intervals):
     """Confidence of intervals, and bootstrap resampling for the intervals of means."""
 
-    resamples: Positive = 1000  # per bootstrap
+    resamples: Positive = 1000  # resamples of each bootstrap
 
 
 class AskingConfig(Intervals):
     """Settings common to all commands that ask a model about a benchmark."""
 
-    wording: Literal["paper", "harness"] = "paper"
-    seed: NotNegative = 1234  # chooses questions and shots
-    layout: Layout = Layout()  # of the ranks that answer: pipeline, data and tensor
+    # form of prompts: as in the paper of the task, or as in lm-evaluation-harness
+    wording: Annotated[Literal["paper", "harness"], Short("wording")] = "paper"
+    seed: Annotated[NotNegative, Short("seed")] = 1234  # seed that chooses questions and shots
+    layout: Layout = Layout()  # layout of the ranks that answer: pipeline, data and tensor
     tokenizer: str | None = None  # path of tokenizer.json, if it is not near the checkpoint
 
 
@@ -79,10 +81,10 @@ class EvaluationConfig(Bootstraps):
     )
     # Solved examples before each question of last_word and continuation. MT-NLG used 0, 1 and (for LAMBADA) 15.
     shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 3)
-    agreement_examples: Positive = 300  # questions at most, each with two choices
-    word_order_examples: Positive = 300  # questions at most, each with two choices
-    names_examples: Positive = 200  # questions at most, each with four choices
-    last_word_examples: Positive = 200  # questions at most
-    continuation_examples: Positive = 100  # questions at most, each with four choices
-    context_characters: Positive = 64  # of a passage before what is asked for; names has all of it
-    ending_characters: Positive = 36  # of each choice of "continuation"
+    agreement_examples: Positive = 300  # maximum number of questions, each with two choices
+    word_order_examples: Positive = 300  # maximum number of questions, each with two choices
+    names_examples: Positive = 200  # maximum number of questions, each with four choices
+    last_word_examples: Positive = 200  # maximum number of questions
+    continuation_examples: Positive = 100  # maximum number of questions, each with four choices
+    context_characters: Positive = 64  # characters of a passage before what is asked for; names has all of it
+    ending_characters: Positive = 36  # characters of each choice of "continuation"

@@ -15,6 +15,7 @@ from trivium.checkpoint.reshard import write_whole
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.families.common.hf_config import read_settings
+from trivium.hub import name_of
 from trivium.interchange.names import INDEX, WEIGHTS, Twin, family_named, ids_of, marks_of, shape_of, twins
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
@@ -84,7 +85,11 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
         "seed": None,
         "plan": to_tree(plan),
         "data": {"tokenizer_sha256": file_sha256(folder / FILE)} if (folder / FILE).is_file() else {},
-        "imported_from": {"folder": folder.name, "architecture": config["architectures"], "marks": marks_of(config)},
+        "imported_from": {
+            "folder": name_of(folder),
+            "architecture": config["architectures"],
+            "marks": marks_of(config),
+        },
     }
     root.mkdir(parents=True, exist_ok=True)
     for name in tokenizer_files(folder):

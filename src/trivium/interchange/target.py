@@ -13,7 +13,7 @@ from trivium.interchange.bring import import_hf
 from trivium.tokens.manifest import tokens_of_training
 from trivium.tokens.tokenizer import tokenizer_file
 
-_OF_A_RUN = Path("training", "checkpoints")
+_OF_A_RUN, _IMPORTED = Path("training", "checkpoints"), "imported"
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,13 @@ def _native(place: Path, tokenizer: Path | None) -> Target:
     if (place / "manifest.json").is_file():
         found: tuple[Path, ...] = (place,)
     else:
-        found = tuple(published(place / _OF_A_RUN if (place / _OF_A_RUN).is_dir() else place))
+        folders = (place / _OF_A_RUN, place / _IMPORTED, place)
+        found = next((tuple(checkpoints) for each in folders if (checkpoints := published(each))), ())
     if not found:
         raise CheckpointError(
             f"{place} holds no checkpoint; name a run directory, a checkpoint, or a folder of Hugging Face"
         )
-    words = _existing(tokenizer or tokenizer_near(place), place)
+    words = _existing(tokenizer or tokenizer_near(place) or tokenizer_near(found[-1]), place)
     return Target(found, words, run_of(place))
 
 
@@ -92,4 +93,9 @@ def _existing(tokenizer: Path | None, place: Path) -> Path:
 def run_of(place: Path) -> Path | None:
     """Return the run directory that is or contains `place` (RUN/training/checkpoints/step-…), or None."""
     above = list(place.resolve().parents)[:3]
-    return next((p for p in (place, *above) if (p / _OF_A_RUN).is_dir()), None)
+    return next((p for p in (place, *above) if (p / _OF_A_RUN).is_dir() or _begins_with_imported(p)), None)
+
+
+def _begins_with_imported(place: Path) -> bool:
+    """Whether a directory is a run that has imported weights and no training yet."""
+    return (place / "config.json").is_file() and bool(published(place / _IMPORTED))

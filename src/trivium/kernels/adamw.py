@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 OnePass = Callable[..., None]
 # Slices that one call updates. torch.compile checks its assumptions once for each call, and that takes the host longer
 # than launching the kernels.
-TOGETHER = 8
+SHARDS_PER_LAUNCH = 8
 
 
 class Slice(NamedTuple):

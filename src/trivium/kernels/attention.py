@@ -17,8 +17,9 @@ About = tuple[Any, ...]
 
 
 class Known(NamedTuple):
-    """What is known of queries over all their keys: the result [B, N, S, D], in the dtype of the queries and wide, the
-    logarithm of each sum of exponentials [B, N, S], and what the kernel said of itself."""
+    """Results of attention for some queries over all their keys: the result [B, N, S, D] in the dtype of the queries
+    and in the wide dtype, the logarithms of the sums of exponentials [B, N, S], and what the kernel returned
+    besides."""
 
     out: Tensor
     wide: Tensor

@@ -15,7 +15,8 @@ PIECE_BYTES, AHEAD = (64 << 20, 2)  # of pinned memory that fetched tensors come
 
 
 def sent(x: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """On its way to a device, which goes on with what it was given before."""
+    """Start the copy of an array to a device and return the tensor; the device continues with earlier work
+    meanwhile."""
     here = torch.from_numpy(np.ascontiguousarray(x)).to(dtype)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 

@@ -7,8 +7,6 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(function: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
-    """The same value and gradients as `function(*arguments)`, keeping only the arguments.
-
-    Randomness is keyed by names, never drawn from a state, so the second run repeats it by itself.
-    """
+    """Return `function(*arguments)` with its gradients, keeping only the arguments and computing the function again in
+    the backward. Random numbers are functions of names and have no state, so that the second run repeats them."""
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)

@@ -16,7 +16,7 @@ from trivium.kernels.sight import Sight
 
 Tensor = torch.Tensor
 
-QUERIES = 512  # whose scores are in memory at once
+BLOCK_QUERIES = 512  # whose scores are in memory at once
 
 
 class ScaledAttention(Attention):
@@ -26,27 +26,22 @@ class ScaledAttention(Attention):
         self.inner, self.factor = inner, factor
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        """As in Attention."""
         return self.inner.attend(q * self.factor, k, v, sight)
 
     def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """As in Attention."""
         return self.inner.attend_masked(q * self.factor, k, v, mask)
 
     def fuses(self, q: Tensor) -> bool:
-        """As in Attention."""
         return self.inner.fuses(q)
 
     def tile(
         self, q: Tensor, k: Tensor, v: Tensor, *, triangle: bool = False, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, About]:
-        """As in Attention."""
         return self.inner.tile(q * self.factor, k, v, triangle=triangle, mask=mask)
 
     def tile_gradients(
         self, grad: Tensor, qkv: tuple[Tensor, Tensor, Tensor], known: Known, *, triangle: bool, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As in Attention."""
         q, k, v = qkv
         scaled = q * self.factor, k, v
         d_q, d_k, d_v = self.inner.tile_gradients(grad, scaled, known, triangle=triangle, mask=mask)
@@ -60,19 +55,16 @@ class CappedAttention(Attention):
         self.cap = cap
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        """As in Attention."""
         found: Tensor = _Capped.apply(q, k, v, sight, self.cap)
         return found
 
     def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """As in Attention."""
         scores = _capped(q, per_head(k, q), self.cap) + mask
         return scores.softmax(-1) @ per_head(v, q)
 
     def tile(
         self, q: Tensor, k: Tensor, v: Tensor, *, triangle: bool = False, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, About]:
-        """As in Attention."""
         assert mask is not None, "without a fused kernel a tile needs a mask"
         wide = torch.promote_types(q.dtype, torch.float32)
         scores = _capped(q.to(wide), k.to(wide), self.cap).masked_fill_(~mask, -math.inf)
@@ -83,7 +75,6 @@ class CappedAttention(Attention):
     def tile_gradients(
         self, grad: Tensor, qkv: tuple[Tensor, Tensor, Tensor], known: Known, *, triangle: bool, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As in Attention."""
         assert mask is not None, "without a fused kernel a tile needs a mask"
         out = known.wide
         grad, q, k, v = (x.to(out.dtype) for x in (grad, *qkv))
@@ -136,6 +127,6 @@ class _Capped(torch.autograd.Function):
 def _some_queries(q: Tensor, sight: Sight) -> Iterator[tuple[slice, Tensor]]:
     """Yield some queries at a time, with what they see of all keys."""
     every = torch.arange(q.shape[2], device=q.device)
-    for start in range(0, len(every), QUERIES):
-        here = slice(start, min(start + QUERIES, len(every)))
+    for start in range(0, len(every), BLOCK_QUERIES):
+        here = slice(start, min(start + BLOCK_QUERIES, len(every)))
         yield here, sight.mask(every[here], every)

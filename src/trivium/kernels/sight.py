@@ -1,4 +1,4 @@
-"""Which positions see which, and in what tiles a ring of ranks attends to them."""
+"""The keys that each query attends to, and the tiles in which a ring of ranks computes them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +15,8 @@ Kind = TypeVar("Kind")
 
 
 class Seen(Enum):
-    """What of a tile of queries by keys is seen: all, a triangle (the same positions, in order), or some of it."""
+    """The visible part of a tile of queries by keys: all, a triangle (the same positions, in order), or some other
+    part."""
 
     ALL = auto()
     TRIANGLE = auto()
@@ -54,7 +55,7 @@ class Sight:
     _sent: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def within(self, window: int | None) -> "Sight":
-        """The same through a window."""
+        """Return this object with an attention window of so many positions; None for no window."""
         return self if window is None else Sight(self.order, self.starts, window, self._sent)
 
     def placed(self, rank: int, device: torch.device) -> Tensor:
@@ -62,7 +63,7 @@ class Sight:
         return self._once(rank, lambda: sent(self.order[rank], device, torch.int64))
 
     def documents(self, device: torch.device) -> Documents:
-        """Of every sequence, on a device: sent there once, for all layers."""
+        """Return the documents of every sequence on a device. They are copied there once, for all layers."""
         return self._once("documents", lambda: _documents(self._starts, device))
 
     @property
@@ -97,7 +98,7 @@ class Sight:
         return (ago >= 0 if self.window is None else (ago >= 0) & (ago < self.window))[None, None]
 
     def tiles(self, here: int, there: int) -> Iterator[Tile]:
-        """Of one rank's queries and another's keys, by halves."""
+        """Yield the tiles of one rank's queries and another rank's keys in which something is visible, by halves."""
         for queries in _halves(self.order[here]):
             for keys in _halves(self.order[there]):
                 first = self.first_seen(self.order[here][queries])
@@ -121,8 +122,8 @@ class Sight:
 
 
 def seen_of(queries: np.ndarray, keys: np.ndarray, first: np.ndarray) -> Seen | None:
-    """What positions of queries see of keys' in order, given the first that each sees [queries, sequences]; None:
-    nothing."""
+    """Return which part of a tile is visible, from the positions of its queries and keys in order and the first visible
+    position of each query [queries, sequences]. Returns None if nothing is visible."""
     if queries.max() < keys.min() or keys.max() < first.min():
         return None
     if first.max() > keys.min():

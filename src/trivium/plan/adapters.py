@@ -25,8 +25,8 @@ ADAPTER = "adapter"  # between the name of a linear layer and those of the added
 
 
 class Linear(Protocol):
-    """What an adapter sees of a linear layer: its own parameters, the tensor region that it runs in, and whether tensor
-    ranks split its outputs or its inputs."""
+    """What an adapter knows of a linear layer: the layer's own parameters, the tensor region in which it runs, and
+    whether tensor ranks split its outputs or its inputs."""
 
     weight: Any
     bias: Any
@@ -43,7 +43,7 @@ class Sums(NamedTuple):
 
 
 class Adapter(Config):
-    """What is added to one linear layer; its fields are the settings that a plan may give.
+    """Parameters and products that are added to one linear layer; the fields are the settings that a plan may give.
 
     base: the row of the weight of that layer, [..., outputs, inputs]. Its `split` is the dimension of the inputs in a
     layer that is split by its inputs, and otherwise one of the outputs.
@@ -101,9 +101,9 @@ class Adapted(NamedTuple):
 class AdapterGroup(Config):
     """The linear layers whose names match a pattern, and the adapter that they get."""
 
-    match: str = "*"  # pattern of names of linear layers, as layers.*.attention.qkv
-    kind: str = "low_rank"  # a file of trivium/adapters
-    settings: Tree = Field(default={})  # of the adapter
+    match: str = "*"  # pattern of the names of linear layers, such as layers.*.attention.qkv
+    kind: str = "low_rank"  # kind of adapter: the name of a file in trivium/adapters
+    settings: Tree = Field(default={})  # settings of the adapter
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())

@@ -2,9 +2,10 @@
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from trivium.config import Config, Positive
+from trivium.config import Config, Positive, Short
+from trivium.plan.constraints import divides_batch
 from trivium.plan.layout import Layout
 from trivium.plan.sizes import Sequences
 
@@ -12,9 +13,9 @@ from trivium.plan.sizes import Sequences
 class Ramp(Config):
     """The batch grows from `start` by `increment` over the first `samples` sequences (MT-NLG, section 3.2)."""
 
-    start: Sequences  # sequences of the first batches; as many as batch.sequences: there is no ramp
-    increment: Sequences  # sequences that each rise adds
-    samples: Positive  # sequences over which it rises
+    start: Sequences  # sequences of the first batches
+    increment: Sequences  # sequences added by each increase
+    samples: Positive  # number of sequences over which the batch grows
 
 
 class Segment(NamedTuple):
@@ -26,7 +27,7 @@ class Segment(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one optimizer step consumes: samples [first_sample, first_sample + sequences)."""
+    """The samples of one optimizer step: [first_sample, first_sample + sequences)."""
 
     first_sample: int
     sequences: int
@@ -35,9 +36,9 @@ class Step(NamedTuple):
 class Batch(Config):
     """`sequences` per optimizer step over all replicas, run in micro-batches of `micro` sequences."""
 
-    sequences: Sequences  # of an optimizer step, over all replicas
-    micro: Sequences = 1  # sequences that a replica runs at once
-    ramp: Ramp | None = None  # how the batch grows at the start; None: full from the first step
+    sequences: Annotated[Sequences, Short("batch")]  # global batch: sequences of an optimizer step over all replicas
+    micro: Annotated[Sequences, Short("micro-batch")] = 1  # micro-batch: sequences that a replica processes at once
+    ramp: Ramp | None = None  # growth of the batch at the start; None: full from the first step
 
     def micro_batches(self, layout: Layout, sequences: int | None = None) -> int:
         """Micro-batches each replica runs in a step of `sequences` (by default: of the full batch)."""
@@ -77,7 +78,7 @@ class Batch(Config):
         """Sizes that do not divide into micro-batches over the replicas, or a ramp that misses its end."""
         found = []
         per_wave = self.micro * layout.data
-        if self.sequences % per_wave:
+        if not divides_batch(self.sequences, self.micro, layout.data):
             found.append(
                 f"plan.batch.sequences ({self.sequences}) must be a multiple of plan.batch.micro x "
                 f"plan.layout.data ({self.micro} x {layout.data} = {per_wave}); nearest: "
@@ -92,7 +93,7 @@ class Batch(Config):
                 f"one of the three, or set plan.batch.ramp=null for batches of one size"
             )
         for name in ("start", "increment"):
-            if getattr(self.ramp, name) % per_wave:
+            if not divides_batch(getattr(self.ramp, name), self.micro, layout.data):
                 found.append(
                     f"plan.batch.ramp.{name} ({getattr(self.ramp, name)}) must be a multiple of plan.batch.micro "
                     f"x plan.layout.data ({self.micro} x {layout.data} = {per_wave}); nearest: "

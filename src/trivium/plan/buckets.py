@@ -1,30 +1,32 @@
-"""How a rank's parameters are gathered into flat buffers: the table that the runtime fills and the cost model prices.
+"""The division of a rank's parameters into flat buffers: the table that the runtime fills and the cost model prices.
 
-A bucket holds parameters whose gradients are summed over the same groups; frozen ones have buckets of their own.
+A bucket holds parameters whose gradients are summed over the same groups; frozen ones have separate buckets.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from math import prod
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from trivium.plan.layers.part import Owner, Parameter
+import numpy as np
+
+from trivium.plan.layers.part import Number, Owner, Parameter
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
 from trivium.plan.plan import Plan
 
-# A bucket is closed once it has this many elements: large enough for bandwidth, small enough to overlap. Among many
-# sharers a collective takes longer to begin, so that theirs are as many times larger as they are times so many, up to a
-# limit: 1.3B on 256 A100s takes a tenth less (predicted; Megatron-LM has the larger of 40M and 1M a replica).
-BUCKET_ELEMENTS, SHARERS_OF_ONE, MOST_TIMES = 4 << 20, 8, 8
-# A rank without replicas sends none of it. There, the smaller, the sooner its gradients find room among freed
-# activations, and a parameter with a bucket of its own has the backward's gradient for it without a copy.
-ELEMENTS_ALONE = 1 << 18
-# An accelerator updates buckets together until they have so many elements: enough that it takes longer than launching
-# the next. Of narrow gradients as many are copied to the masters' dtype meanwhile.
-UPDATED_AT_ONCE = 1 << 25
-# Parameters and slices begin at multiples of so many elements, 16 bytes of the narrowest: there an accelerator reads at
-# full speed, and a kernel that was compiled for one layer's addresses may read every layer's.
-UNIT = 8
+# A bucket is closed once it has BUCKET_ELEMENTS: large enough for bandwidth, small enough to overlap. In large sharding
+# groups a collective takes longer to start, so buckets have one such size per SHARERS_PER_SIZE ranks, up to MAX_SIZES:
+# a step of 1.3B on 256 A100s takes a tenth less (predicted; Megatron-LM has the larger of 40M and 1M a replica).
+BUCKET_ELEMENTS, SHARERS_PER_SIZE, MAX_SIZES = 4 << 20, 8, 8
+# A rank without replicas sends no gradients. Small buckets fit sooner into the memory of freed activations, and a
+# parameter that fills a bucket uses the gradient of the backward without a copy.
+LONE_BUCKET_ELEMENTS = 1 << 18
+# A GPU updates buckets of at least so many elements together, which takes longer than launching the next update. As
+# many 16-bit gradients are copied to the dtype of the masters at a time.
+UPDATE_ELEMENTS = 1 << 25
+# Parameters and slices start at multiples of so many elements, 16 bytes in 16-bit dtypes: a GPU reads them at full
+# speed, and a kernel that was compiled for the addresses of one layer fits every layer.
+ALIGNMENT_ELEMENTS = 8
 
 Entry = TypeVar("Entry")
 
@@ -89,16 +91,15 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     )
 
 
-def bucket_elements(sharers: int) -> int:
-    """With how many a bucket is closed."""
-    if sharers == 1:
-        return ELEMENTS_ALONE
-    return BUCKET_ELEMENTS * min(max(1, sharers // SHARERS_OF_ONE), MOST_TIMES)
+def bucket_elements(sharers: Number) -> Number:
+    """Return the number of elements with which a bucket is closed, for one size of the sharding group or an array."""
+    among: Number = BUCKET_ELEMENTS * np.clip(np.asarray(sharers) // SHARERS_PER_SIZE, 1, MAX_SIZES)
+    return np.where(np.asarray(sharers) > 1, among, LONE_BUCKET_ELEMENTS)
 
 
 def in_buckets(items: Iterable[Entry], room_of: Callable[[Entry], int], sharers: int) -> Iterator[list[Entry]]:
     """Items of one kind, by bucket, in the order in which buckets are closed."""
-    limit = bucket_elements(sharers)
+    limit = int(bucket_elements(sharers))
     filling: list[Entry] = []
     filled = 0
     for item in items:
@@ -128,14 +129,15 @@ def _row(items: list[Item], plan: Plan, over: tuple[PartialOver, ...], *, tied: 
     return BucketRow(tuple(ordered), tuple(spans), trains, over, tied, padded=size)
 
 
-def padded(elements: int, sharers: int = 1) -> int:
-    """So that each sharer owns an equal slice."""
-    unit = sharers * UNIT
+def padded(elements: Any, sharers: Any = 1) -> Any:
+    """Return the size of a bucket with so many elements, of which each rank of the sharding group owns an equal slice.
+    The arguments are numbers, or arrays with one entry per plan."""
+    unit = sharers * ALIGNMENT_ELEMENTS
     return -(-elements // unit) * unit
 
 
 def held(plan: Plan, pipeline: int) -> Iterator[Item]:
-    """Every parameter a pipeline rank holds, once, in the model's order."""
+    """Yield every parameter of a pipeline rank once, in the model's order."""
     last = plan.last_stage
     stages = plan.stages_of(pipeline)
     for stage in stages:

@@ -1,4 +1,4 @@
-"""Where each rank sits on the three roads. Pure data, no torch."""
+"""Layout of ranks on the axes of parallelism. Pure data, without torch."""
 
 import itertools
 from math import isqrt
@@ -6,8 +6,9 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from trivium.config import Config
-from trivium.plan.sizes import MOST_RANKS, Degree
+from trivium.config import Config, Short
+from trivium.plan.constraints import divides_replicas, has_chunks
+from trivium.plan.sizes import MAX_PLAN_RANKS, Degree
 
 Axis = Literal["pipeline", "data", "context", "tensor"]
 
@@ -31,14 +32,16 @@ class Layout(Config):
     2: traffic per unit of time is tensor > data > pipeline).
     """
 
-    tensor: Degree = 1  # ranks that split each layer
-    pipeline: Degree = 1  # ranks that share the layers one after the other
-    data: Degree = 1  # ranks that hold the same and read other samples
-    context: Degree = 1  # ranks that share each sequence
-    chunks: Degree = 1  # stages held by each pipeline rank
-    order: tuple[Axis, ...] = AXES  # slowest axis first; the last one's ranks are neighbours
-    shards: Annotated[int, Field(ge=2, le=MOST_RANKS)] | None = (
-        None  # neighbouring replicas that share one copy of what plan.zero shards; null: all of them
+    tensor: Annotated[Degree, Short("tp")] = 1  # tensor parallelism: ranks that split each layer
+    pipeline: Annotated[Degree, Short("pp")] = 1  # pipeline parallelism: ranks that hold consecutive layers
+    data: Annotated[Degree, Short("dp")] = (
+        1  # data parallelism: ranks that hold the same layers and read different samples
+    )
+    context: Annotated[Degree, Short("cp")] = 1  # context parallelism: ranks that split each sequence
+    chunks: Degree = 1  # stages of each pipeline rank (virtual stages)
+    order: tuple[Axis, ...] = AXES  # axes in the order of ranks, slowest first; ranks along the last one are neighbours
+    shards: Annotated[int, Field(ge=2, le=MAX_PLAN_RANKS)] | None = (
+        None  # number of neighbouring replicas over which ZeRO shards; null: all
     )
 
     @property
@@ -57,27 +60,27 @@ class Layout(Config):
 
     @property
     def copies(self) -> int:
-        """Of what ZeRO shards."""
+        """Number of copies of the state that ZeRO shards."""
         return self.replicas // self.sharers
 
     @property
     def stages(self) -> int:
-        """Stage numbers run over the whole model."""
+        """Number of stages of the whole model."""
         return self.pipeline * self.chunks
 
     def degree(self, axis: Axis) -> int:
-        """Number of ranks along an axis."""
+        """Return the number of ranks along an axis."""
         return int(getattr(self, axis))
 
     def coordinate(self, rank: int) -> Coordinate:
-        """The position of `rank`."""
+        """Return the position of `rank`."""
         at: dict[str, int] = dict.fromkeys(AXES, 0)
         for axis in reversed(self.order):
             rank, at[axis] = divmod(rank, self.degree(axis))
         return Coordinate(**at)
 
     def rank(self, at: Coordinate) -> int:
-        """The rank at a position; the inverse of `coordinate`."""
+        """Return the rank at a position; the inverse of `coordinate`."""
         number = 0
         for axis in self.order:
             number = number * self.degree(axis) + getattr(at, axis)
@@ -133,17 +136,17 @@ class Layout(Config):
                 f"plan.layout.order {list(self.order)} must name each axis once; of {list(AXES)} only those of degree "
                 f"1 may be left out"
             )
-        if self.world_size > MOST_RANKS:
+        if self.world_size > MAX_PLAN_RANKS:
             found.append(
-                f"plan.layout: {self._product()} = {self.world_size} ranks, and a plan has at most {MOST_RANKS}; "
+                f"plan.layout: {self._product()} = {self.world_size} ranks, and a plan has at most {MAX_PLAN_RANKS}; "
                 f"lower a degree"
             )
-        if self.chunks > 1 and self.pipeline == 1:
+        if not has_chunks(self.chunks, self.pipeline):
             found.append(
                 f"plan.layout.chunks is {self.chunks} but plan.layout.pipeline is 1: chunks interleave the "
                 f"stages of several pipeline ranks; set chunks to 1 or pipeline to 2"
             )
-        if self.shards is not None and self.replicas % self.shards:
+        if self.shards is not None and not divides_replicas(self.shards, self.replicas):
             legal = [n for n in degrees_dividing(self.replicas, self.shards) if n > 1]
             found.append(
                 f"plan.layout.shards ({self.shards}) must divide the {self.replicas} replicas (data {self.data} x "

@@ -12,11 +12,12 @@ Name = TypeVar("Name")
 
 
 class Job(NamedTuple, Generic[Name]):
-    """What one rank does without a pause.
+    """Work of one rank without a pause.
 
-    length: in any unit, a whole number, so that the order is the same everywhere. needs: jobs that must have ended.
-    urgency: the least first; different for any two jobs of a rank. takes, gives: the kind of room on its rank of which
-    it takes one place, or gives one back as it ends. leaves: so many places must be free besides the one it takes.
+    length: a whole number in any unit, so that the order is the same everywhere. needs: jobs that must have ended.
+    urgency: the lowest runs first; different for any two jobs of a rank. takes, gives: the kind of room on its rank of
+    which it takes one place, or gives one back as it ends. leaves: number of places that must stay free besides the one
+    it takes.
     """
 
     name: Name

@@ -28,7 +28,7 @@ def node_of(rank: int, per_node: int) -> int:
 
 
 def crossings(layout: Layout, per_node: int) -> dict[Axis, Crossing]:
-    """For every axis, slowest first, which of its groups span nodes."""
+    """Return which groups of each axis span nodes, slowest axis first."""
     found: dict[Axis, Crossing] = {}
     unnamed = [axis for axis in AXES if axis not in layout.order]  # of degree 1, or the layout is not legal
     for axis in (*layout.order, *unnamed):
@@ -79,7 +79,7 @@ def draw(layout: Layout, per_node: int, *, nodes: Sequence[int] | None = None) -
 
 
 def legend(layout: Layout) -> str:
-    """What the letters of a drawing mean."""
+    """Return the meaning of the letters in a drawing."""
     return ", ".join(f"{axis[0]} {axis}" for axis in _shown(layout))
 
 

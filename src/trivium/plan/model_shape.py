@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import NotNegative, Tree
+from trivium.config import NotNegative, Short, Tree
 from trivium.plan.adapters import AdapterGroup, group_of
 from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.form import LayerForm, Run
@@ -30,20 +30,23 @@ class ModelShape(LayerForm):
     `window: 1024, pattern: [{times: 5}, {window: null}]`.
     """
 
-    layers: Layers
-    vocabulary: Ids  # token ids in use; the table is padded, and padding is never predicted
-    vocabulary_multiple: Ids = 128  # each tensor rank holds a multiple of this many rows
+    layers: Annotated[Layers, Short("layers")]  # number of transformer blocks
+    # number of token ids; the table is padded, and padding is never predicted
+    vocabulary: Annotated[Ids, Short("vocabulary")]
+    vocabulary_multiple: Ids = 128  # rows of the table on each tensor rank are padded to a multiple of this
     first: tuple[Run, ...] = ()  # the first layers, where they differ from the model's settings
     pattern: tuple[Run, ...] = ()  # the other layers, repeated, where they differ from the model's settings
-    # parameters beside those of linear layers, of which the first group that matches counts; all others are frozen
+    # adapters of linear layers, by the first group that matches; all other parameters are frozen
     adapters: tuple[AdapterGroup, ...] = ()
-    head: Literal["tied", "untied"] = "tied"  # does the output matrix share the embedding
-    documents: Literal["joined", "apart"] = "joined"  # do packed documents see each other
-    end_of_text: NotNegative = 0  # the id that ends a document
-    # times the square of the logarithm of its sum of exponentials: added in training to the loss of each token that
-    # counts, told apart from it, and no part of a validation (PaLM, OLMo-2: 1e-5 to 1e-4); 0: nothing
+    head: Literal["tied", "untied"] = "tied"  # whether the output matrix is the embedding's table
+    documents: Literal["joined", "apart"] = "joined"  # whether packed documents attend to each other
+    end_of_text: NotNegative = 0  # id of the token that ends a document
+    # factor of the z-loss, the squared log-sum-exp of the logits, in training (PaLM, OLMo-2: 1e-5 to 1e-4); it is
+    # logged apart from the loss; 0: no z-loss
     z_loss: Annotated[float, Field(ge=0)] = 0.0
-    init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
+    init_std: Annotated[float, Field(gt=0)] | None = (
+        None  # standard deviation of initial weights; None: sqrt(1 / (3 hidden)) (MT-NLG section 3.2)
+    )
 
     @property
     def each_layer(self) -> tuple[Layer, ...]:
@@ -52,7 +55,7 @@ class ModelShape(LayerForm):
 
     @property
     def counted_layers(self) -> tuple[tuple[Layer, int], ...]:
-        """Each different layer, with how often it occurs."""
+        """Each distinct layer and how often it occurs."""
         return _counted_layers_of(self)
 
     @property
@@ -86,13 +89,14 @@ class ModelShape(LayerForm):
         return _forms_of(self)[layer]
 
     def padded_vocabulary(self, tensor: int) -> int:
-        """Rows of the embedding over `tensor` ranks: the vocabulary rounded up so that each has as many."""
+        """Return the rows of the embedding over `tensor` ranks, a number or an array of numbers: the vocabulary rounded
+        up so that each rank has a multiple of `vocabulary_multiple`."""
         multiple = self.vocabulary_multiple * tensor
-        return math.ceil(self.vocabulary / multiple) * multiple
+        return -(-self.vocabulary // multiple) * multiple
 
     def of_weights(self) -> Tree:
-        """What weights depend on, as plain data, defaults spelt out: models that share it may exchange theirs. Of
-        learned positions there are as many as a sequence has."""
+        """Return the settings on which weights depend, as plain data with defaults spelt out. Models with equal
+        settings may exchange weights. A learned table of positions has as many rows as a sequence."""
         free = _FREE if self.positions == "learned" else {*_FREE, "sequence"}
         spelt_out = {"kv_heads": self.kv, "head_width": self.head_columns, "ffn": self.ffn_width}
         return {**self.model_dump(exclude=free), **spelt_out}

@@ -1,4 +1,4 @@
-"""Which optimizer rule updates which parameters, and which parameters are frozen."""
+"""Parameter groups: which optimizer rule updates which parameters, and which parameters are frozen."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -18,13 +18,13 @@ from trivium.units import listed
 class Group(Config):
     """The parameters whose names match a pattern, and how they are updated."""
 
-    match: str = "*"  # pattern of parameter names, as layers.*.mlp.* or *.norm.*
-    rule: str = "adamw"  # a file of optim/rules
-    lr_scale: Annotated[float, Field(ge=0)] = 1.0  # factor of the learning rate
-    # None: training.weight_decay; norms and biases never have any
+    match: str = "*"  # pattern of parameter names, such as layers.*.mlp.* or *.norm.*
+    rule: str = "adamw"  # optimizer: the name of a file in optim/rules
+    lr_scale: Annotated[float, Field(ge=0)] = 1.0  # factor of the learning rate for this group
+    # weight decay of this group; None: training.weight_decay; norms and biases have none
     weight_decay: Annotated[float, Field(ge=0)] | None = None
-    settings: Tree = Field(default={})  # of the rule; AdamW's others are training.beta1, .beta2 and .epsilon
-    trainable: bool = True  # false: the weights stay as they are, without gradient, master weight or state
+    settings: Tree = Field(default={})  # settings of the rule; those of AdamW are training.beta1, .beta2 and .epsilon
+    trainable: bool = True  # whether the weights are trained; frozen ones have no gradient, master weight or state
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())
@@ -64,7 +64,7 @@ class Optimizer(Config):
         return Optimizer(groups=tuple(group for n, group in enumerate(self.groups) if n in taken))
 
     def problems(self, model: ModelShape) -> Iterator[str]:
-        """What the groups contradict."""
+        """Yield the contradictions among the groups."""
         if not self.groups or model.problems():
             return
         rows = parameters(model)

@@ -36,7 +36,7 @@ class Box:
 
 
 def parameters(model: ModelShape) -> tuple[Parameter, ...]:
-    """Every parameter, in the model's order. A tied head is the embedding's own row."""
+    """Return every parameter, in the model's order. A tied head is the embedding's own row."""
     return (*_embedding(model), *(p for n in range(model.layers) for p in _layer(model, n)), *_head(model))
 
 

@@ -1,12 +1,14 @@
-"""Which layers each stage holds."""
+"""Division of the layers into stages."""
 
 import heapq
 import itertools
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import Field
 
 from trivium.config import Config, NotNegative
+from trivium.plan.constraints import has_layers
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 
@@ -14,27 +16,15 @@ from trivium.plan.model_shape import ModelShape
 class Partition(Config):
     """`layers` per stage if given; otherwise balanced, where the embedding and the head weigh as layers."""
 
-    layers: tuple[NotNegative, ...] | None = None  # of each stage, first to last; None: balanced
-    embedding_weight: Annotated[float, Field(ge=0)] = 0.0  # layers that the embedding counts as
-    head_weight: Annotated[float, Field(ge=0)] = 0.0  # layers that the output matrix counts as
+    layers: tuple[NotNegative, ...] | None = None  # number of layers of each stage, first to last; None: balanced
+    embedding_weight: Annotated[float, Field(ge=0)] = 0.0  # number of layers as which the embedding counts
+    head_weight: Annotated[float, Field(ge=0)] = 0.0  # number of layers as which the output matrix counts
 
     def counts(self, model: ModelShape, layout: Layout) -> tuple[int, ...]:
         """Layers of each stage, first to last."""
         if self.layers is not None:
             return self.layers
-        loads = [0.0] * layout.stages
-        loads[0] += self.embedding_weight
-        loads[-1] += self.head_weight
-        counts = [0] * layout.stages
-        middle = (layout.stages - 1) / 2
-        # Ties go to the middle: the ends also hold the embedding and the head.
-        lightest = [(load, abs(stage - middle), stage) for stage, load in enumerate(loads)]
-        heapq.heapify(lightest)
-        for _ in range(model.layers):
-            load, off_middle, stage = lightest[0]
-            counts[stage] += 1
-            heapq.heapreplace(lightest, (load + 1, off_middle, stage))
-        return tuple(counts)
+        return balanced(model.layers, layout.stages, self.embedding_weight, self.head_weight)
 
     def ranges(self, model: ModelShape, layout: Layout) -> tuple[range, ...]:
         """Layer numbers of each stage; together they cover the model exactly once."""
@@ -46,7 +36,7 @@ class Partition(Config):
     def problems(self, model: ModelShape, layout: Layout) -> list[str]:
         """Explicit layers that do not cover the model once, or too few layers for the stages."""
         if self.layers is None:
-            if model.layers < layout.stages:
+            if not has_layers(model.layers, layout.stages):
                 return [
                     f"plan.model.layers ({model.layers}) must be at least the number of stages, plan.layout."
                     f"pipeline x chunks ({layout.pipeline} x {layout.chunks} = {layout.stages}); use fewer stages, "
@@ -71,3 +61,21 @@ class Partition(Config):
                 f"plan.model.layers ({model.layers}) exactly once"
             )
         return found
+
+
+@lru_cache(maxsize=4096)
+def balanced(layers: int, stages: int, embedding_weight: float = 0.0, head_weight: float = 0.0) -> tuple[int, ...]:
+    """Return the layers of each stage under equal loads, where the embedding and the head count as so many layers."""
+    loads = [0.0] * stages
+    loads[0] += embedding_weight
+    loads[-1] += head_weight
+    counts = [0] * stages
+    middle = (stages - 1) / 2
+    # Ties go to the middle: the ends also hold the embedding and the head.
+    lightest = [(load, abs(stage - middle), stage) for stage, load in enumerate(loads)]
+    heapq.heapify(lightest)
+    for _ in range(layers):
+        load, off_middle, stage = lightest[0]
+        counts[stage] += 1
+        heapq.heapreplace(lightest, (load + 1, off_middle, stage))
+    return tuple(counts)

@@ -4,19 +4,20 @@ The planner searches for one, the cost model prices it, the runtime executes it.
 """
 
 from math import gcd
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config, build, merge, parse_assignments, read_preset
+from trivium.config import Config, Short, build, merge, parse_assignments, read_preset
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch, nearest_multiples
+from trivium.plan.constraints import divides_context, divides_sequence, has_shards, interleaves, schedules_chunks
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import parameters
 from trivium.plan.partition import Partition
-from trivium.plan.precision import Dtype, Precision
+from trivium.plan.precision import Dtype, Precision, has_one_gradient
 from trivium.plan.recompute import Recompute
 from trivium.plan.schedule import (
     HEAD_UNITS,
@@ -32,26 +33,28 @@ from trivium.plan.schedule import (
 
 
 class Plan(Config):
-    """What a run is. `check()` lists every contradiction before any process exists."""
+    """The complete description of a run. `check()` lists every contradiction before any process exists."""
 
     model: ModelShape
     layout: Layout = Layout()
     batch: Batch
     partition: Partition = Partition()
-    schedule: ScheduleName = "1f1b"  # in which order pipeline ranks do what
-    rows: tuple[str, ...] | None = None  # schedule "given": one row of actions per pipeline rank, as F0.0 F1.0 B0.0
+    schedule: Annotated[ScheduleName, Short("schedule")] = "1f1b"  # pipeline schedule
+    rows: tuple[str, ...] | None = None  # schedule "given": the actions of each pipeline rank, as F0.0 F1.0 B0.0
     precision: Precision = Precision()
     recompute: Recompute = Recompute()
     optimizer: Optimizer = Optimizer()
-    zero: Literal[0, 1, 2, 3] = 1  # what is sharded over replicas: 1 optimizer state, 2 + gradients, 3 + weights
-    # activations between tensor regions split along the sequence; nothing to split where layout.tensor is 1
+    # ZeRO stage: 1 shards the optimizer state over replicas, 2 also gradients, 3 also weights
+    zero: Annotated[Literal[0, 1, 2, 3], Short("zero")] = 1
+    # split activations between tensor-parallel regions along the sequence; no effect where layout.tensor is 1
     sequence_parallel: bool = False
-    # how ranks that share a sequence attend; all the same where layout.context is 1
+    # attention of context parallelism; no effect where layout.context is 1
     context_attention: Literal["ring", "ulysses"] = "ring"
-    # of row-split products, each reduced beside the next one's work; nothing to reduce where layout.tensor is 1
+    # chunks of row-parallel products: one is reduced while the next is computed; no effect where layout.tensor is 1
     row_chunks: int = Field(default=1, ge=1)
-    compiled: bool = False  # the blocks and the loss of a training step, by torch.compile
-    cuda_graphs: bool = False  # on an accelerator a step is recorded once, and then replayed
+    compiled: Annotated[bool, Short("compiled")] = False  # compile the blocks and the loss with torch.compile
+    # on an accelerator, record a step once as a CUDA graph, and replay it
+    cuda_graphs: Annotated[bool, Short("cuda-graphs")] = False
 
     @classmethod
     def from_preset(cls, name_or_path: str, *assignments: str) -> "Plan":
@@ -63,7 +66,7 @@ class Plan(Config):
         return build(cls, merge(tree, parse_assignments(assignments, cls)))
 
     def check(self, world_size: int | None = None) -> list[str]:
-        """Every problem of the plan, each with path, value, law and remedy; empty when it is legal."""
+        """Return every problem of the plan, each with path, value, rule and remedy; empty if the plan is legal."""
         return [
             *self.model.problems(),
             *self.layout.problems(world_size),
@@ -79,11 +82,17 @@ class Plan(Config):
         ]
 
     def checked(self, world_size: int | None = None) -> "Plan":
-        """The plan itself when it is legal; otherwise ConfigError with every problem."""
+        """Return the plan itself if it is legal. Raises ConfigError with every problem otherwise."""
         problems = self.check(world_size)
         if problems:
             raise ConfigError("\n".join(problems))
         return self
+
+    def on_one_process(self) -> "Plan":
+        """Return the plan for the same work on one process: equal model, batch, precision and optimizer, and the
+        default of everything else."""
+        kept = {name: getattr(self, name) for name in ("model", "batch", "precision", "optimizer")}
+        return Plan(**kept).checked()
 
     def schedule_table(self, sequences: int | None = None) -> Schedule:
         """The schedule of a step of `sequences` (by default: of the full batch)."""
@@ -104,7 +113,7 @@ class Plan(Config):
 
     @property
     def stages(self) -> int:
-        """Of the whole model: those with layers, and the head's where it has its own."""
+        """Number of stages of the whole model: those with layers, and the head's if it has its own."""
         return self.layout.stages + self.heads_in_turns
 
     @property
@@ -124,7 +133,7 @@ class Plan(Config):
         return self.stages_by_rank[pipeline]
 
     def taken(self, pipeline: int, stage: int, micro_batches: int) -> int:
-        """How many of the micro-batches of a step pipeline rank `pipeline` takes through a stage that it holds."""
+        """Return how many micro-batches of a step pipeline rank `pipeline` runs through one of its stages."""
         if self.heads_in_turns and stage == self.last_stage:
             return sum(head_rank(m, self.layout.pipeline) == pipeline for m in range(micro_batches))
         return micro_batches
@@ -159,8 +168,8 @@ class Plan(Config):
 
     @property
     def adds_no_gradients(self) -> bool:
-        """Whether a parameter has one gradient in a step: there is one process, and one micro-batch."""
-        return self.layout.world_size == 1 and self.batch.micro_batches(self.layout) == 1
+        """Whether a step computes one gradient of each parameter, to which nothing is added."""
+        return bool(has_one_gradient(self.layout.world_size, self.batch.micro_batches(self.layout)))
 
     @property
     def gradient_dtype(self) -> Dtype:
@@ -179,14 +188,14 @@ class Plan(Config):
 
     @property
     def activation_shape(self) -> tuple[int, int, int]:
-        """Of what a rank has of a micro-batch between blocks, and sends to the next stage: positions, sequences,
+        """Shape of a rank's activations between blocks, as they are sent to the next stage: positions, sequences,
         hidden."""
         split = self.layout.tensor if self.sequence_parallel else 1
         return self.local_sequence // split, self.batch.micro, self.model.hidden
 
     @property
     def tensor_unit(self) -> int:
-        """What a tensor degree divides exactly where this model may be split so."""
+        """A number that every legal tensor degree of this model divides."""
         sequence = self.local_sequence if self.sequence_parallel else 0
         return gcd(*(division.size for division in self.model.divisions), sequence)
 
@@ -200,7 +209,7 @@ class Plan(Config):
         return self.batch.micro * self.layout.data * self.layout.pipeline
 
     def tokens(self, sequences: int) -> int:
-        """Tokens in so many sequences."""
+        """Return the number of tokens in `sequences` sequences."""
         return sequences * self.model.sequence
 
     def _splits(self) -> list[str]:
@@ -211,7 +220,8 @@ class Plan(Config):
             for field, size, unit, _ in self.model.divisions
             if size % tensor
         ]
-        if self.sequence_parallel and self.local_sequence % tensor:
+        context = self.layout.context
+        if not divides_sequence(self.model.sequence, context, tensor, self.sequence_parallel):
             found.append(
                 f"plan.model.sequence ({self.model.sequence}) over plan.layout.context ({self.layout.context}) must be "
                 f"a multiple of plan.layout.tensor ({tensor}) under plan.sequence_parallel; nearest legal tensor: "
@@ -223,8 +233,8 @@ class Plan(Config):
         context, tensor, found = self.layout.context, self.layout.tensor, []
         if context == 1:
             return []
-        unit = 2 * context if self._zigzag else context
-        if self.model.sequence % unit:
+        if not divides_context(self.model.sequence, context, zigzag=self._zigzag):
+            unit = 2 * context if self._zigzag else context
             found.append(
                 f"plan.model.sequence ({self.model.sequence}) must be a multiple of {unit} with plan.layout.context "
                 f"{context} and plan.context_attention '{self.context_attention}'; nearest: "
@@ -241,7 +251,7 @@ class Plan(Config):
         return found
 
     def _shards_problems(self) -> list[str]:
-        if self.layout.shards is None or self.zero > 0:
+        if has_shards(self.layout.shards or 0, self.zero):
             return []
         return [
             f"plan.layout.shards is {self.layout.shards} but plan.zero is 0, which shards nothing; set plan.zero to 1, "
@@ -270,12 +280,14 @@ class Plan(Config):
     def _schedule_problems(self) -> list[str]:
         layout, found = self.layout, []
         found += self._given_problems()
-        if layout.chunks > 1 and self.schedule not in ("interleaved", "zb-v", "zb-turns", "given"):
+        several = self.schedule in ("interleaved", "zb-v", "zb-turns", "given")
+        if not schedules_chunks(layout.chunks, several=several, two=False):
             found.append(
                 f"plan.layout.chunks is {layout.chunks} but plan.schedule is '{self.schedule}', which holds one "
                 f"stage per rank; set plan.schedule=interleaved or plan.layout.chunks=1"
             )
-        if self.schedule in ("zb-v", "zb-turns") and layout.chunks != 2:
+        two = self.schedule in ("zb-v", "zb-turns")
+        if not schedules_chunks(layout.chunks, several=True, two=two):
             found.append(
                 f"plan.layout.chunks is {layout.chunks} but plan.schedule '{self.schedule}' goes down the ranks and "
                 f"back up: two stages per rank; set plan.layout.chunks=2 (and plan.layout.pipeline to 2 or more)"
@@ -288,7 +300,7 @@ class Plan(Config):
         if self.schedule == "interleaved" and layout.pipeline > 1 and not self.batch.problems(layout):
             for sequences in sorted({s.sequences for s in self.batch.segments}):
                 micro_batches = self.batch.micro_batches(layout, sequences)
-                if micro_batches % layout.pipeline:
+                if not interleaves(micro_batches, layout.pipeline):
                     unit = self.batch.micro * layout.data * layout.pipeline
                     nearest = f"nearest plan.batch.sequences: {nearest_multiples(sequences, unit)}"
                     of_ramp = f"it is of the ramp: set plan.batch.ramp.start and .increment to multiples of {unit}"
@@ -302,13 +314,14 @@ class Plan(Config):
 
 
 def head_length(model: ModelShape, stages: int) -> int:
-    """Of the head beside a stage of layers, in eighths: as their weights are, products being most of both."""
+    """Return the length of the head relative to a stage of layers, in eighths, estimated from the sizes of their
+    weights."""
     layers = sum(p.elements for p in parameters(model) if isinstance(p.owner, int))
     return max(1, round(HEAD_UNITS * stages * model.vocabulary * model.hidden / layers))
 
 
 def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
-    """What a compiled plan of this model contradicts."""
+    """Return the contradictions between the model and `plan.compiled`."""
     if not compiled or model.dropout == 0:
         return []
     return [
@@ -318,7 +331,8 @@ def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
 
 
 def recording_problems(model: ModelShape, precision: Precision, zero: int, *, recorded: bool) -> list[str]:
-    """What changes from step to step, or is freed and gathered again within one, is in no recording."""
+    """Return the settings that a CUDA graph cannot replay: dropout, fp16 loss scaling, separate documents, and ZeRO-2
+    or -3."""
     if not recorded:
         return []
     changing = (

@@ -1,8 +1,8 @@
 """The dtype of everything a rank holds and sends."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from trivium.config import Config
+from trivium.config import Config, Short
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16"]
 
@@ -18,9 +18,10 @@ class Precision(Config):
     (2 + 4 + 2 + 4 + 4 + 4), with a 2-byte gradient besides the accumulated one.
     """
 
-    weights: Dtype = "fp32"  # and of activations; bf16, fp16: the optimizer updates masters in fp32
-    gradients: Dtype | None = None  # as they accumulate; None: fp32 (fp64); "bf16" halves them, and loses bits
-    communication: Dtype | None = None  # of the gradient reduction; None: as the gradients accumulate
+    # dtype of weights and activations; bf16, fp16: the optimizer updates fp32 master weights
+    weights: Annotated[Dtype, Short("dtype")] = "fp32"
+    gradients: Dtype | None = None  # dtype in which gradients accumulate; None: fp32 (fp64 with fp64 weights)
+    communication: Dtype | None = None  # dtype of the gradient reduction; None: that of the gradients
 
     @property
     def arithmetic(self) -> str:
@@ -43,10 +44,16 @@ class Precision(Config):
         return self.gradients or self.masters
 
     def gradients_of(self, *, once: bool) -> Dtype:
-        """As they wait for the update. once: nothing is added to them, by one process with one micro-batch in a step;
-        they then stay as the backward made them, and lose nothing."""
+        """Return the dtype of gradients that wait for the update. once: nothing is added to them, because one process
+        has one micro-batch in a step; they then keep the dtype of the backward without loss."""
         return self.weights if once and self.gradients is None else self.accumulation
 
     def reduction_of(self, *, once: bool) -> Dtype:
         """The dtype in which gradients are sent."""
         return self.communication or self.gradients_of(once=once)
+
+
+def has_one_gradient(ranks: Any, micro_batches: Any) -> Any:
+    """Return whether a step computes one gradient of each parameter, to which nothing is added. The arguments are
+    numbers, or arrays with one entry per plan."""
+    return (ranks == 1) & (micro_batches == 1)

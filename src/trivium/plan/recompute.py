@@ -1,8 +1,8 @@
-"""Which activations are kept for the backward, and which are computed again."""
+"""Choice of the activations that are computed again in the backward instead of being kept."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from trivium.config import Config, Positive
+from trivium.config import Config, Positive, Short
 
 
 class Recompute(Config):
@@ -10,13 +10,14 @@ class Recompute(Config):
     core; "none": everything is kept. `every`: only every k-th block of the model is recomputed, counted from its first.
     activation_function: what GELU or SwiGLU gives is not kept in any block, only what it read."""
 
-    mode: Literal["none", "attention", "layer"] = "none"  # what is computed again: attention's core, whole layers
-    every: Positive = 1  # of every k-th layer only
-    activation_function: bool = False  # also GELU or SwiGLU, of every layer
+    # activations recomputed in the backward: none, those of attention's core, or whole layers
+    mode: Annotated[Literal["none", "attention", "layer"], Short("recompute")] = "none"
+    every: Positive = 1  # recompute in every k-th layer only
+    activation_function: bool = False  # also recompute GELU or SwiGLU, in every layer
 
     @property
     def words(self) -> str:
-        """What is computed again, for people."""
+        """A description for people of what is computed again."""
         some = f"1 layer in {self.every}"
         modes = {"none": "", "attention": f"attention of {some}", "layer": some}
         parts = [modes[self.mode] if self.every > 1 else self.mode.removeprefix("none")]

@@ -1,4 +1,4 @@
-"""How the angles of rotary positions are slowed, for a model that reads more positions than it was first trained on."""
+"""Frequency scaling of rotary positions, for a model that reads longer sequences than it was first trained on."""
 
 from typing import Annotated, Literal
 
@@ -14,18 +14,20 @@ UNKNOWN = {"linear": ("original", "slow", "fast", "attention"), "llama3": ("atte
 
 
 class RopeScaling(Config):
-    """Each pair of columns turns at a speed of its own. "linear": all are `factor` times slower (arXiv 2306.15595).
-    Else a pair that turned less than `slow` times over the `original` positions is, one that turned more than `fast`
-    times is not, and those between are in part, more the slower they are: "llama3" by their turns (arXiv 2407.21783),
-    "yarn" by their place among the pairs (arXiv 2309.00071), which also multiplies sines and cosines by `attention`.
+    """Scaling of the rotation frequencies of pairs of columns.
+
+    "linear": all frequencies are divided by `factor` (arXiv 2306.15595). "llama3" and "yarn": a pair that turns less
+    than `slow` times over the `original` positions is divided by `factor`, one that turns more than `fast` times is
+    unchanged, and those between are divided in part, by the number of their turns ("llama3", arXiv 2407.21783) or by
+    their place among the pairs ("yarn", arXiv 2309.00071). "yarn" also multiplies sines and cosines by `attention`.
     """
 
-    kind: Kind
-    factor: Above0  # how many times slower
-    original: Positive | None = None  # llama3, yarn: positions of a sequence in the first training
-    slow: Above0 | None = None  # llama3, yarn: turns over these, below which a pair is slowed in full
-    fast: Above0 | None = None  # llama3, yarn: turns over these, above which a pair is left as it was
-    attention: Above0 | None = None  # yarn: of sines and cosines; None: 0.1 ln(factor) + 1, or 1 for a factor below 1
+    kind: Kind  # formula of the scaling
+    factor: Above0  # factor by which frequencies are divided
+    original: Positive | None = None  # llama3, yarn: sequence length of the first training
+    slow: Above0 | None = None  # llama3, yarn: pairs with fewer turns over `original` are scaled in full
+    fast: Above0 | None = None  # llama3, yarn: pairs with more turns over `original` are unchanged
+    attention: Above0 | None = None  # yarn: factor of sines and cosines; None: 0.1 ln(factor) + 1, at least 1
 
     def problems(self, base: float) -> list[str]:
         """Contradictions inside, and with `base`, the model's rope_base."""

@@ -115,7 +115,7 @@ def last_stage(schedule: Schedule) -> int:
 
 
 def inputs(action: Action, last: int, *, split: bool = False) -> tuple[Action, ...]:
-    """What must have happened before `action`; `split` when the backward comes in two parts."""
+    """Return the actions that must precede `action`. split: the backward is in two parts."""
     m, s = action.micro_batch, action.stage
     if action.op is Op.FORWARD:
         return (forward(m, s - 1),) if s > 0 else ()
@@ -127,7 +127,7 @@ def inputs(action: Action, last: int, *, split: bool = False) -> tuple[Action, .
 
 
 def ops(*, split: bool) -> tuple[Op, ...]:
-    """What each stage does with each micro-batch; `split` when the backward comes in two parts."""
+    """Return the operations of each stage on each micro-batch. split: the backward is in two parts."""
     return (Op.FORWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT) if split else (Op.FORWARD, Op.BACKWARD)
 
 
@@ -154,7 +154,7 @@ def rounds(schedule: Schedule) -> Iterator[list[Action]]:
 
 
 def gpipe(ranks: int, micro_batches: int) -> Schedule:
-    """Every forward, then every backward: simplest, and holds every activation."""
+    """Return the schedule with all forwards before all backwards. It is the simplest and keeps every activation."""
     return tuple(
         tuple(forward(m, r) for m in range(micro_batches)) + tuple(backward(m, r) for m in range(micro_batches))
         for r in range(ranks)
@@ -176,8 +176,9 @@ def one_forward_one_backward(ranks: int, micro_batches: int) -> Schedule:
 
 
 def in_two_parts(schedule: Schedule) -> Schedule:
-    """The same order with every backward taken apart: the previous stage gets its gradient before the weights get
-    theirs, and no activation is held for longer. The bubble of 1F1B is then (p - 1)(F + I), without the W."""
+    """Return the schedule with each backward split into an input-gradient (I) and a weight-gradient (W) action. I runs
+    first, so that the previous stage can continue earlier, at the same peak memory. The bubble of 1F1B is then (p -
+    1)(F + I), without W."""
     return tuple(tuple(part for action in row for part in _parts(action)) for row in schedule)
 
 
@@ -226,7 +227,7 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
 
 
 def head_rank(micro_batch: int, ranks: int) -> int:
-    """Whose turn it is to take the head of a micro-batch."""
+    """Return the pipeline rank that runs the head of a micro-batch (round-robin)."""
     return (micro_batch + 1) % ranks
 
 

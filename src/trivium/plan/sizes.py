@@ -1,5 +1,5 @@
-"""How large a plan's numbers may be: above whatever was built, and low enough that 64 bits hold what is counted of them
-and that whoever prices a plan has an answer."""
+"""Upper limits for the numbers of a plan: above everything that was built, and low enough that 64-bit integers hold all
+totals and that every plan can be priced."""
 
 from typing import Annotated
 
@@ -7,18 +7,18 @@ from pydantic import Field
 
 from trivium.config import Positive
 
-MOST_LAYERS = 10_000
-MOST_COLUMNS = 1_000_000  # of the residual stream, of a head; and heads
-MOST_WIDE = 10_000_000  # columns of the feed-forward layer
-MOST_IDS = 100_000_000
-MOST_POSITIONS = 1_000_000_000
-MOST_SEQUENCES = 1_000_000  # of a batch
-MOST_RANKS = 1_000_000
+MAX_LAYERS = 10_000
+MAX_COLUMNS = 1_000_000  # of the residual stream, of a head; and heads
+MAX_FFN_COLUMNS = 10_000_000  # columns of the feed-forward layer
+MAX_IDS = 100_000_000
+MAX_POSITIONS = 1_000_000_000
+MAX_SEQUENCES = 1_000_000  # of a batch
+MAX_PLAN_RANKS = 1_000_000
 
-Layers = Annotated[Positive, Field(le=MOST_LAYERS)]
-Columns = Annotated[Positive, Field(le=MOST_COLUMNS)]
-Wide = Annotated[Positive, Field(le=MOST_WIDE)]
-Ids = Annotated[Positive, Field(le=MOST_IDS)]
-Positions = Annotated[Positive, Field(le=MOST_POSITIONS)]
-Sequences = Annotated[Positive, Field(le=MOST_SEQUENCES)]
-Degree = Annotated[Positive, Field(le=MOST_RANKS)]
+Layers = Annotated[Positive, Field(le=MAX_LAYERS)]
+Columns = Annotated[Positive, Field(le=MAX_COLUMNS)]
+Wide = Annotated[Positive, Field(le=MAX_FFN_COLUMNS)]
+Ids = Annotated[Positive, Field(le=MAX_IDS)]
+Positions = Annotated[Positive, Field(le=MAX_POSITIONS)]
+Sequences = Annotated[Positive, Field(le=MAX_SEQUENCES)]
+Degree = Annotated[Positive, Field(le=MAX_PLAN_RANKS)]

@@ -43,7 +43,7 @@ def with_transfers(schedule: Schedule) -> Program:
 
 
 def sends(schedule: Schedule, rank: int) -> int:
-    """How many outputs of a rank are read on another one: its transfers, without the order that they have."""
+    """Return how many outputs of a rank are read on another one, which is the number of its sends."""
     own, last, split = {*schedule[rank]}, last_stage(schedule), is_split(schedule)
     readers = (reader_of(action, last, split=split) for action in schedule[rank])
     return sum(reader is not None and reader not in own for reader in readers)

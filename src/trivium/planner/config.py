@@ -4,14 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trivium.config import Config, Positive
+from trivium.config import Config, Positive, Short
 from trivium.cost.hardware import USABLE
 from trivium.plan.schedule import ScheduleName
-from trivium.plan.sizes import MOST_RANKS, Degree, Sequences
+from trivium.plan.sizes import MAX_PLAN_RANKS, Degree, Sequences
 
 Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split"]
 Degrees = tuple[Degree, ...] | None
-Shards = Annotated[int, Field(ge=2, le=MOST_RANKS)] | Literal["node"] | None
+Shards = Annotated[int, Field(ge=2, le=MAX_PLAN_RANKS)] | Literal["node"] | None
 
 
 class SearchSpace(Config):
@@ -26,7 +26,7 @@ class SearchSpace(Config):
     context: tuple[Degree, ...] = (1, 2, 4, 8)  # degrees
     micro: tuple[Sequences, ...] = (1, 2, 4, 8, 16)  # sequences of a micro-batch
     # of the pipeline; the first is that of plans without one, where it has one stage a rank
-    schedules: tuple[Named, ...] = ("1f1b", "1f1b-split", "interleaved", "zb-h1", "zb-v")
+    schedules: Annotated[tuple[Named, ...], Short("schedules")] = ("1f1b", "1f1b-split", "interleaved", "zb-h1", "zb-v")
     chunks: tuple[Degree, ...] | None = None  # stages of a rank when interleaved; null: every legal number
     # what the backward computes again: attention's core, whole layers
     recompute: tuple[Literal["none", "attention", "layer"], ...] = ("none", "attention", "layer")
@@ -36,6 +36,10 @@ class SearchSpace(Config):
     # ranks that share one copy of what ZeRO shards; node: those of one node; null: all replicas
     shards: tuple[Shards, ...] = (None,)
     sequence_parallel: tuple[bool, ...] = (False, True)  # activations between tensor regions are split
+    # torch.compile, and CUDA graphs where a plan can be recorded; null: with and without both on GPUs, on a CPU as the
+    # plan has them
+    compiled: tuple[bool, ...] | None = None
+    cuda_graphs: tuple[bool, ...] | None = None
     finalists: Positive = 50  # how many of the fastest are simulated action by action
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # of a device's memory
 

@@ -97,6 +97,12 @@ def plan_lines(plan: Plan, machine: Machine, share: float = USABLE) -> list[str]
     return [part for line in lines for part in _wrapped(line)]
 
 
+def price_lines(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
+    """Describe a plan and its price in few lines, without its schedule, the places of its ranks, and near misses."""
+    lines = [*_choice_lines(plan, machine), *_memory_lines(price), *_seconds_lines(plan, machine, price)]
+    return [part for line in lines for part in _wrapped(line)]
+
+
 def near_misses(plan: Plan, machine: Machine, seconds: float, share: float = USABLE) -> list[str]:
     """Describe schedules that would be faster for a plan of `seconds` per step, some of which its batch forbids."""
     full, limit = full_batch(plan), machine.usable_memory(plan.layout.world_size, share)

@@ -1,6 +1,6 @@
 """Candidate plans as arrays: one column for each field that a search varies, one row per plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import MODES, Case, model_numbers, optimizer_numbers
+from trivium.cost.case import MODES, Case, case_from
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
 from trivium.plan.plan import Plan, compiler_problems, recording_problems
-from trivium.plan.precision import BYTES, Dtype, Precision
+from trivium.plan.precision import Precision
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
 
 Column = NDArray[np.int64]
 Mask = Any  # NDArray[np.bool_], one entry per row: NumPy leaves the type of a comparison open
 
 MODE_NAMES = tuple(MODES)
+SPLIT = [number for number, name in enumerate(SCHEDULE_NAMES) if name in SPLIT_SCHEDULES]
 ALL = slice(None)
 
 
@@ -165,15 +166,7 @@ def columns_of(plan: Plan) -> dict[str, int]:
 
 
 def case_of_grid(subject: Subject, grid: Grid) -> Case:
-    """Return `cost.case.case_of` the plan of each row, as arrays."""
-    model, precision = subject.model, subject.precision
-    multiple = model.vocabulary_multiple * grid["tensor"]
-    ranks = grid["tensor"] * grid["pipeline"] * grid["data"] * grid["context"]
-    once = (ranks == 1) & (micro_batches_of(grid) == 1)  # Plan.adds_no_gradients
-
-    def bytes_of(dtype: Callable[..., Dtype]) -> Column:
-        return np.where(once, BYTES[dtype(once=True)], BYTES[dtype(once=False)])
-
+    """Return the case of the plan of each row, as arrays."""
     same = (
         "tensor",
         "pipeline",
@@ -188,25 +181,18 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         "zero",
         "shards",
     )
-    puts_off = np.isin(grid["schedule"], [n for n, name in enumerate(SCHEDULE_NAMES) if name in SPLIT_SCHEDULES])
-    whole = (grid["tensor"] == 1) & (grid["context"] == 1)
     columns: dict[str, Any] = {name: grid[name] for name in same}
-    return Case(
-        **model_numbers(model),
+    folded = grid["schedule"] == SCHEDULE_NAMES.index("zb-v")
+    return case_from(
+        subject.model,
+        subject.precision,
+        subject.optimizer,
         **columns,
-        vocabulary=-(-model.vocabulary // multiple) * multiple,
         micro_batches=micro_batches_of(grid),
-        puts_off=puts_off.astype(np.int64),
-        ends_together=((grid["pipeline"] == 1) | (grid["schedule"] == SCHEDULE_NAMES.index("zb-v"))).astype(np.int64),
-        fp16=int(precision.weights == "fp16"),
-        weight_bytes=BYTES[precision.weights],
-        gradient_bytes=bytes_of(precision.gradients_of),
-        reduction_bytes=bytes_of(precision.reduction_of),
-        master_bytes=BYTES[precision.masters],
+        puts_off=np.isin(grid["schedule"], SPLIT).astype(np.int64),
+        ends_together=((grid["pipeline"] == 1) | folded).astype(np.int64),
         compiled=int(subject.compiled),
         recorded=subject.records(grid["zero"]),
-        **optimizer_numbers(model, subject.optimizer, precision),
-        one_graph=(whole & ~puts_off & (model.documents == "joined") & subject.compiled).astype(np.int64),
     )
 
 

@@ -1,7 +1,7 @@
-"""The constraints of Plan.check over arrays of choices.
+"""The constraints that a search applies to rows of choices, with the choices that each reads and a message.
 
-A row satisfies all of them if and only if its plan has no problem (tests/planner/laws_test.py). The search adds one
-constraint: tensor groups stay inside a node.
+They are those of Plan.check (plan/constraints.py): a row satisfies all of them if and only if its plan has no problem
+(tests/planner/laws_test.py). The search adds one: tensor groups stay inside a node.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trivium.plan.constraints import (
+    divides_batch,
+    divides_context,
+    divides_replicas,
+    divides_sequence,
+    has_chunks,
+    has_layers,
+    has_shards,
+    interleaves,
+    schedules_chunks,
+)
 from trivium.plan.layers.part import Division
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.schedule import SCHEDULE_NAMES
@@ -29,43 +40,39 @@ class Law(NamedTuple):
 
 
 def _context(subject: Subject, grid: Grid) -> Mask:
-    context = grid["context"]
-    return (context == 1) | (subject.model.sequence % (2 * context) == 0)
+    return divides_context(subject.model.sequence, grid["context"], zigzag=True)
 
 
 def _layers(subject: Subject, grid: Grid) -> Mask:
-    return grid["pipeline"] <= subject.model.layers
+    return has_layers(subject.model.layers, grid["pipeline"])
 
 
 def _batch(subject: Subject, grid: Grid) -> Mask:
-    return grid["sequences"] % (grid["micro"] * grid["data"]) == 0
+    return divides_batch(grid["sequences"], grid["micro"], grid["data"])
 
 
 def _chunked(subject: Subject, grid: Grid) -> Mask:
-    """Several chunks require several pipeline ranks and a schedule with chunks; zb-v requires two."""
-    chunks, schedule = grid["chunks"], grid["schedule"]
-    several = (chunks == 1) | ((grid["pipeline"] > 1) & np.isin(schedule, (INTERLEAVED, ZB_V)))
-    return several & ((schedule != ZB_V) | (chunks == 2))
+    chunks, two = grid["chunks"], grid["schedule"] == ZB_V
+    several = two | (grid["schedule"] == INTERLEAVED)
+    return has_chunks(chunks, grid["pipeline"]) & schedules_chunks(chunks, several=several, two=two)
 
 
 def _stages(subject: Subject, grid: Grid) -> Mask:
-    return grid["pipeline"] * grid["chunks"] <= subject.model.layers
+    return has_layers(subject.model.layers, grid["pipeline"] * grid["chunks"])
 
 
 def _interleaved(subject: Subject, grid: Grid) -> Mask:
-    even = micro_batches_of(grid) % grid["pipeline"] == 0
+    even = interleaves(micro_batches_of(grid), grid["pipeline"])
     return (grid["schedule"] != INTERLEAVED) | even | ~_batch(subject, grid)
 
 
 def _sequence(subject: Subject, grid: Grid) -> Mask:
-    split = subject.model.sequence // grid["context"] % grid["tensor"] == 0
-    return (grid["sequence_parallel"] == 0) | split
+    return divides_sequence(subject.model.sequence, grid["context"], grid["tensor"], grid["sequence_parallel"])
 
 
 def _shards(subject: Subject, grid: Grid) -> Mask:
     shards = grid["shards"]
-    divides = grid["data"] * grid["context"] % np.maximum(shards, 1) == 0
-    return (shards == 0) | (divides & (grid["zero"] > 0))
+    return divides_replicas(shards, grid["data"] * grid["context"]) & has_shards(shards, grid["zero"])
 
 
 LAWS = (

@@ -1,5 +1,6 @@
 """Price and rank thousands of plans at once: memory of all, seconds of those that fit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,18 +11,20 @@ from trivium.cost.case import NONE, take
 from trivium.cost.compute import model_flops
 from trivium.cost.constants import shipped_constants
 from trivium.cost.hardware import Machine
-from trivium.cost.memory_peaks import balanced, every_nth
-from trivium.cost.prices import Piece, Prices, prices
+from trivium.cost.prices import Piece, Prices, action_seconds, prices, stage_pieces
 from trivium.cost.replicas import data_seconds, fullest_of, optimizer_seconds
 from trivium.cost.setting import Setting, setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import executing
+from trivium.cost.stages import every_nth
 from trivium.cost.step_time import StepSeconds, step_seconds
 from trivium.cost.wavefront import Run, finish_seconds
+from trivium.plan.layers.part import Number, entries
+from trivium.plan.partition import balanced
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
 from trivium.planner.config import SearchSpace
-from trivium.planner.grid import Candidates, Column
+from trivium.planner.grid import Candidates, Column, micro_batches_of
 from trivium.planner.leaner import as_lean_as_needed
 
 Figures = NDArray[np.float64]
@@ -172,66 +175,42 @@ def simulated_seconds(candidates: Candidates, machine: Machine) -> Figures:
     at = setting(candidates.case, machine, stack, shipped_constants())
     again = prices(replace(at, case=replace(at.case, recompute_every=1)))
     kept = prices(replace(at, case=replace(at.case, recompute=NONE)))
+    stages = [_stages_at(candidates, kept, again, row) for row in range(len(candidates))]
     crowd = machine.crowding(at.case.ranks)
-    pipeline = finish_seconds(_runs(candidates, at, again, kept))
+    pipeline = finish_seconds(_runs(candidates, stages, kept.transfer))
     if machine.sharing == "shared":
-        mean, share = _mean_work(at, again, kept), at.constants.core_share
+        mean, share = _mean_work(at, stages), at.constants.core_share
         pipeline = np.asarray(on_shared_cores(machine, at.case, mean, pipeline, 0.0, share).seconds, float)
     fullest = fullest_of(at.case)
     after = crowd * (data_seconds(at, prices(at), fullest) + optimizer_seconds(at, fullest))
     return np.asarray(at.stack.factor * (pipeline + after), float)
 
 
-def _mean_work(at: Setting, again: Prices, kept: Prices) -> Piece:
-    """Return the work averaged over pipeline ranks. again, kept: prices with and without recomputation."""
-    layers, repeated = at.case.layers, np.ceil(at.case.layers / at.case.recompute_every)
-    whole = again.layer.times(repeated).plus(kept.layer.times(layers - repeated))
-    return whole.plus(kept.first).plus(kept.last).times(at.case.micro_batches / at.case.pipeline)
+def _stages_at(candidates: Candidates, kept: Prices, again: Prices, row: int) -> tuple[Piece, Piece]:
+    """Return forward and backward of one micro-batch of a row, by stage. kept, again: prices of all rows without and
+    with recomputation."""
+    at = {name: int(column[row]) for name, column in candidates.grid.columns.items()}
+    layers = np.array(balanced(candidates.subject.model.layers, at["pipeline"] * at["chunks"]))
+    return stage_pieces(entries(kept, row), entries(again, row), layers, every_nth(layers, at["recompute_every"]))
 
 
-def _runs(candidates: Candidates, at: Setting, again: Prices, kept: Prices) -> list[Run]:
-    grid, shape = candidates.grid, (len(candidates),)
-    columns = {
-        name: np.broadcast_to(np.asarray(getattr(kept, name).total, float), shape)
-        for name in vars(kept)
-        if name != "transfer"
-    }
-    columns["layer_again"] = np.broadcast_to(np.asarray(again.layer_backward.total, float), shape)
-    transfers = np.broadcast_to(np.asarray(kept.transfer, float), shape)
-    blocking = at.stack.blocking_transfers
-    micro_batches = np.broadcast_to(np.asarray(at.case.micro_batches), shape)
-    layers = candidates.subject.model.layers
+def _mean_work(at: Setting, stages: Sequence[tuple[Piece, Piece]]) -> Piece:
+    """Return the work of all micro-batches, averaged over pipeline ranks."""
+    whole = np.array([[by_stage.sum() for by_stage in forward.plus(backward)] for forward, backward in stages])
+    return Piece(*whole.T).times(at.case.micro_batches / at.case.pipeline)
+
+
+def _runs(candidates: Candidates, stages: Sequence[tuple[Piece, Piece]], transfer: Number) -> list[Run]:
+    grid, transfers = candidates.grid, np.broadcast_to(np.asarray(transfer, float), len(candidates))
+    names, micro_batches = [SCHEDULE_NAMES[number] for number in grid["schedule"]], micro_batches_of(grid)
     return [
         Run(
-            name=SCHEDULE_NAMES[grid["schedule"][row]],
+            name=names[row],
             pipeline=int(grid["pipeline"][row]),
             micro_batches=int(micro_batches[row]),
             chunks=int(grid["chunks"][row]),
-            seconds=_stage_seconds(
-                {name: float(column[row]) for name, column in columns.items()},
-                balanced(layers, int(grid["pipeline"][row] * grid["chunks"][row])),
-                int(grid["recompute_every"][row]),
-                float(transfers[row]) * blocking,
-                split=SCHEDULE_NAMES[grid["schedule"][row]] in SPLIT_SCHEDULES,
-            ),
-            transfer=float(transfers[row]) * (not blocking),
+            seconds=action_seconds(*stages[row], split=names[row] in SPLIT_SCHEDULES),
+            transfer=float(transfers[row]),
         )
         for row in range(len(candidates))
     ]
-
-
-def _stage_seconds(
-    seconds: dict[str, float], layers: NDArray[np.int64], every: int, waits: float, *, split: bool
-) -> Figures:
-    """Return seconds [operation, stage]. every: interval of recomputed layers. waits: seconds that each action waits
-    for a blocking transfer. Both halves of a split backward take equally long, as in cost.estimate."""
-    forward = seconds["layer_forward"] * layers + waits
-    repeated = every_nth(layers, every)
-    backward = seconds["layer_again"] * repeated + seconds["layer_backward"] * (layers - repeated)
-    forward[0] += seconds["embedding_forward"]
-    backward[0] += seconds["embedding_backward"]
-    forward[-1] += seconds["head_forward"]
-    backward[-1] += seconds["head_backward"]
-    if not split:
-        return np.stack([forward, backward + waits])
-    return np.stack([forward, backward / 2 + waits, backward / 2])

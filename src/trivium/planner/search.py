@@ -1,23 +1,26 @@
 """Search for the fastest plans for a model, a batch and a machine."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError
 from trivium.plan.layout import AXES
+from trivium.plan.plan import Plan, compiler_problems, recording_problems
 from trivium.planner.candidates import Enumerated, enumerate_plans
 from trivium.planner.config import SearchSpace
-from trivium.planner.grid import Subject
+from trivium.planner.grid import Candidates, Subject
 from trivium.planner.laws import batch_unit, inside_a_node
-from trivium.planner.pricing import Ranking, price, rank
+from trivium.planner.pricing import Ranking, Winner, price, rank
+from trivium.planner.ties import NOTHING, Choice, simplest
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The result of a search: legal and rejected plans, and the ranking of those that fit."""
+    """The result of a search: legal and rejected plans, and the ranking of those that fit. choice: the chosen plan.
+    others: rankings of the same plans, compiled and recorded otherwise."""
 
     subject: Subject
     machine: Machine
@@ -25,6 +28,13 @@ class Found:
     space: SearchSpace
     enumerated: Enumerated
     ranking: Ranking
+    choice: Choice = NOTHING
+    others: tuple[Ranking, ...] = ()
+
+    @property
+    def chosen(self) -> Winner:
+        """The simplest of the plans that are as fast as the fastest one (planner/ties.py)."""
+        return self.ranking.winner(self.choice.place)
 
 
 def search(subject: Subject, machine: Machine, ranks: int, space: SearchSpace | None = None) -> Found:
@@ -40,8 +50,48 @@ def search(subject: Subject, machine: Machine, ranks: int, space: SearchSpace | 
     enumerated = legal_plans(subject, machine, ranks, space)
     if not len(enumerated.candidates):
         raise ConfigError(_no_legal_plan(subject, machine, ranks, space, enumerated))
-    priced = price(enumerated.candidates, machine, memory_limit(machine, ranks, space), space)
-    return Found(subject, machine, ranks, space, enumerated, rank(priced, machine, space.finalists))
+    ranking = _ranking(enumerated.candidates, machine, ranks, space)
+    return Found(subject, machine, ranks, space, enumerated, ranking, _choice([ranking]))
+
+
+def best_search(plan: Plan, machine: Machine, ranks: int, space: SearchSpace | None = None) -> Found:
+    """Search for a better plan than this one, compiled and recorded in all the ways that the space allows. The result
+    is that of the way in which the chosen plan runs."""
+    space = space or SearchSpace()
+    first, *others = _subjects(plan, machine, space)
+    found = search(first, machine, ranks, space)
+    every = [found.enumerated.candidates, *(Candidates(each, found.enumerated.candidates.grid) for each in others)]
+    rankings = [found.ranking, *(_ranking(each, machine, ranks, space) for each in every[1:])]
+    choice = _choice(rankings)
+    best = every[choice.ranking]
+    rest = tuple(ranking for number, ranking in enumerate(rankings) if number != choice.ranking)
+    enumerated = replace(found.enumerated, candidates=best)
+    return Found(best.subject, machine, ranks, space, enumerated, rankings[choice.ranking], choice, rest)
+
+
+def _subjects(plan: Plan, machine: Machine, space: SearchSpace) -> list[Subject]:
+    """Return the subject of a search for each way to run: with both torch.compile and CUDA graphs, and with neither,
+    unless the space says otherwise. A model that cannot be compiled or recorded is searched without."""
+    on_gpus = machine.generation != "cpu"
+    usual = (True, False)
+    compiled = space.compiled or (usual if on_gpus else (plan.compiled,))
+    recorded = space.cuda_graphs or (usual if on_gpus else (plan.cuda_graphs,))
+    if space.compiled is None and compiler_problems(plan.model, compiled=True):
+        compiled = (False,)
+    if space.cuda_graphs is None and recording_problems(plan.model, plan.precision, 1, recorded=True):
+        recorded = (False,)
+    pairs = [(c, r) for c in compiled for r in recorded]
+    if len(compiled) == len(recorded) == len(usual):
+        pairs = [(c, r) for c, r in pairs if c == r]
+    return [replace(Subject.of(plan), compiled=c, recorded=r) for c, r in pairs]
+
+
+def _ranking(candidates: Candidates, machine: Machine, ranks: int, space: SearchSpace) -> Ranking:
+    return rank(price(candidates, machine, memory_limit(machine, ranks, space), space), machine, space.finalists)
+
+
+def _choice(rankings: Sequence[Ranking]) -> Choice:
+    return simplest(rankings) if any(len(ranking.order) for ranking in rankings) else NOTHING
 
 
 def legal_plans(

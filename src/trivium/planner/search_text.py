@@ -14,6 +14,7 @@ from trivium.planner.near_misses import NearMiss
 from trivium.planner.pricing import Ranking, Winner
 from trivium.planner.published import full_batch
 from trivium.planner.search import Found
+from trivium.planner.ties import TIE_FRACTION
 from trivium.units import counted, format_bytes, format_count, format_seconds
 
 SEARCH_FORMAT = "trivium-search-1"
@@ -41,7 +42,7 @@ LEFT_ALIGNED = ("schedule", "recompute", "sequence", "limited by")
 
 def search_lines(found: Found, top: int) -> list[str]:
     """Return the winners as a table below a summary of the search."""
-    return [*_subject_lines(found), "", *table_lines(found.ranking.winners(top))]
+    return [*_subject_lines(found), "", *table_lines(found.ranking.winners(top)), f"chosen    {because(found)}"]
 
 
 def explain_lines(found: Found, misses: list[NearMiss], top: int) -> list[str]:
@@ -53,6 +54,7 @@ def explain_lines(found: Found, misses: list[NearMiss], top: int) -> list[str]:
         "",
         f"Winner: {choice_text(winner)}",
         f"  {_limits_text(winner, None)}",
+        f"Chosen: {because(found)}",
         "",
         *(["Runners-up, the best of each other layout:"] if runners else []),
         *(f"  {place}. {_behind_text(each, winner)}" for place, each in enumerate(runners, 2)),
@@ -80,6 +82,8 @@ def search_tree(found: Found, top: int) -> dict[str, Any]:
         "fit": len(priced.fitting),
         "simulated": len(found.ranking.simulated),
         "memory_limit": priced.memory_limit,
+        "ties": found.choice.ties,
+        "chosen": winner_tree(found.chosen),
         "winners": [winner_tree(winner) for winner in found.ranking.winners(top)],
     }
 
@@ -123,6 +127,8 @@ def choice_tree(plan: Plan) -> dict[str, Any]:
         "recompute_activation_function": plan.recompute.activation_function,
         "zero": plan.zero,
         "sequence_parallel": plan.sequence_parallel,
+        "compiled": plan.compiled,
+        "cuda_graphs": plan.cuda_graphs,
     }
 
 
@@ -188,6 +194,20 @@ def choice_text(winner: Winner) -> str:
         f"{along}, ZeRO {_zero_text(plan)}: {format_seconds(winner.seconds)}, {format_bytes(winner.memory_bytes)} "
         f"per rank"
     )
+
+
+def because(found: Found) -> str:
+    """Describe the chosen plan of a search, and why it is chosen, in one line."""
+    chosen, fit = found.chosen, len(found.ranking.order)
+    ways = {"compiled": chosen.plan.compiled, "recorded as CUDA graphs": chosen.plan.cuda_graphs}
+    runs = " and ".join(name for name, used in ways.items() if used)
+    why = "the fastest"
+    if found.choice.ties > 1:
+        why = f"the simplest of {found.choice.ties:,} within {TIE_FRACTION:.0%} of the fastest"
+    others = [other.winner(0).seconds for other in found.others if len(other.order)]
+    otherwise = f" ({'without' if runs else 'with both'}: {format_seconds(min(others))})" if others else ""
+    runs = (runs or "neither compiled nor recorded") + otherwise
+    return f"{choice_text(chosen)}; {runs}; {why} of {fit:,} plans that fit, {_limits_text(chosen)}"
 
 
 def _zero_text(plan: Plan) -> str:

@@ -20,11 +20,11 @@ SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)  # bytes of the whole tensor
 TURNS, REPEATS = 3, 6  # the median of means: one call alone may be a time slice too lucky or too late
 WIDTH = 4
 BETWEEN = 384  # rows and columns of the product between two collectives: about a millisecond of a core
-LEAST_SECONDS = 1e-6
+MIN_SECONDS = 1e-6
 
 
 def exchanges(group: Group, device: torch.device) -> tuple[Exchange, ...]:
-    """Every collective at every size over the whole group, in turns; all its ranks must call this alike."""
+    """Measure every collective at every size over the whole group, in turns. All ranks of the group must call this."""
     square = torch.ones(BETWEEN, BETWEEN, device=device)
 
     def between() -> object:
@@ -41,7 +41,7 @@ def exchanges(group: Group, device: torch.device) -> tuple[Exchange, ...]:
     found = []
     for (kind, size), spent in both.items():
         seconds, busy = (a - b for a, b in zip(_median(spent), without, strict=True))
-        found.append(Exchange(kind, group.size, size, max(LEAST_SECONDS, seconds), max(0.0, busy)))
+        found.append(Exchange(kind, group.size, size, max(MIN_SECONDS, seconds), max(0.0, busy)))
     return tuple(found)
 
 
@@ -57,7 +57,7 @@ def _median(spent: Sequence[Spent]) -> Spent:
 
 
 def _mean_seconds(work: Callable[[], object], group: Group, device: torch.device) -> Spent:
-    """Of one `work`, while the others of the group do the same."""
+    """Return the mean seconds of one `work`, while the other ranks of the group do the same."""
     all_reduce_(torch.zeros(1, device=device), group)
     finished(device)
     begin, on_core = time.perf_counter(), time.process_time()

@@ -28,7 +28,7 @@ ATTENTIONS_ON_GPU = ((8, 1024, 16, 64), (4, 2048, 16, 128), (2, 4096, 16, 64))
 
 
 def products(device: torch.device, budget: float) -> tuple[Product, ...]:
-    """Every shape in fp32 and bf16, and one square in fp64 and fp16."""
+    """Measure products of every shape in fp32 and bf16, and of one square in fp64 and fp16."""
     scale = SCALE_ON_GPU if device.type == "cuda" else 1
     asked = [(name, tuple(scale * n for n in shape)) for name in ("fp32", "bf16") for shape in SHAPES]
     asked += [("fp64", SHAPES[2]), ("fp16", SHAPES[2])]
@@ -64,7 +64,7 @@ def updates(device: torch.device, budget: float) -> tuple[Update, ...]:
 
 
 def _product(device: torch.device, name: str, m: int, n: int, k: int, budget: float) -> Product:
-    """As a linear layer does it: x W^T, and the gradients of x and of W."""
+    """Measure the product x W^T and the gradients of x and W, as in a linear layer."""
     dtype = DTYPES[name]
     x = torch.randn(m, k, device=device).to(dtype)
     weight = torch.randn(n, k, device=device).to(dtype)

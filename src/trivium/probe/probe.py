@@ -23,7 +23,7 @@ from trivium.units import counted
 from trivium.untrusted import read_json
 
 TIMEOUT_SECONDS = 180.0
-MOST_OF_A_CORE = 16  # ranks
+MAX_RANKS_PER_CORE = 16  # ranks
 # Everything is measured in turns, so that a change of the machine's speed meets all kinds alike. Seconds of each turn.
 TURNS, TURNS_ON_GPU = 3, 2
 GPU_SHARE = 0.5  # of those seconds: what is replayed is told by a few replays
@@ -32,7 +32,7 @@ KINDS = {"products": Product, "streams": Stream, "attentions": Attention, "updat
 
 
 class Devices(NamedTuple):
-    """What is measured: so many of one kind, each with so much memory."""
+    """The measured devices: their kind, number, and memory of each."""
 
     name: str
     number: int
@@ -41,7 +41,7 @@ class Devices(NamedTuple):
 
 
 def accelerators() -> Devices | None:
-    """Those of this machine, None where it has none. A process of its own looks: ranks cannot be forked from one that
+    """Return the GPUs of this machine, or None. A separate process looks, because ranks cannot be forked from one that
     has started CUDA."""
     with tempfile.TemporaryDirectory(prefix="trivium-probe-") as folder:
         run_ranks(_look, 1, folder, timeout_seconds=TIMEOUT_SECONDS)
@@ -65,10 +65,10 @@ def probe(ranks: int, devices: Devices, *, progress: Progress = silent) -> Measu
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; a machine has at least one rank")
     most = ranks if devices.is_cpu else min(ranks, devices.number)
-    if most > MOST_OF_A_CORE * devices.number:
+    if most > MAX_RANKS_PER_CORE * devices.number:
         raise ConfigError(
-            f"--ranks {ranks} on {counted(devices.number, 'core')}: with more than {MOST_OF_A_CORE} ranks a core, what "
-            f"is measured is only how they wait for one; give at most {MOST_OF_A_CORE * devices.number}"
+            f"--ranks {ranks} on {counted(devices.number, 'core')}: with more than {MAX_RANKS_PER_CORE} ranks a core, "
+            f"measurements show only how they wait for one; give at most {MAX_RANKS_PER_CORE * devices.number}"
         )
     sizes = [n for n in (1 << p for p in range(1, 16)) if n <= most]
     rounds = len(sizes) + 1
@@ -94,7 +94,7 @@ def probe(ranks: int, devices: Devices, *, progress: Progress = silent) -> Measu
 
 
 def _on_devices(place: Place, folder: str) -> None:
-    """Every device measures at the same time as the others, as they work in a run."""
+    """Measure on all devices concurrently, because a run also loads all of them at once."""
     with connected(place):
         _together(place)
         on_gpu = place.device.type == "cuda"
@@ -142,7 +142,7 @@ def _gathered(function: Any, ranks: int, *, here: bool = False) -> list[dict[str
 
 
 def _middle(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Every measurement with the median of the times of all ranks and turns."""
+    """Return every measurement with the median time of all ranks and turns."""
     found: dict[str, Any] = {}
     for kind, make in KINDS.items():
         rows = zip(*(each[kind] for each in told), strict=True)

@@ -39,7 +39,7 @@ SHAPES_ON_GPU = (
     (3, 1024, 8, 8192, 2048, 2, 4),
 )
 ON_GPU = {"precision": {"weights": "bf16"}, "cuda_graphs": True}
-WARM, REPEATS = 2, 7  # steps over ranks: as many on each
+WARMUP_STEPS, MEASURED_STEPS = 2, 7  # steps over ranks: as many on each
 
 
 def steps(device: torch.device, budget: float) -> tuple[SmallStep, ...]:
@@ -68,12 +68,12 @@ def split_plan(ranks: int) -> Plan:
 def split_step(plan: Plan, mesh: Mesh) -> SmallStep:
     """Seconds of a step over the tensor ranks of a mesh; all of them must call this alike."""
     step, seconds = _Step(plan, mesh), []
-    for _ in range(WARM + REPEATS):
+    for _ in range(WARMUP_STEPS + MEASURED_STEPS):
         all_reduce_(torch.zeros(1, device=mesh.device), mesh.tensor)
         begin = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - begin)
-    return _found(plan, median(seconds[WARM:]))
+    return _found(plan, median(seconds[WARMUP_STEPS:]))
 
 
 class _Step:

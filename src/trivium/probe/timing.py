@@ -13,20 +13,20 @@ import torch
 from trivium.kernels.operations import operations_of
 from trivium.parallel.pipeline.clock import finished
 
-FEWEST, MOST = 3, 200  # repetitions, in each of several turns
-WARM = 1
+MIN_REPETITIONS, MAX_REPETITIONS = 3, 200  # repetitions, in each of several turns
+WARMUP_REPETITIONS = 1
 # Of an accelerator's: seconds that one recording should take at least, and how many pieces it has at most.
-RECORDED_SECONDS, RECORDED_MOST = 1e-3, 64
+RECORDED_SECONDS, MAX_RECORDED_REPETITIONS = 1e-3, 64
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, *, budget: float) -> float:
-    """Median seconds of `work`, repeated for `budget` seconds, at least `FEWEST` times."""
-    for _ in range(WARM):
+    """Median seconds of `work`, repeated for `budget` seconds, at least `MIN_REPETITIONS` times."""
+    for _ in range(WARMUP_REPETITIONS):
         work()
     finished(device)
     seconds: list[float] = []
     until = time.perf_counter() + budget
-    while len(seconds) < FEWEST or (time.perf_counter() < until and len(seconds) < MOST):
+    while len(seconds) < MIN_REPETITIONS or (time.perf_counter() < until and len(seconds) < MAX_REPETITIONS):
         begin = time.perf_counter()
         work()
         finished(device)
@@ -39,10 +39,10 @@ def device_seconds(work: Callable[[], object], device: torch.device, *, budget: 
     record = operations_of(device.type).recording
     if record is None:
         return median_seconds(work, device, budget=budget)
-    for _ in range(WARM):
+    for _ in range(WARMUP_REPETITIONS):
         work()
     alone = median_seconds(work, device, budget=0.0)
-    pieces = max(1, min(RECORDED_MOST, round(RECORDED_SECONDS / alone)))
+    pieces = max(1, min(MAX_RECORDED_REPETITIONS, round(RECORDED_SECONDS / alone)))
     recording = record(lambda: _again(work, pieces))
     return median_seconds(recording.replay, device, budget=budget) / pieces
 

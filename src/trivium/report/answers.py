@@ -4,28 +4,39 @@ from pathlib import Path
 from typing import Any
 
 from trivium.report import figures
-from trivium.report.parts import Drawn, Section, Table
-from trivium.report.verdicts import SIGNIFICANCE_LEVEL, is_tiny
-from trivium.report.words import chance_text, level_text, number_text, percent_range, percent_text, range_text
+from trivium.report.parts import Drawn, Row, Section, Table
+from trivium.report.verdicts import SIGNIFICANCE_LEVEL, is_tiny, significant_scores
+from trivium.report.words import (
+    chance_text,
+    level_text,
+    number_text,
+    percent_range,
+    percent_text,
+    range_text,
+    scores_of,
+)
+from trivium.units import counted
 
 Tree = dict[str, Any]
 
 
-def _by_shots(tasks: Tree) -> list[tuple[str, str, Tree]]:
-    return [(task, shots, score) for task, by in tasks.items() for shots, score in by.items()]
+def _split(tasks: Tree) -> tuple[list[tuple[str, str, Tree]], list[tuple[str, str, Tree]]]:
+    """Return the scores that are significantly above chance, and the others."""
+    significant = significant_scores(tasks)
+    scores = scores_of(tasks)
+    better = [score for score in scores if score[:2] in significant]
+    return better, [score for score in scores if score[:2] not in significant]
+
+
+def _gist(better: list[tuple[str, str, Tree]], others: list[tuple[str, str, Tree]]) -> str:
+    return f"{len(better)} of {counted(len(better) + len(others), 'score')} significantly above chance"
 
 
 def evaluation_section(report: Tree) -> Section:
     """Show accuracy and surprise on held-out questions, with the baselines that use no context."""
     tasks = report["evaluation"]["tasks"]
-    scores = _by_shots(tasks)
-    rows = [
-        (
-            *(task, shots, str(s["n"] or "unknown"), percent_text(s["accuracy"]), percent_range(s["interval"])),
-            *(percent_text(s["chance"]), percent_text(s["unigram"]), percent_text(s["truncated_fraction"])),
-        )
-        for task, shots, s in scores
-    ]
+    better, others = _split(tasks)
+    scores = [*better, *others]
     surprise = [
         (
             *(task, shots, number_text(s["nats_per_byte"])),
@@ -37,33 +48,41 @@ def evaluation_section(report: Tree) -> Section:
     interval = level_text([s for *_, s in scores])
     heads = ("task", "shots", "examples", "accuracy", interval, "chance", "token frequencies", "prompts cut")
     surprise_heads = ("task", "shots", "surprise, nats per byte", interval, "token frequencies")
+    drawn = []
+    if better:
+        drawn.append(Drawn("Accuracy on held-out questions", figures.accuracies(better), "picture"))
+    if others:
+        drawn.append(Drawn("Accuracy on held-out questions", figures.accuracies(others), "not significant"))
     return Section(
         "evaluation",
         "Evaluation",
-        shows="Questions made from documents that training never saw: how often the model is right, and how "
+        gist=_gist(better, others),
+        shows="Questions made from documents that were held out of training: how often the model is right, and how "
         "surprising it finds the right answer (lower is better).",
-        reading="A score above both chance and token frequencies, with its whole interval, would mean that the model "
-        "uses the context. Surprise shows the same earlier: it moves long before any answer turns right. A prompt that "
-        "is longer than the model's sequence loses its beginning, and with it solved examples.",
-        limits="No score here is comparable with a published one.",
-        figures=[Drawn("Accuracy, with its interval and baselines", figures.accuracies(tasks))] if rows else [],
-        tables=[Table(heads, rows), *([Table(surprise_heads, surprise)] if surprise else [])],
+        reading="A score whose interval is above both chance and token frequencies means that the model uses the "
+        "context. Surprise shows this earlier than accuracy. A prompt longer than the model's sequence loses its "
+        "beginning, and with it solved examples.",
+        limits="These tasks are made from the run's own text, so the scores are not comparable with published ones.",
+        figures=drawn,
+        tables=[
+            Table(heads, [_evaluation_row(*score) for score in better], [_evaluation_row(*score) for score in others]),
+            *([Table(surprise_heads, surprise)] if surprise else []),
+        ],
+    )
+
+
+def _evaluation_row(task: str, shots: str, s: Tree) -> Row:
+    return (
+        *(task, shots, str(s["n"] or "unknown"), percent_text(s["accuracy"]), percent_range(s["interval"])),
+        *(percent_text(s["chance"]), percent_text(s["unigram"]), percent_text(s["truncated_fraction"])),
     )
 
 
 def tasks_section(report: Tree) -> Section:
     """Show accuracy on published tasks, next to that of MT-NLG 530B."""
     found = report["tasks"]
-    scores = _by_shots(found["tasks"])
-    rows = [
-        (
-            *(task, shots, str(s["n"] or "unknown"), percent_text(s["accuracy"]), percent_range(s["interval"])),
-            *(percent_text(s.get(key)) for key in ("chance", "published", "gpt3")),
-            *(str(s.get("normalisation")), number_text(s.get("truncated"))),
-            number_text((s.get("contamination") or {}).get("n")),
-        )
-        for task, shots, s in scores
-    ]
+    better, others = _split(found["tasks"])
+    scores = [*better, *others]
     heads: tuple[str, ...] = ("task", "shots", "examples", "accuracy", level_text([s for *_, s in scores]), "chance")
     heads += ("MT-NLG 530B", "GPT-3 175B", "scored by", "prompts cut", "in corpus")
     groups = [
@@ -74,20 +93,38 @@ def tasks_section(report: Tree) -> Section:
         for group, v in by_group.items()
     ]
     group_heads = ("task", "shots", "by", "group", "examples", "accuracy", "interval")
-    drawn = [Drawn("Accuracy beside the paper's", figures.beside_published(scores))] if scores else []
+    drawn = []
+    if better:
+        drawn.append(Drawn("Published tasks, beside MT-NLG 530B", figures.beside_published(better), "picture"))
+    if others:
+        drawn.append(Drawn("Published tasks", figures.beside_published(others), "not significant"))
     if len(found["series"]) > 1:
         drawn.append(Drawn("Accuracy against tokens", figures.accuracy_against_tokens(found["series"])))
+    skipped = "".join(f"Not asked: {name}. " for name in found["skipped"])
     return Section(
         "tasks",
         "Published tasks",
-        shows="The paper's tasks with its prompts, shots and scoring; and what it reports of its model."
+        gist=_gist(better, others),
+        shows="The paper's tasks with its prompts, shots and scoring, beside the figures that it reports."
         + _checkpoint_text(found.get("model")),
-        reading="An interval that contains chance shows no skill. With more shots a prompt may be longer than the "
-        "model reads: then its beginning is cut, and counted here.",
-        limits="Subsets of questions, local copies of the data, and prompts partly remembered: see docs/evaluation.md. "
-        + "".join(f"Not asked: {name}. " for name in found["skipped"]),
+        reading="With more shots a prompt may be longer than the model's sequence: then its beginning is cut, and "
+        "counted here.",
+        limits="Subsets of the questions, local copies of the data, and prompts that are partly reconstructed: see "
+        f"docs/evaluation.md. {skipped}",
         figures=drawn,
-        tables=[Table(heads, rows), *([Table(group_heads, groups)] if groups else [])],
+        tables=[
+            Table(heads, [_task_row(*score) for score in better], [_task_row(*score) for score in others]),
+            *([Table(group_heads, groups)] if groups else []),
+        ],
+    )
+
+
+def _task_row(task: str, shots: str, s: Tree) -> Row:
+    return (
+        *(task, shots, str(s["n"] or "unknown"), percent_text(s["accuracy"]), percent_range(s["interval"])),
+        *(percent_text(s.get(key)) for key in ("chance", "published", "gpt3")),
+        *(str(s.get("normalisation")), number_text(s.get("truncated"))),
+        number_text((s.get("contamination") or {}).get("n")),
     )
 
 
@@ -96,7 +133,7 @@ def _checkpoint_text(model: Tree | None) -> str:
     if not isinstance(model, dict) or not isinstance(model.get("step"), int):
         return ""
     after = f", after {model['tokens']:,} tokens" if isinstance(model.get("tokens"), int) else ""
-    return f" Asked of the checkpoint of step {model['step']:,}{after}."
+    return f" Checkpoint: step {model['step']:,}{after}."
 
 
 VARIED = {
@@ -182,17 +219,18 @@ def bias_section(report: Tree) -> Section:
     ]
     heads: tuple[str, ...] = ("template", "mean log ratio", level_text(list(variants.values())), "of 'person'")
     heads += ("below zero", "sign test p", "occupations")
-    small = " this small" if is_tiny(report["training"] or {}) else ""
+    effects = bias["effects"]
+    strong = sum(map(_is_significant, effects))
     return Section(
         "bias",
         "Bias",
+        gist=f"{strong} of {counted(len(effects), 'effect')} significant",
         shows="After 'The {occupation} was a': log(P(female words) / P(male words)), in nats. Below zero the "
         "model expects a man.",
-        reading="What all occupations share, 'person' included, does not concern occupations: it comes from the "
-        "words themselves, how often they occur and into how many tokens the tokenizer cuts them. So the figure "
-        "shows each occupation relative to 'person'.",
-        limits=f"A model{small} mirrors word counts of its corpus. Two genders, "
-        "English, one sentence: the test is narrow, and a zero would not mean absence of bias.",
+        reading="What all occupations share, 'person' included, comes from the words themselves: how often they occur, "
+        "and into how many tokens they are split. So the figure shows each occupation relative to 'person'.",
+        limits="A small model reproduces the word counts of its corpus. Two genders, English, one sentence: the test "
+        "is narrow, and a zero would not mean absence of bias.",
         figures=[*_occupations(bias, next(iter(variants), None)), *_bias_figures(bias)],
         tables=[*([Table(heads, rows)] if rows else []), *bias_tables(bias)],
     )
@@ -220,39 +258,50 @@ def log_ratios(bias: Tree, variant: str) -> list[tuple[str, float]]:
 
 def _bias_figures(bias: Tree) -> list[Drawn]:
     """Draw the one-sided adjectives and the sentiment of each axis that was measured."""
-    drawn = [
-        Drawn(f"Adjectives most a group's own: {axis}", figures.one_sided(groups))
-        for axis, groups in bias["adjectives"].items()
-        if any(g["one_sided"] for g in groups.values())
-    ]
+    drawn = []
+    for axis, groups in bias["adjectives"].items():
+        words = [(group, word) for group, found in groups.items() for word in found["one_sided"]]
+        strong = [pair for pair in words if _is_significant(pair[1])]
+        weak = [pair for pair in words if not _is_significant(pair[1])]
+        if strong:
+            drawn.append(Drawn(f"One-sided adjectives: {axis}", figures.one_sided(strong)))
+        if weak:
+            drawn.append(Drawn(f"One-sided adjectives: {axis}", figures.one_sided(weak), "not significant"))
     for axis, groups in ((bias["sentiment"] or {}).get("axes") or {}).items():
         if any(g["mean"] is not None for g in groups.values()):
             drawn.append(Drawn(f"Sentiment of the adjectives: {axis}", figures.sentiment(groups)))
     return drawn
 
 
+def _is_significant(result: Tree) -> bool:
+    return bool(result["p_holm"] < SIGNIFICANCE_LEVEL)
+
+
 def bias_tables(bias: Tree) -> list[Table]:
     """Return the table of effects, and for each axis the table of its adjectives, omitting empty tables."""
-    rows = [
-        (
-            *(row["measure"], row["of"], number_text(row["estimate"]), row["unit"]),
-            range_text(row["interval"], number_text) if row["interval"] else "–",
-            "–" if row["effect_size"] is None else number_text(row["effect_size"]),
-            *(chance_text(row["p_holm"]), number_text(row["n"])),
-        )
-        for row in bias["effects"]
-    ]
-    rows += [  # groups without counted words are listed, so that they do not seem forgotten
+    rows = [_effect_row(effect) for effect in bias["effects"] if _is_significant(effect)]
+    others = [_effect_row(effect) for effect in bias["effects"] if not _is_significant(effect)]
+    others += [  # groups without counted words are listed, so that they do not seem forgotten
         (row["measure"], row["of"], "not measured", *("–",) * 4, number_text(row["n"])) for row in bias["not_measured"]
     ]
     tables = []
-    if rows:
-        tables.append(Table(("measure", "of", "estimate", "unit", "interval", "Cohen's d", "p, corrected", "n"), rows))
+    if rows or others:
+        effect_heads = ("measure", "of", "estimate", "unit", "interval", "Cohen's d", "p, corrected", "n")
+        tables.append(Table(effect_heads, rows, others))
     for axis, groups in bias["adjectives"].items():
-        heads = (axis, "most frequent adjectives (texts)", "most one-sided (log-odds, nats)")
+        heads = (axis, "most frequent adjectives (texts)", "significantly one-sided (log-odds, nats)")
         words = [(name, _frequent(g["frequent"]), _one_sided(g["one_sided"])) for name, g in groups.items()]
         tables.append(Table(heads, words))
     return tables
+
+
+def _effect_row(row: Tree) -> Row:
+    return (
+        *(row["measure"], row["of"], number_text(row["estimate"]), row["unit"]),
+        range_text(row["interval"], number_text) if row["interval"] else "–",
+        "–" if row["effect_size"] is None else number_text(row["effect_size"]),
+        *(chance_text(row["p_holm"]), number_text(row["n"])),
+    )
 
 
 def _frequent(rows: list[Tree]) -> str:
@@ -260,9 +309,8 @@ def _frequent(rows: list[Tree]) -> str:
 
 
 def _one_sided(rows: list[Tree]) -> str:
-    """List words with their log-odds; a star marks those that are significant after correction."""
-    stars = ["*" if row["p_holm"] < SIGNIFICANCE_LEVEL else "" for row in rows]
-    words = [f"{row['word']} ({row['log_odds']:+.2f}{star})" for row, star in zip(rows, stars, strict=True)]
+    """List the significantly one-sided words with their log-odds."""
+    words = [f"{row['word']} ({row['log_odds']:+.2f})" for row in rows if _is_significant(row)]
     return ", ".join(words) or "none"
 
 
@@ -284,11 +332,16 @@ def samples_section(report: Tree) -> Section:
     """Show what the model writes."""
     settings = report["samples"][0].get("settings") or {} if report["samples"] else {}
     how = ", ".join(f"{k.replace('_', '-')} {settings[k]}" for k in ("temperature", "top_p") if k in settings)
-    tiny = "A tiny model writes nonsense in the manner of its corpus. " if is_tiny(report["training"] or {}) else ""
+    tiny = (
+        "So small a model imitates the style of its corpus, not its sense. "
+        if is_tiny(report["training"] or {})
+        else ""
+    )
     return Section(
         "samples",
         "Samples",
-        shows=f"What the model writes after a few prompts{f' ({how})' if how else ''}.",
+        gist=counted(len(report["samples"]), "prompt"),
+        shows=f"What the model writes after a prompt{f' ({how})' if how else ''}.",
         limits=f"{tiny}A model may repeat its corpus word for word.",
         samples=[(s["prompt"], s["continuation"]) for s in report["samples"]],
     )

@@ -1,9 +1,10 @@
 """Collect the results of a run into one tree, the content of report.json."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trivium.errors import DataError
 from trivium.finite import finite
@@ -133,27 +134,58 @@ def _models(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 class Curve:
-    """Evenly spaced records of a series and its last record: at most MAX_CURVE_POINTS + 1 of any number."""
+    """A series thinned to at most MAX_CURVE_POINTS + 1 evenly spaced records, the last one among them.
+
+    Each record of a thinned series has the mean, least and greatest loss of the records that it stands for, so that
+    no spike is lost.
+    """
 
     def __init__(self) -> None:
-        self._kept: list[dict[str, Any]] = []
+        self._buckets: list[_Bucket] = []
         self._last: dict[str, Any] | None = None
         self._seen, self._every = 0, 1
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Add the next record. A full curve drops every second point."""
+    def add(self, record: dict[str, Any], loss: float = 0.0) -> None:
+        """Add the next record. A full curve joins its buckets in pairs."""
         if self._seen % self._every == 0:
-            self._kept.append(record)
-        if len(self._kept) > MAX_CURVE_POINTS:
-            self._kept, self._every = self._kept[::2], 2 * self._every
+            self._buckets.append(_Bucket(record, 1, loss, loss, loss))
+        else:
+            self._buckets[-1].add(1, loss, loss, loss)
+        if len(self._buckets) > MAX_CURVE_POINTS:
+            for bucket, other in zip(self._buckets[::2], self._buckets[1::2], strict=False):
+                bucket.add(other.count, other.total, other.least, other.greatest)
+            self._buckets, self._every = self._buckets[::2], 2 * self._every
         self._last = record
         self._seen += 1
 
     def points(self) -> list[dict[str, Any]]:
         """Return the kept records in order."""
-        if self._last is None or self._last is self._kept[-1]:
-            return self._kept
-        return [*self._kept, self._last]
+        if self._every == 1:
+            return [bucket.record for bucket in self._buckets]
+        points = [
+            {**b.record, "loss_mean": b.total / b.count, "loss_least": b.least, "loss_greatest": b.greatest}
+            for b in self._buckets
+        ]
+        return points if self._last is self._buckets[-1].record else [*points, cast(dict[str, Any], self._last)]
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Consecutive records: the first of them, and aggregates of their losses."""
+
+    record: dict[str, Any]
+    count: int
+    total: float
+    least: float
+    greatest: float
+
+    def add(self, count: int, total: float, least: float, greatest: float) -> None:
+        self.count += count
+        self.total += total
+        if least < self.least:
+            self.least = least
+        if greatest > self.greatest:
+            self.greatest = greatest
 
 
 @dataclass
@@ -162,36 +194,51 @@ class _Steps:
 
     done: int = 0
     tokens: int | None = None
+    seconds: float = 0.0  # of all steps, without validation and saves
     validation_loss: float | None = None  # the newest one
-    any: bool = False
     losses: Curve = field(default_factory=Curve)
     validation: Curve = field(default_factory=Curve)
 
     def add(self, metric: dict[str, Any]) -> None:
-        self.any = True
         self.done = max(self.done, metric["step"])
         if metric["tokens"] is not None:
             self.tokens = max(self.tokens or 0, int(metric["tokens"]))
+        if metric["seconds"] is not None:
+            self.seconds += metric["seconds"]
         if metric["loss"] is not None:
-            self.losses.add(metric)
-        if metric["validation_loss"] is not None:
+            self.losses.add(metric, metric["loss"])
+        if metric.get("validation_loss") is not None:
             self.validation_loss = metric["validation_loss"]
             self.validation.add(metric)
+
+
+def _is_plain_step(metric: Any) -> bool:
+    """Whether a metric has every figure of a step as a finite number. Such a record needs no schema, which would take
+    ten times as long as reading it; a sum finds missing figures, other types and NaN at once."""
+    try:
+        return "validation_loss" not in metric and math.isfinite(
+            metric["step"] + metric["tokens"] + metric["loss"] + metric["lr"] + metric["sequences"] + metric["seconds"]
+        )
+    except (KeyError, TypeError, OverflowError):
+        return False
 
 
 def _training(run: Path) -> dict[str, Any] | None:
     """Return the summary, or that of an unfinished training, with curves, events and the executed timeline."""
     metrics = _Steps()
-    for metric in _lines(run / "training" / "metrics.jsonl", Metric):
+    for metric in _lines(run / "training" / "metrics.jsonl", Metric, needs_no_check=_is_plain_step):
         metrics.add(metric)
     finished: dict[str, Any] | None = _stage(run, "training/summary.json", Summary)
     goes_on = finished is None or metrics.done > (finished["steps"] or metrics.done)
-    summary = (_so_far(run, metrics) if goes_on else None) or finished
+    begun = _stage(run, "training/run.json", Begun)
+    summary = (_so_far(run, begun, metrics) if goes_on else None) or finished
     if summary is None:
         return None
     events = run / "training" / "events.jsonl"
     return {
         **summary,
+        "plan": begun and begun["plan"],
+        "step_seconds": metrics.seconds or None,
         "resumed_from": resumed_from(_whole_lines(events)),
         "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},
         "interruptions": interruptions(_whole_lines(events)),
@@ -200,10 +247,9 @@ def _training(run: Path) -> dict[str, Any] | None:
     }
 
 
-def _so_far(run: Path, metrics: _Steps) -> dict[str, Any] | None:
-    """Summarise a training that has not ended; None if none has begun."""
-    begun = _stage(run, "training/run.json", Begun)
-    if begun is None or not metrics.any:
+def _so_far(run: Path, begun: Any, metrics: _Steps) -> dict[str, Any] | None:
+    """Summarise a training that has not ended; None if none has begun. begun: the content of run.json."""
+    if begun is None or not (metrics.losses.points() or metrics.validation.points()):
         return None
     known = {
         "finished": False,
@@ -251,8 +297,13 @@ def _read(path: Path) -> Any:
         raise _damaged(path, error) from None
 
 
-def _lines(path: Path, kind: Any) -> Iterator[dict[str, Any]]:
-    """Yield the records of a JSON-lines file. An incomplete last line, as a killed process leaves it, is ignored."""
+def _lines(
+    path: Path, kind: Any, *, needs_no_check: Callable[[Any], bool] = lambda _: False
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of a JSON-lines file. An incomplete last line, as a killed process leaves it, is ignored.
+
+    needs_no_check: returns whether a value is valid as it is, without defaults to be filled in.
+    """
     if not path.exists():
         return
     torn: ValueError | None = None  # error of the previous line: only the last line may be incomplete
@@ -266,7 +317,7 @@ def _lines(path: Path, kind: Any) -> Iterator[dict[str, Any]]:
                 except ValueError as error:
                     torn = error
                     continue
-                yield checked(kind, finite(value), number)
+                yield value if needs_no_check(value) else checked(kind, finite(value), number)
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
 
@@ -331,11 +382,11 @@ def _text(event: Mapping[str, Any]) -> str | None:
             return f"failed: {cause}"
         case "resumed":
             layout = event.get("layout")
-            return f"went on from the checkpoint, {layout_text(layout if isinstance(layout, dict) else {})}"
+            return f"resumed from the checkpoint, {layout_text(layout if isinstance(layout, dict) else {})}"
         case "preempted":
-            return "asked to end as it started" if event.get("in") == "starting" else "asked to end; saved"
+            return "preempted while starting" if event.get("in") == "starting" else "preempted; saved"
         case "save failed":
-            return f"a save failed: {cause}"
+            return f"checkpoint not saved: {cause}"
         case "spike":
-            return f"refused: {cause}; policy {event.get('policy', 'unknown')}"
+            return f"spike: {cause}; policy {event.get('policy', 'unknown')}"
     return None

@@ -31,11 +31,12 @@ def funnel_section(report: Tree) -> Section:
     known = f"The numbers of planted junk documents are known, so recall can be measured.{lost}"
     return Section(
         "funnel",
-        "The corpus funnel",
-        shows="Documents left after each step of curation, and why the others went.",
+        "Corpus",
+        gist=f"{steps[0]['documents']:,} documents, {steps[-1]['documents']:,} kept",
+        shows="Documents left after each step of curation, and the reasons for dropping the others.",
         reading=known if planted or honest else "",
         limits="Planted junk follows simple rules, which makes it easier to find than real junk." if planted else "",
-        figures=[Drawn("Documents left after each step", figures.funnel(steps))],
+        figures=[Drawn("Documents left after each step of curation", figures.funnel(steps), "demo picture")],
         tables=tables,
     )
 
@@ -51,7 +52,7 @@ def _reasons(step: Tree, documents_before: int | None) -> str:
     texts = [f"{reason} {number:,}" for reason, number in sorted(dropped.items(), key=lambda item: -item[1])]
     added = 0 if documents_before is None else step["documents"] - documents_before + sum(dropped.values())
     if added > 0:
-        texts.append(f"{added:,} more: a document is cut in two where a passage is taken out")
+        texts.append(f"{added:,} more: removing a passage splits a document")
     return ", ".join(texts) or "none"
 
 
@@ -73,10 +74,10 @@ def corpus_section(report: Tree) -> Section:
     return Section(
         "corpus",
         "Corpus statistics",
-        shows="Lengths of the kept documents, the values used by the filters, and the numbers and reasons of "
-        "the rejected ones.",
-        reading="A value whose maximum or minimum is close to a threshold is limited by it. Near "
-        "duplicates all lie at or above the threshold of similarity, since each was verified.",
+        gist="lengths, filter values, rejects",
+        shows="Lengths of the kept documents, the values that filters use, and the reasons for rejecting the others.",
+        reading="A value whose maximum or minimum is close to a threshold is limited by it. Every near duplicate was "
+        "verified, so all are at or above the similarity threshold.",
         figures=drawn,
         tables=[Table(("figure", *heads), rows)] if rows else [],
     )

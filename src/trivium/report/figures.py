@@ -22,7 +22,6 @@ ROW_PIXELS = 34  # of a horizontal bar
 MAX_OCCUPATIONS = 24  # bars, half of them for the most skewed of either side
 MAX_REASONS = 30  # bars, for the most frequent reasons of rejects
 MAX_WORDS_PER_GROUP = 6
-SIGNIFICANCE_LEVEL = 0.05
 BELOW: Any = {"row": 2, "col": 1}  # the place of the lower of two plots
 
 
@@ -56,7 +55,7 @@ def sized(figure: go.Figure, height: int, x: Any = None, y: Any = None, *, rows:
     figure.update_layout(
         template="none",
         height=height,
-        margin={"l": 20, "r": 20, "t": 40, "b": 50},
+        margin={"l": 10, "r": 10, "t": 30, "b": 40},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": BLUE},
         paper_bgcolor="rgba(0,0,0,0)",
@@ -134,23 +133,55 @@ def similarities(tenths: list[int]) -> go.Figure:
 
 
 def curves(training: Tree) -> go.Figure:
-    """Draw loss and validation loss against tokens, with the unigram entropy, and the learning rate below."""
+    """Draw loss and validation loss against tokens, with the unigram entropy, and the learning rate below.
+
+    A thinned curve is drawn as the mean of its steps within the band of their extremes; another one as it is, with
+    its moving average.
+    """
     steps, validation = training["curves"]["steps"], training["curves"]["validation"]
     x, entropy = _tokens(steps), training["unigram_entropy"]
-    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=(0.74, 0.26), vertical_spacing=0.07)
-    figure.add_scatter(x=x, y=[s["loss"] for s in steps], name="training batches", line={"color": SKY, "width": 1.5})
+    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=(0.78, 0.22), vertical_spacing=0.06)
+    losses = [s["loss"] for s in steps]
+    if any("loss_mean" in s for s in steps):
+        low, high, mean = ([s.get(f"loss_{of}", s["loss"]) for s in steps] for of in ("least", "greatest", "mean"))
+        edge = {"line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+        figure.add_scatter(x=x, y=low, mode="lines", **edge)
+        figure.add_scatter(x=x, y=high, mode="lines", fill="tonexty", fillcolor="rgba(86,180,233,0.3)", **edge)
+    else:
+        mean = _smooth(losses)
+        line = {"color": SKY, "width": 1}
+        figure.add_scatter(x=x, y=losses, mode="lines", line=line, opacity=0.5, showlegend=False, name="one step")
+    figure.add_scatter(x=x, y=mean, name="training", mode="lines", line={"color": SKY, "width": 2})
     losses = [v["validation_loss"] for v in validation]
-    line = {"color": BLUE}
-    figure.add_scatter(x=_tokens(validation), y=losses, name="validation text", mode="lines+markers", line=line)
-    rates = {"name": "learning rate", "line": {"color": ORANGE, "width": 1.5}, "showlegend": False}
-    figure.add_scatter(x=x, y=[s["lr"] for s in steps], **rates, **BELOW)
+    line = {"color": ORANGE, "width": 2.5}
+    figure.add_scatter(x=_tokens(validation), y=losses, name="validation", mode="lines+markers", line=line)
+    rates = {"name": "learning rate", "line": {"color": PURPLE, "width": 1.5}, "showlegend": False}
+    figure.add_scatter(x=x, y=[s["lr"] for s in steps], mode="lines", **rates, **BELOW)
     if entropy is not None:
         text = {"annotation_text": f"unigram entropy {entropy:.2f}", "annotation_position": "top right"}
         figure.add_hline(y=entropy, line={"color": RED, "dash": "dash"}, **text, row=1, col=1)
-    sized(figure, 520)
-    figure.update_yaxes(title="loss, nats per token", row=1, col=1)
-    figure.update_yaxes(title="learning rate", rangemode="tozero", nticks=4, **BELOW)
-    return figure.update_xaxes(title="tokens seen", **BELOW)
+    sized(figure, 400)
+    figure.update_layout(hovermode="x unified")
+    figure.update_yaxes(title="nats per token", row=1, col=1)
+    figure.update_yaxes(title="rate", rangemode="tozero", nticks=3, exponentformat="e", **BELOW)
+    return figure.update_xaxes(title="tokens", **BELOW)
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """Return the centred moving average over a fortieth of the series."""
+    half = len(values) // 80
+    windows = [values[max(0, n - half) : n + half + 1] for n in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def throughput(steps: list[Tree]) -> go.Figure:
+    """Draw tokens per second against tokens. steps: those in which it was measured."""
+    values = [s["tokens_per_second"] for s in steps]
+    figure = go.Figure()
+    figure.add_scatter(x=_tokens(steps), y=values, mode="lines", line={"color": GREEN, "width": 1}, opacity=0.5)
+    figure.add_scatter(x=_tokens(steps), y=_smooth(values), mode="lines", line={"color": GREEN, "width": 2})
+    figure.update_layout(showlegend=False, hovermode="x unified")
+    return sized(figure, 300, "tokens", {"title": "tokens per second", "rangemode": "tozero"})
 
 
 def _tokens(records: list[Tree]) -> list[float]:
@@ -215,22 +246,21 @@ def resume(proof: Tree) -> go.Figure:
             figure.add_vline(x=moved + 0.5, line={"color": GREEN, "dash": "dash"}, row=row, col=1)
         text = {"text": "other layout from here", "showarrow": False, "xanchor": "left", "yanchor": "top"}
         figure.add_annotation(x=moved + 0.5, y=1, yref="y domain", **text, row=1, col=1)
-    sized(figure, 480)
+    sized(figure, 400)
     figure.update_yaxes(title="loss, nats per token", row=1, col=1)
     figure.update_yaxes(title="difference, nats", exponentformat="e", rangemode="tozero", nticks=4, **BELOW)
     return figure.update_xaxes(title="step", **BELOW)
 
 
-def accuracies(tasks: dict[str, Tree]) -> go.Figure:
-    """Draw accuracy and interval of each task and number of shots, with chance and the unigram baseline."""
-    scores = [(f"{task}, {shots_text(shots)}", s) for task, by in tasks.items() for shots, s in by.items()]
-    names, values = [name for name, _ in scores], [s["accuracy"] for _, s in scores]
-    error = error_bars(values, [s["interval"] for _, s in scores])
+def accuracies(scores: list[tuple[str, str, Tree]]) -> go.Figure:
+    """Draw accuracy and interval of each score, with chance and the unigram baseline. scores: (task, shots, score)."""
+    names, values = [f"{task}, {shots_text(shots)}" for task, shots, _ in scores], [s["accuracy"] for *_, s in scores]
+    error = error_bars(values, [s["interval"] for *_, s in scores])
     figure = go.Figure(rows_of_bars(names, values, name="model", marker_color=BLUE, error_x=error))
     marks = (("chance", "chance", "line-ns-open", RED, 24), ("unigram", "token frequencies", "diamond", ORANGE, 10))
     for key, name, symbol, colour, size in marks:
         marker = {"symbol": symbol, "color": colour, "size": size, "line": {"width": 2, "color": colour}}
-        values = [s[key] for _, s in scores]
+        values = [s[key] for *_, s in scores]
         figure.add_scatter(name=name, y=[plain_label(n) for n in names], x=values, mode="markers", marker=marker)
     return sized(figure, 140 + ROW_PIXELS * len(scores), {**ACCURACY, "rangemode": "tozero"}, rows=True)
 
@@ -351,14 +381,13 @@ def occupations(ratios: list[tuple[str, float]], *, against: str) -> go.Figure:
     return sized(go.Figure(bars), 110 + 19 * len(order), x, {"dtick": 1})
 
 
-def one_sided(groups: Tree) -> go.Figure:
-    """Draw log-odds ratios with their intervals from {group: words}; filled marks are significant after correction."""
-    rows = [(group, word) for group, found in groups.items() for word in found["one_sided"][:MAX_WORDS_PER_GROUP]]
-    words = [word for _, word in rows]
-    symbols = ["circle" if w["p_holm"] < SIGNIFICANCE_LEVEL else "circle-open" for w in words]
-    names, bounds = [f"{group}: {word['word']}" for group, word in rows], [w["interval"] for w in words]
-    figure = go.Figure(dots(names, [w["log_odds"] for w in words], bounds, symbol=symbols))
-    return sized(figure, 110 + ROW_PIXELS * len(rows), "log-odds ratio, nats", rows=True)
+def one_sided(rows: list[tuple[str, Tree]]) -> go.Figure:
+    """Draw log-odds ratios with their intervals, for the first words of each group. rows: (group, word)."""
+    first = [row for n, row in enumerate(rows) if sum(other[0] == row[0] for other in rows[:n]) < MAX_WORDS_PER_GROUP]
+    words = [word for _, word in first]
+    names, bounds = [f"{group}: {word['word']}" for group, word in first], [w["interval"] for w in words]
+    figure = go.Figure(dots(names, [w["log_odds"] for w in words], bounds))
+    return sized(figure, 110 + ROW_PIXELS * len(first), "log-odds ratio, nats", rows=True)
 
 
 def sentiment(groups: Tree) -> go.Figure:

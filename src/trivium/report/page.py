@@ -11,13 +11,14 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from trivium.provenance import write_json, write_whole
-from trivium.report.collect import collect, results
+from trivium.report.cards import cards
+from trivium.report.collect import STAGES, collect, results
 from trivium.report.embed import embedded_json, environment_of_pages, policy
 from trivium.report.sections import facts, sections
 from trivium.report.verdicts import Verdict, limits, verdicts
 
-OWN = "mine"  # the run directory that is proposed for the user's own text, next to this one
-FINISHED_STAGES = ("funnel", "training", "resume_proof", "evaluation", "bias", "samples", "plan")  # of a finished run
+OWN = "mine"  # the run directory that is proposed for the user's own text, next to the demo's
+DEMO_RESULTS = ("funnel", "training", "resume_proof", "evaluation", "bias", "samples", "plan")  # of a finished demo
 _MARKS = {"proven": "✓", "failed": "✗", "not shown": "–", "not tried": "–"}
 
 
@@ -29,45 +30,62 @@ def write_report(run: Path, report: dict[str, Any] | None = None) -> tuple[Path,
     """
     report = collect(run) if report is None else report
     page, data = run / "report.html", run / "report.json"
-    text = render(report, next_command(report, run))
+    text = render(report, next_command(report, run), run.resolve().name)
     write_json(data, results(report))
     write_whole(page, text)
     return page, data
 
 
-def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium") -> str:
-    """Return the command to run next.
+def is_demo(report: dict[str, Any]) -> bool:
+    """Whether this is the run of `trivium demo` on its own corpus, which is the only one with planted junk."""
+    return report["planted"] is not None
 
-    The order is: finish this run or update it, then a run on the user's own text. A training on existing tokens
-    is resumed, or its model used. `program` is the command for trivium.
-    """
-    home = shlex.quote(str(run))
-    if report["training"] is not None and report["funnel"] is None:  # the demo would train again on its own tokens
-        return f"{program} {'generate' if report['training']['finished'] else 'train --out'} {home}"
-    if (
-        report["outdated"]
-        or any(report[name] is None for name in FINISHED_STAGES)
-        or not report["training"]["finished"]
-    ):
+
+def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium") -> str:
+    """Return the command to run next: finish or update this run, and then use it. `program` is the command for
+    trivium."""
+    home, training = shlex.quote(str(run)), report["training"]
+    if not is_demo(report):
+        if training is None or not training["finished"]:
+            return f"{program} train --out {home}"
+        stale = next((f"{verb} --out {home}" for stage, verb in STAGES if stage in report["outdated"]), None)
+        return f"{program} {stale or (f'generate {home}')}"
+    if report["outdated"] or any(report[name] is None for name in DEMO_RESULTS) or not training["finished"]:
         return f"{program} demo --out {home}"
     names = itertools.chain([OWN], (f"{OWN}-{number}" for number in itertools.count(2)))
     out = next(run.parent / name for name in names if not (run.parent / name).exists())
     return f"{program} demo --corpus YOUR_TEXTS --out {shlex.quote(str(out))}"
 
 
-def render(report: dict[str, Any], command: str) -> str:
-    """Render the page; `command` is the one to run next.
+def render(report: dict[str, Any], command: str, name: str = "") -> str:
+    """Render the page. command: the one to run next. name: that of the run.
 
-    All data is escaped: as text, or as JSON that cannot close its element.
+    The demo and other runs have a template each. All data is escaped: as text, or as JSON that cannot close its
+    element.
     """
     environment = environment_of_pages()
     script = str(environment.get_template("page.js").render())
     plotly = get_plotlyjs()
-    return environment.get_template("page.html").render(
-        sections=sections(report),
+    demo = is_demo(report)
+    shown = sections(report)
+    claims = [v for v in verdicts(report) if demo or v.state != "not tried"]
+    tiers = ("picture", "demo picture") if demo else ("picture",)
+    pictures = [drawn for tier in tiers for section in shown for drawn in section.figures if drawn.tier == tier]
+    for drawn in pictures:
+        drawn.figure.layout.height = min(max(drawn.figure.layout.height, 300), 420)  # pixels, as neighbours share a row
+    return environment.get_template("demo.html" if demo else "run.html").render(
+        name=name,
         facts=facts(report),
-        proven=[(v.state, _MARKS[v.state], v.text) for v in verdicts(report) if v.state == "proven"],
-        open=[(v.state, _MARKS[v.state], v.text + _state(v)) for v in verdicts(report) if v.state != "proven"],
+        status=_status(report["training"]),
+        cards=cards(report),
+        sample=report["samples"][0] if report["samples"] else None,
+        pictures=pictures,
+        tiers=tiers,
+        sections=[section for section in shown if not section.missing],
+        missing=[section for section in shown if section.missing],
+        claims=[(v.state, _MARKS[v.state], v.text + _state(v)) for v in claims],
+        proven=sum(v.state == "proven" for v in claims),
+        failed=any(v.state == "failed" for v in claims),
         limits=limits(report),
         next_command=command,
         figure_json=figure_json,
@@ -78,8 +96,19 @@ def render(report: dict[str, Any], command: str) -> str:
     )
 
 
+def _status(training: dict[str, Any] | None) -> str:
+    if training is None:
+        return "not trained"
+    if training["finished"]:
+        return "finished"
+    return f"step {training['steps']:,} of {training['steps_planned'] or 'unknown'}"
+
+
 def closing_lines(report: dict[str, Any], command: str) -> list[str]:
-    """Return the last lines for the terminal: what was shown, what was not, and the next command."""
+    """Return the last lines for the terminal: the demo's claims or another run's figures, and the next command."""
+    if not is_demo(report):
+        width = max((len(card.label) for card in cards(report)), default=0)
+        return [f"  {c.label:{width}}  {c.value:>12}  {c.note}".rstrip() for c in cards(report)] + [f"Next: {command}"]
     found = verdicts(report)
     proven = [f"  {_MARKS[v.state]} {v.text}" for v in found if v.state == "proven"]
     other = [f"  {_MARKS[v.state]} {v.text}{_state(v)}" for v in found if v.state != "proven"]

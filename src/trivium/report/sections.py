@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 from trivium.report import figures
@@ -19,30 +18,29 @@ from trivium.report.corpus import corpus_section, extraction_section, funnel_sec
 from trivium.report.outdated import older_text, outdated_text
 from trivium.report.parts import Drawn, Section, Table
 from trivium.report.ranks import alike, categories
-from trivium.report.verdicts import CPU, is_tiny
-from trivium.report.words import bytes_text, killed_text, layout_text, moment_text, nats_text, small_text
-from trivium.units import format_seconds
+from trivium.report.verdicts import CPU
+from trivium.report.words import bytes_text, killed_text, layout_text, median_figure, moment_text, nats_text, small_text
+from trivium.units import format_count, format_seconds
 
 Tree = dict[str, Any]
 
 
 def facts(report: Tree) -> list[str]:
-    """Return when, with which code and on what machine the run was made, in short phrases."""
+    """Return model, layout, machine, code and time of the run, in short phrases."""
+    training, found = report["training"] or {}, []
+    if training:
+        if training["parameters"]:
+            found.append(f"{format_count(training['parameters'])} parameters")
+        if model := (training["plan"] or {}).get("model"):
+            found.append(f"{model.get('layers', '?')} layers, hidden {model.get('hidden', '?')}")
+        found.append(layout_text(training["layout"]))
+        if training["device"]:
+            found.append("CPU" if training["device"] == CPU else training["device"])
     stamps = list((report["provenance"] or {}).values())
     last = max(stamps, key=lambda stamp: str(stamp.get("finished", "")), default=None)
-    found = []
     if last is not None:
-        found.append(f"finished {moment_text(last.get('finished'))}")
-        found.append(f"trivium {last.get('trivium', 'unknown')}, commit {last.get('commit', 'unknown')}")
-        found += [f"Python {last['python']}"] if "python" in last else []
-    device = (report["training"] or {}).get("device")
-    machine = (report["plan"] or {}).get("machine") or {}
-    if device not in (None, CPU):
-        found.append(f"trained on {device}")
-    elif number := machine.get("devices_per_node"):
-        found.append(f"on {number} {machine.get('device', 'device')}{'' if number == 1 else 's'}")
-    if report["seconds"]:
-        found.append(f"all stages {format_seconds(sum(report['seconds'].values()))}")
+        found.append(moment_text(last.get("finished")))
+        found.append(f"trivium {last.get('trivium', 'unknown')} ({last.get('commit', 'unknown')})")
     return found
 
 
@@ -63,20 +61,20 @@ _STAGE_OF = {
 def sections(report: Tree) -> list[Section]:
     """Return all sections in order. A section without results names the command that creates them."""
     build: tuple[tuple[str, str, str, Callable[[Tree], Section]], ...] = (
-        ("funnel", "The corpus funnel", "corpus curate", funnel_section),
+        ("funnel", "Corpus", "corpus curate", funnel_section),
         ("corpus", "Corpus statistics", "corpus show", corpus_section),
         ("extraction", "Extraction", "", extraction_section),
         ("training", "Training", "train", _training),
-        ("schedule", "The pipeline schedule", "train", _schedule),
+        ("schedule", "Pipeline schedule", "train", _schedule),
         ("memory", "Memory per rank", "train", _memory),
-        ("resume_proof", "Proof of resume", "prove", _resume),
+        ("resume_proof", "Resume after a kill", "prove", _resume),
         ("evaluation", "Evaluation", "evaluate", evaluation_section),
         ("tasks", "Published tasks", "evaluate RUN", tasks_section),
         ("incontext", "In-context learning", "incontext RUN", incontext_section),
         ("bias", "Bias", "bias", bias_section),
         ("bias_series", "Bias along the training", "bias --every", series_section),
         ("samples", "Samples", "generate", samples_section),
-        ("plan", "The plan", "plan", _plan),
+        ("plan", "Plan", "plan", _plan),
         ("provenance", "Provenance", "demo", _provenance),
     )
     parts = {**report, "schedule": _spans(report)}
@@ -113,23 +111,26 @@ def _training(report: Tree) -> Section:
     if not training["finished"]:
         rows.insert(0, ("not finished", f"{training['steps']} of {training['steps_planned'] or 'unknown'} steps"))
     interruptions = [(str(i["step"]), i["what"]) for i in training["interruptions"]]
-    tiny = "Model and corpus are tiny: the loss says nothing about what the method reaches at scale. "
-    one = "One training: another seed, size or corpus may come out otherwise. "
-    drawn = [Drawn("Loss and learning rate", figures.curves(training))]
+    steps = training["curves"]["steps"]
+    drawn = [Drawn("Loss and learning rate", figures.curves(training), "picture")] if steps else []
+    if timed := [step for step in steps if step.get("tokens_per_second")]:
+        drawn.append(Drawn("Throughput", figures.throughput(timed), "picture"))
     if training["asked"]:
         series = [
             {**a, "tasks": {t: {k: s["accuracy"] for k, s in by.items()} for t, by in a["tasks"].items()}}
             for a in training["asked"]
         ]
-        drawn.append(Drawn("Published tasks during the training", figures.accuracy_against_tokens(series)))
+        asked = figures.accuracy_against_tokens(series)
+        drawn.append(Drawn("Published tasks during the training", asked, "picture"))
     return Section(
         "training",
         "Training",
-        shows="Loss on the training batches and on held-out text, and the learning rate.",
-        reading="A model that knew only how often each token occurs would reach the dashed line: the entropy of "
-        "token frequencies in the held-out text. What lies below was learned from context.",
-        limits=f"{tiny if is_tiny(training) else one}Parts of a step are those of the pipeline rank that works "
-        "longest, in one traced step. Where ranks share cores, a part also contains the time in which others ran.",
+        gist=f"{training['steps'] or 0:,} steps" + (f", {len(interruptions)} interruptions" if interruptions else ""),
+        shows="Loss on the training batches and on held-out text, learning rate, throughput, and the parts of a step.",
+        reading="The dashed line is the entropy of token frequencies in the held-out text: a model that knew nothing "
+        "else would reach it.",
+        limits="The parts of a step are those of the pipeline rank that computes longest, in one traced step. Where "
+        "ranks share cores, a part includes the time in which other ranks ran.",
         figures=drawn,
         tables=[
             Table((), rows),
@@ -151,8 +152,7 @@ STEP_PARTS = (
 def step_time(report: Tree) -> list[Table]:
     """Return the table of predicted and measured times, or [] if none was measured."""
     estimate, training = _priced(report).get("estimate") or {}, report["training"]
-    steps = [s for s in training["curves"]["steps"] if s["step"] > training["resumed_from"]]
-    measured = median_seconds(steps)
+    measured = median_figure(training, "seconds")
     if measured is None:
         return []
     rows = [_step_row("step of the full batch, median", estimate.get("seconds"), measured)]
@@ -168,13 +168,6 @@ def _priced(report: Tree) -> Tree:
     return {} if "plan" in report["outdated"] else report["plan"] or {}
 
 
-def median_seconds(steps: list[Tree]) -> float | None:
-    """Return the median seconds of steps with the largest batch; None if none was timed."""
-    largest = max((s.get("sequences") or 0 for s in steps), default=0)
-    found = [s["seconds"] for s in steps if s.get("seconds") and (s.get("sequences") or 0) == largest]
-    return median(found) if found else None
-
-
 def busiest(phases: list[Tree]) -> dict[str, float]:
     """Return the phases of the rank whose stages took longest; {} if no rank has all phases."""
     found = [p["seconds"] for p in phases if all(phase in p["seconds"] for *_, phase in STEP_PARTS)]
@@ -188,8 +181,8 @@ def _step_row(name: str, predicted: float | None, measured: float) -> tuple[str,
 
 def _spans(report: Tree) -> list[tuple[str, list[Tree]]]:
     captions = (
-        ("Planned: {}, estimated as if each rank had a device of its own", _priced(report).get("spans")),
-        ("Executed: {}, as measured in one step", (report["training"] or {}).get("timeline")),
+        ("Pipeline schedule as planned: {}, each rank on a device of its own", _priced(report).get("spans")),
+        ("Pipeline schedule as executed: {}", (report["training"] or {}).get("timeline")),
     )
     return [(text.format(_micro_batches(spans)), spans) for text, spans in captions if spans]
 
@@ -200,18 +193,23 @@ def _micro_batches(spans: list[Tree]) -> str:
 
 
 def _schedule(report: Tree) -> Section:
+    spans = _spans(report)
     shared = (
         "The ranks shared the cores of a CPU, so an action takes longer while others run: lengths and gaps are not "
         "those of a cluster. "
     )
+    drawn = [Drawn(caption, figures.gantt(actions)) for caption, actions in spans]
+    if (report["training"] or {}).get("timeline"):
+        drawn[-1] = replace(drawn[-1], tier="demo picture")
     return Section(
         "schedule",
-        "The pipeline schedule",
-        shows="What each pipeline rank does when. A bar is one micro-batch in one stage, written micro-batch.stage.",
-        reading="Planner and runtime read the same table of actions. It is shown as priced and as executed.",
+        "Pipeline schedule",
+        gist="as planned and as executed" if len(spans) == 2 else "",
+        shows="What each pipeline rank does when. A bar is one micro-batch in one stage, written micro-batch.stage. "
+        "Planner and runtime read the same table of actions.",
         limits=f"{shared if (report['training'] or {}).get('device') == CPU else ''}While the batch ramps up, a step "
         "has fewer micro-batches than planned.",
-        figures=[Drawn(caption, figures.gantt(spans)) for caption, spans in _spans(report)],
+        figures=drawn,
     )
 
 
@@ -225,36 +223,39 @@ def _memory(report: Tree) -> Section:
     return Section(
         "memory",
         "Memory per rank",
-        shows="What each rank holds, predicted before the run (hatched) and counted during one step. Ranks that "
-        "hold the same are drawn once.",
-        reading="Weights, gradients and optimizer state follow from the table of parameters and must agree to the "
-        "byte. Activations are estimated for the full batch, at their worst moment; a step of the batch ramp "
-        "may hold fewer.",
-        limits="Not counted: what exists only while an operation runs, Python, torch, and the buffers of gloo or NCCL.",
-        figures=[Drawn("Bytes per rank", figures.memory(groups))],
+        gist="predicted and counted",
+        shows="Memory of each rank, predicted before the run (hatched) and counted during one step. Ranks with the "
+        "same figures share a bar.",
+        reading="Weights, gradients and optimizer state must agree to the byte. Activations are predicted for the full "
+        "batch, at their peak; a step of the batch ramp may need less.",
+        limits="Temporary buffers, Python, torch, and the buffers of gloo or NCCL are not counted.",
+        figures=[Drawn("Memory per rank, predicted and counted", figures.memory(groups), "demo picture")],
         tables=[Table(("ranks", "at", "category", "predicted, bytes", "counted, bytes"), table)],
     )
 
 
 def _resume(report: Tree) -> Section:
     proof = report["resume_proof"]
+    difference = f"{small_text(proof['max_loss_difference'])} nats"
     rows = [
         ("layouts", " then ".join(layout_text(layout) for layout in proof["layouts"])),
         ("killed", killed_text(proof["killed"])),
         ("resumed from step", str(proof["resumed_from"])),
-        ("largest difference of losses", f"{small_text(proof['max_loss_difference'])} nats"),
+        ("largest difference of losses", difference),
         ("tolerance", f"{small_text(proof['tolerance'])} nats"),
         ("why this tolerance", proof["why"]),
     ]
+    caption = "Killed and resumed in another layout, beside the unbroken run"
     return Section(
         "resume_proof",
-        "Proof of resume",
-        shows="The losses of an unbroken run, and of one in which a rank was killed and all went on from the last "
+        "Resume after a kill",
+        gist=f"losses differ by at most {difference}",
+        shows="The losses of an unbroken run, and of one in which a rank was killed and training resumed from the last "
         "checkpoint in another layout.",
-        reading="If the two agree, the checkpoint contained everything that matters, nothing was lost or repeated, "
-        "and it does not depend on the layout.",
-        limits="One kill at one moment, on one machine.",
-        figures=[Drawn("Unbroken and resumed", figures.resume(proof))] if proof["losses"] else [],
+        reading="If both agree, the checkpoint contains everything that training depends on, no batch was lost or "
+        "repeated, and the checkpoint does not depend on the layout.",
+        limits="One kill at one step, on one machine.",
+        figures=[Drawn(caption, figures.resume(proof), "demo picture")] if proof["losses"] else [],
         tables=[Table((), rows)],
     )
 
@@ -262,11 +263,13 @@ def _resume(report: Tree) -> Section:
 def _plan(report: Tree) -> Section:
     return Section(
         "plan",
-        "The plan",
-        shows="This run's layout with its estimated cost, what a search finds for this machine, and the plan of "
-        "MT-NLG 530B beside its published time.",
-        limits="Seconds come from constants learned on published runs, never on MT-NLG's; docs/planner.md gives "
-        "their errors on unseen runs. Those of this machine are assumed until it is probed.",
+        "Plan",
+        gist="layout, cost, alternatives",
+        shows="The layout of this run with its predicted cost, the best layouts that a search finds for this machine, "
+        "and the plan of MT-NLG 530B beside its published time.",
+        limits="Predicted seconds come from constants fitted to published runs, MT-NLG's excluded; docs/planner.md has "
+        "the errors on unseen runs. The figures of this machine are assumptions until `trivium plan probe` measures "
+        "them.",
         text=report["plan"]["lines"],
     )
 
@@ -292,7 +295,8 @@ def _provenance(report: Tree) -> Section:
     return Section(
         "provenance",
         "Provenance",
-        shows="With which code and when each stage wrote its results. Equal keys mean equal config, inputs and "
-        "version; a + after the commit means that files had been changed since.",
+        gist=f"{len(stamps)} stages",
+        shows="When each stage finished, and with which code. Equal keys mean equal config, inputs and version; a + "
+        "after the commit means uncommitted changes.",
         tables=tables,
     )

@@ -1,11 +1,10 @@
 """Claims about a run with their figures, each proven, failed, not shown, or not tried."""
 
+import math
 from typing import Any, Literal, NamedTuple
 
-from scipy import stats
-
 from trivium.report.outdated import outdated_text
-from trivium.report.words import chance_text, layout_text, shots_text
+from trivium.report.words import chance_text, layout_text, scores_of, shots_text
 
 # "not shown" means that a figure falls short where it may, as for a tiny model; "failed", that it must not.
 State = Literal["proven", "failed", "not shown", "not tried"]
@@ -181,7 +180,7 @@ def _answers(evaluation: dict[str, Any] | None) -> Verdict:
     claim = "Right answers to held-out questions are less surprising than token frequencies make them"
     scores = [
         score
-        for _, _, score in _scores(evaluation)
+        for *_, score in scores_of((evaluation or {}).get("tasks", {}))
         if score["nats_per_byte_interval"] is not None and score["unigram_nats_per_byte"] is not None
     ]
     if not scores:
@@ -196,22 +195,32 @@ def _answers(evaluation: dict[str, Any] | None) -> Verdict:
     )
 
 
-def _scores(evaluation: dict[str, Any] | None) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return (task, shots, score) of all scores."""
-    tasks = (evaluation or {}).get("tasks", {})
-    return [(task, shots, score) for task, by_shots in tasks.items() for shots, score in by_shots.items()]
+def significant_scores(tasks: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """Return {(task, shots): baseline} of the scores that are significantly above chance and the unigram baseline,
+    corrected for the number of scores."""
+    scores = _tested(tasks)
+    return {
+        (task, shots): _baseline(score)
+        for task, shots, score in scores
+        if score["interval"][0] > _baseline(score) and len(scores) * _luck(score) < SIGNIFICANCE_LEVEL
+    }
+
+
+def _tested(tasks: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return (task, shots, score) of all scores that can be compared with chance."""
+    known = ("n", "interval", "chance")
+    return [scored for scored in scores_of(tasks) if all(scored[2][k] not in (None, 0) for k in known)]
 
 
 def _above_chance(evaluation: dict[str, Any] | None) -> Verdict:
-    scores = [
-        s for s in _scores(evaluation) if s[2]["n"] and s[2]["interval"] is not None and s[2]["chance"] is not None
-    ]
+    tasks = (evaluation or {}).get("tasks", {})
+    scores = _tested(tasks)
     if not scores:
         return Verdict("not tried", "Some task is answered better than by chance")
     task, shots, best = min(scores, key=lambda item: (_luck(item[2]), -item[2]["accuracy"]))
     low, high = best["interval"]
     luck = min(1.0, len(scores) * _luck(best))  # correct for choosing the best of several scores
-    better = low > _baseline(best) and luck < SIGNIFICANCE_LEVEL
+    better = (task, shots) in significant_scores(tasks)
     return Verdict(
         "proven" if better else "not shown",
         f"{'Some' if better else 'No'} task is answered better than by chance and by token frequencies: the surest of "
@@ -225,18 +234,30 @@ def _luck(score: dict[str, Any]) -> float:
     unigram baseline."""
     right = round(score["accuracy"] * score["n"])
     by_tokens = score.get("unigram_p")
-    if score["accuracy"] <= (score["unigram"] or 0.0):
+    if score["accuracy"] <= (score.get("unigram") or 0.0):
         by_tokens = 1.0  # the test is two-sided, so a score far below the baseline is also significant
     elif by_tokens is None:
-        by_tokens = _at_least(right, score["n"], score["unigram"] or 0.0)
+        by_tokens = _at_least(right, score["n"], score.get("unigram") or 0.0)
     return max(_at_least(right, score["n"], score["chance"]), by_tokens)
 
 
 def _at_least(successes: int, trials: int, rate: float) -> float:
-    """Return the binomial probability of at least this number of successes."""
-    return float(stats.binom.sf(successes - 1, trials, min(rate, 1.0)))
+    """Return the binomial probability of at least this number of successes.
+
+    Summed here, because importing scipy takes longer than writing the page.
+    """
+    if successes <= 0 or rate >= 1:
+        return 1.0
+    if rate <= 0:
+        return 0.0
+    yes, no, all_orders = math.log(rate), math.log1p(-rate), math.lgamma(trials + 1)
+    logs = (
+        all_orders - math.lgamma(n + 1) - math.lgamma(trials - n + 1) + n * yes + (trials - n) * no
+        for n in range(successes, trials + 1)
+    )
+    return min(1.0, math.fsum(map(math.exp, logs)))
 
 
 def _baseline(score: dict[str, Any]) -> float:
     """Return what a score must exceed: chance, and the unigram baseline if it was measured."""
-    return max(float(score["chance"]), float(score["unigram"] or 0))
+    return max(float(score["chance"]), float(score.get("unigram") or 0))

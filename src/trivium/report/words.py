@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any
 
 Tree = dict[str, Any]
@@ -38,6 +39,11 @@ def shots_text(shots: str) -> str:
     return f"{shots} shot{'' if shots == '1' else 's'}"
 
 
+def scores_of(tasks: Tree) -> list[tuple[str, str, Tree]]:
+    """Return (task, shots, score) of all scores in {task: {shots: score}}."""
+    return [(task, shots, score) for task, by_shots in tasks.items() for shots, score in by_shots.items()]
+
+
 def level_text(scores: list[Tree]) -> str:
     """Return the heading of intervals, such as 95% interval."""
     levels = {s["confidence"] for s in scores if isinstance(s.get("confidence"), int | float)}
@@ -71,6 +77,14 @@ def number_text(value: Any) -> str:
 
 def small_text(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.2g}"
+
+
+def median_figure(training: Tree, name: str) -> float | None:
+    """Return the median of a figure over the steps with the largest batch since the last resume; None if unknown."""
+    steps = [s for s in training["curves"]["steps"] if s["step"] > training["resumed_from"]]
+    largest = max((s.get("sequences") or 0 for s in steps), default=0)
+    found = [s[name] for s in steps if s.get(name) and (s.get("sequences") or 0) == largest]
+    return median(found) if found else None
 
 
 def bytes_text(value: float | None) -> str:

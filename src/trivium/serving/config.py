@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trivium.config import Config, Positive
+from trivium.config import Config, Positive, Short
 from trivium.evaluation.config import Sampling
 from trivium.plan.layout import Layout
 from trivium.seeds import seed_for
@@ -24,11 +24,10 @@ class GenerationConfig(Config):
     # null uses the first words of the run's held-out documents, or neutral words if there are none
     prompts: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     sampling: Drawing = Drawing()
-    logprobs: Annotated[int, Field(ge=0, le=100)] | None = (
-        None  # alternatives per token; None returns no log-probabilities
-    )
+    # alternatives per token; None returns no log-probabilities
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=100)] | None, Short("logprobs")] = None
     together: Positive = 16  # texts generated in one batch
-    layout: Layout = Layout()  # of the ranks that generate: pipeline, data and tensor
+    layout: Layout = Layout()  # layout of the ranks that generate: pipeline, data and tensor
 
     def drawing(self, *, seed: int) -> Drawing:
         """Return the sampling settings of a run with this seed."""
@@ -39,14 +38,16 @@ class GenerationConfig(Config):
 class ServeConfig(Config):
     """Address and limits of the server, which runs in one process."""
 
-    host: str = "127.0.0.1"  # any other than this machine's own address requires an API key
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000  # 0 selects a free port
-    keys: str | None = None  # path of a file of API keys, one per line; None requires no key
+    host: Annotated[str, Short("host")] = (
+        "127.0.0.1"  # address to listen on; any other than this machine's own requires an API key
+    )
+    port: Annotated[int, Field(ge=0, le=65535), Short("port")] = 8000  # TCP port; 0 selects a free one
+    keys: Annotated[str | None, Short("keys")] = None  # path of a file of API keys, one per line; None requires no key
     hosts: tuple[str, ...] = ()  # accepted names in the Host header, in addition to this machine's own
-    body_bytes: Positive = 1 << 20  # of a request's body at most
-    max_tokens: Positive = 1024  # per text at most
-    texts: Positive = 16  # per request at most (prompts times n)
-    logprobs: Annotated[int, Field(ge=0, le=100)] = 20  # alternatives per token at most
-    queue: Positive = 32  # waiting requests at most; further ones receive status 429
-    deadline_seconds: Annotated[float, Field(gt=0)] = 120.0  # of a request, including the time in the queue
+    body_bytes: Positive = 1 << 20  # maximum bytes of a request's body
+    max_tokens: Positive = 1024  # maximum tokens per text
+    texts: Positive = 16  # maximum texts per request (prompts times n)
+    logprobs: Annotated[int, Field(ge=0, le=100)] = 20  # maximum number of alternatives per token
+    queue: Positive = 32  # maximum number of waiting requests; further ones receive status 429
+    deadline_seconds: Annotated[float, Field(gt=0)] = 120.0  # time limit of a request, including the time in the queue
     together: Positive = 16  # texts generated in one batch

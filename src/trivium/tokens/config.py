@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config, Positive
+from trivium.config import Config, Positive, Short
 
 BYTE_ALPHABET = 256  # a byte-level tokenizer has all bytes and the end of text
 UINT16_VOCABULARY = 65500  # Megatron-LM's threshold for two-byte shards
@@ -14,7 +14,8 @@ class TokensConfig(Config):
     """Conversion of documents to tokens."""
 
     vocabulary: Positive = 2048  # ids of a tokenizer to train (small corpora may give fewer), or of the given tokenizer
-    tokenizer: str | None = None  # a tokenizer.json or its folder; None trains one on the corpus
+    # gpt2, cl100k_base, …, hf:ORG/NAME, a tokenizer.json or its folder; None trains one
+    tokenizer: Annotated[str | None, Short("tokenizer")] = None
     end_of_text: Annotated[str, Field(min_length=1)] | None = (
         None  # the token that closes documents; None uses the one that the tokenizer's files name
     )

@@ -14,6 +14,7 @@ from trivium.config import to_tree
 from trivium.corpus.publish.store import MANIFEST as STORE_MANIFEST
 from trivium.corpus.publish.store import read_tables
 from trivium.errors import ConfigError, DataError
+from trivium.hub import is_hub_name
 from trivium.progress import Progress, silent
 from trivium.provenance import (
     JOB,
@@ -175,9 +176,13 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
 
 
 def configured_tokenizer(config: TokensConfig) -> Tokenizer:
-    """Return the tokenizer that `config.tokenizer` names. Raises ConfigError for another number of ids."""
+    """Return the tokenizer that `config.tokenizer` names. Raises ConfigError for another number of ids.
+
+    A tokenizer of the Hub may have fewer ids: published models often have rows to spare.
+    """
     tokenizer = given_tokenizer(str(config.tokenizer), config.end_of_text)
-    if tokenizer.vocabulary != config.vocabulary:
+    spares = is_hub_name(str(config.tokenizer)) and tokenizer.vocabulary < config.vocabulary
+    if tokenizer.vocabulary != config.vocabulary and not spares:
         size = tokenizer.vocabulary
         raise ConfigError(
             f"tokens.vocabulary ({config.vocabulary}) must be the {size} ids of tokens.tokenizer "

@@ -21,10 +21,12 @@ import tokenizers
 from numpy.typing import NDArray
 
 from trivium.config import as_value, written
-from trivium.errors import ConfigError, DataError
+from trivium.errors import ConfigError, DataError, nearest
+from trivium.hub import hub_folder, is_hub_name
 from trivium.provenance import fingerprint, write_json
 from trivium.tokens.bounded import SIMPLER, problem_of, slow_text
 from trivium.tokens.bulk import equal_encoding
+from trivium.tokens.by_name import NAMES, description_of
 from trivium.tokens.for_text import for_text, unknown_of, without_randomness
 from trivium.tokens.marks import CONFIG, END_OF_TEXT, GENERATION, MAP, Beside, Marks, beside
 from trivium.untrusted import read_bytes
@@ -309,20 +311,23 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
-    """Load the tokenizer that `tokens.tokenizer` names, a file or a folder with `tokenizer.json`, for writing
-    documents.
+    """Load the tokenizer that `tokens.tokenizer` names, for writing documents.
 
-    end: `tokens.end_of_text`; None uses the token on which all files next to it agree, or `<|endoftext|>`. Raises
-    ConfigError if the end of documents is uncertain or a text can contain it.
+    place: one of by_name.NAMES, hf:ORG/NAME, a `tokenizer.json`, or a folder that has one. end: `tokens.end_of_text`;
+    None uses the token on which all files next to it agree, or `<|endoftext|>`. Raises ConfigError if the end of
+    documents is uncertain or a text can contain it.
     """
-    path = tokenizer_file(place)
-    if not path.is_file():
-        raise DataError(
-            f"tokens.tokenizer: {path} does not exist; give a tokenizer.json of Hugging Face tokenizers, or a "
-            "folder that holds one"
-        )
-    found = _opened(path, "tokens.tokenizer: ")
-    said = beside(path, found.words)
+    if place in NAMES:
+        found, path, said = Tokenizer(description_of(place)), Path(place), Beside({}, None, None)
+    else:
+        path = tokenizer_file(place)
+        if not path.is_file():
+            raise DataError(
+                f"tokens.tokenizer: {path} does not exist; give a tokenizer.json of Hugging Face tokenizers, a folder "
+                f"that holds one, hf:ORG/NAME, or a name: {nearest(path.name, NAMES)}"
+            )
+        found = _opened(path, "tokens.tokenizer: ")
+        said = beside(path, found.words)
     marks = Marks(_one_end(found, said, end, path), said.begin, said.opens)
     if said.begin is not None and said.begin not in found.words:
         raise DataError(f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; fix that")
@@ -407,8 +412,14 @@ def _named_panics() -> Iterator[None]:
 
 
 def tokenizer_file(place: str) -> Path:
-    path = Path(place)
+    """Return the file of a tokenizer that is no name: the place itself, or the file in a folder or in a repository."""
+    path = hub_folder(place, (FILE, CONFIG, MAP, GENERATION), required=FILE) if is_hub_name(place) else Path(place)
     return path / FILE if path.is_dir() else path
+
+
+def is_tokenizer_name(place: str) -> bool:
+    """Return whether `tokens.tokenizer` is a name, and no path."""
+    return place in NAMES or is_hub_name(place)
 
 
 def _checked(text: str) -> str:

@@ -1,4 +1,4 @@
-"""From rows of token ids to what a rank's stages take."""
+"""Conversion of rows of token ids into the inputs of a rank's stages."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -58,8 +58,8 @@ def windows(ids: np.ndarray, model: ModelShape, first: int, count: int) -> Rows:
 
 
 class Packing(NamedTuple):
-    """Of rows in which documents follow one another, each [sequences, positions]: where the document starts, the
-    position within it, and whether the target is of the same document."""
+    """Positions of documents that are packed into rows, each [sequences, positions]: where the document of a position
+    starts, the position within it, and whether the target belongs to the same document."""
 
     starts: np.ndarray
     positions: np.ndarray
@@ -67,9 +67,9 @@ class Packing(NamedTuple):
 
 
 def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
-    """Where documents begin and end; the end-of-text id is the last token of its document.
+    """Return where documents begin and end. The end-of-text id is the last token of its document.
 
-    What follows the end is another document's first token, which nothing here can predict: it does not count.
+    After it comes the first token of another document, which cannot be predicted, so that target does not count.
     """
     ends = tokens == end_of_text
     numbers = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)

@@ -91,19 +91,19 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
             yield from _records(file)
 
 
-def newest(path: Path) -> dict[str, Any]:
-    """Return the record of the last step with a loss, read from the end of the file; empty if there is none."""
+def newest_steps(path: Path) -> list[dict[str, Any]]:
+    """Return the records of the last few steps with a loss, read from the end of the file; empty if there is none."""
     if not path.is_file():
-        return {}
+        return []
     with open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-        last = list(_records(file))
-    return next((r for r in reversed(last) if isinstance(r.get("loss"), float) and "step" in r), {})
+        return [r for r in _records(file) if isinstance(r.get("loss"), float) and "step" in r]
 
 
 def last_step(path: Path) -> int:
     """Return the last step with a loss, or 0."""
-    return int(newest(path).get("step", 0))
+    newest = newest_steps(path)
+    return int(newest[-1]["step"]) if newest else 0
 
 
 def forget_after(path: Path, step: int) -> None:

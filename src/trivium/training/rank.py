@@ -40,7 +40,7 @@ OBSERVERS = {
 OWN_SECTIONS = {"profile": "profile", "spikes": "spikes", "examination": "evaluation"}  # sections of `training`
 # That a file may take to appear on another host. Its name is new, so no host has cached that it was absent.
 SEEN_SECONDS = 10.0
-_LOOKING_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 def train_rank(place: Place, job: TrainingJob, heartbeat: RankHeartbeat | None = None) -> None:
@@ -138,5 +138,5 @@ def _unseen(files: Mapping[int, Path], seconds: float) -> str:
     while missing := [rank for rank, path in files.items() if not path.exists()]:
         if time.monotonic() > deadline:
             return f"what rank {listed(missing)} wrote there is not seen here"
-        time.sleep(_LOOKING_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return ""

@@ -59,7 +59,7 @@ def test_series_is_labelled_by_steps(tmp_path, monkeypatch):
         yield {"checkpoints": [{"step": m.step, "tokens": m.tokens, "effects": []} for m in moments]}
 
     monkeypatch.setattr(verb, "BIAS", SimpleNamespace(inputs=lambda run: {}))
-    monkeypatch.setattr(verb, "_scorer", lambda run, place: None)
+    monkeypatch.setattr(verb, "open_writer", lambda run, place: None)
     monkeypatch.setattr("trivium.evaluation.bias.run.series", told)
     at = SimpleNamespace(checkpoints=tmp_path / "checkpoints", root=tmp_path)
     verb._series(SimpleNamespace(at=at, config=SimpleNamespace(bias=None, seed=1)))

@@ -11,20 +11,20 @@ from trivium.kernels.cpu import fused_attention as processor_kernel
 from trivium.kernels.cpu.attention import CpuAttention
 from trivium.kernels.cpu.block_attention import (
     ALL_BEFORE,
-    FAR_APART,
-    LEAST_POSITIONS,
-    LEAST_SCORES,
-    MOST_AT_HOME,
-    MOST_POSITIONS,
-    MOST_WITHOUT_AVX512,
-    QUERIES,
-    QUERIES_AT_HOME,
-    QUERIES_IN_WINDOW,
+    BLOCK_QUERIES,
+    BLOCK_QUERIES_IN_WINDOW,
+    BLOCK_QUERIES_ON_INTEL,
+    MAX_POSITIONS,
+    MAX_POSITIONS_ON_INTEL,
+    MAX_POSITIONS_WITHOUT_AVX512,
+    MIN_FAR_STRIDE_BYTES,
+    MIN_POSITIONS,
+    MIN_SCORES,
     attend,
     attend_joined,
     suits,
 )
-from trivium.kernels.cpu.fused_attention import LEAST_WIDENED
+from trivium.kernels.cpu.fused_attention import MIN_WIDENED
 from trivium.kernels.sight import Sight
 from trivium.model.kv_cache import KVCache
 from trivium.parallel.pipeline.saved_bytes import SavedBytes
@@ -32,13 +32,13 @@ from trivium.parallel.pipeline.saved_bytes import SavedBytes
 Tensor = torch.Tensor
 
 SHAPES = (  # B, N, G, S, D
-    (2, 3, 3, QUERIES, 8),  # one block
-    (1, 5, 5, 2 * QUERIES_AT_HOME + 7, 16),  # the last block is short
-    (1, 2, 1, MOST_POSITIONS, 8),
-    (3, 6, 2, 2 * QUERIES_AT_HOME, 24),  # positions far apart
-    (5, 2, 2, LEAST_WIDENED, 8),
+    (2, 3, 3, BLOCK_QUERIES, 8),  # one block
+    (1, 5, 5, 2 * BLOCK_QUERIES_ON_INTEL + 7, 16),  # the last block is short
+    (1, 2, 1, MAX_POSITIONS, 8),
+    (3, 6, 2, 2 * BLOCK_QUERIES_ON_INTEL, 24),  # positions far apart
+    (5, 2, 2, MIN_WIDENED, 8),
 )
-JOINED = [shape for shape in SHAPES if shape[1] == shape[2]] + [(3, 11, 11, LEAST_POSITIONS, 16)]
+JOINED = [shape for shape in SHAPES if shape[1] == shape[2]] + [(3, 11, 11, MIN_POSITIONS, 16)]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 HERE = CpuAttention()
 
@@ -52,7 +52,7 @@ def tolerance(dtype: torch.dtype) -> float:
 @pytest.fixture(params=["away", "at home", "without AVX-512"], autouse=True)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of processor."""
-    monkeypatch.setattr(processor, "_AT_HOME", request.param == "at home")
+    monkeypatch.setattr(processor, "_IS_INTEL", request.param == "at home")
     monkeypatch.setattr(processor, "_WITHOUT_AVX512", request.param == "without AVX-512")
     monkeypatch.setattr(processor, "_SLOW_BF16", True)
     return request.param
@@ -60,7 +60,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture(params=[1, 3000, 1 << 17])
 def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(block_attention, "AT_ONCE", request.param)
+    monkeypatch.setattr(block_attention, "BLOCK_ELEMENTS", request.param)
     return request.param
 
 
@@ -141,7 +141,7 @@ def test_joined_ones_are_as_those_apart_and_lie_in_memory_as_products_want_them(
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_heads_that_are_widened_some_at_a_time_are_those_of_the_formula(masked: bool, at_once: int) -> None:
-    for shape in ((3, 6, 2, 70, 16), (2, 4, 4, LEAST_POSITIONS, 8)):
+    for shape in ((3, 6, 2, 70, 16), (2, 4, 4, MIN_POSITIONS, 8)):
         given, grad = made(shape, torch.bfloat16)
         sight = packed(shape[0], shape[3]) if masked else ALL_BEFORE
         exact = all_of(plainly, [x.double() for x in given], grad, mask=shown(sight) if masked else None)
@@ -150,7 +150,7 @@ def test_heads_that_are_widened_some_at_a_time_are_those_of_the_formula(masked: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_comes_from_later_positions_and_no_gradient_goes_there(dtype: torch.dtype) -> None:
-    given, grad = made((1, 4, 2, 3 * QUERIES_AT_HOME, 16), dtype)
+    given, grad = made((1, 4, 2, 3 * BLOCK_QUERIES_ON_INTEL, 16), dtype)
     changed = [x.clone() for x in given]
     for x in changed:
         x[:, :, 150:] += 100
@@ -161,18 +161,20 @@ def test_nothing_comes_from_later_positions_and_no_gradient_goes_there(dtype: to
 
 
 def test_a_block_is_given_the_keys_in_its_reach_and_no_others(kind: str) -> None:
-    rows = QUERIES_AT_HOME if kind == "at home" else QUERIES
-    most = {"at home": MOST_AT_HOME, "away": MOST_POSITIONS, "without AVX-512": MOST_WITHOUT_AVX512}[kind]
-    longer = QUERIES if kind == "away" else QUERIES_AT_HOME
+    rows = BLOCK_QUERIES_ON_INTEL if kind == "at home" else BLOCK_QUERIES
+    most = {"at home": MAX_POSITIONS_ON_INTEL, "away": MAX_POSITIONS, "without AVX-512": MAX_POSITIONS_WITHOUT_AVX512}[
+        kind
+    ]
+    longer = BLOCK_QUERIES if kind == "away" else BLOCK_QUERIES_ON_INTEL
     for S, window, apart, expected in (
-        (LEAST_POSITIONS - 1, None, False, LEAST_POSITIONS - 1),
-        (LEAST_POSITIONS - 1, 5, True, LEAST_POSITIONS - 1),
-        (LEAST_POSITIONS + 1, None, False, rows),
+        (MIN_POSITIONS - 1, None, False, MIN_POSITIONS - 1),
+        (MIN_POSITIONS - 1, 5, True, MIN_POSITIONS - 1),
+        (MIN_POSITIONS + 1, None, False, rows),
         (most, None, False, longer),
         (most + 1, None, False, most + 1),
         (most + 1, None, True, rows),
         (most + 1, rows + 9, True, rows),
-        (5 * QUERIES_IN_WINDOW, QUERIES_IN_WINDOW // 2, False, QUERIES_IN_WINDOW),
+        (5 * BLOCK_QUERIES_IN_WINDOW, BLOCK_QUERIES_IN_WINDOW // 2, False, BLOCK_QUERIES_IN_WINDOW),
     ):
         sight = packed(2, S).within(window) if apart else Sight((), None, window)
         blocks = block_attention._blocks(S, sight)
@@ -187,7 +189,7 @@ def test_a_block_is_given_the_keys_in_its_reach_and_no_others(kind: str) -> None
 
 
 def test_a_block_within_one_document_needs_no_mask_of_its_own() -> None:
-    S = 4 * QUERIES_AT_HOME
+    S = 4 * BLOCK_QUERIES_ON_INTEL
     starts = np.repeat(np.array([0, S // 2]), S // 2)[:, None]
     blocks = block_attention._blocks(S, Sight((), starts))
     assert [b.masked for b in blocks] == [b.keys.start < S // 2 < b.queries.stop for b in blocks]
@@ -196,8 +198,8 @@ def test_a_block_within_one_document_needs_no_mask_of_its_own() -> None:
 
 def test_one_block_of_joined_ones_is_of_a_copy_where_positions_lie_far_apart(kind: str) -> None:
     for D, far in ((16, False), (32, True)):
-        qkv, _ = made_joined((1, 11, 11, 2 * QUERIES, D), torch.float32)
-        assert (4 * qkv.stride(3) >= FAR_APART) == far
+        qkv, _ = made_joined((1, 11, 11, 2 * BLOCK_QUERIES, D), torch.float32)
+        assert (4 * qkv.stride(3) >= MIN_FAR_STRIDE_BYTES) == far
         attended = attend_joined(qkv.requires_grad_())  # held: older torch frees what is saved with it
         saved, *_ = attended.grad_fn.saved_tensors
         assert saved.is_contiguous() == (kind != "away" and far)
@@ -209,7 +211,7 @@ def test_what_is_kept_is_what_torchs_attention_keeps(
     masked: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a layer takes the memory that is predicted for it on any processor."""
-    B, N, G, S, D = shape = (2, 4, 2, LEAST_POSITIONS, 32)
+    B, N, G, S, D = shape = (2, 4, 2, MIN_POSITIONS, 32)
     kept = []
     for ours in (False, True):
         monkeypatch.setattr(block_attention, "suits", lambda q, ours=ours: ours)
@@ -224,7 +226,7 @@ def test_of_all_heads_only_some_are_wide_at_a_time(monkeypatch: pytest.MonkeyPat
     B, N, G, S, D = 3, 4, 2, 64, 8
     given, grad = made((B, N, G, S, D), torch.bfloat16)
     widened = []
-    monkeypatch.setattr(block_attention, "AT_ONCE", 2 * S * D)
+    monkeypatch.setattr(block_attention, "BLOCK_ELEMENTS", 2 * S * D)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     original = processor_kernel.wide
     monkeypatch.setattr(processor_kernel, "wide", lambda x: widened.append(x.numel()) or original(x))
@@ -266,7 +268,7 @@ def test_every_road_of_bf16_is_in_fp32_where_bf16_is_slow_and_none_elsewhere(mon
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("sight", [ALL_BEFORE, Sight((), None, 9)])
 def test_a_compiled_block_holds_it_whole(sight: Sight, dtype: torch.dtype) -> None:
-    given, grad = made((1, 2, 1, LEAST_POSITIONS, 8), dtype)
+    given, grad = made((1, 2, 1, MIN_POSITIONS, 8), dtype)
     torch.compiler.reset()
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     exact = [x.double() for x in all_of(attend, given, grad, sight=sight)]
@@ -282,11 +284,11 @@ def test_it_is_asked_where_it_is_faster_and_nowhere_else(kind: str, monkeypatch:
 
     assert suits(of(256)) and suits(of(256, dtype=torch.float64)) and not suits(of(256, dtype=torch.float16))
     assert not suits(of(256, N=1)[:1])
-    assert LEAST_SCORES > 256**2
-    for S in (LEAST_POSITIONS - 1, MOST_POSITIONS + 1):
+    assert MIN_SCORES > 256**2
+    for S in (MIN_POSITIONS - 1, MAX_POSITIONS + 1):
         assert not suits(of(S)) and suits(of(S), joined=True) == (kind != "away")
-    assert suits(of(LEAST_WIDENED, dtype=torch.bfloat16))
-    assert not suits(of(LEAST_WIDENED - 1, dtype=torch.bfloat16))
+    assert suits(of(MIN_WIDENED, dtype=torch.bfloat16))
+    assert not suits(of(MIN_WIDENED - 1, dtype=torch.bfloat16))
     monkeypatch.setattr(processor, "_SLOW_BF16", False)
     assert not suits(of(256, dtype=torch.bfloat16))
 

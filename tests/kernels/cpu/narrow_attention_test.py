@@ -7,14 +7,14 @@ import torch.nn.functional as F
 
 from trivium.kernels.cpu import narrow_attention
 from trivium.kernels.cpu.attention import CpuAttention
-from trivium.kernels.cpu.narrow_attention import LEAST_SCORES, QUERIES, SHORT, attend, suits
+from trivium.kernels.cpu.narrow_attention import BLOCK_QUERIES, MAX_SHORT_POSITIONS, MIN_SCORES, attend, suits
 from trivium.kernels.sight import Sight
 
 SHAPES = (
-    (2, 4, QUERIES, 32),  # one block
-    (1, 5, 2 * QUERIES + 7, 16),  # the last block is short
+    (2, 4, BLOCK_QUERIES, 32),  # one block
+    (1, 5, 2 * BLOCK_QUERIES + 7, 16),  # the last block is short
     (2, 40, 130, 8),  # heads in several groups
-    (1, 1, SHORT + 70, 64),
+    (1, 1, MAX_SHORT_POSITIONS + 70, 64),
 )
 
 
@@ -84,7 +84,7 @@ def test_scores_are_never_rounded_to_bf16() -> None:
 
 @needs_bf16
 def test_nothing_comes_from_later_positions_and_no_gradient_goes_there() -> None:
-    qkv, grad = made(1, 2, 2 * QUERIES, 16)
+    qkv, grad = made(1, 2, 2 * BLOCK_QUERIES, 16)
     changed = qkv.clone()
     changed[:, :, :, 150:] += 100
     assert torch.equal(attend(qkv)[:, :, :150], attend(changed)[:, :, :150])
@@ -109,13 +109,15 @@ def test_products_of_fp32_are_as_exact_as_before_also_when_it_failed(monkeypatch
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 def test_wider_numbers_and_small_models_are_not_for_it(dtype: torch.dtype) -> None:
     large = torch.zeros(3, 4, 8, 256, 8)
-    assert large[0, ..., 0].numel() * 256 >= LEAST_SCORES
+    assert large[0, ..., 0].numel() * 256 >= MIN_SCORES
     assert not suits(large.to(dtype))
     assert not suits(torch.zeros(3, 1, 2, 64, 8, dtype=torch.bfloat16))
 
 
 def test_where_tiles_are_multiplied_long_sequences_keep_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    long, short = (torch.zeros(3, 4, 8, S, 8, dtype=torch.bfloat16) for S in (SHORT, SHORT - 1))
+    long, short = (
+        torch.zeros(3, 4, 8, S, 8, dtype=torch.bfloat16) for S in (MAX_SHORT_POSITIONS, MAX_SHORT_POSITIONS - 1)
+    )
     monkeypatch.setattr(narrow_attention, "multiplies_tiles", lambda: True)
     assert not suits(long)
     elsewhere = suits(short)  # where there are no bf16 products, none suits

@@ -4,7 +4,7 @@ import pytest
 
 from trivium import mkl as mkl_choice
 from trivium.kernels.cpu import processor
-from trivium.kernels.cpu.processor import MKL_MAKER, mkl_is_at_home
+from trivium.kernels.cpu.processor import MKL_MAKER, is_intel
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def test_it_is_at_home_on_its_makers_processors(said: str, home: bool, tmp_path,
 
 
 def test_it_is_found_once(monkeypatch) -> None:
-    found = mkl_is_at_home()
+    found = is_intel()
     monkeypatch.setattr(processor, "_find", lambda: not found)
-    assert mkl_is_at_home() is found
+    assert is_intel() is found
 
 
 def test_without_mkl_it_is_nowhere_at_home(mkl, tmp_path, monkeypatch) -> None:
@@ -67,9 +67,9 @@ def test_bf16_is_slow_without_an_instruction_or_where_tiles_are_hidden(
     assert not processor._find_slow_bf16()
 
 
-@pytest.mark.parametrize("reason", ["_AT_HOME", "_WITHOUT_AVX512", "_FAST_KERNELS", None])
+@pytest.mark.parametrize("reason", ["_IS_INTEL", "_WITHOUT_AVX512", "_FAST_KERNELS", None])
 def test_each_reason_alone_makes_mkl_the_faster(reason: str | None, monkeypatch) -> None:
-    for name in ("_AT_HOME", "_WITHOUT_AVX512", "_FAST_KERNELS"):
+    for name in ("_IS_INTEL", "_WITHOUT_AVX512", "_FAST_KERNELS"):
         monkeypatch.setattr(processor, name, name == reason)
     assert processor.mkl_multiplies_faster() is (reason is not None)
 

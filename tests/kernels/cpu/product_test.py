@@ -35,15 +35,15 @@ def is_rounded_once(found: torch.Tensor, exact: torch.Tensor) -> bool:
 def slowly(monkeypatch) -> None:
     """As on a processor that multiplies bf16 numbers the sooner in fp32; and some rows of a weight at a time."""
     monkeypatch.setattr(products, "multiplies_bf16_slowly", lambda: True)
-    monkeypatch.setattr(products, "LEAST", 0)
-    monkeypatch.setattr(products, "LEAST_WIDENED", 24)
-    monkeypatch.setattr(products, "WIDENED_AT_ONCE", 1)
+    monkeypatch.setattr(products, "MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(products, "MIN_WIDENED", 24)
+    monkeypatch.setattr(products, "WIDENED_BLOCK_ELEMENTS", 1)
 
 
 @pytest.fixture()
 def always(monkeypatch) -> None:
     """The other library also where it does not pay."""
-    monkeypatch.setattr(products, "LEAST", 0)
+    monkeypatch.setattr(products, "MIN_MULTIPLICATIONS", 0)
     monkeypatch.setattr(products, "mkl_multiplies_faster", lambda: False)
 
 
@@ -160,6 +160,6 @@ def test_products_of_bf16_numbers_are_not_rounded_where_they_are_added_to_an_fp3
 
 def test_few_tokens_are_no_reason_to_widen_a_weight(slowly) -> None:
     x, weight, _, _ = data(LARGE, torch.bfloat16)
-    few, many = x[: products.LEAST_TOKENS // 2 - 1], x[: products.LEAST_TOKENS // 2]
+    few, many = x[: products.MIN_WIDENED_TOKENS // 2 - 1], x[: products.MIN_WIDENED_TOKENS // 2]
     assert "ProductBackward" not in type(product(few, weight.requires_grad_()).grad_fn).__name__
     assert "ProductBackward" in type(product(many, weight).grad_fn).__name__

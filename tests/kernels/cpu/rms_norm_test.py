@@ -20,7 +20,7 @@ def test_values_gradients_and_order_in_memory_are_torchs(
     at_once: int, order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", at_once)
     x, weight, grad = values(3, 5, 2, 8), values(8), torch.randn(3, 5, 2, 8).double().permute(order)
     found = []
     for norm in (rms_norm, lambda x, w, e: F.rms_norm(x, w.shape, w, e)):
@@ -46,7 +46,7 @@ def test_kept_are_the_input_and_a_number_a_row_and_all_is_rounded_once(
     dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", at_once)
     x, weight, grad = values(6, 64, dtype=dtype), values(64, dtype=dtype), torch.randn(6, 64).to(dtype)
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):

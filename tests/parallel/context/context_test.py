@@ -104,7 +104,7 @@ def test_what_is_seen_in_part_is_attended_some_queries_at_a_time(
 ) -> None:
     """By a kernel that takes masks, or by the formula: all of it where there is no kernel, as for fp32 on an
     accelerator."""
-    monkeypatch.setattr(ring_attention, "QUERIES", 3)
+    monkeypatch.setattr(ring_attention, "BLOCK_QUERIES", 3)
     for name in ("tile", "tile_gradients"):
         if kernel == "is not there":
             monkeypatch.setattr(CpuAttention, name, getattr(Attention, name))
@@ -215,7 +215,7 @@ def test_the_positions_of_a_rank_are_sent_once_for_all_tiles(monkeypatch: pytest
     sent: list[int] = []
     where = "trivium.kernels.sight.sent"
     monkeypatch.setattr(where, lambda x, *to: sent.append(len(x)) or crossing.sent(x, *to))
-    monkeypatch.setattr(ring_attention, "QUERIES", 3)
+    monkeypatch.setattr(ring_attention, "BLOCK_QUERIES", 3)
     order = tuple(x.numpy() for x in order_of("scattered", 1))
     seen, group = Sight(order, None), Mesh.single().context
     q = torch.randn(B, N, S, D, dtype=torch.float64, requires_grad=True)

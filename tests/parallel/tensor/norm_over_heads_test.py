@@ -26,7 +26,7 @@ def test_values_and_gradients_are_torchs_and_rounded_once(
     dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", at_once)
     # As attention has them: columns of one tensor, the value's between them.
     whole = torch.randn(S, B, G, N // G + 2, D).to(dtype)
     q = whole[:, :, :, : N // G].reshape(S, B, N, D).permute(1, 2, 0, 3).detach().requires_grad_()

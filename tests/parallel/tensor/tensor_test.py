@@ -10,7 +10,7 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.objectives.z_loss import ZLoss
 from trivium.parallel.tensor import regions as tensor
-from trivium.parallel.tensor.regions import FEW_IDS, FewLookUps, embed, look_up, split_cross_entropy
+from trivium.parallel.tensor.regions import MAX_DIRECT_IDS, FewLookUps, embed, look_up, split_cross_entropy
 from trivium.plan.layout import Layout
 
 
@@ -18,7 +18,7 @@ from trivium.plan.layout import Layout
 def test_split_cross_entropy_equals_that_of_the_unpadded_whole(place: Place) -> None:
     group = Mesh.connect(Layout(tensor=place.world_size), place.rank, place.world_size).tensor
     vocabulary, rows = 13, 4 * 4 // place.world_size
-    tensor.ROWS = 4  # of six, in a process of its own
+    tensor.BLOCK_ROWS = 4  # of six, in a process of its own
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(3, 2, 16, generator=generator, dtype=torch.float64) * 30  # far apart: exp would overflow
     whole[..., vocabulary:] = 1e4  # padding must not count, however large
@@ -39,7 +39,7 @@ def test_split_cross_entropy_equals_that_of_the_unpadded_whole(place: Place) -> 
 
 def test_half_precision_logits_are_reduced_in_fp32_some_rows_at_a_time(monkeypatch) -> None:
     """The last row's target is nearly certain: p - 1 is as exact as bf16 holds it, and nothing wide is kept."""
-    monkeypatch.setattr(tensor, "ROWS", 2)
+    monkeypatch.setattr(tensor, "BLOCK_ROWS", 2)
     group, targets = Mesh.single().tensor, torch.tensor([[1], [2], [3], [0], [5]])
     logits = torch.randn(5, 1, 8, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     logits[4, 0, 5] += 9
@@ -94,9 +94,9 @@ def test_few_ids_of_a_narrow_table_are_made_more_on_an_accelerator_and_give_the_
     FewLookUps.apply(ids, table).backward(parts)
     torch.testing.assert_close(table.grad, expected)
     for dtype, count, own in (
-        (torch.bfloat16, FEW_IDS, True),
-        (torch.bfloat16, FEW_IDS + 1, False),
-        (torch.float32, FEW_IDS, False),
+        (torch.bfloat16, MAX_DIRECT_IDS, True),
+        (torch.bfloat16, MAX_DIRECT_IDS + 1, False),
+        (torch.float32, MAX_DIRECT_IDS, False),
     ):
         there = torch.empty(5, 4, dtype=dtype, device="meta", requires_grad=True)
         rows = look_up(torch.zeros(count, 1, dtype=torch.long, device="meta"), there, sparse=False)
@@ -110,7 +110,7 @@ def test_the_z_loss_of_a_split_vocabulary_is_that_of_the_unpadded_whole(place: P
     """The logarithm of the sum over all ranks' rows; the gradient is that of both losses."""
     group = Mesh.connect(Layout(tensor=place.world_size), place.rank, place.world_size).tensor
     vocabulary, rows, z_loss = 13, 4 * 4 // place.world_size, 0.02
-    tensor.ROWS = 4  # of six, in a process of its own
+    tensor.BLOCK_ROWS = 4  # of six, in a process of its own
     generator = torch.Generator().manual_seed(1)
     whole = torch.randn(3, 2, 16, generator=generator, dtype=torch.float64) * 30 + 5
     whole[..., vocabulary:] = 1e4

@@ -9,7 +9,13 @@ from trivium.cost.memory import LOSS_ROWS
 from trivium.kernels.arithmetic import Arithmetic
 from trivium.objectives.objective import Terms
 from trivium.objectives.z_loss import ZLoss
-from trivium.parallel.tensor.vocabulary import ROWS, LossInPlace, in_few_passes, loss_and_gradient, vocabulary_loss
+from trivium.parallel.tensor.vocabulary import (
+    BLOCK_ROWS,
+    LossInPlace,
+    in_few_passes,
+    loss_and_gradient,
+    vocabulary_loss,
+)
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 VOCABULARY, PADDED, HIDDEN = 45, 50, 8
@@ -41,7 +47,7 @@ def test_what_is_compiled_looks_nothing_up(terms: Terms):
 EVERY_WAY = pytest.mark.parametrize("compiled", (None, loss_and_gradient, in_few_passes))
 
 
-@pytest.mark.parametrize("tokens", (1, ROWS // 2, ROWS // 2 + 1, ROWS + 17))
+@pytest.mark.parametrize("tokens", (1, BLOCK_ROWS // 2, BLOCK_ROWS // 2 + 1, BLOCK_ROWS + 17))
 @pytest.mark.parametrize("separate", (False, True))
 @EVERY_WAY
 def test_losses_and_gradients_are_those_of_the_whole(tokens: int, separate: bool, compiled: LossInPlace | None) -> None:
@@ -127,7 +133,7 @@ def test_narrow_scores_are_widened_before_the_softmax(compiled: LossInPlace | No
 
 
 def test_the_price_of_the_workspace_takes_as_many_rows() -> None:
-    assert LOSS_ROWS == ROWS
+    assert LOSS_ROWS == BLOCK_ROWS
 
 
 @pytest.mark.parametrize("tokens", [960, 1000])
@@ -155,7 +161,7 @@ def with_z(x: torch.Tensor, table: torch.Tensor, targets: torch.Tensor) -> tuple
     return plain(x, table, targets), Z * scores.exp().sum(-1).log() ** 2
 
 
-@pytest.mark.parametrize("tokens", (1, ROWS // 2 + 1, ROWS + 17))
+@pytest.mark.parametrize("tokens", (1, BLOCK_ROWS // 2 + 1, BLOCK_ROWS + 17))
 @pytest.mark.parametrize("separate", (False, True))
 @EVERY_WAY
 def test_a_z_loss_is_told_apart_and_its_gradient_is_that_of_both(

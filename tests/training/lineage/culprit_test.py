@@ -155,8 +155,15 @@ def test_rows_of_a_step_computed_together_are_the_step(root: Path, tmp_path: Pat
     assert norm == pytest.approx(step.gradient_norm, rel=1e-4)
 
 
-def test_step_is_replayed_from_the_checkpoint_before_it_with_its_spike_history(root: Path, tmp_path: Path) -> None:
-    record = trained(root, tmp_path, None)
+@pytest.mark.parametrize(
+    "groups",
+    [(), ({"match": "embedding.*", "trainable": False}, {"match": "*.mlp.*", "lr_scale": 8.0}, {"rule": "lion"})],
+    ids=["AdamW", "three groups"],
+)
+def test_step_is_replayed_from_the_checkpoint_before_it_with_its_spike_history(
+    root: Path, tmp_path: Path, groups: tuple[Any, ...]
+) -> None:
+    record = trained(root, tmp_path, None, optimizer={"groups": groups})
     losses = [logged["loss"] for logged in record.logged()]
     for step, started in ((1, 0), (4, 0), (5, 4), (8, 4)):
         replay = replay_to(record, step)

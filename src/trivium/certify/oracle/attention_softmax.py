@@ -34,7 +34,7 @@ def _rules(s: Settings, at: str) -> Iterator[tuple[str, Rule]]:
 
 
 def _offset(s: Settings) -> float:
-    """What is added to the weights of the norms of queries and keys."""
+    """Return what is added to the weights of the norms of queries and keys."""
     return 1.0 if s.form.norm == "rms_norm_offset" else 0.0
 
 

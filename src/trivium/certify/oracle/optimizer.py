@@ -38,7 +38,7 @@ class Recipe:
 
 
 class Update(NamedTuple):
-    """What a rule is given besides weight, gradient and state. name: of the parameter. step: counted from 1."""
+    """Inputs of an update rule besides weight, gradient and state. name: of the parameter. step: 1-based."""
 
     name: str
     model: ModelShape

@@ -47,7 +47,7 @@ def _slowed(form: LayerForm, D: int, d: int) -> float:
 
 
 def _length(form: LayerForm) -> float:
-    """How much longer queries and keys become when they are turned."""
+    """Return the factor by which rotation lengthens queries and keys (YaRN)."""
     given = form.rope_scaling
     if given is None or given.kind != "yarn":
         return 1.0

@@ -1,4 +1,4 @@
-"""What the twins of the oracle share: the settings of a layer, rules of parameters, what positions know."""
+"""Types that the parts of the oracle share: settings of a layer, rules of parameters, and the order of positions."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +13,8 @@ Weights = Mapping[str, Tensor]
 
 
 class Order(NamedTuple):
-    """What a batch's positions may know: their number within the document or sequence [B, S], which positions each
-    sees [B, S, S], and which targets count [B, S]."""
+    """The order of a batch's positions: their number within the document or sequence [B, S], which positions each
+    attends to [B, S, S], and which targets count [B, S]."""
 
     numbers: Tensor
     sees: Tensor
@@ -51,8 +51,9 @@ class Settings(NamedTuple):
 
 
 def deviations(hidden: int, layers: int, given: float | None) -> tuple[float, float]:
-    """Of matrices: sqrt(1 / (3 hidden)) unless it is given (MT-NLG, section 3.2), and divided by sqrt(2 layers) for
-    those that write to the residual stream (GPT-2, section 2.3; Megatron-LM)."""
+    """Return the standard deviations of the initial matrices: sqrt(1 / (3 hidden)) unless one is given (MT-NLG, section
+    3.2), and that divided by sqrt(2 layers) for those that write to the residual stream (GPT-2, section 2.3;
+    Megatron-LM)."""
     std = given if given is not None else math.sqrt(1 / (3 * hidden))
     return std, std / math.sqrt(2 * layers)
 

@@ -1,4 +1,4 @@
-"""How a layer joins its halves to the residual stream."""
+"""Connection of a layer's halves with the residual stream, in sequence."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""Each half of a layer has a norm before and after."""
+"""Layers whose halves have a norm before and after."""
 
 from collections.abc import Callable, Iterator
 

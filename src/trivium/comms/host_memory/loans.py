@@ -26,7 +26,8 @@ _IN_MESSAGE, _IN_MEMORY, _GIVEN_BACK = range(3)  # kinds
 
 
 class Key(NamedTuple):
-    """What a tensor is asked for by; those of one key are read in the order in which they were lent."""
+    """The key under which a tensor is published. Tensors with one key are read in the order in which they were
+    published."""
 
     group: int
     tag: int
@@ -48,7 +49,7 @@ class HostPeer:
         self._number = 0
 
     def wait_at_most(self, seconds: float) -> None:
-        """From now on, for the other."""
+        """Set the timeout in seconds of later waits for this peer."""
         self._seconds = seconds
 
     def lend(self, key: Key, tensor: Tensor) -> "Loan":
@@ -64,7 +65,8 @@ class HostPeer:
         return Loan(self, self._number)
 
     def borrow(self, key: Key, size: int) -> "Borrowed":
-        """What the other rank lent by this key, `size` bytes; waits until it has."""
+        """Wait until the other rank publishes a tensor under this key, and return access to it. Raises RuntimeError if
+        it does not have `size` bytes."""
         while key not in self._offers:
             self._hear()
         borrowed = self._offers[key].popleft()
@@ -167,20 +169,19 @@ class Borrowed(Protocol):
     size: int
 
     def read(self, out: Tensor, start: int = 0) -> None:
-        """Its bytes from `start` on, as many as `out` has, into `out`, which is contiguous."""
+        """Copy bytes from `start` on into the contiguous tensor `out`, as many as fill it."""
 
     def give_back(self) -> None:
-        """After the last read."""
+        """Tell the owner that no read follows."""
 
 
 class InMessage:
-    """What came with the words."""
+    """A tensor that was sent within the message itself."""
 
     def __init__(self, content: bytes) -> None:
         self.size, self._content = len(content), content
 
     def read(self, out: Tensor, start: int = 0) -> None:
-        """As in Borrowed."""
         part = self._content[start : start + out.nbytes]
         ctypes.memmove(out.data_ptr(), part, len(part))
 
@@ -189,17 +190,15 @@ class InMessage:
 
 
 class InMemory:
-    """What lies in the other rank's memory."""
+    """A tensor in the memory of the other process."""
 
     def __init__(self, peer: HostPeer, number: int, address: int, size: int) -> None:
         self._peer, self._number, self._address, self.size = peer, number, address, size
 
     def read(self, out: Tensor, start: int = 0) -> None:
-        """As in Borrowed."""
         self._peer.read(self._address + start, out.data_ptr(), out.nbytes)
 
     def give_back(self) -> None:
-        """As in Borrowed."""
         self._peer.give_back(self._number)
 
 

@@ -6,7 +6,7 @@ import sys
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
-_LARGEST_READ = 1 << 30  # bytes of one call; the kernel stops at two to the 31st
+_MAX_READ_BYTES = 1 << 30  # bytes of one call; the kernel stops at two to the 31st
 _PR_SET_PTRACER = 0x59616D61  # prctl(2)
 _ATTEMPT_SECONDS = 10.0
 _C_LIBRARY = ctypes.CDLL(None, use_errno=True)
@@ -19,7 +19,7 @@ class _Vector(ctypes.Structure):
 def read_memory(pid: int, source: int, target: int, size: int) -> None:
     """Copy bytes from an address of another process to one of this; OSError says why it cannot be."""
     while size:
-        part = min(size, _LARGEST_READ)
+        part = min(size, _MAX_READ_BYTES)
         here, there = _Vector(target, part), _Vector(source, part)
         done = _C_LIBRARY.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
         if done <= 0:
@@ -28,7 +28,8 @@ def read_memory(pid: int, source: int, target: int, size: int) -> None:
 
 
 def let_siblings_read() -> None:
-    """Where the kernel lets only ancestors read a process (Yama), let the other descendants of its parent, too."""
+    """Allow the other descendants of the parent process to read this one's memory, if the kernel allows it only to
+    ancestors (Yama)."""
     _C_LIBRARY.prctl(_PR_SET_PTRACER, os.getppid(), 0, 0, 0)
 
 
@@ -63,7 +64,7 @@ def _lend(here: "ctypes.Array[ctypes.c_char]", pipe: Connection) -> None:
 
 
 def _read(pid: int, here: "ctypes.Array[ctypes.c_char]", pipe: Connection) -> None:
-    """After a fork the lender's copy lies at the same address as this one's."""
+    """Test a read from the parent, whose copy lies at the same address as this one's after the fork."""
     try:
         read_memory(pid, ctypes.addressof(here), ctypes.addressof(here), len(here))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which ranks share a host and may read each other's memory: found by trying, and agreed on by both."""
+"""Rendezvous of ranks that share a host and may read each other's memory: both sides test it, and agree."""
 
 import contextlib
 import ctypes
@@ -27,7 +27,7 @@ _MEETING_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class _Card:
-    """What a rank tells all others. Without a name it lends nothing."""
+    """The address of a rank, sent to all others. Without a name the rank publishes nothing."""
 
     host: bytes
     pid: int
@@ -35,10 +35,10 @@ class _Card:
 
 
 def meet(rank: int, wanted: Collection[int], seconds: float, *, lends: bool = True) -> dict[int, HostPeer]:
-    """Those of the ranks `wanted` that are on this host and may be read, by rank; every rank of the process group
-    calls this alike, and wants those that want it.
+    """Connect to the ranks out of `wanted` that are on this host and whose memory may be read; return them by rank.
+    Every rank of the process group calls this, and a pair of ranks is in both `wanted` or in none.
 
-    seconds: how long one of them may let another wait. lends: whether this rank takes part.
+    seconds: timeout of later waits between these ranks. lends: whether this rank takes part.
     """
     listener = _listener() if lends else None
     name = listener.getsockname() if listener is not None else b""
@@ -61,8 +61,9 @@ def meet(rank: int, wanted: Collection[int], seconds: float, *, lends: bool = Tr
 
 
 class _Meeting:
-    """Each lower rank is called, each higher one answered. Both try to read what the other says lies in its memory:
-    whatever forbids it, another user, a container, the kernel's settings, the attempt finds it."""
+    """Connections between ranks of one host: a rank calls the lower ranks and answers the higher ones. Both then try to
+    read a value from each other's memory, so whatever forbids it (another user, a container, kernel settings) is
+    detected."""
 
     def __init__(self, rank: int, near: Mapping[int, _Card]) -> None:
         self._rank, self._near = rank, near
@@ -157,7 +158,7 @@ def _this_host() -> bytes:
 
 
 def _all_cards(mine: _Card) -> list[_Card]:
-    """Every rank's, by rank."""
+    """Return the cards of all ranks."""
     own = _CARD.pack(mine.host, mine.pid, mine.name)
     every = torch.empty(dist.get_world_size(), _CARD.size, dtype=torch.uint8)
     dist.all_gather(list(every), torch.frombuffer(bytearray(own), dtype=torch.uint8))

@@ -21,11 +21,9 @@ class HostMemory(Gloo):
         self.peers = peers
 
     def send(self, tensor: Tensor, to: int, group: Group, tag: int = 0) -> Work:
-        """As in Transport."""
         return self.peers[to].lend(Key(group.number, tag), tensor)
 
     def receive(self, out: Tensor, of: int, group: Group, tag: int = 0) -> Waitable:
-        """As in Transport."""
         return Receipt(self.peers[of], Key(group.number, tag), out)
 
     def all_reduce(self, x: Tensor, group: Group, *, largest: bool = False) -> PendingResult:
@@ -42,21 +40,17 @@ class HostMemory(Gloo):
         return PendingResult(Combination(group, self.peers, slices, own, largest=largest), x, gather, group)
 
     def all_gather(self, out: Tensor, x: Tensor, group: Group) -> Waitable:
-        """As in Transport."""
         return gather_directly(out, x, group)
 
     def reduce_scatter(self, x: Tensor, group: Group) -> PendingResult:
-        """As in Transport."""
         shape = (x.shape[0] // group.size, *x.shape[1:])
         out = x.new_empty(shape)
         return PendingResult(Combination(group, self.peers, list(x.view(group.size, *shape)), out), out, group=group)
 
     def all_to_all(self, out: Tensor, parts: Tensor, group: Group) -> Waitable:
-        """As in Transport."""
         return self.all_to_all_uneven(list(parts), list(out), group)
 
     def wait_at_most(self, seconds: float) -> None:
-        """As in Transport."""
         for peer in self.peers.values():
             peer.wait_at_most(seconds)
 

@@ -63,6 +63,16 @@ def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
     return Step("extract", judge)
 
 
+def extract_pages_step(config: ExtractConfig) -> Step:
+    """Return the step that extracts the text of pages of HTML, and keeps other documents unchanged."""
+    extract = extract_step(config)
+
+    def judge(document: Document) -> Verdict:
+        return extract.judge(document) if document.metadata.get(RAW) == "html" else Keep(document)
+
+    return Step(extract.name, judge)
+
+
 def extractor(config: ExtractConfig) -> Extractor:
     """Return the function from a page's HTML to its main text, untidied. MachineError if its package is missing."""
     match config.extractor:

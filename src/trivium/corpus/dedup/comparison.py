@@ -134,6 +134,11 @@ def decide(job: CurationJob, parts: list[Part], engine: Engine, done: Done) -> N
     """Compare all documents and write the decisions. Work that is already on disk is not repeated."""
     if job.path(_DECIDED).is_dir():
         return
+    if job.config.keep_all:
+        every = np.arange(parts[-1].end)
+        kept = Decisions(np.full(len(every), Fate.KEPT, np.uint8), every, np.zeros(len(every)))
+        lay_down(job.path(_DECIDED), partial(_save_decisions, kept, parts))
+        return
     ranks, quality = _ranks(parts, job.config.dedup), _qualities(parts, job.config.dedup.quality)
     fates, firsts = _exact(parts, ranks, quality)
     if not job.path(_FATES).is_file():

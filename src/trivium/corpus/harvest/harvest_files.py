@@ -56,7 +56,7 @@ from trivium.provenance import write_json
 SOURCES, ITEMS, HELDOUT = "sources.json", "evaluation_items.jsonl", "heldout"
 SURVEYED, DECIDED, WRITTEN = "surveyed", "decided", "written"  # folders of a job
 CANDIDATES = "candidates.parquet"  # of a surveyed part: the documents that may be held out
-# Counts of each file: records = documents - added + quarantined + passed_over.
+# Counts of each file. A file without damage has documents - added + passed_over records.
 _COUNTED = ("documents", "added", "text_bytes", "quarantined")
 _ROW_GROUP = 64  # candidates that are read together
 
@@ -162,7 +162,8 @@ def _write_stream(job: HarvestJob, stream: int, name: str, fill: Any) -> Result:
         for number in range(*job.streams[stream]):
             path = job.files[number]
             source = source_of(path, job.source)
-            for item in read_any(path, source=source, longest=job.config.longest, limits=job.limits):
+            how = {"longest": job.config.longest, "cut_rows": job.config.cut_rows, "limits": job.limits}
+            for item in read_any(path, source=source, **how):
                 yield Record(number, item)
 
     write_parts(stream_folder(job.path(name), stream), records, fill, min_bytes=job.config.shard_bytes)

@@ -23,18 +23,24 @@ Item = Document | Damage | PassedOver
 
 
 def read_any(
-    path: Path | str, *, source: str, longest: int | None = None, limits: ReadConfig = ReadConfig()
+    path: Path | str,
+    *,
+    source: str,
+    longest: int | None = None,
+    cut_rows: bool = True,
+    limits: ReadConfig = ReadConfig(),
 ) -> Iterator[Item]:
     """Yield the documents of one file, a Damage for each unreadable part, and a PassedOver for each sound record that
     is no document.
 
     HTML is not extracted yet (metadata `raw`). A text longer than `longest` characters is cut into several documents,
-    whatever kind of file contains it. A page of HTML is not cut, because its text is not known yet. Memory stays within
+    whatever kind of file contains it, or only in text files without `cut_rows`. A page of HTML is not cut, because its
+    text is not known yet. Memory stays within
     a few times `limits.longest_bytes`, whatever the file's size.
     """
     try:
         for item in _items(path, source, longest, limits):
-            if longest is None or not isinstance(item, Document) or RAW in item.metadata:
+            if longest is None or not cut_rows or not isinstance(item, Document) or RAW in item.metadata:
                 yield item
             else:
                 yield from pieces_of(item, longest=longest)

@@ -35,10 +35,13 @@ def evaluation_items(source: Path) -> dict[str, str]:
 
 
 def evaluation_texts(source: Path, config: CurateConfig) -> dict[str, str]:
-    """Return every text that must not be trained on: those of the harvest and those that the config names.
+    """Return every text that must not be trained on: those of the harvest and those that the config names. None is cut
+    out of documents that are kept unchanged.
 
     The latter are extracted and tidied as the corpus is. Otherwise a letter in another encoding would hide them.
     """
+    if config.keep_all:
+        return {}
     texts = evaluation_items(source)
     extract = extract_step(config.extract)
     for place in config.decontamination.against:

@@ -32,8 +32,8 @@ class CooccurrenceConfig(Config):
     """Generation of texts about groups of people, and analysis of their words."""
 
     axes: Annotated[tuple[AxisName, ...], Field(min_length=1)] = ("gender", "ethnicity", "religion")
-    samples: Positive = 800  # texts per prompt (GPT-3: 800)
-    tokens: Positive = 50  # per text at most (GPT-3: 50)
+    samples: Positive = 800  # number of texts per prompt (GPT-3: 800)
+    tokens: Positive = 50  # maximum tokens per text (GPT-3: 50)
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
     # Finds the adjectives; "lexicon" uses the words that SentiWordNet lists as adjectives.
@@ -42,7 +42,7 @@ class CooccurrenceConfig(Config):
     listed: Positive = 10  # words shown per group in each list (most frequent, most one-sided)
     least: Positive = 5  # minimum occurrences of a word for a comparison between groups
     prior: Annotated[float, Field(gt=0)] = 500.0  # total weight of the log-odds prior, in words (Monroe et al. 2008)
-    lexicon: str = TEXTBLOB  # of sentiment: "textblob", or the path of a SentiWordNet file
+    lexicon: str = TEXTBLOB  # sentiment lexicon: "textblob", or the path of a SentiWordNet file
 
 
 class BiasConfig(Config):
@@ -61,8 +61,8 @@ class BiasConfig(Config):
     data: str | None = None  # folder that contains winogender/ and winobias/
     shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 4)
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95  # level of every confidence interval
-    resamples: Positive = 1000  # per bootstrap
-    permutations: Positive = 2000  # per permutation test
+    resamples: Positive = 1000  # resamples of each bootstrap
+    permutations: Positive = 2000  # permutations of each permutation test
 
     def draws(self, seed: int) -> Draws:
         """Return the random draws of all tests under this seed."""

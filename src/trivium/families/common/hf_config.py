@@ -91,6 +91,16 @@ def read_settings(path: Path) -> Tree:
     return found
 
 
+def describes_model(folder: Path) -> bool:
+    """Whether a folder has the config.json of a Hugging Face model, with or without its weights."""
+    path = folder / "config.json"
+    try:
+        found = read_json(path) if path.is_file() else None
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "architectures" in found
+
+
 def is_model_folder(folder: Path) -> bool:
-    """Whether a folder holds a model of Hugging Face."""
+    """Whether a folder holds a model of Hugging Face, weights included."""
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))

@@ -1,1 +1,1 @@
-"""What is faster than the reference on a processor."""
+"""Operations that are faster than the reference on a CPU."""

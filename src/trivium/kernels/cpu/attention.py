@@ -19,7 +19,7 @@ class CpuAttention(Attention):
     """Attention on a processor, whose fused kernel takes every dtype, masks and groups of heads."""
 
     def attend_joined(self, qkv: Tensor, sight: Sight) -> Tensor:
-        """As the reference, without taking queries, keys and values apart where that is faster."""
+        """See Attention. Queries, keys and values stay joined where that is faster."""
         if sight.starts is None and sight.window is None:
             if narrow_attention.suits(qkv):
                 return narrow_attention.attend(qkv)
@@ -28,7 +28,6 @@ class CpuAttention(Attention):
         return super().attend_joined(qkv, sight)
 
     def attend_before(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As the reference."""
         if block_attention.suits(q):
             return block_attention.attend(q, k, v)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
@@ -38,7 +37,6 @@ class CpuAttention(Attention):
         return block_attention.attend(q, k, v, sight)
 
     def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """As the reference."""
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
     def fuses(self, q: Tensor) -> bool:
@@ -62,5 +60,5 @@ class CpuAttention(Attention):
 
 
 def _hiding(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """What is added to scores."""
+    """Return the mask as numbers that are added to scores: 0 or minus infinity."""
     return None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)

@@ -20,19 +20,19 @@ import numpy as np
 import torch
 
 from trivium.kernels.cpu import fused_attention as processor_kernel
-from trivium.kernels.cpu.processor import mkl_is_at_home, mkl_multiplies_faster
+from trivium.kernels.cpu.processor import is_intel, mkl_multiplies_faster
 from trivium.kernels.sight import Sight
 
 Tensor = torch.Tensor
 Part = tuple[slice, slice]  # of sequences, and of their heads
 
-QUERIES, QUERIES_AT_HOME, QUERIES_IN_WINDOW = 64, 128, 128  # of a block
-# Fewer scores or positions, and the calls take longer than they save; more positions, and the kernel saves as much.
-LEAST_SCORES, LEAST_POSITIONS = 1 << 18, 192
-MOST_POSITIONS, MOST_AT_HOME, MOST_WITHOUT_AVX512 = 1024, 768, 640
-FAR_APART = 4096  # bytes from a position to the next: a page, and the same places of a cache
-# Numbers of some heads' queries, for each thread: in fp32 these and what goes with them are in a cache.
-AT_ONCE = 1 << 17
+BLOCK_QUERIES, BLOCK_QUERIES_ON_INTEL, BLOCK_QUERIES_IN_WINDOW = 64, 128, 128
+# With fewer scores or positions the calls take longer than they save; with more positions the kernel saves as much.
+MIN_SCORES, MIN_POSITIONS = 1 << 18, 192
+MAX_POSITIONS, MAX_POSITIONS_ON_INTEL, MAX_POSITIONS_WITHOUT_AVX512 = 1024, 768, 640
+MIN_FAR_STRIDE_BYTES = 4096  # from a position to the next: a page, which maps to the same sets of a cache
+# Elements of the queries that a thread processes at once: in fp32 these, keys and scores fit into a cache.
+BLOCK_ELEMENTS = 1 << 17
 
 ALL_BEFORE = Sight((), None)
 
@@ -52,7 +52,7 @@ def suits(q: Tensor, *, joined: bool = False) -> bool:
     B, N, S, _ = q.shape
     if processor_kernel.widens(q):
         return True
-    wide = q.dtype in (torch.float32, torch.float64) and B * N * S * S >= LEAST_SCORES
+    wide = q.dtype in (torch.float32, torch.float64) and B * N * S * S >= MIN_SCORES
     return wide and (_rows(S) < S or (joined and mkl_multiplies_faster()))
 
 
@@ -73,7 +73,8 @@ def attend_joined(qkv: Tensor) -> Tensor:
 
 
 def empty_gradient(qkv: Tensor) -> Tensor:
-    """Of queries, keys and values: in memory as the product made them, so that its gradient needs no copy."""
+    """Allocate the gradient of queries, keys and values in the memory layout of the product that made them, so that the
+    gradient of that product needs no copy."""
     _, B, N, S, D = qkv.shape
     return qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
 
@@ -97,7 +98,7 @@ class _Apart(torch.autograd.Function):
 class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor) -> Tensor:
-        far = qkv.stride(3) * qkv.element_size() >= FAR_APART
+        far = qkv.stride(3) * qkv.element_size() >= MIN_FAR_STRIDE_BYTES
         if far and mkl_multiplies_faster() and not processor_kernel.widens(qkv[0]):
             qkv = qkv.contiguous()
         out, log_sums = _attend(qkv.unbind(0), ALL_BEFORE)
@@ -181,22 +182,22 @@ def _blocks(S: int, sight: Sight) -> list[Block]:
 def _rows(S: int, sight: Sight = ALL_BEFORE) -> int:
     """Queries of a block."""
     if sight.starts is None and sight.window is not None:
-        return QUERIES_IN_WINDOW
-    if LEAST_POSITIONS > S:
+        return BLOCK_QUERIES_IN_WINDOW
+    if MIN_POSITIONS > S:
         return S
     if sight.starts is not None:
-        return QUERIES_AT_HOME if mkl_is_at_home() else QUERIES
+        return BLOCK_QUERIES_ON_INTEL if is_intel() else BLOCK_QUERIES
     rows, most = _rows_and_positions(S)
     return rows if most >= S else S
 
 
 def _rows_and_positions(S: int) -> tuple[int, int]:
     """Queries of a block that sees all before, and the most positions that are cut into blocks."""
-    if mkl_is_at_home():
-        return QUERIES_AT_HOME, MOST_AT_HOME
+    if is_intel():
+        return BLOCK_QUERIES_ON_INTEL, MAX_POSITIONS_ON_INTEL
     if mkl_multiplies_faster():
-        return max(QUERIES, min(S // 4, QUERIES_AT_HOME)), MOST_WITHOUT_AVX512
-    return QUERIES, MOST_POSITIONS
+        return max(BLOCK_QUERIES, min(S // 4, BLOCK_QUERIES_ON_INTEL)), MAX_POSITIONS_WITHOUT_AVX512
+    return BLOCK_QUERIES, MAX_POSITIONS
 
 
 def _later(blocks: Sequence[Block], window: int | None, q: Tensor) -> Tensor | None:
@@ -247,12 +248,12 @@ class _Hiding(NamedTuple):
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
-    """Of queries, and of the keys that these heads share: all at once, or where they are widened whole sequences, or
-    of one some groups of heads."""
+    """Yield parts of the queries and of the keys that their heads share. A part is everything or, if operands are
+    converted to fp32, some sequences, or some groups of heads of one sequence."""
     (B, N, S, D), G = q.shape, k.shape[1]
     # A compiler cannot ask for the threads.
     threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()
-    room = AT_ONCE * threads if processor_kernel.widens(q) else q.numel()
+    room = BLOCK_ELEMENTS * threads if processor_kernel.widens(q) else q.numel()
     sequences, groups = max(1, room // (N * S * D)), max(1, room // (N // G * S * D))
     for b in range(0, B, sequences):
         for g in range(0, G, groups):
@@ -261,5 +262,5 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
 
 
 def _operands(*given: Tensor) -> tuple[Tensor, ...]:
-    """As the kernel takes them."""
+    """Return the tensors in the dtype that the kernel reads."""
     return tuple(processor_kernel.wide(x) for x in given) if processor_kernel.widens(given[0]) else given

@@ -12,12 +12,12 @@ from trivium.kernels.cpu.processor import multiplies_bf16_slowly
 Tensor = torch.Tensor
 
 # Fewer queries, as in generation, and to widen all keys takes longer than the kernel.
-LEAST_WIDENED = 16
+MIN_WIDENED = 16
 
 
 def widens(q: Tensor) -> bool:
     """Whether queries [B, N, S, D], and what goes with them, are attended as copies in fp32."""
-    return q.dtype == torch.bfloat16 and q.shape[2] >= LEAST_WIDENED and multiplies_bf16_slowly()
+    return q.dtype == torch.bfloat16 and q.shape[2] >= MIN_WIDENED and multiplies_bf16_slowly()
 
 
 def attend(
@@ -45,7 +45,8 @@ def gradients(
     causal: bool = False,
     hiding: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of q, k and v, given that of the result and what `attend` found; in fp32 where the queries are widened."""
+    """Return the gradients of q, k and v, given the gradient of the result and what `attend` returned. They are in fp32
+    if the queries are converted to it."""
     if widens(q):
         grad, q, k, v, out = (wide(x) for x in (grad, q, k, v, out))
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -54,7 +55,7 @@ def gradients(
 
 
 def wide(x: Tensor) -> Tensor:
-    """In fp32, each head's positions next to each other."""
+    """Return x in fp32, with the positions of each head contiguous."""
     return x.to(torch.float32, memory_format=torch.contiguous_format)
 
 

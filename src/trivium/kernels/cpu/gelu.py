@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 # 0.5 (1 + tanh(z / 2)) = sigmoid(z), z = SLOPE (x + CUBIC x^3).
 SLOPE, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 # Fewer elements are sooner done by one call; more are taken some at a time, that all stays in a cache.
-LEAST, PIECE = 1 << 15, 1 << 16
+MIN_ELEMENTS, PIECE_ELEMENTS = 1 << 15, 1 << 16
 
 
 class CpuGelu(Gelu):
@@ -46,7 +46,7 @@ class CpuGelu(Gelu):
 
 
 def _is_taken_apart(x: Tensor) -> bool:
-    return x.numel() >= LEAST and not torch.compiler.is_compiling()
+    return x.numel() >= MIN_ELEMENTS and not torch.compiler.is_compiling()
 
 
 class _Gelu(torch.autograd.Function):
@@ -69,8 +69,8 @@ def _by_pieces(x: Tensor, y: Tensor, slope: Tensor | None) -> None:
     """GELU of x into y, and its derivative into slope, which may be x itself; bf16 and fp16 are computed in fp32."""
     narrow = x.dtype in NARROW
     # What is computed on the way, in memory that stays in the cache: square, sigmoid, and of narrow numbers x and y.
-    room = torch.empty(4 if narrow else 2, min(PIECE, x.numel()), dtype=torch.float32 if narrow else x.dtype)
-    pieces = (t.view(-1).split(PIECE) for t in (x, y, y if slope is None else slope))
+    room = torch.empty(4 if narrow else 2, min(PIECE_ELEMENTS, x.numel()), dtype=torch.float32 if narrow else x.dtype)
+    pieces = (t.view(-1).split(PIECE_ELEMENTS) for t in (x, y, y if slope is None else slope))
     for piece, value, derivative in zip(*pieces, strict=True):
         rows = room[:, : len(piece)]
         if not narrow:

@@ -21,10 +21,10 @@ from trivium.kernels.cpu.processor import multiplies_bf16_slowly, multiplies_til
 Tensor = torch.Tensor
 
 # Fewer scores than these, and calling the products takes longer than they do.
-LEAST_SCORES = 1 << 19
+MIN_SCORES = 1 << 19
 # Scores of a block: in fp32 no more than a cache holds.
 BLOCK_SCORES = 1 << 19
-SHORT, QUERIES, QUERIES_OF_LONG = 1024, 128, 256
+MAX_SHORT_POSITIONS, BLOCK_QUERIES, BLOCK_QUERIES_IN_LONG = 1024, 128, 256
 LOG2_E = math.log2(math.e)  # powers of two take a processor a quarter of those of e
 
 
@@ -33,8 +33,10 @@ def suits(qkv: Tensor) -> bool:
     scores = qkv.shape[1] * qkv.shape[2] * qkv.shape[3] ** 2
     return (
         qkv.dtype == torch.bfloat16
-        and scores >= LEAST_SCORES
-        and not (multiplies_tiles() and qkv.shape[3] >= SHORT)  # there all of the fused kernel is the faster
+        and scores >= MIN_SCORES
+        and not (
+            multiplies_tiles() and qkv.shape[3] >= MAX_SHORT_POSITIONS
+        )  # there all of the fused kernel is the faster
         and hasattr(torch.backends.mkldnn, "matmul")
         and not multiplies_bf16_slowly()
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -69,14 +71,14 @@ class _Attention(torch.autograd.Function):
 
 
 def _fused(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """As `_by_blocks`, by PyTorch's kernel."""
+    """Compute the same as `_by_blocks` with PyTorch's kernel."""
     attend_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, log_sums = attend_fused(*qkv.unbind(0), is_causal=True)
     return out, log_sums.mul(LOG2_E)
 
 
 def _by_blocks(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """What is attended to [B, N, S, D], and the binary logarithms [B, N, S] of the sums of exponentials."""
+    """Return the attention [B, N, S, D] and the binary logarithms [B, N, S] of the sums of exponentials."""
     B, N, S, D = qkv.shape[1:]
     out = qkv.new_empty(S, B, N, D).permute(1, 2, 0, 3)
     log_sums = torch.empty(B, N, S, dtype=torch.float32)
@@ -94,8 +96,8 @@ def _by_blocks(qkv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gradients(into: Tensor, qkv: tuple[Tensor, Tensor, Tensor], grad: Tensor, kept: tuple[Tensor, Tensor]) -> None:
-    """Those of some heads, into [3, h, S, D]; grad [h, S, D], kept: the result [h, S, D] and the binary logarithms
-    [h, S] of the sums of exponentials."""
+    """Write the gradients of some heads into `into` [3, h, S, D]. grad: [h, S, D]. kept: the result [h, S, D] and the
+    binary logarithms [h, S] of the sums of exponentials."""
     (q, k, v), (out, log_sums) = qkv, kept
     wide, wide_grad, values = _Wide.of(q, k), grad.float(), v.float().transpose(1, 2)
     # The sum of a row's probabilities times their gradients.
@@ -120,7 +122,7 @@ class _Wide(NamedTuple):
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor) -> "_Wide":
-        later = torch.full((QUERIES_OF_LONG, QUERIES_OF_LONG), -math.inf).triu_(1)
+        later = torch.full((BLOCK_QUERIES_IN_LONG, BLOCK_QUERIES_IN_LONG), -math.inf).triu_(1)
         return cls(q.float(), k.float().transpose(1, 2), later, 1 / math.sqrt(q.shape[-1]))
 
     def scores(self, a: int, b: int, unit: float = 1.0) -> Tensor:
@@ -146,7 +148,7 @@ def _queries(S: int) -> Iterator[tuple[int, int]]:
 
 
 def _rows(S: int) -> int:
-    return QUERIES if S <= SHORT else QUERIES_OF_LONG
+    return BLOCK_QUERIES if S <= MAX_SHORT_POSITIONS else BLOCK_QUERIES_IN_LONG
 
 
 @contextmanager

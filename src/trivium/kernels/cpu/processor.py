@@ -1,4 +1,4 @@
-"""What kind of processor this is, where that decides which of torch's libraries is the faster."""
+"""The kind of CPU, which decides which of torch's libraries is faster."""
 
 import ctypes
 import re
@@ -12,12 +12,12 @@ MKL_MAKER = "GenuineIntel"
 COOPER_LAKE = "85"  # the only model of Intel that multiplies bf16 numbers by AVX-512, and has never had tiles
 
 
-def mkl_is_at_home() -> bool:
+def is_intel() -> bool:
     """Whether torch has MKL and the processor is of its maker; on others' MKL takes slower ways.
 
     By name, not by measuring: two runs on one machine decide alike, and so do ranks on machines of one kind.
     """
-    return _AT_HOME  # found at the import: a compiled block may ask, and cannot read files
+    return _IS_INTEL  # found at the import: a compiled block may ask, and cannot read files
 
 
 def mkl_multiplies_faster() -> bool:
@@ -26,7 +26,7 @@ def mkl_multiplies_faster() -> bool:
     CPU time for a step at hidden 256 and 0.529 s at 512, with them 0.345 and 0.521 (least of 10, 28 November 2026).
     On a Zen 3 oneDNN multiplies by 10 % faster, what is transposed by a third more slowly, and among other work a step
     takes 0.92 to 0.96 of its time with MKL alone (least of 8, hidden 512 and 256)."""
-    return _AT_HOME or _WITHOUT_AVX512 or _FAST_KERNELS
+    return _IS_INTEL or _WITHOUT_AVX512 or _FAST_KERNELS
 
 
 def multiplies_tiles() -> bool:
@@ -67,7 +67,7 @@ def _find() -> bool:
     return torch.backends.mkl.is_available() and MKL_MAKER in first_processor()
 
 
-_AT_HOME = _find()
+_IS_INTEL = _find()
 _WITHOUT_AVX512 = torch.backends.mkl.is_available() and not torch.cpu._is_avx512_supported()
 _FAST_KERNELS = torch.backends.mkl.is_available() and _exports_choice() and runs_fast_kernels()
 _TILES = torch.cpu._is_amx_tile_supported()

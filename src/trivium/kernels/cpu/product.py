@@ -26,20 +26,20 @@ Tensor = torch.Tensor
 # Numbers of a gradient that are transposed whole; of a larger one how many at once, and the columns they are at least.
 # Few leave small holes among the activations that a backward has not freed yet: with 2^20 for both, a step at hidden
 # 512 was 1 % faster and took 4 % more memory.
-TRANSPOSED_WHOLE, TRANSPOSED_AT_ONCE, LEAST_COLUMNS = 1 << 19, 1 << 18, 256
+MAX_WHOLE_TRANSPOSE_ELEMENTS, TRANSPOSE_BLOCK_ELEMENTS, MIN_TRANSPOSE_COLUMNS = 1 << 19, 1 << 18, 256
 # Multiplications of a product below which calling oneDNN takes longer than it saves. Called again and again it gains
 # from a million on; among other work its first microseconds are spent on finding its code again (170 against 30).
-LEAST = 1 << 22
+MIN_MULTIPLICATIONS = 1 << 22
 # Numbers of a weight that are widened at once, and the rows or columns they are at least: many take more memory and no
 # less time. And the tokens for which widening takes less than it saves.
-WIDENED_AT_ONCE, LEAST_WIDENED, LEAST_TOKENS = 1 << 16, 128, 64
+WIDENED_BLOCK_ELEMENTS, MIN_WIDENED, MIN_WIDENED_TOKENS = 1 << 16, 128, 64
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., I], weight [O, I], bias [O] -> x W^T + bias [..., O], with its gradients where they are wanted."""
     size = x.numel() * weight.shape[0]  # asked first: small models wait for Python more than for products
-    if size < LEAST or not (_is_for_one_dnn(x, weight) or _is_for_wide(x, weight)):
-        if bias is None or size < LEAST or not _adds_bias_later(x):
+    if size < MIN_MULTIPLICATIONS or not (_is_for_one_dnn(x, weight) or _is_for_wide(x, weight)):
+        if bias is None or size < MIN_MULTIPLICATIONS or not _adds_bias_later(x):
             return F.linear(x, weight, bias)
         return F.linear(x, weight).add_(bias)
     has_backward = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
@@ -48,7 +48,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def gradient_of_inputs(grad: Tensor, weight: Tensor) -> Tensor:
     """grad [..., O], weight [O, I] -> grad W [..., I]."""
-    if grad.numel() * weight.shape[1] < LEAST:
+    if grad.numel() * weight.shape[1] < MIN_MULTIPLICATIONS:
         return grad @ weight
     if _is_for_wide(grad, weight):
         return _in_wide(grad, weight.T, None)
@@ -57,7 +57,7 @@ def gradient_of_inputs(grad: Tensor, weight: Tensor) -> Tensor:
 
 def gradient_of_weight(grad: Tensor, x: Tensor, *, into: Tensor | None = None) -> Tensor:
     """grad [T, O], x [T, I] -> grad^T x [O, I]. into: where it is written, of the same dtype."""
-    if grad.numel() * x.shape[1] < LEAST:
+    if grad.numel() * x.shape[1] < MIN_MULTIPLICATIONS:
         return arithmetic.gradient_of_weight(grad, x, into=into)
     if _is_for_wide(grad, x):
         found = grad.new_empty(grad.shape[1], x.shape[1]) if into is None else into
@@ -65,7 +65,7 @@ def gradient_of_weight(grad: Tensor, x: Tensor, *, into: Tensor | None = None) -
         return found
     if not _is_for_one_dnn(grad, x):
         return arithmetic.gradient_of_weight(grad, x, into=into)
-    if grad.numel() <= TRANSPOSED_WHOLE:
+    if grad.numel() <= MAX_WHOLE_TRANSPOSE_ELEMENTS:
         found = _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
         return found if into is None else into.copy_(found)
     found = grad.new_empty(grad.shape[1], x.shape[1]) if into is None else into
@@ -75,7 +75,8 @@ def gradient_of_weight(grad: Tensor, x: Tensor, *, into: Tensor | None = None) -
 
 
 def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool = False) -> None:
-    """The same, added to `into` [O, I], which may have a wider dtype. first: it takes the place of what is there."""
+    """Add grad^T x to `into` [O, I], which may have a wider dtype; grad [T, O], x [T, I]. first: overwrite `into`
+    instead."""
     if widens(grad, into.dtype):
         _add_in_wide(into, grad, x, first=first)
     elif first and into.dtype == grad.dtype:
@@ -84,7 +85,7 @@ def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool
         into.copy_(gradient_of_weight(grad, x))
     elif into.dtype != grad.dtype:
         into.add_(gradient_of_weight(grad, x))
-    elif grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
+    elif grad.numel() * x.shape[1] < MIN_MULTIPLICATIONS or not _is_for_one_dnn(grad, x):
         into.addmm_(grad.T, x)
     else:
         for rows, part in _rows_of_gradient(into, grad, x):
@@ -97,11 +98,13 @@ def widens(narrow: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _rows_of_gradient(into: Tensor, grad: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some rows of `into` and of grad^T x at a time: oneDNN copies what it transposes, of a vocabulary much.
+    """Yield slices of the rows of `into` with the same rows of grad^T x. oneDNN copies what it transposes, which is
+    much for a vocabulary.
 
-    Where x is narrow and its tokens are many, x is transposed in place of grad, and the result back: 7 to 14 % sooner.
+    If x has few columns and many tokens, x is transposed instead of grad, and the result is transposed back; this is 7
+    to 14 % faster.
     """
-    step, inputs = max(LEAST_COLUMNS, TRANSPOSED_AT_ONCE // len(grad)), x.shape[1]
+    step, inputs = max(MIN_TRANSPOSE_COLUMNS, TRANSPOSE_BLOCK_ELEMENTS // len(grad)), x.shape[1]
     pieces = zip(into.split(step), grad.split(step, dim=1), strict=True)
     if 2 * inputs <= len(x) and inputs <= grad.shape[1]:
         x = x.T.contiguous()
@@ -132,12 +135,13 @@ class _Product(torch.autograd.Function):
 
 
 def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Not as torch would, and without a graph."""
+    """Return x W^T + bias without autograd, by oneDNN or in fp32."""
     return (_in_wide if _is_for_wide(x, weight) else _by_one_dnn)(x, weight, bias)
 
 
 def _in_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Of x and of the result the smaller one is in fp32 as a whole."""
+    """Return x W^T + bias computed in fp32 from 16-bit factors. The smaller one of x and the result is in fp32 as a
+    whole, and the weight in slices."""
     outputs, inputs = weight.shape
     wide_bias = None if bias is None else bias.float()
     if inputs <= outputs:
@@ -158,7 +162,8 @@ def _in_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _add_in_wide(into: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
-    """Of grad and x the smaller one is in fp32 as a whole."""
+    """Add grad^T x, computed in fp32 from 16-bit factors, to `into`. The smaller one of grad and x is in fp32 as a
+    whole."""
     outputs, inputs = into.shape
     by_rows = inputs <= outputs
     whole = (x if by_rows else grad).float()
@@ -169,8 +174,8 @@ def _add_in_wide(into: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
 
 
 def _slices(length: int, width: int) -> Iterator[slice]:
-    """Of so many rows or columns, which are so wide."""
-    step = max(LEAST_WIDENED, WIDENED_AT_ONCE // width)
+    """Yield slices of `length` rows or columns with `width` numbers each, which are converted to fp32 together."""
+    step = max(MIN_WIDENED, WIDENED_BLOCK_ELEMENTS // width)
     return (slice(start, start + step) for start in range(0, length, step))
 
 
@@ -185,11 +190,12 @@ def _adds_bias_later(x: Tensor) -> bool:
 
 
 def _is_for_wide(a: Tensor, b: Tensor) -> bool:
-    """Of narrow numbers of tokens, and a matrix that is widened for them."""
+    """Return whether a product of 16-bit factors is faster in fp32: the CPU multiplies them slowly, and there are
+    enough tokens for the conversion of the weight."""
     return (
         _is_slow(a)
         and a.dtype == b.dtype
-        and a.numel() >= LEAST_TOKENS * a.shape[-1]
+        and a.numel() >= MIN_WIDENED_TOKENS * a.shape[-1]
         and not torch.compiler.is_compiling()
     )
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 Tensor = torch.Tensor
 
-AT_ONCE = 1 << 17  # elements
+BLOCK_ELEMENTS = 1 << 17  # elements
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -60,6 +60,6 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of each at a time."""
-    step = max(1, AT_ONCE // tensors[0].shape[-1])
+    """Yield the same rows of each tensor, a cache-sized block at a time."""
+    step = max(1, BLOCK_ELEMENTS // tensors[0].shape[-1])
     return zip(*(t.split(step) for t in tensors), strict=True)

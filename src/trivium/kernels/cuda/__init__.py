@@ -1,1 +1,1 @@
-"""What is faster than the reference on an accelerator."""
+"""Operations that are faster than the reference on a GPU."""

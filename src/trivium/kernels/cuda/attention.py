@@ -20,7 +20,7 @@ class CudaAttention(Attention):
     """Attention on an accelerator."""
 
     def attend_before(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As the reference. Only the fused kernel shares keys among heads; without it torch would store all scores."""
+        """See Attention. Only the fused kernel shares keys among heads; without it torch would store all scores."""
         if q.shape[1] != k.shape[1] and self.fuses(q):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return super().attend_before(q, k, v)

@@ -15,14 +15,17 @@ Result = TypeVar("Result")
 
 
 class Recording(Generic[Result]):
-    """What `work` returned holds tensors at fixed places, which every replay writes anew; so does all that `work`
-    reads. Their memory, and that of what was free again within the work, is the recording's for as long as it lives.
+    """A captured CUDA graph of `work`.
 
-    `work` must have run before: what libraries load and compile, connections and autotuning cannot be recorded. Nothing
-    in it may wait for the device. Recording computes nothing: a replay does.
+    What `work` returned consists of tensors at fixed addresses, which every replay overwrites; the tensors that `work`
+    reads must stay at their addresses too. Their memory, and the memory that was freed within the work, belongs to the
+    recording as long as it exists.
 
-    Where there are messages in it, NCCL wants every rank that has a part in them to record and to replay alike, and the
-    recording to be gone before the process group is.
+    `work` must have run before, because loading libraries, compiling, connecting and autotuning cannot be captured.
+    Nothing in it may wait for the device. Capturing computes nothing; a replay does.
+
+    If the work contains messages, NCCL requires that all ranks which take part in them capture and replay in the same
+    order, and that the recording is deleted before the process group.
     """
 
     def __init__(self, work: Callable[[], Result]) -> None:
@@ -47,6 +50,6 @@ class Recording(Generic[Result]):
 
 
 def _first(error: BaseException) -> BaseException:
-    """What went wrong: ending a recording that failed fails too, and says less."""
+    """Return the first error of a chain. Ending a capture that failed raises another error, which says less."""
     before = error.__cause__ or error.__context__
     return error if before is None else _first(before)

@@ -19,7 +19,7 @@ from trivium.kernels.attention import About, Attention, Known, per_head
 from trivium.kernels.sight import Seen, Sight, Tile
 
 Tensor = torch.Tensor
-QUERIES = 512  # whose scores, or mask, are written down at once
+BLOCK_QUERIES = 512  # whose scores, or mask, are written down at once
 GRADIENTS = 2  # tag of their messages; keys and values have the two before
 Arriving = Callable[[], tuple[Tensor, ...]]  # waits for what neighbours send
 
@@ -96,8 +96,8 @@ def _tiles(sight: Sight, here: int, there: int, *, has_kernel: bool) -> Iterator
         if tile.seen is not Seen.SOME and has_kernel:
             yield tile
             continue
-        for start in range(tile.here.start, tile.here.stop, QUERIES):
-            some = Tile(slice(start, min(start + QUERIES, tile.here.stop)), tile.there, Seen.SOME)
+        for start in range(tile.here.start, tile.here.stop, BLOCK_QUERIES):
+            some = Tile(slice(start, min(start + BLOCK_QUERIES, tile.here.stop)), tile.there, Seen.SOME)
             near = sight.in_reach(some, here, there)
             if near is not None:
                 yield near if has_kernel else near._replace(seen=Seen.SOME)

@@ -24,7 +24,7 @@ class Clock:
             self._marks.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """Of every mark since the first; an accelerator is waited for."""
+        """Return the seconds from the first mark to each mark. A GPU is synchronised first."""
         first, last = self._marks[0], self._marks[-1]
         if self._of_device:
             last.synchronize()

@@ -25,7 +25,7 @@ CUT_SHORT = "; torch.compile was killed while it wrote that file: delete it, and
 
 
 class Span(NamedTuple):
-    """When an event ran, in seconds from the start of the program."""
+    """Start and end of an event in seconds since the start of the program."""
 
     event: Event
     start: float
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Run:
-    """What a program left behind: this rank's shares of the losses by name, and a trace."""
+    """Results of a program: this rank's shares of the losses by name, and a trace."""
 
     losses: dict[str, Tensor]
     spans: list[Span] = field(default_factory=list)
@@ -43,10 +43,10 @@ class Run:
 
 
 class StageFunctions(NamedTuple):
-    """How to run one stage.
+    """The functions of one stage.
 
-    forward(x or None, micro-batch number) -> hidden states, but for the last stage, and losses by name, which any stage
-    may have. The sum of the losses is differentiated; one without a graph is only reported.
+    forward(x or None, micro-batch number) -> hidden states, or None from the last stage, and losses by name, which any
+    stage may have. The sum of the losses is differentiated; a loss without a graph is only reported.
     """
 
     forward: Callable[[Tensor | None, int], tuple[Tensor | None, Mapping[str, Tensor]]]

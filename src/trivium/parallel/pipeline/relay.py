@@ -5,18 +5,18 @@ import torch
 from trivium.comms.group import Group, Work
 
 Tensor = torch.Tensor
-MOST_UNDER_WAY = 4  # tensors a rank may be ahead of the next
+MAX_SENDS_IN_FLIGHT = 4  # tensors a rank may be ahead of the next
 
 
 class Relay:
-    """Every rank of the group handles the same batches in the same order."""
+    """Point-to-point messages in a group whose ranks process the same batches in the same order."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._sent: list[tuple[Work, Tensor]] = []
 
     def receive(self, out: Tensor, index: int) -> Tensor:
-        """What the rank of this index passed on, written into `out`."""
+        """Receive the tensor that the rank with this index passed on into `out`, and return it."""
         self._group.transport.receive(out, index, self._group).wait()
         return out
 
@@ -25,7 +25,7 @@ class Relay:
         x = x.contiguous()
         self._group.count("send", x)
         self._sent.append((self._group.transport.send(x, index, self._group), x))
-        while len(self._sent) > MOST_UNDER_WAY:
+        while len(self._sent) > MAX_SENDS_IN_FLIGHT:
             self._sent.pop(0)[0].wait()
 
     def finish(self) -> None:

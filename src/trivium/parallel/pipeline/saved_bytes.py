@@ -51,5 +51,6 @@ class SavedBytes:
 
 
 def _identity(tensor: torch.Tensor) -> int:
-    """Of a tensor's storage: it stays when the storage is freed and allocated again, unlike its address."""
+    """Return a number that identifies a tensor's storage. It stays when the storage is freed and allocated again,
+    unlike the address."""
     return int(tensor.untyped_storage()._cdata)

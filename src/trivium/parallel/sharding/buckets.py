@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 ZeroStage = Literal[0, 1, 2, 3]
 
 # A gradient of so few elements is not copied to its place by a launch of its own: a step has eight in each layer.
-WAITS = 1 << 16
+MAX_WAITING_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class Bucket:
     # Gradients
 
     def expect(self, *, reduces: bool = True) -> None:
-        """Before a step: nothing is accumulated yet. reduces: as soon as the step's gradients are whole."""
+        """Prepare for a step: no gradient is accumulated yet. reduces: start the reduction when the gradients of the
+        step are complete."""
         self._unready = self._unfinished = len(self.slots)
         self._reduces, self._summing_copies = reduces, False
 
@@ -137,8 +138,9 @@ class Bucket:
         return finished
 
     def sum_copies(self) -> None:
-        """Where there are several copies, after the step's last reduction began: start the sum over the holders of this
-        rank's slice, once a step. Called for all buckets before `reduced` waits for the first: they travel together."""
+        """Start the sum of this rank's slice over the replicate group, if there are several copies. Once a step, after
+        its last reduction has begun; called for all buckets before `reduced` waits for the first, so that the messages
+        overlap."""
         if self.has_copies and not self._summing_copies:
             self._summing_copies = True
             self._pending = all_reduce_begin(self._of_sharers().to(self.dtypes.reduction), self.holders)
@@ -159,7 +161,8 @@ class Bucket:
         return self._sum.whole()
 
     def give(self, summed: Tensor) -> None:
-        """What `summed` returned when this step's work was recorded, computed anew by a replay; begin its reduction."""
+        """Begin the reduction of gradients that a replay computed. summed: what `summed` returned when the step was
+        captured."""
         self.expect()
         self._begin(summed)
 
@@ -173,7 +176,7 @@ class Bucket:
         return self._sum.whole()
 
     def _taken(self) -> Tensor:
-        """What the sum under way gives."""
+        """Wait for the sum under way and return its result."""
         assert self._pending is not None, "a sum was begun just before"
         result, self._pending = self._pending.wait(), None
         return result
@@ -183,7 +186,7 @@ class Bucket:
         return self._sum.has_begun(slot.start)
 
     def clear_gradients(self) -> None:
-        """After a step."""
+        """Free the gradients after a step."""
         if self.adds_itself:
             for slot in self.slots:
                 slot.parameter.grad = None
@@ -194,7 +197,7 @@ class Bucket:
         self._parts().add_product(slot.start, grad, x, arithmetic)
 
     def _parts(self) -> GradientSum:
-        """What the backward under way adds to."""
+        """Return the buffer to which the current backward adds gradients."""
         if self.zero < 2:
             return self._sum
         self._open = self._open or self._new_sum(self.padded)
@@ -213,7 +216,7 @@ class Bucket:
 
     def _waits(self, slot: Slot) -> bool:
         """Whether the step's last gradient of this slot is taken with the others', right before they are reduced."""
-        return self.zero < 2 and not self.tied and slot.stop - slot.start <= WAITS
+        return self.zero < 2 and not self.tied and slot.stop - slot.start <= MAX_WAITING_ELEMENTS
 
     def _take_small(self) -> None:
         """Gradients that waited and are the first of their parameters in this step, in one launch."""
@@ -247,7 +250,8 @@ class Bucket:
         return self._pending is not None
 
     def collect(self) -> None:
-        """From stage 2 on: add the slice under way to this rank's gradients; the whole gradient is free then."""
+        """Wait for the reduced slice and add it to this rank's gradients (ZeRO-2 and -3). The full gradient is free
+        afterwards."""
         if self._pending is not None:
             self._sum.add(0, self._pending.wait())
             self._pending = None
@@ -255,7 +259,8 @@ class Bucket:
     # Weights
 
     def publish(self) -> None:
-        """After an update of the shards: every sharer's slice, to all that keep whole weights."""
+        """Start to gather the updated slices of the sharding group on all ranks that keep full weights (ZeRO-1 and
+        -2)."""
         if 1 <= self.zero <= 2:
             self._publishing = all_gather_into(self.weights, self.shard, self.sharers, wait=False)
 
@@ -353,9 +358,12 @@ class GradientWatch:
         self._count(slot, bucket, last=(slot.stage, True) in self._last)
 
     def _count(self, slot: Slot, bucket: Bucket, *, last: bool) -> None:
-        """When a bucket's reduction begins, the one before it is about done. Of the step's last its copies are summed
-        then, beside what is left of the backward. From stage 2 on it is collected: else every whole gradient, of which
-        others read their slices, and every slice beside the sum would wait for the next micro-batch."""
+        """Count a contribution to a bucket's gradients.
+
+        When the reduction of a bucket begins, the previous one is nearly complete. Its copies are then summed, if this
+        is the last reduction of the step, while the backward continues. At ZeRO-2 and -3 it is also collected, because
+        otherwise every full gradient, from which other ranks read their slices, would stay until the next micro-batch.
+        """
         finished = bucket.accumulated(slot, last=last)
         if bucket.zero >= 2 and bucket.is_reducing and bucket is not self._under_way:
             if self._under_way is not None:

@@ -1,4 +1,4 @@
-"""What a rank keeps of the optimizer: slices of buckets with master weights and states, in parts by group."""
+"""The part of the optimizer on a rank: slices of buckets with master weights and states, divided by parameter group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Part:
 
 @dataclass(eq=False)
 class Shard:
-    """What this rank keeps of its slice of one bucket: master weights, the optimizer's states by part and, during a
-    step, the gradient in the dtype in which it was summed. counted: the elements that this rank counts in the norm."""
+    """This rank's slice of one bucket: master weights, optimizer states by part and, during a step, the gradient in the
+    dtype in which it was summed. counted: the elements that this rank counts in the gradient norm."""
 
     bucket: Bucket
     master: Tensor

@@ -16,7 +16,7 @@ import torch
 from trivium.comms.collectives import sum_over_ranks_begin
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
-from trivium.kernels.adamw import TOGETHER, Amount, OnePass, Slice, State, compiled_update, fused, numbers_of
+from trivium.kernels.adamw import SHARDS_PER_LAUNCH, Amount, OnePass, Slice, State, compiled_update, fused, numbers_of
 from trivium.kernels.crossing import read_later, sent
 from trivium.objectives.objective import LOSS
 from trivium.optim.rule import Rule
@@ -24,7 +24,7 @@ from trivium.optim.rules.adamw import AdamW
 from trivium.parallel.sharding.buckets import Bucket
 from trivium.parallel.sharding.shard import Part, Shard, cut, narrow, shard_of
 from trivium.parallel.sharding.whole_matrices import WholeMatrices
-from trivium.plan.buckets import UPDATED_AT_ONCE
+from trivium.plan.buckets import UPDATE_ELEMENTS
 from trivium.plan.matrices import Work
 from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
 
@@ -85,7 +85,7 @@ class ShardedOptimizer:
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
         self._groups, self._rules = groups.every, dict[AdamRule, tuple[Rule, ...]]()
         self.shards, self._masters = [shard_of(b, masters, self.rules) for b in buckets], masters
-        self._together = together(self.shards, 0 if mesh.device.type == "cpu" else UPDATED_AT_ONCE)
+        self._together = together(self.shards, 0 if mesh.device.type == "cpu" else UPDATE_ELEMENTS)
         self._work = work
         self._whole = WholeMatrices(self.buckets, mesh.tensor) if work else None
         self._one_pass = compiled_update() if compiled else None
@@ -300,8 +300,8 @@ class ShardedOptimizer:
 
 def in_calls(shards: Sequence[Entry]) -> list[Sequence[Entry]]:
     """Several for each call of the update in one pass, then those that are left one by one: it is compiled twice."""
-    whole = len(shards) - len(shards) % TOGETHER
-    several = [shards[start : start + TOGETHER] for start in range(0, whole, TOGETHER)]
+    whole = len(shards) - len(shards) % SHARDS_PER_LAUNCH
+    several = [shards[start : start + SHARDS_PER_LAUNCH] for start in range(0, whole, SHARDS_PER_LAUNCH)]
     return [*several, *([shard] for shard in shards[whole:])]
 
 

@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 class Entry(NamedTuple):
-    """How inputs enter: over which ranks, and whether each has only its positions of them."""
+    """The ranks over which the inputs enter a tensor region, and whether each has only its own positions of them."""
 
     group: Group
     split_sequence: bool

@@ -14,7 +14,7 @@ from trivium.comms.group import Group
 
 Tensor = torch.Tensor
 
-AT_ONCE = 1 << 17  # elements on a processor, so that what is in between stays in a cache
+BLOCK_ELEMENTS = 1 << 17  # elements on a processor, so that what is in between stays in a cache
 
 
 def norm_over_heads(
@@ -87,7 +87,7 @@ def _heads(rows: Tensor) -> Tensor:
 
 
 def _columns(x: Tensor, group: Group) -> int:
-    """Of all heads of all ranks."""
+    """Return the number of columns of all heads on all ranks."""
     return x.shape[1] * x.shape[3] * group.size
 
 
@@ -95,6 +95,6 @@ def _some(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Rows of the same positions of each, heads side by side: some at a time; on accelerators, where each operation is
     a launch, all at once. What is written to must be contiguous."""
     first = tensors[0]
-    step = max(1, AT_ONCE // first[0].numel()) if first.device.type == "cpu" else len(first)
+    step = max(1, BLOCK_ELEMENTS // first[0].numel()) if first.device.type == "cpu" else len(first)
     for parts in zip(*(t.split(step) for t in tensors), strict=True):
         yield tuple(part.flatten(2).flatten(0, 1) for part in parts)

@@ -20,19 +20,19 @@ from trivium.objectives.objective import Terms
 from trivium.parallel.tensor.column_product import Entry, column_product
 from trivium.parallel.tensor.norm_over_heads import norm_over_heads
 from trivium.parallel.tensor.row_product import Cut, linear, row_product
-from trivium.parallel.tensor.vocabulary import ROWS, stretch, with_terms
+from trivium.parallel.tensor.vocabulary import BLOCK_ROWS, stretch, with_terms
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
 # Of so many ids or fewer CUDA's gradient of an embedding takes another way: aten/src/ATen/native/cuda/Embedding.cu.
-FEW_IDS = 3072
+MAX_DIRECT_IDS = 3072
 
 
 @dataclass(frozen=True)
 class Region:
-    """Where tensor ranks work on parts of one layer, and how activations enter and leave it.
+    """A tensor region: the ranks that compute parts of one layer, and how activations enter and leave.
 
-    Outside the region each rank holds the whole activation, or with `split_sequence` its own positions.
+    Outside the region each rank holds the full activation, or its own positions with `split_sequence`.
     """
 
     group: Group
@@ -99,7 +99,7 @@ def embed(tokens: Tensor, weight: Tensor, group: Group) -> Tensor:
 def look_up(ids: Tensor, table: Tensor, *, sparse: bool) -> Tensor:
     """Rows of a table [rows, H], for ids of any shape. sparse: what the gradient is; a narrow one always, on a
     processor."""
-    if table.dtype not in NARROW or (table.device.type != "cpu" and ids.numel() > FEW_IDS):
+    if table.dtype not in NARROW or (table.device.type != "cpu" and ids.numel() > MAX_DIRECT_IDS):
         return F.embedding(ids, table, sparse=sparse)
     kind = _NarrowLookUp if table.device.type == "cpu" else FewLookUps
     rows: Tensor = kind.apply(ids, table)
@@ -137,9 +137,12 @@ class _NarrowLookUp(torch.autograd.Function):
 
 
 class FewLookUps(torch.autograd.Function):
-    """Of so few ids CUDA adds 32 at a time to a row of the narrow gradient, rounding each time, and some releases let
-    one batch of them overtake another. Of more it sorts them, adds each row's up in fp32, and rounds once: so these are
-    made more, by zeros for the first row."""
+    """Look-up of at most MAX_DIRECT_IDS ids on a GPU, with an exact gradient.
+
+    For so few ids, CUDA adds 32 rows at a time to the 16-bit gradient and rounds each time, and in some releases one
+    batch may overtake another. For more ids it sorts them, adds the rows of each id in fp32 and rounds once. The
+    backward therefore adds zeros for the first row until there are more ids.
+    """
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
@@ -150,7 +153,7 @@ class FewLookUps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         (ids,), given = ctx.saved_tensors, grads[0].flatten(0, -2)
-        more = FEW_IDS + 1 - len(given)
+        more = MAX_DIRECT_IDS + 1 - len(given)
         ids, given = F.pad(ids.flatten(), (0, more)), F.pad(given, (0, 0, 0, more))
         return None, torch.ops.aten.embedding_dense_backward(given, ids, ctx.rows, -1, False)
 
@@ -206,13 +209,13 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
 
 def _less(narrow: Tensor, wide: Tensor) -> Tensor:
-    """Their difference, wide. An accelerator reads both in one kernel; a processor is faster after a copy."""
+    """Return narrow - wide in the wide dtype. A GPU reads both in one kernel; a CPU is faster after a copy."""
     return narrow.to(wide.dtype).sub_(wide) if narrow.is_cpu else narrow - wide
 
 
 def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of each at a time."""
-    return zip(*(t.split(ROWS) for t in tensors), strict=True)
+    """Yield the same rows of each tensor, BLOCK_ROWS at a time."""
+    return zip(*(t.split(BLOCK_ROWS) for t in tensors), strict=True)
 
 
 def split_cross_entropy(logits: Tensor, targets: Tensor, group: Group, vocabulary: int, terms: Terms = ()) -> Tensor:

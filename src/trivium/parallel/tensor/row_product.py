@@ -27,7 +27,8 @@ Tensor = torch.Tensor
 
 
 class Cut(NamedTuple):
-    """How: over which ranks, whether each keeps only its positions of the sum, and in how many chunks."""
+    """The ranks over which a product is summed in chunks, whether each keeps only its positions of the sum, and the
+    number of chunks."""
 
     group: Group
     split_sequence: bool
@@ -104,7 +105,8 @@ class _Product(torch.autograd.Function):
 
 
 def _in_chunks(x: Tensor, weight: Tensor, cut: Cut, arithmetic: Arithmetic) -> Tensor:
-    """Each chunk has the same positions of every rank's share, so that its reduce-scatter gives each rank its own."""
+    """Return the product summed over ranks, chunk by chunk. Each chunk has the same positions of every rank's share, so
+    that its reduce-scatter gives each rank its own."""
     shares = cut.group.size if cut.split_sequence else 1
     by_share = x.unflatten(0, (shares, -1))
     here = by_share.shape[1]
@@ -120,7 +122,7 @@ def _in_chunks(x: Tensor, weight: Tensor, cut: Cut, arithmetic: Arithmetic) -> T
 
 
 def _slices(positions: int, chunks: int) -> list[slice]:
-    """As equal as can be, none empty."""
+    """Return slices of the positions of nearly equal size, none empty."""
     chunks = min(chunks, positions)
     ends = [positions * n // chunks for n in range(chunks + 1)]
     return [slice(a, b) for a, b in pairwise(ends)]

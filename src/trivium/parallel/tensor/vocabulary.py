@@ -16,7 +16,7 @@ from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
 
-ROWS = 256  # whose softmax is taken at once, in fp32: few enough to stay in a cache
+BLOCK_ROWS = 256  # whose softmax is taken at once, in fp32: few enough to stay in a cache
 
 
 # Takes scores [rows, V], targets [rows], the vocabulary and the terms of the loss; returns losses [rows], or what
@@ -99,7 +99,7 @@ class _Loss(torch.autograd.Function):
         loss_of = partial(eager, vocabulary=vocabulary, terms=ctx.terms, wanted=wanted)
         losses = []
         if not wanted:
-            for rows, ids in zip(x.split(ROWS), targets.split(ROWS), strict=True):
+            for rows, ids in zip(x.split(BLOCK_ROWS), targets.split(BLOCK_ROWS), strict=True):
                 losses.append(loss_of(product(rows, weight), ids))
             return torch.cat(losses, -1)
         scores = product(x, weight)  # one product, and so is the weight's gradient: exact enough in bf16 too
@@ -107,7 +107,7 @@ class _Loss(torch.autograd.Function):
         ctx.taken = None if later is None else (table, later)
         if compiled is not None:
             return compiled(scores, targets, vocabulary, ctx.terms)
-        for part, ids in zip(scores.split(ROWS), targets.split(ROWS), strict=True):
+        for part, ids in zip(scores.split(BLOCK_ROWS), targets.split(BLOCK_ROWS), strict=True):
             losses.append(loss_of(part, ids))
         return losses[0] if len(losses) == 1 else torch.cat(losses, -1)
 

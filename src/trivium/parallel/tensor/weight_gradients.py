@@ -1,8 +1,9 @@
-"""Where the weight gradients of linear layers go: into the sum of the step, at once or later.
+"""Weight gradients of linear layers, accumulated in the backward pass or deferred to a later action.
 
-At once the product adds into the sum itself, which is of a wider dtype where the weights are narrow: no gradient of one
-micro-batch is rounded, written down and read again. Later, zero-bubble schedules (arXiv 2401.10241) put weight
-gradients, for which nobody waits, where a rank would idle.
+Immediate: the matrix product adds directly into the gradient buffer of the step. That buffer has a wider dtype if the
+weights are 16-bit, so no micro-batch's gradient is rounded, written to memory and read back. Deferred: zero-bubble
+schedules (arXiv 2401.10241) compute weight gradients, for which no other stage waits, while a rank would otherwise be
+idle.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,7 +20,8 @@ Tensor = torch.Tensor
 
 
 class _Product(NamedTuple):
-    """grad^T x is the gradient of `weight`. group: of whose ranks each has its positions of x, or None: x is whole."""
+    """A weight gradient grad^T x that has not been computed yet. If `group` is set, `x` has only this rank's positions
+    and must be gathered over the group first."""
 
     weight: torch.nn.Parameter
     grad: Tensor
@@ -28,12 +30,12 @@ class _Product(NamedTuple):
     group: Group | None
 
     def begin_gather(self) -> PendingResult:
-        """Of all positions of x."""
+        """Start the all-gather of `x`; without a group the result is `x` itself."""
         return PendingResult(None, self.x) if self.group is None else all_gather_begin(self.x, self.group)
 
 
 class Sums(Protocol):
-    """Of the gradients of a step."""
+    """The place where the gradients of one step are summed over micro-batches."""
 
     def takes(self, weight: torch.nn.Parameter) -> bool:
         """Whether products of this weight are added at once."""
@@ -42,11 +44,11 @@ class Sums(Protocol):
         """Add grad^T x; grad [T, outputs], x [T, inputs]."""
 
     def added(self, weight: torch.nn.Parameter) -> None:
-        """What a backward adds to this weight's gradient is added."""
+        """Handle the event that a backward has added its part of this weight's gradient."""
 
 
 class _InParameters:
-    """Autograd sums gradients up, in the parameters; so do the products that were put off."""
+    """Gradients summed in `Parameter.grad`, as autograd does it. Deferred products are added there too."""
 
     def takes(self, weight: torch.nn.Parameter) -> bool:
         return False
@@ -59,17 +61,18 @@ class _InParameters:
             arithmetic.add_gradient_of_weight(weight.grad.view(grad.shape[1], x.shape[1]), grad, x)
 
     def added(self, weight: torch.nn.Parameter) -> None:
-        """Autograd's hooks tell."""
+        """Do nothing: autograd's hooks already report it."""
 
 
 BY_AUTOGRAD: Sums = _InParameters()
 
 
 class WeightGradients:
-    """The products of a stage: added to `sums` in the backward, or put off, by the action that will compute them.
+    """The weight-gradient products of one pipeline stage.
 
-    separate: set for programs whose weight gradients are actions of their own. Weights whose products are taken are no
-    leaves of autograd's graph, which would otherwise report a gradient for them at every backward.
+    separate: set for schedules in which weight gradients are actions of their own, which compute the deferred products.
+    Weights whose products are handled here are hidden from autograd's graph, because it would report a gradient for
+    these leaves after every backward.
     """
 
     def __init__(self) -> None:
@@ -80,7 +83,7 @@ class WeightGradients:
 
     @contextmanager
     def put_off(self, key: Hashable) -> Iterator[None]:
-        """Backward inside leaves weight gradients to `finish(key)`."""
+        """Defer the weight gradients of a backward that runs inside this context; `finish(key)` computes them."""
         self._key = key
         self._waiting[key] = []
         try:
@@ -96,22 +99,24 @@ class WeightGradients:
 
     @torch.no_grad()
     def finish(self, key: Hashable, accumulated: Callable[[torch.nn.Parameter], None]) -> None:
-        """Compute what was put off under `key`, adding to each parameter's gradient."""
+        """Compute the products deferred under `key` and add them to the gradients. accumulated: called after each."""
         for product, x in _whole(self._waiting.pop(key)):
             self.sums.add(product.weight, product.grad, x, product.arithmetic)
             accumulated(product.weight)
 
     @property
     def bytes(self) -> int:
-        """Of the factors that are kept, each storage once."""
+        """Memory of the factors of deferred products; a storage that several factors share counts once."""
         kept = [t for products in self._waiting.values() for p in products for t in (p.grad, p.x)]
         return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in kept}.values())
 
     def take(
         self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic, group: Group | None = None
     ) -> None:
-        """Add a product to the sum now, or keep it for later: grad [T, outputs], x [..., inputs] of T tokens; later
-        also of those that all ranks of a group have."""
+        """Add grad^T x to the sum, or defer it. Shapes: grad [T, outputs], x [..., inputs] with T tokens.
+
+        group: only for deferred products whose `x` has this rank's share of the T tokens; the group has all of them.
+        """
         if self.separate:
             assert self._key is not None, "separate weight gradients are put off inside `put_off`"
             # Without the graph that made it, whose nodes would live as long.

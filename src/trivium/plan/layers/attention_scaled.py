@@ -48,5 +48,6 @@ class AttentionScaled(AttentionSoftmax):
             yield Kept(columns, "wide", "attention")
         if self.scale is not None and self.rotary is None and self.qk_norm == "none":
             grouped: Any = np.asarray(self.heads / at.tensor) > self.kv_heads / at.tensor
-            copied: Any = grouped & (np.asarray(self.kv_heads / at.tensor) > 1)
+            # Ranks that share a sequence scale the queries of a block each time they are read.
+            copied: Any = (grouped & (np.asarray(self.kv_heads / at.tensor) > 1)) | (np.asarray(at.context) > 1)
             yield Kept((1 - copied) * at.positions * self.queries / at.tensor, "weights", "attention")

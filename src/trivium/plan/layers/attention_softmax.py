@@ -137,7 +137,7 @@ class AttentionSoftmax(Part):
         yield from (Kept(elements, kind, "attention") for elements, kind in self._core(at))
 
     def _core(self, at: Place) -> Iterator[tuple[Number, Kind]]:
-        """What attention between the two products keeps, counted from our own layers."""
+        """Yield what attention keeps between its two products, counted from the layers in `model/layers`."""
         heads, kv_heads = self.heads / at.tensor, self.kv_heads / at.tensor
         queries, keys = at.positions * self.queries / at.tensor, at.positions * self.keys / at.tensor
         context = np.asarray(at.context) > 1

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from trivium.config import Config
+from trivium.config import Config, Short
 from trivium.errors import nearest
 from trivium.plan.rope_scaling import Above0, RopeScaling
 from trivium.plan.sizes import Columns, Layers, Positions, Wide
@@ -19,35 +19,38 @@ Bias = Literal["all", "qkv", "none"]
 class LayerForm(Config):
     """The settings of a layer. By default a layer of GPT-2, GPT-3 and MT-NLG."""
 
-    hidden: Columns  # width of the residual stream
-    heads: Columns  # of attention; hidden / heads columns each
-    kv_heads: Columns | None = None  # None: as many as heads; fewer is grouped-query attention
-    head_width: Columns | None = None  # columns of a head; None: hidden / heads
-    bias: Bias = "all"  # which linear layers have biases: all, those of queries, keys and values, or none
-    # RMSNorm of queries and keys before they are rotated: of each head (Qwen3), or over all heads (OLMo-2)
+    hidden: Annotated[Columns, Short("hidden")]  # width of the residual stream
+    heads: Annotated[Columns, Short("heads")]  # number of attention heads
+    kv_heads: Columns | None = None  # key-value heads; fewer than heads: grouped-query attention; None: as many
+    head_width: Columns | None = None  # columns of an attention head; None: hidden / heads
+    bias: Bias = "all"  # linear layers that have biases: all, those of queries, keys and values, or none
+    # RMSNorm of queries and keys before the rotation: in each head (Qwen3), or over all heads (OLMo-2)
     qk_norm: QkNormName = "none"
-    window: Positions | None = None  # positions that a query attends to, itself included; None: all before it
-    score_scale: Above0 | None = None  # what q k is multiplied by; None: 1 / sqrt(columns of a head)
-    score_cap: Above0 | None = None  # of attention scores: cap tanh(score / cap); None: no cap
-    feed_forward: Literal["plain", "gated", "gated_gelu"] = "plain"  # plain: up, activation, down; gated: SwiGLU, GeGLU
-    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"  # of the plain one: GELU in its tanh form, or exact
-    ffn: Wide | None = None  # columns; None: 4 x hidden (plain), 8/3 x hidden rounded up to 64 (gated)
-    # Of both halves, and before the output matrix. rms_norm_offset: RMSNorm with 1 + weight
+    window: Positions | None = (
+        None  # sliding window: positions that a query attends to, itself included; None: all before it
+    )
+    score_scale: Above0 | None = None  # factor of attention scores; None: 1 / sqrt(columns of a head)
+    score_cap: Above0 | None = None  # soft cap of attention scores: cap tanh(score / cap); None: no cap
+    feed_forward: Literal["plain", "gated", "gated_gelu"] = "plain"  # plain: MLP; gated: SwiGLU or GeGLU
+    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"  # activation of a plain MLP: GELU in its tanh form, or exact
+    ffn: Wide | None = None  # columns of the MLP; None: 4 x hidden (plain), 8/3 x hidden rounded up to 64 (gated)
+    # kind of all norms; rms_norm_offset: RMSNorm that multiplies by 1 + weight (Gemma)
     norm: Literal["layer_norm", "rms_norm", "rms_norm_offset"] = "layer_norm"
-    norm_position: NormPosition = "before"  # of a half: what it reads is normalised, or what it adds (OLMo-2)
-    norm_epsilon: Annotated[float, Field(ge=1e-30)] = 1e-5  # what fp32 takes for 0 would divide 0 by 0
-    # How the halves follow one another. sandwich: sequential, with norms before and after each half
+    norm_position: NormPosition = "before"  # whether the input of a sublayer is normalized, or its output (OLMo-2)
+    norm_epsilon: Annotated[float, Field(ge=1e-30)] = 1e-5  # added under the square root of a norm
+    # order of attention and MLP; side_by_side: both read the same input (GPT-NeoX); sandwich: sequential, with norms
+    # before and after each (Gemma 2)
     wiring: Literal["sequential", "side_by_side", "sandwich"] = "sequential"
-    positions: Literal["learned", "rotary"] = "learned"  # a table of vectors, or rotated queries and keys
-    rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
-    rope_columns: Columns | None = None  # columns of a head that are rotated; None: all
-    rope_scaling: RopeScaling | None = None  # rotary positions slowed for longer sequences; None: as they are
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half
-    embedding_scale: Above0 = 1.0  # what the embedding is multiplied by
-    residual_scale: Above0 = 1.0  # what attention and feed-forward half are multiplied by before they are added
-    logits_scale: Above0 = 1.0  # what the logits are multiplied by
-    logits_cap: Above0 | None = None  # of the logits: cap tanh(logit / cap); None: no cap
-    sequence: Positions  # positions per sample
+    positions: Literal["learned", "rotary"] = "learned"  # position encoding: a table of vectors, or rotary
+    rope_base: Annotated[float, Field(gt=0)] = 10000.0  # base of the rotary frequencies
+    rope_columns: Columns | None = None  # columns of each head that are rotated; None: all
+    rope_scaling: RopeScaling | None = None  # scaling of the rotary frequencies for longer sequences; None: no scaling
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # probability of dropout after the embedding and each sublayer
+    embedding_scale: Above0 = 1.0  # factor of the embedding
+    residual_scale: Above0 = 1.0  # factor of what attention and MLP add to the residual stream
+    logits_scale: Above0 = 1.0  # factor of the logits
+    logits_cap: Above0 | None = None  # soft cap of the logits: cap tanh(logit / cap); None: no cap
+    sequence: Annotated[Positions, Short("sequence")]  # positions per sample
 
     @property
     def head_columns(self) -> int:

@@ -120,7 +120,7 @@ class Layer:
 
     @property
     def sums(self) -> int:
-        """How many numbers of each position it sums over tensor ranks, besides its products."""
+        """Numbers per position that are summed over tensor ranks, besides products."""
         return sum(half.sums for half in self.halves.values())
 
     @property
@@ -133,7 +133,7 @@ class Layer:
 
     @property
     def adapter_sums(self) -> Sums:
-        """How many numbers of each position tensor ranks exchange because of its adapters."""
+        """Numbers per position that tensor ranks exchange because of adapters."""
         found = [each.adapter.sums(each.base) for each in self.adapted or ()]
         return Sums(sum(each.entering for each in found), sum(each.leaving for each in found))
 

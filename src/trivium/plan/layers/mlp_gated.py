@@ -7,7 +7,7 @@ from math import ceil
 from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.part import Division, Fused, Kept, Moved, Number, Part, Place, Product, Row, linear
 
-ROUNDED_TO = 64  # columns
+COLUMNS_MULTIPLE = 64  # columns
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class MlpGated(Part):
         the two of a plain one."""
         if form.ffn is not None:
             return cls(form.hidden, form.ffn)
-        return cls(form.hidden, ceil(8 * form.hidden / 3 / ROUNDED_TO) * ROUNDED_TO)
+        return cls(form.hidden, ceil(8 * form.hidden / 3 / COLUMNS_MULTIPLE) * COLUMNS_MULTIPLE)
 
     @classmethod
     def problems(cls, form: LayerForm) -> Iterator[str]:

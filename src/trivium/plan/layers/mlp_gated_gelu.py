@@ -7,4 +7,4 @@ from trivium.plan.layers.mlp_gated import MlpGated
 
 @dataclass(frozen=True)
 class MlpGatedGelu(MlpGated):
-    """As MlpGated, whose sizes and memory do not depend on the function of the gate."""
+    """MlpGated with GELU (GeGLU). Sizes and memory do not depend on the function of the gate."""

@@ -1,4 +1,4 @@
-"""What a part of a layer says about itself: its parameters, constraints, matrix products and what its backward needs.
+"""The description of a part of a layer: parameters, constraints, matrix products and what its backward needs.
 
 Nothing here imports torch. Sizes may be numbers, or NumPy arrays with one entry for each plan, so that each formula
 prices one plan or thousands at once.
@@ -83,6 +83,11 @@ class Row:
     @property
     def elements(self) -> int:
         return prod(self.shape)
+
+    @property
+    def splits_outputs(self) -> bool:
+        """Whether it is a matrix whose outputs are divided over tensor ranks, so that each reads the full input."""
+        return len(self.shape) > 1 and self.split is not None and self.split < len(self.shape) - 1
 
 
 @dataclass(frozen=True)
@@ -291,7 +296,7 @@ class Part:
 
     @property
     def sums(self) -> int:
-        """How many numbers of each position it sums over tensor ranks, besides its products."""
+        """Numbers per position that are summed over tensor ranks, besides products."""
         return 0
 
 
@@ -299,8 +304,9 @@ def entries(value: Any, which: Any) -> Any:
     """Return the entries `which` of an array, or of every array inside a part; numbers for all plans stay."""
     if isinstance(value, np.ndarray):
         return value[which] if value.ndim else value
-    if type(value) is tuple:
-        return tuple(entries(each, which) for each in value)
+    if isinstance(value, tuple):
+        found = [entries(each, which) for each in value]
+        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
     if is_dataclass(value) and not isinstance(value, type):
         old = {field.name: getattr(value, field.name) for field in fields(value)}
         new = {name: entries(each, which) for name, each in old.items()}

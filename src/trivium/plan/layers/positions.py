@@ -1,4 +1,4 @@
-"""How positions enter the model: a learned table that is added to the embedding, or rotated queries and keys."""
+"""Positions of tokens in the model: a learned table that is added to the embedding, or rotated queries and keys."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

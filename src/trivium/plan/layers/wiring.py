@@ -1,4 +1,4 @@
-"""How a layer joins its norms, attention and feed-forward half to the residual stream."""
+"""Connection of a layer's norms, attention and feed-forward half to the residual stream."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -11,7 +11,6 @@ from trivium.comms.launch import ALONE
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, DataError
 from trivium.parallel.sharding.zero import Totals
-from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.tokens.samples import TokenDataset
 from trivium.training.loop import CHECKPOINTS
@@ -73,7 +72,7 @@ def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
         opened = Checkpoint.open_together(Path(given), Mesh.single(ALONE.device))
         checkpoint, weights = (opened, None) if record.training.start_with == "state" else (None, opened)
     trainer = Trainer(
-        Plan(model=record.plan.model, batch=record.plan.batch, precision=record.plan.precision, zero=0).checked(),
+        record.plan.on_one_process(),
         Mesh.single(ALONE.device),
         seed=record.seed,
         rule=adam_rule(record.training),

@@ -35,7 +35,7 @@ COLUMNS = (*PHASES, *AXES_OF, "step")
 LEAST_SHARE = 0.1  # of a rank's work: a smaller difference is not reported
 # The share of a step that a link takes when it is reported, and the share if steps also became slower.
 SHARE, SHARE_OF_SLOWER = 0.75, 0.5
-LEAST_SECONDS = 0.05  # of a link in a step; small models are short of work, and not of bandwidth
+MIN_SECONDS = 0.05  # of a link in a step; small models are short of work, and not of bandwidth
 
 
 class SlowRank(NamedTuple):
@@ -172,7 +172,7 @@ def slow_links(
 ) -> list[SlowLink]:
     """Return the slow links, the worst first. table: seconds per step of every rank, by phase and kind of wait."""
     slower = usual > 0 and step_seconds > factor * usual
-    least = max(LEAST_SECONDS, (SHARE_OF_SLOWER if slower else SHARE) * step_seconds)
+    least = max(MIN_SECONDS, (SHARE_OF_SLOWER if slower else SHARE) * step_seconds)
     waits = [
         (link, tuple(ranks), min(table[link][rank] for rank in ranks))
         for link, axes in AXES_OF.items()

@@ -1,1 +1,1 @@
-"""Each optimizer rule a second time, plainly, under the name of its file in `optim/rules`."""
+"""Optimizer rules, implemented a second time in plain PyTorch, under the names of the files in `optim/rules`."""

@@ -1,0 +1,103 @@
+"""--gpus: the planner chooses the layout of a run, and its config keeps the choice."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trivium.cli.price import machine_of
+from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.show import say
+from trivium.cli.workspace import Workspace
+from trivium.config import Tree, build_named, leaves, merge, parse_assignments, to_tree, written
+from trivium.errors import ConfigError
+from trivium.plan.plan import Plan
+from trivium.planner.config import SearchSpace
+from trivium.planner.remedies import does_not_fit
+from trivium.planner.search import best_search
+from trivium.planner.search_text import because
+
+# Fields of a plan that a search chooses, and the field of the search that restricts each.
+_SEARCHED = {
+    "plan.layout.tensor": "tensor",
+    "plan.layout.pipeline": "pipeline",
+    "plan.layout.data": "data",
+    "plan.layout.context": "context",
+    "plan.layout.chunks": "chunks",
+    "plan.layout.shards": "shards",
+    "plan.batch.micro": "micro",
+    "plan.schedule": "schedules",
+    "plan.recompute.mode": "recompute",
+    "plan.recompute.every": "recompute_every",
+    "plan.zero": "zero",
+    "plan.sequence_parallel": "sequence_parallel",
+    "plan.compiled": "compiled",
+    "plan.cuda_graphs": "cuda_graphs",
+}
+# Fields that a search leaves alone, and that would contradict another layout than their own.
+_RESET: Mapping[str, Any] = {"plan.rows": None, "plan.partition.layers": None}
+
+
+def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[str], None] = say) -> Given:
+    """Return what the user gave, with the layout for so many GPUs as further overrides. Overrides of the user hold,
+    and the search keeps to them. A run that was planned for as many GPUs keeps its layout. tell: where the choice is
+    reported. out: the run directory, if there is one."""
+    if gpus is None:
+        return given
+    if given.ranks is not None:
+        raise ConfigError(f"--gpus {gpus}: --ranks {given.ranks} takes a ready layout; give one of the two")
+    stated = dict(leaves(parse_assignments(given.assignments, RunConfig)))
+    wanted = resolve(given)
+    plan = _kept(wanted, gpus, out)
+    if plan is not None:
+        tell(f"layout for {gpus:,} GPUs: that of the run in {out}")
+    else:
+        plan = _found(wanted, gpus, pinned(stated), tell)
+    chosen = {path: value for path, value in leaves(to_tree(plan), "plan.") if path in (*_SEARCHED, _ACTIVATION)}
+    return _without_ramp(_overridden(given, {**_RESET, **chosen}, stated), stated, tell)
+
+
+_ACTIVATION = "plan.recompute.activation_function"
+
+
+def pinned(stated: Mapping[str, Any]) -> Tree:
+    """Return the restrictions of a search to the choices that the user made. stated: values of overrides by path."""
+    return {_SEARCHED[path]: [value] for path, value in stated.items() if path in _SEARCHED}
+
+
+def _kept(wanted: RunConfig, gpus: int, out: Path | None) -> Plan | None:
+    """Return the plan of the run in `out`, if it is one of the same model on as many GPUs."""
+    stored = None if out is None else Workspace(out).config
+    if stored is not None and stored.is_file():
+        with suppress(ConfigError):
+            plan = resolve(Given(str(stored))).plan
+            if plan.layout.world_size == gpus and plan.model == wanted.plan.model:
+                return plan
+    return None
+
+
+def _found(wanted: RunConfig, gpus: int, restrictions: Tree, tell: Callable[[str], None]) -> Plan:
+    """Search for the layout, and say in one line which was chosen and why."""
+    space = build_named(SearchSpace, merge(to_tree(wanted.search), restrictions), "--gpus, search")
+    found = best_search(wanted.plan, machine_of(wanted.machine), gpus, space)
+    if not len(found.ranking.order):
+        raise ConfigError(f"--gpus {gpus}: {does_not_fit(found)}")
+    tell(f"layout for {gpus:,} GPUs of {found.machine.name}: {because(found)}")
+    return found.chosen.plan
+
+
+def _overridden(given: Given, values: Mapping[str, Any], stated: Iterable[str]) -> Given:
+    added = tuple(f"{path}={written(value)}" for path, value in values.items() if path not in stated)
+    return given._replace(assignments=(*given.assignments, *added))
+
+
+def _without_ramp(given: Given, stated: Mapping[str, Any], tell: Callable[[str], None]) -> Given:
+    """Leave out a preset's batch ramp that the chosen layout cannot divide, and say so."""
+    plan = resolve(given).plan
+    if plan.batch.ramp is None or not (problems := plan.check()) or any("ramp" in path for path in stated):
+        return given
+    full = plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": None})})
+    if full.check():
+        return given
+    tell(f"plan.batch.ramp is left out: {problems[0]}")
+    return _overridden(given, {"plan.batch.ramp": None}, stated)

@@ -1,0 +1,74 @@
+"""What `trivium train --data` does before the training: raw text becomes tokens, and pairs of tokens are adopted."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from trivium.cli.corpus import CURATE, HARVEST, large_losses, listed_files
+from trivium.cli.data import adopt_into
+from trivium.cli.options import check_filters, harvesting, open_run
+from trivium.cli.paths import path_or_url
+from trivium.cli.run_config import Given
+from trivium.cli.show import say
+from trivium.cli.stage import Run, perform
+from trivium.cli.tokenize import TOKENIZE, check_batch
+
+# A byte-level tokenizer makes at most one token of a byte. Ends of documents add far less than this.
+_MOST_TOKENS_PER_BYTE, _MOST_TOKENS_PER_FILE = 1.01, 8
+
+
+def tokens_at(data: str) -> Path | None:
+    """Return the token directory that --data names, itself or as its run directory, or None if it names other data."""
+    from trivium.tokens.manifest import MANIFEST
+
+    named = path_or_url(data, "--data")
+    if isinstance(named, str):
+        return None
+    return next((folder for folder in (named, named / "tokens") if (folder / MANIFEST).is_file()), None)
+
+
+def pairs_at(data: str) -> list[str]:
+    """Return the prefixes of the pairs of .bin and .idx that --data names: one pair, or all in a folder."""
+    named = path_or_url(data, "--data")
+    if isinstance(named, str):
+        return []
+    stem = named.with_suffix("") if named.suffix in (".bin", ".idx") else named
+    indices = sorted(named.glob("*.idx")) if named.is_dir() else [Path(f"{stem}.idx")]
+    stems = [str(index)[: -len(".idx")] for index in indices if index.is_file()]
+    return [one for one in stems if Path(f"{one}.bin").is_file()]
+
+
+def prepare(out: Path, given: Given, data: str, sets: list[str] | None, *, dry_run: bool) -> None:
+    """Do everything that is missing between the data and the training. Finished work is not repeated.
+
+    Raises DataError before any work for text that cannot fill a batch.
+    """
+    if pairs := pairs_at(data):
+        if not dry_run:
+            adopt_into(out, given, pairs)
+        return
+    run = open_run(out, given, corpus=data)
+    harvesting("train", run.corpus).check(sets)
+    check_filters(sets, run.config.curate)
+    TOKENIZE.check(run, "anew")  # before what is done for it
+    _refuse_too_little(run)
+    if dry_run:
+        for line in listed_files(run):
+            say(line)
+        return
+    run = replace(run, tokens=None)  # the tokens of this text, whatever was trained on here before
+    for stage in (HARVEST, CURATE, TOKENIZE):
+        perform(stage, run)
+    for line in large_losses(run):
+        say(line)
+
+
+def _refuse_too_little(run: Run) -> None:
+    """Raise DataError for unpacked files that are too small for a batch, whatever curation keeps of them."""
+    from trivium.corpus.read.files import LINES, PAGES, TEXTS, states_of
+
+    if run.corpus is None:
+        raise AssertionError("--data was given")
+    files = states_of(run.corpus)
+    if all(str(name).lower().endswith((*PAGES, *LINES, *TEXTS)) and size is not None for name, size, *_ in files):
+        most = int(sum(size for _, size, *_ in files) * _MOST_TOKENS_PER_BYTE) + _MOST_TOKENS_PER_FILE * len(files)
+        check_batch(run.config, most, f"--data {run.corpus}: this text, with at most a token for a byte,")

@@ -1,0 +1,1 @@
+"""Several sizes of one family, trained on the same batches and examined at the same checkpoints."""

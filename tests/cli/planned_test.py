@@ -1,0 +1,67 @@
+"""--gpus lets the planner choose the layout, which the run's config keeps."""
+
+from pathlib import Path
+
+import pytest
+
+from trivium.cli.planned import planned
+from trivium.cli.run_config import Given, resolve
+from trivium.config import to_tree
+from trivium.errors import ConfigError
+from trivium.plan.layout import Layout
+from trivium.provenance import write_json
+
+QUICK = ("search.schedules=[1f1b]", "search.finalists=4", "search.micro=[1]", "search.context=[1]")
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+def test_the_planner_chooses_a_layout_for_so_many_gpus_and_says_why_in_one_line(told) -> None:
+    config = resolve(planned(Given("llama-3-8b", QUICK), 64, None, told.append)).checked()
+    assert config.plan.layout.world_size == 64 and config.machine == "dgx-h100"
+    assert config.plan.compiled and config.tokens.tokenizer == "hf:meta-llama/Meta-Llama-3-8B"
+    assert len(told) == 1 and told[0].startswith("layout for 64 GPUs of dgx-h100: tensor ")
+    assert "plans that fit, compute" in told[0]
+
+
+def test_what_the_user_sets_holds_and_the_search_keeps_to_it(told) -> None:
+    sets = (*QUICK, "plan.layout.tensor=4", "plan.zero=0", "plan.compiled=false", "machine=selene")
+    plan = resolve(planned(Given("llama-3-8b", sets), 16, None, told.append)).checked().plan
+    assert plan.layout.tensor == 4 and plan.layout.world_size == 16 and plan.zero == 0 and not plan.compiled
+
+
+def test_a_run_that_was_planned_keeps_its_layout(told, tmp_path: Path) -> None:
+    first = resolve(planned(Given("llama-3-8b", QUICK), 16, tmp_path, told.append))
+    layout = Layout(tensor=8, data=2)
+    assert first.plan.layout != layout
+    other = first.plan.model_copy(update={"layout": layout})
+    write_json(tmp_path / "config.json", to_tree(first.model_copy(update={"plan": other})))
+    again = planned(Given("llama-3-8b", QUICK), 16, tmp_path, told.append)
+    assert resolve(again).plan.layout == other.layout
+    assert told[-1] == f"layout for 16 GPUs: that of the run in {tmp_path}"
+    elsewhere = planned(Given("llama-3-8b", QUICK), 8, tmp_path, told.append)
+    assert resolve(elsewhere).plan.layout.world_size == 8
+
+
+def test_a_ramp_that_the_layout_does_not_divide_is_left_out_and_said(told) -> None:
+    sets = (*QUICK, "plan.model.layers=8", "plan.model.hidden=2048", "plan.model.heads=16", "plan.layout.data=64")
+    config = resolve(planned(Given("mt-nlg-530b", sets), 64, None, told.append)).checked()
+    assert config.plan.batch.ramp is None and told[-1].startswith("plan.batch.ramp is left out: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "told_of"),
+    [
+        (Given("llama-3-405b", QUICK), 8, "--gpus 8: none of .* legal plans fits on dgx-h100"),
+        (Given("llama-3-8b", QUICK), 9999, "9999 ranks but dgx-h100 has 1024 devices"),
+        (Given("llama-3-8b", (*QUICK, "machine=h1000")), 8, "there is no machine 'h1000'"),
+        (Given("demo", (), 8), 8, "--gpus 8: --ranks 8 takes a ready layout; give one of the two"),
+    ],
+    ids=["too large", "too many", "machine", "ranks"],
+)
+def test_what_cannot_be_planned_is_refused(given, gpus, told_of) -> None:
+    with pytest.raises(ConfigError, match=told_of):
+        resolve(planned(given, gpus, None)).checked()
