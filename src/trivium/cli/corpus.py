@@ -1,6 +1,5 @@
 """`trivium corpus`: raw text is harvested, then curated into documents."""
 
-import platform
 import shlex
 import shutil
 from collections import Counter
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.corpus_tools import against, show, step, step_names
-from trivium.cli.machine import version_of
 from trivium.cli.model_argument import MODELS
 from trivium.cli.options import (
     CURATES,
@@ -35,7 +33,8 @@ from trivium.cli.settings import App, Group, shows
 from trivium.cli.show import say, table
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
 from trivium.cli.tokenize import ENGINES, Workers, chosen_engine, tokenizing
-from trivium.config import differences, first_lines, preset_names
+from trivium.config import differences, first_lines, preset_names, shipped
+from trivium.corpus.config import STORIES
 from trivium.errors import DataError, nearest
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, fingerprint, read_stamp, work_of
@@ -101,7 +100,7 @@ def harvest(
         bool, typer.Option("--dry-run", help="Say which files of --data would be read; write nothing.")
     ] = False,
 ) -> None:
-    """Collect raw text: Python's own documentation with junk planted in it, or your files."""
+    """Collect raw text: stories that the package ships, with junk planted among them, or your files."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     harvesting("corpus harvest", opened.corpus).check(sets)
     if dry_run:
@@ -233,7 +232,7 @@ def listed_files(run: Run, most: int = MOST_SOURCES) -> list[str]:
     from trivium.corpus.read.files import list_files, source_of, states_of, told_endings
 
     if run.corpus is None:
-        return [f"harvest: the prose of this Python and of {', '.join(run.config.harvest.packages)}"]
+        return ["harvest: the stories that the package ships"]
     others = list_files(run.corpus).others
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -362,10 +361,9 @@ def _curate_lines(result: Result) -> list[str]:
 
 
 def _raw_input(run: Run) -> dict[str, str]:
-    """The user's files by name, size and time of change; the default corpus by the versions it is read from."""
+    """The user's files by name, size and time of change; the default corpus by its content."""
     if run.corpus is None:
-        versions = {name: version_of(name) for name in run.config.harvest.packages}
-        return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
+        return {"corpus": file_sha256(shipped(STORIES))}
     from trivium.corpus.read.files import states_of
 
     # not where links lead: what they lead to may have another name, as in the cache of Hugging Face
