@@ -216,7 +216,8 @@ def _system(url: str) -> tuple[Any, str]:
     """Return the file system of a URL, and the path in it."""
     protocol = url.partition("://")[0]
     try:
-        return fsspec.core.url_to_fs(url)
+        system, path = fsspec.core.url_to_fs(url)
+        return system, path
     except ImportError:
         package = _PACKAGES.get(protocol, f"fsspec's package for {protocol}")
         raise MachineError(
