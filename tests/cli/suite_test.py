@@ -19,6 +19,7 @@ SETS = {
     "plan.batch.sequences": 4,
     "plan.batch.micro": 4,
     "plan.precision.weights": "fp32",
+    "plan.compiled": "false",
     "plan.recompute.mode": "none",
     "plan.zero": 0,
     "training.steps": 3,

@@ -210,6 +210,14 @@ def test_a_preset_has_the_settings_of_its_published_config(name: str) -> None:
     assert model.of_weights() == published.of_weights()
 
 
+def test_presets_for_gpus_are_compiled_and_recorded() -> None:
+    """But for MT-NLG's, which is the plan of the paper, the demo, and CUDA graphs under a loss scale that changes."""
+    for name in set(preset_names()) - {"demo", "mt-nlg-530b"}:
+        plan = Plan.from_preset(name)
+        assert plan.compiled and plan.cuda_graphs is (plan.precision.weights != "fp16"), name
+        assert plan.check() == [], name
+
+
 def test_licence_and_context_are_inherited_by_presets() -> None:
     assert about_preset("llama-3.1-8b") == {"licence": "llama3.1", "context": 131072}
     assert about_preset("qwen-2.5-3b")["licence"] == "qwen-research"

@@ -58,8 +58,8 @@ def published_runs() -> tuple[Published, ...]:
 
 def published_for(plan: Plan, machine: str) -> Published | None:
     """Return the published run of a plan, or None. A batch ramp is ignored, because published times are for full
-    batches, and so is how this engine would execute the plan."""
-    full = full_batch(plan).model_copy(update={"compiled": False, "cuda_graphs": False})
+    batches."""
+    full = full_batch(plan)
     return next((run for run in published_runs() if run.plan == full and run.machine == machine), None)
 
 
