@@ -39,6 +39,7 @@ from trivium.errors import DataError, nearest
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, fingerprint, read_stamp, work_of
 from trivium.units import counted, format_bytes, listed
+from trivium.untrusted import read_json
 
 if TYPE_CHECKING:
     from trivium.corpus.engine import Engine
@@ -106,6 +107,8 @@ def harvest(
         for line in listed_files(opened):
             say(line)
         return
+    if not redo:
+        refuse_changed(opened)
     perform(on_engine(HARVEST, _harvest, chosen_engine(engine, workers)), opened, redo=redo)
 
 
@@ -165,6 +168,7 @@ def run(
     tokenize = tokenizing(workers)  # which has threads under every engine
     runner = chosen_engine(engine, None if engine == "here" else workers)
     tokenize.check(opened, "anew")  # before what is done for it
+    refuse_changed(opened)
     perform(on_engine(HARVEST, _harvest, runner), opened)
     _perform_curation(opened, keep_work, runner)
     perform(tokenize, opened)
@@ -204,8 +208,27 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
     return found
 
 
-def listed_files(run: Run) -> list[str]:
-    """What a harvest would read: files and bytes of each source."""
+def refuse_changed(run: Run) -> None:
+    """Raise DataError if a remote file is another one than this run directory was harvested from."""
+    stamp = read_stamp(run.at.folder("harvest"))
+    if not isinstance(run.corpus, str) or not run.corpus_is_typed or stamp is None:
+        return
+    if stamp["inputs"].get(CORPUS_PATH) != run.corpus:
+        return
+    from trivium.corpus.harvest.harvest_files import SOURCES
+    from trivium.corpus.read.files import marks_of, relative_name
+    from trivium.corpus.read.remote import changed
+
+    now = {relative_name(url, run.corpus): mark for url, mark in marks_of(run.corpus).items()}
+    again = ["trivium", HARVEST.verb, "--redo", "--data", run.corpus, "--out", str(run.at.root)]
+    for entry in read_json(run.at.folder("harvest") / SOURCES):
+        if "mark" in entry and entry["mark"] != (mark := now.get(entry["path"], [])):
+            remedy = f"`{shlex.join(again)}` reads it again; another --out keeps this run as it is"
+            raise changed(entry["path"], entry["mark"], mark, remedy)
+
+
+def listed_files(run: Run, most: int = MOST_SOURCES) -> list[str]:
+    """Return what a harvest would read: files and bytes of each source, of the first `most` one by one."""
     from trivium.corpus.read.files import list_files, source_of, states_of, told_endings
 
     if run.corpus is None:
@@ -219,10 +242,10 @@ def listed_files(run: Run) -> list[str]:
         sizes[source] += size or 0
     sources = sorted(files)
     lines = table(
-        [(source, files[source], format_bytes(sizes[source])) for source in sources[:MOST_SOURCES]],
+        [(source, files[source], format_bytes(sizes[source])) for source in sources[:most]],
         header=("source", "files", "bytes"),
     )
-    if more := sources[MOST_SOURCES:]:
+    if more := sources[most:]:
         rest = sum(files[source] for source in more), format_bytes(sum(sizes[source] for source in more))
         lines.append(f"  and {counted(len(more), 'source')} more, with {counted(rest[0], 'file')} of {rest[1]}")
     lines += [f"not read, as they are of another kind: {told_endings(others)}"] if others else []
@@ -346,6 +369,8 @@ def _raw_input(run: Run) -> dict[str, str]:
     # not where links lead: what they lead to may have another name, as in the cache of Hugging Face
     corpus = run.corpus if isinstance(run.corpus, str) else run.corpus.absolute()
     before = (read_stamp(run.at.folder("harvest")) or {}).get("inputs", {})
+    if isinstance(corpus, str) and not run.corpus_is_typed:  # no network where no URL was typed
+        return {"corpus": before["corpus"], CORPUS_PATH: corpus}
     try:
         return {"corpus": fingerprint(states_of(corpus)), CORPUS_PATH: str(corpus)}
     except DataError:

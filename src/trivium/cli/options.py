@@ -264,7 +264,13 @@ def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, token
         raise DataError(f"--out {out} is a file; give a directory")
     if isinstance(named, Path):
         refuse_inside("--out", out, "--data", named)
-    return Run(config, Workspace(out), corpus=named or _corpus_before(out), tokens=tokens or _tokens_before(out))
+    return Run(
+        config,
+        Workspace(out),
+        corpus=named or _corpus_before(out),
+        corpus_is_typed=named is not None,
+        tokens=tokens or _tokens_before(out),
+    )
 
 
 def open_asked(target: Path | None, out: Path, preset: str | None, sets: list[str] | None) -> Run:

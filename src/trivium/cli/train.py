@@ -335,9 +335,9 @@ def check(run: Run, state: State) -> None:
 
     manifest = read_tokens_manifest(run.folder("tokens"))
     check_vocabulary(run, int(manifest["vocabulary"]))
-    check_batch(run.config, int(manifest["totals"]["train"]["tokens"]), str(run.folder("tokens")))
     wanted, _ = examined(job_for(run, run.at.folder(TRAIN.folder)), run)
     job.check(wanted)
+    check_batch(run.config, int(manifest["totals"]["train"]["tokens"]), str(run.folder("tokens")))
     if state == "anew":
         job.check_start(wanted)
 
