@@ -125,7 +125,7 @@ def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_pa
     text = done.stderr
     assert done.returncode == 2
     assert "plan.model.heads (4)" in text and "plan.layout.tensor (3)" in text
-    assert "plan.batch.sequences (64)" in text
+    assert "plan.batch.sequences (16)" in text
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -247,7 +247,7 @@ def test_a_dry_run_prints_config_and_price_and_touches_nothing(call, tmp_path: P
         done = call(verb, "--dry-run", "--set", "seed=7")
         assert done.returncode == 0, done.stderr
         assert "seed=7" in done.stdout and "predicted" in done.stdout and "nothing was started" in done.stdout
-        assert "learning rate: up to 0.003 at 100K tokens, cosine to 0.0003 at 1.43M" in done.stdout
+        assert "learning rate: up to 0.008 at 80K tokens, linear to 0 at 2.44M" in done.stdout
         assert "this host: " in done.stdout
         assert list(tmp_path.iterdir()) == []
 

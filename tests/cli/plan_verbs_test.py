@@ -84,8 +84,7 @@ def test_a_ramp_makes_a_training_longer_than_its_tokens_at_full_batch():
 )
 def test_smaller_batches_of_a_ramp_are_priced_where_the_ranks_sit(order):
     """Also where tensor groups span nodes: within the error of the closed form."""
-    plan = resolve(Given("mt-nlg-530b", ("plan.compiled=false", "plan.cuda_graphs=false"))).plan
-    machine = machine_of("selene")
+    plan, machine = resolve(Given("mt-nlg-530b")).plan, machine_of("selene")
     there = plan.model_copy(update={"layout": plan.layout.model_copy(update={"order": order})})
     priced = seconds_by_batch(there, machine, estimate(with_batch(there, 1920), machine).seconds)
     for few in (96, 320):
@@ -246,5 +245,5 @@ def test_a_size_of_the_ramp_that_forbids_interleaving_is_mended_at_the_ramp(call
     layout = ("--set", "plan.layout.data=4")
     told = call("train", "--preset", "demo", *layout, "--dry-run")
     assert told.returncode == 2 and "plan.batch.ramp.start" in told.stderr
-    mended = ("--set", "plan.batch.ramp.start=64", "--set", "plan.batch.ramp.increment=64")
+    mended = ("--set", "plan.batch.ramp.start=16", "--set", "plan.batch.ramp.increment=16")
     assert call("train", "--preset", "demo", *layout, *mended, "--dry-run").returncode == 0
