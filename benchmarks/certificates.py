@@ -101,7 +101,8 @@ def page(record: Found, name: str) -> str:
 
 
 def _cells(results: Sequence[Found], way: str | None) -> str:
-    """Of the plans that went one way, or any: how many, how many passed, the worst deviation."""
+    """Return table cells for the plans that took one code path, or any: their number, how many passed, and the worst
+    deviation."""
     mine = [r for r in results if way in (None, r["way"])]
     worst = max((r["worst"] for r in mine), default=0.0)
     return f"{len(mine)} | {sum(r['passed'] for r in mine)} | {worst:.1e}"

@@ -34,7 +34,8 @@ def _plain(argument: str) -> str:
 
 
 def _processor() -> str:
-    """Its name, and what tells generations of one name apart: hypervisors shorten names."""
+    """Return the name of the CPU with its family and model, because hypervisors shorten the names of different
+    generations to one."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

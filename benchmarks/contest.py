@@ -155,7 +155,8 @@ def _result(row: Row, losses: Mapping[str, list[float]], failed: Mapping[str, st
 
 
 def comparison(pair: Pair, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a result with `loss`, `failed` and `seconds` by name; failed with the reason unless the losses agree."""
+    """Return the comparison of a pair from a result with `loss`, `failed` and `seconds` by name. It is failed with a
+    reason unless the losses agree."""
     base = {"trivium": pair.ours, "peer": pair.peer, "target": pair.target}
     for name in (pair.ours, pair.peer):
         if name in result["failed"]:

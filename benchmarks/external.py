@@ -32,11 +32,11 @@ class ExternalRow:
 
     @property
     def name(self) -> str:
-        """Of the row."""
+        """Name of the row."""
         return self.duel.name
 
     def run(self, rounds: int) -> dict[str, Any]:
-        """Its result; never raises because of the peer."""
+        """Return the result of the row. A failure of the peer is reported in it and never raised."""
         if not self.environment.is_ready():
             return {
                 "name": self.name,

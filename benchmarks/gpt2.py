@@ -6,7 +6,7 @@ from transformers import GPT2Config
 
 
 class Shape(Protocol):
-    """Of a GPT."""
+    """The shape of a GPT."""
 
     layers: int
     hidden: int
@@ -16,7 +16,7 @@ class Shape(Protocol):
 
 
 def gpt2_config(shape: Shape) -> GPT2Config:
-    """With scaled_dot_product_attention."""
+    """Return the config of a GPT-2 with scaled_dot_product_attention."""
     return GPT2Config(
         vocab_size=shape.vocabulary,
         n_positions=shape.sequence,

@@ -155,7 +155,8 @@ def _rates(bench: Bench, seconds: float, tokens: int, flops: float) -> dict[str,
 
 
 def _against_peers(sides: Mapping[str, Mapping[str, Any]], peers: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what was measured in other rounds, how long it takes is told by the step that was in both."""
+    """Compare our fastest step with the fastest peer. Sides that were measured in different rounds are divided by the
+    step that both rounds measured."""
     measured = {n: s for n, s in sides.items() if s["status"] == "measured"}
     if any(s["beside"] for s in measured.values()):
         measured = {n: s["seconds"] / s["beside"] for n, s in measured.items() if s["beside"]}

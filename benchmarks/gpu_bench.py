@@ -77,7 +77,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, act: Step, times: int = 1) -> float:
-        """Of one of so many calls, one after the other."""
+        """Return the seconds per call of `times` calls in a row."""
         self.wait()
         begin = time.perf_counter()
         for _ in range(times):

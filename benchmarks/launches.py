@@ -13,14 +13,14 @@ FEWEST_ROUNDS = 4  # of a launch, but where there are fewer in all
 
 
 def rounds_of_launches(rounds: int) -> list[int]:
-    """So many, shared as evenly as can be by at most LAUNCHES launches."""
+    """Return the rounds of each launch: `rounds` divided as evenly as possible over at most LAUNCHES launches."""
     launches = max(1, min(LAUNCHES, rounds // FEWEST_ROUNDS))
     return [rounds * (n + 1) // launches - rounds * n // launches for n in range(launches)]
 
 
 def together(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of results of one contest: medians of seconds, the smallest minimum and the most memory of each side that no
-    launch saw fail."""
+    """Combine results of one contest from several launches: for each side that failed in none, the medians of seconds,
+    the smallest minimum and the largest memory."""
     failed = {name: why for each in reversed(results) for name, why in each["failed"].items()}
     names = [name for name in results[0]["seconds"] if name not in failed]
     found = {
@@ -45,8 +45,8 @@ def together(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def compared(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of results of one row that hold their comparisons, or of the first that was not measured; what a row has beside
-    them is of the launch whose share saved is the middle one."""
+    """Combine results of one row with their comparisons; the first result that was not measured is returned alone. The
+    extra of the row is that of the launch with the median share saved."""
     for each in results:
         if each["status"] != "measured":
             return dict(each)
@@ -62,7 +62,7 @@ def compared(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def over_launches(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of comparisons of one pair, one of each launch: medians of their ratios; the first that failed, if any did."""
+    """Combine comparisons of one pair from several launches: medians of their ratios, or the first that failed."""
     for each in comparisons:
         if each["status"] != "measured":
             return dict(each)

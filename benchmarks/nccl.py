@@ -327,7 +327,7 @@ def _replays() -> Iterator[list[int]]:
 
 
 def _tokens(folder: Path) -> Path:
-    """Of the small training that is killed and resumed, written once."""
+    """Return the tokens of the small training that is killed and resumed. They are written once."""
     home = folder / "corpus"
     return home / "tokens" if home.exists() else scene.write_tokens(home)
 

@@ -82,8 +82,8 @@ def overview(steps: Mapping[str, Record], engines: Mapping[str, Record]) -> list
 
 
 def gpu_tables(records: Iterable[Record]) -> list[str]:
-    """Of each accelerator: what its steps reach of its own ceiling and beside peers, texts, and the planner's errors;
-    italic where short of the aim."""
+    """Return the tables of each GPU: steps as fractions of its ceiling and relative to peers, text generation, and the
+    planner's errors. Values short of the target are italic."""
     return [line for record in records for line in ("", *_gpu_table(record))][1:]
 
 

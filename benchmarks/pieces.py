@@ -59,7 +59,7 @@ def measure(
 
 
 def commits(record: dict[str, Any]) -> str:
-    """Those of the rows, in their order; a + where something was not committed."""
+    """Return the commits of the rows in their order, with a + after those with uncommitted changes."""
     found = dict.fromkeys(f"{r['commit']}{'+' if r['changed'] else ''}" for r in record["rows"] if "commit" in r)
     return ", ".join(found) or record["commit"]
 

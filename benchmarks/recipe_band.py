@@ -1,23 +1,28 @@
-"""Run a recipe with several seeds, and write the band of its curves.
+"""Train a recipe with several seeds, and write the band of its curves.
 
 python benchmarks/recipe_band.py books-small --data input.txt --seeds 1 2 3 4 5 --out runs/bands
 """
 
 import argparse
-import json
-import subprocess
 import sys
 from pathlib import Path
 
 from circumstances import circumstances
 
+from trivium.cli.options import open_run
+from trivium.cli.recipes import CURVE, STAGES
+from trivium.cli.run_config import Given
+from trivium.cli.stage import perform
+from trivium.cli.train import TRAIN
 from trivium.provenance import write_json
 from trivium.recipes.band import band_of
-from trivium.recipes.recipe import folder_of
+from trivium.recipes.curve import curve_of
+from trivium.recipes.recipe import folder_of, settings_of
+from trivium.untrusted import read_json
 
 
 def main() -> None:
-    """Run every seed that has no curve yet; then write band.json into the recipe's folder."""
+    """Train every seed that has no curve yet, without its evaluation; then write band.json into the recipe's folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe")
     parser.add_argument("--data", required=True)
@@ -26,11 +31,14 @@ def main() -> None:
     given = parser.parse_args()
     curves = []
     for seed in given.seeds:
-        run = given.out / f"seed-{seed}"
-        words = ["recipes", "run", given.recipe, "--data", given.data, "--out", str(run), "--set", f"seed={seed}"]
-        if not (run / "curve.json").is_file():
-            subprocess.run([sys.executable, "-m", "trivium", *words], check=True)
-        curves.append(json.loads((run / "curve.json").read_text()))
+        curve = given.out / f"seed-{seed}" / CURVE
+        if not curve.is_file():
+            settings = Given(str(settings_of(given.recipe)), (f"seed={seed}",))
+            run = open_run(curve.parent, settings, corpus=given.data)
+            for stage in STAGES[: STAGES.index(TRAIN) + 1]:
+                perform(stage, run)
+            write_json(curve, curve_of(curve.parent, given.recipe, None))
+        curves.append(read_json(curve))
     about = circumstances("benchmarks/recipe_band.py", sys.argv[1:])
     write_json(folder_of(given.recipe) / "band.json", band_of(curves) | {"date": about["date"][:10], "measured": about})
 

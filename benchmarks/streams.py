@@ -100,7 +100,8 @@ def replayed(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _at_once(recording: Sequence[str], number: str, stream: str) -> Iterator[str]:
-    """Its lines, on streams and with events of its own, between what the stream was given before and later."""
+    """Yield the lines of a recording on streams and with events of its own, between earlier and later work of the
+    stream."""
     lines = [line.split() for line in recording]
     own = dict.fromkeys(words[1] for words in lines if words[0] in ("origin", "ask", "record", "after"))
     yield f"record {stream} before.{number}"

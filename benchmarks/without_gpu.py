@@ -93,7 +93,7 @@ class Events:
         self._library.pretended_name.argtypes = [ctypes.c_long]
 
     def of(self, step: Callable[[], None]) -> Counter[str]:
-        """Of one more step."""
+        """Return the launches in one more step, by kernel."""
         self._library.pretended_begin()
         step()
         names = (self._library.pretended_name(i) for i in range(self._library.pretended_count()))

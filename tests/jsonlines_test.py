@@ -7,7 +7,7 @@ import os
 import pytest
 
 from trivium.errors import DataError
-from trivium.evaluation.tasks.passages import read_items
+from trivium.evaluation.tasks.items import read_items
 from trivium.evaluation.tasks.rows import read_json_lines
 from trivium.jsonlines import Line, Row, read_lines, read_rows, split_lines, text_lines
 from trivium.report.collect import _lines, _whole_lines

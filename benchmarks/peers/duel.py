@@ -98,7 +98,7 @@ def _mean_loss(answers: Answers) -> float:
 
 
 def _bytes(ranks: Answers) -> dict[str, int]:
-    """Of the rank that needed most: bytes above what was there after the imports, and of the whole process."""
+    """Return the largest memory of any rank: bytes above those after the imports, and of the whole process."""
     return {"above_imports": max(a["peak"] - a["imported"] for a in ranks), "process": max(a["peak"] for a in ranks)}
 
 

@@ -29,12 +29,12 @@ class Environment:
 
     @property
     def path(self) -> Path:
-        """Of the virtual environment."""
+        """Folder of the virtual environment."""
         return self.folder / self.name
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """Interpreter of the virtual environment."""
         return self.path / "bin" / "python"
 
     def key(self) -> str:
@@ -81,7 +81,7 @@ def fast_mkl() -> dict[str, str]:
 
 
 def environments(folder: Path = FOLDER) -> dict[str, Environment]:
-    """Of each peer, by its name."""
+    """Return the environment of each peer by name."""
     megatron = Environment(
         "megatron-core",
         (TORCH, ("-r", "megatron-core.txt")),

@@ -73,7 +73,7 @@ class Side:
         return self._ask({"step": number}, STEP_TIMEOUT_SECONDS)
 
     def memory(self) -> list[dict[str, Any]]:
-        """Of each rank the resident bytes when everything was `imported`, and the `peak` since then."""
+        """Return the resident bytes of each rank after its imports (`imported`), and the `peak` since then."""
         return self._ask({"memory": True}, STEP_TIMEOUT_SECONDS)
 
     def _ask(self, order: Mapping[str, Any], timeout_seconds: float) -> list[dict[str, Any]]:

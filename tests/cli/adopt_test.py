@@ -13,7 +13,13 @@ from trivium.provenance import read_stamp
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.tokenizer import train_tokenizer
 
-SMALL = ("tokens.tokenizer=tokenizer.json", "plan.model.sequence=8", "plan.batch.ramp=null")
+SMALL = (
+    "tokens.tokenizer=tokenizer.json",
+    "plan.model.sequence=8",
+    "plan.batch.ramp=null",
+    "plan.batch.sequences=4",
+    "plan.batch.micro=1",
+)
 SHARE = "tokens.validation_fraction=0.3"
 
 

@@ -259,7 +259,7 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_read(run, served):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(MachineError, match=rf"serve\.port {port}: this machine cannot listen there"):
-            trivium("serve", run / "none", sets=(f"serve.port={port}",))
+            trivium("serve", run, sets=(f"serve.port={port}",))
     assert not served
 
 
@@ -267,7 +267,7 @@ def test_of_two_servers_that_begin_at_one_port_the_second_is_told_before_a_model
     with _listener(ServeConfig(port=0)) as first:
         port = first.getsockname()[1]
         with pytest.raises(MachineError, match=rf"serve\.port {port}: this machine cannot listen there"):
-            trivium("serve", run / "none", sets=(f"serve.port={port}",))
+            trivium("serve", run, sets=(f"serve.port={port}",))
     assert not served
 
 
@@ -588,7 +588,7 @@ def test_a_layout_that_the_model_does_not_fit_is_refused_before_a_rank_starts(
 @pytest.mark.parametrize(
     ("words", "field"),
     [
-        (("incontext", "nowhere", "--task", "helaswag"), "--task"),
+        (("incontext", "RUN", "--task", "helaswag"), "--task"),
         (("evaluate", "RUN", "--tasks", "helaswag"), "--tasks"),
         (("corpus", "against", "helaswag", "bench.jsonl"), "TASKS"),
     ],
@@ -600,7 +600,7 @@ def test_a_task_that_does_not_exist_is_blamed_on_what_named_it(run, words, field
         trivium(*(run if word == "RUN" else word for word in words))
 
 
-def test_a_group_of_tasks_is_not_offered_where_one_is_asked_for():
+def test_a_group_of_tasks_is_not_offered_where_one_is_asked_for(run):
     with pytest.raises(ConfigError, match="^--task mt-nlg: there is no such task; known: anli") as refused:
-        trivium("incontext", "nowhere", "--task", "mt-nlg")
+        trivium("incontext", run, "--task", "mt-nlg")
     assert str(refused.value).count("mt-nlg") == 1

@@ -1,11 +1,13 @@
-"""Stages of the demo share no process with those that fork ranks."""
+"""The demo as a whole: what it forks, where it trains, and what it shows last."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from trivium.cli import demo
+from trivium.cli.generate import SAMPLES
 from trivium.cli.main import command_line
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import Run
@@ -18,9 +20,40 @@ def test_only_stages_that_fork_ranks_work_in_this_process(tmp_path: Path, monkey
     monkeypatch.setattr(demo, "examine", lambda at: None)
     monkeypatch.setattr(demo, "make_report", lambda at: [])
     monkeypatch.setattr(demo, "perform", lambda stage, run, redo: (tmp_path / stage.name).write_text(str(os.getpid())))
+    monkeypatch.setattr(demo, "written", lambda run: [])
     demo.walk(Run(resolve(Given("demo")), Workspace(tmp_path)))
     by = {stage.name: int((tmp_path / stage.name).read_text()) for stage in demo.STAGES}
     assert {name for name, pid in by.items() if pid == os.getpid()} == {"train", "prove"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "ranks", "moves"),
+    [
+        ((), None, True),
+        (("training.lr=0.001",), None, True),
+        (("plan.layout.data=1",), None, False),
+        (("training.fastest_after=0",), None, False),
+        ((), 4, False),
+        (("training.steps=30",), None, False),
+    ],
+)
+def test_training_moves_to_the_fastest_layout_unless_the_user_chose_one(sets, ranks, moves, tmp_path: Path) -> None:
+    run = Run(resolve(Given("demo", sets, ranks)), Workspace(tmp_path))
+    moved = demo.moving(run, sets, ranks)
+    assert moved.config.training.fastest_after == (demo.MOVES_AFTER if moves else 0)
+    assert moved.config.plan == run.config.plan
+    (tmp_path / "training").mkdir()
+    assert demo.moving(run, None, None) == run
+
+
+def test_samples_are_shown_whole_and_begin_with_their_prompts(tmp_path: Path) -> None:
+    run = Run(resolve(Given("demo")), Workspace(tmp_path))
+    (tmp_path / "generate").mkdir()
+    samples = [{"prompt": "Once upon", "continuation": " a time\n\n" + "there was a king " * 20}]
+    (tmp_path / "generate" / SAMPLES).write_text(json.dumps(samples))
+    lines = list(demo.written(run))
+    assert lines[0].startswith("  Once upon a time there was") and all(len(line) <= demo.COLUMNS for line in lines)
+    assert " ".join(" ".join(lines).split()) == "Once upon a time " + "there was a king " * 19 + "there was a king"
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])

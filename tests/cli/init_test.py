@@ -48,7 +48,7 @@ def test_other_number_of_ranks_has_the_layout_of_the_planner(call, tmp_path):
 
 def test_command_that_it_prints_is_accepted(call, tmp_path):
     (tmp_path / "my text.txt").write_text("A page of text.")
-    ended = call("init", "mine.yaml", "--corpus", "my text.txt")
+    ended = call("init", "mine.yaml", "--data", "my text.txt")
     corpus, train = (line.strip() for line in ended.stdout.splitlines()[1:])
     assert shlex.split(corpus)[-2:] == ["--data", "my text.txt"]
     assert call(*shlex.split(train)[1:], "--dry-run").returncode == 0
@@ -60,7 +60,7 @@ def test_command_that_it_prints_is_accepted(call, tmp_path):
         (["--preset", "dmo"], 2, "did you mean 'demo'"),
         (["mine.json"], 2, "end it in .yaml"),
         (["there.yaml"], 2, "is there already"),
-        (["--corpus", "nowhere"], 4, "--data nowhere does not exist"),
+        (["--data", "nowhere"], 4, "--data nowhere does not exist"),
         (["--dp", "3"], 2, "plan.layout.data"),
         (["--lr", "fast"], 2, "training.lr is 'fast'"),
         (["nowhere/mine.yaml"], 4, "nowhere does not exist"),
@@ -92,5 +92,5 @@ def test_questions_that_options_answer_are_not_asked(call, tmp_path, monkeypatch
     (tmp_path / "a.txt").write_text("A page of text.")
     monkeypatch.setattr(sys, "stdin", Terminal(""))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    words = ("--corpus", "a.txt", "--preset", "demo", "--ranks", "8", "--steps", "300")
+    words = ("--data", "a.txt", "--preset", "demo", "--ranks", "8", "--steps", "300")
     assert call("init", "mine.yaml", *words).returncode == 0

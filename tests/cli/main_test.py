@@ -382,14 +382,6 @@ def test_an_interrupted_verb_says_whether_it_goes_on_when_it_is_run_again(monkey
     assert capsys.readouterr().err.endswith(f"interrupted; run the same command again{more}")
 
 
-def test_a_verb_of_runs_says_that_a_folder_of_hugging_face_is_none(call, tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    ended = call("bias", str(tmp_path))
-    assert ended.returncode == 2 and "is a folder of Hugging Face" in ended.stderr
-    assert "num_attention_heads" not in ended.stderr and len(ended.stderr.splitlines()) == 1
-
-
 def test_a_list_that_yaml_takes_for_nothing_is_not_answered_with_another_wrong_one(call):
     ended = call("generate", "--prompt", "x", "--set", "generation.sampling.stop=###")
     assert ended.returncode == 2 and "stop is null; it must be a list: write [], or quote" in ended.stderr

@@ -153,6 +153,17 @@ def test_last_rank_is_killed_once_at_the_chosen_step_and_later_losses_are_compar
     assert proof["steps_compared"] == 9 and proof["max_loss_difference"] == 0.0
 
 
+def test_a_proof_of_a_long_training_ends_after_a_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = job(tmp_path, tmp_path / "resume", plan({}), steps=1000)
+    (tmp_path / "reference" / CHECKPOINTS / step_name(900)).mkdir(parents=True)
+    (tmp_path / "reference" / METRICS).touch()
+    started: list[TrainingJob] = []
+    monkeypatch.setattr(proving, "start", lambda job, **_: started.append(job))
+    with pytest.raises(TriviumError, match="ended at step 920 before rank"):
+        prove_resume(given, reference=tmp_path / "reference")
+    assert started[0].last == 920 and started[0].training.steps == 1000
+
+
 @pytest.mark.parametrize("degrees", [{}, {"data": 3}, {"tensor": 2, "pipeline": 3}, {"pipeline": 2, "data": 4}])
 def test_other_layouts_are_for_as_many_ranks_or_twice_as_many(degrees: dict[str, int]) -> None:
     now = Layout(**degrees)

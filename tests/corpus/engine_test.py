@@ -60,7 +60,7 @@ def test_generators_are_closed_after_an_error(light, workers, monkeypatch):
 @pytest.mark.broad
 def test_corpus_does_not_depend_on_engine_or_number_of_workers(tmp_path):
     (tmp_path / "raw").mkdir()
-    small = HarvestConfig(max_bytes=600_000, packages=("networkx",), evaluation_items=30, shard_bytes=150_000)
+    small = HarvestConfig(max_bytes=600_000, evaluation_items=30, shard_bytes=150_000)
     harvest(small, tmp_path / "raw", seed=3)
     outputs = []
     for number, engine in enumerate((Here(), Daft("native", workers=2), Daft("native", workers=1))):

@@ -30,7 +30,7 @@ from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps, Tally, figure_
 from trivium.errors import ConfigError, DataError
 from trivium.seeds import generator_for
 
-SMALL = HarvestConfig(max_bytes=900_000, packages=("networkx",), evaluation_items=40)
+SMALL = HarvestConfig(max_bytes=900_000, longest=3000, evaluation_items=40)
 GOOD = "The parser reads each of the words that stand in the line, and then it returns with the value to be used. "
 
 
@@ -184,7 +184,7 @@ def test_exactly_the_pairs_above_the_threshold_lose_one(kept, raw):
 
 def test_copy_of_a_held_out_text_is_dropped_whatever_its_source(kept, raw):
     write_documents(raw / "heldout", [Document("held", kept[0].text + " And a few words more.", "s")])
-    _, _, rejects = curated(raw, dedup={"priority": ("stdlib", "pydoc", "networkx")})
+    _, _, rejects = curated(raw, dedup={"priority": ("grimm", "oz", "carroll")})
     assert rejects[kept[0].id]["reason"] == REASONS[Fate.NEAR_HELDOUT]
     assert rejects[kept[0].id]["survivor"] == "held"
 

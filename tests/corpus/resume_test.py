@@ -49,7 +49,7 @@ def small_parts():
 def raw(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume") / "raw"
     folder.mkdir()
-    harvest(HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30), folder, seed=7)
+    harvest(HarvestConfig(max_bytes=500_000, evaluation_items=30), folder, seed=7)
     return folder
 
 
@@ -80,13 +80,13 @@ def run_killed(monkeypatch, raw, out, work, *, survive, before):
 def test_wrong_blend_costs_no_finished_work(raw, tmp_path, monkeypatch):
     out, work = tmp_path / "out", tmp_path / "work"
     out.mkdir()
-    with pytest.raises(DataError, match="did you mean 'networkx'"):
-        curate(build(CurateConfig, {"blend": {"netwrkx": 1.0}}), raw, out, seed=1, work=work)
+    with pytest.raises(DataError, match="did you mean 'carroll'"):
+        curate(build(CurateConfig, {"blend": {"carrol": 1.0}}), raw, out, seed=1, work=work)
     shutil.rmtree(out)
     out.mkdir()
     monkeypatch.setattr(pipeline, "read_any", None)
-    result = curate(build(CurateConfig, {"blend": {"networkx": 1.0}}), raw, out, seed=1, work=work)
-    assert result["blend"]["networkx"]["weight"] == 1.0
+    result = curate(build(CurateConfig, {"blend": {"carroll": 1.0}}), raw, out, seed=1, work=work)
+    assert result["blend"]["carroll"]["weight"] == 1.0
 
 
 @pytest.mark.broad

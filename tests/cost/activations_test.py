@@ -5,9 +5,9 @@ from typing import Any, get_args
 
 import pytest
 
+from cost.counted_memory import counted
 from cost.plans import mt_nlg, small
 from plans import swept
-from trivium.certify.counted_memory import counted
 from trivium.certify.layouts import ROTARY
 from trivium.config import merge
 from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes

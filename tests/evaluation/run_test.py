@@ -12,11 +12,15 @@ from trivium.errors import DataError
 from trivium.evaluation.config import EvaluationConfig
 from trivium.evaluation.requests import Request, ask
 from trivium.evaluation.run import evaluate, prompt_hash, requests_of, result_of, right, unigram_scorer
-from trivium.evaluation.tasks.passages import Item, build_task
+from trivium.evaluation.tasks.items import Item
+from trivium.evaluation.tasks.passages import build_task
 from trivium.evaluation.tasks.task import Example, Task, Template
 from trivium.tokens.tokenizer import train_tokenizer
 
-CONFIG = EvaluationConfig(shots=(0, 2), last_word_examples=150, continuation_examples=150, resamples=100)
+OF_SHOTS = ("last_word", "continuation")
+CONFIG = EvaluationConfig(
+    tasks=OF_SHOTS, shots=(0, 2), last_word_examples=150, continuation_examples=150, resamples=100
+)
 PASSAGES = passages(160)
 ITEMS = [Item(**i) for i in PASSAGES]
 
@@ -135,8 +139,16 @@ def test_truncated_contexts_are_counted(items):
     assert results["2"]["truncated_fraction"] == 1.0
 
 
+def test_a_task_that_the_passages_do_not_suffice_for_is_skipped_with_the_reason(items, tmp_path):
+    found = evaluate(CONFIG.model_copy(update={"tasks": ("names", "word_order")}), Ignorant(), items, seed=1)
+    assert list(found["tasks"]) == ["word_order"] and list(found["tasks"]["word_order"]) == ["0"]
+    assert "none of 160 evaluation items makes a question of the task names" in found["skipped"]["names"]
+    with pytest.raises(DataError, match="task names"):
+        evaluate(CONFIG.model_copy(update={"tasks": ("names",)}), Ignorant(), items, seed=1)
+
+
 def test_default_work_is_bounded():
-    config = EvaluationConfig()
+    config = EvaluationConfig(tasks=OF_SHOTS)
     items = [Item(i["id"], i["document"], i["text"] * 5) for i in passages(400)]
     requests = [
         r

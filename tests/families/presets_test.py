@@ -6,7 +6,7 @@ import pytest
 
 from trivium.config import about_preset, preset_names, read_preset, shipped_names
 from trivium.interchange.names import shape_of
-from trivium.plan.parameters import count
+from trivium.plan.parameters import count, parameters
 from trivium.plan.plan import Plan
 
 PARAMETERS = {
@@ -48,8 +48,29 @@ PARAMETERS = {
     "mistral-7b-v0.3": 7_248_023_552,
     "mistral-nemo-12b": 12_247_782_400,
     "gemma-3-270m": 268_098_176,
+    # The model cards' sizes with the embedding counted once.
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168,
+    "gemma-3-12b": 11_766_034_176,
+    "gemma-3-27b": 27_009_346_304,
 }
-COUNTED_ELSEWHERE = ("pythia-", "gemma-2", "gemma-3")  # in neox_test.py and gemma_test.py
+# Of Pythia, and without embedding and head (EleutherAI/pythia, README).
+PYTHIA = {
+    "14m": (14_067_712, 1_189_888),
+    "31m": (30_494_720, 4_739_072),
+    "70m": (70_426_624, 18_915_328),
+    "160m": (162_322_944, 85_056_000),
+    "410m": (405_334_016, 302_311_424),
+    "1b": (1_011_781_632, 805_736_448),
+    "1.4b": (1_414_647_808, 1_208_602_624),
+    "2.8b": (2_775_208_960, 2_517_652_480),
+    "6.9b": (6_857_302_016, 6_444_163_072),
+    "12b": (11_846_072_320, 11_327_027_200),
+}
+COUNTED_ELSEWHERE = ("pythia-",)  # in PYTHIA
 # The fields of the published config.json files that decide what a model computes.
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -164,6 +185,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     plan = Plan.from_preset(name)
     assert plan.check() == [] and count(plan.model) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("size", PYTHIA)
+def test_each_preset_of_the_suite_has_its_published_size_and_schedule(size: str) -> None:
+    plan, training = Plan.from_preset(f"pythia-{size}"), read_preset(f"pythia-{size}")["training"]
+    total, inner = PYTHIA[size]
+    assert plan.check() == [] and count(plan.model) == total
+    tables = sum(p.elements for p in parameters(plan.model) if p.padded)
+    assert total - tables == inner
+    assert plan.tokens(plan.batch.sequences) == 2_097_152 and training["steps"] == 143_000
+    assert training["warmup_tokens"] == 1430 * 2_097_152
 
 
 def test_every_preset_of_a_family_is_counted() -> None:

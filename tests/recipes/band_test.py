@@ -19,7 +19,6 @@ def curve(seed: int, shift: float = 0.0, text_bytes: int = 1000) -> dict:
         "text_bytes": text_bytes,
         "points": points,
         "bits_per_byte": 2 + noise[0],
-        "cloze_accuracy": {"0": 0.1},
         "training_seconds": 1.0,
     }
 

@@ -142,6 +142,30 @@ def test_curve_keeps_even_points_and_short_ones_fully(monkeypatch, most, length)
     assert len(set(spaces)) <= 1 and last <= max(spaces, default=length)
 
 
+def test_thinned_curve_keeps_spikes_and_means(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_CURVE_POINTS", 8)
+    losses = [5.0] * 1024
+    losses[777], losses[500] = 99.0, 1.0
+    lines = "".join(json.dumps(METRICS[0] | {"step": n, "loss": loss}) + "\n" for n, loss in enumerate(losses))
+    *thinned, last = collect(write_run(tmp_path, **{"training/metrics.jsonl": lines}))["training"]["curves"]["steps"]
+    assert last["step"] == 1023 and last["loss_mean"] == thinned[-1]["loss_mean"]
+    assert max(p["loss_greatest"] for p in thinned) == 99.0 and min(p["loss_least"] for p in thinned) == 1.0
+    assert np.mean([p["loss_mean"] for p in thinned]) == pytest.approx(np.mean(losses))
+
+
+def test_metrics_without_check_are_summarised_as_those_with(tmp_path, monkeypatch):
+    """Complete records of steps skip the schema, which takes most of the time; NaN and null do not."""
+    steps = [METRICS[0] | {"step": n, "loss": 6 - n / 10, "sequences": 8} for n in range(1, 6)]
+    lines = "".join(json.dumps(step) + "\n" for step in steps) + '{"step": 6, "loss": NaN, "seconds": null}\n'
+    run = write_run(tmp_path, **{"training/metrics.jsonl": lines})
+    fast = collect(run)["training"]
+    monkeypatch.setattr(module, "_is_plain_step", lambda metric: False)
+    slow = collect(run)["training"]
+    for point in slow["curves"]["steps"]:
+        assert point.pop("validation_loss") is None
+    assert fast == slow and fast["step_seconds"] == 1.0
+
+
 def test_memory_does_not_grow_with_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_CURVE_POINTS", 8)
     # the replaced reader allocates memory for the largest allowed file

@@ -18,7 +18,7 @@ from trivium.report.page import closing_lines, figure_json, next_command, write_
 from trivium.report.page import render as render_with
 from trivium.report.sections import sections
 
-COMMAND = "trivium demo --corpus YOUR_TEXTS --out runs/mine"
+COMMAND = "trivium demo --data YOUR_TEXTS --out runs/mine"
 
 
 def render(report):
@@ -183,7 +183,7 @@ def test_closing_lines_of_empty_run_claim_nothing(tmp_path):
 
 def test_next_command_uses_a_new_directory(report, tmp_path):
     run = tmp_path / "some where" / "first"
-    assert next_command(report, run).endswith(f"--corpus YOUR_TEXTS --out '{run.parent / 'mine'}'")
+    assert next_command(report, run).endswith(f"--data YOUR_TEXTS --out '{run.parent / 'mine'}'")
     (run.parent / "mine").mkdir(parents=True)
     assert next_command(report, run).endswith("mine-2'")
     assert next_command(report, run.parent / "mine", program=".venv/bin/trivium").startswith(".venv/bin/trivium demo")
@@ -196,7 +196,9 @@ def test_next_command_finishes_unfinished_run(tmp_path):
 
 def test_next_command_of_own_run_continues_updates_or_uses_it(report):
     report |= {"planted": None, "outdated": {}}
-    assert next_command(report, Path("my run")) == "trivium generate 'my run'"
+    assert next_command(report, Path("my run")) == "trivium serve 'my run'"
+    report["evaluation"] = None
+    assert next_command(report, Path("my run")) == "trivium evaluate --out 'my run'"
     report["outdated"] = {"evaluation": "training"}
     assert next_command(report, Path("my run")) == "trivium evaluate --out 'my run'"
     report["training"]["finished"] = False

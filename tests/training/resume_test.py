@@ -69,6 +69,19 @@ def batches(out: Path) -> dict[int, str]:
     return {m["step"]: m["batch_hash"] for m in read(out / METRICS) if "batch_hash" in m}
 
 
+def test_a_training_that_moves_to_another_layout_is_the_same_training(tokens: Path, tmp_path: Path) -> None:
+    begun, then = plan(data=2, weights="fp64"), plan(weights="fp64")
+    unbroken, moved = tmp_path / "unbroken", tmp_path / "moved"
+    start(job(tokens, unbroken, begun))
+    summary = start(job(tokens, moved, begun), then=(5, then))
+    assert summary["layout"]["data"] == 1 and len(summary["memory"]) == 2
+    assert read_record(moved).plan == begun
+    events = [(e["event"], e["step"]) for e in read(moved / EVENTS)]
+    assert ("saved", 5) in events and ("resumed", 5) in events
+    assert losses(moved) == pytest.approx(losses(unbroken), rel=1e-9)
+    assert losses(moved).keys() == set(range(1, STEPS + 1))
+
+
 def hashes(out: Path, step: int) -> dict[str, Any]:
     """sha256 of every file of weights and moments."""
     (path,) = (p for p in published(out / CHECKPOINTS) if step_of(p.name) == step)

@@ -110,7 +110,7 @@ def cpu_of_tree(root: int) -> float:
 
 
 def cpu_seconds() -> float:
-    """Of this process alone: Java and what it starts is counted by `cpu_of_tree`."""
+    """Return the CPU seconds of this process alone. `cpu_of_tree` counts Java and its children."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

@@ -19,7 +19,7 @@ LONG_STEPS = 64
 # The schedules of the long course. Each has a warm-up, and a decay that ends before its last step.
 WARMUP_FRACTION, STABLE_FRACTION, END_FRACTION = 0.15, 0.5, 0.9  # of the tokens of the course
 PEAK_LR, FINAL_FRACTION = 2e-3, 0.1
-# The loss scale of the long course doubles after so many finite steps, up to the largest.
+# The loss scale of the long course doubles after SCALE_GROWTH_STEPS finite steps, up to LARGEST_SCALE.
 SCALE_GROWTH_STEPS, LARGEST_SCALE = 7, 2.0**12
 OVERFLOWS = (5, 20, 21, 43)  # before these steps, counted from 0, a step overflows and is tried again
 

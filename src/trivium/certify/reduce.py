@@ -98,8 +98,8 @@ def thin_and_many(plan: Plan) -> Plan:
 
 
 def _batches_from(plan: Plan, fewest: int, *, ramp: bool = False) -> Iterator[Tree]:
-    """Batches of so many micro-batches, and of more, of which some schedules need multiples of the pipeline. A ramp
-    begins there, and rises twice."""
+    """Yield batches of `fewest` micro-batches and of more, because some schedules need multiples of the pipeline. A
+    ramp starts there and rises twice."""
     for number in range(fewest, fewest + 2 * plan.layout.pipeline):
         first = number * plan.batch.micro * plan.layout.data
         rises = {"start": first, "increment": first, "samples": LONG_RAMP_BATCHES * first}

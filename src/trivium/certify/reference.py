@@ -25,9 +25,9 @@ from trivium.seeds import generator_for
 from trivium.tokens.rows import Rows
 
 SEED = 7
-# A clip that every reduced model exceeds, one that none does, and none: Adam hides a wrong factor that is the same in
-# every step. The wide epsilon keeps Adam from blowing up the rounding noise of gradients that are zero by theory (a
-# key's bias) into weights.
+# One clip is exceeded by every reduced model, one by none, and one step has none, because Adam hides a wrong factor
+# that is equal in every step. With a small epsilon, Adam would enlarge the rounding noise of gradients that are zero in
+# theory (a key's bias) into weights.
 RECIPE = Recipe(beta1=0.9, beta2=0.95, epsilon=1e-5, weight_decay=0.1, clips=(0.5, 1e3, 0.0), lrs=(1e-3, 2e-3, 5e-4))
 
 Tensors = dict[str, torch.Tensor]
@@ -68,7 +68,7 @@ def tokens_after(plan: Plan, course: Course) -> list[int]:
 
 
 def recipe_of(plan: Plan, course: Course) -> Recipe:
-    """The recipe of the course, with the rates of the first schedule where it follows one."""
+    """Return the recipe of a course, with the rates of the first schedule if the course has schedules."""
     if not course.scheduled:
         return RECIPE
     tokens = tokens_after(plan, course)
@@ -77,9 +77,9 @@ def recipe_of(plan: Plan, course: Course) -> Recipe:
 
 
 def sizes_until(batch: Batch, samples: int) -> list[int]:
-    """Sequences of each step until so many were seen, counted one step after the other.
+    """Return the number of sequences of each step until `samples` have been read, counted step by step.
 
-    Its own arithmetic, not the plan's table of segments: the batch rises when its share of the ramp was seen.
+    This is independent of the plan's table of segments: the batch grows when its share of the ramp has been read.
     """
     sizes: list[int] = []
     while (seen := sum(sizes)) < samples:

@@ -30,6 +30,7 @@ from trivium.errors import CheckpointError, ConfigError
 from trivium.finite import dumps
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, write_json
+from trivium.units import counted
 
 app = App()
 SERIES = "bias_series.json"  # in the run directory
@@ -145,6 +146,8 @@ def series_lines(found: Result) -> list[str]:
 
 
 def _lines(result: Result) -> list[str]:
+    from trivium.report.verdicts import SIGNIFICANCE_LEVEL
+
     rows = [
         (
             row["measure"],
@@ -156,9 +159,13 @@ def _lines(result: Result) -> list[str]:
             row["n"],
         )
         for row in result["effects"]
+        if row["p_holm"] < SIGNIFICANCE_LEVEL
     ]
     header = ("measure", "of", "estimate", "interval", "Cohen's d", "p (Holm)", "n")
-    return [*table(rows, header=header), *_unmeasured_lines(result), *_cut_lines(result), *_share_lines(result)]
+    lines = table(rows, header=header) if rows else []
+    if others := len(result["effects"]) - len(rows):
+        lines.append(f"  {counted(others, 'effect')} not significant after Holm's correction; the report lists all")
+    return [*lines, *_unmeasured_lines(result), *_cut_lines(result), *_share_lines(result)]
 
 
 def _unmeasured_lines(result: Result) -> list[str]:

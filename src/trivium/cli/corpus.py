@@ -1,6 +1,5 @@
 """`trivium corpus`: raw text is harvested, then curated into documents."""
 
-import platform
 import shlex
 import shutil
 from collections import Counter
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.corpus_tools import against, show, step, step_names
-from trivium.cli.machine import version_of
 from trivium.cli.model_argument import MODELS
 from trivium.cli.options import (
     CURATES,
@@ -35,11 +33,13 @@ from trivium.cli.settings import App, Group, shows
 from trivium.cli.show import say, table
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
 from trivium.cli.tokenize import ENGINES, Workers, chosen_engine, tokenizing
-from trivium.config import differences, first_lines, preset_names
+from trivium.config import differences, first_lines, preset_names, shipped
+from trivium.corpus.config import STORIES
 from trivium.errors import DataError, nearest
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, fingerprint, read_stamp, work_of
 from trivium.units import counted, format_bytes, listed
+from trivium.untrusted import read_json
 
 if TYPE_CHECKING:
     from trivium.corpus.engine import Engine
@@ -100,13 +100,15 @@ def harvest(
         bool, typer.Option("--dry-run", help="Say which files of --data would be read; write nothing.")
     ] = False,
 ) -> None:
-    """Collect raw text: Python's own documentation with junk planted in it, or your files."""
+    """Collect raw text: stories that the package ships, with junk planted among them, or your files."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     harvesting("corpus harvest", opened.corpus).check(sets)
     if dry_run:
         for line in listed_files(opened):
             say(line)
         return
+    if not redo:
+        refuse_changed(opened)
     perform(on_engine(HARVEST, _harvest, chosen_engine(engine, workers)), opened, redo=redo)
 
 
@@ -166,6 +168,7 @@ def run(
     tokenize = tokenizing(workers)  # which has threads under every engine
     runner = chosen_engine(engine, None if engine == "here" else workers)
     tokenize.check(opened, "anew")  # before what is done for it
+    refuse_changed(opened)
     perform(on_engine(HARVEST, _harvest, runner), opened)
     _perform_curation(opened, keep_work, runner)
     perform(tokenize, opened)
@@ -205,12 +208,31 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
     return found
 
 
-def listed_files(run: Run) -> list[str]:
-    """What a harvest would read: files and bytes of each source."""
+def refuse_changed(run: Run) -> None:
+    """Raise DataError if a remote file is another one than this run directory was harvested from."""
+    stamp = read_stamp(run.at.folder("harvest"))
+    if not isinstance(run.corpus, str) or not run.corpus_is_typed or stamp is None:
+        return
+    if stamp["inputs"].get(CORPUS_PATH) != run.corpus:
+        return
+    from trivium.corpus.harvest.harvest_files import SOURCES
+    from trivium.corpus.read.files import marks_of, relative_name
+    from trivium.corpus.read.remote import changed
+
+    now = {relative_name(url, run.corpus): mark for url, mark in marks_of(run.corpus).items()}
+    again = ["trivium", HARVEST.verb, "--redo", "--data", run.corpus, "--out", str(run.at.root)]
+    for entry in read_json(run.at.folder("harvest") / SOURCES):
+        if "mark" in entry and entry["mark"] != (mark := now.get(entry["path"], [])):
+            remedy = f"`{shlex.join(again)}` reads it again; another --out keeps this run as it is"
+            raise changed(entry["path"], entry["mark"], mark, remedy)
+
+
+def listed_files(run: Run, most: int = MOST_SOURCES) -> list[str]:
+    """Return what a harvest would read: files and bytes of each source, of the first `most` one by one."""
     from trivium.corpus.read.files import list_files, source_of, states_of, told_endings
 
     if run.corpus is None:
-        return [f"harvest: the prose of this Python and of {', '.join(run.config.harvest.packages)}"]
+        return ["harvest: the stories that the package ships"]
     others = list_files(run.corpus).others
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -220,10 +242,10 @@ def listed_files(run: Run) -> list[str]:
         sizes[source] += size or 0
     sources = sorted(files)
     lines = table(
-        [(source, files[source], format_bytes(sizes[source])) for source in sources[:MOST_SOURCES]],
+        [(source, files[source], format_bytes(sizes[source])) for source in sources[:most]],
         header=("source", "files", "bytes"),
     )
-    if more := sources[MOST_SOURCES:]:
+    if more := sources[most:]:
         rest = sum(files[source] for source in more), format_bytes(sum(sizes[source] for source in more))
         lines.append(f"  and {counted(len(more), 'source')} more, with {counted(rest[0], 'file')} of {rest[1]}")
     lines += [f"not read, as they are of another kind: {told_endings(others)}"] if others else []
@@ -339,15 +361,16 @@ def _curate_lines(result: Result) -> list[str]:
 
 
 def _raw_input(run: Run) -> dict[str, str]:
-    """The user's files by name, size and time of change; the default corpus by the versions it is read from."""
+    """The user's files by name, size and time of change; the default corpus by its content."""
     if run.corpus is None:
-        versions = {name: version_of(name) for name in run.config.harvest.packages}
-        return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
+        return {"corpus": file_sha256(shipped(STORIES))}
     from trivium.corpus.read.files import states_of
 
     # not where links lead: what they lead to may have another name, as in the cache of Hugging Face
     corpus = run.corpus if isinstance(run.corpus, str) else run.corpus.absolute()
     before = (read_stamp(run.at.folder("harvest")) or {}).get("inputs", {})
+    if isinstance(corpus, str) and not run.corpus_is_typed:  # no network where no URL was typed
+        return {"corpus": before["corpus"], CORPUS_PATH: corpus}
     try:
         return {"corpus": fingerprint(states_of(corpus)), CORPUS_PATH: str(corpus)}
     except DataError:

@@ -46,11 +46,7 @@ READ = "read"  # the step without a filter: what cannot be read is set aside
 Preset = Annotated[
     str,
     typer.Option(
-        "--preset",
-        "--model",
-        metavar="NAME",
-        help="A model or config file, for its settings.",
-        autocompletion=preset_names,
+        "--preset", metavar="NAME", help="A model or config file, for its settings.", autocompletion=preset_names
     ),
 ]
 Source = Annotated[

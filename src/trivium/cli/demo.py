@@ -1,7 +1,9 @@
 """`trivium demo`: the whole path, each stage only when it is not done yet."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -11,7 +13,7 @@ from trivium.cli.corpus import CURATE, HARVEST, large_losses
 from trivium.cli.doctor import examine
 from trivium.cli.ending import apart
 from trivium.cli.evaluate import EVALUATE
-from trivium.cli.generate import GENERATE
+from trivium.cli.generate import GENERATE, SAMPLES
 from trivium.cli.options import (
     DEFAULT_OUT,
     Corpus,
@@ -36,8 +38,12 @@ from trivium.cli.stage import Run, Stage, perform
 from trivium.cli.tokenize import TOKENIZE
 from trivium.cli.train import TRAIN, check_host
 from trivium.errors import ConfigError, nearest
+from trivium.untrusted import read_json
 
 STAGES: tuple[Stage, ...] = (HARVEST, CURATE, TOKENIZE, PLAN, TRAIN, PROVE, EVALUATE, BIAS, GENERATE)
+MOVES_AFTER = 40  # steps
+LAYOUT_FIELDS = ("plan.layout", "training.fastest_after")
+COLUMNS = 116  # of a line of a sample
 NAMES = ("doctor", *(stage.name for stage in STAGES), "report")
 
 app = App()
@@ -69,7 +75,7 @@ def demo(
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
-    run = open_run(out, given, corpus=corpus)
+    run = moving(open_run(out, given, corpus=corpus), sets, ranks)
     harvesting("demo", run.corpus).check(sets)
     TOKENIZE.check(run, "anew")  # before what is done for it
     run = replace(run, tokens=None)  # it makes its own, whatever was trained here before
@@ -77,6 +83,17 @@ def demo(
     check_host(run, given, insists=any_machine, redo=trains_anew, verb="demo")
     if not dry_run:
         walk(run, redo_from=start)
+
+
+def moving(run: Run, sets: Sequence[str] | None, ranks: int | None) -> Run:
+    """The run whose training moves to the fastest layout after its first steps, unless the user chose a layout, or it
+    has begun already."""
+    chosen = ranks is not None or any(each.startswith(LAYOUT_FIELDS) for each in sets or ())
+    training = run.config.training
+    if chosen or run.at.folder(TRAIN.folder).is_dir() or training.steps <= 2 * MOVES_AFTER:
+        return run
+    training = training.model_copy(update={"fastest_after": MOVES_AFTER})
+    return replace(run, config=run.config.model_copy(update={"training": training}))
 
 
 def walk(run: Run, *, redo_from: str | None = None) -> None:
@@ -93,5 +110,12 @@ def walk(run: Run, *, redo_from: str | None = None) -> None:
     say("report: …")
     lines = make_report(run.at)
     say(seconds_line("all stages", sum(run.at.seconds().values())))
-    for line in ["", *lines, *large_losses(run)]:
+    for line in ["", "What the model writes", *written(run), "", *lines, *large_losses(run)]:
         say(line)
+
+
+def written(run: Run) -> Iterator[str]:
+    """The texts that the model wrote, each a paragraph that begins with its prompt."""
+    for sample in read_json(run.folder(GENERATE.folder) / SAMPLES):
+        text = " ".join(f"{sample['prompt']}{sample['continuation']}".split())
+        yield from wrap(text, COLUMNS, initial_indent="  ", subsequent_indent="    ")

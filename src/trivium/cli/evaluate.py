@@ -27,6 +27,7 @@ from trivium.errors import ConfigError
 from trivium.evaluation.config import BenchmarkConfig
 from trivium.progress import Progress
 from trivium.provenance import fingerprint, write_json
+from trivium.units import counted, listed
 
 app = App()
 
@@ -188,7 +189,8 @@ def _versions(run: Run) -> dict[str, str]:
 
 
 def _lines(result: Result) -> list[str]:
-    scores = [(task, shots, s) for task, by_shots in result["tasks"].items() for shots, s in by_shots.items()]
+    every = [(task, shots, s) for task, by_shots in result["tasks"].items() for shots, s in by_shots.items()]
+    scores = [each for each in every if _is_better(each[2])]
     rows = [
         (
             *(task, shots, percent(s["accuracy"]), percent_range(s["interval"])),
@@ -199,10 +201,19 @@ def _lines(result: Result) -> list[str]:
         for task, shots, s in scores
     ]
     header = ("task", "shots", "accuracy", "interval", "chance", "unigram", "nats/byte (unigram)", "n", "cut")
-    lines = table(rows, header=header)
-    if any(s["truncated_fraction"] for _, _, s in scores):
+    lines = table(rows, header=header) if rows else []
+    if others := [f"{task} with {counted(int(shots), 'shot')}" for task, shots, s in every if not _is_better(s)]:
+        lines.append(f"  not surely better than chance or token frequencies: {listed(others, len(others))}")
+    lines += [f"  SKIPPED {task}: {why}" for task, why in result["skipped"].items()]
+    if any(s["truncated_fraction"] for _, _, s in every):
         lines.append(cut_line("so many of the prompts", result["model"]))
     return lines
+
+
+def _is_better(score: Result) -> bool:
+    """Whether an accuracy is above chance with its whole interval, and above token frequencies by the paired test."""
+    by_chance = score["interval"][0] > score["chance"]
+    return by_chance and score["accuracy"] > score["unigram"] and score["unigram_p"] < 1 - score["confidence"]
 
 
 EVALUATE = Stage(

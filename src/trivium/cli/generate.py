@@ -22,6 +22,8 @@ from trivium.progress import Progress
 from trivium.provenance import write_json
 from trivium.units import counted
 
+SAMPLES = "samples.json"  # in the folder of a run's samples
+
 app = App()
 
 
@@ -187,7 +189,7 @@ def _join(run: Run, *, redo: bool) -> None:
 
 def _generate(run: Run, out: Path, progress: Progress) -> Result:
     samples = _samples(run)
-    write_json(out / "samples.json", samples)
+    write_json(out / SAMPLES, samples)
     return {"samples": samples or []}
 
 

@@ -111,4 +111,5 @@ def _setting_lines(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _setting_lines(value, f"{prefix}{key}.")
             continue
         text = as_value(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield f"{indent}{key}: {text}  # {meaning_of(RunConfig, prefix + key)}"
+        meaning = meaning_of(RunConfig, prefix + key)
+        yield f"{indent}{key}: {text}{f'  # {meaning}' if meaning else ''}"

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 DEFAULT_PRESET = "demo"
 DEFAULT_OUT = Path("runs/demo")
-OF_DEFAULT_CORPUS = ("max_bytes", "packages", "shortest", "html_fraction", "planted")  # of the harvest
+OF_DEFAULT_CORPUS = ("max_bytes", "shortest", "html_fraction", "planted")  # of the harvest
 # Sections of the curation, and the filters that have their thresholds from each.
 FILTERS_OF: Mapping[str, tuple[str, ...]] = {
     name: (name,) for name in ("language", "repetition", "c4", "fineweb", "privacy", "classifier")
@@ -264,7 +264,13 @@ def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, token
         raise DataError(f"--out {out} is a file; give a directory")
     if isinstance(named, Path):
         refuse_inside("--out", out, "--data", named)
-    return Run(config, Workspace(out), corpus=named or _corpus_before(out), tokens=tokens or _tokens_before(out))
+    return Run(
+        config,
+        Workspace(out),
+        corpus=named or _corpus_before(out),
+        corpus_is_typed=named is not None,
+        tokens=tokens or _tokens_before(out),
+    )
 
 
 def open_asked(target: Path | None, out: Path, preset: str | None, sets: list[str] | None) -> Run:

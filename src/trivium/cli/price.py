@@ -85,7 +85,7 @@ def setting_lines(config: RunConfig) -> list[str]:
 
 
 LINE_COLUMNS, SECTION_COLUMNS, VALUE_COLUMNS = 116, 22, 50  # of the list of settings
-MOST_SETTING_LINES = 15
+MOST_SETTING_LINES = 12
 SMI_SECONDS = 2.0  # nvidia-smi takes half a second
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

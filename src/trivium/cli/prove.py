@@ -7,9 +7,10 @@ from trivium.cli.options import DEFAULT_OUT, Out, Preset, Reads, Redo, Sets, giv
 from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text
 from trivium.cli.stage import TRAINS, Result, Run, Stage, State, perform
-from trivium.cli.train import job_for, lasting
+from trivium.cli.train import fastest_for, job_for, lasting
 from trivium.config import Tree, differences, first_lines, merge
 from trivium.errors import ConfigError
+from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.provenance import read_stamp
 
@@ -38,10 +39,19 @@ def check(run: Run, state: State) -> None:
             f"`trivium prove` does the training in {folder} again, and this would be another one (there -> here):\n"
             f"{first_lines(found)}\nleave these settings out, or train with them first"
         )
-    from trivium.training.prove import another_layout, starting_checkpoint
+    from trivium.training.prove import starting_checkpoint
 
-    another_layout(run.config.plan)
+    _other(run)
     starting_checkpoint(folder, run.config.training.steps)
+
+
+def _other(run: Run) -> Plan:
+    """The plan under which the killed run resumes: the one that the training moved to, if it did."""
+    from trivium.training.prove import another_layout
+
+    plan = run.config.plan
+    faster = fastest_for(run.config).plan if run.config.training.fastest_after else plan
+    return another_layout(plan) if faster.layout == plan.layout else faster
 
 
 def _whole(config: Tree) -> Tree:
@@ -54,7 +64,7 @@ def _prove(run: Run, out: Path, progress: Progress) -> Result:
     from trivium.training.prove import prove_resume
 
     found: dict[str, Any] = prove_resume(
-        job_for(run, out), reference=run.folder("training"), progress=progress, lease=run.lease
+        job_for(run, out), reference=run.folder("training"), other=_other(run), progress=progress, lease=run.lease
     )
     return found
 

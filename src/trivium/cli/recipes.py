@@ -9,7 +9,7 @@ import typer
 from trivium.cli.corpus import CURATE, HARVEST
 from trivium.cli.evaluate import EVALUATE
 from trivium.cli.generate import GENERATE
-from trivium.cli.options import DryRun, Sets, open_run
+from trivium.cli.options import Corpus, DryRun, Sets, open_run
 from trivium.cli.paths import local_path
 from trivium.cli.price import AnyMachine, dry_run_lines, host_found, host_lines, machine_of
 from trivium.cli.report import make_report
@@ -54,7 +54,7 @@ def recipes(context: typer.Context) -> None:
 @shows("seed", "plan", "training")
 def run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe; `trivium recipes` lists them.")],
-    data: Annotated[str | None, typer.Option("--data", metavar="PATH", help="The recipe's text.")] = None,
+    data: Corpus = None,
     out: Annotated[
         Path | None, typer.Option("--out", parser=local_path, metavar="DIR", help="Default: runs/NAME.")
     ] = None,

@@ -171,13 +171,13 @@ def origins(given: Given) -> dict[str, str]:
 
 
 def ranks_tree(ranks: int) -> Tree:
-    """The ready-made layout for so many processes, as overrides of the plan."""
+    """The ready-made layout for so many processes, which the whole training keeps, as overrides."""
     if ranks not in LAYOUTS:
         raise ConfigError(
             f"--ranks {ranks}: there are ready layouts for {', '.join(map(str, LAYOUTS))} ranks; for another number "
             f"give --set plan.layout.tensor=… --set plan.layout.pipeline=… --set plan.layout.data=…"
         )
-    return {"plan": LAYOUTS[ranks]}
+    return {"plan": LAYOUTS[ranks], "training": {"fastest_after": 0}}
 
 
 def _with_rows_read(tree: Tree) -> Tree:

@@ -132,7 +132,7 @@ def _click_options(settings: tuple[Setting, ...], shown: tuple[str, ...]) -> tup
     command.__signature__ = Signature([parameter(setting) for setting in settings])  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False)
     app.command()(command)
-    return tuple(one for one in typer.main.get_command(app).params)
+    return tuple(typer.main.get_command(app).params)
 
 
 def _parameter_name(setting: Setting) -> str:

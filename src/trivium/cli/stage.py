@@ -42,6 +42,7 @@ class Run:
     config: RunConfig
     at: Workspace
     corpus: Path | str | None = None  # the user's own text, for harvest: a path, or a URL
+    corpus_is_typed: bool = False  # in this command; otherwise it is the one that this run directory was harvested from
     tokens: Path | None = None  # token shards made elsewhere, for training
     lease: Holder | None = None  # of the folder that this invocation writes in place
 

@@ -36,7 +36,7 @@ app = App()
 
 
 @app.command()
-@shows("seed", "plan", "training")
+@shows("seed", "plan", "training", "bias", "evaluation")
 def suite(
     name: Annotated[str, typer.Argument(metavar="FAMILY", help=f"The family: {', '.join(family.FAMILIES)}.")],
     sizes: Annotated[str, typer.Option("--sizes", metavar="14m,70m,160m", help="The sizes, by commas.")],
@@ -73,12 +73,15 @@ def suite(
         stated = f"tokens.tokenizer={given_tokenizer.absolute()}"
         givens = {s: with_defaults(g, [stated]) for s, g in givens.items()}
     runs = {size: open_run(out / size, given, tokens=tokens) for size, given in givens.items()}
+    questions = {size: _questions(run) for size, run in runs.items()}  # what cannot be asked is refused before training
     for size, run in runs.items():
         say(f"{name}-{size}:")
         check_host(run, givens[size], insists=any_machine)
-        questions = _questions(run)  # refuses what cannot be asked, before it trains
         perform(TRAIN, run)
-        _examine(run, questions)
+    # Only now: ranks are forked, which is impossible once this process has used a GPU.
+    for size, run in runs.items():
+        say(f"{name}-{size}:")
+        _examine(run, questions[size])
         page = _write_page(name, runs, out, sizes)
     say(f"  {page} and suite.json")
 

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -32,8 +33,8 @@ from trivium.cli.options import (
     with_options_of,
 )
 from trivium.cli.planned import planned
-from trivium.cli.price import AnyMachine, Gpus, dry_run_lines, host_lines
-from trivium.cli.run_config import Given, resolve
+from trivium.cli.price import AnyMachine, Gpus, dry_run_lines, host_lines, machine_of
+from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
@@ -44,6 +45,9 @@ from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.progress import Progress
 from trivium.training.record import recipe_of
 from trivium.units import counted, format_bytes, format_count
+
+if TYPE_CHECKING:
+    from trivium.planner.fastest import Fastest
 
 RANKS_TOLD = 8  # with their memory, when a training has ended
 
@@ -331,9 +335,9 @@ def check(run: Run, state: State) -> None:
 
     manifest = read_tokens_manifest(run.folder("tokens"))
     check_vocabulary(run, int(manifest["vocabulary"]))
-    check_batch(run.config, int(manifest["totals"]["train"]["tokens"]), str(run.folder("tokens")))
     wanted, _ = examined(job_for(run, run.at.folder(TRAIN.folder)), run)
     job.check(wanted)
+    check_batch(run.config, int(manifest["totals"]["train"]["tokens"]), str(run.folder("tokens")))
     if state == "anew":
         job.check_start(wanted)
 
@@ -342,17 +346,40 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
     say(f"  {layout_text(run.config.plan.layout.model_dump())}, schedule {run.config.plan.schedule}")
 
     from trivium.cost.memory import predicted_memory
+    from trivium.training.metrics import METRICS
     from trivium.training.supervision.job import start
 
     job, missing = examined(job_for(run, out), run)
     for name, why in missing.items():
         say(f"  SKIPPED {name}: {why}")
+    then, after = None, run.config.training.fastest_after
+    if 0 < after < run.config.training.steps:
+        faster = fastest_for(run.config)
+        say(f"  after step {after}: {faster.why}")
+        then = None if faster.plan == job.plan else (after, faster.plan)
     live = note_of(run.config.plan, run.config.training.steps, peak_here(run.config))
     note = live if sys.stderr.isatty() else loss_note
+    predicted = predicted_memory(run.config.plan)
     found: dict[str, Any] = start(
-        job, progress=_noted(progress, out, note), predicted=predicted_memory(run.config.plan), lease=run.lease
+        job, then=then, progress=_noted(progress, out, note), predicted=predicted, lease=run.lease
     )
-    return found
+    return found | ({} if then is None else {"moved": _speeds(out / METRICS, after)})
+
+
+def fastest_for(config: RunConfig) -> "Fastest":
+    """The plan under which a training resumes after `training.fastest_after` steps."""
+    from trivium.planner.fastest import fastest
+
+    return fastest(config.plan, machine_of(config.machine), config.search)
+
+
+def _speeds(metrics: Path, after: int) -> dict[str, float]:
+    """The median of the tokens per second before and after a training moved to another layout."""
+    from trivium.training.metrics import records
+
+    rates = [(r["step"] <= after, r["tokens_per_second"]) for r in records(metrics) if "tokens_per_second" in r]
+    by = {name: [rate for first, rate in rates if first == (name == "before")] for name in ("before", "after")}
+    return {name: median(values) for name, values in by.items() if values}
 
 
 def _noted(progress: Progress, out: Path, describe: Note) -> Progress:
@@ -372,6 +399,11 @@ def _lines(result: Result) -> list[str]:
         f"{format_count(result['tokens'])} tokens, {layout_text(result['layout'])}",
         f"  validation loss {loss:.3f} nats per token; unigram entropy of the same text {unigram:.3f}",
     ]
+    if len(moved := result.get("moved", {})) == 2:
+        lines.append(
+            f"  measured: {format_count(moved['before'])} tokens/s in the first layout, {format_count(moved['after'])} "
+            f"in the fastest: {moved['after'] / moved['before']:.1f} times as many"
+        )
     if idle := result["steps"] - result.get("updates", result["steps"]):
         lines.append(f"  {idle} of these steps changed nothing: an overflow of fp16, or a spike that was skipped")
     ranks = result.get("memory", ())

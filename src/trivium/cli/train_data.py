@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from trivium.cli.corpus import CURATE, HARVEST, large_losses, listed_files
+from trivium.cli.corpus import CURATE, HARVEST, large_losses, listed_files, refuse_changed
 from trivium.cli.data import adopt_into
 from trivium.cli.options import check_filters, harvesting, open_run
 from trivium.cli.paths import path_or_url
@@ -52,10 +52,11 @@ def prepare(out: Path, given: Given, data: str, sets: list[str] | None, *, dry_r
     TOKENIZE.check(run, "anew")  # before what is done for it
     _refuse_too_little(run)
     if dry_run:
-        for line in listed_files(run):
+        for line in listed_files(run, most=3):  # beside the price, in 40 lines
             say(line)
         return
     run = replace(run, tokens=None)  # the tokens of this text, whatever was trained on here before
+    refuse_changed(run)
     for stage in (HARVEST, CURATE, TOKENIZE):
         perform(stage, run)
     for line in large_losses(run):

@@ -68,11 +68,11 @@ def meet_at(
     find_wrong: Callable[[Sequence[str]], TriviumError | None] = _nothing_wrong,
     asked: Callable[[], bool] = nobody_asks,
 ) -> None:
-    """Return when all ranks are at a store; TriviumError names those that did not come within so many seconds.
+    """Return when all ranks are at a store. Raises TriviumError that names those that did not come within `seconds`.
 
-    name: of this meeting, for the store's keys. says: what this rank tells the first one. find_wrong: asked there, of
-    what all ranks said in their order; the error it returns is raised on every rank. asked: whether this rank is to
-    end; while not all are there, one that is ends all that are, with Unmet.
+    name: of this rendezvous, for the store's keys. says: what this rank reports to the first one. find_wrong: called
+    there with the reports of all ranks in order; the error that it returns is raised on every rank. asked: returns
+    whether this rank received a request to end; if one does before all ranks are there, all ranks end with Unmet.
     """
     keys = [f"{name}/{each}" for each in range(world_size)]
     deadline = time.monotonic() + seconds + (_REPORT_SECONDS if rank else 0.0)

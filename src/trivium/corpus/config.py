@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from trivium.config import Config, NotNegative, Positive, Short, Weight
 
+STORIES = "corpus/harvest/stories.jsonl.xz"  # the default corpus, inside the package
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Treatment = Literal["mask", "drop", "keep"]
 
@@ -44,10 +45,8 @@ class PlantConfig(Config):
 class HarvestConfig(Config):
     """Which text is collected, how much of it, and how much is held out of training."""
 
-    # bytes of prose taken from the default corpus; None: all of it
+    # bytes of text taken from the default corpus; None: all of it
     max_bytes: Annotated[Positive | None, Short("max-bytes")] = None
-    # packages of the default corpus in addition to the standard library and pydoc_data; missing ones are skipped
-    packages: tuple[str, ...] = ("torch", "sympy", "networkx", "numpy")
     # minimum characters of a document of the default corpus
     shortest: Positive = 512
     # characters at which a document of the default corpus ends; longer texts in your files are cut at blank lines

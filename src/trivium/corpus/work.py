@@ -25,6 +25,7 @@ from trivium.config import Config, build, to_tree
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.engine import Engine, Task
 from trivium.corpus.read.files import Input
+from trivium.corpus.read.remote import Mark, changed
 from trivium.progress import Progress
 from trivium.provenance import JOB, discard, fingerprint, refuse_others_pieces, write_json
 
@@ -41,7 +42,7 @@ class Job(Generic[Settings]):
     """The task of a command, and the folder of its parts.
 
     streams: for each task the first of the `files` that it reads, and the file after its last. kept: a folder of parts
-    that later jobs can use again, or None.
+    that later jobs can use again, or None. marks: of remote files, by URL, as they were when the job began.
     """
 
     work: Path
@@ -52,9 +53,15 @@ class Job(Generic[Settings]):
     seed: int
     limits: ReadConfig
     kept: Path | None
+    marks: Mapping[str, Mark]
 
     def __hash__(self) -> int:
         return hash(self.work)
+
+    @property
+    def remedy(self) -> str:
+        """What to do if a remote file has changed since the job began."""
+        return f"put back what was there, or delete {self.work.parent} to begin again with what is there now"
 
     def path(self, *names: str) -> Path:
         """Return a path in the job's folder."""
@@ -74,7 +81,8 @@ def begin_job(
 ) -> Job[Any]:
     """Return the job whose parts are in `work`, and delete the parts of any other job there.
 
-    beside: other files that the parts depend on. streams: by default, each file is a stream.
+    beside: other files that the parts depend on. streams: by default, each file is a stream. Raises DataError if a
+    remote file has changed since the job began, because parts of two contents would be mixed.
     """
     described = {
         "trivium": __version__,
@@ -95,8 +103,12 @@ def begin_job(
     if not (folder / JOB).is_file():
         discard(work)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / JOB, described)
-    return read_job(str(folder), type(config))
+        write_json(folder / JOB, {**described, "marks": dict(source.marks)})
+    job = read_job(str(folder), type(config))
+    for url, mark in job.marks.items():
+        if (now := list(source.marks[url])) != mark:
+            raise changed(url, mark, now, job.remedy)
+    return job
 
 
 def read_job(work: str, settings: type[Settings]) -> Job[Settings]:
@@ -118,6 +130,7 @@ def _job_of(work: str, settings: type[Settings], _: tuple[str, int, int]) -> Job
         described["seed"],
         build(ReadConfig, described["limits"]),
         Path(described["kept"]) if described["kept"] else None,
+        described.get("marks", {}),
     )
 
 

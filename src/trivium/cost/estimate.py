@@ -145,7 +145,7 @@ class Durations:
         own, micro_batches = list(self.plan.stages_of(pipeline)), self.plan.batch.micro_batches(self.plan.layout)
         shares = np.array([self.plan.taken(pipeline, stage, micro_batches) for stage in own]) / micro_batches
         forward, backward = self.stages
-        return Piece(*(float((by_stage[own] * shares).sum()) for by_stage in forward.plus(backward)))
+        return Piece(*(float((np.asarray(by_stage)[own] * shares).sum()) for by_stage in forward.plus(backward)))
 
     @property
     def transfer(self) -> float:

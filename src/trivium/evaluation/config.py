@@ -7,7 +7,7 @@ from pydantic import Field
 from trivium.config import Config, NotNegative, Positive, Short
 from trivium.plan.layout import Layout
 
-TaskName = Literal["last_word", "continuation"]
+TaskName = Literal["last_word", "continuation", "agreement", "word_order", "names"]
 
 
 class Sampling(Config):
@@ -68,15 +68,23 @@ class IncontextConfig(AskingConfig):
 class EvaluationConfig(Bootstraps):
     """Tasks, and the numbers of their examples and shots.
 
-    The defaults ask 1,800 questions with 115,000 tokens in total, and three shots fit the demo's 128 positions. Use
-    longer passages and more shots for a model with a longer sequence. A question is the same at every number of shots,
-    so that only the shots make a difference.
+    The defaults fit a model of 128 positions with three shots. Use longer passages and more shots for a model with a
+    longer sequence. A question is the same at every number of shots, so that only the shots make a difference.
     """
 
-    tasks: Annotated[tuple[TaskName, ...], Field(min_length=1)] = ("last_word", "continuation")
-    # Solved examples before each question. MT-NLG used 0, 1 and (for LAMBADA) 15.
+    tasks: Annotated[tuple[TaskName, ...], Field(min_length=1)] = (
+        "agreement",
+        "word_order",
+        "names",
+        "continuation",
+        "last_word",
+    )
+    # Solved examples before each question of last_word and continuation. MT-NLG used 0, 1 and (for LAMBADA) 15.
     shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 3)
+    agreement_examples: Positive = 300  # maximum number of questions, each with two choices
+    word_order_examples: Positive = 300  # maximum number of questions, each with two choices
+    names_examples: Positive = 200  # maximum number of questions, each with four choices
     last_word_examples: Positive = 200  # maximum number of questions
     continuation_examples: Positive = 100  # maximum number of questions, each with four choices
-    context_characters: Positive = 64  # characters of a passage before its last word or its ending
+    context_characters: Positive = 64  # characters of a passage before what is asked for; names has all of it
     ending_characters: Positive = 36  # characters of each choice of "continuation"

@@ -13,7 +13,8 @@ from trivium.errors import DataError
 from trivium.evaluation.config import Bootstraps, EvaluationConfig
 from trivium.evaluation.requests import Likelihoods, Request, Scored, ask
 from trivium.evaluation.statistics import bootstrap_mean, sign_test, wilson
-from trivium.evaluation.tasks.passages import build_task, read_items
+from trivium.evaluation.tasks.items import Item, read_items
+from trivium.evaluation.tasks.passages import build_task
 from trivium.evaluation.tasks.task import Example, Normalisation, Task, choose_shots
 from trivium.evaluation.windows import encode_all
 from trivium.progress import Progress, silent
@@ -35,12 +36,17 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score all tasks of the config over the passages in `items`, with `unigram` as the baseline.
 
-    Returns {format, tasks: {name: {shots: result}}}; `docs/formats/results.md` describes a result.
+    Returns {format, tasks: {name: {shots: result}}, skipped: {name: why}}; `docs/formats/results.md` describes a
+    result. A task that cannot be made from these passages is skipped; DataError if none can.
     """
     passages = read_items(items)
-    tasks = [build_task(name, passages, config, seed=seed) for name in config.tasks]
+    tasks, skipped = _made(config, passages, seed=seed)
     # Build all requests first, so that a task that cannot be run is rejected before anything is scored.
-    rounds = [(task, shots, requests_of(task, shots=shots, seed=seed)) for task in tasks for shots in config.shots]
+    rounds = [
+        (task, shots, requests_of(task, shots=shots, seed=seed))
+        for task in tasks
+        for shots in (config.shots if task.takes_shots else (0,))
+    ]
     done, total = 0, sum(len(requests) for *_, requests in rounds)
     results: dict[str, dict[str, Any]] = {task.name: {} for task in tasks}
     for task, shots, requests in rounds:
@@ -50,7 +56,20 @@ def evaluate(
         results[task.name][str(shots)] = result | {"prompt_hash": prompt_hash(requests)}
         done += len(requests)
     progress(done, total, "evaluated")
-    return {"format": FORMAT, "items": len(passages), "requests": total, "tasks": results}
+    return {"format": FORMAT, "items": len(passages), "requests": total, "tasks": results, "skipped": skipped}
+
+
+def _made(config: EvaluationConfig, passages: Sequence[Item], *, seed: int) -> tuple[list[Task], dict[str, str]]:
+    """Return the tasks of the config, and those that the passages do not suffice for, with the reason."""
+    tasks, skipped = [], {}
+    for name in config.tasks:
+        try:
+            tasks.append(build_task(name, passages, config, seed=seed))
+        except DataError as error:
+            skipped[name] = str(error)
+    if not tasks:
+        raise DataError("\n".join(skipped.values()))
+    return tasks, skipped
 
 
 def requests_of(task: Task, *, shots: int, seed: int) -> list[Request]:

@@ -1,6 +1,7 @@
-"""Numbers that cross between a processor and its accelerator while both go on.
+"""Copies between host and GPU that overlap with the work of both.
 
-From or to memory that may be paged out, a copy would wait until the accelerator is through with all it was given.
+They use pinned memory, because a copy from or to pageable memory would wait until the GPU has finished all earlier
+work.
 """
 
 from collections import deque
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 
 Tensor = torch.Tensor
-PIECE_BYTES, AHEAD = (64 << 20, 2)  # of pinned memory that fetched tensors come through, and how many beside the newest
+PIECE_BYTES = 64 << 20  # of pinned memory, through which tensors are fetched
+PIECES_AHEAD = 2  # in flight besides the newest
 
 
 def sent(x: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -22,7 +24,7 @@ def sent(x: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def read_later(x: Tensor) -> Callable[[], list[float]]:
-    """The numbers of a tensor when they are asked for: an accelerator goes on meanwhile."""
+    """Return a function that returns the numbers of a tensor. The GPU continues until it is called."""
     if x.device.type != "cuda":
         return x.tolist
     here = _coming(x)
@@ -50,7 +52,7 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
             copied = torch.cuda.Event()
             copied.record()
             under_way.append(_UnderWay(place, coming, copied))
-            if len(under_way) > AHEAD:
+            if len(under_way) > PIECES_AHEAD:
                 under_way.popleft().arrive()
     for each in under_way:
         each.arrive()

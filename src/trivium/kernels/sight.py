@@ -55,7 +55,7 @@ class Sight:
     _sent: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def within(self, window: int | None) -> "Sight":
-        """Return this object with an attention window of so many positions; None for no window."""
+        """Return this object with an attention window; None for no window."""
         return self if window is None else Sight(self.order, self.starts, window, self._sent)
 
     def placed(self, rank: int, device: torch.device) -> Tensor:

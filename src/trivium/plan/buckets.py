@@ -45,7 +45,7 @@ class Item(NamedTuple):
     @property
     def room(self) -> int:
         """Elements until the next one may begin."""
-        return padded(self.elements)
+        return int(padded(self.elements))
 
 
 class Span(NamedTuple):
@@ -130,8 +130,8 @@ def _row(items: list[Item], plan: Plan, over: tuple[PartialOver, ...], *, tied: 
 
 
 def padded(elements: Any, sharers: Any = 1) -> Any:
-    """Return the size of a bucket with so many elements, of which each rank of the sharding group owns an equal slice.
-    The arguments are numbers, or arrays with one entry per plan."""
+    """Return the size of a bucket with `elements` elements, of which each rank of the sharding group owns an equal
+    slice. The arguments are numbers, or arrays with one entry per plan."""
     unit = sharers * ALIGNMENT_ELEMENTS
     return -(-elements // unit) * unit
 

@@ -65,7 +65,8 @@ class Partition(Config):
 
 @lru_cache(maxsize=4096)
 def balanced(layers: int, stages: int, embedding_weight: float = 0.0, head_weight: float = 0.0) -> tuple[int, ...]:
-    """Return the layers of each stage under equal loads, where the embedding and the head count as so many layers."""
+    """Return the layers of each stage under equal loads. The weights are the numbers of layers that embedding and head
+    count as."""
     loads = [0.0] * stages
     loads[0] += embedding_weight
     loads[-1] += head_weight

@@ -21,7 +21,7 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-sp
 SCHEDULE_NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split")
 # Those whose backward comes in two parts.
 SPLIT_SCHEDULES: tuple[ScheduleName, ...] = ("zb-h1", "zb-v", "1f1b-split", "zb-turns")
-HEAD_UNITS = 8  # in which the head's length is told, of a stage's forward
+HEAD_UNITS = 8  # units of the head's length in the forward of a stage
 # A stage's two gradients, in the same unit. Were all three alike, ranks would go in lockstep: every delay would last.
 GRADIENT_UNITS = 9
 Each = TypeVar("Each")

@@ -196,7 +196,7 @@ def _stages_at(candidates: Candidates, kept: Prices, again: Prices, row: int) ->
 
 def _mean_work(at: Setting, stages: Sequence[tuple[Piece, Piece]]) -> Piece:
     """Return the work of all micro-batches, averaged over pipeline ranks."""
-    whole = np.array([[by_stage.sum() for by_stage in forward.plus(backward)] for forward, backward in stages])
+    whole = np.array([[np.sum(by_stage) for by_stage in forward.plus(backward)] for forward, backward in stages])
     return Piece(*whole.T).times(at.case.micro_batches / at.case.pipeline)
 
 

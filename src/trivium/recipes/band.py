@@ -32,7 +32,6 @@ def band_of(curves: Sequence[Tree]) -> dict[str, Any]:
         raise DataError(f"the curves of seeds {seeds} were validated after different steps; run them with one config")
     values = {str(step): [c["points"][n]["validation_loss"] for c in curves] for n, step in enumerate(steps)}
     values["bits_per_byte"] = [curve["bits_per_byte"] for curve in curves]
-    cloze = {shots: [c["cloze_accuracy"][shots] for c in curves] for shots in curves[0]["cloze_accuracy"]}
     return {
         "format": FORMAT,
         "recipe": curves[0]["recipe"],
@@ -40,7 +39,6 @@ def band_of(curves: Sequence[Tree]) -> dict[str, Any]:
         "text_bytes": round(mean(curve["text_bytes"] for curve in curves)),
         "confidence": CONFIDENCE,
         "band": {name: _interval(of, len(values)) for name, of in values.items()},
-        "cloze_accuracy": cloze,
         "training_seconds": [curve["training_seconds"] for curve in curves],
     }
 

@@ -32,7 +32,8 @@ def curve_of(run: Path, recipe: str, peak: float | None) -> dict[str, Any]:
     manifest, config = read_tokens_manifest(run / "tokens"), read_json(run / "config.json")
     held_out = manifest["totals"]["validation"]
     tokens_per_byte = held_out["tokens"] / held_out["text_bytes"]
-    cloze = read_json(run / "evaluation" / "results.json")["tasks"].get("last_word", {})
+    asked = run / "evaluation" / "results.json"
+    cloze = read_json(asked)["tasks"].get("last_word", {}) if asked.is_file() else {}
     return {
         "format": FORMAT,
         "recipe": recipe,

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from trivium.report.parts import Card
-from trivium.report.verdicts import CPU, significant_scores
+from trivium.report.verdicts import significant_scores
 from trivium.report.words import median_figure, percent_text, shots_text
 from trivium.units import counted, format_count, format_flops, format_seconds
 
@@ -83,7 +83,8 @@ def _cost(training: Tree, machine: Tree | None) -> Card:
     if not seconds or machine is None:
         return Card("Cost", UNKNOWN, "the machine is unknown")
     hours = seconds / 3600 * machine["devices"]
-    unit, price = "core-hours" if training["device"] == CPU else "GPU-hours", machine["price_per_hour"]
+    unit = "core-hours" if machine["device"].endswith("core") else "GPU-hours"
+    price = machine["price_per_hour"]
     if price is None:
         return Card(f"Cost, {unit}", f"{hours:,.3g}", "the machine has no price_per_hour")
     return Card("Cost", f"{hours * price:,.2f}", f"{hours:,.3g} {unit} at {price:g} each")

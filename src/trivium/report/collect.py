@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -162,11 +162,12 @@ class Curve:
         """Return the kept records in order."""
         if self._every == 1:
             return [bucket.record for bucket in self._buckets]
-        points = [
+        last = replace(self._buckets[-1], record=cast(dict[str, Any], self._last))
+        kept = self._buckets if last.record is self._buckets[-1].record else [*self._buckets, last]
+        return [
             {**b.record, "loss_mean": b.total / b.count, "loss_least": b.least, "loss_greatest": b.greatest}
-            for b in self._buckets
+            for b in kept
         ]
-        return points if self._last is self._buckets[-1].record else [*points, cast(dict[str, Any], self._last)]
 
 
 @dataclass(slots=True)
@@ -209,7 +210,7 @@ class _Steps:
             self.losses.add(metric, metric["loss"])
         if metric.get("validation_loss") is not None:
             self.validation_loss = metric["validation_loss"]
-            self.validation.add(metric)
+            self.validation.add(metric, metric["validation_loss"])
 
 
 def _is_plain_step(metric: Any) -> bool:

@@ -22,6 +22,7 @@ ROW_PIXELS = 34  # of a horizontal bar
 MAX_OCCUPATIONS = 24  # bars, half of them for the most skewed of either side
 MAX_REASONS = 30  # bars, for the most frequent reasons of rejects
 MAX_WORDS_PER_GROUP = 6
+MAX_MARKERS = 60  # of a curve; more would hide its line
 BELOW: Any = {"row": 2, "col": 1}  # the place of the lower of two plots
 
 
@@ -154,7 +155,8 @@ def curves(training: Tree) -> go.Figure:
     figure.add_scatter(x=x, y=mean, name="training", mode="lines", line={"color": SKY, "width": 2})
     losses = [v["validation_loss"] for v in validation]
     line = {"color": ORANGE, "width": 2.5}
-    figure.add_scatter(x=_tokens(validation), y=losses, name="validation", mode="lines+markers", line=line)
+    mode = "lines+markers" if len(losses) <= MAX_MARKERS else "lines"
+    figure.add_scatter(x=_tokens(validation), y=losses, name="validation", mode=mode, line=line)
     rates = {"name": "learning rate", "line": {"color": PURPLE, "width": 1.5}, "showlegend": False}
     figure.add_scatter(x=x, y=[s["lr"] for s in steps], mode="lines", **rates, **BELOW)
     if entropy is not None:

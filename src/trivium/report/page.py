@@ -48,13 +48,14 @@ def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium")
     if not is_demo(report):
         if training is None or not training["finished"]:
             return f"{program} train --out {home}"
-        stale = next((f"{verb} --out {home}" for stage, verb in STAGES if stage in report["outdated"]), None)
-        return f"{program} {stale or (f'generate {home}')}"
+        verbs = [verb for stage, verb in STAGES if stage in report["outdated"]]
+        verbs += [verb for name, verb in (("samples", "generate"), ("evaluation", "evaluate")) if report[name] is None]
+        return f"{program} {verbs[0]} --out {home}" if verbs else f"{program} serve {home}"
     if report["outdated"] or any(report[name] is None for name in DEMO_RESULTS) or not training["finished"]:
         return f"{program} demo --out {home}"
     names = itertools.chain([OWN], (f"{OWN}-{number}" for number in itertools.count(2)))
     out = next(run.parent / name for name in names if not (run.parent / name).exists())
-    return f"{program} demo --corpus YOUR_TEXTS --out {shlex.quote(str(out))}"
+    return f"{program} demo --data YOUR_TEXTS --out {shlex.quote(str(out))}"
 
 
 def render(report: dict[str, Any], command: str, name: str = "") -> str:

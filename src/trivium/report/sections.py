@@ -204,7 +204,7 @@ def _schedule(report: Tree) -> Section:
     return Section(
         "schedule",
         "Pipeline schedule",
-        gist="as planned and as executed" if len(spans) == 2 else "",
+        gist=" and ".join(caption.partition(":")[0].removeprefix("Pipeline schedule ") for caption, _ in spans),
         shows="What each pipeline rank does when. A bar is one micro-batch in one stage, written micro-batch.stage. "
         "Planner and runtime read the same table of actions.",
         limits=f"{shared if (report['training'] or {}).get('device') == CPU else ''}While the batch ramps up, a step "

@@ -116,6 +116,9 @@ class TrainingConfig(Config):
     beta1: Decay = 0.9  # AdamW: decay of the mean of gradients
     beta2: Decay = 0.95  # AdamW: decay of the mean of squared gradients
     epsilon: Annotated[float, Field(ge=1e-30)] = 1e-8  # AdamW: added to the root of the mean of squared gradients
+    # number of steps under plan.layout, after which training resumes in the layout that the planner finds fastest on
+    # `machine`; 0: it keeps its layout
+    fastest_after: NotNegative = 0
     # steps between checkpoints; the last step is always saved
     checkpoint_every: Annotated[Positive, Short("checkpoint-every")] = 50
     keep_last: Positive = 3  # number of latest checkpoints that are kept

@@ -49,7 +49,8 @@ class TrainingJob:
     """What to train: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
 
     examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps. questions: hashes
-    of its tasks' questions by name, which must be equal on all hosts.
+    of its tasks' questions by name, which must be equal on all hosts. until: the step after which these ranks save and
+    end, if it is not `training.steps`. begun: the plan with which the training began, if it moved to `plan` on purpose.
     """
 
     plan: Plan
@@ -59,6 +60,18 @@ class TrainingJob:
     out: Path
     examiner: Examiner | None = None
     questions: Mapping[str, str] = field(default_factory=dict)
+    until: int | None = None
+    begun: Plan | None = None
+
+    @property
+    def last(self) -> int:
+        """The last step of these ranks."""
+        return self.training.steps if self.until is None else min(self.until, self.training.steps)
+
+    @property
+    def described(self) -> Plan:
+        """The plan that records and measurements of the training are about."""
+        return self.begun or self.plan
 
 
 @dataclass
@@ -151,7 +164,8 @@ class Loop:
         verify_together(job.tokens, job.out, mesh, self.alive)
         self._restore()
         if self.is_first_rank:
-            self.attempt(partial(write_record, Record(job.out, job.tokens, job.plan, job.training, job.seed, ())))
+            record = Record(job.out, job.tokens, job.described, job.training, job.seed, ())
+            self.attempt(partial(write_record, record))
 
     @property
     def is_first_rank(self) -> bool:
@@ -159,7 +173,7 @@ class Loop:
 
     def run(self) -> None:
         """Train to the last step. Raises Preempted if the job was asked to end before; a checkpoint is saved then."""
-        begin, last = time.perf_counter(), self.config.steps
+        begin, last = time.perf_counter(), self.job.last
         if self.step == 0:
             self._save(due=self._is_checkpoint_due())
         else:
@@ -192,7 +206,8 @@ class Loop:
         self.seconds = time.perf_counter() - started
         if math.isfinite(result.loss):
             self.final_losses = result.losses
-        self.checkpoint_due = self._is_checkpoint_due() or result.asked or self._has_long_work()
+        is_last = number == self.job.last
+        self.checkpoint_due = self._is_checkpoint_due() or result.asked or is_last or self._has_long_work()
         for observer in self.observers:
             observer.after_step(self, result)
             if self.step < number:

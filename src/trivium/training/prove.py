@@ -32,29 +32,36 @@ WHY = (
     "sample, a wrong moment or a stale weight changes the loss by more than this."
 )
 STEPS_BEFORE_KILL = 2  # at least, so that a checkpoint is saved among them
+COMPARED_STEPS = 20  # after the checkpoint that the proof starts from
 
 
 def prove_resume(
-    job: TrainingJob, *, reference: Path, progress: Progress = silent, lease: Holder | None = None
+    job: TrainingJob,
+    *,
+    reference: Path,
+    other: Plan | None = None,
+    progress: Progress = silent,
+    lease: Holder | None = None,
 ) -> dict[str, Any]:
-    """Continue from a checkpoint of the finished run `reference`, kill a rank midway, and let it finish.
+    """Continue from a checkpoint of the finished run `reference`, kill a rank, and go on for a few steps more.
 
-    The killed run starts under the reference's layout and restarts under another. Writes proof.json into job.out, which
-    must be empty, and returns it. lease: of job.out, if the caller has it. Raises TriviumError if the losses differ by
-    more than the tolerance.
+    The killed run starts under the plan of `job` and restarts under `other`, by default a plan whose layout differs.
+    Writes proof.json into job.out, which must be empty, and returns it. lease: of job.out, if the caller has it. Raises
+    TriviumError if the losses differ by more than the tolerance.
     """
-    other, steps = another_layout(job.plan), job.training.steps
+    other, steps = other or another_layout(job.plan), job.training.steps
     begin = starting_checkpoint(reference, steps)
-    kill_at = begin + max(STEPS_BEFORE_KILL, (steps - begin) // 3)
+    end = min(steps, begin + COMPARED_STEPS)
+    kill_at = begin + max(STEPS_BEFORE_KILL, (end - begin) // 3)
     every = max(1, (kill_at - begin) // 2)
     changes = {"checkpoint_every": every, "keep_every": 0, "restarts": 1, "validate_every": steps}
-    killing = replace(job, training=job.training.model_copy(update=changes))
+    killing = replace(job, training=job.training.model_copy(update=changes), until=end)
     source = next(p for p in published(reference / CHECKPOINTS) if step_of(p.name) == begin)
     victim = job.plan.layout.world_size - 1
     killed: dict[str, Any] = {}
 
     def watch(ranks: Ranks, step: int) -> None:
-        if not killed and kill_at <= step < steps:
+        if not killed and kill_at <= step < end:
             killed.update(rank=victim, step=step, signal="SIGKILL", pid=ranks.pids[victim])
             os.kill(ranks.pids[victim], signal.SIGKILL)
 
@@ -64,9 +71,9 @@ def prove_resume(
         start(killing, progress=progress, after_failure=[other], watch=watch, lease=held)
         if not killed:
             raise TriviumError(
-                f"the run ended at step {steps} before rank {victim} was killed at {kill_at}; train longer"
+                f"the run ended at step {end} before rank {victim} was killed at {kill_at}; train longer"
             )
-        proof = _compare(job, reference, begin, killed, [job.plan.layout, other.layout])
+        proof = _compare(job, reference, range(begin + 1, end + 1), killed, [job.plan.layout, other.layout])
         write_json(job.out / "proof.json", proof)
     if proof["max_loss_difference"] > proof["tolerance"]:
         raise TriviumError(
@@ -117,10 +124,11 @@ def starting_checkpoint(reference: Path, steps: int) -> int:
 
 
 def _compare(
-    job: TrainingJob, reference: Path, begin: int, killed: dict[str, Any], layouts: list[Layout]
+    job: TrainingJob, reference: Path, steps: range, killed: dict[str, Any], layouts: list[Layout]
 ) -> dict[str, Any]:
+    begin = steps.start - 1
     unbroken, resumed = (
-        {r["step"]: r["loss"] for r in read(path / METRICS) if "loss" in r and r.get("step", 0) > begin}
+        {r["step"]: r["loss"] for r in read(path / METRICS) if "loss" in r and r.get("step") in steps}
         for path in (reference, job.out)
     )
     if unbroken.keys() != resumed.keys():
@@ -134,7 +142,6 @@ def _compare(
     precision = job.plan.precision.weights
     return {
         "max_loss_difference": max(differences.values()) if all(map(math.isfinite, differences.values())) else math.inf,
-        "max_loss_difference_same_layout": max((d for s, d in differences.items() if s <= resumed_from), default=0.0),
         "tolerance": TOLERANCE[precision],
         "why": WHY.format(precision=precision),
         "layouts": [{k: getattr(x, k) for k in DEGREES} for x in layouts],

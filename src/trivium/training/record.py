@@ -30,6 +30,7 @@ Entry = dict[str, Any]  # step, cause, gaps: [[first, stop], …]
 SECTIONS = ("plan.model", "plan.batch", "plan.precision", "plan.optimizer", "data")
 # Fields of `training` that may change when a training is resumed.
 CHANGEABLE_TRAINING = (
+    "fastest_after",
     "checkpoint_every",
     "keep_last",
     "keep_every",

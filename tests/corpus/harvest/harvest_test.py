@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trivium.config import shipped
 from trivium.corpus.clean.extract import extract_step
-from trivium.corpus.config import CurateConfig, HarvestConfig
+from trivium.corpus.config import STORIES, CurateConfig, HarvestConfig
 from trivium.corpus.dedup.minhash import jaccard, shingles
 from trivium.corpus.harvest.harvest import harvest
 from trivium.corpus.harvest.plant import html_page
-from trivium.corpus.harvest.python_prose import compose_documents, licence_of, package_folder
+from trivium.corpus.harvest.stories import cut, read_stories, story_documents
 from trivium.corpus.pipeline import curate
 from trivium.corpus.publish.store import read_documents
 from trivium.corpus.read.files import input_files
@@ -25,7 +26,7 @@ from trivium.corpus.select.evaluation_texts import evaluation_items
 from trivium.errors import DataError
 from trivium.seeds import generator_for
 
-SMALL = HarvestConfig(max_bytes=900_000, packages=("networkx",), evaluation_items=40)
+SMALL = HarvestConfig(max_bytes=900_000, evaluation_items=40)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,8 @@ def small(tmp_path_factory):
 
 @cache
 def honest(seed):
-    """The documents of the default corpus: it takes seconds to read them out of Python's own files."""
-    return compose_documents(SMALL, seed=seed)[0]
+    """The documents of the default corpus."""
+    return story_documents(SMALL, seed=seed)[0]
 
 
 def raw_texts(out):
@@ -65,21 +66,38 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(small, tmp_p
     assert bytes_of(tmp_path / "other") != bytes_of(small[0])
 
 
-def test_paragraphs_are_unique_and_documents_of_sensible_length():
-    documents, entries = compose_documents(SMALL, seed=1)
-    paragraphs = [paragraph for document in documents for paragraph in document.text.split("\n\n")]
-    assert len(paragraphs) == len(set(paragraphs)) > 1000
-    assert min(len(d.text) for d in documents) >= SMALL.shortest
+def test_documents_are_the_shipped_stories_cut_at_paragraphs():
+    documents, entries = story_documents(HarvestConfig(), seed=1)
+    assert all(HarvestConfig().shortest <= len(d.text) <= HarvestConfig().longest for d in documents)
     assert sum(e["documents"] for e in entries) == len(documents) == len({d.id for d in documents})
-    assert {e["source"] for e in entries} == {"stdlib", "pydoc", "networkx"}
-    assert all(len(e["sha256"]) == 64 and e["licence"] and not e["path"].startswith("/") for e in entries)
+    assert sum(e["text_bytes"] for e in entries) == sum(d.text_bytes for d in documents) > 2_400_000
+    whole = "".join(chapter["text"] for chapter in read_stories())
+    assert all(document.text in whole for document in documents)
 
 
-def test_licences_and_folders_are_found_without_importing():
-    assert "BSD" in licence_of("networkx")
-    assert licence_of("no-such-distribution") == "not stated"
-    assert package_folder("no_such_package") is None
-    assert (package_folder("sympy") / "__init__.py").is_file()
+def test_every_book_has_a_source_a_hash_and_a_licence():
+    _, entries = story_documents(SMALL, seed=1)
+    sources = {chapter["source"] for chapter in read_stories()}
+    assert {e["source"] for e in entries} == sources
+    assert all(len(e["sha256"]) == 64 and e["licence"] == "public domain" for e in entries)
+    assert SMALL.max_bytes * 0.7 < sum(e["text_bytes"] for e in entries) < SMALL.max_bytes * 1.4
+
+
+@given(st.lists(st.text("ab ", min_size=1, max_size=40).map(str.strip).filter(bool), min_size=1), st.integers(1, 60))
+def test_pieces_join_to_the_text_but_for_a_short_end(paragraphs, longest):
+    text = "\n\n".join(paragraphs)
+    pieces = list(cut(text, shortest=0, longest=longest))
+    assert "\n\n".join(pieces) == text
+    assert all(len(piece) <= longest + 40 for piece in pieces)
+    assert list(cut(text, shortest=10, longest=longest))[: len(pieces) - 1] == pieces[:-1]
+
+
+def test_the_stories_that_the_package_ships_are_small_and_their_source_is_told():
+    packed = shipped(STORIES)
+    assert packed.stat().st_size < 3_000_000
+    told = packed.with_name("stories.md").read_text(encoding="utf-8")
+    assert "**Licence.** Public domain" in told
+    assert all(chapter["book"].replace("&", "and") in told for chapter in read_stories())
 
 
 def test_pages_and_lines_together_hold_every_honest_and_planted_document_once(small):
@@ -264,9 +282,3 @@ def test_a_corpus_without_a_readable_document_is_an_error_that_names_the_file(tm
         harvest(HarvestConfig(), tmp_path / "raw", seed=1, corpus=tmp_path / name)
     with pytest.raises(DataError, match="absent"):
         harvest(HarvestConfig(), tmp_path / "raw", seed=1, corpus=tmp_path / "absent")
-
-
-def test_a_python_without_sources_asks_for_a_corpus(monkeypatch, tmp_path):
-    monkeypatch.setattr("trivium.corpus.harvest.python_prose.default_sources", lambda packages: iter(()))
-    with pytest.raises(DataError, match="--corpus"):
-        harvest(SMALL, tmp_path, seed=1)

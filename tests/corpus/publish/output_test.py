@@ -78,7 +78,7 @@ def curated(tmp_path_factory):
     root = tmp_path_factory.mktemp("views")
     (root / "raw").mkdir()
     (root / "out").mkdir()
-    harvest(HarvestConfig(max_bytes=700_000, packages=("networkx",), evaluation_items=30), root / "raw", seed=11)
+    harvest(HarvestConfig(max_bytes=700_000, evaluation_items=30), root / "raw", seed=11)
     curate(CurateConfig(), root / "raw", root / "out", seed=11)
     return root / "out"
 

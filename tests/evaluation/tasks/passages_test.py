@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from evaluation.scorers import passages
 from trivium.errors import DataError
 from trivium.evaluation.config import EvaluationConfig
-from trivium.evaluation.tasks.passages import Item, build_task, cut_last_sentence, head, read_items, tail
+from trivium.evaluation.tasks.items import Item, cut_last_sentence, head, read_items, tail
+from trivium.evaluation.tasks.passages import build_task
 from trivium.evaluation.tasks.task import Example, choose_shots
 
 CONFIG = EvaluationConfig(context_characters=90)

@@ -11,15 +11,10 @@ from typing import Any
 import torch
 
 from trivium.certify.oracle.attention_softmax import ATTENTION_SOFTMAX
-from trivium.certify.oracle.mlp_gated import MLP_GATED
-from trivium.certify.oracle.mlp_gated_gelu import MLP_GATED_GELU
-from trivium.certify.oracle.mlp_plain import MLP_PLAIN
-from trivium.certify.oracle.norms import LAYER_NORM, RMS_NORM
-from trivium.certify.oracle.norms_offset import RMS_NORM_OFFSET
+from trivium.certify.oracle.feed_forward import MLP_GATED, MLP_GATED_GELU, MLP_PLAIN
+from trivium.certify.oracle.norms import LAYER_NORM, RMS_NORM, RMS_NORM_OFFSET
 from trivium.certify.oracle.terms import Order, Rule, Settings, Tensor, Twin, Weights, deviations
-from trivium.certify.oracle.wiring import SEQUENTIAL, Drop
-from trivium.certify.oracle.wiring_sandwich import SANDWICH
-from trivium.certify.oracle.wiring_side_by_side import SIDE_BY_SIDE
+from trivium.certify.oracle.wiring import SANDWICH, SEQUENTIAL, SIDE_BY_SIDE, Drop
 from trivium.plan.adapters import AdapterGroup
 from trivium.plan.model_shape import ModelShape
 

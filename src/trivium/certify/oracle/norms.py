@@ -30,5 +30,14 @@ def _rms_norm(weights: Weights, s: Settings, x: Tensor, at: str) -> Tensor:
     return rms(x, s.form.norm_epsilon) * weights[f"{at}.weight"]
 
 
+def _rms_norm_offset_rules(s: Settings, at: str) -> Iterator[tuple[str, Rule]]:
+    yield f"{at}.weight", Rule((s.form.hidden,))
+
+
+def _rms_norm_offset(weights: Weights, s: Settings, x: Tensor, at: str) -> Tensor:
+    return rms(x, s.form.norm_epsilon) * (1 + weights[f"{at}.weight"])
+
+
 LAYER_NORM = Twin(_layer_norm_rules, _layer_norm)
 RMS_NORM = Twin(_rms_norm_rules, _rms_norm)
+RMS_NORM_OFFSET = Twin(_rms_norm_offset_rules, _rms_norm_offset)

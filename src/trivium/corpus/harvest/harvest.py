@@ -15,8 +15,8 @@ from trivium.corpus.engine import Engine
 from trivium.corpus.harvest.harvest_files import HELDOUT, ITEMS, SOURCES, harvest_files, summary, write_items
 from trivium.corpus.harvest.heldout import choose_documents
 from trivium.corpus.harvest.plant import Planted, html_page, plant
-from trivium.corpus.harvest.python_prose import compose_documents
 from trivium.corpus.harvest.raw_files import RawFiles
+from trivium.corpus.harvest.stories import story_documents
 from trivium.corpus.publish.store import write_documents
 from trivium.progress import Progress, silent
 from trivium.provenance import discard, write_json
@@ -42,7 +42,7 @@ def harvest(
     it.
     """
     if corpus is None:
-        return _harvest_default(config, out, seed=seed, progress=progress)
+        return _harvest_default(config, out, seed=seed)
     pieces = work or out / ".work"
     found = harvest_files(config, out, corpus, seed=seed, work=pieces, progress=progress, engine=engine)
     if work is None:
@@ -50,8 +50,8 @@ def harvest(
     return found
 
 
-def _harvest_default(config: HarvestConfig, out: Path, *, seed: int, progress: Progress) -> dict[str, Any]:
-    documents, entries = compose_documents(config, seed=seed, progress=progress)
+def _harvest_default(config: HarvestConfig, out: Path, *, seed: int) -> dict[str, Any]:
+    documents, entries = story_documents(config, seed=seed)
     heldout, items = choose_documents(documents, config, seed=seed)
     held_out = {document.id for document in heldout}
     honest = [document for document in documents if document.id not in held_out]

@@ -27,9 +27,10 @@ from trivium.corpus.harvest.raw_files import JSONL_FOLDER, WARC_FOLDER, RawFiles
 from trivium.corpus.kernels.warm_up import compile_once, warm_up
 from trivium.corpus.publish.store import PASSING_PACKING, documents_in, documents_table, write_documents
 from trivium.corpus.read.cutting import is_later_piece
-from trivium.corpus.read.files import Input, list_files, relative_name, source_of
+from trivium.corpus.read.files import Input, list_files, marks_of, relative_name, source_of
 from trivium.corpus.read.ids import KEYS, keys_of, names_in, write_ids
 from trivium.corpus.read.read import read_any
+from trivium.corpus.read.remote import refuse_changed
 from trivium.corpus.read.streams import open_binary
 from trivium.corpus.steps import Drop
 from trivium.corpus.work import (
@@ -92,7 +93,8 @@ def harvest_files(
     """
     where = corpus if isinstance(corpus, str) else corpus.absolute()
     listing = list_files(where)
-    job = begin_job(work, config, Input(where, config.read), listing.files, seed=seed, streams=_streams(listing.files))
+    source = Input(where, config.read, marks_of(where))
+    job = begin_job(work, config, source, listing.files, seed=seed, streams=_streams(listing.files))
     prepare = compile_once if engine is None else warm_up  # workers inherit what is loaded
     prepare(progress)
     runner = engine or Here()
@@ -162,8 +164,11 @@ def _write_stream(job: HarvestJob, stream: int, name: str, fill: Any) -> Result:
         for number in range(*job.streams[stream]):
             path = job.files[number]
             source = source_of(path, job.source)
-            how = {"longest": job.config.longest, "cut_rows": job.config.cut_rows, "limits": job.limits}
-            for item in read_any(path, source=source, **how):
+            if path in job.marks:
+                refuse_changed(str(path), job.marks[str(path)], job.remedy)
+            for item in read_any(
+                path, source=source, longest=job.config.longest, cut_rows=job.config.cut_rows, limits=job.limits
+            ):
                 yield Record(number, item)
 
     write_parts(stream_folder(job.path(name), stream), records, fill, min_bytes=job.config.shard_bytes)
@@ -218,11 +223,15 @@ def _survey_part(job: HarvestJob, stream: int, part: NewPart, records: list[Reco
     table = table.append_column("place", pa.array([place for place, _, _ in candidates], pa.float64()))
     table = table.append_column("row", pa.array([row for _, row, _ in candidates], pa.int64()))
     pq.write_table(table, part.into / CANDIDATES, row_group_size=_ROW_GROUP, **PASSING_PACKING)
-    hashes = {number: _hash_of(job.files[number]) for number in range(*job.streams[stream])} if part.is_last else {}
+    hashes = {number: _identity_of(job, number) for number in range(*job.streams[stream])} if part.is_last else {}
     return {"documents": len(ids), "seen": seen, "files": files, "hashes": hashes}
 
 
-def _hash_of(path: Path | str) -> dict[str, str]:
+def _identity_of(job: HarvestJob, number: int) -> dict[str, Any]:
+    """Return the hash of a file, or the mark of a remote one, which would have to be read again for its hash."""
+    path = job.files[number]
+    if isinstance(path, str):
+        return {"mark": job.marks[path]}
     try:
         with open_binary(path) as file:
             return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}  # type: ignore[arg-type]

@@ -8,9 +8,8 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any, NamedTuple, overload
 
-import fsspec
-
 from trivium.corpus.config import ReadConfig
+from trivium.corpus.read.remote import Mark, mark_of, remote_files
 from trivium.errors import DataError
 
 PAGES, LINES, TEXTS, PARQUET = ((".warc", ".wet"), (".jsonl", ".ndjson", ".json"), (".txt", ".md"), (".parquet",))
@@ -21,15 +20,14 @@ _OTHER_PACKINGS = (*_PACKINGS, ".bz2", ".xz", ".lz4", ".zip")
 _NUMBER = re.compile(r"[-_](?:of[-_])?(?:\d{5,7}|\d{14})(?=[-_]|$)")
 MOST_LEVELS, MOST_WAYS = 200, 100  # depth of folders; paths to one folder through links
 _SHOWN = 5  # endings in a message
-# fields by which stores identify the contents of a file
-_MARKS = ("mtime", "LastModified", "last_modified", "updated", "created", "ETag", "etag", "md5Hash", "oid")
 
 
 class Input(NamedTuple):
-    """A file or folder to read, and how to read it."""
+    """A file or folder to read, and how to read it. marks: of remote files, by URL."""
 
     path: Path | str
     limits: ReadConfig = ReadConfig()
+    marks: Mapping[str, Mark] = MappingProxyType({})
 
 
 class Listing(NamedTuple):
@@ -47,7 +45,7 @@ def list_files(path: Path | str) -> Listing:
     """
     found: Iterable[tuple[Path | str, bool]]
     if isinstance(path, str):
-        found = [(url, True) for url in sorted(_remote_files(path))]
+        found = [(url, True) for url in sorted(remote_files(path))]
     elif path.is_dir():
         found = sorted(_below(path, frozenset(), Counter()))
     elif path.exists():
@@ -94,10 +92,17 @@ def states_of(corpus: Path | str) -> list[tuple[Any, ...]]:
     """Return name, size and modification time or tag of the readable files, which identify them without reading."""
     files = list_files(corpus).files
     if isinstance(corpus, str):
-        told = _remote_files(corpus)
-        return [(file, told[str(file)].get("size"), *map(told[str(file)].get, _MARKS)) for file in files]
+        infos = remote_files(corpus)
+        return [(file, infos[str(file)].get("size"), *mark_of(infos[str(file)])) for file in files]
     states = [(path, path.stat() if path.exists() else path.lstat()) for path in map(Path, files)]
     return [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
+
+
+def marks_of(corpus: Path | str) -> dict[str, Mark]:
+    """Return what identifies the readable files of a URL; an empty dict for a path."""
+    if isinstance(corpus, Path):
+        return {}
+    return {str(file): mark for file, _, *mark in states_of(corpus)}
 
 
 def told_endings(others: Mapping[str, int]) -> str:
@@ -187,18 +192,6 @@ def _below(
                 yield from _below(path, above | {here}, ways)
         else:
             yield path, path.is_file() or not path.exists() if linked else entry.is_file()
-
-
-def _remote_files(url: str) -> dict[str, Mapping[str, Any]]:
-    """Return the URL of each file at a URL, with the metadata of its store."""
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-        found = {path: system.info(path)} if system.isfile(path) else system.find(path, detail=True)
-        if not found:
-            raise FileNotFoundError("nothing is stored there")
-    except (ImportError, ValueError, OSError) as error:
-        raise DataError(f"{url} cannot be listed: {error}; check the address and its fsspec package") from None
-    return {url.rstrip("/") + name.removeprefix(path.rstrip("/")): told for name, told in found.items()}
 
 
 def _ending(name: str) -> str:

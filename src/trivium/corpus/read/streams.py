@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-import fsspec
 import pyarrow as pa
 import zstandard
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Trouble
+from trivium.corpus.read.remote import open_remote
 from trivium.untrusted import open_regular
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -52,13 +52,12 @@ class Lost(NamedTuple):
 
 
 def open_binary(path: Path | str) -> BinaryIO:
-    """Open a local regular file, or a URL for fsspec, for reading. Raises OSError if that fails."""
-    if isinstance(path, Path):
-        return open_regular(path)
-    try:
-        return cast(BinaryIO, fsspec.open(path, "rb").open())
-    except (ImportError, ValueError) as error:  # an unknown protocol, or one without its package
-        raise OSError(f"{path}: {error}") from None
+    """Open a local regular file, or a URL for fsspec, for reading.
+
+    Raises OSError if a local file cannot be opened, and DataError or MachineError for a remote one: what a server fails
+    to send must not be taken for damage of the file.
+    """
+    return open_regular(path) if isinstance(path, Path) else open_remote(path)
 
 
 def chunks(file: BinaryIO, limits: ReadConfig, name: str = "") -> Iterator[Chunk | Lost]:

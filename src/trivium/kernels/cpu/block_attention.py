@@ -1,13 +1,15 @@
-"""Causal attention on a processor: PyTorch's fused kernel, for some queries at a time, given the keys in their reach.
+"""Causal attention on a CPU: PyTorch's fused kernel, called for some queries at a time with the keys that they attend
+to.
 
-Called once for all queries the kernel leaves keys out 512 at a time, and behind a mask none: at 256 positions it
-computes every score and then hides half of them. Of packed documents a block is given the keys from the first that one
-of its queries sees, and only it is masked. Where MKL is at home blocks are longer. Where MKL multiplies faster and
-positions lie far apart, as a product of several sequences leaves them, the kernel is given a copy in which each head's
-are next to each other (15 to 25 % of its time on an Intel Xeon, 3 to 12 % on a Zen 3).
+If the kernel is called once for all queries, it skips keys in steps of 512, and with a mask it skips none: at 256
+positions it computes every score and then hides half of them. With packed documents a block has the keys from the first
+one that any of its queries attends to, and only that block is masked. Blocks are longer on Intel CPUs. If MKL
+multiplies faster and positions are far apart in memory, as after a product of several sequences, the kernel reads a
+copy in which the positions of each head are contiguous (this saves 15 to 25 % of its time on an Intel Xeon, 3 to 12 %
+on a Zen 3).
 
-Where the processor multiplies bf16 numbers slowly, the kernel is given copies in fp32, of some heads at a time, and
-what stays for the backward is in bf16.
+If the CPU multiplies bf16 numbers slowly, the kernel reads fp32 copies of some heads at a time; what is kept for the
+backward stays in bf16.
 
 Legend: B sequences, N heads, G key-value heads, S positions, D head width, Q queries of a block, K keys in its reach.
 """
@@ -57,17 +59,18 @@ def suits(q: Tensor, *, joined: bool = False) -> bool:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight = ALL_BEFORE) -> Tensor:
-    """q [B, N, S, D], k and v [B, G, S, D] of all positions, in order -> [B, N, S, D].
+    """Return the attention [B, N, S, D] of q [B, N, S, D] to k and v [B, G, S, D], of all positions in order.
 
-    In memory the result has its positions first, as what goes on to the next product. What is kept for the backward is
-    what torch's attention keeps, whatever is seen."""
+    The result has its positions first in memory, as the next product reads it. It keeps the same tensors for the
+    backward as torch's attention, whatever the mask.
+    """
     found: Tensor = _Apart.apply(q, k, v, sight)
     return found
 
 
 def attend_joined(qkv: Tensor) -> Tensor:
-    """Queries, keys and values of as many heads, [3, B, N, S, D] -> [B, N, S, D]: each query sees its own position and
-    all before. In memory as `attend`, and so the gradient of what is joined."""
+    """Return the causal attention [B, N, S, D] of joined queries, keys and values [3, B, N, S, D] with equally many
+    heads. The memory layouts of the result and of the joined gradient are those of `attend`."""
     found: Tensor = _Joined.apply(qkv)
     return found
 

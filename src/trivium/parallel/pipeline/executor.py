@@ -57,9 +57,9 @@ class StageFunctions(NamedTuple):
 class Executor:
     """Runs the events of one rank in order.
 
-    activation: an empty tensor like what crosses stages. names: of all losses. loss_scale multiplies each
-    micro-batch's losses, so that gradients add up to those of the mean. `watch` is told when a stage's last backward
-    of the step begins, so that gradient reduction can start inside it.
+    activation: returns an empty tensor of the shape that is sent between stages. names: of all losses. loss_scale:
+    multiplies the losses of each micro-batch, so that gradients add up to the mean's. `watch` is notified when the last
+    backward of a stage in the step begins, so that gradient reduction can start inside it.
     """
 
     mesh: Mesh

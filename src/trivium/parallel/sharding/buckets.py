@@ -334,12 +334,13 @@ class GradientWatch:
             bucket.expect(reduces=reduces)
 
     def last_backward(self, stage: int, *, put_off: bool = False) -> None:
-        """The last backward of `stage` in this step begins; put_off: of the weight gradients that were put off."""
+        """Announce the last backward of `stage` in this step. put_off: it is the computation of deferred weight
+        gradients."""
         self._last.add((stage, put_off))
 
     def takes(self, weight: torch.nn.Parameter) -> bool:
-        """Whether products of this weight are added here at once. Of a tied table autograd first adds up what its two
-        uses give, so that it is one gradient to reduce."""
+        """Whether products of this weight are added here immediately. For a tied table autograd first adds both
+        gradients, so that one gradient is reduced."""
         return not self._places[id(weight)][1].tied
 
     def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
@@ -348,12 +349,12 @@ class GradientWatch:
         bucket.add_product(slot, grad, x, arithmetic)
 
     def added(self, weight: torch.nn.Parameter) -> None:
-        """A product was added in a backward."""
+        """Count a product that a backward has added."""
         slot, bucket = self._places[id(weight)]
         self._count(slot, bucket, last=(slot.stage, False) in self._last)
 
     def finished(self, parameter: torch.nn.Parameter) -> None:
-        """A weight gradient that was put off has been added."""
+        """Count a deferred weight gradient that has been added."""
         slot, bucket = self._places[id(parameter)]
         self._count(slot, bucket, last=(slot.stage, True) in self._last)
 

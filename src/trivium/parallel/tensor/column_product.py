@@ -63,7 +63,7 @@ class _ColumnProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         (x, weight), (grad,) = ctx.saved_tensors, grads
         (group, split_sequence), parameter, later, arithmetic = ctx.how
-        # Weight gradients that are put off gather when they are computed.
+        # Deferred weight gradients gather their inputs when they are computed.
         puts_off = later is not None and later.separate
         of_weight, of_bias = ctx.needs_input_grad[1:3]
         again = split_sequence and not puts_off and (of_weight or later is not None)

@@ -24,7 +24,7 @@ from trivium.parallel.tensor.vocabulary import BLOCK_ROWS, stretch, with_terms
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
-# Of so many ids or fewer CUDA's gradient of an embedding takes another way: aten/src/ATen/native/cuda/Embedding.cu.
+# For at most so many ids CUDA computes the gradient of an embedding in another way (ATen/native/cuda/Embedding.cu).
 MAX_DIRECT_IDS = 3072
 
 
@@ -42,7 +42,7 @@ class Region:
     row_chunks: int = 1  # of row-split products, each reduced while the next is computed
 
     def linear(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:
-        """x W^T (+ bias) with this rank's shard; the weight's gradient may be put off to an action of its own."""
+        """Return x W^T (+ bias) with this rank's shard. The weight gradient may be deferred."""
         return linear(x, weight, bias, self.weight_gradients, self.arithmetic)
 
     def column_product(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ class MeasuredStep(Observer):
     def resume(self, loop: Loop) -> None:
         # The second step, as the first one warms up; at the full batch, so that the pipeline is full.
         begin = max(loop.step, loop.plan.batch.segments[-1].first_step)
-        self._measured = min(begin + 3, loop.config.steps)
+        self._measured = min(begin + 3, loop.job.last) if loop.job.begun is None else None
 
     def before_step(self, loop: Loop, setup: StepSetup) -> None:
         setup.measure = loop.step == self._measured

@@ -40,6 +40,7 @@ def start(
     *,
     progress: Progress = silent,
     after_failure: Sequence[Plan] = (),
+    then: tuple[int, Plan] | None = None,
     watch: Watch | None = None,
     predicted: Mapping[int, Mapping[str, int]] | None = None,
     lease: Holder | None = None,
@@ -48,9 +49,10 @@ def start(
 
     Under torchrun this process is one of the ranks. Otherwise the ranks are forked here, and a job that loses one is
     restarted, up to `training.restarts` times from the same checkpoint; the n-th restart uses the n-th plan of
-    `after_failure` if there is one. predicted: bytes by rank and category, which the summary lists next to the measured
-    ones. lease: of the run directory, if the caller has it. Raises Preempted if SIGTERM, SIGUSR1 or SIGINT, to this
-    process or to a rank, ended the job; all ranks have then saved, if they had done a step.
+    `after_failure` if there is one. then: a step, and the plan under which training resumes after it; not under
+    torchrun, whose ranks keep their number. predicted: bytes by rank and category, which the summary lists next to the
+    measured ones. lease: of the run directory, if the caller has it. Raises Preempted if SIGTERM, SIGUSR1 or SIGINT, to
+    this process or to a rank, ended the job; all ranks have then saved, if they had done a step.
     """
     job = replace(job, tokens=Path(job.tokens), out=Path(job.out))
     check(job)
@@ -64,8 +66,18 @@ def start(
             return summarise(job, predicted or {})
         # The launcher sees a second signal when it checks its ranks the next time.
         with listening(lambda number: None) as requests:
-            plan = Supervisor(job, requests, progress, watch or (lambda ranks, step: None)).run(after_failure)
-            return summarise(replace(job, plan=plan), predicted or {})
+            for part in _parts(job, then):
+                plan = Supervisor(part, requests, progress, watch or (lambda ranks, step: None)).run(after_failure)
+            return summarise(replace(part, plan=plan), predicted or {})
+
+
+def _parts(job: TrainingJob, then: tuple[int, Plan] | None) -> list[TrainingJob]:
+    """Return what is left of a job, divided at the step after which it moves to another plan."""
+    if then is None:
+        return [job]
+    step, plan = then
+    rest = replace(job, plan=plan, begun=job.plan)
+    return [rest] if steps_saved(job) >= step else [replace(job, until=step), rest]
 
 
 @contextmanager
@@ -157,7 +169,7 @@ class Supervisor:
         to end, and otherwise its last failure.
         """
         plan, restarts, failed_before = self.job.plan, 0, None
-        plans, saved = iter(after_failure), self._steps_saved()
+        plans, saved = iter(after_failure), steps_saved(self.job)
         while True:
             heartbeats = Heartbeats(plan.layout.world_size)
             try:
@@ -172,8 +184,8 @@ class Supervisor:
                 self._refuse_to_restart(failure)
                 if failed_before == found.at.step:
                     raise _as_reported(failure, "\nstopped: it failed there twice, and would again") from None
-                if self._steps_saved() > saved:
-                    restarts, saved = 0, self._steps_saved()
+                if steps_saved(self.job) > saved:
+                    restarts, saved = 0, steps_saved(self.job)
                 if restarts >= self.job.training.restarts:
                     raise _as_reported(failure) from None
                 failed_before = found.at.step
@@ -181,10 +193,6 @@ class Supervisor:
             restarts += 1
             self._pause(failure, restarts)
             recover(self.job.out / CHECKPOINTS)
-
-    def _steps_saved(self) -> int:
-        """Return the step of the newest checkpoint, or -1."""
-        return max((step_of(path.name) or 0 for path in published(self.job.out / CHECKPOINTS)), default=-1)
 
     def _attempt(self, job: TrainingJob, heartbeats: Heartbeats) -> None:
         _import_for_ranks(job.plan)
@@ -255,6 +263,11 @@ class Supervisor:
         self._obey(None)
 
 
+def steps_saved(job: TrainingJob) -> int:
+    """Return the step of the newest checkpoint, or -1."""
+    return max((step_of(path.name) or 0 for path in published(job.out / CHECKPOINTS)), default=-1)
+
+
 def _as_reported(failure: RankFailed, more: str = "") -> TriviumError:
     """Return an error of the class that the rank raised, so that the exit code tells what was wrong."""
     return error_of(failure.exits.get(failure.rank), f"{failure}{more}")
@@ -278,7 +291,7 @@ def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> d
     """Gather what the ranks wrote into summary.json and timeline.json, and return the summary."""
     summary: dict[str, Any] = read_json(job.out / "result.json")
     ranks = [read_json(path) for path in sorted((job.out / "ranks").glob("rank-*.json"))]
-    ranks = [r for r in ranks if r["rank"] < job.plan.layout.world_size]
+    ranks = [r for r in ranks if r["rank"] < job.described.layout.world_size]
     summary["memory"] = [
         {k: r[k] for k in ("rank", "coordinate", "categories")} | {"predicted": dict(predicted.get(r["rank"], {}))}
         for r in ranks

@@ -1,0 +1,72 @@
+"""Choose the layout that is fastest on a machine, whatever its number of ranks."""
+
+from typing import NamedTuple
+
+from trivium.cost.estimate import estimate
+from trivium.cost.hardware import Machine
+from trivium.plan.layout import Layout
+from trivium.plan.plan import Plan
+from trivium.planner.config import SearchSpace
+from trivium.planner.grid import Subject
+from trivium.planner.pricing import Winner
+from trivium.planner.search import search
+from trivium.units import counted, format_seconds
+
+# What a search chooses of a plan, beside the size of a micro-batch.
+CHOSEN = ("layout", "schedule", "rows", "partition", "zero", "recompute", "sequence_parallel")
+
+
+class Fastest(NamedTuple):
+    """A plan of the same training, and why it was chosen, in words."""
+
+    plan: Plan
+    why: str
+
+
+def fastest(plan: Plan, machine: Machine, space: SearchSpace) -> Fastest:
+    """Return the plan under which this training is fastest on the machine, by the planner's prediction.
+
+    One rank, every power of two, and a rank on every device are tried. Model, batch, precision and optimizer stay as
+    they are, so that training can resume in it. It is `plan` itself if nothing is faster.
+    """
+    own = estimate(plan, machine).seconds
+    found = [best for ranks in _rank_counts(machine.devices) if (best := _best(plan, machine, ranks, space))]
+    found.sort(key=lambda each: each[1].seconds)
+    if not found or found[0][1].seconds >= own:
+        return Fastest(plan, f"no layout is faster here than {_text(plan.layout)}, {format_seconds(own)} a step")
+    chosen, winner = found[0]
+    others = [f"{_text(other.layout)} {format_seconds(price.seconds)}" for other, price in found[1:]]
+    others.append(f"{_text(plan.layout)} {format_seconds(own)}")
+    limit, share = winner.limits[0]
+    why = (
+        f"{_text(chosen.layout)} is fastest on {counted(machine.devices, machine.device)}, by the planner's estimate: "
+        f"{format_seconds(winner.seconds)} a step, {share:.0%} of it {limit}; instead of {', '.join(others)}"
+    )
+    return Fastest(chosen, why)
+
+
+def _rank_counts(devices: int) -> list[int]:
+    powers = [1 << n for n in range(devices.bit_length())]
+    return sorted({*powers, devices})
+
+
+def _best(plan: Plan, machine: Machine, ranks: int, space: SearchSpace) -> tuple[Plan, Winner] | None:
+    """Return the fastest plan of so many ranks to which the training can move; None if there is none."""
+    ranking = search(Subject.of(plan), machine, ranks, space).ranking
+    for winner in ranking.winners(len(ranking.simulated)):
+        moved = _moved(plan, winner.plan)
+        if not moved.check():
+            return moved, winner
+    return None
+
+
+def _moved(plan: Plan, to: Plan) -> Plan:
+    """Return a plan with its work divided as `to` divides it."""
+    batch = plan.batch.model_copy(update={"micro": to.batch.micro})
+    return plan.model_copy(update={name: getattr(to, name) for name in CHOSEN} | {"batch": batch})
+
+
+def _text(layout: Layout) -> str:
+    degrees = {name: layout.degree(name) for name in ("tensor", "pipeline", "data", "context")}
+    parts = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+    return f"{parts} ({counted(layout.world_size, 'rank')})" if parts else "1 rank"

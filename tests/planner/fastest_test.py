@@ -1,0 +1,38 @@
+"""The layout to which a training moves: the planner's fastest, for the same training."""
+
+import pytest
+
+from trivium.cli.run_config import Given, resolve
+from trivium.cost.estimate import estimate
+from trivium.cost.hardware import this_machine
+from trivium.planner.config import SearchSpace
+from trivium.planner.fastest import fastest
+
+PLAN = resolve(Given("demo")).plan
+SAME = {"layout", "schedule", "rows", "partition", "zero", "recompute", "sequence_parallel", "batch"}
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_no_number_of_ranks_that_fits_the_cores_is_faster(cores: int) -> None:
+    machine = this_machine(cores, 8 << 30)
+    found = fastest(PLAN, machine, SearchSpace())
+    assert found.plan.check() == [] and found.plan.layout.world_size <= cores
+    seconds = estimate(found.plan, machine).seconds
+    for data in range(1, cores + 1):
+        layout = PLAN.layout.model_copy(update={"tensor": 1, "pipeline": 1, "chunks": 1, "data": data})
+        other = PLAN.model_copy(update={"layout": layout, "schedule": "1f1b"})
+        assert other.check() or seconds <= estimate(other, machine).seconds * (1 + 1e-6)
+
+
+def test_the_training_stays_the_same_and_the_reason_names_both_layouts() -> None:
+    found = fastest(PLAN, this_machine(2, 8 << 30), SearchSpace())
+    changed = {name for name in type(PLAN).model_fields if getattr(found.plan, name) != getattr(PLAN, name)}
+    assert "layout" in changed and changed <= SAME
+    assert found.plan.batch.model_copy(update={"micro": PLAN.batch.micro}) == PLAN.batch
+    assert "data 2 (2 ranks) is fastest on 2 CPU cores" in found.why and "tensor 2 x pipeline 2 x data 2" in found.why
+
+
+def test_a_training_in_the_fastest_layout_keeps_it() -> None:
+    machine = this_machine(2, 8 << 30)
+    best = fastest(PLAN, machine, SearchSpace()).plan
+    assert fastest(best, machine, SearchSpace()).plan == best
