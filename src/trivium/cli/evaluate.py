@@ -212,8 +212,9 @@ def _lines(result: Result) -> list[str]:
 
 def _is_better(score: Result) -> bool:
     """Whether an accuracy is above chance with its whole interval, and above token frequencies by the paired test."""
-    by_chance = score["interval"][0] > score["chance"]
-    return by_chance and score["accuracy"] > score["unigram"] and score["unigram_p"] < 1 - score["confidence"]
+    beyond_chance = score["interval"][0] > score["chance"]
+    beyond_counts = score["accuracy"] > score["unigram"] and score["unigram_p"] < 1 - score["confidence"]
+    return bool(beyond_chance and beyond_counts)
 
 
 EVALUATE = Stage(

@@ -42,6 +42,7 @@ from trivium.cli.tokenize import check_batch, check_vocabulary, never_read_lines
 from trivium.cli.train_data import prepare, tokens_at
 from trivium.config import Tree, as_value, leaves, to_tree, written
 from trivium.errors import CheckpointError, ConfigError, DataError
+from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.training.record import recipe_of
 from trivium.units import counted, format_bytes, format_count
@@ -352,7 +353,8 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
     job, missing = examined(job_for(run, out), run)
     for name, why in missing.items():
         say(f"  SKIPPED {name}: {why}")
-    then, after = None, run.config.training.fastest_after
+    then: tuple[int, Plan] | None = None
+    after = run.config.training.fastest_after
     if 0 < after < run.config.training.steps:
         faster = fastest_for(run.config)
         say(f"  after step {after}: {faster.why}")

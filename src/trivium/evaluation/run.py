@@ -61,7 +61,8 @@ def evaluate(
 
 def _made(config: EvaluationConfig, passages: Sequence[Item], *, seed: int) -> tuple[list[Task], dict[str, str]]:
     """Return the tasks of the config, and those that the passages do not suffice for, with the reason."""
-    tasks, skipped = [], {}
+    tasks: list[Task] = []
+    skipped: dict[str, str] = {}
     for name in config.tasks:
         try:
             tasks.append(build_task(name, passages, config, seed=seed))
