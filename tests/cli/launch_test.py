@@ -110,7 +110,7 @@ def is_shell(text: str) -> None:
 
 
 def two_nodes(*more: str) -> list[str]:
-    return [*TWO_NODES, "plan.layout.data=1", "plan.batch.micro=8", *more]
+    return [*TWO_NODES, "plan.layout.data=1", *more]
 
 
 def test_slurm_places_a_rank_per_device_asks_for_a_save_in_time_and_queues_75_again(capsys, monkeypatch) -> None:

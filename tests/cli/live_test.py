@@ -29,8 +29,8 @@ def test_note_has_step_loss_speed_share_of_peak_and_remaining_time():
     note = note_of(PLAN, 100, 1e15)
     assert note([]) == "step 0 of 100"
     told = note(steps(81, 90, model_flops_per_second=4e14))
-    assert told == "step 90 of 100, loss 4.000, 20 s left, 4.1K tokens/s, 40 % of peak"
-    assert note(steps(91, 100, model_flops_per_second=4e14)).endswith("done, 4.1K tokens/s, 40 % of peak")
+    assert told == "step 90 of 100, loss 4.000, 20 s left, 2.05K tokens/s, 40 % of peak"
+    assert note(steps(91, 100, model_flops_per_second=4e14)).endswith("done, 2.05K tokens/s, 40 % of peak")
     assert "peak" not in note_of(PLAN, 100, None)(steps(1, 3)), "the peak is not known"
 
 
@@ -88,7 +88,7 @@ def test_followed_run_has_one_line_on_a_terminal_and_its_last_step_at_the_end(tm
     monkeypatch.setattr("trivium.cli.metrics.progress_of", lambda *_, **__: _Kept(shown))
     _print(iter([steps(1, 2), steps(3, 3), steps(4, 5)]), 1, tmp_path)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["step", "2", "5"]
-    assert [note.split(",")[0] for note in shown] == ["step 3 of 200", "step 5 of 200"]
+    assert [note.split(",")[0] for note in shown] == ["step 3 of 600", "step 5 of 600"]
 
 
 class _Kept:

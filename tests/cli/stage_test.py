@@ -265,7 +265,7 @@ def test_what_cannot_begin_is_refused_before_anything_is_written_or_moved(bench:
 def test_a_check_is_told_what_there_is_to_do(bench: Bench):
     told: list[str] = []
     stage = training(bench, check=lambda run, state: told.append(state))
-    for assignments in ([], ["training.keep_last=5"], ["training.steps=300"], ["training.lr=0.5"]):
+    for assignments in ([], ["training.keep_last=5"], ["training.steps=900"], ["training.lr=0.5"]):
         perform(stage, bench.run(*assignments))
     assert told == ["anew", "current", "goes on", "anew"]
 

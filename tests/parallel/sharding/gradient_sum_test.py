@@ -67,8 +67,8 @@ def test_small_gradients_of_a_step_are_taken_together(
     stored: list[int] = []
     store = GradientSum.store
     monkeypatch.setattr(GradientSum, "store", lambda of, parts: (stored.append(len(parts)), store(of, parts))[1])
-    for step, waits in enumerate((buckets.WAITS, 0)):
-        monkeypatch.setattr(buckets, "WAITS", waits)
+    for step, waits in enumerate((buckets.MAX_WAITING_ELEMENTS, 0)):
+        monkeypatch.setattr(buckets, "MAX_WAITING_ELEMENTS", waits)
         samples = Samples(0, 2, read)
         norms.append(trainer.train_step(step, samples, 0.0).gradient_norm)
     vectors = sum(slot.parameter.ndim == 1 for b in several for slot in b.slots)
