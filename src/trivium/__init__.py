@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # for editors and type checkers; _HOMES does the same at run 
     from trivium.training.trainer import Samples as Samples
     from trivium.training.trainer import Trainer as Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     # without torch: plans and costs
