@@ -1,6 +1,5 @@
-"""A server on the loopback interface that stores files: plain HTTP with ranges, and what is read of S3 and the Hub."""
+"""A server on the loopback interface that stores files: plain HTTP with ranges, and the part of S3 that is read."""
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -50,9 +49,6 @@ def serving(store: Store) -> Iterator[Store]:
             if "list-type" in query:
                 self.send(200, listing(store, path.strip("/"), query), {"Content-Type": "application/xml"})
                 return
-            if path.startswith("/api/"):
-                self.send(200, hub_answer(store, path), {"Content-Type": "application/json"})
-                return
             fault = store.faults.get(path) if with_body else None
             if fault == "once":
                 fault = 500
@@ -93,20 +89,6 @@ def serving(store: Store) -> Iterator[Store]:
         yield store
     finally:
         server.shutdown()
-
-
-def hub_answer(store: Store, path: str) -> bytes:
-    """The answer of the Hub about a data set: its files, which lie below its resolve/main, or itself."""
-    _, _, kind, owner, name, *more = path.split("/")
-    if more[:1] != ["tree"]:
-        return json.dumps({"id": f"{owner}/{name}", "sha": "0" * 40, "siblings": [], "tags": []}).encode()
-    root = f"/{kind}/{owner}/{name}/resolve/main/"
-    files = {path.removeprefix(root): data for path, data in store.files.items() if path.startswith(root)}
-    rows = [{"type": "file", "oid": md5(d).hexdigest(), "size": len(d), "path": p} for p, d in files.items()]
-    rows += [
-        {"type": "directory", "oid": "1", "size": 0, "path": p} for p in {p.rpartition("/")[0] for p in files} - {""}
-    ]
-    return json.dumps(rows).encode()
 
 
 def listing(store: Store, bucket: str, query: dict[str, list[str]]) -> bytes:

@@ -185,16 +185,3 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(place, pac
     monkeypatch.setattr(fsspec.core, "url_to_fs", absent)
     with pytest.raises(MachineError, match=f":// needs the package {package}; run `pip install {package}`"):
         list_files(place)
-
-
-def test_a_data_set_of_the_hub_is_read_without_its_card(store, monkeypatch):
-    hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is an extra: pip install -e '.[remote]'")
-    monkeypatch.setattr(hub.constants, "ENDPOINT", store.url)
-    root = "/datasets/org/name/resolve/main"
-    store.files |= {f"{root}/data/a.jsonl": rows("a"), f"{root}/README.md": b"A card."}
-    url = "hf://datasets/org/name"
-    assert list_files(url).files == [f"{url}/data/a.jsonl"]
-    ((_, size, _, tag),) = states_of(url)
-    assert size == len(rows("a")) and tag.startswith("blob_id ")
-    with open_binary(f"{url}/data/a.jsonl") as file:
-        assert file.read() == rows("a")
