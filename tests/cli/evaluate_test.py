@@ -271,7 +271,15 @@ def test_prompts_that_were_cut_are_told_of_all_that_were_asked(scene, tmp_path, 
 
 @pytest.mark.parametrize("share", [0.0, 0.06])
 def test_prompts_of_held_out_questions_that_were_cut_are_told_too(share):
-    known = {"accuracy": 0.5, "interval": [0.4, 0.6], "chance": 0.25, "unigram": 0.24, "unigram_p": 0.001, "confidence": 0.95, "n": 100}
+    known = {
+        "accuracy": 0.5,
+        "interval": [0.4, 0.6],
+        "chance": 0.25,
+        "unigram": 0.24,
+        "unigram_p": 0.001,
+        "confidence": 0.95,
+        "n": 100,
+    }
     known |= {"nats_per_byte": 1.4, "unigram_nats_per_byte": 1.9}
     scores = {"0": {**known, "truncated_fraction": 0.0}, "3": {**known, "truncated_fraction": share}}
     header, *rows = EVALUATE.summary({"tasks": {"continuation": scores}, "skipped": {}, "model": {"sequence": 128}})
