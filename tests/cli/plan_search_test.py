@@ -91,7 +91,7 @@ def test_the_winner_is_written_as_a_preset_of_what_it_changes(call, tmp_path):
     asked = ("--model", str(mine), "--nodes", "280", *(word for each in only for word in ("--set", each)))
     code, _, told = call("search", *asked, "--out", str(out))
     assert code == 0 and str(out) in told
-    best = json.loads(call("search", *asked, "--top", "1", "--json")[1])["winners"][0]
+    best = json.loads(call("search", *asked, "--top", "1", "--json")[1])["chosen"]
     before, after = resolve(Given(str(mine), only)), resolve(Given(str(out)))
     assert choice_tree(after.plan) == {k: best[k] for k in choice_tree(after.plan)}
     assert after.model_copy(update={"plan": before.plan}) == before and after.problems() == []
