@@ -53,7 +53,7 @@ class Told:
 
     @property
     def seconds(self) -> float:
-        """Of a step, with what a finished run taught."""
+        """The predicted seconds of a step, times the factor that a finished run taught."""
         return self.parts.price.seconds * self.factor
 
 

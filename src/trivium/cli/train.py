@@ -239,7 +239,7 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
 
 
 def lasting(what: Mapping[str, Any]) -> Tree:
-    """Of what a training was begun with, all that makes it this one: it is never continued under anything else."""
+    """Return the settings with which a training was begun and without which it is never continued."""
     config = what["config"]
     plan = {k: v for k, v in config["plan"].items() if k not in CHANGEABLE_PLAN}
     plan["batch"] = {k: v for k, v in plan["batch"].items() if k != "micro"}

@@ -82,5 +82,5 @@ class RowLinear(Linear):
 
     @property
     def _adds_bias_itself(self) -> bool:
-        """Of one rank the product does; a sum over several must be complete before."""
+        """Whether the product adds the bias: on one rank it does; a sum over several ranks must be complete first."""
         return self.region.group.size == 1
