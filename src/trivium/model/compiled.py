@@ -28,7 +28,7 @@ def options_for(activation_shape: tuple[int, int, int]) -> dict[str, Any] | None
 @cache
 def opaque_region() -> type[Region]:
     """A region whose products communicate, or put gradients off."""
-    return _opaque(Region, "linear", "column_product", "row_product", "norm_over_heads")
+    return _opaque(Region, "linear", "column_product", "row_product", "norm_over_heads", "summed")
 
 
 @cache
