@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from trivium.checkpoint.agree import found_by_first
+from trivium.checkpoint.base import BASE_HASH, base_sha256
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
-from trivium.errors import Preempted, TriviumError
+from trivium.errors import CheckpointError, Preempted, TriviumError
 from trivium.model.stage import Stage
 from trivium.objectives.objective import LOSS
 from trivium.parallel.sharding.zero import Totals
@@ -31,7 +32,7 @@ from trivium.training.config import TrainingConfig
 from trivium.training.metrics import append_event, warn
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, left_out_of, write_entries, write_record
-from trivium.training.resume import drop_abandoned, find_start
+from trivium.training.resume import Start, drop_abandoned, find_start
 from trivium.training.state import begin_with, progress_of, read_together, restore
 from trivium.training.supervision.heartbeats import Phase, RankHeartbeat
 from trivium.training.supervision.watchdog import seconds_to_wait
@@ -270,11 +271,20 @@ class Loop:
             self.note({"event": "resumed", "step": start.state.step, "layout": to_tree(self.plan.layout)})
         if start.weights is not None:
             read_together(begin_with, self.trainer, start.weights)
+        self.base = self._base_of(start)
         self.step = self.first_step = start.state.step if start.state else 0
         found_by_first(lambda: drop_abandoned(root, start.abandoned), mesh, TriviumError)
         self.data = self.all_data.leaving_out(left_out_of(self.entries))
         for observer in self.observers:
             observer.resume(self)
+
+    def _base_of(self, start: Start) -> dict[str, Any]:
+        """Return what a checkpoint tells of the base of its adapters: its hash, and the folder that it came from."""
+        given = start.state or start.weights
+        if not self.plan.model.adapters or given is None or (start.state and BASE_HASH not in start.state.manifest):
+            return {}
+        named = {key: given.manifest[key] for key in ("imported_from",) if key in given.manifest}
+        return {BASE_HASH: found_by_first(lambda: base_sha256(given), self.mesh, CheckpointError), **named}
 
     def _finish(self) -> None:
         for observer in self.observers:
@@ -322,6 +332,7 @@ class Loop:
             "tokens_seen": self.tokens_seen,
             "training": to_tree(self.config),
             **self.identity,
+            **self.base,
             **progress_of(self.trainer),
             "left_out": self.entries,
         }
