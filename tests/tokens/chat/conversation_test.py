@@ -144,9 +144,9 @@ def test_all_bad_rows_of_a_file_are_reported_together(tmp_path: Path) -> None:
     assert "49 of 70 rows" in head
     assert len([line for line in lines if line.startswith("  line ")]) == 10
     said = " ".join(lines)
-    assert "and 19 rows like this (lines 13, 16, 19, …): it ends with turn 1 (user)" in said
-    assert "and 19 rows like this (lines 15, 18, 21, …): its columns are 'text'" in said
-    assert "and 1 row like this (line 70): column " in said
+    assert "and 19 rows (lines 13, 16, 19, …): it ends with turn 1 (user)" in said
+    assert "and 19 rows (lines 15, 18, 21, …): its columns are 'text'" in said
+    assert "and 1 row (line 70): column " in said
     assert "cannot be read as JSON" in said
 
 

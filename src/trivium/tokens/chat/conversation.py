@@ -102,17 +102,16 @@ def _read(path: Path, made: Callable[[Mapping[str, Any], str], T]) -> Iterator[T
 def _report(file: Path, rows: int, wrong: Sequence[tuple[int, str]]) -> str:
     """Describe all invalid rows of a file: the first ones, and the number of each reason."""
     lines = [f"  line {number}: {shown(why, 240)}" for number, why in wrong[:_SHOWN_ROWS]]
-    if len(wrong) > _SHOWN_ROWS:
-        reasons: dict[str, list[int]] = {}
-        for number, why in wrong[_SHOWN_ROWS:]:
-            # Numbers and quoted texts differ from row to row where the reason is the same.
-            reasons.setdefault(re.sub(r"'[^']*'|\d+", "…", why), []).append(number)
-        lines += [
-            f"  and {counted(len(numbers), 'row')} like this ({_lines(numbers)}): {shown(why, 240)}"
-            for why, numbers in sorted(reasons.items(), key=lambda item: -len(item[1]))[:_SHOWN_ROWS]
-        ]
-        if len(reasons) > _SHOWN_ROWS:
-            lines.append(f"  and {counted(len(reasons) - _SHOWN_ROWS, 'other reason')}")
+    alike: dict[str, list[tuple[int, str]]] = {}
+    for number, why in wrong[_SHOWN_ROWS:]:
+        # Numbers and quoted texts differ from row to row where the reason is the same.
+        alike.setdefault(re.sub(r"'[^']*'|\d+", "…", why), []).append((number, why))
+    most = sorted(alike.values(), key=len, reverse=True)
+    for rest in most[:_SHOWN_ROWS]:
+        numbers = [number for number, _ in rest]
+        lines.append(f"  and {counted(len(rest), 'row')} ({_lines(numbers)}): {shown(rest[0][1], 240)}")
+    if left := sum(map(len, most[_SHOWN_ROWS:])):
+        lines.append(f"  and {counted(left, 'row')} for other reasons")
     head = f"{shown(os.fspath(file))}: {len(wrong):,} of {counted(rows, 'row')} cannot be used; correct or remove them"
     return "\n".join([head, *lines])
 
