@@ -39,14 +39,17 @@ class Rows(NamedTuple):
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return the rows [start, stop)."""
-        return Rows(*(None if field is None else field[start:stop] for field in self))
+        starts = None if self.starts is None else self.starts[start:stop]
+        return Rows(self.tokens[start:stop], self.targets[start:stop], self.weights[start:stop], starts)
 
     @staticmethod
     def joined(parts: Sequence["Rows"]) -> "Rows":
         """Return the rows of several parts, which all say where documents begin, or none does."""
         if len(parts) == 1:
             return parts[0]
-        return Rows(*(None if each[0] is None else np.concatenate(each) for each in zip(*parts, strict=True)))
+        tokens, targets, weights = (np.concatenate([part[field] for part in parts]) for field in range(3))
+        starts = [part.starts for part in parts if part.starts is not None]
+        return Rows(tokens, targets, weights, np.concatenate(starts) if starts else None)
 
 
 class Digest(NamedTuple):
