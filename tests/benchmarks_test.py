@@ -255,11 +255,14 @@ def test_the_stall_of_a_save_and_the_memory_of_a_read_are_measured(scripts, tmp_
 
 def test_the_docs_show_the_planners_accuracy_as_it_was_measured(scripts):
     """One file of figures, written by benchmarks/planner_accuracy.py --write."""
-    from planner_accuracy import BEGIN, DOCS, END, REPORTS, page_lines
+    from planner_accuracy import BEGIN, DOCS, END, REPORTS, page_lines, terms_lines
 
     found = json.loads((REPORTS / "planner_accuracy.json").read_text())
     shown = DOCS.read_text().partition(BEGIN)[2].partition(END)[0]
     assert shown.strip().splitlines() == page_lines(found)
+    report = (REPORTS / "planner_accuracy.md").read_text().splitlines()
+    assert report[: len(page_lines(found))] == page_lines(found)
+    assert set(terms_lines(found["terms"])) <= set(report)
 
 
 def test_a_term_is_taken_from_the_stack_of_each_row_and_nothing_else_changes(scripts, tmp_path):
