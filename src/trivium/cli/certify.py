@@ -137,8 +137,8 @@ def _one(given: Given) -> Verdict:
 
 
 def _certified(plans: Sequence[Plan], ways: Sequence["Way"]) -> tuple[dict[int, "Certificate"], bool]:
-    """The certificates by the numbers of the plans, each failure printed as soon as it is known, and whether Ctrl-C
-    ended it; where none had failed by then, KeyboardInterrupt goes on."""
+    """Certify the plans and print each failure at once. Return the certificates by number of the plan, and whether
+    Ctrl-C ended the work. If no plan had failed by then, KeyboardInterrupt is raised again."""
     from trivium.certify.sweep import certify as certified
     from trivium.certify.sweep import describe
 

@@ -160,7 +160,7 @@ def run(
     keep_work: KeepWork = None,
     curation: Curation = None,
 ) -> None:
-    """From raw text to token shards; killed at any moment, the same command goes on."""
+    """Turn raw text into token shards. After a kill, the same command resumes."""
     sets = with_curation(sets, curation)
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     harvesting("corpus run", opened.corpus).check(sets)

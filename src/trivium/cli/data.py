@@ -340,7 +340,7 @@ def adopt_into(
     sources = source_names((*pairs.train, *pairs.validation))
     folder = run.at.folder("tokens")
     _refuse_to_replace(folder, sources.values(), redo=redo)
-    # Where a pair lies is no part of what it is: a training goes on when its pairs have moved.
+    # The paths of pairs are no input, so a training may resume after they have moved.
     inputs = {
         "tokenizer": words.identity,
         "pairs": fingerprint([[source, _state(prefix)] for source, prefix in sources.items()]),

@@ -1,4 +1,4 @@
-"""`trivium launch --print`: job files that place ranks on nodes, pass on signals, and start again what may go on."""
+"""`trivium launch --print`: job files that place ranks on nodes, forward signals, and restart failed jobs."""
 
 import json
 import math
@@ -37,7 +37,7 @@ MARGIN_SECONDS = 20
 PATHS = ("plan.rows", "training.start_from", "training.evaluation.data")
 
 
-# How a file for torchrun is started, as its comment says: on one host; on so many hosts, which share a directory.
+# The comment in a file for torchrun that says how to start it, on one host and on several.
 ON_ONE_HOST = """Start it on one host:
 #   bash this-file"""
 ON_HOSTS = """Start it on each of {} hosts, at about the same time:
@@ -80,7 +80,7 @@ FILES: Mapping[Target, str] = {
 
 
 class Nodes(NamedTuple):
-    """How ranks are placed: `per_node` on each of so many nodes; on devices of their own, or on cores.
+    """The placement of ranks: `per_node` on each of `nodes` nodes, on their own devices or on cores.
 
     fills_nodes: whether these are all devices of the nodes.
     """
@@ -114,9 +114,9 @@ class Asked:
 @shows("seed", "plan", "training", "machine")
 @with_options_of(Asked)
 def launch(asked: Asked) -> None:
-    """Print a job file for a run: ranks on the nodes of its machine, signals that save, and restarts that go on.
+    """Print a job file for a run: it places ranks on nodes, saves on a signal, and resumes after a failure.
 
-    Nothing is started; what `train` would refuse is refused. `machine` in the config says how many devices a node has.
+    Nothing is started, and what `train` would refuse is refused. `machine` in the config gives the devices of a node.
     """
     out, preset, tokens = asked.out, asked.preset, asked.tokens
     if asked.target is Target.kubernetes:

@@ -136,7 +136,7 @@ def refuse_no_place_for(option: str, file: Path | None) -> None:
 
 
 def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int | None = None) -> Given:
-    """What the user gave; without --preset, the run directory's own config goes on."""
+    """Return what the user gave. Without --preset, the config of the run directory is used."""
     stored = Workspace(out).config
     if preset is None and is_model_folder(out):  # its config.json is another file than a run's
         raise ConfigError(

@@ -52,7 +52,7 @@ def _ready(schedule: str, **degrees: int) -> Tree:
     return {"layout": layout, "schedule": schedule, "rows": None, "partition": {"layers": None}}
 
 
-# Layouts for so many processes on one machine; --ranks chooses one.
+# Layouts by number of processes on one machine; --ranks chooses one.
 LAYOUTS: Mapping[int, Tree] = {
     1: _ready("1f1b", tensor=1, pipeline=1, data=1, chunks=1),
     4: _ready("interleaved", tensor=2, pipeline=2, data=1, chunks=2),
@@ -107,8 +107,8 @@ class RunConfig(Config):
         return found
 
     def predicts(self, ids: int) -> bool:
-        """Whether the model has rows for so many ids: as many, or more where tokenizer and weights come from elsewhere,
-        whose rows were often rounded up."""
+        """Return whether the model has a row for each of `ids` ids. With a given tokenizer it may have more,
+        because published models often round the number of rows up."""
         rows = self.plan.model.vocabulary
         return ids == rows or (ids < rows and self.tokens.tokenizer is not None)
 
@@ -171,7 +171,7 @@ def origins(given: Given) -> dict[str, str]:
 
 
 def ranks_tree(ranks: int) -> Tree:
-    """The ready-made layout for so many processes, which the whole training keeps, as overrides."""
+    """Return the ready-made layout for `ranks` processes as overrides. The whole training keeps it."""
     if ranks not in LAYOUTS:
         raise ConfigError(
             f"--ranks {ranks}: there are ready layouts for {', '.join(map(str, LAYOUTS))} ranks; for another number "

@@ -58,18 +58,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a station reads, does and reports.
+    """A stage of a run: what it reads, does and reports.
 
-    writes "whole": its folder appears when it is complete. "in place": it is written directly and goes on where
-    it was interrupted, as long as `lasting` (of `what` it was begun with, all that must not change) is the same; once
-    finished, it goes on only to a larger `extent` (steps), and one of the same extent is current, unless something is
-    `gone` that it had when it was finished with its extent: it goes on from what is left. "afresh": it is written
-    directly, and emptied first; what Trivium did not make there is set aside.
+    writes "whole": the folder appears when it is complete. "in place": the folder is written directly. An interrupted
+    stage resumes if `lasting` is unchanged, the part of its recorded inputs that must stay the same. A finished stage
+    resumes if its `extent` (steps) has grown, or from what is left if a part of its output is `gone`; otherwise it is
+    current. "afresh": the folder is emptied first and written directly; files that Trivium did not make are set aside.
 
-    check: raises what would make the work fail, before anything is written or moved. apart: what more to say of an
-    output that was set aside, in the folder it is in now, because of what changed. ask: raises ConfigError where an
-    output is not to be set aside because of what changed, and --redo was not given. needed: why an output is set aside
-    that another one takes the place of, and not deleted; nothing where it may be. long_notes: as of `progress_of`.
+    check: raises errors that the work would meet, before anything is written or moved. apart: more lines about an
+    output that was set aside, given its new folder and what changed. ask: raises ConfigError if an output may not be
+    set aside because of what changed and --redo was not given. needed: why an output that is replaced is set aside and
+    not deleted, or an empty text if it may be deleted. long_notes: as for `progress_of`.
     """
 
     name: str
@@ -141,10 +140,10 @@ def gone_from(stage: Stage, run: Run) -> Gone | None:
 
 
 def state_of(stage: Stage, run: Run) -> State:
-    """Whether the stage's output is finished and is that of this run; goes on; or begins anew."""
+    """Return whether the stage's output is finished and belongs to this run ("current"), resumes, or begins anew."""
     directory = run.at.folder(stage.folder)
-    # Read before the stamp, which is removed before this is written: a rank that looks while the first one prepares
-    # the folder never takes a training that goes on for a finished one.
+    # Read this before the stamp, which is removed before this is written. Otherwise a rank that looks while the first
+    # one prepares the folder could take a training that resumes for a finished one.
     before = _begun_with(directory)
     if is_current(stage, run):
         return "current"
@@ -252,9 +251,10 @@ def _write_if_other(path: Path, value: Any) -> None:
 
 @contextmanager
 def _noted(stage: Stage, run: Run) -> Iterator[None]:
-    """The config is that of the run directory from now on, for later verbs, unless the work refuses it or what it
-    needs. One that is written in place has begun when data, checkpoint or machine stop it, and goes on with its config.
-    What reads a training leaves alone what the next training would be set aside for.
+    """Make the config that of the run directory, for later commands, unless the work rejects the config or its inputs.
+
+    A stage that is written in place has begun even if data, checkpoint or machine stop it, and keeps its config. One
+    that only reads a training does not change the settings for which the next training would be set aside.
     """
     refused = ConfigError if stage.writes == "in place" else (ConfigError, MachineError, DataError, CheckpointError)
     path, before = run.at.config, None

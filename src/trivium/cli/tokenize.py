@@ -56,7 +56,7 @@ def tokenize(
 
 
 def tokenizing(workers: int | None) -> Stage:
-    """The station with so many threads; what it writes does not depend on them."""
+    """Return the stage with `workers` threads. Its output does not depend on their number."""
     return replace(TOKENIZE, work=partial(_tokenize, workers=worker_count(workers)))
 
 
@@ -116,7 +116,7 @@ def _given_tokenizer(run: Run) -> dict[str, str]:
 
 
 def never_read_lines(manifest: Result, sequence: int) -> list[str]:
-    """How many tokens no sample of so many positions reads, and why, where there are any."""
+    """Return lines that say how many tokens no sample of `sequence` positions reads, and why, if there are any."""
     from trivium.tokens.manifest import never_read
 
     found = never_read(manifest, sequence)

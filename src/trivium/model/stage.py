@@ -88,7 +88,7 @@ class Stage(nn.Module):
         return self.head.product(self.head.normed(x), self._output_table()[: self.model.vocabulary])
 
     def modules_in_order(self) -> list[tuple[nn.Module, set[str], bool]]:
-        """Its modules as they run, the parameters each reads, and whether its backward reads them too."""
+        """Return the modules in running order, the parameters each reads, and whether its backward reads them too."""
         found: list[tuple[nn.Module, set[str], bool]] = []
         if self.is_first and self.embedding is not None:
             found.append((self.embedding, self._names("embedding"), False))

@@ -29,7 +29,7 @@ class Rotation:
         return _Turn.apply(q, cos, sin), _Turn.apply(k, cos, sin)
 
     def angles(self, device: torch.device) -> torch.Tensor:
-        """Of each pair of columns at position 1, [D/2] in fp64."""
+        """Return the angle of each pair of columns at position 1, [D/2] in fp64."""
         plain = self.base ** (-torch.arange(0, self.D, 2, device=device, dtype=torch.float64) / self.D)
         if self.scaling is None:
             return plain
