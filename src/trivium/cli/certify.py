@@ -92,7 +92,7 @@ def certify(
 
 
 def _beside_the_seed(sets: Sequence[str] | None, random: int | None) -> list[str]:
-    """What is set but the seed, which random plans are drawn with."""
+    """Return the settings other than the seed, with which random plans are drawn."""
     return [each for each in sets or () if random is None or not each.startswith("seed=")]
 
 
@@ -238,7 +238,7 @@ def _simplest(plan: Plan, verdict: "Certificate") -> Mapping[str, Any]:
 
 
 def _command(plan: Plan) -> str:
-    """What certifies this plan: the difference to the default preset, as options."""
+    """Return the command that certifies this plan, with the difference from the default preset as options."""
     before = dict(leaves(to_tree(resolve(Given(DEFAULT_PRESET)).plan)))
     words = [
         f"plan.{path}={dumps(value)}"

@@ -319,7 +319,7 @@ def _recipe(name: str) -> "Recipe":
 
 
 def _read(path: Path, config: RunConfig) -> "Input":
-    """What is read there, by the settings of a harvest."""
+    """Read the documents of a path with the settings of a harvest."""
     from trivium.corpus.read.files import Input
 
     return Input(path, config.harvest.read)

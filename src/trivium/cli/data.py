@@ -202,7 +202,7 @@ def _texts(record: Record, step: int, row: int, position: int) -> dict[str, Any]
 
 
 def _curation(record: Record, document: str) -> tuple[dict[str, Any] | None, str | None]:
-    """What curation kept of the document, or why that is not known: the corpus is gone, or another one by now."""
+    """Return what curation kept of the document, or why that is unknown: the corpus was deleted or replaced."""
     from trivium.corpus.publish.views import history
 
     if record.curated is None:

@@ -65,7 +65,7 @@ EXPECTS_IN_POD = """            # A rank without a device of its own fails, and 
 
 
 class Target(StrEnum):
-    """Who starts the ranks."""
+    """The program that starts the ranks."""
 
     slurm = "slurm"
     kubernetes = "kubernetes"
@@ -259,8 +259,8 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
 
 
 def _slurm_devices(where: Nodes) -> str:
-    """What ranks ask of their node: a core each, or devices, and with all of them all of the node. Slurm would bind
-    a rank to one core, and give the job that core's share of the memory."""
+    """Return the request of a job: a core or a device per rank, and the whole node with all its devices. By default
+    Slurm would bind a rank to one core and give the job that core's share of the memory."""
     if not where.has_devices:
         return "#SBATCH --cpus-per-task=1"
     whole = ["#SBATCH --exclusive", "#SBATCH --mem=0"] if where.fills_nodes else []

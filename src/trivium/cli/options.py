@@ -154,10 +154,9 @@ def directory_of(place: Path | None, out: Path) -> Path:
 
 
 class Reads(NamedTuple):
-    """What a command reads of a run's config, besides the seed.
+    """The sections of a run's config that a command reads, besides the seed.
 
-    verb: as it is typed. sections: those that it reads. never: places in them that it does not read, with what is said
-    of one.
+    verb: the command as it is typed. never: places in these sections that it does not read, with the message for each.
     """
 
     verb: str

@@ -67,7 +67,7 @@ class RunConfig(Config):
 
     @classmethod
     def meant(cls, name: str, paths: Mapping[str, str]) -> Iterable[str]:
-        """Also those that other training systems call so."""
+        """Return the fields with this name, including those that other training systems call so."""
         return fields_meant(name, paths)
 
     seed: Annotated[int, Field(ge=0), Short("seed")] = 1234  # seed of every random choice
@@ -121,7 +121,7 @@ class RunConfig(Config):
 
 
 class Given(NamedTuple):
-    """What the user gave: a preset or config file, a number of ranks, and overrides; later ones win."""
+    """The arguments of the user: a preset or config file, a number of ranks, and overrides; later ones win."""
 
     preset: str
     assignments: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ def based_on(preset: str, config: RunConfig) -> tuple[str, Tree]:
 
 
 def origins(given: Given) -> dict[str, str]:
-    """Where each value of the resolved config came from: default, preset NAME, --ranks or --set."""
+    """Return the origin of each value of the resolved config: default, preset NAME, --ranks or --set."""
     found = {path: "default" for path, _ in leaves(to_tree(resolve(given)))}
     for name, layer in _layers(given):
         for path, _ in leaves(layer):
@@ -247,7 +247,7 @@ def _with_full_paths(tree: Tree, folder: Path) -> Tree:
 
 
 def _of_file(tree: Tree, folder: Path) -> Tree:
-    """What a preset's file means by itself, before it is merged with others. A published model may have more rows than
+    """Return the content of a preset's file before it is merged with others. A published model may have more rows than
     its tokenizer has ids."""
     full = _with_full_paths(tree, folder)
     return full if folder == shipped("families") else _with_ids_of_tokenizer(full)

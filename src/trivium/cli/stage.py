@@ -29,7 +29,7 @@ STARTED = "started.json"  # in a folder that is written directly: what the work 
 
 
 class Gone(NamedTuple):
-    """What happened to an output since it was finished, in words; and the extent that can still be gone on from."""
+    """A change of an output after it was finished, in words, and the extent from which it can still resume."""
 
     what: str
     left: int
@@ -47,7 +47,7 @@ class Run:
     lease: Holder | None = None  # of the folder that this invocation writes in place
 
     def folder(self, name: str) -> Path:
-        """Where a station's output lies in this invocation."""
+        """Return the folder of a stage's output in this invocation."""
         return self.tokens if name == "tokens" and self.tokens is not None else self.at.folder(name)
 
     @property
@@ -95,7 +95,7 @@ class Stage:
         return {"seed": tree["seed"]} | {section: tree[section] for section in self.sections}
 
     def what(self, run: Run) -> dict[str, Any]:
-        """What identifies the output: equal means the same work on the same inputs."""
+        """The identity of the output; if it is equal, the work and its inputs are the same."""
         return {"verb": self.verb, "config": self.config(run), "inputs": self.inputs(run)}
 
     def inputs(self, run: Run) -> dict[str, str]:
@@ -132,7 +132,7 @@ def is_current(stage: Stage, run: Run) -> bool:
 
 
 def gone_from(stage: Stage, run: Run) -> Gone | None:
-    """What is gone of the stage's output, where that was finished."""
+    """Return what is missing from the stage's output, if that was finished."""
     directory = run.at.folder(stage.folder)
     if not (directory / STAMP).is_file():
         return None
@@ -169,7 +169,7 @@ def _changed(stage: Stage, run: Run, before: Mapping[str, Any]) -> list[str]:
 
 
 def _why_anew(stage: Stage, run: Run) -> list[str]:
-    """Why a finished or interrupted work begins anew: each `field: there -> here`; nothing where its end is gone."""
+    """Return why a finished or interrupted stage begins anew, as `field: old -> new`; empty if its end is missing."""
     before = _begun_with(run.at.folder(stage.folder))
     if not before or (changed := _changed(stage, run, before)):
         return changed if before else []
@@ -216,7 +216,7 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
 
 @contextmanager
 def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]:
-    """Inside, the run that works and the folder it writes; that is stamped when the work succeeded."""
+    """Yield the run and the folder that it writes, which is stamped after success."""
     what, directory = stage.what(run), run.at.folder(stage.folder)
     if stage.writes == "whole":
         reason = _why_kept(stage, run)
@@ -234,7 +234,7 @@ def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]
 
 
 def _why_kept(stage: Stage, run: Run) -> str:
-    """Why what is in the place of an output is set aside, and not deleted; nothing where it may be, or nothing is."""
+    """Return why the old output is set aside and not deleted; empty if it may be deleted or there is none."""
     directory = run.at.folder(stage.folder)
     if not directory.exists() or is_current(stage, run):
         return ""
@@ -276,7 +276,7 @@ def _noted(stage: Stage, run: Run) -> Iterator[None]:
 
 @contextmanager
 def _held(stage: Stage, run: Run, *, redo: bool) -> Iterator[Holder]:
-    """Inside, this process alone writes the folder, and what is in it is gone on with; anything else is set aside."""
+    """Lock the folder for this process. Its content is continued if it belongs to the run, and set aside otherwise."""
     directory = run.at.folder(stage.folder)
     with holding(directory, warn) as lease:
         filled = any(path.name != LEASE for path in directory.iterdir())

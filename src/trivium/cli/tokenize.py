@@ -61,7 +61,7 @@ def tokenizing(workers: int | None) -> Stage:
 
 
 def worker_count(wanted: int | None) -> int:
-    """How many workers --workers asks for: as many as this process may use cores when it says nothing."""
+    """Return the number of workers of --workers; by default the number of cores that this process may use."""
     if wanted is not None and wanted < 1:
         raise ConfigError(f"--workers {wanted}: at least one does the work; give 1 or more")
     return wanted or cores()

@@ -136,7 +136,7 @@ def train(asked: Asked) -> None:
 
 
 def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
-    """What would be done with tokens that are there already; raises what the training would be refused for."""
+    """Return what a training on existing tokens would do. Raises the errors with which it would be refused."""
     from trivium.tokens.manifest import MANIFEST
 
     if tokens is None and not (out / "tokens" / MANIFEST).is_file():
@@ -180,7 +180,7 @@ def _steps_left(run: Run, *, redo: bool) -> int:
 
 
 def _never_read(given: Given, tokens: Path) -> list[str]:
-    """What of the tokens, where they are there already, no sample reads."""
+    """Return lines about tokens that no sample reads, if the tokens exist already."""
     from trivium.tokens.manifest import MANIFEST, read_tokens_manifest
 
     if not (tokens / MANIFEST).is_file():
@@ -248,7 +248,7 @@ def lasting(what: Mapping[str, Any]) -> Tree:
 
 
 def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
-    """How the training that was set aside would have gone on, if only settings of the training differ."""
+    """Return how the training that was set aside could resume, if only settings of the training differ."""
     from trivium.checkpoint.format import published
     from trivium.training.loop import CHECKPOINTS
 

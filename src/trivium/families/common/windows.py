@@ -1,4 +1,4 @@
-"""Which layers see a window of the positions before them, as config.json says it, and back."""
+"""The layers with sliding-window attention in a config.json, read and written."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
