@@ -46,7 +46,7 @@ Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
+    """A training: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
 
     examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps. questions: hashes
     of its tasks' questions by name, which must be equal on all hosts. until: the step after which these ranks save and
@@ -76,7 +76,7 @@ class TrainingJob:
 
 @dataclass
 class StepSetup:
-    """What observers may change about the next step, without an effect on what it computes.
+    """Settings of the next step that observers may change without an effect on what it computes.
 
     read: reads rows of the batch. measure: count the bytes that autograd stores, and time each action. contexts: are
     exited when the step is done.

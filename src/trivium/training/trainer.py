@@ -226,8 +226,8 @@ class Trainer:
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Inside, steps are launched kernel by kernel. Every rank must be inside, or none: NCCL records both ends of a
-        message or neither."""
+        """Launch steps inside this context kernel by kernel. All ranks enter it or none: NCCL captures both ends of
+        a message or neither."""
         records, self._records = self._records, False
         try:
             yield
@@ -249,7 +249,7 @@ class Trainer:
 
     @contextmanager
     def weights_held(self) -> Iterator[Mapping[int, Stage]]:
-        """Inside, the stages of this rank have all their weights, which ZeRO stage 3 otherwise shards."""
+        """Gather all weights of this rank's stages inside this context; ZeRO-3 otherwise shards them."""
         for bucket in self.buckets:
             bucket.hold()
         try:
