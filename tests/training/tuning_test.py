@@ -6,6 +6,7 @@ from plans import small
 from trivium.config import build, merge, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.adapters import adapter_kinds
+from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
 from trivium.training.rates import last_tokens_of, lr_of_step
@@ -16,10 +17,11 @@ from trivium.training.tuning import (
     LONGEST,
     MICRO_TOKENS,
     Size,
-    batch_for,
     course_for,
     length_for,
     methods,
+    micro_for,
+    sequences_for,
     settings_for,
     steps_for,
 )
@@ -65,13 +67,15 @@ def test_a_batch_holds_about_as_many_conversations_and_divides_over_the_ranks(
 ) -> None:
     size = Size(conversations, max(1, round(conversations / per_sequence)))
     plan = small(model={**ROTARY, "sequence": 512})
-    batch = batch_for(size, plan, wave)
-    assert batch["sequences"] % (batch["micro"] * wave) == 0
-    assert batch["micro"] * 512 <= MICRO_TOKENS
+    batch = {"sequences": sequences_for(size, wave), "micro": 1}
+    plan = plan.model_copy(update={"batch": build(Batch, batch)})
+    micro = micro_for(plan, wave)
+    assert plan.batch.sequences % (micro * wave) == 0
+    assert micro * 512 <= MICRO_TOKENS
     if wave == 1:
-        assert batch["sequences"] <= size.sequences
+        assert plan.batch.sequences <= size.sequences
     if wave == 1 and conversations >= 1000:
-        held = batch["sequences"] * size.conversations / size.sequences
+        held = plan.batch.sequences * size.conversations / size.sequences
         assert CONVERSATIONS_PER_STEP / 1.5 <= held <= CONVERSATIONS_PER_STEP * 1.5
 
 

@@ -37,7 +37,16 @@ from trivium.tokens.chat.shard import PackSettings, write_conversations
 from trivium.tokens.chat.template import ChatTemplate, read_template
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.tokenizer import FILE, Tokenizer, load_tokenizer
-from trivium.training.tuning import Size, batch_for, course_for, length_for, methods, settings_for, steps_for
+from trivium.training.tuning import (
+    Size,
+    course_for,
+    length_for,
+    methods,
+    micro_for,
+    sequences_for,
+    settings_for,
+    steps_for,
+)
 from trivium.units import counted
 
 ANSWERS_ASKED = 200  # held-out answers that the model gives before and after the training
@@ -203,10 +212,11 @@ def fitted(given: Given, manifest: Mapping[str, Any], asked: Asked) -> Given:
     given = with_defaults({"plan": {"model": {"sequence": packed["sequence"]}}})
     size = Size(packed["train"]["conversations"], packed["train"]["bins"])
     plan = resolve(given).plan
-    wave = asked.gpus or plan.layout.data * plan.layout.pipeline
-    given = with_defaults({"plan": {"batch": batch_for(size, plan, wave)}})
-    sequences = resolve(given).plan.batch.sequences
-    given = with_defaults({"training": {"steps": steps_for(size.sequences, sequences, asked.epochs)}})
+    ranks = asked.gpus or plan.layout.data * plan.layout.pipeline
+    given = with_defaults({"plan": {"batch": {"sequences": sequences_for(size, ranks * plan.batch.micro)}}})
+    plan = resolve(given).plan
+    steps = steps_for(size.sequences, plan.batch.sequences, asked.epochs)
+    given = with_defaults({"plan": {"batch": {"micro": micro_for(plan, ranks)}}, "training": {"steps": steps}})
     config = resolve(given)
     given = with_defaults({"training": course_for(config.training.steps, config.plan)})
     return planned(given, asked.gpus, asked.out)

@@ -66,18 +66,22 @@ def settings_for(method: str) -> Tree:
     return {"plan": {"model": model, "optimizer": to_tree(Optimizer())}, "training": to_tree(training)}
 
 
-def batch_for(size: Size, plan: Plan, wave: int) -> Tree:
-    """Return the batch: as many sequences as hold CONVERSATIONS_PER_STEP conversations, if there are so many, rounded
-    to a power of two, so that layouts whose degrees are powers of two can divide it.
+def sequences_for(size: Size, wave: int) -> int:
+    """Return the sequences of a step: as many as hold CONVERSATIONS_PER_STEP conversations, if there are so many,
+    rounded to a power of two, so that layouts whose degrees are powers of two can divide it.
 
     wave: the number that the batch has to be a multiple of.
     """
     wanted = max(1.0, CONVERSATIONS_PER_STEP * size.sequences / max(1, size.conversations))
     sequences = min(1 << round(math.log2(wanted)), 1 << max(1, size.sequences).bit_length() - 1)
-    sequences = -(-sequences // wave) * wave
-    most = max(1, min(MICRO_TOKENS // plan.model.sequence, sequences // wave))
-    micro = max(n for n in range(1, most + 1) if sequences % (n * wave) == 0)
-    return {"sequences": sequences, "micro": micro, "ramp": None}
+    return -(-sequences // wave) * wave
+
+
+def micro_for(plan: Plan, ranks: int) -> int:
+    """Return the sequences of a micro-batch: the most that divide the batch over so many ranks and have at most
+    MICRO_TOKENS tokens."""
+    most = max(1, min(MICRO_TOKENS // plan.model.sequence, plan.batch.sequences // ranks))
+    return next(n for n in range(most, 0, -1) if plan.batch.sequences % (n * ranks) == 0 or n == 1)
 
 
 def steps_for(packed: int, sequences: int, epochs: float) -> int:
