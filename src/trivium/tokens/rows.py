@@ -1,7 +1,8 @@
 """The rows of a batch, and a layout-independent hash of them: every rank hashes its own rows, and hashes are summed."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,14 +10,19 @@ from numpy.typing import NDArray
 
 _BITS = 32
 _MASK = (1 << _BITS) - 1
+_NOTHING: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
 class Rows(NamedTuple):
-    """Tokens, and for each of them the target and the weight of its loss; each [sequences, positions]."""
+    """Tokens, and for each of them the target and the weight of its loss; each [sequences, positions].
+
+    beside: what is stored beside the tokens about each target, by name; each [sequences, positions, …].
+    """
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
-    weights: NDArray[np.float32]
+    weights: NDArray[np.float32 | np.float64]
+    beside: Mapping[str, NDArray[Any]] = _NOTHING
 
     @staticmethod
     def of_text(text: NDArray[Any], weights: NDArray[Any] | None = None) -> "Rows":
@@ -30,7 +36,9 @@ class Rows(NamedTuple):
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return the rows [start, stop)."""
-        return Rows(self.tokens[start:stop], self.targets[start:stop], self.weights[start:stop])
+        here = slice(start, stop)
+        beside = {name: x[here] for name, x in self.beside.items()}
+        return Rows(self.tokens[here], self.targets[here], self.weights[here], beside)
 
 
 class Digest(NamedTuple):

@@ -29,7 +29,8 @@ def padded(read: Read, end: int) -> Read:
         lacks = ((0, count - len(rows.tokens)), (0, 0))
         weights = np.pad(rows.weights, lacks)
         weights[there:] = 0
-        return Rows(np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge"), weights)
+        beside = {name: np.pad(x, (*lacks, *[(0, 0)] * (x.ndim - 2)), "edge") for name, x in rows.beside.items()}
+        return Rows(np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge"), weights, beside)
 
     return read_more
 
@@ -96,7 +97,7 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
     return Inputs(
         here(rows.tokens),
         here(rows.targets),
-        weights=here(weights, torch.float32),
+        weights=here(weights, torch.float64 if plan.precision.weights == "fp64" else torch.float32),
         positions=positions,
         sight=Sight(order, starts),
         here=here(np.arange(plan.model.sequence)),
