@@ -109,7 +109,7 @@ def test_weights_of_targets_are_half_of_beta_where_the_model_is_the_reference() 
     rows = reader(plan.model)(0, 3)
     each = np.zeros(rows.targets.shape)
     found = pairs.weighed(
-        objective("dpo", beta=0.4), rows._replace(beside={pairs.REFERENCE: each}), 0, each, Mesh.single()
+        objective("dpo", beta=0.4), rows._replace(beside={pairs.REFERENCE: each}), range(3), each, Mesh.single()
     )
     assert found.pairs == 3
     expected = np.select([rows.weights == 1, rows.weights == 2], [0.2, -0.2], 0)
@@ -157,12 +157,12 @@ def test_the_oracle_finds_seeded_faults(fault: str, monkeypatch: pytest.MonkeyPa
     plan = plan_of_pairs()
     right = pairs.weighed
 
-    def wrong(method: Any, rows: Any, first: int, each: np.ndarray, mesh: Mesh) -> Any:
+    def wrong(method: Any, rows: Any, numbers: Any, each: np.ndarray, mesh: Mesh) -> Any:
         if fault == "mean":
             length = np.maximum(1, (rows.weights != 0).sum(1, keepdims=True))
             beside = {pairs.REFERENCE: rows.beside[pairs.REFERENCE] / length}
-            return right(method, rows._replace(beside=beside), first, each / length, mesh)
-        found = right(method, rows, first, each, mesh)
+            return right(method, rows._replace(beside=beside), numbers, each / length, mesh)
+        found = right(method, rows, numbers, each, mesh)
         if fault == "sign":
             return found._replace(rows=found.rows._replace(weights=-found.rows.weights))
         return found._replace(pairs=found.pairs / 2)

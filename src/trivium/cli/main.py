@@ -91,7 +91,7 @@ class LazyVerbs(TyperGroup):
         return name, command, rest
 
     def make_context(self, info_name: Any, args: list[str], *more: Any, **extra: Any) -> Any:
-        """As of TyperGroup, with errors of usage as below."""
+        """Call TyperGroup.make_context, with usage errors as below."""
         with usage_errors_told():
             return super().make_context(info_name, args, *more, **extra)
 

@@ -1,4 +1,4 @@
-"""What a config's plan costs on its machine, before anything runs; no torch."""
+"""The cost of a config's plan on its machine, before anything runs and without torch."""
 
 import os
 import shlex

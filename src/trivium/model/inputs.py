@@ -1,4 +1,4 @@
-"""What a micro-batch brings to every stage."""
+"""The inputs of a micro-batch that every stage needs."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -4,6 +4,7 @@ A pair is two documents of one row, the chosen one first. The weights of its tar
 tokens of the chosen completion, REJECTED for those of the rejected one, and 0 for all others.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,17 +24,17 @@ class Completions(NamedTuple):
     pairs: int
 
 
-def completions_of(weights: NDArray[np.floating], first: int = 0) -> Completions:
+def completions_of(weights: NDArray[np.floating], numbers: Sequence[int]) -> Completions:
     """Return the completions of rows with these weights of targets [sequences, positions].
 
-    first: the number of the first sample, for messages. Raises DataError for a row that is not made of whole pairs.
+    numbers: of the samples, for messages. Raises DataError for a row that is not made of whole pairs.
     """
     row, _ = counted = np.nonzero(weights)
     codes = weights[counted]
     if (wrong := (codes != CHOSEN) & (codes != REJECTED)).any():
         at = int(np.argmax(wrong))
         raise DataError(
-            f"sample {first + row[at]} has a target of weight {codes[at]:g}, and targets of preference pairs have "
+            f"sample {numbers[row[at]]} has a target of weight {codes[at]:g}, and targets of preference pairs have "
             f"{CHOSEN} (chosen), {REJECTED} (rejected) or 0; {_REMEDY}"
         )
     begins = np.ones(len(codes), bool)
@@ -47,7 +48,7 @@ def completions_of(weights: NDArray[np.floating], first: int = 0) -> Completions
         at = int(np.argmax(parted))
         kind, other = ("chosen", "rejected") if starts[at] == CHOSEN else ("rejected", "chosen")
         raise DataError(
-            f"sample {first + row[begins][at]} has a {kind} completion without its {other} one: a pair belongs to one "
+            f"sample {numbers[row[begins][at]]} has a {kind} completion without its {other} one: a pair belongs to one "
             f"sample, so that one micro-batch has both; {_REMEDY}"
         )
     return Completions(number, len(starts) // 2)

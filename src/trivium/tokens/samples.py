@@ -80,6 +80,7 @@ class TokenDataset:
         self.directory, self.split, self.sequence, self.seed = directory, split, sequence, seed
         self.vocabulary = int(manifest["vocabulary"])
         self.end_of_text = int(manifest["end_of_text"])
+        self._packed = "packed" in manifest
         windows = {s: max(0, len(shard.tokens) - 1) // sequence for s, shard in shards.items()}
         if split == "train":
             shares = {s: e["weight"] for s, e in manifest["sources"].items() if s in shards}
@@ -141,20 +142,54 @@ class TokenDataset:
 
     def rows(self, first: int, count: int) -> Rows:
         """Return samples [first, first + count) as rows of a batch."""
-        places = self._places_ahead(np.arange(first, first + count))
-        tokens = self._tokens_at(places)
+        return self._rows_at(self._places_ahead(np.arange(first, first + count)))
+
+    def stored(self, source: str, first: int, count: int) -> Rows:
+        """Return windows [first, first + count) of a source as rows, in the order in which they are stored."""
+        windows, number = np.arange(first, first + count), self._sources.index(source)
+        return self._rows_at(_Places(np.full(count, number), np.zeros(count, np.int64), windows * self.sequence))
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """The number of windows of each source."""
+        return dict(zip(self._sources, self._windows.tolist(), strict=True))
+
+    def _rows_at(self, places: _Places) -> Rows:
+        tokens, starts = self._tokens_at(places), None
         beside = {name: self._filled(arrays, places)[:, 1:] for name, arrays in self._beside.items()}
+        if self._packed:
+            starts = np.zeros(tokens.shape, np.bool_)
+            for row, begins in enumerate(self._begins(places)):
+                starts[row, begins] = True
         if all(shard.weights is None for shard in self._shards):
-            return Rows.of_text(tokens)._replace(beside=beside)
+            return Rows.of_text(tokens, None, starts)._replace(beside=beside)
         weights = np.empty(tokens.shape, np.float32)
         self._fill(weights, self._weights, places)
-        return Rows.of_text(tokens, weights)._replace(beside=beside)
+        return Rows.of_text(tokens, weights, starts)._replace(beside=beside)
 
     def _filled(self, arrays: Sequence[NDArray[Any]], places: _Places) -> NDArray[Any]:
         """Return the windows of arrays by source, which have an element for each token."""
         found = np.empty((len(places.start), self.sequence + 1, *arrays[0].shape[1:]), arrays[0].dtype)
         self._fill(found, arrays, places)
         return found
+
+    def costs(self, first: int, count: int) -> NDArray[np.int64] | None:
+        """Return the sum of the squared lengths of each sample's documents, to which attention's work is proportional.
+
+        None if the documents of a sample are not packed, so that all samples have equal work.
+        """
+        if not self._packed:
+            return None
+        places = self._places_ahead(np.arange(first, first + count))
+        edges = [np.append(begins, self.sequence) for begins in self._begins(places)]
+        return np.array([(np.diff(one[one <= self.sequence]) ** 2).sum() for one in edges], np.int64)
+
+    def _begins(self, places: _Places) -> Iterator[NDArray[np.int64]]:
+        """Yield the positions in each sample at which documents begin."""
+        starts = {source: self._shards[source].document_starts for source in np.unique(places.source).tolist()}
+        for source, start in zip(places.source.tolist(), places.start.tolist(), strict=True):
+            first, behind = (starts[source].search(at, side="left") for at in (start, start + self.sequence + 1))
+            yield np.asarray(starts[source][first:behind]) - start
 
     def _tokens_at(self, places: _Places) -> NDArray[np.int64]:
         tokens = np.empty((len(places.start), self.sequence + 1), dtype=np.int64)

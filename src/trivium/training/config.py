@@ -21,7 +21,7 @@ def is_nth(step: int, every: int) -> bool:
 
 
 class Supervision(Config):
-    """How faults are detected and handled; it does not change what is computed."""
+    """Detection and handling of faults, which do not change what is computed."""
 
     restart_seconds: Seconds = 1.0  # pause before the first restart; it doubles with each, up to a minute
     preemption_seconds: Seconds = 100.0  # time that a job has to save after a signal to end
@@ -43,7 +43,7 @@ class Supervision(Config):
 
 
 class SpikesConfig(Config):
-    """What counts as a loss spike, and what follows; a step that spikes never changes a weight."""
+    """Detection and handling of loss spikes; a step with a spike never changes a weight."""
 
     # response to a spike. stop: end with an error; skip: omit the step; rewind: go back to a checkpoint and skip the
     # batches up to the spike

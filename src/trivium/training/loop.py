@@ -50,7 +50,7 @@ Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
+    """A training: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
 
     examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps. questions: hashes
     of its tasks' questions by name, which must be equal on all hosts. until: the step after which these ranks save and
@@ -80,7 +80,7 @@ class TrainingJob:
 
 @dataclass
 class StepSetup:
-    """What observers may change about the next step, without an effect on what it computes.
+    """Settings of the next step that observers may change without an effect on what it computes.
 
     read: reads rows of the batch. measure: count the bytes that autograd stores, and time each action. contexts: are
     exited when the step is done.
@@ -228,7 +228,7 @@ class Loop:
         with setup.contexts:
             for observer in self.observers:
                 observer.before_step(self, setup)
-            samples = Samples(batch.first_sample, batch.sequences, setup.read)
+            samples = Samples(batch.first_sample, batch.sequences, setup.read, self.data.costs)
             return self.trainer.train_step(number, samples, lr, measure=setup.measure, asks=asks, accepts=self._accepts)
 
     def _accepts(self, totals: Totals) -> bool:
@@ -290,7 +290,8 @@ class Loop:
             self._reference = Beside(job.tokens, REFERENCE, hashed, KIND, {})
             begins = start.state is None or REFERENCE not in start.state.manifest
             self.enter("starting")
-            with_reference(self._reference, self.trainer, begins=begins)
+            splits = [self.all_data, dataset_of(job, "validation")]
+            with_reference(self._reference, self.trainer, splits, begins=begins)
 
     def with_reference(self, data: TokenDataset) -> TokenDataset:
         """Return samples with the reference beside their tokens, if the objective has one."""

@@ -5,6 +5,7 @@ first pass computes the log-probabilities without gradients. Their derivatives, 
 targets of an ordinary step, whose gradient is exactly that of the loss, and which any schedule can run.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,13 +31,15 @@ class Weighed(NamedTuple):
     losses: dict[str, float]
 
 
-def weighed(objective: Preference, rows: Rows, first: int, each: NDArray[np.float64], mesh: Mesh) -> Weighed:
+def weighed(
+    objective: Preference, rows: Rows, numbers: Sequence[int], each: NDArray[np.float64], mesh: Mesh
+) -> Weighed:
     """Weigh the targets of a replica's rows; every rank calls this.
 
-    first: the number of the first sample. each [sequences, positions]: the log-probability of each target.
+    numbers: of the samples. each [sequences, positions]: the log-probability of each target.
     Raises DataError for rows that are not made of whole pairs.
     """
-    number, count = completions_of(rows.weights, first)
+    number, count = completions_of(rows.weights, numbers)
     counted = np.flatnonzero(number)
     places = torch.from_numpy(number.reshape(-1)[counted] - 1)
 

@@ -1,4 +1,4 @@
-"""What a training records about itself, and whether a checkpoint belongs to it. No torch.
+"""The records of a training, and the test whether a checkpoint belongs to it. This module does not import torch.
 
 run.json       plan, training config, seed, and the directory of the tokens
 left_out.json  each rewind: its step, its cause, and the gaps that it leaves in the order of the samples

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trivium.comms.collectives import all_reduce_, sum_over_ranks_
 from trivium.comms.mesh import Mesh
@@ -35,6 +37,7 @@ from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.provenance import unheard
+from trivium.tokens.chat.pack import shares
 from trivium.tokens.rows import NO_ROWS, Digest, Rows, digest
 from trivium.training.batches import Read, inputs_of, packing, padded, windows
 from trivium.training.config import TrainingConfig
@@ -44,6 +47,13 @@ from trivium.training.recorded_step import RecordedStep
 
 Scale = float | torch.Tensor  # of losses
 Kept = Callable[[int, torch.Tensor], None]  # of the number of a micro-batch, and the loss of each target [S here, B]
+
+
+class Numbered(NamedTuple):
+    """Rows with the numbers of their samples."""
+
+    rows: Rows
+    numbers: Sequence[int]
 
 
 class StepResult(NamedTuple):
@@ -69,16 +79,37 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them."""
+    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them.
+
+    costs: of samples [first, first + count), to give each data rank equal work; None, or a result of None: they are
+    equal.
+    """
 
     first: int
     sequences: int
     read: Read
+    costs: Callable[[int, int], NDArray[np.int64] | None] | None = None
 
     def padded_to(self, unit: int) -> "Samples":
         """Return as many samples as make a multiple of `unit`. Those that are added have weight 0."""
         end = self.first + self.sequences
         return Samples(self.first, -(-self.sequences // unit) * unit, padded(self.read, end))
+
+    def share(self, rank: int, ranks: int) -> list[int]:
+        """Return the numbers of the samples that a data rank reads: a run of them, or those of an equal share of work.
+
+        They are a pure function of the batch and the number of ranks.
+        """
+        costs = None if self.costs is None or ranks == 1 else self.costs(self.first, self.sequences)
+        if costs is None:
+            each = self.sequences // ranks
+            return list(range(self.first + rank * each, self.first + (rank + 1) * each))
+        return [self.first + number for number in shares(costs.tolist(), ranks)[rank]]
+
+    def rows(self, numbers: Sequence[int]) -> Rows:
+        """Return the rows of samples, reading each run of consecutive numbers at once."""
+        runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+        return Rows.joined([self.read(run[0][1], len(run)) for run in runs])
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
@@ -202,16 +233,17 @@ class Trainer:
         measure: also count the bytes that autograd stores, and their peak, and time each action by the clock of the
         device, which is synchronized.
         """
-        rows, first = self._rows(samples, step), self._first(samples)
+        given = self._read(samples, hashed=True)
         loss_scale = self.loss_scale.value if self.loss_scale else 1.0
         if isinstance(self.objective, Preference):
-            of_pairs = self._weighed(self.objective, rows, first)
+            of_pairs = self._weighed(self.objective, given)
             self._set_mode(training=True)
             share = loss_scale / max(1.0, of_pairs.pairs)
-            run = self._run(samples.sequences, self._inputs(of_pairs.rows, first, None), share, measure=measure)
+            inputs = self._inputs(given._replace(rows=of_pairs.rows), None)
+            run = self._run(samples.sequences, inputs, share, measure=measure)
             return replace(run, losses=self._shares(of_pairs, share))
         self._set_mode(training=True)
-        inputs = self._inputs(rows, first, step)
+        inputs = self._inputs(given, step)
         scale = self._scale_of_losses(inputs, loss_scale)
         if self._records and not measure and samples.sequences in self._ran:
             return self._replayed(samples.sequences, inputs, scale)
@@ -247,8 +279,8 @@ class Trainer:
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Inside, steps are launched kernel by kernel. Every rank must be inside, or none: NCCL records both ends of a
-        message or neither."""
+        """Launch steps inside this context kernel by kernel. All ranks enter it or none: NCCL captures both ends of
+        a message or neither."""
         records, self._records = self._records, False
         try:
             yield
@@ -261,13 +293,13 @@ class Trainer:
         every layout. Incomplete micro-batches are padded."""
         self.forget_recording()
         whole = samples.padded_to(self.plan.validation_unit)
-        rows, first = self._rows(whole, None), self._first(whole)
+        given = self._read(whole)
         if isinstance(self.objective, Preference):
-            of_pairs = self._weighed(self.objective, rows, first)
+            of_pairs = self._weighed(self.objective, given)
             losses = self._shares(of_pairs, 1 / max(1.0, of_pairs.pairs))
         else:
             self._set_mode(training=False)
-            inputs = self._inputs(rows, first, None)
+            inputs = self._inputs(given, None)
             program = self._program(whole.sequences, forward_only=True)[self.mesh.at.pipeline]
             losses = self._executor(inputs, self._scale_of_losses(inputs), (LOSS,)).run(program).losses
         shares = torch.stack([loss_share(loss, self.mesh) for loss in losses.values()])
@@ -277,29 +309,32 @@ class Trainer:
     def log_probabilities(self, samples: Samples) -> np.ndarray:
         """Return the log-probability of each target of this rank's replica, [sequences, positions], without dropout;
         every rank calls this. Samples must fill whole micro-batches."""
-        return self._log_probabilities(self._rows(samples, None), self._first(samples))
+        return self._log_probabilities(self._read(samples))
 
     @torch.no_grad()
-    def _log_probabilities(self, rows: Rows, first: int) -> np.ndarray:
+    def _log_probabilities(self, given: Numbered) -> np.ndarray:
         self._set_mode(training=False)
-        plan, micro, found = self.plan, self.plan.batch.micro, torch.zeros(rows.targets.shape, dtype=torch.float64)
+        plan, micro = self.plan, self.plan.batch.micro
+        found = torch.zeros(given.rows.targets.shape, dtype=torch.float64)
         positions = torch.tensor(plan.positions_of(self.mesh.context.index))
-        inputs = [replace(each, asked="each") for each in self._inputs(rows, first, None)]
+        inputs = [replace(each, asked="each") for each in self._inputs(given, None)]
 
         def kept(m: int, losses: torch.Tensor) -> None:
             here = losses.detach().to("cpu", torch.float64)
             found[m * micro : (m + 1) * micro, positions] = -here.T
 
-        program = self._program(len(rows.tokens) * plan.layout.data, forward_only=True)[self.mesh.at.pipeline]
+        program = self._program(len(given.numbers) * plan.layout.data, forward_only=True)[self.mesh.at.pipeline]
         self._executor(inputs, 1.0, (), kept).run(program)
         # Each position's number is on one context rank of one pipeline rank, and elsewhere it is 0.
         whole = all_reduce_(all_reduce_(found.to(self.mesh.device), self.mesh.context), self.mesh.pipeline)
-        return whole.cpu().numpy()
+        log_probabilities: np.ndarray = whole.cpu().numpy()
+        return log_probabilities
 
-    def _weighed(self, objective: Preference, rows: Rows, first: int) -> Weighed:
-        counts = packing(rows.tokens, self.plan.model.end_of_text).counts  # as in the inputs of the model
+    def _weighed(self, objective: Preference, given: Numbered) -> Weighed:
+        rows, numbers = given
+        counts = packing(rows, self.plan.model.end_of_text).counts  # as in the inputs of the model
         rows = rows._replace(weights=rows.weights * counts)
-        return weighed(objective, rows, first, self._log_probabilities(rows, first), self.mesh)
+        return weighed(objective, rows, numbers, self._log_probabilities(given), self.mesh)
 
     def _shares(self, of_pairs: Weighed, scale: float) -> dict[str, torch.Tensor]:
         """Return this rank's shares of the losses of pairs, which all ranks of a replica know."""
@@ -311,7 +346,7 @@ class Trainer:
 
     @contextmanager
     def weights_held(self) -> Iterator[Mapping[int, Stage]]:
-        """Inside, the stages of this rank have all their weights, which ZeRO stage 3 otherwise shards."""
+        """Gather all weights of this rank's stages inside this context; ZeRO-3 otherwise shards them."""
         for bucket in self.buckets:
             bucket.hold()
         try:
@@ -342,28 +377,25 @@ class Trainer:
             around=self.around,
         )
 
-    def _first(self, samples: Samples) -> int:
-        """Return the first sample of this replica: data rank d reads the d-th run of consecutive samples."""
-        return samples.first + self.mesh.at.data * (samples.sequences // self.plan.layout.data)
-
-    def _rows(self, samples: Samples, step: int | None) -> Rows:
+    def _read(self, samples: Samples, *, hashed: bool = False) -> Numbered:
         """Return this replica's rows, which a step counts in the batch's hash."""
         refuse_part_of_a_micro_batch(self.plan, samples.sequences)
-        first, count = self._first(samples), samples.sequences // self.plan.layout.data
-        rows = samples.read(first, count)
-        if step is not None:
-            at, read = self.mesh.at, range(first, first + count)
+        numbers = samples.share(self.mesh.at.data, self.plan.layout.data)
+        rows = samples.rows(numbers)
+        if hashed:
+            at = self.mesh.at
             reads_for_all = at.tensor == at.pipeline == at.context == 0  # others read the same rows
-            self._digest = digest(read, rows) if reads_for_all else NO_ROWS
-        return rows
+            self._digest = digest(numbers, rows) if reads_for_all else NO_ROWS
+        return Numbered(rows, numbers)
 
-    def _inputs(self, rows: Rows, first: int, step: int | None) -> list[Inputs]:
-        """Return the micro-batches of rows, with the dropout of a step. first: the number of the first row's sample."""
+    def _inputs(self, given: Numbered, step: int | None) -> list[Inputs]:
+        """Return the micro-batches of rows, with the dropout of a step."""
         plan, micro, found = self.plan, self.plan.batch.micro, []
-        for start in range(0, len(rows.tokens), micro):
+        rows, numbers = given
+        for start in range(0, len(numbers), micro):
             part = rows.part(start, start + micro)
-            numbers = tuple(range(first + start, first + start + micro))
-            key = None if step is None else DropoutKey(self.seed, step, numbers, plan.model.sequence)
+            mine = tuple(numbers[start : start + micro])
+            key = None if step is None else DropoutKey(self.seed, step, mine, plan.model.sequence)
             found.append(inputs_of(plan, part, self.mesh, dropout=key))
         return found
 
