@@ -251,11 +251,12 @@ def _ids(whole: _Marked, encoding: tokenizers.Encoding, tokenizer: Tokenizer, na
             counted[first : _behind(encoding, end, len(ids))] = 1
     touched = {token for cut in whole.cuts if (token := encoding.char_to_token(cut)) is not None}
     guard = _guard_of(tokenizer)
+    unknown = {tokenizer.words[tokenizer.unknown]} - {tokenizer.end_of_text}  # of text without another id
     for token in sorted(touched, reverse=True):
         begin, end = _place(encoding, token)
         if ids[token] in guard.ids and any(begin < cut < end for cut in whole.cuts):
             spelled = _as_text(whole.text[begin:end], tokenizer)
-            if guard.ids.intersection(spelled):
+            if guard.ids.intersection(spelled) - unknown:
                 raise DataError(
                     f"{name}{': ' if name else ''}a message contains {shown(whole.text[begin:end])}, which this "
                     "tokenizer cannot write as text; remove it"
