@@ -53,7 +53,7 @@ VERBS = (
     Verb("data", "Data", "trivium.cli.data", "From tokens to documents and back; take tokens made elsewhere."),
     Verb("plan", "Plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
     Verb("launch", "Plan", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
-    Verb("train", "Train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("train", "Train", "trivium.cli.train", "Train under a layout; resume from the last checkpoint."),
     Verb("suite", "Train", "trivium.cli.suite", "Train several sizes on the same batches; examine every checkpoint."),
     Verb("metrics", "Train", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
     Verb("checkpoint", "Train", "trivium.cli.checkpoint", "List, verify, exchange and remove checkpoints."),
