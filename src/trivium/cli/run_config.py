@@ -121,11 +121,15 @@ class RunConfig(Config):
 
 
 class Given(NamedTuple):
-    """The arguments of the user: a preset or config file, a number of ranks, and overrides; later ones win."""
+    """The arguments of the user: a preset or config file, a number of ranks, and overrides; later ones win.
+
+    defaults: settings of the command, which replace those of the preset unless the user gives others.
+    """
 
     preset: str
     assignments: tuple[str, ...] = ()
     ranks: int | None = None
+    defaults: Mapping[str, Any] = MappingProxyType({})
 
 
 def resolve(given: Given) -> RunConfig:
@@ -287,7 +291,7 @@ def _tree_of(name: str) -> Tree:
 
 def _layers(given: Given) -> list[tuple[str, Tree]]:
     name = f"preset {given.preset}" if given.preset in preset_names() else given.preset
-    layers = [(name, _with_what_follows(_tree_of(given.preset)))]
+    layers = [(name, _with_what_follows(_tree_of(given.preset))), ("the command's defaults", dict(given.defaults))]
     if given.ranks is not None:
         layers.append((f"--ranks {given.ranks}", ranks_tree(given.ranks)))
     stated = _with_full_paths(parse_assignments(given.assignments, RunConfig), Path())

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trivium.config import MOST, Config, NotNegative, Positive, Short
+from trivium.objectives.config import ObjectiveConfig
 from trivium.units import listed
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -96,6 +97,7 @@ class ProfileConfig(Config):
 class TrainingConfig(Config):
     """Learning rate and batch are functions of tokens, so they mean the same under any batch size."""
 
+    objective: ObjectiveConfig = ObjectiveConfig()
     steps: Annotated[Positive, Short("steps")] = 200  # number of optimizer steps
     lr: Annotated[float, Field(gt=0), Short("lr")] = 3e-3  # peak learning rate
     # final learning rate as a fraction of the peak; constant has none
