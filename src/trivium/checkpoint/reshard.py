@@ -19,7 +19,7 @@ from trivium.errors import CheckpointError, ConfigError
 from trivium.provenance import publishing_new
 
 ANOTHER = "choose another --to"
-PIECE_BYTES = 64 << 20  # of a tensor that are in memory at once, at most
+PIECE_BYTES = 64 << 20  # largest part of a tensor in memory
 MAX_FILES = 1 << 16
 _MAX_ITEM_BYTES = max(dtype.itemsize for dtype in TORCH_DTYPES.values())
 

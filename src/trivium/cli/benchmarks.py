@@ -25,7 +25,7 @@ from trivium.untrusted import parse_json, read_bytes, read_json
 if TYPE_CHECKING:
     from trivium.interchange.target import Target
 
-FOLDER = "tasks"  # of a run directory
+FOLDER = "tasks"  # folder in a run directory
 
 
 Tree = Mapping[str, Any]

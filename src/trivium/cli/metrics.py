@@ -203,7 +203,7 @@ ABSENT = "-"
 class Losses(NamedTuple):
     """A training's newest losses up to a number of tokens, of validation and as the mean of the last WINDOW steps."""
 
-    tokens: int  # of the record with the most, 0 where there is no record
+    tokens: int  # tokens of the record with the most, or 0 without records
     validation: float | None
     training: float | None
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 DEFAULT_PRESET = "demo"
 DEFAULT_OUT = Path("runs/demo")
-OF_DEFAULT_CORPUS = ("max_bytes", "shortest", "html_fraction", "planted")  # of the harvest
+OF_DEFAULT_CORPUS = ("max_bytes", "shortest", "html_fraction", "planted")  # fields of the harvest
 # Sections of the curation, and the filters that have their thresholds from each.
 FILTERS_OF: Mapping[str, tuple[str, ...]] = {
     name: (name,) for name in ("language", "repetition", "c4", "fineweb", "privacy", "classifier")

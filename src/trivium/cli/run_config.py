@@ -350,7 +350,7 @@ _NAMES = {
     "generation.sampling.temperature": "temp",
 }
 SYNONYMS: Mapping[str, str] = MappingProxyType({name: path for path, names in _NAMES.items() for name in names.split()})
-_SIMILAR = 0.75  # of two names, by difflib, so that one may be a misspelling of the other
+_SIMILAR = 0.75  # similarity of two names by difflib from which one may be a misspelling of the other
 
 
 def fields_meant(name: str, paths: Mapping[str, str]) -> Iterator[str]:

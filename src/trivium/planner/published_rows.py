@@ -31,7 +31,7 @@ FLAGS = ("gated", "sp", "dp_overlap", "tie_balance")
 TEXTS = ("src", "cluster", "gpu", "fw")
 RECOMPUTE = {"none": NONE, "selective": ATTENTION, "full": LAYER, "op_selective": LAYER}
 ATTENTIONS = {"flash": 0, "unfused": 1}
-GRADIENT_BYTES = {"fp16": 2, "bf16": 4}  # of an element, as it is summed over micro-batches and ranks
+GRADIENT_BYTES = {"fp16": 2, "bf16": 4}  # size of an element that is summed over micro-batches and ranks
 CHOICES: Mapping[str, Mapping[str, int]] = {
     "recompute": RECOMPUTE,
     "attn": ATTENTIONS,

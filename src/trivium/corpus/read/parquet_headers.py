@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow.parquet as pq
 
-MOST_LEVELS = 100  # of nested columns
+MOST_LEVELS = 100  # levels of nested columns
 MOST_FOOTER_BYTES = 64 << 20  # some 400,000 chunks of columns
 _MOST_STRUCTS = 64  # within one another, in a header
 _MAGIC = b"PAR1"
@@ -24,9 +24,9 @@ _INTEGERS = (4, 5, 6)
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # kinds of pages
 _DELTA = (5, 6, 7)  # encodings of which Arrow allocates all lengths of a page at once
 _LENGTH_BYTES, _ENTRY_BYTES = 4, 16  # that Arrow allocates for a length, and for an entry of a dictionary
-_LEVELS_BYTES = 8  # of a value in a list: both levels, and an offset
+_LEVELS_BYTES = 8  # memory of a value in a list besides itself: both levels, and an offset
 _VALUE_BYTES = {"INT96": 12}
-_WIDEST_BYTES = 8  # of a value of any other type, or of its number in a dictionary
+_WIDEST_BYTES = 8  # size of a value of any other type, or of its number in a dictionary
 
 
 class Declared(NamedTuple):
@@ -155,7 +155,7 @@ def _page_header(file: BinaryIO, at: int) -> tuple[dict[int, Any] | None, int]:
 def _depth(reader: "_Thrift") -> int:
     """Return how deep the columns of a schema are nested. A group precedes its children and states their number."""
     kind, count = reader.list_header()
-    left: list[int] = []  # of each group around an element: the elements that it still has
+    left: list[int] = []  # number of remaining elements of each group around an element
     deepest = 0
     for _ in range(count):
         element = reader.value(kind)

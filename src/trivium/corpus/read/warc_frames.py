@@ -45,7 +45,7 @@ def parse_head(data: bytes) -> Head | None:
     inside a line, the body began before the empty line.
     """
     fields: dict[str, list[str]] = {}
-    values: list[str] = []  # of the field that the last line belongs to
+    values: list[str] = []  # values of the field to which the last line belongs
     last_is_field = True
     for line in data.split(b"\n")[1:]:
         if not line.strip(_BLANKS):

@@ -100,7 +100,7 @@ class Neighbours(HangDetector):
         self._siblings = range(max(0, first), min(first + place.local_ranks, place.world_size))
         self._missed = set[int]()  # siblings whose processes were gone in the last round
         self._number = 0
-        self._heard = [(0, clock())] * place.world_size  # of each rank, its last message's number and when it was new
+        self._heard = [(0, clock())] * place.world_size  # number and arrival of each rank's last message
 
     @property
     def round_seconds(self) -> float:

@@ -23,7 +23,7 @@ ABSENT_SECONDS = 5.0
 # A rank whose innermost calls are in one of these files waits for others.
 WAITING_IN = (
     "torch/distributed/",
-    "parallel/pipeline/clock.py",  # of its accelerator, which waits for others
+    "parallel/pipeline/clock.py",  # waits for the GPU, which waits for other ranks
     "comms/collectives.py",
     "kernels/crossing.py",
     "comms/group.py",
