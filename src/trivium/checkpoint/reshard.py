@@ -31,7 +31,7 @@ def reshard(source: Checkpoint, root: Path, *, files: int) -> Path:
     already; CheckpointError if it cannot be written.
     """
     final = root / step_name(source.step)
-    most = min(MAX_FILES, max(1, _bytes(source) // _MAX_ITEM_BYTES))  # at least one element for each
+    most = min(MAX_FILES, max(1, _bytes(source) // _MAX_ITEM_BYTES))  # at least one element per file
     if not 1 <= files <= most:
         raise ConfigError(f"--files ({files}) must be 1 to {most} for {source.directory}")
     if final.exists():

@@ -283,7 +283,7 @@ def refuse_bad_place(json: Path | None) -> None:
     if json == STANDARD_OUTPUT:
         raise ConfigError("--json -: the table goes to standard output; name a file")
     if json is not None:
-        with suppress(OSError):  # what cannot be made is named below
+        with suppress(OSError):  # a folder that cannot be created is named below
             json.parent.mkdir(parents=True, exist_ok=True)
     refuse_no_place_for("--json", json)
 

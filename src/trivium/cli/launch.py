@@ -155,7 +155,7 @@ def _refuse_what_train_would(out: Path, given: Given, tokens: Path | None) -> No
     if found:
         raise ConfigError("\n".join(found))
     if ((tokens or out / "tokens") / MANIFEST).is_file():
-        with suppress(MachineError):  # what this machine lacks, which only prints
+        with suppress(MachineError):  # this machine only prints the file, so it may lack what the run needs
             would(out, given, tokens)
 
 

@@ -196,7 +196,7 @@ def _batches(lines: Any, folder: Path, *, follow: bool) -> Iterator[Iterable[Map
 
 WINDOW = 10  # steps whose losses are averaged
 MOST_FIELDS = 6  # as columns; the others are named below
-LOCAL = ("training.start_from", "training.evaluation.data")  # where something lies
+LOCAL = ("training.start_from", "training.evaluation.data")  # fields with local paths
 ABSENT = "-"
 
 

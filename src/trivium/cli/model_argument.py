@@ -47,7 +47,7 @@ def model_named(name: str) -> Model:
             settings = beside or run
             return Model("checkpoint", str(found)) if settings is None else Model("config", str(settings))
     except (OSError, ValueError):  # a name of thousands of characters, or one with a NUL
-        return Model("config", name)  # which is refused there
+        return Model("config", name)  # the config rejects it
     raise ConfigError(f"there is no preset '{shown(name)}'; {_nearest(name)}")
 
 

@@ -72,7 +72,7 @@ class Stage:
     """
 
     name: str
-    verb: str  # what a user types to run it alone
+    verb: str  # the command that runs the stage alone
     folder: str
     sections: tuple[str, ...]  # sections of the config on which the output depends, besides the seed
     reads: tuple[str, ...]  # folders of earlier stages

@@ -80,7 +80,7 @@ class Machine(Config):
     device: str
     generation: Generation
     peak: Peak
-    multiprocessors: NotNegative = 0  # that tiles of a product fill in waves; 0: no waves
+    multiprocessors: NotNegative = 0  # multiprocessors that tiles of a product fill in waves; 0: no waves
     memory_bytes: Positive  # memory of one device
     memory_bandwidth: Rate  # bytes per second of one device
     devices_per_node: Positive

@@ -21,7 +21,7 @@ class Stack(Config):
     fused_elementwise: bool  # neighbouring element-wise operations are one kernel
     fused_accumulation: bool = False  # the product of a weight gradient adds to the gradient: no extra traffic
     overlaps_tensor: bool = False  # tensor collectives of the backward run beside weight-gradient products
-    overlaps_tensor_forward: bool = False  # those of the forward are pipelined with the products beside them
+    overlaps_tensor_forward: bool = False  # tensor collectives of the forward are pipelined with products
     gathers_again: bool = False  # under sequence parallelism the backward gathers kept positions of inputs again
     blocking_transfers: bool = True  # a rank waits while what it sends to the next stage is under way
     overlaps_data: bool = False  # gradients are reduced while the last micro-batch's backward runs

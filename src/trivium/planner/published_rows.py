@@ -24,7 +24,7 @@ from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.layer import Layer, embedding_of, head_of
 from trivium.untrusted import open_regular
 
-COUNTS = ("L", "h", "a", "kv", "ffn", "s", "V", "tp", "pp", "v", "dp", "cp", "mbs", "gbs")  # at least 1
+COUNTS = ("L", "h", "a", "kv", "ffn", "s", "V", "tp", "pp", "v", "dp", "cp", "mbs", "gbs")  # each is at least 1
 DEGREES = ("tp", "pp", "dp", "cp")  # their product is the number of ranks
 DEVICES = "n_gpus"  # a column that may be missing or empty; where it is not, it must be that product
 FLAGS = ("gated", "sp", "dp_overlap", "tie_balance")

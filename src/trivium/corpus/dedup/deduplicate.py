@@ -64,7 +64,7 @@ def deduplicate(
         results = without_equal_texts(every, config.dedup, tally)
     else:
         results = without_repeated(_counted(every(), read), by, tally, words=config.dedup.shortest)
-    if by in ("near", "text"):  # which change no document
+    if by in ("near", "text"):  # these methods change no document
         results = _counted(results, read)
     return write_results(results, out, [read, tally])
 

@@ -184,7 +184,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
                 part.copy_(found)
         total, target = all_reduce_(torch.stack([own, target]), group)
         losses = total.log() - target
-        if terms:  # what would multiply the probabilities divides what the exponentials are divided by
+        if terms:  # dividing the sums of exponentials replaces multiplying the probabilities
             logs = largest + total.log()
             losses = with_terms(losses, logs, terms)
             total.div_(stretch(logs, terms))
