@@ -15,7 +15,13 @@ from trivium.redact import redact
 PREFIX = "hf:"
 _NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _ETAG_SECONDS = 10.0  # to wait for the metadata of a file
-_DESCRIPTION = ("config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json")
+_DESCRIPTION = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _SNAPSHOTS, _REPOSITORY = "snapshots", "models--"  # of the cache: models--ORG--NAME/snapshots/COMMIT
 _MIN_SIMILARITY = 0.6  # of two names, by difflib

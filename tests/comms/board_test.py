@@ -28,7 +28,9 @@ def test_of_ranks_that_write_the_same_one_alone_is_first(boards: list[Board]) ->
 def test_a_later_text_takes_the_place_of_an_earlier_one(boards: list[Board]) -> None:
     ours, theirs = boards
     ours.write("rank 0", "step 1")
+    assert ours.read(["rank 0"]) == ["step 1"]  # the store answers a read, not a write: only now has it the text
     theirs.write("rank 0", "")
+    assert theirs.read(["rank 0"]) == [""]
     ours.write("rank 1", "a line\nand one more, é")
     assert ours.read(["rank 0", "rank 1"]) == ["", "a line\nand one more, é"]
     assert (ours.has("rank 0", "rank 1"), ours.has("rank 0", "rank 2")) == (True, False)

@@ -128,8 +128,8 @@ class Base(NamedTuple):
 
 
 class Together:
-    """Which sets of three features some plan has. They are stored as a cube of booleans, because a plan has thousands
-    of such sets and there are thousands of candidates."""
+    """The sets of three features that at least one plan has. They are stored as a cube of booleans, because a plan has
+    thousands of such sets and there are thousands of candidates."""
 
     def __init__(self, features: Iterable[str]) -> None:
         self.number = {feature: n for n, feature in enumerate(sorted(features))}

@@ -165,7 +165,7 @@ _NEEDED = ("--target", "--crawl", "--model")
 @with_options_of(Asked)
 @shows("seed", "curate")
 def step(asked: Asked) -> None:
-    """Run one step alone, documents in and documents out; killed at any moment, the same command goes on.
+    """Run one step alone, from documents to documents. After a kill, the same command resumes.
 
     dedup drops documents that repeat an earlier one, or lines or paragraphs that do. select keeps the documents with
     which training comes closest to a target, best first (GOT-D): not those most like the target, but those that the
@@ -377,7 +377,7 @@ def _recipe(name: str) -> "Recipe":
 
 
 def _read(path: Path, config: RunConfig) -> "Input":
-    """What is read there, by the settings of a harvest."""
+    """Read the documents of a path with the settings of a harvest."""
     from trivium.corpus.read.files import Input
 
     return Input(path, config.harvest.read)
@@ -385,8 +385,10 @@ def _read(path: Path, config: RunConfig) -> "Input":
 
 @contextmanager
 def _work(out: Path) -> Iterator[Path]:
-    """Where finished pieces lie until the output is there: a command that was killed goes on with them. One that is
-    refused does not, as whatever fixes its input or settings makes other work of it, and leaves none."""
+    """Yield the folder of finished pieces, which exists until the output is complete, so that a killed command resumes.
+
+    After an error in input or settings the pieces are deleted, because fixing it changes the work.
+    """
     pieces = work_of(out)
     try:
         yield pieces

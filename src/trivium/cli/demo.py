@@ -80,7 +80,7 @@ def demo(
     TOKENIZE.check(run, "anew")  # before what is done for it
     run = replace(run, tokens=None)  # it makes its own, whatever was trained here before
     trains_anew = start is not None and NAMES.index(start) <= NAMES.index(TRAIN.name)
-    check_host(run, given, insists=any_machine, redo=trains_anew, verb="demo")
+    check_host(run, given, insists=any_machine, redo=trains_anew, words=("demo",))
     if not dry_run:
         walk(run, redo_from=start)
 

@@ -1,4 +1,4 @@
-"""`trivium launch --print`: job files that place ranks on nodes, pass on signals, and start again what may go on."""
+"""`trivium launch --print`: job files that place ranks on nodes, forward signals, and restart failed jobs."""
 
 import json
 import math
@@ -37,7 +37,7 @@ MARGIN_SECONDS = 20
 PATHS = ("plan.rows", "training.start_from", "training.evaluation.data")
 
 
-# How a file for torchrun is started, as its comment says: on one host; on so many hosts, which share a directory.
+# The comment in a file for torchrun that says how to start it, on one host and on several.
 ON_ONE_HOST = """Start it on one host:
 #   bash this-file"""
 ON_HOSTS = """Start it on each of {} hosts, at about the same time:
@@ -65,7 +65,7 @@ EXPECTS_IN_POD = """            # A rank without a device of its own fails, and 
 
 
 class Target(StrEnum):
-    """Who starts the ranks."""
+    """The program that starts the ranks."""
 
     slurm = "slurm"
     kubernetes = "kubernetes"
@@ -80,7 +80,7 @@ FILES: Mapping[Target, str] = {
 
 
 class Nodes(NamedTuple):
-    """How ranks are placed: `per_node` on each of so many nodes; on devices of their own, or on cores.
+    """The placement of ranks: `per_node` on each of `nodes` nodes, on their own devices or on cores.
 
     fills_nodes: whether these are all devices of the nodes.
     """
@@ -114,9 +114,9 @@ class Asked:
 @shows("seed", "plan", "training", "machine")
 @with_options_of(Asked)
 def launch(asked: Asked) -> None:
-    """Print a job file for a run: ranks on the nodes of its machine, signals that save, and restarts that go on.
+    """Print a job file for a run: it places ranks on nodes, saves on a signal, and resumes after a failure.
 
-    Nothing is started; what `train` would refuse is refused. `machine` in the config says how many devices a node has.
+    Nothing is started, and what `train` would refuse is refused. `machine` in the config gives the devices of a node.
     """
     out, preset, tokens = asked.out, asked.preset, asked.tokens
     if asked.target is Target.kubernetes:
@@ -259,8 +259,8 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
 
 
 def _slurm_devices(where: Nodes) -> str:
-    """What ranks ask of their node: a core each, or devices, and with all of them all of the node. Slurm would bind
-    a rank to one core, and give the job that core's share of the memory."""
+    """Return the request of a job: a core or a device per rank, and the whole node with all its devices. By default
+    Slurm would bind a rank to one core and give the job that core's share of the memory."""
     if not where.has_devices:
         return "#SBATCH --cpus-per-task=1"
     whole = ["#SBATCH --exclusive", "#SBATCH --mem=0"] if where.fills_nodes else []

@@ -62,7 +62,7 @@ class Facts(NamedTuple):
     disk_bytes: int  # free where the output goes
     shm_bytes: int | None  # None where the platform has no /dev/shm
     ports: int  # of PORTS asked for, those that could be had on the loopback
-    files: int | None  # a process may open so many; None when there is no limit
+    files: int | None  # number of files that a process may open; None: no limit
     out: Path
     writable: str  # empty, or why not
     messages: str  # empty, or why ranks cannot read each other's memory

@@ -24,6 +24,7 @@ GO_ON = (
     "corpus",
     "tokenize",
     "train",
+    "tune",
     "suite",
     "recipes",
     "prove",
@@ -55,6 +56,7 @@ VERBS = (
     Verb("launch", "Plan", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
     Verb("train", "Train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
     Verb("suite", "Train", "trivium.cli.suite", "Train several sizes on the same batches; examine every checkpoint."),
+    Verb("tune", "Tune", "trivium.cli.tune", "Tune a model on conversations, with adapters or in full."),
     Verb("metrics", "Train", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
     Verb("checkpoint", "Train", "trivium.cli.checkpoint", "List, verify, exchange and remove checkpoints."),
     Verb("generate", "Use", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
@@ -91,7 +93,7 @@ class LazyVerbs(TyperGroup):
         return name, command, rest
 
     def make_context(self, info_name: Any, args: list[str], *more: Any, **extra: Any) -> Any:
-        """As of TyperGroup, with errors of usage as below."""
+        """Call TyperGroup.make_context, with usage errors as below."""
         with usage_errors_told():
             return super().make_context(info_name, args, *more, **extra)
 

@@ -209,7 +209,7 @@ class Losses(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What is compared of a run. fields: its settings by path; tokens: digest of its token shards."""
+    """The compared properties of a run. fields: its settings by path; tokens: digest of its token shards."""
 
     name: str
     log: Path

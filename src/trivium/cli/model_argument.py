@@ -1,4 +1,4 @@
-"""What a user may name as a model: one place for every command and option."""
+"""The models that a user may name, for every command and option."""
 
 from pathlib import Path
 from typing import Any, Literal, NamedTuple

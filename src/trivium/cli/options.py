@@ -136,7 +136,7 @@ def refuse_no_place_for(option: str, file: Path | None) -> None:
 
 
 def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int | None = None) -> Given:
-    """What the user gave; without --preset, the run directory's own config goes on."""
+    """Return what the user gave. Without --preset, the config of the run directory is used."""
     stored = Workspace(out).config
     if preset is None and is_model_folder(out):  # its config.json is another file than a run's
         raise ConfigError(
@@ -154,10 +154,9 @@ def directory_of(place: Path | None, out: Path) -> Path:
 
 
 class Reads(NamedTuple):
-    """What a command reads of a run's config, besides the seed.
+    """The sections of a run's config that a command reads, besides the seed.
 
-    verb: as it is typed. sections: those that it reads. never: places in them that it does not read, with what is said
-    of one.
+    verb: the command as it is typed. never: places in these sections that it does not read, with the message for each.
     """
 
     verb: str

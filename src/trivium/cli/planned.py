@@ -39,9 +39,9 @@ _RESET: Mapping[str, Any] = {"plan.rows": None, "plan.partition.layers": None}
 
 
 def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[str], None] = say) -> Given:
-    """Return what the user gave, with the layout for so many GPUs as further overrides. Overrides of the user hold,
-    and the search keeps to them. A run that was planned for as many GPUs keeps its layout. tell: where the choice is
-    reported. out: the run directory, if there is one."""
+    """Return what the user gave, with the layout for `gpus` GPUs as further overrides. The search keeps the user's
+    overrides, and a run that was planned for as many GPUs keeps its layout. tell: reports the choice. out: the run
+    directory, if there is one."""
     if gpus is None:
         return given
     if given.ranks is not None:

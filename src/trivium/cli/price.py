@@ -1,4 +1,4 @@
-"""What a config's plan costs on its machine, before anything runs; no torch."""
+"""The cost of a config's plan on its machine, before anything runs and without torch."""
 
 import os
 import shlex
@@ -159,14 +159,15 @@ def _changed(given: Given, change: Change) -> Given:
     """Return what the user gave with a change, which takes the place of settings of the same fields."""
     fields = {each.partition("=")[0] for each in change.sets}
     kept = [each for each in given.assignments if each.partition("=")[0] not in fields]
-    return Given(given.preset, (*kept, *change.sets), change.ranks or given.ranks)
+    return given._replace(assignments=(*kept, *change.sets), ranks=change.ranks or given.ranks)
 
 
 def _command(words: Sequence[str], given: Given) -> str:
     """Return the command as it is typed."""
     ranks = [] if given.ranks is None else ["--ranks", str(given.ranks)]
     sets = [word for each in given.assignments for word in ("--set", each)]
-    return shlex.join(["trivium", *words, "--preset", given.preset, *ranks, *sets])
+    preset = [] if given.defaults else ["--preset", given.preset]  # of a command that names its model otherwise
+    return shlex.join(["trivium", *words, *preset, *ranks, *sets])
 
 
 def _accelerators(environment: Mapping[str, str]) -> tuple[tuple[str, int], ...] | None:

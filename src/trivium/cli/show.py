@@ -1,4 +1,4 @@
-"""How progress and results look: a bar on a terminal, plain lines elsewhere."""
+"""Display of progress and results: a bar on a terminal, plain lines elsewhere."""
 
 import math
 import sys

@@ -31,7 +31,7 @@ class Here:
     """The engine of one process."""
 
     def map(self, task: Task, items: Sequence[str], done: Done, *, light: bool = False) -> list[Result]:
-        """As Engine.map."""
+        """Run the tasks; see Engine.map."""
         results = []
         for item in items:
             results.append(task(item))

@@ -1,4 +1,4 @@
-"""Which rank sits on which node, and which groups cross the borders of nodes.
+"""The placement of ranks on nodes, and the groups that cross the borders of nodes.
 
 Ranks fill nodes in order, as launchers number them: node 0 first. So the layout's order decides what stays inside
 a node. Tensor ranks exchange activations twice per layer and direction, far more than any other axis moves, so
@@ -39,7 +39,7 @@ def crossings(layout: Layout, per_node: int) -> dict[Axis, Crossing]:
 
 
 def problems(layout: Layout, per_node: int, *, tensor_unit: int = 0, tensor_across_nodes: bool = False) -> list[str]:
-    """Why the layout should not be placed on nodes of `per_node` devices; empty when it may.
+    """Return why the layout should not be placed on nodes of `per_node` devices; empty if it may.
 
     tensor_unit: what every degree divides that the plan allows (`Plan.tensor_unit`); 0: it allows any.
     tensor_across_nodes: the user said that tensor groups may span nodes.

@@ -52,7 +52,7 @@ class StackRule(Config):
     note_before: str | None = None  # the note starts with MM-DD
 
     def holds(self, row: Mapping[str, str]) -> bool:
-        """For the texts of a row."""
+        """Return whether the rule applies to a row with these texts."""
         note = row["note"]
         return (
             (self.src is None or row["src"] in self.src)

@@ -13,7 +13,7 @@ _ABOUT = "recipe.yaml"
 
 
 class Recipe(Config):
-    """What recipe.yaml says."""
+    """The content of recipe.yaml."""
 
     summary: str
     text: str  # what --data must hold, and where to get it

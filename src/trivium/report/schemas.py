@@ -132,6 +132,13 @@ class Evaluation(Result):
     tasks: dict[str, dict[str, Score]] = {}
 
 
+class Answers(Result):
+    n: Annotated[int, Field(ge=0)]
+    accuracy: Annotated[float, Field(ge=0, le=1)]
+    interval: tuple[float, float]
+    nats_per_token: Number
+
+
 class TaskScore(Score):
     published: Number = None
     gpt3: Number = None

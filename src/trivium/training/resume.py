@@ -24,7 +24,7 @@ from trivium.training.record import (
 
 
 class Start(NamedTuple):
-    """What a training continues from.
+    """The start of a training.
 
     state: the checkpoint whose full state is restored. weights: the checkpoint of which only the weights are read.
     Without either, weights are initialized. entries: the samples that rewinds skipped; entries_are_new: they come from

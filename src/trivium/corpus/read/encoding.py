@@ -31,7 +31,7 @@ _HEAD_BYTES = 1 << 12  # in which a page states its charset
 _DETECTION_BYTES = 1 << 17
 _BEFORE_BYTES = 1 << 10  # given to detection before the first byte that is not ASCII
 _NOT_ASCII = re.compile(rb"[\x80-\xff]")
-_MIN_UTF_8 = 4  # bytes beyond the number of characters; so many are valid UTF-8 by no accident
+_MIN_UTF_8 = 4  # bytes beyond the number of characters; that many are not valid UTF-8 by accident
 
 
 def decode(body: bytes, charset: str | None) -> str:

@@ -77,7 +77,7 @@ def _may_be_whole(first: bytes, is_ended: bool) -> bool:
 
 
 def _begins_array(first: bytes, is_ended: bool) -> bool:
-    """Return whether the first line begins an array that goes on. A whole array on it may be a damaged row."""
+    """Return whether the first line begins an array that continues. A complete array may be a damaged row."""
     return first[:1] == b"[" and not (is_ended and first[-1:] == b"]")
 
 

@@ -91,7 +91,7 @@ class Frame(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What is at the front of the buffer, and its bytes. Behind damage, `search` for the next beginning."""
+    """The item at the front of the buffer, and its size. search: whether to search the next beginning, after damage."""
 
     item: Frame | Lost | None
     size: int

@@ -46,7 +46,7 @@ class CooccurrenceConfig(Config):
 
 
 class BiasConfig(Config):
-    """Which analyses to run, and on what.
+    """The analyses to run, and their data.
 
     The defaults ask about 3,900 questions of some ten tokens each, and generate 800 texts after each of 28
     prompts, 1.1 million tokens in total, as GPT-3 did. Reduce them on a small machine.

@@ -64,7 +64,7 @@ def logits(config: Config, tensors: Tensors, tokens: Tensor) -> Tensor:
 
 
 def _rope(config: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
-    """How a layer turns queries and keys: as all do, or as those of its type."""
+    """Return the rotary parameters of a layer: those of all layers, or of its type."""
     given: Mapping[str, Any] = config["rope_parameters"]
     if "rope_type" in given:
         return given
@@ -98,7 +98,7 @@ def _speeds(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:
 
 
 def _window(config: Mapping[str, Any], layer: int) -> int | None:
-    """How many positions a layer's queries see, themselves included; None for all before."""
+    """Return the attention window of a layer in positions, including the query's own; None without a window."""
     if config.get("layer_types", ["sliding_attention"] * (layer + 1))[layer] == "full_attention":
         return None
     window: int | None = config.get("sliding_window")

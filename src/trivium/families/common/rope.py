@@ -1,8 +1,8 @@
-"""What a config.json of Hugging Face says of rotary positions, and back.
+"""Rotary positions in a config.json of Hugging Face, read and written.
 
-transformers 5 write everything into `rope_parameters`; those before wrote `rope_theta`, and what slows the angles into
-`rope_scaling`, whose type was once called `type`. OLMo-3's `rope_parameters` are two: of the layers with a window, and
-of those that see all; what was written before is of the latter.
+transformers 5 writes everything into `rope_parameters`. Earlier versions wrote `rope_theta`, and the scaling into
+`rope_scaling`, whose type was once called `type`. OLMo-3 has two `rope_parameters`, for layers with a window and for
+layers with full attention; its earlier fields are those of the latter.
 """
 
 from collections.abc import Mapping

@@ -141,7 +141,7 @@ def _attend(qkv: Sequence[Tensor], sight: Sight) -> tuple[Tensor, Tensor]:
 def _gradients(
     into: Sequence[Tensor], grad: Tensor, qkv: Sequence[Tensor], found: Sequence[Tensor], sight: Sight
 ) -> None:
-    """Into those of queries, keys and values, given what `_attend` found."""
+    """Write the gradients of queries, keys and values into `into`, from the results of `_attend`."""
     (q, k, v), (out, log_sums), (d_q, d_k, d_v) = qkv, found, into
     blocks = _blocks(q.shape[2], sight)
     hiding = _Hiding.of(blocks, sight, q)
@@ -237,7 +237,7 @@ class _Hiding(NamedTuple):
         return cls(later, sight.first_seen_on(q.device), keys)
 
     def of_block(self, block: Block, part: Part) -> Tensor | None:
-        """What is added to the scores of some heads, where something is hidden that is not only later."""
+        """Return the mask that is added to the scores of some heads, or None if only later keys are hidden."""
         here, there, triangle, masked = block
         if triangle or self.later is None:
             return None

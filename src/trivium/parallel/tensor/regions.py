@@ -24,7 +24,7 @@ from trivium.parallel.tensor.vocabulary import BLOCK_ROWS, stretch, with_terms
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
-# For at most so many ids CUDA computes the gradient of an embedding in another way (ATen/native/cuda/Embedding.cu).
+# Up to this number of ids, CUDA uses another kernel for the gradient of an embedding (ATen/native/cuda/Embedding.cu).
 MAX_DIRECT_IDS = 3072
 
 

@@ -232,8 +232,8 @@ class Neighbours(HangDetector):
 def keeping_watch(
     place: Place, heartbeats: Heartbeats, config: Supervision, tell: Callable[[Failure], None]
 ) -> Iterator[Callable[[Failure], Failure | None]]:
-    """Inside, this rank takes part in the supervision; when a rank is named or has failed, this process exits at once
-    with code 1. Yields a function that reports a failure of this rank and returns the cause as far as it is known: this
+    """Supervise this rank inside this context: when a rank is named or has failed, this process exits at once with
+    code 1. Yields a function that reports a failure of this rank and returns the cause as far as it is known: this
     failure, or that the rank which it lost is gone; None if another rank has reported it.
 
     A store that does not answer ends the supervision, not the training: collectives still have their timeout.

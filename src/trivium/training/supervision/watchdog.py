@@ -74,7 +74,7 @@ def seconds_to_wait(config: Supervision, phase: Phase, *, is_first: bool) -> flo
 
 
 class Patience:
-    """How long a rank may give no heartbeat, from the durations of one rank's steps."""
+    """The longest time without a heartbeat of a rank, derived from the durations of one rank's steps."""
 
     def __init__(self, config: Supervision) -> None:
         self.config = config
