@@ -8,6 +8,7 @@ special token that is found around such a place was not written by the template 
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -175,20 +176,19 @@ def _from(text: str, at: int) -> str:
 
 
 def _rendered(batch: Sequence[Conversation], requests: Sequence[Request], template: ChatTemplate) -> list[list[Text]]:
-    """Render a batch. Raises DataError with the names of the conversations that cannot be rendered."""
-    try:
+    """Render a batch. Raises DataError with the name of the first conversation that cannot be rendered."""
+    with suppress(DataError):
         return template.texts(requests)
-    except DataError:
-        problems = []
-        for one, request in zip(batch, requests, strict=True):
-            try:
-                template.texts([request])
-            except DataError as error:
-                problems.append(f"{one.name}: {error}")
-        if not problems:
-            raise
-        more = f" (and {len(problems) - 1} of the next {len(batch) - 1})" if len(problems) > 1 else ""
-        raise DataError(f"{problems[0]}{more}") from None
+    found, problems = [], []
+    for one, request in zip(batch, requests, strict=True):  # each has the time that all had together
+        try:
+            found += template.texts([request])
+        except DataError as error:
+            problems.append(f"{one.name}: {error}" if one.name else str(error))
+    if problems:
+        more = f" (and {len(problems) - 1} of the {len(batch)} read with it)" if len(problems) > 1 else ""
+        raise DataError(f"{problems[0]}{more}")
+    return found
 
 
 class _Guard(NamedTuple):
