@@ -92,7 +92,7 @@ def write_conversations(
             progress(done, None, "encoding conversations")
         found.append(document)
         draws.append(seed_for(settings.seed, "validation", *(text for turn in one.turns for text in turn)) / 2**63)
-    held_out = _held_out(draws, settings.validation_fraction)
+    held_out = validating(draws, settings.validation_fraction)
     for document, validates in zip(found, held_out, strict=True):
         _fit(document, settings, splits[VALIDATION if validates else TRAIN])
     for split, one in splits.items():
@@ -185,7 +185,7 @@ def _documents(
         yield one, Document(one.name, encoded.ids.astype(dtype), encoded.counted)
 
 
-def _held_out(draws: Sequence[float], fraction: float) -> list[bool]:
+def validating(draws: Sequence[float], fraction: float) -> list[bool]:
     """Return which conversations validate: those whose draw is below `fraction`, but at least one and never all."""
     order = sorted(range(len(draws)), key=lambda n: draws[n])
     below = sum(draw < fraction for draw in draws)
