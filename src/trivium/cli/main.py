@@ -54,7 +54,7 @@ VERBS = (
     Verb("data", "Data", "trivium.cli.data", "From tokens to documents and back; take tokens made elsewhere."),
     Verb("plan", "Plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
     Verb("launch", "Plan", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
-    Verb("train", "Train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("train", "Train", "trivium.cli.train", "Train under a layout; resume from the last checkpoint."),
     Verb("suite", "Train", "trivium.cli.suite", "Train several sizes on the same batches; examine every checkpoint."),
     Verb("tune", "Tune", "trivium.cli.tune", "Tune a model on conversations, with adapters or in full."),
     Verb("metrics", "Train", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),

@@ -16,7 +16,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 
-Read = Callable[[int, int], Rows]  # of sample numbers [first, first + count)
+Read = Callable[[int, int], Rows]  # reads samples [first, first + count)
 
 
 def padded(read: Read, end: int) -> Read:
