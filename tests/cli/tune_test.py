@@ -146,6 +146,36 @@ def test_tokens_of_the_same_conversations_are_kept_and_of_others_made_anew(
     assert "up to date" not in tuned(call, models / "run", data, "--method", "full").stdout
 
 
+def test_making_tokens_leaves_the_config_of_the_run_as_it_was(
+    models: Path, data: str, prepared: dict, call, tmp_path: Path
+) -> None:
+    config = tmp_path / "tuned" / "config.json"
+    tuned(call, models / "run", data, "--method", "full")
+    assert not config.exists()
+    config.write_text(before := (models / "run" / "config.json").read_text())
+    tuned(call, models / "run", data, "--method", "full", "--set", "plan.model.sequence=64")
+    assert config.read_text() == before
+
+
+def test_a_run_is_not_tuned_in_place(models: Path, data: str, call) -> None:
+    ended = call("tune", str(models / "run"), "--data", data, "--out", str(models / "run"), "--method", "full")
+    assert ended.returncode == 2 and "give another --out" in ended.stderr
+
+
+def test_a_model_of_learned_positions_and_bf16_keeps_its_length_and_its_dtype(
+    data: str, prepared: dict, call, tmp_path: Path
+) -> None:
+    plan = plan_of("gpt", precision={"weights": "bf16"})
+    (tmp_path / "gpt").mkdir()
+    checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "gpt", plan))
+    export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "gpt" / "tokenizer.json")
+    for place in ("hf", "gpt/checkpoints/step-00000004"):
+        tuned(call, tmp_path / place, data, "--method", "full")
+        config = prepared["train"]
+        assert config.plan.model.sequence == plan.model.sequence and config.plan.precision.weights == "bf16"
+        shutil.rmtree(tmp_path / "tuned")
+
+
 def test_a_dry_run_tells_what_would_be_trained_and_writes_nothing(
     models: Path, data: str, call, tmp_path: Path
 ) -> None:

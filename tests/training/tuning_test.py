@@ -16,8 +16,8 @@ from trivium.training.tuning import (
     CONVERSATIONS_PER_STEP,
     FULL_LR,
     FULL_PAIRS_LR,
-    LONGEST,
     MICRO_TOKENS,
+    USUAL_LENGTH,
     Method,
     Size,
     course_for,
@@ -68,9 +68,7 @@ def test_a_method_that_does_not_exist_is_refused(text: str, says: str) -> None:
         method_named(text)
 
 
-@pytest.mark.parametrize(
-    ("longest", "length"), [(1, 4), (50, 256), (300, LONGEST), (2048, 2048), (2049, 4096), (9000, 4096)]
-)
+@pytest.mark.parametrize(("longest", "length"), [(50, USUAL_LENGTH), (2048, 2048), (2049, 4096), (9000, 4096)])
 def test_a_sequence_holds_the_longest_conversation_or_what_the_model_reads(longest: int, length: int) -> None:
     assert length_for(longest, small(model=ROTARY).model) == length
 

@@ -4,6 +4,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
@@ -12,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from trivium.checkpoint.format import read_manifest
 from trivium.cli.benchmarks import answered
 from trivium.cli.imported import bring, with_weights
 from trivium.cli.model_argument import asked_model, model_path
@@ -25,11 +27,13 @@ from trivium.cli.show import percent, percent_range, progress_of, say
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.cli.tokenize import for_a_training
 from trivium.cli.train import TRAIN, check_host, under_torchrun
+from trivium.cli.workspace import Workspace
 from trivium.config import Tree, leaves, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
-from trivium.families.common.hf_config import describes_model
+from trivium.families.common.hf_config import describes_model, read_settings
 from trivium.objectives.preferences.losses import PREFERENCES
 from trivium.plan.layout import Layout
+from trivium.plan.precision import Dtype
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, fingerprint, write_json
 from trivium.tokens.chat.conversation import Turn, read_conversations, read_pairs
@@ -53,6 +57,7 @@ from trivium.training.tuning import (
     steps_for,
 )
 from trivium.units import counted
+from trivium.untrusted import read_bytes
 
 ANSWERS_ASKED = 200  # held-out answers that the model gives before and after the training
 SURVEYED = 64  # conversations with most text, whose tokens decide the length of the sequences
@@ -117,9 +122,10 @@ class Asked:
 
 
 class Base(NamedTuple):
-    """The model that is tuned. weights: its checkpoint or Hugging Face folder."""
+    """The model that is tuned. weights: its checkpoint or Hugging Face folder; dtype: in which it is stored."""
 
     weights: Path
+    dtype: Dtype
     tokenizer_file: Path
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -143,6 +149,8 @@ def tune(asked: Asked) -> None:
             f"before the job, and `trivium train --out {shlex.quote(str(asked.out))}` in it"
         )
     model = asked_model(asked.model)
+    if model.resolve() == asked.out.resolve():
+        raise ConfigError(f"--out {asked.out} is the model that is tuned; give another --out")
     base = base_of(model, asked.template)
     given = Given(str(model), tuple(asked.sets or ()), asked.ranks, merge(settings_for(method), _of_base(base)))
     run = open_run(asked.out, given)
@@ -150,7 +158,8 @@ def tune(asked: Asked) -> None:
     if asked.dry_run:
         _dry_run(asked, given, stage, run)
         return
-    perform(stage, run, redo=asked.redo)
+    with _config_kept(run.at):
+        perform(stage, run, redo=asked.redo)
     given = fitted(given, read_tokens_manifest(run.at.folder(stage.folder)), asked)
     run, weights = with_weights(open_run(asked.out, given))
     check_host(run, given, insists=asked.any_machine, redo=asked.redo, words=_words(asked))
@@ -163,6 +172,19 @@ def tune(asked: Asked) -> None:
     perform(TRAIN, run, redo=asked.redo)
     if not method.of_pairs:
         perform(ANSWERS, run, redo=asked.redo)
+
+
+@contextmanager
+def _config_kept(at: Workspace) -> Iterator[None]:
+    """Leave the config of the run as it was: that of the conversations has no batch and no steps yet."""
+    before = read_bytes(at.config) if at.config.is_file() else None
+    try:
+        yield
+    finally:
+        if before is None:
+            at.config.unlink(missing_ok=True)
+        else:
+            at.config.write_bytes(before)
 
 
 def _dry_run(asked: Asked, given: Given, stage: Stage, run: Run) -> None:
@@ -189,21 +211,28 @@ def base_of(model: Path, template: Path | None) -> Base:
         weights, file = model, model / FILE
         if not file.is_file():
             raise DataError(f"{model} has no {FILE}, and conversations need it; download the tokenizer into the folder")
+        said = read_settings(model / "config.json")
+        dtype: Dtype = "bf16" if "bfloat16" in (said.get("dtype"), said.get("torch_dtype")) else "fp32"
     else:
         from trivium.interchange.target import opened
 
         with opened(model) as target:
             weights, file = target.newest, target.tokenizer
+        dtype = read_manifest(weights)["plan"]["precision"]["weights"]
     tokenizer = load_tokenizer(file)
-    return Base(weights, file, tokenizer, read_template(template or file.parent, tokenizer))
+    return Base(weights, dtype, file, tokenizer, read_template(template or file.parent, tokenizer))
 
 
 def _of_base(base: Base) -> Tree:
     """Return the settings that follow from the model, until the conversations are known."""
     one = {"sequences": 1, "micro": 1, "ramp": None}
-    plan = merge(LAYOUTS[1], {"model": {"end_of_text": base.tokenizer.end_of_text}, "batch": one})
+    plan: Tree = {
+        "model": {"end_of_text": base.tokenizer.end_of_text},
+        "batch": one,
+        "precision": {"weights": base.dtype},
+    }
     return {
-        "plan": plan,
+        "plan": merge(LAYOUTS[1], plan),
         "tokens": {"tokenizer": str(base.tokenizer_file.absolute()), "vocabulary": base.tokenizer.vocabulary},
         "training": {"start_from": str(base.weights.absolute())},
     }

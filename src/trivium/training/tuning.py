@@ -22,8 +22,7 @@ FULL_PAIRS_LR, ADAPTER_PAIRS_LR = 1e-6, 1e-5
 WARMUP_SHARE = 0.03  # of the steps
 CONVERSATIONS_PER_STEP = 32
 MICRO_TOKENS = 4096  # of a micro-batch, at most, unless one sequence has more
-LONGEST = 2048  # tokens of a sequence, unless a conversation has more
-LEAST_PER_SEQUENCE = 4  # conversations of any length, while the sequence stays below LONGEST
+USUAL_LENGTH = 2048  # tokens of a sequence; the tuned model also reads so many when it answers
 CHECKS = 5  # checkpoints and validations of a training
 
 
@@ -56,19 +55,14 @@ def methods() -> dict[str, Tree]:
 
 
 def length_for(longest: int, model: ModelShape) -> int:
-    """Return the length of the sequences, a power of two: enough for the longest conversation, and for several of them
-    where they are short.
+    """Return the length of the sequences: that of the model, or where this is above USUAL_LENGTH, the power of two that
+    holds the longest conversation, at least USUAL_LENGTH.
 
     A model with learned positions keeps its length, because its table of positions has as many rows.
     """
     if model.positions == "learned":
         return model.sequence
-    several = min(LONGEST, _power_above(LEAST_PER_SEQUENCE * longest))
-    return min(model.sequence, max(several, _power_above(longest)))
-
-
-def _power_above(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
+    return min(model.sequence, max(USUAL_LENGTH, 1 << max(0, longest - 1).bit_length()))
 
 
 def method_named(text: str) -> Method:
