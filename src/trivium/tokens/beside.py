@@ -29,13 +29,15 @@ class Kind(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """A set of arrays called `name` in the token folder `folder`, which weights of hash `of` computed."""
+    """A set of arrays called `name` in the token folder `folder`, which weights of hash `of` computed; None: of any.
+    splits: that have them."""
 
     folder: Path
     name: str
-    of: str
+    of: str | None
     kinds: Mapping[str, Kind]
     settings: Mapping[str, Any]
+    splits: tuple[str, ...] = SPLITS
 
     @property
     def exists(self) -> bool:
@@ -70,7 +72,7 @@ class Beside(NamedTuple):
 
     def refuse_other_weights(self, found: str) -> None:
         """Raise CheckpointError if other weights, of hash `found`, computed the arrays."""
-        if found != self.of:
+        if self.of is not None and found != self.of:
             raise CheckpointError(
                 f"{self._about} was computed by the weights {found[:12]}…, and the {self.name} of this training is "
                 f"{self.of[:12]}…; start from the checkpoint that it is of, or {self._remedy}"
@@ -108,7 +110,7 @@ class Beside(NamedTuple):
 
     def _shards(self) -> Iterator[tuple[str, str, TokenShard, dict[str, Path]]]:
         """Yield split, source, shard, and the file of each array."""
-        for split in SPLITS:
+        for split in self.splits:
             for source, shard in open_shards(self.folder, split, TokenShard.mapped).items():
                 names = {name: self.folder / f"{shard.prefix.name}.{self.name}-{name}" for name in self.kinds}
                 yield split, source, shard, names

@@ -18,6 +18,7 @@ from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import Preempted, TriviumError
 from trivium.model.stage import Stage
+from trivium.objectives.distillation.objective import Distillation
 from trivium.objectives.objective import LOSS
 from trivium.objectives.preferences.losses import Preference
 from trivium.parallel.sharding.zero import Totals
@@ -39,6 +40,7 @@ from trivium.training.resume import Start, drop_abandoned, find_start
 from trivium.training.state import begin_with, progress_of, read_together, restore
 from trivium.training.supervision.heartbeats import Phase, RankHeartbeat
 from trivium.training.supervision.watchdog import seconds_to_wait
+from trivium.training.teacher import TEACHER, beside_of_teacher, found_teacher
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, refuse_other_objective, verify_together
 
@@ -276,26 +278,33 @@ class Loop:
             read_together(begin_with, self.trainer, start.weights)
         self.step = self.first_step = start.state.step if start.state else 0
         found_by_first(lambda: drop_abandoned(root, start.abandoned), mesh, TriviumError)
-        self._find_reference(start)
-        self.data = self.with_reference(self.all_data).leaving_out(left_out_of(self.entries))
+        self._find_beside(start)
+        self.data = self.with_beside(self.all_data).leaving_out(left_out_of(self.entries))
         for observer in self.observers:
             observer.resume(self)
 
-    def _find_reference(self, start: Start) -> None:
-        """Compute or verify the reference of preferences, if the objective has one."""
+    def _find_beside(self, start: Start) -> None:
+        """Verify what the objective needs beside the tokens. A reference is computed if there is none."""
         objective, job = self.trainer.objective, self.job
-        self._reference = None
+        self._beside: list[Beside] = []
+        if isinstance(objective, Distillation):
+            hashed = start.state.manifest.get(TEACHER) if start.state is not None else None
+            self._beside.append(found_teacher(beside_of_teacher(job.tokens, objective, hashed), self.mesh))
         if isinstance(objective, Preference) and objective.reference:
             hashed = hash_of_reference(start, self.plan, job.seed)
-            self._reference = Beside(job.tokens, REFERENCE, hashed, KIND, {})
+            reference = Beside(job.tokens, REFERENCE, hashed, KIND, {})
             begins = start.state is None or REFERENCE not in start.state.manifest
             self.enter("starting")
             splits = [self.all_data, dataset_of(job, "validation")]
-            with_reference(self._reference, self.trainer, splits, begins=begins)
+            with_reference(reference, self.trainer, splits, begins=begins)
+            self._beside.append(reference)
 
-    def with_reference(self, data: TokenDataset) -> TokenDataset:
-        """Return samples with the reference beside their tokens, if the objective has one."""
-        return data if self._reference is None else data.with_beside(self._reference.arrays(data.split))
+    def with_beside(self, data: TokenDataset) -> TokenDataset:
+        """Return samples with what the objective needs beside their tokens."""
+        for beside in self._beside:
+            if data.split in beside.splits:
+                data = data.with_beside(beside.arrays(data.split))
+        return data
 
     def _finish(self) -> None:
         for observer in self.observers:
@@ -345,7 +354,7 @@ class Loop:
             **self.identity,
             **progress_of(self.trainer),
             "left_out": self.entries,
-            **({} if self._reference is None else {REFERENCE: self._reference.of}),
+            **{beside.name: beside.of for beside in self._beside},
         }
         for observer in self.observers:
             about |= observer.saved_state()

@@ -4,7 +4,7 @@ It is computed once, before the first step, under the layout of the training, an
 adapters it is computed without them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -49,32 +49,59 @@ def with_reference(beside: Beside, trainer: Trainer, splits: Sequence[TokenDatas
                 f"{beside.folder} has no {REFERENCE}.json any more, and training has changed the weights that computed "
                 f"it; restore it, or begin again in another --out"
             )
-        found_by_first(beside.create, mesh, DataError)
-        for split in splits:
-            for source in split.windows:
-                _compute(beside, trainer, split, source)
-        found_by_first(beside.finish, mesh, DataError)
+
+        def computed(samples: Samples) -> dict[str, np.ndarray]:
+            with adapters_off(trainer.stages.values()):
+                return {REFERENCE: trainer.log_probabilities(samples)}
+
+        write_beside(beside, trainer, splits, computed)
     beside.refuse_other_weights(found_by_first(beside.check, mesh, DataError))
 
 
-def _compute(beside: Beside, trainer: Trainer, split: TokenDataset, source: str) -> None:
-    """Compute the reference of one source, a batch of windows at a time, and let the first rank write it."""
-    plan, mesh, length = trainer.plan, trainer.mesh, split.sequence
-    windows, unit = split.windows[source], plan.validation_unit
-    batch = -(-plan.batch.sequences // unit) * unit
-    stored = beside.filled(split.split, source)[REFERENCE] if mesh.rank == 0 else None
+def write_beside(
+    beside: Beside,
+    trainer: Trainer,
+    splits: Sequence[TokenDataset],
+    computed: Callable[[Samples], dict[str, np.ndarray]],
+) -> None:
+    """Compute numbers for all targets of splits, and let the first rank write them; every rank calls this.
+
+    computed: returns the numbers of this rank's replica by the name of the array, each [sequences, positions, …].
+    """
+    mesh = trainer.mesh
+    found_by_first(beside.create, mesh, DataError)
+    for split in splits:
+        for source in split.windows:
+            stored = beside.filled(split.split, source) if mesh.rank == 0 else {}
+            for first, whole in _batches(trainer, split, source, computed):
+                for name, array in stored.items():
+                    _store(array, whole[name], split, source, first)
+            for array in stored.values():
+                if isinstance(array, np.memmap):
+                    array.flush()
+    found_by_first(beside.finish, mesh, DataError)
+
+
+def _batches(
+    trainer: Trainer, split: TokenDataset, source: str, computed: Callable[[Samples], dict[str, np.ndarray]]
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Yield the first window of each batch of a source, and the numbers of all its windows, on every rank."""
+    plan, mesh, unit = trainer.plan, trainer.mesh, trainer.plan.validation_unit
+    windows, batch = split.windows[source], -(-plan.batch.sequences // unit) * unit
     for first in range(0, windows, batch):
         count = min(batch, windows - first)
         samples = Samples(first, count, partial(split.stored, source)).padded_to(unit)
-        with adapters_off(trainer.stages.values()):
-            own = trainer.log_probabilities(samples)
-        whole = torch.zeros(samples.sequences, length, dtype=torch.float64, device=mesh.device)
-        place = mesh.at.data * len(own)
-        whole[place : place + len(own)] = torch.from_numpy(own).to(mesh.device)
-        values = all_reduce_(whole, mesh.data)[:count].cpu().numpy()
-        if stored is not None:
-            counted = split.stored(source, first, count).weights != 0
-            targets = np.arange(first, first + count)[:, None] * length + np.arange(1, length + 1)
-            stored[targets[counted] % len(stored)] = values[counted]  # a source shorter than a window repeats
-    if isinstance(stored, np.memmap):
-        stored.flush()
+        whole = {}
+        for name, own in computed(samples).items():
+            every = torch.zeros(samples.sequences, *own.shape[1:], dtype=torch.float64, device=mesh.device)
+            place = mesh.at.data * len(own)
+            every[place : place + len(own)] = torch.from_numpy(own).to(mesh.device)
+            whole[name] = all_reduce_(every, mesh.data)[:count].cpu().numpy()
+        yield first, whole
+
+
+def _store(array: np.ndarray, values: np.ndarray, split: TokenDataset, source: str, first: int) -> None:
+    """Write the numbers of the targets that count in windows from `first` on."""
+    counted = split.stored(source, first, len(values)).weights != 0
+    targets = np.arange(first, first + len(values))[:, None] * split.sequence + np.arange(1, split.sequence + 1)
+    array[targets[counted] % len(array)] = values[counted]  # a source shorter than a window repeats
