@@ -53,9 +53,9 @@ class Rows(NamedTuple):
         """Return the rows of several parts, which all say where documents begin, or none does."""
         if len(parts) == 1:
             return parts[0]
-        tokens, targets, weights = (np.concatenate([each[n] for each in parts]) for n in range(3))
-        starts = [each.starts for each in parts if each.starts is not None]
-        beside = {name: np.concatenate([each.beside[name] for each in parts]) for name in parts[0].beside}
+        tokens, targets, weights = (np.concatenate([part[field] for part in parts]) for field in range(3))
+        starts = [part.starts for part in parts if part.starts is not None]
+        beside = {name: np.concatenate([part.beside[name] for part in parts]) for name in parts[0].beside}
         return Rows(tokens, targets, weights, np.concatenate(starts) if starts else None, beside)
 
 

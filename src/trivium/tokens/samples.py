@@ -106,7 +106,7 @@ class TokenDataset:
             else np.asarray(shard.weights).view(np.ndarray)
             for shard in self._shards
         ]
-        self._blocks: dict[int, _Places] = {}  # of consecutive samples
+        self._blocks: dict[int, _Places] = {}  # blocks of consecutive samples
 
     @staticmethod
     def open(
@@ -281,8 +281,9 @@ class TokenDataset:
         """Return the windows of a source that contain any of its tokens [start, stop)."""
         if len(self._shards[source].tokens) <= self.sequence:
             return np.zeros(1, dtype=np.int64)  # there is one window, in which the source repeats
-        # Window w has tokens w * sequence to (w + 1) * sequence, inclusive.
-        first, last = max(0, (start - 1) // self.sequence), (stop - 1) // self.sequence
+        # Window w has tokens w * sequence to (w + 1) * sequence, inclusive; of packed documents the last is no target.
+        begin = start if self._packed else start - 1
+        first, last = max(0, begin // self.sequence), (stop - 1) // self.sequence
         return np.arange(first, min(last + 1, int(self._windows[source])), dtype=np.int64)
 
     def _touches(self, source: int, start: int, found: Found) -> list[tuple[int, int, int]]:

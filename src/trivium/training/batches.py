@@ -20,7 +20,7 @@ from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 
 TEACHER_IDS, TEACHER_LOGS = "ids", "logs"  # beside the tokens: what a teacher stored about each target
-Read = Callable[[int, int], Rows]  # of sample numbers [first, first + count)
+Read = Callable[[int, int], Rows]  # reads samples [first, first + count)
 
 
 def padded(read: Read, end: int) -> Read:

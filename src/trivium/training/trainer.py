@@ -46,8 +46,8 @@ from trivium.training.loss_scale import LEAST, LossScale
 from trivium.training.pairs import Weighed, weighed
 from trivium.training.recorded_step import RecordedStep
 
-Scale = float | torch.Tensor  # of losses
-Kept = Callable[[int, Losses], None]  # of the number of a micro-batch, and what its `Inputs` asked of each target
+Scale = float | torch.Tensor  # scale of losses
+Kept = Callable[[int, Losses], None]  # takes a micro-batch's number and what its `Inputs` asked of each target
 
 
 class Numbered(NamedTuple):
@@ -70,7 +70,7 @@ class StepResult(NamedTuple):
     run: Run
     update_seconds: float
     asked: bool = False  # whether some rank received a request to end
-    batch_hash: str = ""  # of the rows that all ranks read
+    batch_hash: str = ""  # hash of the rows that all ranks read
 
     @property
     def loss(self) -> float:
@@ -184,7 +184,7 @@ class Trainer:
             set()
         )  # sizes of batches that were trained, so that the next step of the size can be recorded
         self._programs: dict[tuple[int, bool], Program] = {}
-        self._digest = NO_ROWS  # of the rows that this rank read last
+        self._digest = NO_ROWS  # hash of the rows that this rank read last
 
     def train_step(
         self,
