@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trivium.errors import CheckpointError, DataError
 from trivium.provenance import file_sha256, fingerprint, read_described, write_json
 from trivium.tokens.manifest import SPLITS, open_shards, read_tokens_manifest
+from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
 
 FORMAT = "trivium-beside-1"
@@ -91,6 +92,10 @@ class Beside(NamedTuple):
                 if not path.is_file() or about["files"].get(path.name) != file_sha256(path):
                     raise DataError(f"{path} is missing or was damaged since it was written; {remedy}")
         return str(about.get("of"))
+
+    def of_dataset(self, data: TokenDataset) -> TokenDataset:
+        """Return samples with the arrays beside their tokens, if their split has them."""
+        return data.with_beside(self.arrays(data.split)) if data.split in self.splits else data
 
     def arrays(self, split: str) -> dict[str, Arrays]:
         """Return the arrays of each source of a split, mapped."""

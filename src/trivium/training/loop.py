@@ -18,29 +18,28 @@ from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import Preempted, TriviumError
 from trivium.model.stage import Stage
-from trivium.objectives.distillation.objective import Distillation
 from trivium.objectives.objective import LOSS
 from trivium.objectives.preferences.losses import Preference
 from trivium.parallel.sharding.zero import Totals
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
-from trivium.tokens.beside import Beside
 from trivium.tokens.manifest import blend_of, read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
 from trivium.training.batches import Read
+from trivium.training.beside import TEACHER, beside_of
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import append_event, warn
 from trivium.training.pairs import REFERENCE
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, left_out_of, write_entries, write_record
-from trivium.training.reference import KIND, hash_of_reference, with_reference
+from trivium.training.reference import hash_of_reference, with_reference
 from trivium.training.resume import Start, drop_abandoned, find_start
 from trivium.training.state import begin_with, progress_of, read_together, restore
 from trivium.training.supervision.heartbeats import Phase, RankHeartbeat
 from trivium.training.supervision.watchdog import seconds_to_wait
-from trivium.training.teacher import TEACHER, beside_of_teacher, found_teacher
+from trivium.training.teacher import found_teacher
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, refuse_other_objective, verify_together
 
@@ -285,26 +284,26 @@ class Loop:
 
     def _find_beside(self, start: Start) -> None:
         """Verify what the objective needs beside the tokens. A reference is computed if there is none."""
-        objective, job = self.trainer.objective, self.job
-        self._beside: list[Beside] = []
-        if isinstance(objective, Distillation):
-            hashed = start.state.manifest.get(TEACHER) if start.state is not None else None
-            self._beside.append(found_teacher(beside_of_teacher(job.tokens, objective, hashed), self.mesh))
-        if isinstance(objective, Preference) and objective.reference:
-            hashed = hash_of_reference(start, self.plan, job.seed)
-            reference = Beside(job.tokens, REFERENCE, hashed, KIND, {})
-            begins = start.state is None or REFERENCE not in start.state.manifest
-            self.enter("starting")
+        objective, job, state = self.trainer.objective, self.job, start.state
+        known = {} if state is None else state.manifest
+        if isinstance(objective, Preference):
+            hashed: str | None = hash_of_reference(start, self.plan, job.seed)
+        else:
+            hashed = known.get(TEACHER)
+        self._beside = beside_of(job.tokens, objective, hashed)
+        if self._beside is None:
+            return
+        self.enter("starting")
+        if isinstance(objective, Preference):
             splits = [self.all_data, dataset_of(job, "validation")]
-            with_reference(reference, self.trainer, splits, begins=begins)
-            self._beside.append(reference)
+            begins = REFERENCE not in known
+            with_reference(self._beside, self.trainer, splits, begins=begins)
+        else:
+            self._beside = found_teacher(self._beside, self.mesh)
 
     def with_beside(self, data: TokenDataset) -> TokenDataset:
         """Return samples with what the objective needs beside their tokens."""
-        for beside in self._beside:
-            if data.split in beside.splits:
-                data = data.with_beside(beside.arrays(data.split))
-        return data
+        return data if self._beside is None else self._beside.of_dataset(data)
 
     def _finish(self) -> None:
         for observer in self.observers:
@@ -354,7 +353,7 @@ class Loop:
             **self.identity,
             **progress_of(self.trainer),
             "left_out": self.entries,
-            **{beside.name: beside.of for beside in self._beside},
+            **({} if self._beside is None else {self._beside.name: self._beside.of}),
         }
         for observer in self.observers:
             about |= observer.saved_state()

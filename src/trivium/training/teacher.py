@@ -13,26 +13,15 @@ from trivium.objectives.distillation.objective import Distillation
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.parallel.tensor.divergence import Top
 from trivium.plan.plan import Plan
-from trivium.tokens.beside import Beside, Kind
+from trivium.tokens.beside import Beside
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.split import TRAIN
 from trivium.training.batches import TEACHER_IDS, TEACHER_LOGS
-from trivium.training.reference import write_beside
+from trivium.training.beside import TEACHER, beside_of, write_beside
 from trivium.training.state import begin_with, read_together
 from trivium.training.trainer import Samples, Trainer
 from trivium.training.verified_tokens import refuse_other_ids
-
-TEACHER = "teacher"
-
-
-def beside_of_teacher(tokens: Path, objective: Distillation, of: str | None) -> Beside:
-    """Return the description of a teacher's numbers in the directory `tokens`.
-
-    of: the hash of the teacher's checkpoint; None: of any.
-    """
-    kinds = {TEACHER_IDS: Kind("<i4", (objective.top,)), TEACHER_LOGS: Kind("<f4", (objective.top,))}
-    return Beside(tokens, TEACHER, of, kinds, objective.stored, (TRAIN,))
 
 
 def found_teacher(beside: Beside, mesh: Mesh) -> Beside:
@@ -63,7 +52,8 @@ def write_teacher(tokens: Path, checkpoint: Checkpoint, plan: Plan, mesh: Mesh, 
     refuse_other_ids(read_tokens_manifest(tokens), model, tokens)
     trainer = Trainer(plan, mesh, seed=0, rule=AdamRule(), initial=False)
     read_together(begin_with, trainer, checkpoint)
-    beside = beside_of_teacher(tokens, objective, str(checkpoint.manifest["sha256"]))
+    beside = beside_of(tokens, objective, str(checkpoint.manifest["sha256"]))
+    assert beside is not None, "distillation has a teacher"
     data = TokenDataset.open(tokens, TRAIN, sequence=model.sequence, seed=0)
     top = Top(objective.top, objective.temperature)
 
