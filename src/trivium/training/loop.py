@@ -40,7 +40,7 @@ from trivium.training.state import begin_with, progress_of, read_together, resto
 from trivium.training.supervision.heartbeats import Phase, RankHeartbeat
 from trivium.training.supervision.watchdog import seconds_to_wait
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
-from trivium.training.verified_tokens import refuse_other_ids, verify_together
+from trivium.training.verified_tokens import refuse_other_ids, refuse_other_objective, verify_together
 
 CHECKPOINTS = "checkpoints"
 DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # degrees of the layout that summaries show
@@ -391,7 +391,9 @@ def dataset_of(job: TrainingJob, split: str) -> TokenDataset:
     Raises DataError if there are none or the model has no embedding for their ids, and ConfigError if it expects
     another end-of-text id. `verify_together` checks the indices when it reads them.
     """
-    refuse_other_ids(read_tokens_manifest(job.tokens), job.plan.model, job.tokens)
+    manifest = read_tokens_manifest(job.tokens)
+    refuse_other_ids(manifest, job.plan.model, job.tokens)
+    refuse_other_objective(manifest, job.training.objective, job.tokens)
     return TokenDataset.open(
         job.tokens, split, sequence=job.plan.model.sequence, seed=job.seed, opened=TokenShard.mapped
     )

@@ -6,7 +6,7 @@ squared Euclidean distance of points of length 1.
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,7 +19,7 @@ from trivium.errors import DataError
 
 Vector = NDArray[np.float64]
 Dense = NDArray[np.float32]
-Points = sp.csr_array | Dense
+Points: TypeAlias = sp.csr_array | Dense
 
 _LONGEST = 2  # words in a feature
 _COUNTED_AT_ONCE = 8192  # texts
@@ -134,4 +134,4 @@ def distances(x: Points, y: Points, batch: int) -> Iterator[tuple[slice, Dense]]
     for first in range(0, x.shape[0], batch):
         rows = slice(first, min(first + batch, x.shape[0]))
         products = x[rows] @ columns
-        yield rows, 1 - (products.toarray() if sp.issparse(products) else products)
+        yield rows, 1 - (products if isinstance(products, np.ndarray) else products.toarray())
