@@ -1,7 +1,7 @@
 """The rows of a batch, and a layout-independent hash of them: every rank hashes its own rows, and hashes are summed."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,25 +12,41 @@ _MASK = (1 << _BITS) - 1
 
 
 class Rows(NamedTuple):
-    """Tokens, and for each of them the target and the weight of its loss; each [sequences, positions]."""
+    """Tokens, and for each of them the target and the weight of its loss; each [sequences, positions].
+
+    starts: whether a document begins with each token, where it is known; None: after every end-of-text token.
+    """
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
     weights: NDArray[np.float32]
+    starts: NDArray[np.bool_] | None = None
 
     @staticmethod
-    def of_text(text: NDArray[Any], weights: NDArray[Any] | None = None) -> "Rows":
+    def of_text(
+        text: NDArray[Any], weights: NDArray[Any] | None = None, starts: NDArray[np.bool_] | None = None
+    ) -> "Rows":
         """Return the rows in which each token's target is the next one.
 
-        text: token ids [sequences, positions + 1]. weights: of these tokens as targets; None stands for 1.
+        text: token ids [sequences, positions + 1]. weights: of these tokens as targets; None stands for 1. starts:
+        whether a document begins with each of these tokens, which then does not count as a target.
         """
         tokens, targets = text[:, :-1], text[:, 1:]
         own = np.ones(targets.shape, np.float32) if weights is None else weights[:, 1:].astype(np.float32)
-        return Rows(tokens, targets, own)
+        if starts is None:
+            return Rows(tokens, targets, own)
+        return Rows(tokens, targets, own * ~starts[:, 1:], starts[:, :-1])
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return the rows [start, stop)."""
-        return Rows(self.tokens[start:stop], self.targets[start:stop], self.weights[start:stop])
+        return Rows(*(None if field is None else field[start:stop] for field in self))
+
+    @staticmethod
+    def joined(parts: Sequence["Rows"]) -> "Rows":
+        """Return the rows of several parts, which all say where documents begin, or none does."""
+        if len(parts) == 1:
+            return parts[0]
+        return Rows(*(None if each[0] is None else np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
 class Digest(NamedTuple):
@@ -49,8 +65,8 @@ NO_ROWS = Digest(0, 0)
 def digest(numbers: Iterable[int], rows: Rows) -> Digest:
     """Return the digest of rows with these sample numbers.
 
-    It depends on every token, target, weight, position and sample number. A row whose weights are all 1 is hashed
-    without them.
+    It depends on every token, target, weight, known start of a document, position and sample number. A row whose
+    weights are all 1 is hashed without them.
     """
     high = low = 0
     # Ids of all shards fit into 32 bits, and hashing half the bytes takes half the time.
@@ -61,6 +77,8 @@ def digest(numbers: Iterable[int], rows: Rows) -> Digest:
         salted = hashlib.blake2b(ids[n], digest_size=8, salt=int(number).to_bytes(8, "little"))
         if weighted[n]:
             salted.update(weights[n])
+        if rows.starts is not None:
+            salted.update(np.packbits(rows.starts[n]).tobytes())
         value = int.from_bytes(salted.digest(), "little")
         high, low = high + (value >> _BITS), low + (value & _MASK)
     return Digest(high, low)

@@ -78,6 +78,7 @@ class TokenDataset:
         self.directory, self.split, self.sequence, self.seed = directory, split, sequence, seed
         self.vocabulary = int(manifest["vocabulary"])
         self.end_of_text = int(manifest["end_of_text"])
+        self._packed = "packed" in manifest
         windows = {s: max(0, len(shard.tokens) - 1) // sequence for s, shard in shards.items()}
         if split == "train":
             shares = {s: e["weight"] for s, e in manifest["sources"].items() if s in shards}
@@ -140,12 +141,34 @@ class TokenDataset:
     def rows(self, first: int, count: int) -> Rows:
         """Return samples [first, first + count) as rows of a batch."""
         places = self._places_ahead(np.arange(first, first + count))
-        tokens = self._tokens_at(places)
+        tokens, starts = self._tokens_at(places), None
+        if self._packed:
+            starts = np.zeros(tokens.shape, np.bool_)
+            for row, begins in enumerate(self._begins(places)):
+                starts[row, begins] = True
         if all(shard.weights is None for shard in self._shards):
-            return Rows.of_text(tokens)
+            return Rows.of_text(tokens, None, starts)
         weights = np.empty(tokens.shape, np.float32)
         self._fill(weights, self._weights, places)
-        return Rows.of_text(tokens, weights)
+        return Rows.of_text(tokens, weights, starts)
+
+    def costs(self, first: int, count: int) -> NDArray[np.int64] | None:
+        """Return the sum of the squared lengths of each sample's documents, to which attention's work is proportional.
+
+        None if the documents of a sample are not packed, so that all samples have equal work.
+        """
+        if not self._packed:
+            return None
+        places = self._places_ahead(np.arange(first, first + count))
+        edges = [np.append(begins, self.sequence) for begins in self._begins(places)]
+        return np.array([(np.diff(one[one <= self.sequence]) ** 2).sum() for one in edges], np.int64)
+
+    def _begins(self, places: _Places) -> Iterator[NDArray[np.int64]]:
+        """Yield the positions in each sample at which documents begin."""
+        starts = {source: self._shards[source].document_starts for source in np.unique(places.source).tolist()}
+        for source, start in zip(places.source.tolist(), places.start.tolist(), strict=True):
+            first, behind = (starts[source].search(at, side="left") for at in (start, start + self.sequence + 1))
+            yield np.asarray(starts[source][first:behind]) - start
 
     def _tokens_at(self, places: _Places) -> NDArray[np.int64]:
         tokens = np.empty((len(places.start), self.sequence + 1), dtype=np.int64)

@@ -29,7 +29,8 @@ def padded(read: Read, end: int) -> Read:
         lacks = ((0, count - len(rows.tokens)), (0, 0))
         weights = np.pad(rows.weights, lacks)
         weights[there:] = 0
-        return Rows(np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge"), weights)
+        starts = None if rows.starts is None else np.pad(rows.starts, lacks, "edge")
+        return Rows(np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge"), weights, starts)
 
     return read_more
 
@@ -66,14 +67,19 @@ class Packing(NamedTuple):
     counts: np.ndarray
 
 
-def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
-    """Return where documents begin and end. The end-of-text id is the last token of its document.
+def packing(rows: Rows, end_of_text: int) -> Packing:
+    """Return where documents begin and end. Where the rows do not say it, the end-of-text id ends its document.
 
-    After it comes the first token of another document, which cannot be predicted, so that target does not count.
+    After the last token of a document comes the first one of another, which cannot be predicted, so that target does
+    not count.
     """
-    ends = tokens == end_of_text
+    tokens, first = rows.tokens, rows.starts
+    if first is None:
+        ends = tokens == end_of_text
+        first = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
+    else:
+        ends = np.zeros_like(first)  # their weights are 0 already
     numbers = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-    first = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
     starts = np.maximum.accumulate(np.where(first, numbers, 0), axis=1)
     return Packing(starts, numbers - starts, ~ends)
 
@@ -91,7 +97,7 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
 
     weights, positions, starts = rows.weights, None, None
     if plan.model.documents == "apart":
-        packed = packing(rows.tokens, plan.model.end_of_text)
+        packed = packing(rows, plan.model.end_of_text)
         weights, positions, starts = weights * packed.counts, here(packed.positions), packed.starts.T
     return Inputs(
         here(rows.tokens),

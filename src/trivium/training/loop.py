@@ -224,7 +224,7 @@ class Loop:
         with setup.contexts:
             for observer in self.observers:
                 observer.before_step(self, setup)
-            samples = Samples(batch.first_sample, batch.sequences, setup.read)
+            samples = Samples(batch.first_sample, batch.sequences, setup.read, self.data.costs)
             return self.trainer.train_step(number, samples, lr, measure=setup.measure, asks=asks, accepts=self._accepts)
 
     def _accepts(self, totals: Totals) -> bool:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trivium.comms.collectives import all_reduce_, sum_over_ranks_
 from trivium.comms.mesh import Mesh
@@ -34,7 +36,8 @@ from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.provenance import unheard
-from trivium.tokens.rows import NO_ROWS, Digest, digest
+from trivium.tokens.chat.pack import shares
+from trivium.tokens.rows import NO_ROWS, Digest, Rows, digest
 from trivium.training.batches import Read, inputs_of, padded, windows
 from trivium.training.config import TrainingConfig
 from trivium.training.loss_scale import LEAST, LossScale
@@ -66,16 +69,37 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them."""
+    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them.
+
+    costs: of samples [first, first + count), to give each data rank equal work; None, or a result of None: they are
+    equal.
+    """
 
     first: int
     sequences: int
     read: Read
+    costs: Callable[[int, int], NDArray[np.int64] | None] | None = None
 
     def padded_to(self, unit: int) -> "Samples":
         """Return as many samples as make a multiple of `unit`. Those that are added have weight 0."""
         end = self.first + self.sequences
         return Samples(self.first, -(-self.sequences // unit) * unit, padded(self.read, end))
+
+    def share(self, rank: int, ranks: int) -> list[int]:
+        """Return the numbers of the samples that a data rank reads: a run of them, or those of an equal share of work.
+
+        They are a pure function of the batch and the number of ranks.
+        """
+        costs = None if self.costs is None or ranks == 1 else self.costs(self.first, self.sequences)
+        if costs is None:
+            each = self.sequences // ranks
+            return list(range(self.first + rank * each, self.first + (rank + 1) * each))
+        return [self.first + number for number in shares(costs.tolist(), ranks)[rank]]
+
+    def rows(self, numbers: Sequence[int]) -> Rows:
+        """Return the rows of samples, reading each run of consecutive numbers at once."""
+        runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+        return Rows.joined([self.read(run[0][1], len(run)) for run in runs])
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
@@ -278,21 +302,21 @@ class Trainer:
         )
 
     def _inputs(self, samples: Samples, step: int | None) -> list[Inputs]:
-        """Return this replica's micro-batches: data rank d reads the d-th run of consecutive samples."""
+        """Return this replica's micro-batches."""
         plan, micro = self.plan, self.plan.batch.micro
         refuse_part_of_a_micro_batch(plan, samples.sequences)
         micro_batches = plan.batch.micro_batches(plan.layout, samples.sequences)
-        first = samples.first + self.mesh.at.data * micro_batches * micro
-        rows = samples.read(first, micro_batches * micro)
+        numbers = samples.share(self.mesh.at.data, plan.layout.data)
+        rows = samples.rows(numbers)
         if step is not None:
-            at, read = self.mesh.at, range(first, first + micro_batches * micro)
+            at = self.mesh.at
             reads_for_all = at.tensor == at.pipeline == at.context == 0  # others read the same rows
-            self._digest = digest(read, rows) if reads_for_all else NO_ROWS
+            self._digest = digest(numbers, rows) if reads_for_all else NO_ROWS
         found = []
         for start in range(0, micro_batches * micro, micro):
             part = rows.part(start, start + micro)
-            numbers = tuple(range(first + start, first + start + micro))
-            key = None if step is None else DropoutKey(self.seed, step, numbers, plan.model.sequence)
+            mine = tuple(numbers[start : start + micro])
+            key = None if step is None else DropoutKey(self.seed, step, mine, plan.model.sequence)
             found.append(inputs_of(plan, part, self.mesh, dropout=key))
         return found
 

@@ -69,14 +69,24 @@ def _copies(files: Any, mesh: Mesh) -> list[int]:
 
 def refuse_other_ids(manifest: Mapping[str, Any], model: ModelShape, tokens: Path) -> None:
     """Raise DataError if the model has no embedding for some token id, and ConfigError if it expects another
-    end-of-text id. manifest: of the directory `tokens`."""
+    end-of-text id, or windows other than the bins of packed documents. manifest: of the directory `tokens`."""
     vocabulary, end = int(manifest["vocabulary"]), int(manifest["end_of_text"])
     if vocabulary > model.vocabulary:
         raise DataError(
             f"{tokens} has token ids up to {vocabulary - 1}, but plan.model.vocabulary is {model.vocabulary}; "
             f"set it to {vocabulary}"
         )
-    if model.documents == "apart" and end != model.end_of_text:
+    if packed := manifest.get("packed"):
+        wanted = {"documents": "apart", "sequence": packed["sequence"]}
+        wrong = {name: value for name, value in wanted.items() if getattr(model, name) != value}
+        if wrong:
+            raise ConfigError(
+                f"{tokens} has documents packed into bins, and plan.model."
+                + ", plan.model.".join(f"{name} is {getattr(model, name)}" for name in wrong)
+                + "; give "
+                + " ".join(f"--set plan.model.{name}={value}" for name, value in wrong.items())
+            )
+    elif model.documents == "apart" and end != model.end_of_text:
         raise ConfigError(
             f"plan.model.end_of_text is {model.end_of_text}, but documents in {tokens} end with {end}, so "
             f"plan.model.documents (apart) would separate none; set plan.model.end_of_text to {end}"
