@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trivium.evaluation.incontext import Study
     from trivium.interchange.target import Target
 
-FOLDER = "incontext"  # of a run directory
+FOLDER = "incontext"  # folder in a run directory
 
 app = App()
 

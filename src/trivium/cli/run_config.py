@@ -43,7 +43,7 @@ from trivium.training.rates import recipe_problems
 from trivium.untrusted import read_text
 
 HERE = "here"  # the machine this runs on
-BASE = "demo"  # what a model of Hugging Face is trained with, unless told otherwise
+BASE = "demo"  # default settings of a training from a Hugging Face model
 
 
 def _ready(schedule: str, **degrees: int) -> Tree:
@@ -121,11 +121,15 @@ class RunConfig(Config):
 
 
 class Given(NamedTuple):
-    """The arguments of the user: a preset or config file, a number of ranks, and overrides; later ones win."""
+    """The arguments of the user: a preset or config file, a number of ranks, and overrides; later ones win.
+
+    defaults: settings of the command, which replace those of the preset unless the user gives others.
+    """
 
     preset: str
     assignments: tuple[str, ...] = ()
     ranks: int | None = None
+    defaults: Mapping[str, Any] = MappingProxyType({})
 
 
 def resolve(given: Given) -> RunConfig:
@@ -216,7 +220,7 @@ def _with_ids_of_tokenizer(layer: Tree) -> Tree:
     place = _at(layer, "tokens", "tokenizer")
     model = _at(layer, "plan", "model") or {}
     if not isinstance(place, str) or ("vocabulary" in model and ("end_of_text" in model or is_hub_name(place))):
-        return layer  # which says it itself; the Hub is not asked for the end of documents alone
+        return layer  # the layer has it; the Hub is not asked for the end of documents alone
     with suppress(TriviumError):
         ids, end = _ids_of(place, _at(layer, "tokens", "end_of_text"))
         implied = {"plan": {"model": {"vocabulary": ids, "end_of_text": end}}, "tokens": {"vocabulary": ids}}
@@ -287,7 +291,7 @@ def _tree_of(name: str) -> Tree:
 
 def _layers(given: Given) -> list[tuple[str, Tree]]:
     name = f"preset {given.preset}" if given.preset in preset_names() else given.preset
-    layers = [(name, _with_what_follows(_tree_of(given.preset)))]
+    layers = [(name, _with_what_follows(_tree_of(given.preset))), ("the command's defaults", dict(given.defaults))]
     if given.ranks is not None:
         layers.append((f"--ranks {given.ranks}", ranks_tree(given.ranks)))
     stated = _with_full_paths(parse_assignments(given.assignments, RunConfig), Path())
@@ -346,7 +350,7 @@ _NAMES = {
     "generation.sampling.temperature": "temp",
 }
 SYNONYMS: Mapping[str, str] = MappingProxyType({name: path for path, names in _NAMES.items() for name in names.split()})
-_SIMILAR = 0.75  # of two names, by difflib, so that one may be a misspelling of the other
+_SIMILAR = 0.75  # similarity of two names by difflib from which one may be a misspelling of the other
 
 
 def fields_meant(name: str, paths: Mapping[str, str]) -> Iterator[str]:

@@ -40,7 +40,7 @@ Workers = Annotated[
 
 ADOPT = "data adopt"  # the verb that takes tokens as they are
 
-_TOLD_EXCESS = 1.5  # of a source's samples over its weight, from which it is said
+_TOLD_EXCESS = 1.5  # ratio of a source's samples to its weight from which a line is printed
 
 app = App()
 
@@ -150,7 +150,8 @@ def _keep_adopted(run: Run) -> None:
         )
 
 
-def _for_a_training(run: Run) -> str:
+def for_a_training(run: Run) -> str:
+    """Why tokens are set aside where others take their place; nothing where no training began with them."""
     begun = (run.at.folder("training") / STARTED).is_file()
     return f"the training in {run.at.folder('training')} was begun with it" if begun else ""
 
@@ -189,7 +190,7 @@ TOKENIZE = Stage(
     summary=_lines,
     outside=_given_tokenizer,
     check=_check,
-    needed=_for_a_training,
+    needed=for_a_training,
 )
 
 

@@ -154,10 +154,11 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
     return [words[state]]
 
 
-def check_host(run: Run, given: Given, *, insists: bool, redo: bool = False, verb: str = "train") -> None:
-    """Say what the rest of the training takes on this host; MachineError if it cannot run here."""
+def check_host(run: Run, given: Given, *, insists: bool, redo: bool = False, words: Sequence[str] = ("train",)) -> None:
+    """Say what the rest of the training takes on this host; MachineError if it cannot run here. words: how the command
+    begins."""
     if steps := _steps_left(run, redo=redo):
-        words = [verb] if run.at.root == DEFAULT_OUT else [verb, "--out", str(run.at.root)]
+        words = [*words] if run.at.root == DEFAULT_OUT else [*words, "--out", str(run.at.root)]
         if run.folder("tokens") != run.at.folder("tokens"):
             words += ["--tokens", str(run.folder("tokens"))]
         for line in host_lines(given, steps, words, insists=insists):

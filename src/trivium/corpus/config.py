@@ -183,7 +183,8 @@ class ClassifierConfig(Config):
 class SelectionConfig(Config):
     """Selection of the candidate documents that are most useful for a target set."""
 
-    # transport: gradient of an optimal-transport distance (GOT-D); importance: resampling by weights (DSIR)
+    # transport: those with which training comes closest to the target, by the gradient of an optimal-transport
+    # distance (GOT-D); importance: a draw that resembles the target, by resampling weights (DSIR)
     method: Literal["transport", "importance"] = "transport"
     # share of the candidates that is selected
     fraction: Fraction = 0.10
@@ -193,6 +194,9 @@ class SelectionConfig(Config):
     epsilon: Annotated[float, Field(gt=0)] = 0.05
     tolerance: Annotated[float, Field(gt=0)] = 1e-3  # transport: error of the marginals at which iteration ends
     iterations: Positive = 1000  # transport: maximum number of iterations
+    # transport: maximum number of documents that are drawn from what the model was trained on, and from the target, to
+    # compute transport between them; memory is proportional to its square. All candidates are valued by the result
+    sample: Positive = 4096
     # transport: candidates in a batch; memory is proportional to it times the documents of the target
     batch: Positive = 4096
 

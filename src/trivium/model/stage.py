@@ -1,6 +1,7 @@
 """The part of the transformer between two pipeline borders."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,7 @@ from trivium.model.layers.embedding import Embedding
 from trivium.model.layers.half import Around
 from trivium.model.layers.head import Head, Losses
 from trivium.model.layers.kinds import kind_of
+from trivium.model.layers.linear import Added
 from trivium.model.layers.wiring import module_of
 from trivium.model.likelihood import Likelihoods, likelihoods
 from trivium.parallel.context.attention import Context
@@ -120,11 +122,29 @@ def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Con
     """Return tensor region and context of the blocks. Those that communicate or defer gradients are not compiled."""
     opaque = plan.compiled and (mesh.tensor.size > 1 or is_split(plan.schedule_table()))
     regions = opaque_region() if opaque else Region
-    asked = mesh.context.size > 1 or plan.model.documents == "apart"  # of numbers that change with the batch
+    asked = mesh.context.size > 1 or plan.model.documents == "apart"  # numbers that vary with the batch
     contexts = opaque_context() if plan.compiled and asked else Context
     arithmetic = operations.arithmetic(plan.precision.arithmetic)
     region = regions(mesh.tensor, plan.sequence_parallel, arithmetic, row_chunks=plan.row_chunks)
     return region, contexts(mesh.context, plan.context_attention, operations.attention)
+
+
+@contextmanager
+def adapters_off(stages: Iterable[Stage]) -> Iterator[None]:
+    """Inside, the stages compute what they do without their adapters."""
+    adapted = [
+        (module, adapter)
+        for stage in stages
+        for module in stage.modules()
+        if isinstance(adapter := getattr(module, "adapter", None), Added)
+    ]
+    try:
+        for module, _ in adapted:
+            setattr(module, "adapter", None)  # noqa: B010  # not every module has one
+        yield
+    finally:
+        for module, adapter in adapted:
+            module.adapter = adapter
 
 
 def build_stages(plan: Plan, mesh: Mesh, *, seed: int | None) -> dict[int, Stage]:

@@ -12,6 +12,7 @@ from trivium.jsonlines import parse_line, read_lines
 from trivium.provenance import STAMP
 from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
 from trivium.report.schemas import (
+    Answers,
     AskedMoment,
     Begun,
     Bias,
@@ -60,6 +61,7 @@ KEYS = (
     "training",
     "resume_proof",
     "evaluation",
+    "answers",
     "tasks",
     "incontext",
     "bias",
@@ -69,7 +71,7 @@ KEYS = (
     "seconds",
 )
 # The page omits these sections if there are no results.
-OPTIONAL = ("corpus", "extraction", "tasks", "incontext", "bias_series")
+OPTIONAL = ("corpus", "extraction", "answers", "tasks", "incontext", "bias_series")
 
 
 def collect(run: Path) -> dict[str, Any]:
@@ -90,6 +92,7 @@ def collect(run: Path) -> dict[str, Any]:
         "training": training,
         "resume_proof": _stage(run, "resume/proof.json", Proof),
         "evaluation": _stage(run, "evaluation/results.json", Evaluation),
+        "answers": _stage(run, "answers/results.json", dict[str, Answers]),
         "tasks": _stage(run, "tasks/results.json", Tasks),
         "incontext": _stage(run, "incontext/results.json", Incontext),
         "bias": _stage(run, "bias/results.json", Bias),
@@ -195,7 +198,7 @@ class _Steps:
 
     done: int = 0
     tokens: int | None = None
-    seconds: float = 0.0  # of all steps, without validation and saves
+    seconds: float = 0.0  # seconds of all steps, without validation and saves
     validation_loss: float | None = None  # the newest one
     losses: Curve = field(default_factory=Curve)
     validation: Curve = field(default_factory=Curve)

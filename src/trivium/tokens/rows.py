@@ -1,7 +1,8 @@
 """The rows of a batch, and a layout-independent hash of them: every rank hashes its own rows, and hashes are summed."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,18 +10,21 @@ from numpy.typing import NDArray
 
 _BITS = 32
 _MASK = (1 << _BITS) - 1
+_NOTHING: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
 class Rows(NamedTuple):
     """Tokens, and for each of them the target and the weight of its loss; each [sequences, positions].
 
-    starts: whether a document begins with each token, where it is known; None: after every end-of-text token.
+    starts: whether a document begins with each token, where it is known; None: after every end-of-text token. beside:
+    what is stored beside the tokens about each target, by name; each [sequences, positions, …].
     """
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
-    weights: NDArray[np.float32]
+    weights: NDArray[np.float32 | np.float64]
     starts: NDArray[np.bool_] | None = None
+    beside: Mapping[str, NDArray[Any]] = _NOTHING
 
     @staticmethod
     def of_text(
@@ -39,14 +43,20 @@ class Rows(NamedTuple):
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return the rows [start, stop)."""
-        return Rows(*(None if field is None else field[start:stop] for field in self))
+        here = slice(start, stop)
+        starts = None if self.starts is None else self.starts[here]
+        beside = {name: x[here] for name, x in self.beside.items()}
+        return Rows(self.tokens[here], self.targets[here], self.weights[here], starts, beside)
 
     @staticmethod
     def joined(parts: Sequence["Rows"]) -> "Rows":
         """Return the rows of several parts, which all say where documents begin, or none does."""
         if len(parts) == 1:
             return parts[0]
-        return Rows(*(None if each[0] is None else np.concatenate(each) for each in zip(*parts, strict=True)))
+        tokens, targets, weights = (np.concatenate([part[field] for part in parts]) for field in range(3))
+        starts = [part.starts for part in parts if part.starts is not None]
+        beside = {name: np.concatenate([part.beside[name] for part in parts]) for name in parts[0].beside}
+        return Rows(tokens, targets, weights, np.concatenate(starts) if starts else None, beside)
 
 
 class Digest(NamedTuple):

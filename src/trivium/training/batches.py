@@ -16,7 +16,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 
-Read = Callable[[int, int], Rows]  # of sample numbers [first, first + count)
+Read = Callable[[int, int], Rows]  # reads samples [first, first + count)
 
 
 def padded(read: Read, end: int) -> Read:
@@ -30,7 +30,9 @@ def padded(read: Read, end: int) -> Read:
         weights = np.pad(rows.weights, lacks)
         weights[there:] = 0
         starts = None if rows.starts is None else np.pad(rows.starts, lacks, "edge")
-        return Rows(np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge"), weights, starts)
+        beside = {name: np.pad(x, (*lacks, *[(0, 0)] * (x.ndim - 2)), "edge") for name, x in rows.beside.items()}
+        tokens, targets = np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge")
+        return Rows(tokens, targets, weights, starts, beside)
 
     return read_more
 
@@ -102,7 +104,7 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
     return Inputs(
         here(rows.tokens),
         here(rows.targets),
-        weights=here(weights, torch.float32),
+        weights=here(weights, torch.float64 if plan.precision.weights == "fp64" else torch.float32),
         positions=positions,
         sight=Sight(order, starts),
         here=here(np.arange(plan.model.sequence)),

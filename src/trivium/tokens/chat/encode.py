@@ -249,10 +249,10 @@ def _ids(whole: _Marked, encoding: tokenizers.Encoding, tokenizer: Tokenizer, na
         first = next((t for at in range(begin, end) if (t := encoding.char_to_token(at)) is not None), None)
         if first is not None:
             counted[first : _behind(encoding, end, len(ids))] = 1
-    touched = {encoding.char_to_token(cut) for cut in whole.cuts} - {None}
+    touched = {token for cut in whole.cuts if (token := encoding.char_to_token(cut)) is not None}
     guard = _guard_of(tokenizer)
     for token in sorted(touched, reverse=True):
-        begin, end = encoding.token_to_chars(token)
+        begin, end = _place(encoding, token)
         if ids[token] in guard.ids and any(begin < cut < end for cut in whole.cuts):
             spelled = _as_text(whole.text[begin:end], tokenizer)
             if guard.ids.intersection(spelled):
@@ -270,9 +270,14 @@ def _behind(encoding: tokenizers.Encoding, end: int, total: int) -> int:
     """Return the number of the first token behind the character before `end`. A character may take several tokens."""
     before = (t for at in range(end - 1, -1, -1) if (t := encoding.char_to_token(at)) is not None)
     token = next(before, -1) + 1
-    while token < total and encoding.token_to_chars(token)[0] < end:
+    while token < total and _place(encoding, token)[0] < end:
         token += 1
     return token
+
+
+def _place(encoding: tokenizers.Encoding, token: int) -> tuple[int, int]:
+    """Return the characters of a token."""
+    return encoding.token_to_chars(token) or (0, 0)
 
 
 def _as_text(text: str, tokenizer: Tokenizer) -> list[int]:
