@@ -13,7 +13,7 @@ from trivium.report.collect import MAX_CURVE_POINTS, Curve, collect, results
 
 KEYS = {
     "funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples", "provenance",
-    "seconds", "plan", "memory", "missing", "corpus", "extraction", "tasks", "incontext", "bias_series",
+    "seconds", "plan", "memory", "missing", "corpus", "answers", "extraction", "tasks", "incontext", "bias_series",
     "outdated", "older",
 }  # fmt: skip
 
@@ -35,7 +35,7 @@ def test_report_json_has_exactly_the_documented_keys(tmp_path):
     """The page also shows the plan and the memory, which are in plan/plan.json and under `training`."""
     promised = {
         *("funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples"),
-        *("provenance", "seconds", "corpus", "extraction", "tasks", "incontext", "bias_series", "outdated"),
+        *("provenance", "seconds", "corpus", "extraction", "answers", "tasks", "incontext", "bias_series", "outdated"),
         "older",
     }
     assert set(results(collect(write_run(tmp_path)))) == promised

@@ -22,7 +22,7 @@ END = 0
 
 
 def test_packing_says_where_documents_start_and_restarts_positions() -> None:
-    packed = packing(np.array([[5, 6, END, 7, END, 8, 9, 4]]), END)
+    packed = packing(Rows.of_text(np.array([[5, 6, END, 7, END, 8, 9, 4, 4]])), END)
     assert packed.starts.tolist() == [[0, 0, 0, 3, 3, 5, 5, 5]]
     assert packed.positions.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
     assert packed.counts.tolist() == [[True, True, False, True, False, True, True, True]]

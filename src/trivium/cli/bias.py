@@ -169,7 +169,7 @@ def _lines(result: Result) -> list[str]:
 
 
 def _unmeasured_lines(result: Result) -> list[str]:
-    """Not every model writes adjectives of every group; what has no effect must not look forgotten."""
+    """Return lines about groups without a result, because not every model writes adjectives about every group."""
     return [
         f"  not measured: {row['measure']}, {row['of']}; of it or of the others no text of {row['n']} has a word that "
         "counts"

@@ -24,6 +24,7 @@ GO_ON = (
     "corpus",
     "tokenize",
     "train",
+    "tune",
     "suite",
     "recipes",
     "prove",
@@ -53,8 +54,9 @@ VERBS = (
     Verb("data", "Data", "trivium.cli.data", "From tokens to documents and back; take tokens made elsewhere."),
     Verb("plan", "Plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
     Verb("launch", "Plan", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
-    Verb("train", "Train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("train", "Train", "trivium.cli.train", "Train under a layout; resume from the last checkpoint."),
     Verb("suite", "Train", "trivium.cli.suite", "Train several sizes on the same batches; examine every checkpoint."),
+    Verb("tune", "Tune", "trivium.cli.tune", "Tune a model on conversations, with adapters or in full."),
     Verb("metrics", "Train", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
     Verb("checkpoint", "Train", "trivium.cli.checkpoint", "List, verify, exchange and remove checkpoints."),
     Verb("generate", "Use", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
@@ -92,7 +94,7 @@ class LazyVerbs(TyperGroup):
         return name, command, rest
 
     def make_context(self, info_name: Any, args: list[str], *more: Any, **extra: Any) -> Any:
-        """As of TyperGroup, with errors of usage as below."""
+        """Call TyperGroup.make_context, with usage errors as below."""
         with usage_errors_told():
             return super().make_context(info_name, args, *more, **extra)
 

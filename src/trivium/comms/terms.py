@@ -24,12 +24,12 @@ class Terms(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Equal digests mean equal terms."""
+        """A hash of the terms."""
         return fingerprint(self._asdict())
 
     @property
     def words(self) -> str:
-        """The terms as a rank stores them for the first rank."""
+        """The text in which a rank stores its terms for the first rank."""
         return json.dumps(self)
 
     @classmethod

@@ -1,6 +1,7 @@
-"""What a micro-batch brings to every stage."""
+"""The inputs of a micro-batch that every stage needs."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -18,6 +19,8 @@ class Inputs:
     its document, None for within the sequence. sight: which positions see which, and which are here. dropout:
     None in evaluation. memory: the KV cache of what was read before, when only what follows is read.
 
+    asked: whether the head returns losses summed over the targets with their weights, or that of each target.
+
     order [S]: the number within the sequence of each position here. seen: which positions see which; by default
     each sees itself and all before it.
     """
@@ -30,6 +33,7 @@ class Inputs:
     here: torch.Tensor | None = None  # [S], numbers within the sequence; None for all, in order
     dropout: DropoutKey | None = None
     memory: KVCache | None = None
+    asked: Literal["sums", "each"] = "sums"
     order: torch.Tensor = field(init=False)
     seen: Sight = field(init=False)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from trivium.report import figures
 from trivium.report.answers import (
+    answers_section,
     bias_section,
     evaluation_section,
     incontext_section,
@@ -69,6 +70,7 @@ def sections(report: Tree) -> list[Section]:
         ("memory", "Memory per rank", "train", _memory),
         ("resume_proof", "Resume after a kill", "prove", _resume),
         ("evaluation", "Evaluation", "evaluate", evaluation_section),
+        ("answers", "Answers", "tune", answers_section),
         ("tasks", "Published tasks", "evaluate RUN", tasks_section),
         ("incontext", "In-context learning", "incontext RUN", incontext_section),
         ("bias", "Bias", "bias", bias_section),

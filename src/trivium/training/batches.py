@@ -16,7 +16,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 
-Read = Callable[[int, int], Rows]  # of sample numbers [first, first + count)
+Read = Callable[[int, int], Rows]  # reads samples [first, first + count)
 
 
 def padded(read: Read, end: int) -> Read:
@@ -29,7 +29,10 @@ def padded(read: Read, end: int) -> Read:
         lacks = ((0, count - len(rows.tokens)), (0, 0))
         weights = np.pad(rows.weights, lacks)
         weights[there:] = 0
-        return Rows(np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge"), weights)
+        starts = None if rows.starts is None else np.pad(rows.starts, lacks, "edge")
+        beside = {name: np.pad(x, (*lacks, *[(0, 0)] * (x.ndim - 2)), "edge") for name, x in rows.beside.items()}
+        tokens, targets = np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge")
+        return Rows(tokens, targets, weights, starts, beside)
 
     return read_more
 
@@ -66,14 +69,19 @@ class Packing(NamedTuple):
     counts: np.ndarray
 
 
-def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
-    """Return where documents begin and end. The end-of-text id is the last token of its document.
+def packing(rows: Rows, end_of_text: int) -> Packing:
+    """Return where documents begin and end. Where the rows do not say it, the end-of-text id ends its document.
 
-    After it comes the first token of another document, which cannot be predicted, so that target does not count.
+    After the last token of a document comes the first one of another, which cannot be predicted, so that target does
+    not count.
     """
-    ends = tokens == end_of_text
+    tokens, first = rows.tokens, rows.starts
+    if first is None:
+        ends = tokens == end_of_text
+        first = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
+    else:
+        ends = np.zeros_like(first)  # their weights are 0 already
     numbers = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-    first = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
     starts = np.maximum.accumulate(np.where(first, numbers, 0), axis=1)
     return Packing(starts, numbers - starts, ~ends)
 
@@ -91,12 +99,12 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
 
     weights, positions, starts = rows.weights, None, None
     if plan.model.documents == "apart":
-        packed = packing(rows.tokens, plan.model.end_of_text)
+        packed = packing(rows, plan.model.end_of_text)
         weights, positions, starts = weights * packed.counts, here(packed.positions), packed.starts.T
     return Inputs(
         here(rows.tokens),
         here(rows.targets),
-        weights=here(weights, torch.float32),
+        weights=here(weights, torch.float64 if plan.precision.weights == "fp64" else torch.float32),
         positions=positions,
         sight=Sight(order, starts),
         here=here(np.arange(plan.model.sequence)),

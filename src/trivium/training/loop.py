@@ -19,34 +19,38 @@ from trivium.config import to_tree
 from trivium.errors import Preempted, TriviumError
 from trivium.model.stage import Stage
 from trivium.objectives.objective import LOSS
+from trivium.objectives.preferences.losses import Preference
 from trivium.parallel.sharding.zero import Totals
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
+from trivium.tokens.beside import Beside
 from trivium.tokens.manifest import blend_of, read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
 from trivium.training.batches import Read
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import append_event, warn
+from trivium.training.pairs import REFERENCE
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, left_out_of, write_entries, write_record
-from trivium.training.resume import drop_abandoned, find_start
+from trivium.training.reference import KIND, hash_of_reference, with_reference
+from trivium.training.resume import Start, drop_abandoned, find_start
 from trivium.training.state import begin_with, progress_of, read_together, restore
 from trivium.training.supervision.heartbeats import Phase, RankHeartbeat
 from trivium.training.supervision.watchdog import seconds_to_wait
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
-from trivium.training.verified_tokens import refuse_other_ids, verify_together
+from trivium.training.verified_tokens import refuse_other_ids, refuse_other_objective, verify_together
 
 CHECKPOINTS = "checkpoints"
-DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # of the layout, in summaries
+DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # degrees of the layout that summaries show
 # Evaluates the model in these stages under this plan; returns plain data. Its last argument is a heartbeat.
 Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
+    """A training: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
 
     examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps. questions: hashes
     of its tasks' questions by name, which must be equal on all hosts. until: the step after which these ranks save and
@@ -76,7 +80,7 @@ class TrainingJob:
 
 @dataclass
 class StepSetup:
-    """What observers may change about the next step, without an effect on what it computes.
+    """Settings of the next step that observers may change without an effect on what it computes.
 
     read: reads rows of the batch. measure: count the bytes that autograd stores, and time each action. contexts: are
     exited when the step is done.
@@ -224,7 +228,7 @@ class Loop:
         with setup.contexts:
             for observer in self.observers:
                 observer.before_step(self, setup)
-            samples = Samples(batch.first_sample, batch.sequences, setup.read)
+            samples = Samples(batch.first_sample, batch.sequences, setup.read, self.data.costs)
             return self.trainer.train_step(number, samples, lr, measure=setup.measure, asks=asks, accepts=self._accepts)
 
     def _accepts(self, totals: Totals) -> bool:
@@ -262,8 +266,8 @@ class Loop:
         self.entries, self.manifest = start.entries, start.state.manifest if start.state else {}
         # Adapters begin as in a new run where the weights that are given have none.
         initial = start.state is None and (start.weights is None or bool(self.plan.model.adapters))
-        rule = adam_rule(self.config)
-        self.trainer = Trainer(self.plan, mesh, seed=job.seed, rule=rule, initial=initial)
+        rule, objective = adam_rule(self.config), self.config.objective.made()
+        self.trainer = Trainer(self.plan, mesh, seed=job.seed, rule=rule, initial=initial, objective=objective)
         self.trainer.goes_on = self.alive
         if start.state is not None:
             read_together(restore, self.trainer, start.state)
@@ -272,9 +276,26 @@ class Loop:
             read_together(begin_with, self.trainer, start.weights)
         self.step = self.first_step = start.state.step if start.state else 0
         found_by_first(lambda: drop_abandoned(root, start.abandoned), mesh, TriviumError)
-        self.data = self.all_data.leaving_out(left_out_of(self.entries))
+        self._find_reference(start)
+        self.data = self.with_reference(self.all_data).leaving_out(left_out_of(self.entries))
         for observer in self.observers:
             observer.resume(self)
+
+    def _find_reference(self, start: Start) -> None:
+        """Compute or verify the reference of preferences, if the objective has one."""
+        objective, job = self.trainer.objective, self.job
+        self._reference = None
+        if isinstance(objective, Preference) and objective.reference:
+            hashed = hash_of_reference(start, self.plan, job.seed)
+            self._reference = Beside(job.tokens, REFERENCE, hashed, KIND, {})
+            begins = start.state is None or REFERENCE not in start.state.manifest
+            self.enter("starting")
+            splits = [self.all_data, dataset_of(job, "validation")]
+            with_reference(self._reference, self.trainer, splits, begins=begins)
+
+    def with_reference(self, data: TokenDataset) -> TokenDataset:
+        """Return samples with the reference beside their tokens, if the objective has one."""
+        return data if self._reference is None else data.with_beside(self._reference.arrays(data.split))
 
     def _finish(self) -> None:
         for observer in self.observers:
@@ -324,6 +345,7 @@ class Loop:
             **self.identity,
             **progress_of(self.trainer),
             "left_out": self.entries,
+            **({} if self._reference is None else {REFERENCE: self._reference.of}),
         }
         for observer in self.observers:
             about |= observer.saved_state()
@@ -369,7 +391,9 @@ def dataset_of(job: TrainingJob, split: str) -> TokenDataset:
     Raises DataError if there are none or the model has no embedding for their ids, and ConfigError if it expects
     another end-of-text id. `verify_together` checks the indices when it reads them.
     """
-    refuse_other_ids(read_tokens_manifest(job.tokens), job.plan.model, job.tokens)
+    manifest = read_tokens_manifest(job.tokens)
+    refuse_other_ids(manifest, job.plan.model, job.tokens)
+    refuse_other_objective(manifest, job.training.objective, job.tokens)
     return TokenDataset.open(
         job.tokens, split, sequence=job.plan.model.sequence, seed=job.seed, opened=TokenShard.mapped
     )

@@ -103,7 +103,7 @@ def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
 
 def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
     """Return an error for each contradiction in a training config, and between it and its plan."""
-    found = rate_problems(config, plan)
+    found = [*config.objective.problems(plan.model), *rate_problems(config, plan)]
     if config.start_with == "state" and not config.start_from:
         found.append(
             "training.start_with is state, and training.start_from names no checkpoint that has one; name it, or set "

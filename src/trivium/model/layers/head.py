@@ -16,7 +16,7 @@ from trivium.parallel.tensor.regions import Region, split_cross_entropy
 from trivium.parallel.tensor.vocabulary import LossInPlace, loss_and_gradient, vocabulary_loss
 from trivium.plan.model_shape import ModelShape
 
-Losses = dict[str, torch.Tensor]  # sums over a micro-batch, by name
+Losses = dict[str, torch.Tensor]  # sums over a micro-batch by name, or with `Inputs.asked` each target's [S, B]
 
 
 class Head(nn.Module):
@@ -65,6 +65,8 @@ class Head(nn.Module):
         cross-entropy is that of all losses together, which are made in one pass over the scores.
         """
         assert inputs.targets is not None and inputs.weights is not None, "losses need targets and their weights"
+        if inputs.asked == "each":
+            return {LOSS: self._losses(x, table, inputs.targets, ())}
         terms = self._terms if self.training else ()
         found = self._losses(x, table, inputs.targets, terms)
         cross_entropy, *others = found.unbind() if terms else (found,)

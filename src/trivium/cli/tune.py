@@ -1,0 +1,314 @@
+"""`trivium tune`: a trained model learns to answer as conversations show it."""
+
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from heapq import nlargest
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from trivium.cli.benchmarks import answered
+from trivium.cli.imported import bring, with_weights
+from trivium.cli.model_argument import asked_model, model_path
+from trivium.cli.options import DryRun, Ranks, Redo, Sets, open_run, refuse_inside, with_options_of
+from trivium.cli.paths import local_path
+from trivium.cli.planned import planned
+from trivium.cli.price import AnyMachine, Gpus, dry_run_lines
+from trivium.cli.run_config import LAYOUTS, Given, RunConfig, resolve
+from trivium.cli.settings import App, shows
+from trivium.cli.show import percent, percent_range, progress_of, say
+from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.cli.tokenize import for_a_training
+from trivium.cli.train import TRAIN, check_host, under_torchrun
+from trivium.config import Tree, leaves, merge, parse_assignments, to_tree
+from trivium.errors import ConfigError, DataError
+from trivium.families.common.hf_config import describes_model
+from trivium.plan.layout import Layout
+from trivium.progress import Progress
+from trivium.provenance import file_sha256, fingerprint, write_json
+from trivium.tokens.chat.conversation import Conversation, read_conversations
+from trivium.tokens.chat.encode import encode_conversation
+from trivium.tokens.chat.shard import PackSettings, write_conversations
+from trivium.tokens.chat.template import ChatTemplate, read_template
+from trivium.tokens.manifest import read_tokens_manifest
+from trivium.tokens.tokenizer import FILE, Tokenizer, load_tokenizer
+from trivium.training.tuning import (
+    Size,
+    course_for,
+    length_for,
+    methods,
+    micro_for,
+    sequences_for,
+    settings_for,
+    steps_for,
+)
+from trivium.units import counted
+
+ANSWERS_ASKED = 200  # held-out answers that the model gives before and after the training
+SURVEYED = 64  # conversations with most text, whose tokens decide the length of the sequences
+_LENGTH = "plan.model.sequence"
+
+app = App()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `tune`."""
+
+    model: Annotated[
+        Path,
+        typer.Argument(
+            parser=model_path,
+            metavar="MODEL",
+            help="The model to tune: a run, a checkpoint, a Hugging Face folder or hf:ORG/NAME.",
+        ),
+    ]
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data",
+            parser=local_path,
+            metavar="PATH",
+            help="Conversations: a .jsonl, .json or .parquet file, or a folder of them.",
+        ),
+    ]
+    out: Annotated[Path, typer.Option("--out", parser=local_path, metavar="DIR", help="The run directory.")]
+    method: Annotated[
+        str, typer.Option("--method", metavar="NAME", help=f"What is trained: {', '.join(methods())}.")
+    ] = "lora"
+    epochs: Annotated[
+        float, typer.Option("--epochs", metavar="X", min=0.0, help="How often each conversation is read.")
+    ] = 3.0
+    template: Annotated[
+        Path | None,
+        typer.Option(
+            "--template",
+            parser=local_path,
+            metavar="PATH",
+            help="A chat template, or a folder with a chat_template.jinja. Default: the model's own, otherwise ChatML.",
+        ),
+    ] = None
+    gpus: Gpus = None
+    sets: Sets = None
+    ranks: Ranks = None
+    redo: Redo = False
+    prepare: Annotated[
+        bool,
+        typer.Option("--prepare", help="Do all but the training, which `trivium train --out DIR` then does in a job."),
+    ] = False
+    dry_run: DryRun = False
+    any_machine: AnyMachine = False
+
+
+class Base(NamedTuple):
+    """The model that is tuned. weights: its checkpoint or Hugging Face folder."""
+
+    weights: Path
+    tokenizer_file: Path
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+
+@app.command()
+@shows("seed", "plan", "training", "machine")
+@with_options_of(Asked)
+def tune(asked: Asked) -> None:
+    """Tune a model on conversations; an interrupted run goes on from its last checkpoint, in any layout.
+
+    The result is a run like any other, which `trivium chat`, `report` and `checkpoint export` take.
+    """
+    defaults = settings_for(asked.method)
+    if not asked.data.exists():
+        raise DataError(f"--data {asked.data} does not exist; give a file or folder that does")
+    refuse_inside("--out", asked.out, "--data", asked.data)
+    if under_torchrun(os.environ):
+        raise ConfigError(
+            "every process of this job would prepare the conversations; run the same `trivium tune` with --prepare "
+            f"before the job, and `trivium train --out {shlex.quote(str(asked.out))}` in it"
+        )
+    model = asked_model(asked.model)
+    base = base_of(model, asked.template)
+    given = Given(str(model), tuple(asked.sets or ()), asked.ranks, merge(defaults, _of_base(base)))
+    run = open_run(asked.out, given)
+    stage = conversations_stage(asked.data, base, is_given=_LENGTH in stated(given))
+    if asked.dry_run:
+        _dry_run(asked, given, stage, run)
+        return
+    perform(stage, run, redo=asked.redo)
+    given = fitted(given, read_tokens_manifest(run.at.folder(stage.folder)), asked)
+    run, weights = with_weights(open_run(asked.out, given))
+    check_host(run, given, insists=asked.any_machine, redo=asked.redo, words=_words(asked))
+    if weights is not None:
+        bring(run, weights)
+    if asked.prepare:
+        write_json(run.at.config, to_tree(run.config))
+        say(f"everything is ready for `trivium train --out {shlex.quote(str(asked.out))}`")
+        return
+    perform(TRAIN, run, redo=asked.redo)
+    perform(ANSWERS, run, redo=asked.redo)
+
+
+def _dry_run(asked: Asked, given: Given, stage: Stage, run: Run) -> None:
+    """Say what would be trained, and on what; the tokens are written to a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="trivium-tune-") as folder, progress_of(stage.name) as progress:
+        manifest = stage.work(run, Path(folder), progress)
+    given = fitted(given, manifest, asked)
+    lines, problems = dry_run_lines(given)
+    for line in [*stage.summary(manifest), *lines]:
+        say(line)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    check_host(open_run(asked.out, given), given, insists=asked.any_machine, redo=True, words=_words(asked))
+
+
+def _words(asked: Asked) -> list[str]:
+    """Return how the command begins, before the settings of its config."""
+    return ["tune", str(asked.model), "--data", str(asked.data), "--method", asked.method]
+
+
+def base_of(model: Path, template: Path | None) -> Base:
+    """Return weights, tokenizer and template of a model. Raises DataError if it has no tokenizer."""
+    if describes_model(model):
+        weights, file = model, model / FILE
+        if not file.is_file():
+            raise DataError(f"{model} has no {FILE}, and conversations need it; download the tokenizer into the folder")
+    else:
+        from trivium.interchange.target import opened
+
+        with opened(model) as target:
+            weights, file = target.newest, target.tokenizer
+    tokenizer = load_tokenizer(file)
+    return Base(weights, file, tokenizer, read_template(template or file.parent, tokenizer))
+
+
+def _of_base(base: Base) -> Tree:
+    """Return the settings that follow from the model, until the conversations are known."""
+    one = {"sequences": 1, "micro": 1, "ramp": None}
+    plan = merge(LAYOUTS[1], {"model": {"end_of_text": base.tokenizer.end_of_text}, "batch": one})
+    return {
+        "plan": plan,
+        "tokens": {"tokenizer": str(base.tokenizer_file.absolute()), "vocabulary": base.tokenizer.vocabulary},
+        "training": {"start_from": str(base.weights.absolute())},
+    }
+
+
+def stated(given: Given) -> set[str]:
+    """Return the paths of the settings that the user gave."""
+    return {path for path, _ in leaves(parse_assignments(given.assignments, RunConfig))}
+
+
+def fitted(given: Given, manifest: Mapping[str, Any], asked: Asked) -> Given:
+    """Return what was given with length, batch, steps and warm-up for these conversations among the defaults."""
+
+    def with_defaults(tree: Tree) -> Given:
+        return given._replace(defaults=merge(given.defaults, tree))
+
+    packed = manifest["packed"]
+    given = with_defaults({"plan": {"model": {"sequence": packed["sequence"]}}})
+    size = Size(packed["train"]["conversations"], packed["train"]["bins"])
+    plan = resolve(given).plan
+    ranks = asked.gpus or plan.layout.data * plan.layout.pipeline
+    given = with_defaults({"plan": {"batch": {"sequences": sequences_for(size, ranks * plan.batch.micro)}}})
+    plan = resolve(given).plan
+    steps = steps_for(size.sequences, plan.batch.sequences, asked.epochs)
+    given = with_defaults({"plan": {"batch": {"micro": micro_for(plan, ranks)}}, "training": {"steps": steps}})
+    config = resolve(given)
+    given = with_defaults({"training": course_for(config.training.steps, config.plan)})
+    return planned(given, asked.gpus, asked.out)
+
+
+def conversations_stage(data: Path, base: Base, *, is_given: bool) -> Stage:
+    """Return the stage that turns conversations into packed tokens. is_given: whether the user gave the length."""
+    return Stage(
+        name="conversations",
+        verb="tune",
+        folder="tokens",
+        sections=("tokens",),
+        reads=(),
+        work=partial(_encode, data, base, is_given),
+        summary=_lines,
+        outside=lambda run: {
+            "conversations": digest_of(data),
+            "template": fingerprint(base.template.source),
+            "tokenizer": base.tokenizer.identity,
+            "length": f"{run.config.plan.model.sequence} {'given' if is_given else 'at most'}",
+        },
+        needed=for_a_training,
+    )
+
+
+def digest_of(data: Path) -> str:
+    """Return the hash of a file, or of the names and contents of all files in a folder that are not hidden."""
+    if data.is_file():
+        return file_sha256(data)
+    files = sorted(path for path in data.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return fingerprint([(str(path.relative_to(data)), file_sha256(path)) for path in files])
+
+
+def _encode(data: Path, base: Base, is_given: bool, run: Run, out: Path, progress: Progress) -> Result:
+    model = run.config.plan.model
+    length = model.sequence
+    if not is_given:
+        most = nlargest(SURVEYED, read_conversations(data), key=_characters)
+        longest = max((len(encode_conversation(one, base.template, base.tokenizer).ids) for one in most), default=1)
+        length = length_for(longest, model)
+    settings = PackSettings(length, run.config.seed, run.config.tokens.validation_fraction)
+    return write_conversations(read_conversations(data), out, base.template, base.tokenizer, settings, progress)
+
+
+def _characters(conversation: Conversation) -> int:
+    return sum(len(turn.content) for turn in conversation.turns)
+
+
+def _lines(result: Result) -> list[str]:
+    packed, lines = result["packed"], []
+    for split in ("train", "validation"):
+        part, tokens = packed[split], result["totals"][split]["tokens"]
+        many, bins = counted(part["conversations"], "conversation"), counted(part["bins"], "sequence")
+        shares = f"{part['counted']:,} of {tokens:,} tokens count, {part['padding']:,} are padding"
+        lines.append(f"  {split}: {many} in {bins} of {packed['sequence']} tokens; {shares}")
+        if part.get("too_long"):
+            lost = f"{part['counted_cut_off']:,} tokens of answers with it, and {part['without_targets']:,} had no more"
+            lines.append(f"  {counted(part['too_long'], 'conversation')} lost the end beyond this length, {lost}")
+    return lines
+
+
+def _answer(run: Run, out: Path, progress: Progress) -> Result:
+    from trivium.evaluation.replies import replies, score_replies
+    from trivium.interchange.target import opened
+
+    asked = replies(run.folder("tokens"), limit=ANSWERS_ASKED, seed=run.config.seed)
+    layout = run.config.plan.layout
+    ranks = Layout(tensor=layout.tensor, pipeline=layout.pipeline)
+    found: dict[str, Any] = {}
+    with opened(run.at.root) as target:
+        for name, checkpoint in (("before", run.config.training.start_from), ("after", target.newest)):
+            progress(len(found), 2, f"{name} the training")
+            work = partial(score_replies, asked=asked)
+            found[name] = answered(work, Path(str(checkpoint)), run.tokenizer, ranks)
+    write_json(out / "results.json", found)
+    return found
+
+
+def _answer_lines(result: Result) -> list[str]:
+    def told(name: str) -> str:
+        score = result[name]
+        return f"{percent(score['accuracy'])} ({percent_range(score['interval'])}) {name} the training"
+
+    return [f"  answers to held-out conversations that are exactly right: {told('before')}, {told('after')}"]
+
+
+ANSWERS = Stage(
+    name="answers",
+    verb="tune",
+    folder="answers",
+    sections=(),
+    reads=("tokens", "training"),
+    work=_answer,
+    summary=_answer_lines,
+)
