@@ -27,6 +27,7 @@ GO_ON = (
     "tune",
     "suite",
     "recipes",
+    "judge",
     "prove",
 )  # after an interruption; other verbs begin anew
 ASKING = ("evaluate", "incontext", "bias", "generate", "judge", "serve")  # a model, which may be brought in for it

@@ -1,5 +1,8 @@
 """Asking a judge: nothing is asked twice, nothing is lost, and the key is never stored or shown."""
 
+import threading
+import time
+
 import pytest
 
 from evaluation.judges.stub import completion, serving
@@ -18,7 +21,7 @@ KEY = "sk-made-secret"
 def ask(tmp_path, url, items=ITEMS, key=None, pauses=None, **settings):
     config = build(JudgeConfig, {"retries": 2, "timeout_seconds": 5, **settings})
     backend = Endpoint(url, "made", config, key)
-    backend._sleep = (pauses if pauses is not None else []).append
+    backend._wait = (pauses if pauses is not None else []).append
     record = Record.open(tmp_path / "answers.jsonl")
     return judge(items, prompt_named("da"), backend, record, config, model="made")
 
@@ -61,6 +64,23 @@ def test_what_was_answered_before_a_failure_is_kept(tmp_path):
     with serving(lambda body, _: completion("60")) as (url, bodies):
         assert [one.score for one in ask(tmp_path, url)] == [50, 50, 50, 60, 60]
     assert len(bodies) == 2
+
+
+def test_answers_to_requests_in_flight_are_kept_when_another_fails(tmp_path):
+    failed = threading.Event()
+
+    def reply(body, _):
+        if number(body) == 0:
+            failed.set()
+            return 400, {"error": "no"}, {}
+        failed.wait(5)
+        time.sleep(0.1)
+        return completion("50")
+
+    with serving(reply) as (url, bodies), pytest.raises(ConfigError, match="refused the request"):
+        ask(tmp_path, url, requests=3)
+    assert len(bodies) == 3  # nothing was sent after the failure
+    assert len(Record.open(tmp_path / "answers.jsonl").answers) == 2
 
 
 def test_line_cut_by_a_crash_is_asked_for_again(tmp_path):

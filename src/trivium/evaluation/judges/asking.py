@@ -4,6 +4,7 @@ The record is a file of JSON lines. An answer belongs to the model, the messages
 with; a command that is run again, or with more items or samples, takes what is recorded and asks for the rest.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -132,8 +133,7 @@ def _drop_partial_line(path: Path) -> None:
                 break
             keep = begin
     if keep < size:
-        with open(path, "r+b") as damaged:
-            damaged.truncate(keep)
+        os.truncate(path, keep)
 
 
 @dataclass

@@ -7,8 +7,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +16,7 @@ from trivium.errors import ConfigError, DataError, MachineError
 from trivium.evaluation.judges.asking import Answer, Question
 from trivium.evaluation.judges.config import JudgeConfig
 from trivium.redact import HIDDEN, redact
-from trivium.units import shown
+from trivium.units import counted, shown
 from trivium.untrusted import parse_json
 
 MAX_ANSWER_BYTES = 4 << 20
@@ -65,43 +65,68 @@ class Endpoint:
     def __init__(self, url: str, model: str, config: JudgeConfig, key: str | None = None) -> None:
         self._url, self._model, self._config, self._key = checked_url(url, has_key=key is not None), model, config, key
         self._opener = urllib.request.build_opener(_NoRedirects)
-        self._sleep: Callable[[float], None] = time.sleep
+        self._stop = Event()
+        self._wait: Callable[[float], bool] = self._stop.wait
 
     def answer(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answer]]:
-        """Yield each question with its answer as soon as it is there, in any order."""
-        rest = iter(questions)
-        with ThreadPoolExecutor(self._config.requests) as pool:
-            pending: dict[Future[Answer], Question] = {}
-            try:
-                while True:
-                    for question in islice(rest, self._config.requests - len(pending)):
-                        pending[pool.submit(self._ask, question)] = question
-                    if not pending:
-                        return
-                    for done in wait(pending, return_when=FIRST_COMPLETED).done:
-                        question = pending.pop(done)
-                        yield question, done.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        """Yield each question with its answer as soon as it is there, in any order.
+
+        After a failure nothing more is sent, and the answers to requests in flight are still yielded before it is
+        raised. The threads are daemons, so that an interrupted command ends at once.
+        """
+        todo: SimpleQueue[Question] = SimpleQueue()
+        answered: SimpleQueue[tuple[Question, Answer] | Exception | None] = SimpleQueue()
+        for question in questions:
+            todo.put(question)
+        working = min(self._config.requests, len(questions))
+        for _ in range(working):
+            Thread(target=self._work, args=(todo, answered), daemon=True).start()
+        failure: Exception | None = None
+        try:
+            while working:
+                found = answered.get()
+                if found is None:
+                    working -= 1
+                elif isinstance(found, Exception):
+                    failure = failure or found
+                else:
+                    yield found
+        finally:
+            self._stop.set()
+        self._stop.clear()
+        if failure is not None:
+            raise failure
+
+    def _work(
+        self, todo: "SimpleQueue[Question]", answered: "SimpleQueue[tuple[Question, Answer] | Exception | None]"
+    ) -> None:
+        """Answer questions until there are none or one has failed; the last thing in the queue of answers is None."""
+        try:
+            while not self._stop.is_set():
+                question = todo.get_nowait()
+                answered.put((question, self._ask(question)))
+        except Empty:
+            pass
+        except Exception as error:
+            self._stop.set()
+            answered.put(error)
+        finally:
+            answered.put(None)
 
     def _ask(self, question: Question) -> Answer:
-        body = {
-            "model": self._model,
-            "messages": [message._asdict() for message in question.messages],
-            **question.settings,
-        }
-        data = json.dumps(body).encode()
+        messages = [message._asdict() for message in question.messages]
+        data = json.dumps({"model": self._model, "messages": messages, **question.settings}).encode()
         for attempt in range(self._config.retries + 1):
             try:
                 return self._request(data)
             except _Failed as failed:
-                reason = str(failed)
-                if attempt < self._config.retries:
-                    pause = FIRST_PAUSE_SECONDS * 2**attempt * random.uniform(0.5, 1.0)
-                    self._sleep(min(max(pause, failed.pause), LONGEST_PAUSE_SECONDS))
+                reason, wanted = str(failed), failed.pause
+            pause = FIRST_PAUSE_SECONDS * 2**attempt * random.uniform(0.5, 1.0)
+            if attempt == self._config.retries or self._wait(min(max(pause, wanted), LONGEST_PAUSE_SECONDS)):
+                break
         raise MachineError(
-            f"--endpoint {self._url}: {reason}, {self._config.retries + 1} times; run the same command again to "
-            f"continue with the answers that are recorded"
+            f"--endpoint {self._url}: {reason}, {counted(attempt + 1, 'time')}; run the same command again to continue "
+            f"with the answers that are recorded"
         )
 
     def _request(self, data: bytes) -> Answer:

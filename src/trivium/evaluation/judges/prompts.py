@@ -12,6 +12,7 @@ from trivium.errors import ConfigError, nearest
 from trivium.evaluation.judges.config import JudgeConfig
 from trivium.evaluation.judges.parse import LOWEST_MQM, Parsed, errors_in, number_in
 from trivium.evaluation.judges.ratings import Item
+from trivium.untrusted import read_text
 
 FOLDER = "evaluation/judges/prompts"  # inside the package
 
@@ -77,6 +78,6 @@ def prompt_named(name: str) -> Prompt:
         raise ConfigError(f"--prompt {name}: there is no such prompt; {nearest(name, prompt_names())}")
     where = f"prompt {name}"
     tree: Mapping[str, Any] = mapping_of_yaml(
-        shipped(f"{FOLDER}/{name}.yaml").read_text(encoding="utf-8"), where, "a prompt is a mapping"
+        read_text(shipped(f"{FOLDER}/{name}.yaml")), where, "a prompt is a mapping"
     )
     return build_named(Prompt, tree, where)
