@@ -84,13 +84,15 @@ def encode_prompt(turns: Sequence[Turn], template: ChatTemplate, tokenizer: Toke
 
 
 def end_of_turn_ids(template: ChatTemplate, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that end an answer: a single special token for nearly all templates.
+    """Return the ids that end an answer: those up to the first special token, which is one for nearly all templates.
 
     A template that writes nothing after an answer is given the end-of-text token.
     """
     if not template.end_of_turn:
         return [tokenizer.end_of_text]
-    return list(tokenizer.encode_marked([template.end_of_turn])[0].ids)
+    ids = list(tokenizer.encode_marked([template.end_of_turn])[0].ids)
+    special = _guard_of(tokenizer).ids
+    return ids[: next((n for n, token in enumerate(ids, 1) if token in special), len(ids))]
 
 
 def _encoded(
