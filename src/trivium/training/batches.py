@@ -16,6 +16,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 
+SPARSE_SHARE = 0.75  # of the targets, below which the losses of the others are not computed
 Read = Callable[[int, int], Rows]  # reads samples [first, first + count)
 
 
@@ -86,6 +87,12 @@ def packing(rows: Rows, end_of_text: int) -> Packing:
     return Packing(starts, numbers - starts, ~ends)
 
 
+def _saves_work(plan: Plan, counted: int, targets: int) -> bool:
+    """Whether the losses of the counted targets alone take notably less work. Programs that are compiled or recorded
+    are for one number of them."""
+    return 0 < counted <= SPARSE_SHARE * targets and not plan.compiled and not plan.cuda_graphs
+
+
 def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None) -> Inputs:
     """Return the inputs of one micro-batch on one context rank."""
     if plan.compiled:
@@ -101,9 +108,11 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
     if plan.model.documents == "apart":
         packed = packing(rows, plan.model.end_of_text)
         weights, positions, starts = weights * packed.counts, here(packed.positions), packed.starts.T
+    counted = np.flatnonzero(weights.T[mine])
     return Inputs(
         here(rows.tokens),
         here(rows.targets),
+        counted=sent(counted, device, torch.int64) if _saves_work(plan, len(counted), weights[:, mine].size) else None,
         weights=here(weights, torch.float64 if plan.precision.weights == "fp64" else torch.float32),
         positions=positions,
         sight=Sight(order, starts),
