@@ -192,7 +192,7 @@ class Loop:
                 self._finish()
                 self.note({"event": "preempted", "step": self.step})
                 raise Preempted(
-                    f"asked to end; saved after step {self.step}. Run the same command again to go on from there"
+                    f"asked to end; saved after step {self.step}. Run the same command again to resume from there"
                 )
             self._evaluate()
         self.wait_for_writes(may_delete=True)
@@ -337,7 +337,7 @@ class Loop:
         try:
             write()
         except OSError as error:
-            warn(f"rank {self.mesh.rank}: {error}; training goes on without it")
+            warn(f"rank {self.mesh.rank}: {error}; training continues without it")
 
     @property
     def tokens_seen(self) -> int:
