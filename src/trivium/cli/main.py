@@ -27,9 +27,11 @@ GO_ON = (
     "tune",
     "suite",
     "recipes",
+    "judge",
     "prove",
 )  # after an interruption; other verbs begin anew
-ASKING = ("evaluate", "incontext", "bias", "generate", "chat", "serve")  # a model, which may be brought in for it
+# These verbs ask a model, which may be brought in for it.
+ASKING = ("evaluate", "incontext", "bias", "generate", "chat", "judge", "serve")
 MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
 
@@ -64,6 +66,7 @@ VERBS = (
     Verb("serve", "Use", "trivium.cli.serve", "Answer over HTTP, with a playground, on this machine."),
     Verb("evaluate", "Use", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
     Verb("incontext", "Use", "trivium.cli.incontext", "Study how answers depend on the solved examples before them."),
+    Verb("judge", "Use", "trivium.cli.judge", "Score translations or summaries; compare judges with people."),
     Verb("bias", "Use", "trivium.cli.bias", "Measure what a checkpoint associates with whom."),
     Verb("report", "Use", "trivium.cli.report", "Gather a run's results in one self-contained page."),
     Verb("diff", "Use", "trivium.cli.diff", "Compare two checkpoints, corpora or configs."),
