@@ -43,8 +43,8 @@ def page(record: dict[str, Any]) -> str:
         "- GOT-D compares the target with what the model was trained on (`--from`), with default settings",
         "- Learning rates were set on another seed by the loss after tuning without a warm-up. A first run of one seed "
         "at 1e-3 was discarded: there the tuning itself raised the loss on the target, with and without a warm-up. In "
-        "that run `epsilon` was 0.05 of the mean cost, and hashed words selected 80 % prose; its unit is now the standard "
-        "deviation of the costs",
+        "that run `epsilon` was 0.05 of the mean cost, and hashed words selected 80 % prose; its unit is now the "
+        "standard deviation of the costs",
         "",
         *_verdict(seeds),
         "",
