@@ -20,6 +20,11 @@ from trivium.tokens.chat.encode import encode_conversation
 from trivium.tokens.rows import Rows
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import inputs_of
+from trivium.training.config import TrainingConfig
+from trivium.training.lineage import trace as lineage
+from trivium.training.loop import TrainingJob
+from trivium.training.record import read_record
+from trivium.training.supervision.job import start
 from trivium.training.trainer import Samples, Trainer
 
 BATCH = 8
@@ -142,3 +147,18 @@ def test_a_batch_without_a_counted_token_is_a_step_of_zero(tmp_path: Path) -> No
 
     result = trainer.train_step(0, Samples(0, BATCH, none), 1e-3)
     assert (result.loss, result.gradient_norm) == (0.0, 0.0)
+
+
+@pytest.mark.broad
+def test_a_trained_token_leads_to_its_conversation(tmp_path: Path) -> None:
+    written(tmp_path / "tokens", many(60))
+    config = TrainingConfig(steps=2, validation_samples=2, restarts=0)
+    start(TrainingJob(plan(data=2), config, 5, tmp_path / "tokens", tmp_path / "training"))
+    record = read_record(tmp_path / "training")
+    assert all(lineage.batch(record, step)["agrees"] for step in (1, 2))
+    found = {one.name: encode_conversation(one, TEMPLATE, bare()) for one in many(60)}
+    led = [lineage.trace(record, step, row, 5) for step in (1, 2) for row in range(BATCH)]
+    for one in led:
+        assert found[one["document"]].ids[one["offset"]] == one["token"]
+        assert one["agrees"]
+    assert len({one["document"] for one in led}) == 2 * BATCH

@@ -19,7 +19,7 @@ from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 
-HEAD_WIDTH = 4  # where none is given
+HEAD_WIDTH = 4  # default
 ROTARY: Tree = {"norm": "rms_norm", "feed_forward": "gated", "positions": "rotary", "bias": "none"}
 OFFSET: Tree = {"norm": "rms_norm_offset", "feed_forward": "gated_gelu"}
 AFTER: Tree = {"norm_position": "after", "norm_epsilon": MIN_EPSILON_AFTER}

@@ -25,7 +25,7 @@ from trivium.untrusted import parse_json, read_bytes, read_json
 if TYPE_CHECKING:
     from trivium.interchange.target import Target
 
-FOLDER = "tasks"  # of a run directory
+FOLDER = "tasks"  # folder in a run directory
 
 
 Tree = Mapping[str, Any]
@@ -283,7 +283,7 @@ def refuse_bad_place(json: Path | None) -> None:
     if json == STANDARD_OUTPUT:
         raise ConfigError("--json -: the table goes to standard output; name a file")
     if json is not None:
-        with suppress(OSError):  # what cannot be made is named below
+        with suppress(OSError):  # a folder that cannot be created is named below
             json.parent.mkdir(parents=True, exist_ok=True)
     refuse_no_place_for("--json", json)
 

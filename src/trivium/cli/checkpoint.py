@@ -200,7 +200,7 @@ def export_(
         ),
     ] = None,
 ) -> None:
-    """Write a checkpoint as GPT2LMHeadModel or LlamaForCausalLM, with tokenizer; its logits are checked."""
+    """Write a checkpoint as a Hugging Face folder of its architecture, with tokenizer; its logits are checked."""
     from trivium.interchange.export import export_hf
     from trivium.interchange.target import opened, tokenizer_near
 

@@ -20,7 +20,7 @@ from trivium.errors import ConfigError, nearest
 app = App(help="Show and document configs.")
 
 PIPED, NARROWEST, WIDEST = 100, 80, 120  # columns of a line: where no terminal says, and of any terminal
-MIDDLE = 30  # at most of the middle part of a line
+MIDDLE = 30  # largest width of the middle part of a line
 Path = Annotated[str, typer.Argument(metavar="PATH", help="A section or a field; default: all.")]
 
 

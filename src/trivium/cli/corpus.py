@@ -62,7 +62,7 @@ KeepWork = Annotated[
     ),
 ]
 KEPT = ".curated.kept"
-MOST_SOURCES = 30  # that a dry run lists
+MOST_SOURCES = 30  # sources that a dry run lists
 SHOWN = 5  # damaged files named on the terminal
 
 
@@ -125,7 +125,7 @@ class Curating:
     keep_work: KeepWork = None
     curation: Curation = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be used again and what done anew; write nothing.")
+        bool, typer.Option("--dry-run", help="Print which results would be reused and which repeated; write nothing.")
     ] = False
 
 
@@ -165,7 +165,7 @@ def run(
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     harvesting("corpus run", opened.corpus).check(sets)
     check_filters(sets, opened.config.curate)
-    tokenize = tokenizing(workers)  # which has threads under every engine
+    tokenize = tokenizing(workers)  # it has threads under every engine
     runner = chosen_engine(engine, None if engine == "here" else workers)
     tokenize.check(opened, "anew")  # before what is done for it
     refuse_changed(opened)

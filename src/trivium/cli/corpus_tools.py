@@ -408,7 +408,7 @@ def _written(
     places = {"IN": asked.source, **(inputs or {})}
     for name, path in places.items():
         _refuse_replaced(name, path, out)
-        if name not in ("--model", "--embedding"):  # which are no text
+        if name not in ("--model", "--embedding"):  # these options name no text
             refuse_inside("OUT", out, name, path)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     from trivium.corpus.kernels.warm_up import compile_once
@@ -452,7 +452,7 @@ def _say_funnel(found: Mapping[str, Any]) -> None:
 
 
 SHOWN = 300  # characters of a reject's text
-REJECTS = 10  # that are drawn
+REJECTS = 10  # number of documents that are drawn
 SAMPLE_TOKENS = 2048
 
 

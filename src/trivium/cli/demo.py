@@ -43,7 +43,7 @@ from trivium.untrusted import read_json
 STAGES: tuple[Stage, ...] = (HARVEST, CURATE, TOKENIZE, PLAN, TRAIN, PROVE, EVALUATE, BIAS, GENERATE)
 MOVES_AFTER = 40  # steps
 LAYOUT_FIELDS = ("plan.layout", "training.fastest_after")
-COLUMNS = 116  # of a line of a sample
+COLUMNS = 116  # width of a line of a sample
 NAMES = ("doctor", *(stage.name for stage in STAGES), "report")
 
 app = App()

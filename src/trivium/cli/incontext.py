@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trivium.evaluation.incontext import Study
     from trivium.interchange.target import Target
 
-FOLDER = "incontext"  # of a run directory
+FOLDER = "incontext"  # folder in a run directory
 
 app = App()
 
@@ -150,7 +150,7 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
         for name, reason in reasons.items():
             say(f"  left out: {kind} {name}: {reason}")
     if found["order_complete"]:
-        say(f"  order: all {len(found['order'])} orders of the same shots, no more were to be drawn")
+        say(f"  order: all {len(found['order'])} orders of the same shots were measured")
 
 
 def _signed(value: float | None) -> str:

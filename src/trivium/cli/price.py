@@ -34,7 +34,7 @@ Gpus = Annotated[
         metavar="N",
         min=1,
         max=MAX_PLAN_RANKS,
-        help="Let the planner choose the layout for so many GPUs of --machine; what --set says of it holds.",
+        help="Let the planner choose the layout for this number of GPUs of --machine; values of --set are kept.",
     ),
 ]
 
@@ -84,7 +84,7 @@ def setting_lines(config: RunConfig) -> list[str]:
     return ["settings that differ from the defaults (in full: trivium config show):", *lines]
 
 
-LINE_COLUMNS, SECTION_COLUMNS, VALUE_COLUMNS = 116, 22, 50  # of the list of settings
+LINE_COLUMNS, SECTION_COLUMNS, VALUE_COLUMNS = 116, 22, 50  # widths of the list of settings
 MOST_SETTING_LINES = 12
 SMI_SECONDS = 2.0  # nvidia-smi takes half a second
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -166,7 +166,7 @@ def _command(words: Sequence[str], given: Given) -> str:
     """Return the command as it is typed."""
     ranks = [] if given.ranks is None else ["--ranks", str(given.ranks)]
     sets = [word for each in given.assignments for word in ("--set", each)]
-    preset = [] if given.defaults else ["--preset", given.preset]  # of a command that names its model otherwise
+    preset = [] if given.defaults else ["--preset", given.preset]  # for commands without --model
     return shlex.join(["trivium", *words, *preset, *ranks, *sets])
 
 

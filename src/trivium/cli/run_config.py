@@ -43,7 +43,7 @@ from trivium.training.rates import recipe_problems
 from trivium.untrusted import read_text
 
 HERE = "here"  # the machine this runs on
-BASE = "demo"  # what a model of Hugging Face is trained with, unless told otherwise
+BASE = "demo"  # default settings of a training from a Hugging Face model
 
 
 def _ready(schedule: str, **degrees: int) -> Tree:
@@ -220,7 +220,7 @@ def _with_ids_of_tokenizer(layer: Tree) -> Tree:
     place = _at(layer, "tokens", "tokenizer")
     model = _at(layer, "plan", "model") or {}
     if not isinstance(place, str) or ("vocabulary" in model and ("end_of_text" in model or is_hub_name(place))):
-        return layer  # which says it itself; the Hub is not asked for the end of documents alone
+        return layer  # the layer has it; the Hub is not asked for the end of documents alone
     with suppress(TriviumError):
         ids, end = _ids_of(place, _at(layer, "tokens", "end_of_text"))
         implied = {"plan": {"model": {"vocabulary": ids, "end_of_text": end}}, "tokens": {"vocabulary": ids}}
@@ -350,7 +350,7 @@ _NAMES = {
     "generation.sampling.temperature": "temp",
 }
 SYNONYMS: Mapping[str, str] = MappingProxyType({name: path for path, names in _NAMES.items() for name in names.split()})
-_SIMILAR = 0.75  # of two names, by difflib, so that one may be a misspelling of the other
+_SIMILAR = 0.75  # similarity of two names by difflib from which one may be a misspelling of the other
 
 
 def fields_meant(name: str, paths: Mapping[str, str]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from trivium.provenance import STAMP, describe, publishing, stage_key, stamp_has
 from trivium.training.metrics import warn
 
 Result = Mapping[str, Any]
-State = Literal["current", "goes on", "anew"]  # of an output, and so what there is to do
+State = Literal["current", "goes on", "anew"]  # the state of an output, which decides what has to be done
 CORPUS_PATH = "corpus_path"  # in harvest's stamp: where the user's own text lies
 TRAINS = ("plan", "training")  # the sections that say what a training is
 STARTED = "started.json"  # in a folder that is written directly: what the work in it was begun with
@@ -44,7 +44,7 @@ class Run:
     corpus: Path | str | None = None  # the user's own text, for harvest: a path, or a URL
     corpus_is_typed: bool = False  # in this command; otherwise it is the one that this run directory was harvested from
     tokens: Path | None = None  # token shards made elsewhere, for training
-    lease: Holder | None = None  # of the folder that this invocation writes in place
+    lease: Holder | None = None  # the lease of the folder that this invocation writes in place
 
     def folder(self, name: str) -> Path:
         """Return the folder of a stage's output in this invocation."""
@@ -72,9 +72,9 @@ class Stage:
     """
 
     name: str
-    verb: str  # what a user types to run it alone
+    verb: str  # the command that runs the stage alone
     folder: str
-    sections: tuple[str, ...]  # of the config, that the output depends on, besides the seed
+    sections: tuple[str, ...]  # sections of the config on which the output depends, besides the seed
     reads: tuple[str, ...]  # folders of earlier stages
     work: Callable[[Run, Path, Progress], Result]
     summary: Callable[[Result], list[str]]
@@ -197,7 +197,7 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
     if state == "anew" and not redo and stage.writes == "in place":
         stage.ask(run, _why_anew(stage, run))
     if not redo and (gone := gone_from(stage, run)) is not None:
-        way = "goes on from what is there" if state == "goes on" else "begins anew"
+        way = "resumes from the rest" if state == "goes on" else "begins anew"
         say(f"{stage.name}: {gone.what}; {way}")
     say(f"{stage.name}: …")
     began = time.monotonic()

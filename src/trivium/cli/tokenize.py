@@ -40,7 +40,7 @@ Workers = Annotated[
 
 ADOPT = "data adopt"  # the verb that takes tokens as they are
 
-_TOLD_EXCESS = 1.5  # of a source's samples over its weight, from which it is said
+_TOLD_EXCESS = 1.5  # ratio of a source's samples to its weight from which a line is printed
 
 app = App()
 

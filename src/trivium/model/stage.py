@@ -122,7 +122,7 @@ def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Con
     """Return tensor region and context of the blocks. Those that communicate or defer gradients are not compiled."""
     opaque = plan.compiled and (mesh.tensor.size > 1 or is_split(plan.schedule_table()))
     regions = opaque_region() if opaque else Region
-    asked = mesh.context.size > 1 or plan.model.documents == "apart"  # of numbers that change with the batch
+    asked = mesh.context.size > 1 or plan.model.documents == "apart"  # numbers that vary with the batch
     contexts = opaque_context() if plan.compiled and asked else Context
     arithmetic = operations.arithmetic(plan.precision.arithmetic)
     region = regions(mesh.tensor, plan.sequence_parallel, arithmetic, row_chunks=plan.row_chunks)

@@ -5,7 +5,7 @@ the weighted losses of the whole batch are divided once by a number, which is th
 objective has another one.
 
 The cross-entropy needs the logarithm of the sum of exponentials of a token's scores. A term is a function of it, so
-that value and gradient take no further pass over the scores. Every term is a file of this folder, with a function
+that value and gradient take no further pass over the scores. Every term is a file of `terms/`, with a function
 `term_of` that returns the term of a model, or None. Importing a term does not import torch.
 """
 
@@ -14,8 +14,8 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trivium import objectives
 from trivium.config import Config
+from trivium.objectives import terms
 from trivium.plan.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ Terms = tuple[Term, ...]
 @lru_cache(maxsize=1024)
 def terms_of(model: ModelShape) -> Terms:
     """Return the terms that a model's training adds to the cross-entropy."""
-    files = sorted(found.name for found in pkgutil.iter_modules(objectives.__path__) if not found.ispkg)
-    names = [name for name in files if name not in ("objective", "config")]
-    modules: list[Any] = [import_module(f"{objectives.__name__}.{name}") for name in names]
+    names = sorted(found.name for found in pkgutil.iter_modules(terms.__path__))
+    modules: list[Any] = [import_module(f"{terms.__name__}.{name}") for name in names]
     return tuple(term for module in modules if (term := module.term_of(model)) is not None)
 
 

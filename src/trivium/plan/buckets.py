@@ -39,7 +39,7 @@ class Item(NamedTuple):
 
     parameter: Parameter
     stage: int
-    elements: int  # of this tensor rank's shard
+    elements: int  # elements of this tensor rank's shard
     borrowed: bool
 
     @property

@@ -30,7 +30,7 @@ def node_of(rank: int, per_node: int) -> int:
 def crossings(layout: Layout, per_node: int) -> dict[Axis, Crossing]:
     """Return which groups of each axis span nodes, slowest axis first."""
     found: dict[Axis, Crossing] = {}
-    unnamed = [axis for axis in AXES if axis not in layout.order]  # of degree 1, or the layout is not legal
+    unnamed = [axis for axis in AXES if axis not in layout.order]  # axes of degree 1, unless the layout is illegal
     for axis in (*layout.order, *unnamed):
         firsts = (rank for rank in range(layout.world_size) if getattr(layout.coordinate(rank), axis) == 0)
         widths = [len({node_of(r, per_node) for r in layout.peers(first, axis)}) for first in firsts]
@@ -67,7 +67,7 @@ def draw(layout: Layout, per_node: int, *, nodes: Sequence[int] | None = None) -
     if nodes is None:
         nodes = range(node_of(world - 1, per_node) + 1)
     axes = _shown(layout)
-    width = sum(1 + len(str(layout.degree(axis) - 1)) for axis in axes)  # of the widest coordinate
+    width = sum(1 + len(str(layout.degree(axis) - 1)) for axis in axes)  # width of the widest coordinate
     rows = []
     for node in nodes:
         ranks = range(node * per_node, min((node + 1) * per_node, world))

@@ -198,7 +198,7 @@ class _Steps:
 
     done: int = 0
     tokens: int | None = None
-    seconds: float = 0.0  # of all steps, without validation and saves
+    seconds: float = 0.0  # seconds of all steps, without validation and saves
     validation_loss: float | None = None  # the newest one
     losses: Curve = field(default_factory=Curve)
     validation: Curve = field(default_factory=Curve)

@@ -71,7 +71,7 @@ class Summary(Result):
     memory: list[RankMemory] = []
     phases: list[RankPhases] = []
     finished: bool = True
-    steps_planned: int | None = None  # of an unfinished training
+    steps_planned: int | None = None  # planned steps of an unfinished training
     device: str | None = None  # "cpu", or the name of a GPU
     hosts: int | None = None
     precision: str | None = None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from trivium.errors import DataError
 from trivium.untrusted import read_json
 
-END_OF_TEXT = "<|endoftext|>"  # of tokenizers that are trained here, and the default if no file names another
+END_OF_TEXT = "<|endoftext|>"  # end token of tokenizers that are trained here, and the default if no file names another
 CONFIG, MAP, GENERATION = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
 OWN_KEYS = {"eos_token", "bos_token", "add_bos_token"}  # all keys of a config that `as_config` wrote
 Tree = Mapping[str, Any]

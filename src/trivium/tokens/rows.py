@@ -53,9 +53,10 @@ class Rows(NamedTuple):
         """Return the rows of several parts, which all say where documents begin, or none does."""
         if len(parts) == 1:
             return parts[0]
-        *fields, besides = zip(*parts, strict=True)
-        beside = {name: np.concatenate([each[name] for each in besides]) for name in besides[0]}
-        return Rows(*(None if each[0] is None else np.concatenate(each) for each in fields), beside=beside)
+        tokens, targets, weights = (np.concatenate([part[field] for part in parts]) for field in range(3))
+        starts = [part.starts for part in parts if part.starts is not None]
+        beside = {name: np.concatenate([part.beside[name] for part in parts]) for name in parts[0].beside}
+        return Rows(tokens, targets, weights, np.concatenate(starts) if starts else None, beside)
 
 
 class Digest(NamedTuple):

@@ -106,7 +106,7 @@ class TokenDataset:
             else np.asarray(shard.weights).view(np.ndarray)
             for shard in self._shards
         ]
-        self._blocks: dict[int, _Places] = {}  # of consecutive samples
+        self._blocks: dict[int, _Places] = {}  # blocks of consecutive samples
 
     @staticmethod
     def open(

@@ -231,7 +231,7 @@ class Tokenizer:
     @cached_property
     def _marking(self) -> tokenizers.Tokenizer:
         tree = json.loads(without_randomness(self.description))
-        library = _read(json.dumps(tree | {"post_processor": None}))  # which would trim the offsets
+        library = _read(json.dumps(tree | {"post_processor": None}))  # the post-processor would trim the offsets
         library.encode_special_tokens = False
         library.add_special_tokens([tokenizers.AddedToken(mark, normalized=False) for mark in self.guarded])
         return library

@@ -9,7 +9,7 @@ from trivium.objectives.config import ObjectiveConfig
 from trivium.units import listed
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean; at 1 it would never learn
+Decay = Annotated[float, Field(ge=0, lt=1)]  # decay of a running mean, which would never change at 1
 Seconds = Annotated[float, Field(ge=0)]
 DecayName = Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
 FinalDecayShape = Literal["1-sqrt", "linear"]
@@ -137,7 +137,7 @@ class TrainingConfig(Config):
     validate_every: Annotated[Positive, Short("validate-every")] = 50
     evaluation: Examination = Examination()
     validation_samples: Positive = 128  # sequences; fewer, with a warning, if the validation split has fewer
-    restarts: NotNegative = 2  # of a failed job from the same checkpoint; a newer checkpoint renews them
+    restarts: NotNegative = 2  # restarts of a failed job from the same checkpoint; a newer checkpoint renews them
     supervision: Supervision = Supervision()
     spikes: SpikesConfig = SpikesConfig()
     profile: ProfileConfig = ProfileConfig()

@@ -14,7 +14,7 @@ from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import RAW, Document, Trouble
 from trivium.corpus.read.streams import Chunk, Lost
 
-OWN_FIELDS = ("id", "source", RAW)  # of a row, besides its text; all other fields become metadata
+OWN_FIELDS = ("id", "source", RAW)  # fields of a row besides its text; all others become metadata
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -93,7 +93,7 @@ def _whole(data: bytes) -> list[Any] | None:
 def lines(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Line | Lost]:
     """Yield every line in order, blank ones too, and a Lost for one that is too long or incomplete."""
     held = bytearray()
-    number, offset = 1, 0  # of the line in `held`
+    number, offset = 1, 0  # number and offset of the line in `held`
     too_long = False
 
     def ended() -> Line | Lost:

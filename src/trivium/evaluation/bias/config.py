@@ -10,7 +10,7 @@ Variant = Literal["neutral", "competent", "incompetent"]
 Analysis = Literal["association", "adjectives", "sentiment", "winogender", "winobias"]
 AxisName = Literal["gender", "ethnicity", "religion"]
 TaggerName = Literal["textblob", "lexicon"]
-MAX_BLOCK_ELEMENTS = 1 << 22  # of an array of random draws
+MAX_BLOCK_ELEMENTS = 1 << 22  # size of an array of random draws
 TEXTBLOB = "textblob"  # as a sentiment lexicon: the one included in textblob
 
 

@@ -88,7 +88,7 @@ def _speeds(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:
         between = (1 - smooth) * slow + smooth * speeds
         return torch.where(smooth > 1, speeds, torch.where(smooth < 0, slow, between)), 1.0
 
-    def pair(turns: float) -> float:  # that turns so often over the span
+    def pair(turns: float) -> float:  # the pair that turns `turns` times over the span
         return D * math.log(span / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = max(math.floor(pair(rope["beta_fast"])), 0), min(math.ceil(pair(rope["beta_slow"])), D - 1)

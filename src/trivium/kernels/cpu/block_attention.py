@@ -26,7 +26,7 @@ from trivium.kernels.cpu.processor import is_intel, mkl_multiplies_faster
 from trivium.kernels.sight import Sight
 
 Tensor = torch.Tensor
-Part = tuple[slice, slice]  # of sequences, and of their heads
+Part = tuple[slice, slice]  # slices of sequences and of their heads
 
 BLOCK_QUERIES, BLOCK_QUERIES_ON_INTEL, BLOCK_QUERIES_IN_WINDOW = 64, 128, 128
 # With fewer scores or positions the calls take longer than they save; with more positions the kernel saves as much.

@@ -31,8 +31,8 @@ NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 class Generation(Extension):
     """The tag {% generation %}, whose content is written between two marks."""
 
-    tags = frozenset({"generation"})
-    marks = NONCHARACTERS[:2]
+    tags = {"generation"}  # noqa: RUF012 (Jinja's type)
+    marks: Sequence[str] = NONCHARACTERS[:2]
     seen = False
 
     def parse(self, parser: Parser) -> nodes.Node:
@@ -56,8 +56,10 @@ class Renderer:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _now
         self._template = environment.from_string(source)
-        self._generation: Any = environment.extensions[Generation.identifier]
-        self.has_tags: bool = self._generation.seen
+        extension = environment.extensions[Generation.identifier]
+        assert isinstance(extension, Generation), f"the environment was made with it; found {extension!r}"
+        self._generation = extension
+        self.has_tags = extension.seen
 
     def render(self, request: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
         """Return text, and the spans of the generation tags in it, for each of the request's (turns, prompted) pairs.

@@ -92,23 +92,23 @@ def write_conversations(
             progress(done, None, "encoding conversations")
         found.append(document)
         draws.append(seed_for(settings.seed, "validation", *(text for turn in one.turns for text in turn)) / 2**63)
-    held_out = _held_out(draws, settings.validation_fraction)
+    held_out = validating(draws, settings.validation_fraction)
     for document, validates in zip(found, held_out, strict=True):
         _fit(document, settings, splits[VALIDATION if validates else TRAIN])
-    for split, one in splits.items():
-        if not one.groups:
+    for split, kept in splits.items():
+        if not kept.groups:
             raise DataError(
                 f"there are {len(found)} conversations, and none for {split} has an answer within {settings.sequence} "
                 "tokens; give at least two, or a larger plan.model.sequence"
             )
     template.save(out)
     return write_packed(
-        {split: one.groups for split, one in splits.items()},
+        {split: kept.groups for split, kept in splits.items()},
         out,
         tokenizer,
         sequence=settings.sequence,
         seed=settings.seed,
-        counts={split: one.counts for split, one in splits.items()},
+        counts={split: kept.counts for split, kept in splits.items()},
         progress=progress,
     )
 
@@ -150,9 +150,9 @@ def write_packed(
             unigrams[split] += np.bincount(ids[own > 0], minlength=tokenizer.vocabulary)
         lengths = shard.close()
         lineage.close()
-        entry = {"prefix": name, "documents": len(lengths), "tokens": int(lengths.sum()), "weights": weights}
-        entries[split] = entry
-        padding = entry["tokens"] - sum(len(one.ids) for group in splits[split] for one in group)
+        tokens = int(lengths.sum())
+        entries[split] = {"prefix": name, "documents": len(lengths), "tokens": tokens, "weights": weights}
+        padding = tokens - sum(len(one.ids) for group in splits[split] for one in group)
         said[split] = {"bins": len(bins), "counted": counted, "padding": padding, **(counts or {}).get(split, {})}
     tokenizer.save(out / TOKENIZER)
     return write_tokens_manifest(
@@ -185,7 +185,7 @@ def _documents(
         yield one, Document(one.name, encoded.ids.astype(dtype), encoded.counted)
 
 
-def _held_out(draws: Sequence[float], fraction: float) -> list[bool]:
+def validating(draws: Sequence[float], fraction: float) -> list[bool]:
     """Return which conversations validate: those whose draw is below `fraction`, but at least one and never all."""
     order = sorted(range(len(draws)), key=lambda n: draws[n])
     below = sum(draw < fraction for draw in draws)

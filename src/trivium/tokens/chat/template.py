@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from trivium.tokens.chat.render import CPU_SECONDS, NONCHARACTERS
 from trivium.tokens.marks import CONFIG, MAP, token_of, tree_of
 from trivium.tokens.tokenizer import Tokenizer
 from trivium.units import shown
-from trivium.untrusted import CONFIG_BYTES, read_text
+from trivium.untrusted import CONFIG_BYTES, parse_json, read_text
 
 FILE = "chat_template.jinja"
 KEY = "chat_template"
@@ -36,6 +37,7 @@ CHATML = (
 )
 # For a tokenizer without ChatML's marks: its end-of-text token, which no message can contain, ends every turn.
 PLAIN = CHATML.replace("'<|im_start|>' + message", "message").replace(START, "").replace("'<|im_end|>'", "eos_token")
+_NONCHARACTER = re.compile(f"[{NONCHARACTERS[0]}-{NONCHARACTERS[-1]}]")
 _KNOWN_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -135,7 +137,7 @@ class ChatTemplate:
             line = worker.stdout.readline()
         except BrokenPipeError:
             line = ""
-        answer = json.loads(line) if line else {"error": self._cause_of_death(worker)}
+        answer = parse_json(line) if line else {"error": self._cause_of_death(worker)}
         if isinstance(answer, dict) and "error" in answer:
             if question is self.source or not line:
                 self._stop()
@@ -181,7 +183,8 @@ def read_template(folder: Path | None, tokenizer: Tokenizer) -> ChatTemplate:
 
 def free_marks(texts: Sequence[str], count: int) -> list[str]:
     """Return characters that no text contains. Raises DataError if the texts contain all candidates."""
-    found = [one for one in NONCHARACTERS if not any(one in text for text in texts)][:count]
+    used = {one for text in texts for one in _NONCHARACTER.findall(text)}
+    found = [one for one in NONCHARACTERS if one not in used][:count]
     if len(found) < count:
         raise DataError(
             f"a conversation contains nearly all of the noncharacters U+{ord(NONCHARACTERS[0]):X} to "
@@ -214,8 +217,9 @@ def _named(found: Any, path: Path) -> str:
 
 
 def _end(worker: "subprocess.Popen[str]") -> None:
-    """End a process of a template, which ends with its input."""
+    """End a process of a template. The end of its input is not enough: forked processes may hold it open."""
+    worker.kill()
+    worker.wait()
     for pipe in (worker.stdin, worker.stdout):
         if pipe:
             pipe.close()
-    worker.wait()
