@@ -217,6 +217,14 @@ def test_planted_judges_are_ranked_by_every_measure():
         assert name == "system_accuracy" or found[0] > found[2], name
 
 
+def test_coarse_and_length_biased_judges_rank_below_the_judge_that_they_distort():
+    human, fine = made(13, systems=8, segments=400, noise=0.2)
+    length = np.random.default_rng(4).integers(10, 90, size=human.shape)
+    for name in ("tau_c", "spearman", "pearson", "spearman_by_segment"):
+        found = [value(name, human, judge) for judge in (fine, np.round(fine), fine + length / 20, length)]
+        assert found == sorted(found, reverse=True) and abs(found[-1]) < 0.1, name
+
+
 def test_pairs_that_lack_a_score_are_no_pairs():
     human = np.array([[1.0, 1], [2, NAN], [3, 3]])
     assert pairs_of(human, human).counts.tolist() == [3, 1]

@@ -45,6 +45,21 @@ def test_recorded_answers_are_not_asked_for_again(tmp_path):
         judge([*ITEMS, Item("A", "9", "s", "t")], prompt_named("da"), NoBackend(), record, config, model="made")
 
 
+def test_order_of_rows_and_other_rows_do_not_change_a_score(tmp_path):
+    prompts = {}
+
+    def reply(body, _):
+        prompts.setdefault(number(body), set()).add(body["messages"][-1]["content"])
+        return completion(str(10 * number(body)))
+
+    with serving(reply) as (url, _):
+        one = ask(tmp_path, url)
+        (tmp_path / "answers.jsonl").unlink()
+        other = ask(tmp_path, url, ITEMS[::-1][:3])
+    assert {j.item: j.score for j in other}.items() <= {j.item: j.score for j in one}.items()
+    assert all(len(texts) == 1 for texts in prompts.values())
+
+
 def test_equal_texts_of_two_systems_are_asked_about_once(tmp_path):
     same = [item._replace(system="B") for item in ITEMS]
     with serving(lambda body, _: completion("50")) as (url, bodies):
