@@ -86,6 +86,8 @@ def test_tie_calibration_equals_its_definition_with_missing_scores(seed):
     expected, found = naive_calibration(human, judge), tie_calibration(human, judge)
     assert found.thresholds.tolist() == list(expected)
     assert found.accuracies.tolist() == pytest.approx(list(expected.values()))
+    for threshold, accuracy in expected.items():
+        assert np.nanmean(pairs_of(human, judge).by_segment(threshold)) == pytest.approx(accuracy)
     best = max(expected.values())
     assert found.threshold == next(t for t, a in expected.items() if a > best - 1e-9)
 

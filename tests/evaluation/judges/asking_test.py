@@ -1,7 +1,6 @@
 """Asking a judge: nothing is asked twice, nothing is lost, and the key is never stored or shown."""
 
 import threading
-import time
 
 import pytest
 
@@ -82,18 +81,20 @@ def test_what_was_answered_before_a_failure_is_kept(tmp_path):
 
 
 def test_answers_to_requests_in_flight_are_kept_when_another_fails(tmp_path):
-    failed = threading.Event()
+    config = build(JudgeConfig, {"requests": 3, "retries": 0})
+    endpoints, together = [], threading.Barrier(3)
 
     def reply(body, _):
+        together.wait(10)  # all three are in flight
         if number(body) == 0:
-            failed.set()
             return 400, {"error": "no"}, {}
-        failed.wait(5)
-        time.sleep(0.1)
+        endpoints[0]._stop.wait(10)  # until the failure was seen
         return completion("50")
 
+    record = Record.open(tmp_path / "answers.jsonl")
     with serving(reply) as (url, bodies), pytest.raises(ConfigError, match="refused the request"):
-        ask(tmp_path, url, requests=3)
+        endpoints.append(Endpoint(url, "made", config))
+        judge(ITEMS, prompt_named("da"), endpoints[0], record, config, model="made")
     assert len(bodies) == 3  # nothing was sent after the failure
     assert len(Record.open(tmp_path / "answers.jsonl").answers) == 2
 
@@ -166,6 +167,14 @@ def test_response_without_text_is_an_unparsable_answer(tmp_path):
     with serving(lambda body, _: completion(None)) as (url, _):
         (found,) = ask(tmp_path, url, ITEMS[:1], attempts=1)
     assert found.score is None
+
+
+def test_endpoint_that_does_not_answer_is_given_up(tmp_path):
+    silence = threading.Event()
+    with serving(lambda body, _: silence.wait(5) or completion("70")) as (url, _):
+        with pytest.raises(MachineError, match=r"no answer in 0.2 s, 2 times; run the same command again"):
+            ask(tmp_path, url, ITEMS[:1], timeout_seconds=0.2, retries=1)
+        silence.set()
 
 
 def test_endless_response_is_cut_off(tmp_path):
