@@ -1,6 +1,7 @@
 """`trivium tune`: what it decides for a model and its conversations, the run that it writes, and what it refuses."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from trivium.tokens.chat.conversation import read_conversations
 from trivium.tokens.chat.template import CHATML
 from trivium.tokens.samples import TokenDataset
 from trivium.training.metrics import METRICS, records
-from trivium.training.tuning import ADAPTER_LR, FULL_LR, methods
+from trivium.training.tuning import ADAPTER_LR, ADAPTER_PAIRS_LR, FULL_LR, methods
 
 ROOT = Path(__file__).resolve().parents[2]
 ADAPTER = next(name for name in methods() if name != "full")
@@ -96,6 +97,36 @@ def test_any_model_is_tuned_from_its_weights_with_the_settings_of_the_method(
     assert 3 * packed["train"]["bins"] <= read < 3 * packed["train"]["bins"] + config.plan.batch.sequences
 
 
+@pytest.fixture
+def pairs(tmp_path: Path) -> str:
+    rows = [{"prompt": f"What follows {n}?", "chosen": f"{n + 1}.", "rejected": f"{n}!"} for n in range(20)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "pairs.jsonl"
+
+
+def test_preference_pairs_are_tuned_with_their_objective(
+    models: Path, pairs: str, prepared: dict, call, tmp_path: Path
+) -> None:
+    told = tuned(call, models / "run", pairs, "--method", f"{ADAPTER},dpo").stdout
+    assert re.search(r"train: \d+ pairs in \d+ sequences", told)
+    assert [*prepared] == ["train"]
+    config = prepared["train"]
+    assert (config.training.objective.method, config.training.lr) == ("dpo", ADAPTER_PAIRS_LR)
+    assert config.plan.model.adapters
+
+
+def test_data_of_the_other_kind_is_refused(models: Path, data: str, pairs: str, call) -> None:
+    for method, file in (("full", pairs), ("full,dpo", data)):
+        ended = call("tune", str(models / "run"), "--data", file, "--out", "tuned", "--method", method)
+        assert ended.returncode == 4 and file in ended.stderr, ended.stderr
+
+
+@pytest.mark.broad
+def test_the_first_loss_of_preferences_is_the_logarithm_of_two(models: Path, pairs: str, call, tmp_path: Path) -> None:
+    tuned(call, models / "run", pairs, "--method", "full,dpo", "--steps", "1", "--batch", "2", *SLOW_HOST)
+    assert losses(tmp_path / "tuned") == [pytest.approx(math.log(2), abs=1e-6)]
+
+
 def test_settings_of_the_user_hold(models: Path, data: str, prepared: dict, call) -> None:
     more = ["--steps", "7", "--lr", "0.5", "--set", "plan.model.sequence=48", "--batch", "3", "--method", "full"]
     tuned(call, models / "run", data, *more)
@@ -113,6 +144,36 @@ def test_tokens_of_the_same_conversations_are_kept_and_of_others_made_anew(
     with (tmp_path / data).open("a") as file:
         file.write((tmp_path / data).read_text().splitlines()[0] + "\n")
     assert "up to date" not in tuned(call, models / "run", data, "--method", "full").stdout
+
+
+def test_making_tokens_leaves_the_config_of_the_run_as_it_was(
+    models: Path, data: str, prepared: dict, call, tmp_path: Path
+) -> None:
+    config = tmp_path / "tuned" / "config.json"
+    tuned(call, models / "run", data, "--method", "full")
+    assert not config.exists()
+    config.write_text(before := (models / "run" / "config.json").read_text())
+    tuned(call, models / "run", data, "--method", "full", "--set", "plan.model.sequence=64")
+    assert config.read_text() == before
+
+
+def test_a_run_is_not_tuned_in_place(models: Path, data: str, call) -> None:
+    ended = call("tune", str(models / "run"), "--data", data, "--out", str(models / "run"), "--method", "full")
+    assert ended.returncode == 2 and "give another --out" in ended.stderr
+
+
+def test_a_model_of_learned_positions_and_bf16_keeps_its_length_and_its_dtype(
+    data: str, prepared: dict, call, tmp_path: Path
+) -> None:
+    plan = plan_of("gpt", precision={"weights": "bf16"})
+    (tmp_path / "gpt").mkdir()
+    checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "gpt", plan))
+    export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "gpt" / "tokenizer.json")
+    for place in ("hf", "gpt/checkpoints/step-00000004"):
+        tuned(call, tmp_path / place, data, "--method", "full")
+        config = prepared["train"]
+        assert config.plan.model.sequence == plan.model.sequence and config.plan.precision.weights == "bf16"
+        shutil.rmtree(tmp_path / "tuned")
 
 
 def test_a_dry_run_tells_what_would_be_trained_and_writes_nothing(
@@ -146,7 +207,7 @@ def test_a_prepared_run_has_all_that_a_training_reads(models: Path, data: str, p
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("--method", "lorra"), 2, "--method lorra: there is no such method"),
+        (("--method", "lorra"), 2, "--method lorra: there is no method 'lorra'"),
         (("--data", "none.jsonl"), 4, "--data none.jsonl does not exist"),
         (("--out", "."), 2, "lies in --data"),
         (("--data", "unanswered.jsonl"), 4, "line 2: "),

@@ -16,16 +16,20 @@ from trivium.checkpoint.format import published
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, DataError
+from trivium.objectives.preferences.losses import MEASURES
 from trivium.plan.plan import Plan
+from trivium.plan.precision import Precision
 from trivium.tokens.chat.conversation import Pair, Turn
 from trivium.tokens.chat.pairs import write_pairs
 from trivium.tokens.chat.shard import PackSettings
 from trivium.tokens.chat.template import read_template
 from trivium.tokens.samples import TokenDataset
 from trivium.training.config import TrainingConfig
+from trivium.training.lineage.replay import replay_to
 from trivium.training.loop import CHECKPOINTS, Loop, TrainingJob
 from trivium.training.metrics import METRICS, read
 from trivium.training.rank import observers_of
+from trivium.training.record import read_record
 
 LENGTH = 128
 
@@ -160,3 +164,16 @@ def test_a_layout_computes_the_reference_and_trains_as_one_process(layout: dict[
         on_ranks(plan.layout.world_size, on_a_rank, given)
         found.append([r["loss"] for r in read(given.out / METRICS) if "lr" in r])
     assert found[1] == pytest.approx(found[0], rel=1e-10) and found[1][0] == pytest.approx(math.log(2), abs=1e-12)
+
+
+def test_a_step_is_replayed_with_its_objective(tmp_path: Path) -> None:
+    tokens = written(tmp_path / "tokens")
+    logged = [r for r in train(job(tokens, tmp_path / "run", 3)) if "lr" in r]
+    replay = replay_to(read_record(tmp_path / "run"), 3)
+    assert dict(replay.advance().losses) == {name: pytest.approx(logged[2][name]) for name in ("loss", *MEASURES)}
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_the_first_loss_is_ln_2_in_other_precisions(weights: str, tmp_path: Path) -> None:
+    plan = plan_for().model_copy(update={"precision": Precision(weights=weights)})
+    assert train(job(written(tmp_path / "tokens"), tmp_path / "run", 1, plan=plan))[0]["loss"] == math.log(2)

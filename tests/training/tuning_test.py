@@ -12,13 +12,17 @@ from trivium.training.config import TrainingConfig
 from trivium.training.rates import last_tokens_of, lr_of_step
 from trivium.training.tuning import (
     ADAPTER_LR,
+    ADAPTER_PAIRS_LR,
     CONVERSATIONS_PER_STEP,
     FULL_LR,
-    LONGEST,
+    FULL_PAIRS_LR,
     MICRO_TOKENS,
+    USUAL_LENGTH,
+    Method,
     Size,
     course_for,
     length_for,
+    method_named,
     methods,
     micro_for,
     sequences_for,
@@ -33,24 +37,38 @@ def test_every_kind_of_adapter_is_a_method_beside_full() -> None:
     assert {*adapter_kinds(), "full"} <= methods().keys()
 
 
-@pytest.mark.parametrize("method", methods())
-def test_a_method_freezes_all_but_its_adapters_and_has_its_own_rate(method: str) -> None:
+@pytest.mark.parametrize("objective", ["", "dpo"])
+@pytest.mark.parametrize("trains", methods())
+def test_a_method_freezes_all_but_its_adapters_and_has_its_own_rate(trains: str, objective: str) -> None:
+    method = method_named(",".join(filter(None, (trains, objective))))
+    assert method == Method(trains, objective or "next_token")
     settings = settings_for(method)
     plan = build(Plan, merge(to_tree(small()), settings["plan"])).checked()
-    assert bool(plan.model.adapters) == (method != "full")
+    assert bool(plan.model.adapters) == (trains != "full")
     training = build(TrainingConfig, settings["training"])
-    assert training.lr == (FULL_LR if method == "full" else ADAPTER_LR)
-    assert plan.model.documents == "apart"
+    rates = (FULL_PAIRS_LR, ADAPTER_PAIRS_LR) if objective else (FULL_LR, ADAPTER_LR)
+    assert training.lr == rates[trains != "full"]
+    assert training.objective.problems(plan.model) == []
 
 
-def test_an_unknown_method_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match="--method fulll: there is no such method; did you mean 'full'"):
-        settings_for("fulll")
+def test_an_objective_alone_tunes_adapters() -> None:
+    assert method_named("ipo") == Method("lora", "ipo")
 
 
 @pytest.mark.parametrize(
-    ("longest", "length"), [(1, 4), (50, 256), (300, LONGEST), (2048, 2048), (2049, 4096), (9000, 4096)]
+    ("text", "says"),
+    [
+        ("fulll", "there is no method 'fulll'; did you mean 'full'"),
+        ("full,", "there is no method ''"),
+        ("full,dpo,ipo", "dpo and ipo exclude each other"),
+    ],
 )
+def test_a_method_that_does_not_exist_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"--method {text}: {says}"):
+        method_named(text)
+
+
+@pytest.mark.parametrize(("longest", "length"), [(50, USUAL_LENGTH), (2048, 2048), (2049, 4096), (9000, 4096)])
 def test_a_sequence_holds_the_longest_conversation_or_what_the_model_reads(longest: int, length: int) -> None:
     assert length_for(longest, small(model=ROTARY).model) == length
 
@@ -83,7 +101,7 @@ def test_the_rate_rises_for_three_percent_of_the_steps_and_ends_at_zero() -> Non
     plan = small()
     steps = steps_for(packed=1600, sequences=plan.batch.sequences, epochs=2)
     assert steps == 200
-    tree = merge(settings_for("full")["training"], course_for(steps, plan))
+    tree = merge(settings_for(Method("full", "next_token"))["training"], course_for(steps, plan))
     config = build(TrainingConfig, tree)
     rates = [lr_of_step(config, plan, step) for step in range(steps)]
     assert rates.index(max(rates)) == 5 and rates[5] == FULL_LR  # the sixth step is the last of the warm-up

@@ -60,7 +60,7 @@ def bias(
         return
     refuse_given({"--json": json}, "a run keeps the results in DIR/bias/results.json; leave it out")
     if every and redo:
-        raise ConfigError("--redo: --every measures every checkpoint anew each time it is asked; leave --redo out")
+        raise ConfigError("--redo: --every always measures every checkpoint again; leave --redo out")
     Reads("bias", BIAS.sections).check(sets)
     out = directory_of(place, out)
     run = open_run(out, given_for(out, preset, sets))

@@ -103,7 +103,7 @@ def _refuse_what_would_not_count(many: Sequence[str], of_a_plan: Mapping[str, ob
     if many and given:
         left = " but --set seed=S" if many == ["--random"] else ""
         raise ConfigError(
-            f"{many[0]} certifies plans of its own, for which {' and '.join(given)} would not count{left}; leave "
+            f"{many[0]} certifies generated plans, on which {' and '.join(given)} has no effect{left}; leave "
             f"{' and '.join(given)} out, or {many[0]} to certify the plan given"
         )
     if max_ranks is not None and not many:

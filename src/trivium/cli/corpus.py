@@ -125,7 +125,7 @@ class Curating:
     keep_work: KeepWork = None
     curation: Curation = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be used again and what done anew; write nothing.")
+        bool, typer.Option("--dry-run", help="Print which results would be reused and which repeated; write nothing.")
     ] = False
 
 

@@ -54,7 +54,7 @@ def generate(
     imported = target is None and is_asked(out)
     kept = target is None and not any(named.values()) and not imported
     if redo and not kept:
-        raise ConfigError("--redo: for the samples that a run keeps; what is only printed is always written anew")
+        raise ConfigError("--redo: only samples that a run keeps can be redone; leave --redo out")
     given_prompts = [option for option, is_given in named.items() if is_given]
     if len(given_prompts) > 1:
         raise ConfigError(f"{' and '.join(given_prompts)} were given together; give one of them")

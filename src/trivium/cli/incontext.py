@@ -150,7 +150,7 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
         for name, reason in reasons.items():
             say(f"  left out: {kind} {name}: {reason}")
     if found["order_complete"]:
-        say(f"  order: all {len(found['order'])} orders of the same shots, no more were to be drawn")
+        say(f"  order: all {len(found['order'])} orders of the same shots were measured")
 
 
 def _signed(value: float | None) -> str:

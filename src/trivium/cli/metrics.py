@@ -69,7 +69,7 @@ def metrics(
         ),
     ] = None,
     last: Annotated[
-        int | None, typer.Option("--last", metavar="N", min=1, help=f"Print so many steps; default: {SHOWN}.")
+        int | None, typer.Option("--last", metavar="N", min=1, help=f"Print this number of steps; default: {SHOWN}.")
     ] = None,
     follow: Annotated[
         bool,

@@ -55,7 +55,7 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override one field; may be given many times.")
 ]
 Ranks = Annotated[
-    int | None, typer.Option("--ranks", metavar="8|4|1", help="Take the ready layout for so many processes.")
+    int | None, typer.Option("--ranks", metavar="8|4|1", help="Use the ready-made layout for this number of processes.")
 ]
 Corpus = Annotated[
     str | None,

@@ -104,7 +104,7 @@ class Asked:
     sets: Sets = None
     ranks: Ranks = None
     tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="N", help="Price a whole training on so many tokens, as 270B.")
+        str | None, typer.Option("--tokens", metavar="N", help="Price a full training on N tokens, such as 270B.")
     ] = None
     failures: Annotated[
         tuple[float, float] | None,

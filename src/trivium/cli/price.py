@@ -34,7 +34,7 @@ Gpus = Annotated[
         metavar="N",
         min=1,
         max=MAX_PLAN_RANKS,
-        help="Let the planner choose the layout for so many GPUs of --machine; what --set says of it holds.",
+        help="Let the planner choose the layout for this number of GPUs of --machine; values of --set are kept.",
     ),
 ]
 

@@ -148,7 +148,7 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
     folder = run.at.folder(TRAIN.folder)
     words = {
         "current": f"  {folder} is finished: nothing would be done",
-        "goes on": f"  it would go on in {folder}, from the last checkpoint",
+        "goes on": f"  it would resume in {folder}, from the last checkpoint",
         "anew": "  it would begin at step 0" + (f"; what is in {folder} would be set aside" if folder.is_dir() else ""),
     }
     return [words[state]]
@@ -259,7 +259,7 @@ def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     words = ["trivium", "train", "--preset", str(run.at.root), "--tokens", str(run.folder("tokens"))]
     words += ["--out", "ANOTHER"]
     words += ["--set", f"training.start_from={as_value(str(saved[-1]))}", "--set", "training.start_with=state"]
-    return [f"to go on from its steps instead: {shlex.join(words)}"]
+    return [f"to continue from its steps instead: {shlex.join(words)}"]
 
 
 def ask(run: Run, changed: Sequence[str]) -> None:
@@ -278,8 +278,8 @@ def ask(run: Run, changed: Sequence[str]) -> None:
     ]
     reach = [path for path in saved if (step_of(path.name) or 0) < run.config.training.steps]
     if reach and all(line.startswith("training.") for line in changed):
-        told.append(f"to go on from its steps under the new ones: {_goes_on(run, reach[-1], changed)}")
-    told.append(f"to go on with it as it was: trivium train --out {out} (without the settings above)")
+        told.append(f"to continue from its steps under the new settings: {_goes_on(run, reach[-1], changed)}")
+    told.append(f"to resume it unchanged: trivium train --out {out} (without the settings above)")
     if sys.stdin.isatty() and sys.stdout.isatty():
         for line in told:
             say(line)

@@ -96,9 +96,9 @@ def problem_of(ranks: Sequence[Taken], *, wanted: bool, shared: bool = False) ->
     told += [f"{len(short) - MAX_LISTED_HOSTS:,} more hosts have too few"] if len(short) > MAX_LISTED_HOSTS else []
     why = "not one for each rank, as all or none of the hosts must have"
     if wanted:
-        why = "not one for each rank, and TRIVIUM_DEVICES=accelerators asks for that"
+        why = "not one for each rank, and TRIVIUM_DEVICES=accelerators requires that"
     if shared:
-        why = "some ranks find none, and TRIVIUM_DEVICES=shared asks for one"
+        why = "some ranks find none, and TRIVIUM_DEVICES=shared requires one"
     could_share = not shared and all(found_on[host] for host in ranks_of)
     return TriviumError(
         f"{', '.join(told)}: {why}; see what nvidia-smi says there and start again, or set TRIVIUM_DEVICES=any and "

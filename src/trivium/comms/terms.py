@@ -66,7 +66,7 @@ def disagreement(hosts: Sequence[str], digests: Sequence[str], terms_of: Callabl
     more = len(lines) - _MAX_LISTED_DIFFERENCES
     lines[_MAX_LISTED_DIFFERENCES:] = [f"and {more} more"] if more > 0 else []
     return kind(
-        "the ranks of this job were not started alike; give every host the same command, code and data, and start "
+        "the ranks of this job were started differently; give every host the same command, code and data, and start "
         "again\n" + "\n".join(lines)
     )
 

@@ -190,8 +190,9 @@ class SelectionConfig(Config):
     fraction: Fraction = 0.10
     # binary logarithm of the number of buckets for words and word pairs (DSIR: 10,000 buckets)
     bits: Annotated[int, Field(ge=4, le=24)] = 14
-    # transport: entropic regularisation, in units of the mean cost
-    epsilon: Annotated[float, Field(gt=0)] = 0.05
+    # transport: entropic regularisation, in standard deviations of the costs, which differ little between texts;
+    # a large one selects what is nearest to the target
+    epsilon: Annotated[float, Field(gt=0)] = 0.1
     tolerance: Annotated[float, Field(gt=0)] = 1e-3  # transport: error of the marginals at which iteration ends
     iterations: Positive = 1000  # transport: maximum number of iterations
     # transport: maximum number of documents that are drawn from what the model was trained on, and from the target, to

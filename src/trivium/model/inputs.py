@@ -8,6 +8,7 @@ import torch
 from trivium.kernels.dropout import DropoutKey, keyed_dropout
 from trivium.kernels.sight import Sight
 from trivium.model.kv_cache import KVCache
+from trivium.parallel.tensor.divergence import Teacher, Top
 from trivium.parallel.tensor.regions import Region
 
 
@@ -19,7 +20,8 @@ class Inputs:
     its document, None for within the sequence. sight: which positions see which, and which are here. dropout:
     None in evaluation. memory: the KV cache of what was read before, when only what follows is read.
 
-    asked: whether the head returns losses summed over the targets with their weights, or that of each target.
+    asked: whether the head returns losses summed over the targets with their weights, or that of each target, or the
+    likeliest tokens. teacher: from which the student's loss is taken, in distillation.
 
     order [S]: the number within the sequence of each position here. seen: which positions see which; by default
     each sees itself and all before it.
@@ -33,7 +35,8 @@ class Inputs:
     here: torch.Tensor | None = None  # [S], numbers within the sequence; None for all, in order
     dropout: DropoutKey | None = None
     memory: KVCache | None = None
-    asked: Literal["sums", "each"] = "sums"
+    asked: Literal["sums", "each"] | Top = "sums"
+    teacher: Teacher | None = None
     order: torch.Tensor = field(init=False)
     seen: Sight = field(init=False)
 

@@ -7,21 +7,23 @@ from pydantic import Field, model_validator
 
 from trivium.config import Config, Tree, build
 from trivium.errors import ConfigError
+from trivium.objectives.distillation.objective import Distillation
 from trivium.objectives.objective import NextToken, Objective
 from trivium.objectives.preferences.losses import PREFERENCES
 from trivium.plan.model_shape import ModelShape
 from trivium.units import listed
 
 NEXT_TOKEN_METHOD = "next_token"
-METHODS: Mapping[str, type[Objective]] = MappingProxyType({NEXT_TOKEN_METHOD: NextToken, **PREFERENCES})
+METHODS: Mapping[str, type[Objective]] = MappingProxyType(
+    {NEXT_TOKEN_METHOD: NextToken, "distill": Distillation, **PREFERENCES}
+)
 
 
 class ObjectiveConfig(Config):
     """What training minimises."""
 
-    method: str = (
-        NEXT_TOKEN_METHOD  # next_token, or of preference pairs: dpo, cdpo, robust, ipo, hinge, kto, simpo, orpo
-    )
+    # next_token; distill, from a teacher; or of preference pairs: dpo, cdpo, robust, ipo, hinge, kto, simpo, orpo
+    method: str = NEXT_TOKEN_METHOD
     settings: Tree = Field(default={})  # settings of the method, such as beta
 
     def __hash__(self) -> int:
@@ -33,13 +35,22 @@ class ObjectiveConfig(Config):
 
     def problems(self, model: ModelShape) -> list[str]:
         """Return why the objective cannot train a model, each with its remedy."""
-        if not self.made().of_pairs:
+        made = self.made()
+        if isinstance(made, NextToken):
             return []
-        wrong = (
-            ("documents", model.documents, "apart", "the completions of a pair are documents of one sample"),
-            ("dropout", model.dropout, 0.0, "preferences compare log-probabilities without dropout"),
-            ("z_loss", model.z_loss, 0.0, "a term of a target's loss has no meaning under a negative weight"),
-        )
+        wrong: list[tuple[str, object, object, str]] = [
+            ("z_loss", model.z_loss, 0.0, "it minimises no term of the model")
+        ]
+        if made.of_pairs:
+            wrong += [
+                ("documents", model.documents, "apart", "the completions of a pair are documents of one sample"),
+                ("dropout", model.dropout, 0.0, "it compares log-probabilities without dropout"),
+            ]
+        if isinstance(made, Distillation) and made.top > model.vocabulary:
+            return [
+                f"training.objective.settings.top is {made.top}, more than plan.model.vocabulary ({model.vocabulary}); "
+                f"lower it"
+            ]
         return [
             f"plan.model.{name} is {value}, and training.objective.method {self.method} needs {needed}: {why}; set "
             f"plan.model.{name}={needed}"

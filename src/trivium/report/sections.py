@@ -183,7 +183,7 @@ def _step_row(name: str, predicted: float | None, measured: float) -> tuple[str,
 
 def _spans(report: Tree) -> list[tuple[str, list[Tree]]]:
     captions = (
-        ("Pipeline schedule as planned: {}, each rank on a device of its own", _priced(report).get("spans")),
+        ("Pipeline schedule as planned: {}, each rank on its own device", _priced(report).get("spans")),
         ("Pipeline schedule as executed: {}", (report["training"] or {}).get("timeline")),
     )
     return [(text.format(_micro_batches(spans)), spans) for text, spans in captions if spans]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trivium.errors import CheckpointError, DataError
 from trivium.provenance import file_sha256, fingerprint, read_described, write_json
 from trivium.tokens.manifest import SPLITS, open_shards, read_tokens_manifest
+from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
 
 FORMAT = "trivium-beside-1"
@@ -29,13 +30,15 @@ class Kind(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """A set of arrays called `name` in the token folder `folder`, which weights of hash `of` computed."""
+    """A set of arrays called `name` in the token folder `folder`, which weights of hash `of` computed; None: of any.
+    splits: that have them."""
 
     folder: Path
     name: str
-    of: str
+    of: str | None
     kinds: Mapping[str, Kind]
     settings: Mapping[str, Any]
+    splits: tuple[str, ...] = SPLITS
 
     @property
     def exists(self) -> bool:
@@ -70,7 +73,7 @@ class Beside(NamedTuple):
 
     def refuse_other_weights(self, found: str) -> None:
         """Raise CheckpointError if other weights, of hash `found`, computed the arrays."""
-        if found != self.of:
+        if self.of is not None and found != self.of:
             raise CheckpointError(
                 f"{self._about} was computed by the weights {found[:12]}…, and the {self.name} of this training is "
                 f"{self.of[:12]}…; start from the checkpoint that it is of, or {self._remedy}"
@@ -90,6 +93,10 @@ class Beside(NamedTuple):
                     raise DataError(f"{path} is missing or was damaged since it was written; {remedy}")
         return str(about.get("of"))
 
+    def of_dataset(self, data: TokenDataset) -> TokenDataset:
+        """Return samples with the arrays beside their tokens, if their split has them."""
+        return data.with_beside(self.arrays(data.split)) if data.split in self.splits else data
+
     def arrays(self, split: str) -> dict[str, Arrays]:
         """Return the arrays of each source of a split, mapped."""
         return {
@@ -108,7 +115,7 @@ class Beside(NamedTuple):
 
     def _shards(self) -> Iterator[tuple[str, str, TokenShard, dict[str, Path]]]:
         """Yield split, source, shard, and the file of each array."""
-        for split in SPLITS:
+        for split in self.splits:
             for source, shard in open_shards(self.folder, split, TokenShard.mapped).items():
                 names = {name: self.folder / f"{shard.prefix.name}.{self.name}-{name}" for name in self.kinds}
                 yield split, source, shard, names

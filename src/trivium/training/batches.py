@@ -12,10 +12,14 @@ from trivium.kernels.crossing import sent
 from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.sight import Sight
 from trivium.model.inputs import Inputs
+from trivium.objectives.distillation.objective import Distillation
+from trivium.objectives.objective import NEXT_TOKEN, Objective
+from trivium.parallel.tensor.divergence import Teacher
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 
+TEACHER_IDS, TEACHER_LOGS = "ids", "logs"  # beside the tokens: what a teacher stored about each target
 Read = Callable[[int, int], Rows]  # reads samples [first, first + count)
 
 
@@ -86,8 +90,11 @@ def packing(rows: Rows, end_of_text: int) -> Packing:
     return Packing(starts, numbers - starts, ~ends)
 
 
-def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None) -> Inputs:
-    """Return the inputs of one micro-batch on one context rank."""
+def inputs_of(
+    plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None, objective: Objective = NEXT_TOKEN
+) -> Inputs:
+    """Return the inputs of one micro-batch on one context rank. Distillation takes a teacher's numbers where there are
+    some beside the tokens."""
     if plan.compiled:
         dropout = None  # a compiled block is one for what it is given, and this changes at every step
     device, ranks = mesh.device, plan.layout.context
@@ -95,18 +102,24 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
     mine = order[mesh.context.index] if order else slice(None)
 
     def here(x: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return sent(x.T[mine], device, dtype)
+        return sent(np.moveaxis(x, min(1, x.ndim - 1), 0)[mine], device, dtype)
 
+    wide = torch.float64 if plan.precision.weights == "fp64" else torch.float32
     weights, positions, starts = rows.weights, None, None
     if plan.model.documents == "apart":
         packed = packing(rows, plan.model.end_of_text)
         weights, positions, starts = weights * packed.counts, here(packed.positions), packed.starts.T
+    teacher = None
+    if isinstance(objective, Distillation) and TEACHER_IDS in rows.beside:
+        logs = here(rows.beside[TEACHER_LOGS], wide)
+        teacher = Teacher(here(rows.beside[TEACHER_IDS]), logs, objective.temperature, objective.share)
     return Inputs(
         here(rows.tokens),
         here(rows.targets),
-        weights=here(weights, torch.float64 if plan.precision.weights == "fp64" else torch.float32),
+        weights=here(weights, wide),
         positions=positions,
         sight=Sight(order, starts),
         here=here(np.arange(plan.model.sequence)),
         dropout=dropout,
+        teacher=teacher,
     )

@@ -24,21 +24,22 @@ from trivium.parallel.sharding.zero import Totals
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
-from trivium.tokens.beside import Beside
 from trivium.tokens.manifest import blend_of, read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
 from trivium.training.batches import Read
+from trivium.training.beside import TEACHER, beside_of
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import append_event, warn
 from trivium.training.pairs import REFERENCE
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, left_out_of, write_entries, write_record
-from trivium.training.reference import KIND, hash_of_reference, with_reference
+from trivium.training.reference import hash_of_reference, with_reference
 from trivium.training.resume import Start, drop_abandoned, find_start
 from trivium.training.state import begin_with, progress_of, read_together, restore
 from trivium.training.supervision.heartbeats import Phase, RankHeartbeat
 from trivium.training.supervision.watchdog import seconds_to_wait
+from trivium.training.teacher import found_teacher
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, refuse_other_objective, verify_together
 
@@ -191,7 +192,7 @@ class Loop:
                 self._finish()
                 self.note({"event": "preempted", "step": self.step})
                 raise Preempted(
-                    f"asked to end; saved after step {self.step}. Run the same command again to go on from there"
+                    f"asked to end; saved after step {self.step}. Run the same command again to resume from there"
                 )
             self._evaluate()
         self.wait_for_writes(may_delete=True)
@@ -276,26 +277,33 @@ class Loop:
             read_together(begin_with, self.trainer, start.weights)
         self.step = self.first_step = start.state.step if start.state else 0
         found_by_first(lambda: drop_abandoned(root, start.abandoned), mesh, TriviumError)
-        self._find_reference(start)
-        self.data = self.with_reference(self.all_data).leaving_out(left_out_of(self.entries))
+        self._find_beside(start)
+        self.data = self.with_beside(self.all_data).leaving_out(left_out_of(self.entries))
         for observer in self.observers:
             observer.resume(self)
 
-    def _find_reference(self, start: Start) -> None:
-        """Compute or verify the reference of preferences, if the objective has one."""
-        objective, job = self.trainer.objective, self.job
-        self._reference = None
-        if isinstance(objective, Preference) and objective.reference:
-            hashed = hash_of_reference(start, self.plan, job.seed)
-            self._reference = Beside(job.tokens, REFERENCE, hashed, KIND, {})
-            begins = start.state is None or REFERENCE not in start.state.manifest
-            self.enter("starting")
+    def _find_beside(self, start: Start) -> None:
+        """Verify what the objective needs beside the tokens. A reference is computed if there is none."""
+        objective, job, state = self.trainer.objective, self.job, start.state
+        known = {} if state is None else state.manifest
+        if isinstance(objective, Preference):
+            hashed: str | None = hash_of_reference(start, self.plan, job.seed)
+        else:
+            hashed = known.get(TEACHER)
+        self._beside = beside_of(job.tokens, objective, hashed)
+        if self._beside is None:
+            return
+        self.enter("starting")
+        if isinstance(objective, Preference):
             splits = [self.all_data, dataset_of(job, "validation")]
-            with_reference(self._reference, self.trainer, splits, begins=begins)
+            begins = REFERENCE not in known
+            with_reference(self._beside, self.trainer, splits, begins=begins)
+        else:
+            self._beside = found_teacher(self._beside, self.mesh)
 
-    def with_reference(self, data: TokenDataset) -> TokenDataset:
-        """Return samples with the reference beside their tokens, if the objective has one."""
-        return data if self._reference is None else data.with_beside(self._reference.arrays(data.split))
+    def with_beside(self, data: TokenDataset) -> TokenDataset:
+        """Return samples with what the objective needs beside their tokens."""
+        return data if self._beside is None else self._beside.of_dataset(data)
 
     def _finish(self) -> None:
         for observer in self.observers:
@@ -329,7 +337,7 @@ class Loop:
         try:
             write()
         except OSError as error:
-            warn(f"rank {self.mesh.rank}: {error}; training goes on without it")
+            warn(f"rank {self.mesh.rank}: {error}; training continues without it")
 
     @property
     def tokens_seen(self) -> int:
@@ -345,7 +353,7 @@ class Loop:
             **self.identity,
             **progress_of(self.trainer),
             "left_out": self.entries,
-            **({} if self._reference is None else {REFERENCE: self._reference.of}),
+            **({} if self._beside is None else {self._beside.name: self._beside.of}),
         }
         for observer in self.observers:
             about |= observer.saved_state()

@@ -4,26 +4,22 @@ It is computed once, before the first step, under the layout of the training, an
 adapters it is computed without them.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from trivium.checkpoint.agree import found_by_first
-from trivium.comms.collectives import all_reduce_
 from trivium.config import to_tree
 from trivium.errors import CheckpointError, DataError
 from trivium.model.stage import adapters_off
 from trivium.plan.plan import Plan
 from trivium.provenance import fingerprint
-from trivium.tokens.beside import Beside, Kind
+from trivium.tokens.beside import Beside
 from trivium.tokens.samples import TokenDataset
+from trivium.training.beside import write_beside
 from trivium.training.pairs import REFERENCE
 from trivium.training.resume import Start
 from trivium.training.trainer import Samples, Trainer
-
-KIND: Mapping[str, Kind] = {REFERENCE: Kind("<f8")}
 
 
 def hash_of_reference(start: Start, plan: Plan, seed: int) -> str:
@@ -49,32 +45,10 @@ def with_reference(beside: Beside, trainer: Trainer, splits: Sequence[TokenDatas
                 f"{beside.folder} has no {REFERENCE}.json any more, and training has changed the weights that computed "
                 f"it; restore it, or begin again in another --out"
             )
-        found_by_first(beside.create, mesh, DataError)
-        for split in splits:
-            for source in split.windows:
-                _compute(beside, trainer, split, source)
-        found_by_first(beside.finish, mesh, DataError)
+
+        def computed(samples: Samples) -> dict[str, np.ndarray]:
+            with adapters_off(trainer.stages.values()):
+                return {REFERENCE: trainer.log_probabilities(samples)}
+
+        write_beside(beside, trainer, splits, computed)
     beside.refuse_other_weights(found_by_first(beside.check, mesh, DataError))
-
-
-def _compute(beside: Beside, trainer: Trainer, split: TokenDataset, source: str) -> None:
-    """Compute the reference of one source, a batch of windows at a time, and let the first rank write it."""
-    plan, mesh, length = trainer.plan, trainer.mesh, split.sequence
-    windows, unit = split.windows[source], plan.validation_unit
-    batch = -(-plan.batch.sequences // unit) * unit
-    stored = beside.filled(split.split, source)[REFERENCE] if mesh.rank == 0 else None
-    for first in range(0, windows, batch):
-        count = min(batch, windows - first)
-        samples = Samples(first, count, partial(split.stored, source)).padded_to(unit)
-        with adapters_off(trainer.stages.values()):
-            own = trainer.log_probabilities(samples)
-        whole = torch.zeros(samples.sequences, length, dtype=torch.float64, device=mesh.device)
-        place = mesh.at.data * len(own)
-        whole[place : place + len(own)] = torch.from_numpy(own).to(mesh.device)
-        values = all_reduce_(whole, mesh.data)[:count].cpu().numpy()
-        if stored is not None:
-            counted = split.stored(source, first, count).weights != 0
-            targets = np.arange(first, first + count)[:, None] * length + np.arange(1, length + 1)
-            stored[targets[counted] % len(stored)] = values[counted]  # a source shorter than a window repeats
-    if isinstance(stored, np.memmap):
-        stored.flush()

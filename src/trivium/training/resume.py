@@ -110,8 +110,8 @@ def newest_not_abandoned(
         if not abandoned:
             raise
         raise CheckpointError(
-            f"{error}, or restore one, or delete {root.parent / LEFT_OUT} to go on from {abandoned[-1]}, which saw "
-            f"samples that a rewind left out, as if that had not been"
+            f"{error}, or restore one, or delete {root.parent / LEFT_OUT} to resume from {abandoned[-1]}, which saw "
+            f"samples that a rewind left out, as if there had been no rewind"
         ) from None
 
 

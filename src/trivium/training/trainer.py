@@ -21,9 +21,9 @@ from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.dtypes import DTYPES
 from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
-from trivium.model.layers.head import Losses
+from trivium.model.layers.head import TOP_IDS, TOP_LOGS, Losses
 from trivium.model.stage import Stage, bare_stages, placed, share_table
-from trivium.objectives.objective import LOSS, NEXT_TOKEN, Objective
+from trivium.objectives.objective import LOSS, NEXT_TOKEN, NextToken, Objective
 from trivium.objectives.preferences.losses import Preference
 from trivium.parallel.pipeline.clock import Clock, finished
 from trivium.parallel.pipeline.executor import Executor, Run, StageFunctions
@@ -31,6 +31,7 @@ from trivium.parallel.pipeline.saved_bytes import SavedBytes
 from trivium.parallel.sharding.buckets import Bucket, Dtypes, GradientWatch, make_buckets
 from trivium.parallel.sharding.gathered import User, gather_around
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, Totals, loss_share
+from trivium.parallel.tensor.divergence import Top
 from trivium.plan.buckets import bucket_table
 from trivium.plan.matrices import rounds_of_work
 from trivium.plan.plan import Plan
@@ -46,7 +47,7 @@ from trivium.training.pairs import Weighed, weighed
 from trivium.training.recorded_step import RecordedStep
 
 Scale = float | torch.Tensor  # scale of losses
-Kept = Callable[[int, torch.Tensor], None]  # takes a micro-batch's number and the losses of its targets [S here, B]
+Kept = Callable[[int, Losses], None]  # takes a micro-batch's number and what its `Inputs` asked of each target
 
 
 class Numbered(NamedTuple):
@@ -176,7 +177,8 @@ class Trainer:
         # A heartbeat, called before every forward of a micro-batch and after every tensor read from a checkpoint.
         self.goes_on: Callable[[], None] = unheard
         self.around: Callable[[str], AbstractContextManager[Any]] | None = None  # each event, while a step is traced
-        self._records = plan.cuda_graphs and operations_of(mesh.device.type).recording is not None
+        is_plain = isinstance(objective, NextToken)  # a recording has no reference and no teacher
+        self._records = is_plain and plan.cuda_graphs and operations_of(mesh.device.type).recording is not None
         self._recorded: RecordedStep | None = None
         self._ran: set[int] = (
             set()
@@ -305,36 +307,47 @@ class Trainer:
         shares = torch.stack([loss_share(loss, self.mesh) for loss in losses.values()])
         return dict(zip(losses, read_later(sum_over_ranks_(shares, self.mesh))(), strict=True))
 
-    @torch.no_grad()
     def log_probabilities(self, samples: Samples) -> np.ndarray:
         """Return the log-probability of each target of this rank's replica, [sequences, positions], without dropout;
         every rank calls this. Samples must fill whole micro-batches."""
-        return self._log_probabilities(self._read(samples))
+        return -self._asked(self._read(samples), "each", {LOSS: ()})[LOSS]
+
+    def likeliest(self, samples: Samples, top: Top) -> dict[str, np.ndarray]:
+        """Return TOP_IDS and TOP_LOGS of each target of this rank's replica, [sequences, positions, top.tokens], as
+        `log_probabilities` does."""
+        return self._asked(self._read(samples), top, dict.fromkeys((TOP_IDS, TOP_LOGS), (top.tokens,)))
 
     @torch.no_grad()
-    def _log_probabilities(self, given: Numbered) -> np.ndarray:
+    def _asked(
+        self, given: Numbered, asked: Literal["each"] | Top, shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, np.ndarray]:
+        """Return what is asked of each target by name. shapes: of each target's numbers."""
         self._set_mode(training=False)
-        plan, micro = self.plan, self.plan.batch.micro
-        found = torch.zeros(given.rows.targets.shape, dtype=torch.float64)
-        positions = torch.tensor(plan.positions_of(self.mesh.context.index))
-        inputs = [replace(each, asked="each") for each in self._inputs(given, None)]
+        plan, mesh, micro = self.plan, self.mesh, self.plan.batch.micro
+        found = {
+            name: torch.zeros(*given.rows.targets.shape, *shape, dtype=torch.float64) for name, shape in shapes.items()
+        }
+        positions = torch.tensor(plan.positions_of(mesh.context.index))
+        inputs = [replace(each, asked=asked) for each in self._inputs(given, None)]
 
-        def kept(m: int, losses: torch.Tensor) -> None:
-            here = losses.detach().to("cpu", torch.float64)
-            found[m * micro : (m + 1) * micro, positions] = -here.T
+        def kept(m: int, numbers: Losses) -> None:
+            for name, each in found.items():
+                each[m * micro : (m + 1) * micro, positions] = numbers[name].to("cpu", torch.float64).transpose(0, 1)
 
-        program = self._program(len(given.numbers) * plan.layout.data, forward_only=True)[self.mesh.at.pipeline]
+        program = self._program(len(given.numbers) * plan.layout.data, forward_only=True)[mesh.at.pipeline]
         self._executor(inputs, 1.0, (), kept).run(program)
-        # Each position's number is on one context rank of one pipeline rank, and elsewhere it is 0.
-        whole = all_reduce_(all_reduce_(found.to(self.mesh.device), self.mesh.context), self.mesh.pipeline)
-        log_probabilities: np.ndarray = whole.cpu().numpy()
-        return log_probabilities
+        # Each position's numbers are on one context rank of one pipeline rank, and elsewhere they are 0.
+        return {
+            name: all_reduce_(all_reduce_(each.to(mesh.device), mesh.context), mesh.pipeline).cpu().numpy()
+            for name, each in found.items()
+        }
 
     def _weighed(self, objective: Preference, given: Numbered) -> Weighed:
         rows, numbers = given
         counts = packing(rows, self.plan.model.end_of_text).counts  # as in the inputs of the model
         rows = rows._replace(weights=rows.weights * counts)
-        return weighed(objective, rows, numbers, self._log_probabilities(given), self.mesh)
+        each = -self._asked(given, "each", {LOSS: ()})[LOSS]
+        return weighed(objective, rows, numbers, each, self.mesh)
 
     def _shares(self, of_pairs: Weighed, scale: float) -> dict[str, torch.Tensor]:
         """Return this rank's shares of the losses of pairs, which all ranks of a replica know."""
@@ -358,7 +371,7 @@ class Trainer:
     def _executor(
         self, inputs: Sequence[Inputs], scale: Scale, losses: Sequence[str], kept: Kept | None = None
     ) -> Executor:
-        """kept: receives each micro-batch's losses, if its `Inputs` ask for that of each target."""
+        """kept: receives what `Inputs` ask of each target."""
         plan, device = self.plan, self.mesh.device
         functions = {
             n: StageFunctions(_forward(stage, inputs, self.goes_on, kept), stage.weight_gradients)
@@ -396,7 +409,7 @@ class Trainer:
             part = rows.part(start, start + micro)
             mine = tuple(numbers[start : start + micro])
             key = None if step is None else DropoutKey(self.seed, step, mine, plan.model.sequence)
-            found.append(inputs_of(plan, part, self.mesh, dropout=key))
+            found.append(inputs_of(plan, part, self.mesh, dropout=key, objective=self.objective))
         return found
 
     def _scale_of_losses(self, inputs: Sequence[Inputs], loss_scale: float = 1.0) -> Scale:
@@ -479,7 +492,7 @@ def _forward(
             return found, {}
         if kept is None:
             return None, found
-        kept(m, found[LOSS])
+        kept(m, found)
         return None, {}
 
     return forward

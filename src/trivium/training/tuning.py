@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from trivium.config import Tree, to_tree
 from trivium.errors import ConfigError, nearest
+from trivium.objectives.config import NEXT_TOKEN_METHOD, ObjectiveConfig
+from trivium.objectives.preferences.losses import PREFERENCES
 from trivium.plan.adapters import adapter_kinds
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Optimizer
@@ -13,17 +15,31 @@ from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
 
 FULL = "full"  # the method that trains every parameter
+ADAPTERS = "lora"  # the method of a tuning that names no other
+# Learning rates by what is trained, on conversations and on preference pairs.
 FULL_LR, ADAPTER_LR = 2e-5, 2e-4
+FULL_PAIRS_LR, ADAPTER_PAIRS_LR = 1e-6, 1e-5
 WARMUP_SHARE = 0.03  # of the steps
 CONVERSATIONS_PER_STEP = 32
 MICRO_TOKENS = 4096  # of a micro-batch, at most, unless one sequence has more
-LONGEST = 2048  # tokens of a sequence, unless a conversation has more
-LEAST_PER_SEQUENCE = 4  # conversations of any length, while the sequence stays below LONGEST
+USUAL_LENGTH = 2048  # tokens of a sequence; the tuned model also reads so many when it answers
 CHECKS = 5  # checkpoints and validations of a training
 
 
+class Method(NamedTuple):
+    """How a model is tuned. trains: a name of `methods`. objective: of the training, such as dpo."""
+
+    trains: str
+    objective: str
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether it learns from preference pairs."""
+        return self.objective in PREFERENCES
+
+
 class Size(NamedTuple):
-    """How much there is to learn: conversations, and the sequences into which they were packed."""
+    """How much there is to learn: conversations or pairs, and the sequences into which they were packed."""
 
     conversations: int
     sequences: int
@@ -39,30 +55,44 @@ def methods() -> dict[str, Tree]:
 
 
 def length_for(longest: int, model: ModelShape) -> int:
-    """Return the length of the sequences, a power of two: enough for the longest conversation, and for several of them
-    where they are short.
+    """Return the length of the sequences: that of the model, or where this is above USUAL_LENGTH, the power of two that
+    holds the longest conversation, at least USUAL_LENGTH.
 
     A model with learned positions keeps its length, because its table of positions has as many rows.
     """
     if model.positions == "learned":
         return model.sequence
-    several = min(LONGEST, _power_above(LEAST_PER_SEQUENCE * longest))
-    return min(model.sequence, max(several, _power_above(longest)))
+    return min(model.sequence, max(USUAL_LENGTH, 1 << max(0, longest - 1).bit_length()))
 
 
-def _power_above(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
+def method_named(text: str) -> Method:
+    """Return the method that one or two names say, separated by a comma: what is trained, and an objective of
+    preference pairs. Raises ConfigError for a name that does not exist, and for two of a kind."""
+    names = [part.strip() for part in text.split(",")]
+    known = [*methods(), *PREFERENCES]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--method {text}: there is no method '{name}'; {nearest(name, known)}")
+    trains = [name for name in names if name in methods()]
+    objectives = [name for name in names if name in PREFERENCES]
+    for kind in (trains, objectives):
+        if len(kind) > 1:
+            raise ConfigError(f"--method {text}: {kind[0]} and {kind[1]} exclude each other; name one of them")
+    return Method(next(iter(trains), ADAPTERS), next(iter(objectives), NEXT_TOKEN_METHOD))
 
 
-def settings_for(method: str) -> Tree:
-    """Return the settings that depend on the method alone, for all of `training` and the optimizer. Raises ConfigError
-    for a method that does not exist."""
-    if method not in methods():
-        raise ConfigError(f"--method {method}: there is no such method; {nearest(method, methods())}")
-    group = methods()[method]
-    lr = ADAPTER_LR if group else FULL_LR
-    training = TrainingConfig(lr=lr, lr_final_fraction=0.0, beta2=0.999, weight_decay=0.0)
-    model = {"documents": "apart", "dropout": 0.0, "adapters": [group] if group else []}
+def settings_for(method: Method) -> Tree:
+    """Return the settings that depend on the method alone, for all of `training` and the optimizer."""
+    group = methods()[method.trains]
+    rates = (ADAPTER_PAIRS_LR, FULL_PAIRS_LR) if method.of_pairs else (ADAPTER_LR, FULL_LR)
+    training = TrainingConfig(
+        lr=rates[0] if group else rates[1],
+        lr_final_fraction=0.0,
+        beta2=0.999,
+        weight_decay=0.0,
+        objective=ObjectiveConfig(method=method.objective),
+    )
+    model = {"documents": "apart", "dropout": 0.0, "z_loss": 0.0, "adapters": [group] if group else []}
     return {"plan": {"model": model, "optimizer": to_tree(Optimizer())}, "training": to_tree(training)}
 
 

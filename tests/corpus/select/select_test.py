@@ -189,10 +189,23 @@ def test_gradient_ignores_batches_rotations_and_the_order_of_points():
         np.testing.assert_allclose(found, values, atol=1e-4)
 
 
+def test_gradient_scales_with_the_spread_of_the_costs():
+    """Distances between texts are all nearly 1. Points get a direction of their own, which shrinks all cosines."""
+    _, candidates = clouds(TRAINED_ON, 100, seed=1)
+    _, target = clouds(WANTED, 40, seed=2)
+    own = np.sqrt(0.99, dtype=np.float32) * np.eye(140, dtype=np.float32)
+    far = np.hstack([0.1 * candidates, own[:100]]), np.hstack([0.1 * target, own[100:]])
+    values = transport_gradient(candidates, target, candidates, SHARP)
+    np.testing.assert_allclose(
+        100 * transport_gradient(far[0], far[1], far[0], SHARP), values, atol=1e-2 * np.ptp(values)
+    )
+
+
 def test_candidate_equal_to_a_point_of_the_training_has_its_gradient():
     _, source = clouds(TRAINED_ON, 100, seed=1)
     _, target = clouds(WANTED, 40, seed=2)
     whole_pool = transport_gradient(source, target, source, SHARP)
+    assert whole_pool.mean() == pytest.approx(0, abs=1e-6)
     twice = transport_gradient(source[[3, 50, 3]], target, source, SHARP)
     np.testing.assert_allclose(twice, whole_pool[[3, 50, 3]], atol=1e-5)
 

@@ -1,6 +1,7 @@
 """Readers of conversations and preference pairs: every format gives the same turns, and bad rows are reported."""
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -198,3 +199,23 @@ def test_a_folder_or_file_that_is_missing_is_named(tmp_path: Path) -> None:
         list(read_conversations(tmp_path))
     with pytest.raises(DataError, match=r"y\.jsonl cannot be read \(No such file"):
         list(read_conversations(tmp_path / "y.jsonl"))
+
+
+def test_a_parquet_file_that_unpacks_to_more_than_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of 8 MiB that is repeated takes few bytes on disk."""
+    path = tmp_path / "x.parquet"
+    values = [messages("Hi", "Yo " * (1 << 20))] * 8
+    pq.write_table(pa.Table.from_pylist(values), path, compression="zstd")
+    assert path.stat().st_size < 1 << 20
+    assert len(list(read_conversations(path))) == 8
+    monkeypatch.setattr("trivium.tokens.chat.rows._GROUP_BYTES", 8 << 20)
+    with pytest.raises(DataError, match=r"x\.parquet cannot be read \(row group 0 unpacks to"):
+        list(read_conversations(path))
+
+
+def test_a_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.jsonl")
+    with pytest.raises(DataError, match="it is a FIFO"):
+        list(read_conversations(tmp_path / "x.jsonl"))

@@ -1,12 +1,14 @@
 """Which tokens of a conversation count, and that no message becomes a special token."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from tokens.chat.conversations import CONVERSATIONS, MARKS, SPECIAL, TEMPLATES, bare, conversation, tokenizer, turns_of
 from trivium.errors import DataError
 from trivium.tokens.chat.conversation import Conversation, Turn
 from trivium.tokens.chat.encode import Encoded, encode_answer, encode_conversation, encode_conversations, encode_prompt
-from trivium.tokens.chat.template import CHATML, ChatTemplate, read_template
+from trivium.tokens.chat.template import CHATML, ChatTemplate, Request, Text, read_template
 
 TAGGED, CHATML_ALONE = ChatTemplate(TEMPLATES["tagged"], MARKS), ChatTemplate(TEMPLATES["chatml"], MARKS)
 END = tokenizer().words["<|im_end|>"]
@@ -154,5 +156,20 @@ def test_an_answer_that_joins_the_header_is_refused_with_the_first_different_tok
 def test_the_conversations_that_a_template_refuses_are_named() -> None:
     template = ChatTemplate("{% if messages[0].content == 'x' %}{{ raise_exception('no x') }}{% endif %}", MARKS)
     many = [conversation("x" if n in (3, 5) else "y", "z", name=f"f:{n}") for n in range(9)]
-    with pytest.raises(DataError, match=r"^f:3: .*no x.* \(and 1 of the next 8\)"):
+    with pytest.raises(DataError, match=r"^f:3: .*no x.* \(and 1 of the 9 read with it\)"):
         list(encode_conversations(many, template, tokenizer()))
+
+
+def test_a_batch_that_takes_too_long_together_is_rendered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate(TEMPLATES["chatml"], MARKS)
+    texts = template.texts
+
+    def slow(requests: Sequence[Request]) -> list[list[Text]]:
+        if len(requests) > 1:
+            raise DataError("it takes more than 10 s of CPU time")
+        return texts(requests)
+
+    monkeypatch.setattr(template, "texts", slow)
+    many = [conversation("Hi", f"Yo {n}") for n in range(5)]
+    encoded = list(encode_conversations(many, template, tokenizer()))
+    assert [parts(one, 1) for one in encoded] == [[f"Yo {n}<|im_end|>"] for n in range(5)]

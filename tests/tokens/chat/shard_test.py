@@ -16,7 +16,7 @@ from trivium.tokens.chat.encode import encode_conversation
 from trivium.tokens.chat.pack import pack
 from trivium.tokens.chat.shard import PADDING, Document, PackSettings, write_conversations, write_packed
 from trivium.tokens.chat.template import read_template
-from trivium.tokens.manifest import read_tokens_manifest, verify_tokens
+from trivium.tokens.manifest import open_shards, read_tokens_manifest, verify_tokens
 from trivium.tokens.samples import TokenDataset
 from trivium.training.verified_tokens import refuse_other_ids
 
@@ -159,6 +159,10 @@ def test_groups_stay_in_one_bin(tmp_path: Path) -> None:
         together += len(names)
         assert set(data.rows(sample, 1).weights[0].tolist()) <= {0, 0.5}
     assert together == 78
+    shard = open_shards(tmp_path, "train")["conversations"]
+    assert shard.weights is not None
+    assert not shard.weights[shard.document_starts[:-1]].any()
+    assert int((shard.weights > 0).sum()) == manifest["packed"]["train"]["counted"]
     assert manifest["packed"]["train"]["bins"] == len(pack([2 * (3 + n % 13) for n in range(1, 40)], SEQUENCE))
     with pytest.raises(DataError, match="x:1/chosen has 66 tokens, more than the 64 of a bin"):
         write_packed({**splits, "train": [group(1, 33)]}, tmp_path, bare(), sequence=SEQUENCE, seed=1)

@@ -1,6 +1,8 @@
 """Chat templates: equal to transformers byte for byte, and limited whatever a template does."""
 
+import gc
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,25 @@ def test_a_template_renders_again_after_it_was_stopped() -> None:
     with pytest.raises(DataError, match="CPU"):
         template.render([Turn("user", "x")])
     assert template.render(TURNS) == "done"
+
+
+def test_a_template_ends_while_a_forked_process_still_runs() -> None:
+    """A rank that was forked meanwhile holds the process's input open."""
+    template = ChatTemplate("x", {})
+    assert template.render(TURNS) == "x"
+    worker = template._worker
+    assert worker is not None
+    reads, writes = os.pipe()
+    if not (child := os.fork()):
+        os.read(reads, 1)
+        os._exit(0)
+    del template
+    gc.collect()
+    assert worker.returncode is not None
+    os.write(writes, b"x")
+    os.waitpid(child, 0)
+    os.close(reads)
+    os.close(writes)
 
 
 def test_the_file_wins_over_the_config_and_both_over_the_default(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ NOT_CHOSEN = Drop("not among the chosen share", "selection.fraction=1")
 OF_THE_TARGET = Drop("a document of the target")
 REPEATED = Drop("the text of a better candidate")
 _SCORED_AT_ONCE = 512  # documents
+_LEAST_DEVIATION = 1e-6  # of costs, which are computed in fp32
 
 
 class Inputs(NamedTuple):
@@ -182,7 +183,7 @@ def transport_gradient(candidates: Points, target: Points, source: Points, confi
     potential of a candidate follows from its distances to the target; it is that of an equal point of the source.
     """
     costs = np.concatenate([some for _, some in distances(source, target, config.batch)])
-    epsilon = config.epsilon * max(float(costs.mean(dtype=np.float64)), 1e-9)
+    epsilon = config.epsilon * max(float(costs.std(dtype=np.float64)), _LEAST_DEVIATION)
     a, b = (np.full(points.shape[0], 1.0 / points.shape[0]) for points in (source, target))
     transport = sinkhorn(costs, a, b, epsilon=epsilon, tolerance=config.tolerance, iterations=config.iterations)
     weighted = transport.g + epsilon * np.log(b)

@@ -75,8 +75,8 @@ def rope_apart(config: Mapping[str, Any], where: str, *, window: bool) -> dict[s
     found = rope_of(of_all, where)
     if window and (other := rope_of(of_window, where)) != found:
         raise DataError(
-            f"{where}: rope_parameters turn layers of {ALL} by {found} and those of {WINDOW} by {other}, and this "
-            f"engine turns all layers alike; only a model whose two are the same can be brought in"
+            f"{where}: rope_parameters rotate layers of {ALL} by {found} and those of {WINDOW} by {other}, but this "
+            f"engine rotates all layers by the same; only a model in which both are equal can be imported"
         )
     return found
 

@@ -8,6 +8,7 @@ special token that is found around such a place was not written by the template 
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -175,20 +176,19 @@ def _from(text: str, at: int) -> str:
 
 
 def _rendered(batch: Sequence[Conversation], requests: Sequence[Request], template: ChatTemplate) -> list[list[Text]]:
-    """Render a batch. Raises DataError with the names of the conversations that cannot be rendered."""
-    try:
+    """Render a batch. Raises DataError with the name of the first conversation that cannot be rendered."""
+    with suppress(DataError):
         return template.texts(requests)
-    except DataError:
-        problems = []
-        for one, request in zip(batch, requests, strict=True):
-            try:
-                template.texts([request])
-            except DataError as error:
-                problems.append(f"{one.name}: {error}")
-        if not problems:
-            raise
-        more = f" (and {len(problems) - 1} of the next {len(batch) - 1})" if len(problems) > 1 else ""
-        raise DataError(f"{problems[0]}{more}") from None
+    found, problems = [], []
+    for one, request in zip(batch, requests, strict=True):  # each has the time that all had together
+        try:
+            found += template.texts([request])
+        except DataError as error:
+            problems.append(f"{one.name}: {error}" if one.name else str(error))
+    if problems:
+        more = f" (and {len(problems) - 1} of the {len(batch)} read with it)" if len(problems) > 1 else ""
+        raise DataError(f"{problems[0]}{more}")
+    return found
 
 
 class _Guard(NamedTuple):
@@ -251,11 +251,12 @@ def _ids(whole: _Marked, encoding: tokenizers.Encoding, tokenizer: Tokenizer, na
             counted[first : _behind(encoding, end, len(ids))] = 1
     touched = {token for cut in whole.cuts if (token := encoding.char_to_token(cut)) is not None}
     guard = _guard_of(tokenizer)
+    unknown = {tokenizer.words[tokenizer.unknown]} - {tokenizer.end_of_text}  # of text without another id
     for token in sorted(touched, reverse=True):
         begin, end = _place(encoding, token)
         if ids[token] in guard.ids and any(begin < cut < end for cut in whole.cuts):
             spelled = _as_text(whole.text[begin:end], tokenizer)
-            if guard.ids.intersection(spelled):
+            if guard.ids.intersection(spelled) - unknown:
                 raise DataError(
                     f"{name}{': ' if name else ''}a message contains {shown(whole.text[begin:end])}, which this "
                     "tokenizer cannot write as text; remove it"

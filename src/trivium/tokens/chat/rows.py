@@ -14,8 +14,8 @@ from trivium.jsonlines import LONGEST_LINE_BYTES, Row, parse_line, read_lines
 from trivium.units import format_bytes, shown
 from trivium.untrusted import open_regular, read_json
 
-_ROWS = 64  # of Parquet, read at a time
-_GROUP_BYTES = 1 << 30  # that a row group may unpack to
+_ROWS = 8  # of Parquet, read at a time, because one stored text can be the value of all of them
+_GROUP_BYTES = 512 << 20  # that a row group may unpack to
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -71,12 +71,14 @@ def _parquet(file: BinaryIO) -> Iterator[Row]:
         headers = declared(file, table, group, columns)
         stated = sum(known.column(column).total_uncompressed_size for column in columns)
         if (unpacked := max(stated, headers.unpacked) + headers.beside) > _GROUP_BYTES:
-            raise ValueError(f"row group {group} unpacks to {format_bytes(unpacked)}; the limit is 1 GiB")
+            raise ValueError(
+                f"row group {group} unpacks to {format_bytes(unpacked)}; the limit is {format_bytes(_GROUP_BYTES)}"
+            )
         held = 0
         for batch in table.iter_batches(_ROWS, row_groups=[group]):
             held += batch.nbytes
             if held > _GROUP_BYTES:
-                raise ValueError(f"row group {group} unpacks to more than 1 GiB by row {number}")
+                raise ValueError(f"row group {group} unpacks to more than {format_bytes(_GROUP_BYTES)} by row {number}")
             for value in batch.to_pylist():
                 number += 1
                 yield Row(value, number)

@@ -217,8 +217,9 @@ def _named(found: Any, path: Path) -> str:
 
 
 def _end(worker: "subprocess.Popen[str]") -> None:
-    """End a process of a template, which ends with its input."""
+    """End a process of a template. The end of its input is not enough: forked processes may hold it open."""
+    worker.kill()
+    worker.wait()
     for pipe in (worker.stdin, worker.stdout):
         if pipe:
             pipe.close()
-    worker.wait()

@@ -26,7 +26,7 @@ class Validation(Observer):
 
     def resume(self, loop: Loop) -> None:
         """Note whether the job before ended after a save and before the validation that was due."""
-        self.samples = replace(self.samples, read=loop.with_reference(self._data).rows)
+        self.samples = replace(self.samples, read=loop.with_beside(self._data).rows)
         path = loop.job.out / METRICS
         is_logged = found_by_first(lambda: is_evaluated(path, loop.step), loop.mesh, TriviumError)
         self._done = loop.step if is_logged else None

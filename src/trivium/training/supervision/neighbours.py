@@ -39,13 +39,13 @@ ROUNDS_A_LIMIT = 10  # heartbeats in the time after which a rank counts as hangi
 LONGEST_ROUND_SECONDS = 3.0
 KEPT_SECONDS = 2 * LONGEST_ROUND_SECONDS  # for which the board stays after the last message
 GONE = (
-    "its process is gone without a word: killed (by the kernel for lack of memory, perhaps), or crashed; the system's "
-    "log tells"
+    "its process ended without a report: killed (perhaps by the kernel for lack of memory), or crashed; see the "
+    "system's log"
 )
-LEFT = "it says nothing any more: killed (by the kernel for lack of memory, perhaps), crashed, or its host is gone"
+LEFT = "it no longer answers: killed (perhaps by the kernel for lack of memory), crashed, or its host has failed"
 FIRST_GONE = (
-    "its host does not answer any more, which has the store at which all ranks meet: it is gone, or cut off; ranks on "
-    "other hosts end because of that"
+    "its host, which runs the store of all ranks, no longer answers: it has failed or is cut off; ranks on other hosts "
+    "end because of that"
 )
 TIMED_OUT = "Timed out waiting"  # gloo's error about a peer that sends nothing, as after a cut cable
 KNOCKING_SECONDS = 5.0  # time for the first host to accept or reject a connection
@@ -80,7 +80,7 @@ class News:
 class Neighbours(HangDetector):
     """One rank's part in the supervision. tell: called by the one rank that names another that hangs or is gone."""
 
-    silence = "it does not answer at all: stopped (SIGSTOP or a debugger), or its host is gone"
+    silence = "it does not answer: stopped (SIGSTOP or a debugger), or its host has failed"
     silence_is_proof = False
 
     def __init__(
