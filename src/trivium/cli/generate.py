@@ -12,7 +12,7 @@ import typer
 
 from trivium.cli.benchmarks import answered
 from trivium.cli.model_argument import asked_model, is_asked
-from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Redo, Sets, open_asked
+from trivium.cli.options import DEFAULT_OUT, AskedAdapter, AskedModel, Out, Preset, Reads, Redo, Sets, open_asked
 from trivium.cli.run_config import RunConfig
 from trivium.cli.settings import App, shows
 from trivium.cli.show import say, say_aside, tell
@@ -43,6 +43,7 @@ def generate(
         bool, typer.Option("--interactive", help="Continue each line of standard input until it ends.")
     ] = False,
     out: Out = DEFAULT_OUT,
+    adapter: AskedAdapter = None,
     preset: Preset = None,
     sets: Sets = None,
     redo: Redo = False,
@@ -54,7 +55,7 @@ def generate(
     """
     named = {"--prompt": prompt is not None, "--file": file is not None, "--interactive": interactive}
     imported = target is None and is_asked(out)
-    kept = target is None and not any(named.values()) and not imported
+    kept = target is None and adapter is None and not any(named.values()) and not imported
     if redo and not kept:
         raise ConfigError("--redo: only samples that a run keeps can be redone; leave --redo out")
     given_prompts = [option for option, is_given in named.items() if is_given]
@@ -77,7 +78,7 @@ def generate(
         GENERATE.inputs(run)
     from trivium.interchange.target import opened
 
-    with opened(target or out) as found:
+    with opened(target or out, adapter=adapter) as found:
         place = found.newest, found.tokenizer
         if interactive or prompt is not None:
             _stream(run, place, lines_of_input() if interactive else iter([str(prompt)]))

@@ -15,7 +15,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.evaluation.judges.config import JudgeConfig
 from trivium.evaluation.judges.parse import Parsed
 from trivium.evaluation.judges.prompts import Message, Prompt
-from trivium.evaluation.judges.ratings import Item
+from trivium.evaluation.judges.ratings import Item, mean_of
 from trivium.finite import dumps
 from trivium.jsonlines import read_rows
 from trivium.progress import Progress, silent
@@ -150,8 +150,11 @@ class Judged:
     @property
     def score(self) -> float | None:
         """The mean over the samples that could be parsed, None if there are none."""
-        known = [parsed.score for parsed in self.samples if parsed.score is not None]
-        return sum(known) / len(known) if known else None
+        return self.score_with(None)
+
+    def score_with(self, instead: float | None) -> float | None:
+        """The mean with a value in place of samples that could not be parsed; None leaves them out."""
+        return mean_of([instead if parsed.score is None else parsed.score for parsed in self.samples])
 
     def line(self) -> dict[str, Any]:
         """Return the line of the file of scores."""
