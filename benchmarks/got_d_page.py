@@ -40,12 +40,11 @@ def page(record: dict[str, Any]) -> str:
         f"({_shares(TRAINED_ON)}), {seeds[0]['steps']:,} steps of 1,024 tokens",
         f"- candidates: {DOCUMENTS['candidates']:,} other documents in the same mix. Target: {_shares(TARGET)}; "
         f"{DOCUMENTS['tuning']} documents for tuning, {DOCUMENTS['tested']} others for the loss",
-        "- GOT-D compares the target with what the model was trained on (`--from`); `epsilon` and other settings are the "
-        "defaults",
-        "- Learning rates were set on another seed by the loss after tuning without a warm-up. A first run of one seed at "
-        "1e-3 was discarded: there the tuning itself raised the loss on the target, with and without any warm-up. With "
-        "`epsilon` in units of the mean cost, as it was in that run, hashed words selected 80 % prose; it has been in "
-        "units of the standard deviation since",
+        "- GOT-D compares the target with what the model was trained on (`--from`), with default settings",
+        "- Learning rates were set on another seed by the loss after tuning without a warm-up. A first run of one seed "
+        "at 1e-3 was discarded: there the tuning itself raised the loss on the target, with and without a warm-up. In "
+        "that run `epsilon` was 0.05 of the mean cost, and hashed words selected 80 % prose; its unit is now the "
+        "standard deviation of the costs",
         "",
         *_verdict(seeds),
         "",

@@ -33,7 +33,7 @@ from trivium.training.state import begin_with, restore, save_state
 from trivium.training.trainer import Samples, Trainer
 
 GATED = {**ROTARY, "bias": "none", "kv_heads": 2, "head": "untied"}
-MUON = {"groups": [{"match": "*.adapter.*", "rule": "muon", "settings": {"adjust": "match_rms_adamw"}}]}
+MUON = {"groups": [{"match": "*.adapter.[ab]", "rule": "muon", "settings": {"adjust": "match_rms_adamw"}}]}
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"tensor": 2, "data": 2, "zero": 2},
@@ -50,14 +50,21 @@ MORE: list[dict[str, Any]] = [
 ]
 
 
-def adapted(kind: str = "low_rank", model: dict[str, Any] | None = None, **more: Any) -> Plan:
+def adapted(kind: str = "lora", model: dict[str, Any] | None = None, **more: Any) -> Plan:
     """Return a plan in which every linear layer has an adapter, but for one layer without and one with another."""
-    groups = [{"match": "layers.[023].*", "kind": kind}, {"match": "layers.1.mlp.*", "kind": "low_rank"}]
-    groups[1]["settings"] = {"rank": 3, "scale": 0.5}
+    groups = [
+        {"match": "layers.[03].*", "kind": kind},
+        {"match": "layers.2.*", "kind": kind, "settings": {"r": 2, "rslora": True, "dropout": 0.3}},
+        {"match": "layers.1.mlp.*", "kind": "lora", "settings": {"r": 3, "alpha": 1.5}},
+    ]
     return small(model={"adapters": groups, **(model or {})}, **{"batch": {"sequences": 8, "micro": 1}, **more})
 
 
-@pytest.mark.parametrize("kind", adapter_kinds())
+# Dora and lora_ggpo are kinds of lora with more.
+KINDS = [pytest.param(kind, marks=[pytest.mark.broad] * (kind != "lora")) for kind in adapter_kinds()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_layout_computes_adapters_as_one_process_does(kind: str) -> None:
     found = certify([adapted(kind, **layout) for layout in LAYOUTS])
     assert all(each.passed for each in found), [(each.worst, each.worst_parameter, each.error) for each in found]
@@ -83,13 +90,15 @@ def test_adapted_model_begins_as_the_model_itself_bit_for_bit(kind: str) -> None
 def test_all_but_adapters_is_frozen(kind: str) -> None:
     plan = adapted(kind, zero=2, precision={"weights": "bf16"})
     trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
-    added = {row.name for row in parameters(plan.model) if is_added(row)}
+    added = {row.name for row in parameters(plan.model) if is_added(row) and row.trainable}
     assert added == {row.name for row in parameters(plan.model) if plan.optimizer.trains(row)}
     before = {n: p.detach().clone() for n, p in trainer.stages[0].named_parameters()}
     for step in range(2):
         trainer.train_step(step, Samples(step * 8, 8, random_rows(plan)), 1e-2)
     for name, parameter in trainer.stages[0].named_parameters():
-        assert parameter.requires_grad == (name in added) != torch.equal(before[name], parameter), name
+        assert parameter.requires_grad == (name in added), name
+        changes = ".adapter." in name
+        assert changes != torch.equal(before[name], parameter), name
         assert parameter.grad is None
     assert {slot.row.name for shard in trainer.optimizer.shards for slot in shard.bucket.slots} == added
 
@@ -127,7 +136,7 @@ def test_a_search_prices_and_keeps_adapters() -> None:
 
 
 def test_backward_of_frozen_weights_has_half_the_products() -> None:
-    plan = small(model={"adapters": [{"match": "layers.*", "settings": {"rank": 1}}]})
+    plan = small(model={"adapters": [{"match": "layers.*", "settings": {"r": 1}}]})
     tokens = plan.model.sequence
     frozen, whole = (model_flops(m, 1) for m in (plan.model, plan.model.model_copy(update={"adapters": ()})))
     rows = [row for row in parameters(plan.model) if is_added(row)]
@@ -140,13 +149,13 @@ def test_backward_of_frozen_weights_has_half_the_products() -> None:
 def resumed(place: Place, plans: list[Plan], path: Path, expected: list[float]) -> None:
     for plan in plans:
         mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
-        trainer = Trainer(plan, mesh, seed=9, rule=AdamRule(), initial=False)
+        trainer = Trainer(plan, mesh, seed=1, rule=AdamRule(), initial=False)
         restore(trainer, Checkpoint.open(path))
         assert losses(trainer, range(2, 4)) == pytest.approx(expected, rel=1e-12)
         mesh.disconnect()
 
 
-@pytest.mark.parametrize("kind", adapter_kinds())
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_with_adapters_resumes_in_another_layout(kind: str, tmp_path: Path) -> None:
     fp64 = {"precision": {"weights": "fp64"}}
     one = Trainer(adapted(kind, **fp64), Mesh.single(), seed=1, rule=AdamRule())
@@ -180,7 +189,7 @@ def test_adapters_begin_beside_the_weights_of_a_model_without_any(tmp_path: Path
     ("group", "told"),
     [
         ({"kind": "high_rank"}, r"plan.model.adapters.0.*kinds of adapter.*'high_rank' is none of them"),
-        ({"settings": {"rank": 0}}, r"plan.model.adapters.0.*rank is 0"),
+        ({"settings": {"r": 0}}, r"plan.model.adapters.0.*r is 0"),
         ({"settings": {"depth": 2}}, r"plan.model.adapters.0.*depth"),
         ({"match": "*.norm"}, r"plan.model.adapters.0.match is '\*.norm', and no linear layer has such a name"),
     ],
@@ -201,5 +210,5 @@ def test_adapters_of_layers_that_a_reduced_model_lacks_are_left_out() -> None:
 
 def test_a_model_with_adapters_is_not_exported() -> None:
     model: ModelShape = adapted().model
-    with pytest.raises(ConfigError, match="plan.model.adapters has 2 groups"):
+    with pytest.raises(ConfigError, match="plan.model.adapters has 3 groups"):
         family_of(model)

@@ -70,10 +70,11 @@ def test_random_plans_catch_a_fault_in_a_part_of_gemma_or_granite(mutant: Mutant
 
 
 def in_use(mutant: Mutant, plan: Plan) -> bool:
-    """Whether a random plan has the part in which the fault is."""
+    """Whether a random plan has the part in which the fault is, and trains it: beside adapters, weights of norms stay
+    where they begin, at 0, which hides what multiplies them."""
     own, default = mutant.plans[0].model, small().model
     settings = [name for name in PARTS if getattr(own, name) != getattr(default, name)]
-    return all(getattr(plan.model, name) == getattr(own, name) for name in settings)
+    return not plan.model.adapters and all(getattr(plan.model, name) == getattr(own, name) for name in settings)
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -16,11 +16,13 @@ from trivium.cli import tune
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import perform
 from trivium.config import to_tree
+from trivium.interchange.bring import import_hf
 from trivium.interchange.export import export_hf
 from trivium.provenance import write_json
 from trivium.tokens.chat.conversation import read_conversations
 from trivium.tokens.chat.template import CHATML
 from trivium.tokens.samples import TokenDataset
+from trivium.tokens.tokenizer import load_tokenizer
 from trivium.training.metrics import METRICS, records
 from trivium.training.tuning import ADAPTER_LR, ADAPTER_PAIRS_LR, FULL_LR, methods
 
@@ -264,6 +266,21 @@ def test_a_run_is_resumed_exactly_in_another_layout_reported_and_exported(
 
 def losses(run: Path) -> list[float]:
     return [record["loss"] for record in records(run / "training" / METRICS) if "loss" in record]
+
+
+def test_the_template_is_exported_with_the_token_that_ends_an_answer_as_one_more_end(
+    models: Path, tmp_path: Path
+) -> None:
+    words = shutil.copytree(models / "run" / "tokens", tmp_path / "tokens") / "tokenizer.json"
+    source = "{% for message in messages %}{{ message.content + '!' }}{% endfor %}"
+    (words.parent / "chat_template.jinja").write_text(source)
+    export_hf(Checkpoint.open(next(models.rglob("step-*4"))), tmp_path / "hf", tokenizer=words)
+    assert (tmp_path / "hf" / "chat_template.jinja").read_text() == source
+    ends = json.loads((tmp_path / "hf" / "generation_config.json").read_text())["eos_token_id"]
+    tokenizer = load_tokenizer(words)
+    assert ends == [tokenizer.end_of_text, *tokenizer.encode("!")]
+    import_hf(tmp_path / "hf", tmp_path / "back")
+    assert (tmp_path / "back" / "chat_template.jinja").read_text() == source
 
 
 @pytest.mark.broad

@@ -19,7 +19,7 @@ from trivium.training.trainer import Samples, Trainer
 
 QWEN3 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "each_head", "bias": "qkv"}
 OLMO2 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
-ADAPTED = {**ROTARY, "adapters": [{"match": "*.[mo]*[pt]", "settings": {"rank": 3}}, {"match": "layers.1.*"}]}
+ADAPTED = {**ROTARY, "adapters": [{"match": "*.[mo]*[pt]", "settings": {"r": 3}}, {"match": "layers.1.*"}]}
 
 
 def frozen(*patterns: str) -> dict[str, Any]:

@@ -26,6 +26,11 @@ AFTER: Tree = {"norm_position": "after", "norm_epsilon": MIN_EPSILON_AFTER}
 # Rotary positions slowed so that both pairs of columns are in part, and sequences go beyond the original positions.
 _IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
 LLAMA3, YARN = ({"kind": kind, **_IN_PART} for kind in ("llama3", "yarn"))
+# The first layer has another adapter than the others, which leave the output of attention alone.
+ADAPTERS: tuple[Tree, ...] = (
+    {"match": "layers.0.*", "settings": {"r": 3, "alpha": 2.0, "rslora": True}},
+    {"match": "*.[qmu]*[vpn]", "settings": {"r": 2, "alpha": 5.0, "dropout": 0.2}},
+)
 
 
 def _every(field: str) -> tuple[Tree, ...]:
@@ -99,6 +104,8 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     ),
     "scales": ({}, {"model": {"embedding_scale": 3.0}}, {"model": {"embedding_scale": 3.0, "residual_scale": 0.3}}),
     "logits": ({}, {"model": {"logits_scale": 0.25}}, {"model": {"logits_cap": 0.5}}),
+    # Two in three without, because adapters freeze every other parameter.
+    "adapters": ({}, {}, {"model": {"adapters": ADAPTERS}}),
 }
 NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `plan_of`
 CANDIDATES_PER_BASE = 24  # drawn for each base, of which the one with most new combinations is kept

@@ -9,26 +9,36 @@ Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head w
 
 import pkgutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from trivium.certify.oracle import losses
 from trivium.certify.oracle.layers import embedded, layer, logits_of, rules_of, with_adapters
-from trivium.certify.oracle.terms import Order, Tensor, Weights
+from trivium.certify.oracle.terms import Chance, Order, Tensor, Weights
 from trivium.certify.rules import drawn
 from trivium.plan.model_shape import ModelShape
 from trivium.seeds import seed_for
 
-Drop = Callable[[Tensor, str], Tensor]  # (x [B, S, H], site) -> x with elements zeroed
+
+class Drop(Protocol):
+    """Dropout of a step."""
+
+    def __call__(self, x: Tensor, site: str, rate: float | None = None) -> Tensor:
+        """x [B, S, H] -> x with elements zeroed. rate: by default the model's."""
 
 
 def first_weights(model: ModelShape, seed: int) -> dict[str, Tensor]:
     """Return the initial values of every parameter by name, unsplit and unpadded, in fp64 (drawn in fp32)."""
-    return {name: drawn(rule, name, seed).double() for name, rule in rules_of(model).items()}
+    rules = rules_of(model)
+    found = {name: drawn(rule, name, seed) for name, rule in rules.items()}
+    for name, rule in rules.items():
+        if rule.norms_rows:
+            found[name] = found[f"{name.partition('.adapter.')[0]}.weight"].square().sum(-1).sqrt()
+    return {name: values.double() for name, values in found.items()}
 
 
 def order_of(model: ModelShape, tokens: Tensor) -> Order:
@@ -48,14 +58,26 @@ def order_of(model: ModelShape, tokens: Tensor) -> Order:
     return Order(sees.sum(-1) - 1, sees, ~ends)
 
 
-def losses_of(weights: Weights, model: ModelShape, text: Tensor, counts: Tensor, drop: Drop) -> dict[str, Tensor]:
+def losses_of(
+    weights: Weights,
+    model: ModelShape,
+    text: Tensor,
+    counts: Tensor,
+    drop: Drop,
+    normal: Callable[[str, tuple[int, ...]], Tensor] | None = None,
+) -> dict[str, Tensor]:
     """Return the losses of a batch by name, as means over its targets: the cross-entropy in nats, called "loss", and
     what training adds to it. Where no target counts they are 0.
 
-    text: token ids [B, S + 1]. counts: how much each of them counts as a target.
+    text: token ids [B, S + 1]. counts: how much each of them counts as a target. normal: the noise of a step; None in
+    evaluation.
     """
     tokens, targets = text[:, :-1], text[:, 1:]
-    weights = with_adapters(weights, model)
+
+    def chance_of(site: str) -> Chance:
+        return Chance(lambda x, rate: drop(x, site, rate), None if normal is None else partial(normal, site))
+
+    weights = with_adapters(weights, model, chance_of)
     order = order_of(model, tokens)
     x = drop(embedded(weights, model, tokens, order), "embedding")
     for n in range(model.layers):
@@ -82,23 +104,33 @@ def _added() -> dict[str, Callable[[ModelShape, Tensor], Tensor | None]]:
 def dropping(model: ModelShape, seed: int, step: int, samples: range, streams: list[int] | None = None) -> Drop:
     """Dropout of a step: each sample's mask at each site is a function of their names alone. streams: gets the seed of
     every mask."""
-    rate = model.dropout
 
-    def mask(site: str, sample: int, shape: torch.Size) -> Tensor:
+    def mask(site: str, rate: float, sample: int, shape: torch.Size) -> Tensor:
         stream = seed_for(seed, "dropout", site, step, sample)
         if streams is not None:
             streams.append(stream)
         generator = torch.Generator().manual_seed(stream)
         return torch.rand(shape, generator=generator, dtype=torch.float32) >= rate
 
-    def drop(x: Tensor, site: str) -> Tensor:
+    def drop(x: Tensor, site: str, rate: float | None = None) -> Tensor:
+        rate = model.dropout if rate is None else rate
         if rate == 0:
             return x
-        return x * torch.stack([mask(site, n, x.shape[1:]) for n in samples]) / (1 - rate)
+        return x * torch.stack([mask(site, rate, n, x.shape[1:]) for n in samples]) / (1 - rate)
 
     return drop
 
 
-def keep_all(x: Tensor, site: str) -> Tensor:
+def noise(seed: int, step: int) -> Callable[[str, tuple[int, ...]], Tensor]:
+    """Return the noise of a step: standard normal numbers of a shape, by the name of their site."""
+
+    def normal(site: str, shape: tuple[int, ...]) -> Tensor:
+        generator = torch.Generator().manual_seed(seed_for(seed, "noise", site, step))
+        return torch.randn(shape, generator=generator, dtype=torch.float32).double()
+
+    return normal
+
+
+def keep_all(x: Tensor, site: str, rate: float | None = None) -> Tensor:
     """No dropout."""
     return x

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from trivium.certify.courses import SHORT, Course, rate, schedules
 from trivium.certify.oracle.layers import rules_of
 from trivium.certify.oracle.optimizer import PlainOptimizer, Recipe
-from trivium.certify.plain import dropping, first_weights, keep_all, losses_of
+from trivium.certify.plain import dropping, first_weights, keep_all, losses_of, noise
 from trivium.certify.rules import departures, repetitions
 from trivium.config import to_tree
 from trivium.plan.batch import Batch
@@ -143,7 +143,7 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
         trained = {k: weights[k].requires_grad_() for k in optimizer.trained}
         drop = dropping(plan.model, SEED, step, samples, streams)
         text, counts = map(torch.from_numpy, random_text(plan, first, size))
-        here = losses_of(weights, plan.model, text, counts, drop)
+        here = losses_of(weights, plan.model, text, counts, drop, noise(SEED, step))
         gradient = torch.autograd.grad(torch.stack([*here.values()]).sum(), list(trained.values()))
         found = dict(zip(trained, gradient, strict=True))
         losses.append({name: float(loss.detach()) for name, loss in here.items()})

@@ -3,8 +3,7 @@
 The rules are in `oracle`, a second account of what `plan/layers/` and `model/initialise.py` say, which reads neither:
 every matrix and table is drawn from normal(0, std), with std = sqrt(1 / (3 hidden)) unless it is given (MT-NLG, section
 3.2). The matrices that write to the residual stream are divided by sqrt(2 layers) (GPT-2, section 2.3; Megatron-LM).
-Norms begin with 1 and biases with 0. Neither has weight decay.
-
+The A of an adapter is drawn uniformly. Norms begin with 1 and biases with 0. Neither has weight decay.
 """
 
 import math
@@ -29,6 +28,8 @@ def drawn(rule: Rule, name: str, seed: int) -> Tensor:
     if rule.deviation == 0:
         return torch.full(rule.shape, rule.mean)
     generator = torch.Generator().manual_seed(seed_for(seed, "initial", name))
+    if rule.uniform:
+        return (torch.rand(rule.shape, generator=generator) * 2 - 1) * (math.sqrt(3) * rule.deviation)
     return torch.randn(rule.shape, generator=generator) * rule.deviation
 
 
@@ -70,6 +71,8 @@ def repetitions(rules: Mapping[str, Rule], values: Mapping[str, Tensor]) -> dict
 
 
 def _departure(rule: Rule, x: Tensor) -> float:
+    if rule.norms_rows:
+        return 0.0  # no distribution: it follows from another parameter
     if rule.deviation == 0:
         return float((x - rule.mean).abs().max())
     x, n = (x.double() - rule.mean) / rule.deviation, len(x)

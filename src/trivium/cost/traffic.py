@@ -120,7 +120,7 @@ def _gathered_for_weights(plan: Plan, stage: int) -> int:
 def _adapters(plan: Plan, number: int) -> Counter[str]:
     """Return the tensor traffic of one micro-batch because of a layer's adapters, forward and backward."""
     layer = plan.model.each_layer[number]
-    entering, leaving = layer.adapter_sums
+    entering, leaving, for_weights = layer.adapter_sums
     bytes_of_one = plan.local_sequence * plan.batch.micro * BYTES[plan.precision.weights]
     again = plan.recompute.mode_of(number) == "layer"
     summed = (leaving * (1 + again) + entering) * bytes_of_one
@@ -129,11 +129,12 @@ def _adapters(plan: Plan, number: int) -> Counter[str]:
         rows = owned(adapted.rows, f"layers.{number}", number)
         return any(row.splits_outputs and plan.optimizer.trains(row) for row in rows)
 
+    once = for_weights * (1 + again) * max(4, BYTES[plan.precision.weights])
     if not plan.sequence_parallel:
-        return Counter(all_reduce=summed)
-    for_weights = sum(each.adapter.sums(each.base).entering for each in layer.adapted or () if trains(each))
-    gathered = (entering * (1 + again) + for_weights + leaving) * bytes_of_one // plan.layout.tensor
-    return Counter(reduce_scatter=summed, all_gather=gathered)
+        return Counter(all_reduce=summed + once)
+    gathered_again = sum(each.adapter.sums(each.base).entering for each in layer.adapted or () if trains(each))
+    gathered = (entering * (1 + again) + gathered_again + leaving) * bytes_of_one // plan.layout.tensor
+    return Counter(all_reduce=once, reduce_scatter=summed, all_gather=gathered)
 
 
 def _context(plan: Plan, layer: int) -> Counter[str]:

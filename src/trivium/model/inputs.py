@@ -16,9 +16,10 @@ from trivium.parallel.tensor.regions import Region
 class Inputs:
     """tokens and targets [S, B] of the positions this context rank holds; no targets when logits are wanted.
 
-    weights [S, B]: how much each target's loss counts, by default 1. positions [S, B]: each token's number within
-    its document, None for within the sequence. sight: which positions see which, and which are here. dropout:
-    None in evaluation. memory: the KV cache of what was read before, when only what follows is read.
+    weights [S, B]: how much each target's loss counts, by default 1. counted [T]: the places of targets whose weight is
+    not 0, in [S B], where there are so few that the losses of the others need not be computed. positions [S, B]: each
+    token's number within its document, None for within the sequence. sight: which positions see which, and which are
+    here. dropout: None in evaluation. memory: the KV cache of what was read before, when only what follows is read.
 
     asked: whether the head returns losses summed over the targets with their weights, or that of each target, or the
     likeliest tokens. teacher: from which the student's loss is taken, in distillation.
@@ -30,6 +31,7 @@ class Inputs:
     tokens: torch.Tensor
     targets: torch.Tensor | None = None
     weights: torch.Tensor | None = None
+    counted: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     sight: Sight | None = None
     here: torch.Tensor | None = None  # [S], numbers within the sequence; None for all, in order

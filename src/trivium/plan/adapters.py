@@ -34,20 +34,39 @@ class Linear(Protocol):
     splits_outputs: bool
 
 
+class Reads(NamedTuple):
+    """The inputs of an adapted layer.
+
+    x: the inputs, or with a function what that reads: the inputs then are function(x), which the backward computes
+    again. dropped: the function from x to what the added product reads. It includes the adapter's dropout in training,
+    and is None where the added product reads x itself. bias: what the result of the layer includes of its bias.
+    """
+
+    x: Tensor
+    function: Any = None
+    dropped: Any = None
+    bias: Tensor | None = None
+
+
 class Sums(NamedTuple):
     """Numbers for each position that tensor ranks exchange because of an adapter: `entering` a tensor region (a gather
-    or nothing forward, a sum backward) and `leaving` one (a sum forward, a gather or nothing backward)."""
+    or nothing forward, a sum backward) and `leaving` one (a sum forward, a gather or nothing backward). for_weights:
+    the numbers that each forward sums whatever the positions, in fp32 or wider."""
 
     entering: int = 0
     leaving: int = 0
+    for_weights: int = 0
 
 
 class Adapter(Config):
     """Parameters and products that are added to one linear layer; the fields are the settings that a plan may give.
 
     base: the row of the weight of that layer, [..., outputs, inputs]. Its `split` is the dimension of the inputs in a
-    layer that is split by its inputs, and otherwise one of the outputs.
+    layer that is split by its inputs, and otherwise one of the outputs. dropout: the share of the inputs of the added
+    product that training zeroes.
     """
+
+    dropout: float = 0.0
 
     def rows(self, base: Row) -> Iterator[Row]:
         """Yield the parameters that are added."""
@@ -65,20 +84,43 @@ class Adapter(Config):
         """Return what tensor ranks exchange besides the messages of the layer."""
         return Sums()
 
-    def adapted(
-        self,
-        y: Tensor,
-        x: Tensor,
-        linear: Linear,
-        added: Mapping[str, Tensor],
-        function: Callable[[Tensor], Tensor] | None,
-    ) -> Tensor:
+    @property
+    def draws(self) -> bool:
+        """Whether a training step draws random numbers for this adapter."""
+        return self.dropout > 0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether `remembered` has something to tell the next step."""
+        return False
+
+    def weight(self, weight: Tensor, added: Mapping[str, Tensor], normal: Callable[[], Tensor] | None) -> Tensor:
+        """Return the weight with which the layer itself multiplies. normal: returns standard normal numbers in the
+        shape of the weight, drawn by the names of step and layer; None in evaluation."""
+        return weight
+
+    def remembered(
+        self, base: Row, linear: Linear, added: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return new values of parameters that are not trained, right before an update. gradients: of the whole batch,
+        after clipping, by the name of a parameter."""
+        return {}
+
+    def adapted(self, y: Tensor, reads: Reads, linear: Linear, added: Mapping[str, Tensor]) -> Tensor:
         """Return the result of the adapted layer.
 
-        y: that of the layer alone. x: its inputs, or with a function what that reads: the inputs then are function(x),
-        which the backward computes again. Shapes and splits are those of the layer. added: the parameters by name.
+        y: that of the layer alone. added: the parameters by name. Shapes and splits are those of the layer.
         """
         raise NotImplementedError(f"{type(self).__name__} does not adapt a result")
+
+    def merged(self, weight: Tensor, added: Mapping[str, Tensor]) -> Tensor:
+        """Return the weight with which a layer without an adapter computes the same in evaluation, given the unsplit
+        weight and parameters."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be merged")
+
+    def unmerged(self, weight: Tensor, added: Mapping[str, Tensor]) -> Tensor:
+        """Return the weight of which `merged` makes this one, to rounding. Raises ConfigError if it is lost."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be unmerged")
 
 
 class Adapted(NamedTuple):
@@ -101,8 +143,8 @@ class Adapted(NamedTuple):
 class AdapterGroup(Config):
     """The linear layers whose names match a pattern, and the adapter that they get."""
 
-    match: str = "*"  # pattern of the names of linear layers, such as layers.*.attention.qkv
-    kind: str = "low_rank"  # kind of adapter: the name of a file in trivium/adapters
+    match: str = "*"  # pattern of the names of linear layers, such as layers.*.attention.qkv; by default all
+    kind: str = "lora"  # kind of adapter: the name of a file in trivium/adapters
     settings: Tree = Field(default={})  # settings of the adapter
 
     def __hash__(self) -> int:
@@ -144,6 +186,11 @@ def adapted_rows(groups: tuple[AdapterGroup, ...], number: int, rows: Iterable[R
 def is_added(row: Row) -> bool:
     """Whether a parameter belongs to an adapter."""
     return ADAPTER in row.name.split(".")
+
+
+def base_name(name: str) -> str:
+    """Return the name of the weight beside which a parameter was added."""
+    return f"{name.rpartition(f'.{ADAPTER}.')[0]}.weight"
 
 
 def frozen(rows: Iterable[Row]) -> tuple[Row, ...]:

@@ -124,6 +124,16 @@ class ModelShape(LayerForm):
         taken = {group_of(self.adapters, n, row) for n, layer in layers for row in layer.own_rows}
         return tuple(group for n, group in enumerate(self.adapters) if n in taken)
 
+    @property
+    def adapters_draw(self) -> bool:
+        """Whether a training step draws random numbers for an adapter."""
+        return any(group.made().draws for group in self.adapters)
+
+    @property
+    def adapters_remember(self) -> bool:
+        """Whether adapters tell the next step something of the gradients."""
+        return any(group.made().remembers for group in self.adapters)
+
     def _adapter_problems(self) -> Iterator[str]:
         used = self.used_adapters
         for number, group in enumerate(self.adapters):

@@ -322,22 +322,29 @@ def head_length(model: ModelShape, stages: int) -> int:
 
 def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
     """Return the contradictions between the model and `plan.compiled`."""
-    if not compiled or model.dropout == 0:
+    if not compiled:
         return []
+    drawing = (
+        (model.dropout > 0, f"plan.model.dropout {model.dropout}"),
+        (model.adapters_draw, "an adapter of plan.model.adapters with dropout or noise"),
+    )
     return [
-        f"plan.compiled is true and plan.model.dropout {model.dropout}: masks are drawn by names, which torch.compile "
-        f"cannot trace; set one of them to its default"
+        f"plan.compiled is true and {what}: random numbers are drawn by names, which torch.compile cannot trace; set "
+        f"one of them to its default"
+        for draws, what in drawing
+        if draws
     ]
 
 
 def recording_problems(model: ModelShape, precision: Precision, zero: int, *, recorded: bool) -> list[str]:
-    """Return the settings that a CUDA graph cannot replay: dropout, fp16 loss scaling, separate documents, and ZeRO-2
-    or -3."""
+    """Return the settings that a CUDA graph cannot replay: dropout and noise, fp16 loss scaling, separate documents,
+    and ZeRO-2 or -3."""
     if not recorded:
         return []
     changing = (
         (zero > 1, f"plan.zero is {zero}, which gathers and frees within a step"),
         (model.dropout > 0, f"plan.model.dropout is {model.dropout}, whose masks are drawn by the step"),
+        (model.adapters_draw, "plan.model.adapters has dropout or noise, which is drawn by the step"),
         (
             model.documents == "apart",
             "plan.model.documents is 'apart', and where they begin is another work every time",

@@ -20,6 +20,9 @@ def cards(report: Tree) -> list[Card]:
     if training is not None:
         found = [_loss(training), _speed(training), _share_of_peak(training, report.get("machine")), _time(report)]
         found.append(_cost(training, report.get("machine")))
+    if answers := report.get("answers"):
+        before, after = (percent_text(answers[name]["accuracy"]) for name in ("before", "after"))
+        found.append(Card("Answers exactly right", after, f"of {answers['after']['n']}; {before} before the tuning"))
     if report["evaluation"] or report["tasks"]:
         found.append(_best_task(report))
     return found

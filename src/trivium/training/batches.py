@@ -19,6 +19,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 
+SPARSE_SHARE = 0.75  # of the targets, below which the losses of the others are not computed
 TEACHER_IDS, TEACHER_LOGS = "ids", "logs"  # beside the tokens: what a teacher stored about each target
 Read = Callable[[int, int], Rows]  # reads samples [first, first + count)
 
@@ -90,6 +91,12 @@ def packing(rows: Rows, end_of_text: int) -> Packing:
     return Packing(starts, numbers - starts, ~ends)
 
 
+def _saves_work(plan: Plan, counted: int, targets: int) -> bool:
+    """Whether the losses of the counted targets alone take notably less work. Programs that are compiled or recorded
+    are for one number of them."""
+    return 0 < counted <= SPARSE_SHARE * targets and not plan.compiled and not plan.cuda_graphs
+
+
 def inputs_of(
     plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None, objective: Objective = NEXT_TOKEN
 ) -> Inputs:
@@ -113,9 +120,12 @@ def inputs_of(
     if isinstance(objective, Distillation) and TEACHER_IDS in rows.beside:
         logs = here(rows.beside[TEACHER_LOGS], wide)
         teacher = Teacher(here(rows.beside[TEACHER_IDS]), logs, objective.temperature, objective.share)
+    places = np.flatnonzero(weights.T[mine])
+    few = teacher is None and _saves_work(plan, len(places), weights[:, mine].size)
     return Inputs(
         here(rows.tokens),
         here(rows.targets),
+        counted=sent(places, device, torch.int64) if few else None,
         weights=here(weights, wide),
         positions=positions,
         sight=Sight(order, starts),

@@ -16,9 +16,10 @@ from trivium.checkpoint.save import Fragment, save
 from trivium.checkpoint.verify import NOT_FINITE
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
+from trivium.model.initialise import row_norms
 from trivium.parallel.sharding.buckets import Bucket, Slot
 from trivium.parallel.sharding.shard import Shard
-from trivium.plan.adapters import is_added
+from trivium.plan.adapters import base_name, is_added
 from trivium.plan.parameters import Box, local_shape, shard_box
 from trivium.plan.plan import Plan
 from trivium.training.loss_scale import LossScale
@@ -164,7 +165,17 @@ def _load_weights(trainer: Trainer, checkpoint: Checkpoint, *, from_widest: bool
 
 
 def _load(values: torch.Tensor, first: int, checkpoint: Checkpoint, kind: str, place: Place) -> None:
-    if is_added(place.slot.row) and f"{kind}/{place.slot.row.name}" not in checkpoint.manifest["tensors"]:
+    """Read a box of a parameter. An adapter that the checkpoint does not have stays as it is, but for norms of rows,
+    which are those of the checkpoint's weights."""
+    row, box = place.slot.row, place.box
+    if is_added(row) and f"{kind}/{row.name}" not in checkpoint.manifest["tensors"]:
+        if row.initial == "row_norms":
+            base = base_name(row.name)
+            kind = widest_kind(checkpoint, base)
+            inputs = checkpoint.manifest["tensors"][f"{kind}/{base}"]["shape"][-1]
+            wide = torch.promote_types(values.dtype, torch.float32)
+            weight = checkpoint.read(f"{kind}/{base}", Box((*box.start, 0), (*box.shape, inputs)), wide)
+            values[first : first + box.elements] = row_norms(weight).flatten().to(values)
         return
     read = checkpoint.read(f"{kind}/{place.slot.row.name}", place.box, values.dtype)
     values[first : first + place.box.elements] = read.reshape(-1).to(values.device)

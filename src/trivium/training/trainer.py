@@ -45,6 +45,7 @@ from trivium.training.config import TrainingConfig
 from trivium.training.loss_scale import LEAST, LossScale
 from trivium.training.pairs import Weighed, weighed
 from trivium.training.recorded_step import RecordedStep
+from trivium.training.remembered import remember
 
 Scale = float | torch.Tensor  # scale of losses
 Kept = Callable[[int, Losses], None]  # takes a micro-batch's number and what its `Inputs` asked of each target
@@ -169,6 +170,9 @@ class Trainer:
             work=rounds_of_work(plan, rows),
             compiled=in_one_pass,
         )
+        if plan.model.adapters_remember:
+            shards = self.optimizer.shards
+            self.optimizer.before_update = partial(remember, self.stages.values(), self.buckets, shards)
         self._watch = GradientWatch(self.trained)
         for stage in self.stages.values():
             stage.weight_gradients.sums = self._watch

@@ -58,6 +58,13 @@ def test_what_counts_is_what_a_model_writes_after_the_prompt(name: str) -> None:
         )
 
 
+def test_the_end_of_an_answer_counts_even_if_it_follows_the_tag() -> None:
+    source = CHATML.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}{{ '<|im_end|>' }}")
+    encoded = encode_conversation(conversation("Hi", "Yo", "a", "No"), ChatTemplate(source, {}), tokenizer())
+    assert source != CHATML
+    assert parts(encoded, 1) == ["Yo<|im_end|>", "No<|im_end|>"]
+
+
 def test_only_the_answer_counts_where_a_prompt_has_answers_too() -> None:
     turns = conversation("Hi", "Yo", "More?", "No").turns
     for template in (TAGGED, CHATML_ALONE):

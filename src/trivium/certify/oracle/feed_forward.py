@@ -46,8 +46,8 @@ def _gated_rules(s: Settings, at: str) -> Iterator[tuple[str, Rule]]:
 
 def _gated_by(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     def compute(weights: Weights, s: Settings, x: Tensor, at: str) -> Tensor:
-        gate, up = weights[f"{at}.up.weight"]
-        return linear(weights, function(x @ gate.T) * (x @ up.T), f"{at}.down")
+        gate, up = linear(weights, x, f"{at}.up").unbind(-2)
+        return linear(weights, function(gate) * up, f"{at}.down")
 
     return compute
 

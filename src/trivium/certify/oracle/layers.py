@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
@@ -13,7 +13,17 @@ import torch
 from trivium.certify.oracle.attention_softmax import ATTENTION_SOFTMAX
 from trivium.certify.oracle.feed_forward import MLP_GATED, MLP_GATED_GELU, MLP_PLAIN
 from trivium.certify.oracle.norms import LAYER_NORM, RMS_NORM, RMS_NORM_OFFSET
-from trivium.certify.oracle.terms import Order, Rule, Settings, Tensor, Twin, Weights, deviations
+from trivium.certify.oracle.terms import (
+    AdaptedWeights,
+    Chance,
+    Order,
+    Rule,
+    Settings,
+    Tensor,
+    Twin,
+    Weights,
+    deviations,
+)
 from trivium.certify.oracle.wiring import SANDWICH, SEQUENTIAL, SIDE_BY_SIDE, Drop
 from trivium.plan.adapters import AdapterGroup
 from trivium.plan.model_shape import ModelShape
@@ -67,18 +77,33 @@ def adapted_weights(model: ModelShape, names: Iterable[str]) -> dict[str, Adapte
     return {f"{name}.weight": groups[0] for name, groups in found.items() if groups}
 
 
-def with_adapters(weights: Weights, model: ModelShape) -> Weights:
-    """Return the weights with which the adapted linear layers multiply, beside those that are as they were."""
-    found = dict(weights)
+def with_adapters(weights: Weights, model: ModelShape, chance_of: Callable[[str], Chance]) -> Weights:
+    """Return the weights with what the adapted linear layers compute. chance_of: the random choices by their site."""
+    products = {}
     for name, group in adapted_weights(model, weights).items():
-        at = f"{name.removesuffix('.weight')}.adapter."
-        added = {key.removeprefix(at): w for key, w in weights.items() if key.startswith(at)}
-        found[name] = twin_of(group).weight(weights[name], added, group.settings)
+        at = f"{name.removesuffix('.weight')}.adapter"
+        added = {key.removeprefix(f"{at}."): w for key, w in weights.items() if key.startswith(f"{at}.")}
+        given = {"w": weights[name], "added": added, "settings": group.settings, "chance": chance_of(at)}
+        products[name] = partial(twin_of(group).product, **given)
+    return AdaptedWeights(weights, products)
+
+
+def remembered(weights: Weights, model: ModelShape, gradients: Weights) -> dict[str, Tensor]:
+    """Return the parameters that adapters make of the weights and gradients of a step."""
+    found = {}
+    for name, group in adapted_weights(model, weights).items():
+        twin, at = twin_of(group), f"{name.removesuffix('.weight')}.adapter."
+        if hasattr(twin, "remembered"):
+            here, there = (
+                {k.removeprefix(at): x for k, x in all_.items() if k.startswith(at)} for all_ in (weights, gradients)
+            )
+            new = twin.remembered(weights[name], here, there, group.settings)
+            found |= {f"{at}{part}": values for part, values in new.items()}
     return found
 
 
 def twin_of(group: AdapterGroup) -> Any:
-    """Return the second implementation of a kind of adapter: its `rules` and its `weight`."""
+    """Return the second implementation of a kind of adapter: its `rules` and its `product`."""
     return import_module(f"trivium.certify.oracle.adapters.{group.kind}")
 
 

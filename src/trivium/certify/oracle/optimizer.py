@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trivium.certify.oracle.layers import remembered
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Group
 
@@ -62,7 +63,8 @@ class PlainOptimizer:
         self.weights, self.recipe, self.model, self.steps = weights, recipe, model, 0
         self.groups = {name: _first_match(name, groups) for name in weights}
         added = [name for name in weights if ".adapter." in name]
-        self.trained = [name for name in added or weights if self.groups[name].trainable]
+        fixed = [name for name in added if name.endswith(".deviation")]  # which follows from each step
+        self.trained = [name for name in added or weights if self.groups[name].trainable and name not in fixed]
         self._states: dict[str, dict[str, Tensor]] = {name: {} for name in weights}
 
     @torch.no_grad()
@@ -73,10 +75,11 @@ class PlainOptimizer:
         self.steps += 1
         norm = math.sqrt(sum(float(gradients[name].square().sum()) for name in self.trained))
         scale = clip / (norm + 1e-6) if 0 < clip < norm else 1.0
+        self.weights |= remembered(self.weights, self.model, {name: gradients[name] * scale for name in self.trained})
         for name in self.trained:
             group = self.groups[name]
             decay = r.weight_decay if group.weight_decay is None else group.weight_decay
-            decay = 0.0 if name.endswith((".bias", "norm.weight")) else decay
+            decay = 0.0 if name.endswith((".bias", "norm.weight", ".adapter.m")) else decay
             settings = {"beta1": r.beta1, "beta2": r.beta2, "epsilon": r.epsilon}
             settings = {**(settings if group.rule == "adamw" else {}), **group.settings}
             update = import_module(f"trivium.certify.oracle.optimizers.{group.rule}").update

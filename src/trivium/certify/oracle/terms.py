@@ -23,12 +23,32 @@ class Order(NamedTuple):
 
 class Rule(NamedTuple):
     """A parameter's shape, unsplit and unpadded, its initial distribution normal(mean, deviation), and whether weight
-    decay applies to it."""
+    decay applies to it. uniform: the distribution is uniform with this mean and deviation instead. norms_rows: the
+    parameter begins with the norms of the rows of the weight beside which an adapter adds it."""
 
     shape: tuple[int, ...]
     mean: float = 0.0
     deviation: float = 0.0
     decays: bool = False
+    uniform: bool = False
+    norms_rows: bool = False
+
+
+class Chance(NamedTuple):
+    """The random choices of a step for one linear layer. drop: (x [B, S, inputs], rate) -> x with elements zeroed.
+    normal: standard normal numbers of a shape; None in evaluation."""
+
+    drop: Callable[[Tensor, float], Tensor]
+    normal: Callable[[tuple[int, ...]], Tensor] | None
+
+
+class AdaptedWeights(dict[str, Tensor]):
+    """Weights, some of which adapters change. products: by the name of a weight, what its layer computes of its
+    inputs."""
+
+    def __init__(self, weights: Weights, products: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+        super().__init__(weights)
+        self.products = products
 
 
 class Twin(NamedTuple):
@@ -59,5 +79,13 @@ def deviations(hidden: int, layers: int, given: float | None) -> tuple[float, fl
 
 
 def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
-    """x W^T, and the bias where there is one."""
-    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+    """x W^T, and the bias where there is one; with an adapter, what that computes instead of x W^T."""
+    weight = f"{name}.weight"
+    products = weights.products if isinstance(weights, AdaptedWeights) else {}
+    y = products[weight](x) if weight in products else apply(weights[weight], x)
+    return y + weights.get(f"{name}.bias", 0.0)
+
+
+def apply(w: Tensor, x: Tensor) -> Tensor:
+    """x [..., inputs] and w [..., outputs, inputs] -> x W^T; outputs have as many dimensions as those of w."""
+    return torch.tensordot(x, w, dims=([-1], [-1]))

@@ -41,10 +41,10 @@ class AttentionSoftmax(Half):
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H]."""
         S, B = inputs.shape
-        x = self.qkv(x)
+        x = self.qkv(x, inputs)
         again = self.recompute_core and self.training
         core = recomputed(self._core, x, inputs) if again else self._core(x, inputs)
-        return self.out(core.reshape(S, B, -1))
+        return self.out(core.reshape(S, B, -1), inputs)
 
     def _core(self, qkv: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, columns here] -> [S, B, N, D]."""

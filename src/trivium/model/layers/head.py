@@ -77,10 +77,13 @@ class Head(nn.Module):
         if inputs.teacher is not None:
             return self._of_student(self.local_logits(x, table), inputs.targets, inputs.weights, inputs.teacher)
         terms = self._terms if self.training else ()
-        found = self._losses(x, table, inputs.targets, terms)
+        targets, weights = inputs.targets, inputs.weights
+        if inputs.counted is not None and self.region.group.size == 1:
+            x, targets, weights = (_at(inputs.counted, each) for each in (x, targets, weights))
+        found = self._losses(x, table, targets, terms)
         cross_entropy, *others = found.unbind() if terms else (found,)
         each = {LOSS: cross_entropy, **{term.name: x.detach() for term, x in zip(terms, others, strict=True)}}
-        return {name: _weighted(x, inputs.weights) for name, x in each.items()}
+        return {name: _weighted(x, weights) for name, x in each.items()}
 
     def _of_student(
         self, logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, teacher: Teacher
@@ -110,6 +113,11 @@ class Head(nn.Module):
             return local[..., : self.model.vocabulary]
         local = local.permute(2, 0, 1).contiguous()
         return all_gather(local, self.region.group).permute(1, 2, 0)[..., : self.model.vocabulary]
+
+
+def _at(places: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """[S, B, …] -> [T, 1, …], what is at these places in [S B]."""
+    return x.flatten(0, 1).index_select(0, places).unsqueeze(1)
 
 
 def _weighted(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

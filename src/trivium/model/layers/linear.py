@@ -1,30 +1,75 @@
-"""A linear layer's parameters on this rank; communication belongs to the region around it."""
+"""A linear layer's parameters on this rank; communication belongs to the region around it.
+
+Legend: S positions, B sequences.
+"""
+
+from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
 
 from trivium.kernels.activations import Activation
+from trivium.kernels.dropout import Columns, DropoutKey, Dropped, keyed_dropout
+from trivium.model.inputs import Inputs
 from trivium.parallel.tensor.regions import Region
-from trivium.parallel.tensor.row_product import row_product
-from trivium.plan.adapters import Adapted
+from trivium.plan.adapters import Adapted, Reads
+from trivium.seeds import seed_for
 
 
 class Added(nn.Module):
-    """The parameters of an adapter on one of `ranks` tensor ranks."""
+    """The parameters of an adapter on one of the tensor ranks of a region. site: the name of its random choices."""
 
-    def __init__(self, adapted: Adapted, ranks: int) -> None:
+    def __init__(self, adapted: Adapted, region: Region, site: str) -> None:
         super().__init__()
-        self.adapter = adapted.adapter
+        self.adapter, self.region, self.site = adapted.adapter, region, site
+        self.base = adapted.base
         for row in adapted.adapter.rows(adapted.base):
-            shape = [size // ranks if n == row.split else size for n, size in enumerate(row.shape)]
+            shape = [size // region.group.size if n == row.split else size for n, size in enumerate(row.shape)]
             self.register_parameter(row.name, nn.Parameter(torch.empty(shape)))
 
     def forward(
-        self, y: torch.Tensor, x: torch.Tensor, linear: "Linear", function: Activation | None = None
+        self, y: torch.Tensor, x: torch.Tensor, linear: "Linear", inputs: Inputs, function: Activation | None = None
     ) -> torch.Tensor:
         """Adapt the result y of a linear layer; see `Adapter.adapted`."""
-        found: torch.Tensor = self.adapter.adapted(y, x, linear, dict(self.named_parameters()), function)
+        bias = linear.bias if linear.adds_bias_itself else None
+        reads = Reads(x, function, self._dropped(linear, inputs, function), bias)
+        found: torch.Tensor = self.adapter.adapted(y, reads, linear, dict(self.named_parameters()))
         return found
+
+    def weight(self, weight: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """Return the weight with which the layer itself multiplies; see `Adapter.weight`."""
+        key = inputs.dropout
+        normal = None if key is None or not self.adapter.draws else partial(self._normal, weight, key)
+        found: torch.Tensor = self.adapter.weight(weight, dict(self.named_parameters()), normal)
+        return found
+
+    def _normal(self, weight: torch.Tensor, key: DropoutKey) -> torch.Tensor:
+        """Return standard normal numbers in the shape of the weight. Every rank draws those of the whole weight and
+        takes its own."""
+        generator = torch.Generator(device=weight.device).manual_seed(seed_for(key.seed, "noise", self.site, key.step))
+        whole = torch.randn(self.base.shape, generator=generator, device=weight.device)
+        assert self.base.split is not None, "linear layers are split"
+        here = weight.shape[self.base.split]
+        return whole.narrow(self.base.split, self.region.group.index * here, here).to(weight.dtype)
+
+    def _dropped(self, linear: "Linear", inputs: Inputs, function: Activation | None) -> Activation | None:
+        """Return `function` followed by the dropout of a training step."""
+        rate, key, region = self.adapter.dropout, inputs.dropout, self.region
+        if rate == 0 or key is None:
+            return function
+        # The inputs of a layer that is split by its outputs lie between tensor regions.
+        here = region.positions(inputs.shape[0]) if linear.splits_outputs else slice(None)
+        columns = None
+        if not linear.splits_outputs:
+            whole = self.base.shape[-1]
+            columns = Columns(region.group.index * (whole // region.group.size), whole)
+
+        def drop(x: torch.Tensor) -> torch.Tensor:
+            positions = inputs.order[here]
+            return keyed_dropout(x, rate, site=self.site, key=key, positions=positions, columns=columns)
+
+        return Dropped(drop, function)
 
 
 class Linear(nn.Module):
@@ -41,16 +86,25 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(*outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
+    @property
+    def adds_bias_itself(self) -> bool:
+        """Whether the product adds the bias, and not `add_bias`."""
+        return True
+
+    def _weight(self, inputs: Inputs) -> nn.Parameter:
+        found = self.weight if self.adapter is None else self.adapter.weight(self.weight, inputs)
+        return cast(nn.Parameter, found)
+
 
 class ColumnLinear(Linear):
     """A linear layer whose outputs are split over tensor ranks."""
 
     splits_outputs = True
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, inputs] -> [S, B, outputs here]."""
-        y = self.region.column_product(x, self.weight, self.bias)
-        return y if self.adapter is None else self.adapter(y, x, self)
+        y = self.region.column_product(x, self._weight(inputs), self.bias)
+        return y if self.adapter is None else self.adapter(y, x, self, inputs)
 
 
 class RowLinear(Linear):
@@ -58,29 +112,27 @@ class RowLinear(Linear):
 
     splits_outputs = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, inputs here] -> [S here, B, outputs], which `add_bias` completes."""
-        if self._adds_bias_itself:
-            y = self.region.linear(x, self.weight, self.bias)
+        if self.adds_bias_itself:
+            y = self.region.linear(x, self._weight(inputs), self.bias)
         else:
-            y = self.region.row_product(x, self.weight)
-        return y if self.adapter is None else self.adapter(y, x, self)
+            y = self.region.row_product(x, self._weight(inputs))
+        return y if self.adapter is None else self.adapter(y, x, self, inputs)
 
-    def of_activated(self, x: torch.Tensor, function: Activation) -> torch.Tensor:
-        """The same of function(x), which is not kept: the backward computes it again."""
-        region = self.region
-        if self._adds_bias_itself:
-            given = x, self.weight, self.bias, region.weight_gradients, region.arithmetic
-            y = row_product(*given, function=function)
+    def of_activated(self, x: torch.Tensor, inputs: Inputs, function: Activation) -> torch.Tensor:
+        """Compute the same of function(x), which is not kept: the backward computes it again."""
+        if self.adds_bias_itself:
+            y = self.region.linear(x, self._weight(inputs), self.bias, function)
         else:
-            y = region.row_product(x, self.weight, function)
-        return y if self.adapter is None else self.adapter(y, x, self, function)
+            y = self.region.row_product(x, self._weight(inputs), function)
+        return y if self.adapter is None else self.adapter(y, x, self, inputs, function)
 
     def add_bias(self, x: torch.Tensor) -> torch.Tensor:
         """The bias, added once to the completed sum, where the product has not."""
-        return x if self.bias is None or self._adds_bias_itself else x + self.bias
+        return x if self.bias is None or self.adds_bias_itself else x + self.bias
 
     @property
-    def _adds_bias_itself(self) -> bool:
+    def adds_bias_itself(self) -> bool:
         """Whether the product adds the bias: on one rank it does; a sum over several ranks must be complete first."""
         return self.region.group.size == 1

@@ -27,5 +27,7 @@ class MlpGated(Half):
         return self.down
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        x = self.up(x)
-        return self.down.of_activated(x, self.function) if self.function_again else self.down(self.function(x))
+        x = self.up(x, inputs)
+        if self.function_again:
+            return self.down.of_activated(x, inputs, self.function)
+        return self.down(self.function(x), inputs)

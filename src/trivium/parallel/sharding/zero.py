@@ -92,6 +92,8 @@ class ShardedOptimizer:
         self._calls = self._planned_calls() if compiled else []
         self.steps_done = 0  # a checkpoint sets it, as it fills the states
         self.on_reduced: Callable[[int, Tensor], None] | None = None  # sees each shard's gradient before clipping
+        # Sees the factor of the gradients right before an update.
+        self.before_update: Callable[[Tensor | float], None] = lambda factor: None
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -163,6 +165,7 @@ class ShardedOptimizer:
         """Update all weights with `factor` times the gradients. A processor updates one bucket after the other, so that
         intermediate results stay in its cache. An accelerator updates many at once, in a few launches. Updated weights
         are sent while the next ones are computed."""
+        self.before_update(factor)
         if self._one_pass is None:
             for shards in self._together:
                 self._update_together(shards, lr, factor)

@@ -41,8 +41,13 @@ class Region:
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
     row_chunks: int = 1  # chunks of row-parallel products, each reduced while the next is computed
 
-    def linear(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:
-        """Return x W^T (+ bias) with this rank's shard. The weight gradient may be deferred."""
+    def linear(
+        self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None, function: Activation | None = None
+    ) -> Tensor:
+        """Return x W^T (+ bias) with this rank's shard; with a function, of function(x), which the backward computes
+        again. The weight gradient may be deferred."""
+        if function is not None:
+            return row_product(x, weight, bias, self.weight_gradients, self.arithmetic, function=function)
         return linear(x, weight, bias, self.weight_gradients, self.arithmetic)
 
     def column_product(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:
@@ -72,6 +77,16 @@ class Region:
     ) -> tuple[Tensor, Tensor]:
         """RMSNorm of queries and keys [B, heads here, S, D] over the heads of all ranks; weights [heads here x D]."""
         return norm_over_heads(q, k, of_q, of_k, epsilon=epsilon, group=self.group)
+
+    @torch.no_grad()
+    def summed(self, x: Tensor) -> Tensor:
+        """Return the sum of a tensor over the ranks, without a gradient."""
+        return all_reduce_(x.contiguous(), self.group)
+
+    @torch.no_grad()
+    def square_sums(self, weight: Tensor) -> Tensor:
+        """Return the sum of the squares of each row of a weight here [..., outputs, inputs], in fp32 or wider."""
+        return weight.to(torch.promote_types(weight.dtype, torch.float32)).square().sum(-1)
 
     def positions(self, sequence: int) -> slice:
         """The positions this rank holds outside the region."""

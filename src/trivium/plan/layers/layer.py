@@ -135,7 +135,7 @@ class Layer:
     def adapter_sums(self) -> Sums:
         """Numbers per position that tensor ranks exchange because of adapters."""
         found = [each.adapter.sums(each.base) for each in self.adapted or ()]
-        return Sums(sum(each.entering for each in found), sum(each.leaving for each in found))
+        return Sums(*(sum(numbers) for numbers in zip(*found, strict=True))) if found else Sums()
 
 
 def embedding_of(form: LayerForm, vocabulary: int) -> Embedding:

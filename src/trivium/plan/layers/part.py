@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Number = float | NDArray[Any]
 Owner = int | Literal["embedding", "head"]
-Initial = Literal["normal", "residual", "ones", "zeros"]
+Initial = Literal["normal", "residual", "uniform", "ones", "zeros", "row_norms"]
 Kind = Literal["weights", "wide", "index", "flag", "fp32"]
 Recomputed = Literal["attention", "activation_function"]
 
@@ -62,7 +62,8 @@ class Row:
 
     shape: unsplit and unpadded. split: the dimension divided over tensor ranks; None if every rank holds all of it.
     initial: "residual" is "normal" with the standard deviation divided by sqrt(2 layers), for matrices that write to
-    the residual stream (GPT-2, Megatron-LM).
+    the residual stream (GPT-2, Megatron-LM). "uniform" is uniform in ±1 / sqrt(inputs). "row_norms" are
+    the norms of the rows of the weight beside which an adapter adds it.
     per_position: it acts on each position alone. Under sequence parallelism the gradient of a tensor rank covers only
     its own positions, and must be summed over tensor ranks. per_head: it acts on each head alone. Tensor ranks always
     divide the heads, so its gradient is always summed.

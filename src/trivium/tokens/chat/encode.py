@@ -84,13 +84,15 @@ def encode_prompt(turns: Sequence[Turn], template: ChatTemplate, tokenizer: Toke
 
 
 def end_of_turn_ids(template: ChatTemplate, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that end an answer: a single special token for nearly all templates.
+    """Return the ids that end an answer: those up to the first special token, which is one for nearly all templates.
 
     A template that writes nothing after an answer is given the end-of-text token.
     """
     if not template.end_of_turn:
         return [tokenizer.end_of_text]
-    return list(tokenizer.encode_marked([template.end_of_turn])[0].ids)
+    ids = list(tokenizer.encode_marked([template.end_of_turn])[0].ids)
+    special = _guard_of(tokenizer).ids
+    return ids[: next((n for n, token in enumerate(ids, 1) if token in special), len(ids))]
 
 
 def _encoded(
@@ -105,8 +107,7 @@ def _encoded(
         for texts, (_, mark) in zip(_rendered(batch, requests, template), guarded, strict=True)
     ]
     if template.has_tags:
-        # The tags of the turns before the first that counts do not count.
-        wholes = [whole._replace(spans=whole.spans[sum(len(b.spans) for b in before) :]) for whole, *before in rendered]
+        wholes = [_by_tags(texts, template) for texts in rendered]
     else:
         wholes = [_by_prefixes(one, texts, template) for one, texts in zip(batch, rendered, strict=True)]
     encodings = tokenizer.encode_marked([whole.text for whole in wholes])
@@ -128,6 +129,16 @@ def _asked_by_tags(turns: Sequence[Turn], counted: Sequence[int]) -> list[tuple[
 def _asked_by_prefixes(turns: Sequence[Turn], counted: Sequence[int]) -> list[tuple[int, bool]]:
     """Return the texts to render: all turns, and for each that counts the text before it and the text after it."""
     return [(len(turns), False), *(pair for n in counted for pair in ((n, True), (n + 1, False)))]
+
+
+def _by_tags(texts: Sequence[_Marked], template: ChatTemplate) -> _Marked:
+    """Return the whole text with a span for each answer, and the mark that ends it if that follows the tag.
+
+    texts: those of `_asked_by_tags`. The tags of the turns before the first that counts do not count.
+    """
+    whole, *before = texts
+    end, spans = template.end_of_turn, whole.spans[sum(len(text.spans) for text in before) :]
+    return whole._replace(spans=[(a, b + len(end) * whole.text.startswith(end, b)) for a, b in spans])
 
 
 def _by_prefixes(one: Conversation, texts: Sequence[_Marked], template: ChatTemplate) -> _Marked:

@@ -1,0 +1,88 @@
+"""LoRA (arXiv 2106.09685): y = x W^T + s (x A^T) B^T beside a frozen weight W, with s = alpha / r.
+
+rsLoRA (arXiv 2312.03732) has s = alpha / sqrt(r). Dropout acts on the inputs of A alone, in training.
+
+Of a layer that is split by its outputs, every tensor rank holds all of A and its own rows of B; of one that is split by
+its inputs, its own columns of A and all of B. Either way tensor ranks exchange the r numbers of x A^T for each
+position, and nothing else besides the messages of the layer.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod, sqrt
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from trivium.plan.adapters import Adapter, Linear, Reads, Sums
+from trivium.plan.layers.part import Kept, Place, Product, Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Lora(Adapter):
+    """A begins uniform in ±1 / sqrt(inputs), which is Kaiming's with a = sqrt(5). B begins with zeros, so that the
+    adapted model begins as the model itself."""
+
+    r: Annotated[int, Field(ge=1)] = 16  # rank: rows of A, and columns of B
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    rslora: bool = False  # whether the scale is alpha / sqrt(r) instead of alpha / r
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of the inputs of A that training zeroes
+
+    @property
+    def scale(self) -> float:
+        """The factor s of the added product."""
+        return self.alpha / (sqrt(self.r) if self.rslora else self.r)
+
+    def rows(self, base: Row) -> Iterator[Row]:
+        *outputs, inputs = base.shape
+        if base.splits_outputs:
+            yield Row("a", (self.r, inputs), initial="uniform", per_position=True)
+            yield Row("b", (*outputs, self.r), base.split, initial="zeros", fused=base.fused)
+        else:
+            yield Row("a", (self.r, inputs), 1, initial="uniform")
+            yield Row("b", (*outputs, self.r), initial="zeros", per_position=True)
+
+    def products(self, base: Row, at: Place) -> list[Product]:
+        """What is computed outside of the tensor region is divided over the ranks that divide the positions there."""
+        *outputs, inputs = base.shape
+        if base.splits_outputs:
+            into = Product(self.r / at.along, inputs, enters=False)
+            return [into, Product(prod(outputs) / at.tensor, self.r, enters=True)]
+        return [
+            Product(self.r, inputs / at.tensor, enters=False),
+            Product(prod(outputs) / at.along, self.r, enters=True),
+        ]
+
+    def kept(self, base: Row, at: Place) -> Iterator[Kept]:
+        yield Kept(at.positions * self.r / at.along)  # x A^T
+
+    def sums(self, base: Row) -> Sums:
+        return Sums(entering=self.r) if base.splits_outputs else Sums(leaving=self.r)
+
+    def adapted(self, y: "Tensor", reads: Reads, linear: Linear, added: Mapping[str, Any]) -> "Tensor":
+        return y + self.scale * added_product(reads, linear, added)
+
+    def merged(self, weight: "Tensor", added: Mapping[str, Any]) -> "Tensor":
+        return weight + self.difference(weight, added)
+
+    def unmerged(self, weight: "Tensor", added: Mapping[str, Any]) -> "Tensor":
+        return weight - self.difference(weight, added)
+
+    def difference(self, weight: "Tensor", added: Mapping[str, Any]) -> "Tensor":
+        """Return s B A in the shape of the weight."""
+        flat: Tensor = added["b"].reshape(-1, self.r) @ added["a"]
+        return self.scale * flat.view(weight.shape)
+
+
+def added_product(reads: Reads, linear: Linear, added: Mapping[str, Any]) -> "Tensor":
+    """Return (x A^T) B^T, in the shape of the result of the layer."""
+    region, a, b = linear.region, added["a"], added["b"]
+    if linear.splits_outputs:
+        found: Tensor = region.column_product(region.linear(reads.x, a, function=reads.dropped), b)
+    else:
+        found = region.linear(region.row_product(reads.x, a, reads.dropped), b)
+    return found
+
+
+ADAPTER = Lora
