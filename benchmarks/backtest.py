@@ -2,7 +2,7 @@
 
     python benchmarks/backtest.py FILE.csv [--fit OTHER.csv] [--json OUT]
 
-docs/planning.md describes the columns. --fit learns the constants of the cost model from another table alone.
+--help describes the columns. --fit learns the constants of the cost model from another table alone.
 """
 
 import sys
@@ -38,7 +38,25 @@ def backtest(
         ),
     ] = None,
 ) -> None:
-    """Predict every run of a table, and say how far the predictions are from its measurements, in percent."""
+    """Predict every run of a table, and say how far the predictions are from its measurements, in percent.
+
+    The table has these columns:
+
+    \b
+    L, h, a, kv, ffn, s, V   layers, hidden, heads, key-value heads, feed-forward
+                             width, sequence, vocabulary
+    tp, pp, v, dp, cp        degrees (v: chunks)
+    mbs, gbs                 sequences per micro-batch and step
+    gated, sp, dp_overlap,   1 or 0: Llama's block; sequence parallelism;
+    tie_balance              gradients reduced beside the backward; embedding and
+                             logits counted as layers
+    recompute, attn          none, selective or full; flash or unfused
+    dtype, zero              bf16 or fp16; 0 to 3
+    gpu or cluster, fw       a machine and a system of planner/published_rows.yaml
+    iter_s, mem_gb, n_gpus   seconds per step, GiB of the fullest rank, number of
+                             GPUs; the last two may be empty
+    src, quality, note       source; C keeps a row out of --fit; anything
+    """
     table, constants, aside = read_rows(file), None, json == STANDARD_OUTPUT
     if fit_on is not None:
         from trivium.planner.fit import fit

@@ -32,6 +32,7 @@ VALIDATE_EVERY, SAVE_EVERY = 1000, 5000  # steps
 
 def write_runs(run: Path, shorter: Path, steps: int) -> None:
     """Write the records of both trainings, as `trivium train` leaves them."""
+    sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # for chaos.scene
     from chaos.scene import write_tokens
 
     tokens = write_tokens(run.parent)

@@ -30,10 +30,9 @@ Record = Mapping[str, Any]
 
 
 class Figure(NamedTuple):
-    """One ratio of a report: of which row of the overview, at which size, and what was aimed at."""
+    """One ratio of a report: its row of the overview, and what was aimed at."""
 
     name: str
-    size: str
     ratio: float
     aim: float
 
@@ -62,8 +61,8 @@ def main(arguments: list[str]) -> int:
 
 
 def overview(steps: Mapping[str, Record], engines: Mapping[str, Record]) -> list[str]:
-    """What has an aim, a column for each processor (the most complete first), the ratios at both sizes; italic where
-    below the aim."""
+    """Return the table of rows that have an aim, with a column for each processor, the most complete first. A cell is
+    the lowest ratio over the sizes, italic where it is below the aim."""
     both = {**engines, **steps}
     figures = {p: [*_step_figures(steps.get(p)), *_engine_figures(engines.get(p))] for p in both}
     processors = sorted(figures, key=lambda p: -len(figures[p]))
@@ -140,8 +139,8 @@ def _kept(record: Record) -> Record:
 def _step_figures(record: Record | None) -> Iterator[Figure]:
     for row in _contests(record):
         ratios = [c["ratio"] for c in row["comparisons"] if c["status"] == "measured"]
-        if ratios:
-            yield Figure(f"{_without_size(row)}: fastest peer", _size(row), min(ratios), STEP_AIM)
+        if ratios and _size(row) in SIZES:
+            yield Figure(f"{_without_size(row)}: fastest peer", min(ratios), STEP_AIM)
 
 
 def _engine_figures(record: Record | None) -> Iterator[Figure]:
@@ -149,30 +148,29 @@ def _engine_figures(record: Record | None) -> Iterator[Figure]:
         for c in row["comparisons"]:
             if c["status"] == "measured" and c["target"] is not None and _size(row) in SIZES:
                 layout = f"{_without_size(row)} {_variant(c)}".strip()
-                yield Figure(f"{layout}: {c['peer']}", _size(row), c["ratio"], c["target"])
+                yield Figure(f"{layout}: {c['peer']}", c["ratio"], c["target"])
 
 
 def _cell(name: str, figures: Sequence[Figure]) -> str:
-    """The ratios at both sizes."""
-    found = {f.size: f for f in figures if f.name == name}
-    told = {size: _ratio(f) for size, f in found.items()}
-    return " / ".join(told.get(size, "–") for size in SIZES) if told else ""
+    """Return the lowest ratio of the row, and nothing where none was measured."""
+    found = [f for f in figures if f.name == name]
+    return _ratio(min(found, key=lambda f: f.ratio)) if found else ""
 
 
 def _ratio(figure: Figure) -> str:
-    """Italic below the aim."""
+    """Return the ratio, in italics below the aim."""
     told = _digits(figure.ratio, figure.aim)
     return told if figure.ratio >= figure.aim else f"*{told}*"
 
 
 def _digits(ratio: float, aim: float | None) -> str:
-    """With a digit more where two would hide that it is below its aim."""
+    """Return a ratio with two decimals, or three where two would hide that it is below its aim."""
     hidden = aim is not None and ratio < aim <= round(ratio, 2)
     return f"{ratio:.{3 if hidden else 2}f}"
 
 
 def _memory_cell(record: Record | None) -> str:
-    """The largest share over all rows of what the leanest peer takes."""
+    """Return the largest share over all rows of the leanest peer's memory."""
     shares = []
     for row in _contests(record):
         peers = [row["memory"][c["peer"]] for c in row["comparisons"] if c["status"] == "measured"]
@@ -192,13 +190,13 @@ def _size(row: Mapping[str, Any]) -> str:
 
 
 def _without_size(row: Mapping[str, Any]) -> str:
-    """The row's name without its size and what both sides say anyway."""
+    """Return the row's name without its size and without what both sides repeat."""
     name = re.sub(r"\s*(hidden \d+|tiny)", "", row["name"])
     return re.sub(r".*\(external\) ", "", name)
 
 
 def _variant(comparison: Mapping[str, Any]) -> str:
-    """Which of Trivium's ways, where a row has several."""
+    """Return the variant of Trivium, where a row has several."""
     return comparison["trivium"].removeprefix("trivium").strip()
 
 
@@ -207,7 +205,7 @@ def _of_processor(record: Record) -> str:
 
 
 def _newest_of_each(folder: Path, name: str, of: Callable[[Record], str] = _of_processor) -> dict[str, Record]:
-    """A report per processor, or of what else tells them apart."""
+    """Return the newest report of each processor, or of each key that `of` returns."""
     found: dict[str, Record] = {}
     for path in sorted(folder.glob(f"{name}-[0-9]*.json")):
         record = json.loads(path.read_text())

@@ -5,8 +5,8 @@
 For each publication, learns the constants from all other publications and predicts the rows of this one: these
 errors are the planner's accuracy. For each term that was added after residuals had been seen, does the same without
 the term. --splits N adds N seeded splits into random halves, each way; both halves hold rows of every source, so their
-errors are smaller. --write keeps the tables in benchmarks/reports and in docs/planner.md. --ship learns from every row
-that may be fitted and writes cost/constants.yaml.
+errors are smaller. --write keeps all tables in benchmarks/reports and the first in docs/planner.md. --ship learns from
+every row that may be fitted and writes cost/constants.yaml.
 """
 
 import argparse
@@ -311,16 +311,16 @@ def ranking_lines(found: Sequence[Mapping[str, float | str]]) -> list[str]:
 
 
 def page_lines(found: Mapping[str, object]) -> list[str]:
-    """Return the tables of docs/planner.md."""
+    """Return the table of docs/planner.md, and the sentence about memory under it."""
     m = found["memory"]
     memory = f"Memory on B200, {m['n']} rows, nothing fitted: mean error {m['mape']:.2f} %, largest {m['max']:.2f} %."
-    return [*left_out_lines(found["left_out"]), "", *terms_lines(found["terms"]), "", memory]
+    return [*left_out_lines(found["left_out"]), "", memory]
 
 
 def markdown(found: Mapping[str, object], constants: Constants) -> str:
     """Return the report: all tables, and what each constant was learned to be."""
     halves = [*halves_lines(found), ""] if found["held_out"] else []
-    lines = [*page_lines(found), "", *halves, *ranking_lines(found["ranking"]), ""]
+    lines = [*page_lines(found), "", *terms_lines(found["terms"]), "", *halves, *ranking_lines(found["ranking"]), ""]
     lines += ["| constant | prior | learned |", "| --- | --- | --- |"]
     for name, p in priors().items():
         lines.append(f"| {name} | {p.prior:.4g} ± {p.spread:.2g} | {getattr(constants, name):.4g} |")

@@ -152,7 +152,7 @@ def _pipeline() -> list[Figure]:
             100 * efficiency(stages, many * stages),
             "%",
             "trivium plan show --set plan.layout.pipeline=… --set plan.batch.sequences=…",
-            note=f"ours of {stages} stages; the paper does not say of how many",
+            note=f"{stages} stages",
         )
         for many, printed in ((4, "81"), (8, "90"))
     ]
@@ -173,7 +173,7 @@ def _run(run: Published, teraflops: str) -> tuple[Figure, Figure]:
     ranks = run.plan.layout.world_size
     nodes = ranks // machine_named(run.machine).devices_per_node
     work = hardware_flops(run.plan).total / run.seconds / ranks / 1e12
-    with_theirs = f"with the paper's software ({run.stack})"
+    with_theirs = f"software: {run.stack}"
     counted = "our FLOPs, recomputed ones included, over the paper's seconds"
     show = SHOW if nodes == 280 else f"{SHOW} --set plan.layout.data={nodes // 35} --set plan.batch.ramp=null"
     step, gpu = f"a step on {nodes} nodes", f"work of a GPU on {nodes} nodes"
@@ -193,7 +193,7 @@ def _device_hours() -> Figure:
         return run._replace(plan=plan.model_copy(update={"batch": batch})).predicted_seconds
 
     hours = campaign(plan, TRAINED_TOKENS, seconds, plan.layout.world_size).device_hours
-    note = "predicted; from DeepSpeed's post of December 2021; ours without failures, saving and validation"
+    note = "from DeepSpeed's post of December 2021"
     what = "GPU-hours for 270 billion tokens, millions"
     return Figure("2.4", what, "3", hours / 1e6, "", ESTIMATE, "predicted", over=True, note=note)
 
@@ -217,22 +217,21 @@ def _blend() -> list[Figure]:
 def _rules() -> list[Figure]:
     """Section 3.1: the thresholds of curation, and our defaults."""
     curate = CurateConfig()
-    wider = "candidates are verified here"
     rows = [
-        ("least length of a document", "512", "characters", "quality.characters", ""),
-        ("words of the classifier's n-grams", "2", "", "classifier.ngram", ""),
-        ("Pareto exponent of the sampling by score", "3", "", "classifier.alpha", ""),
-        ("Jaccard similarity of near duplicates", "0.8", "", "dedup.threshold", ""),
-        ("MinHash bands", "20", "", "dedup.bands", wider),
-        ("MinHash rows of a band", "13", "", "dedup.rows", wider),
-        ("words of an n-gram of a task", "13", "", "decontamination.ngram", ""),
-        ("cut on each side of it", "200", "characters", "decontamination.margin", ""),
-        ("shortest piece that stays", "200", "characters", "decontamination.piece", ""),
-        ("most pieces of a document", "10", "", "decontamination.pieces", ""),
+        ("least length of a document", "512", "characters", "quality.characters"),
+        ("words of the classifier's n-grams", "2", "", "classifier.ngram"),
+        ("Pareto exponent of the sampling by score", "3", "", "classifier.alpha"),
+        ("Jaccard similarity of near duplicates", "0.8", "", "dedup.threshold"),
+        ("MinHash bands", "20", "", "dedup.bands"),
+        ("MinHash rows of a band", "13", "", "dedup.rows"),
+        ("words of an n-gram of a task", "13", "", "decontamination.ngram"),
+        ("cut on each side of it", "200", "characters", "decontamination.margin"),
+        ("shortest piece that stays", "200", "characters", "decontamination.piece"),
+        ("most pieces of a document", "10", "", "decontamination.pieces"),
     ]
     return [
-        Figure("3.1", what, paper, attrgetter(field)(curate), unit, EXPLAIN, "setting", note=note)
-        for what, paper, unit, field, note in rows
+        Figure("3.1", what, paper, attrgetter(field)(curate), unit, EXPLAIN, "setting")
+        for what, paper, unit, field in rows
     ]
 
 
@@ -262,19 +261,17 @@ def summary(figures: Sequence[Figure]) -> str:
 
 
 def markdown(figures: Sequence[Figure]) -> str:
-    """Return for each section the figures that are equal, with the paper's values, and a table of the others."""
+    """Return for each section the commands, the equal figures with the paper's values, and a table of the others."""
     parts = [f"{summary(figures).capitalize()}."]
     for section, group in groupby(figures, key=attrgetter("section")):
         every = list(group)
         equal = [f"{f.what} = {f.printed[0]}" for f in every if f.agrees]
         others = [f for f in every if not f.agrees]
-        lines = [f"### Section {section}", "", f"Equal: {'; '.join(equal)}. Shown by "]
-        lines[-1] += ", ".join(dict.fromkeys(f"`{f.command}`" for f in every if f.agrees)) + "."
+        commands = dict.fromkeys(f"`{f.command}`" for f in every)
+        lines = [f"### Section {section}", "", f"Shown by {', '.join(commands)}. Equal: {'; '.join(equal)}."]
         if others:
-            lines += ["", "| what | paper | ours | | shown by |", "|---|---:|---:|---|---|"]
-        for f in others:
-            cells = (f.what, *f.printed, f.verdict, "; ".join(filter(None, (f"`{f.command}`", f.note))))
-            lines.append(f"| {' | '.join(cells)} |")
+            lines += ["", "| what | paper | ours | | note |", "|---|---:|---:|---|---|"]
+        lines += [f"| {' | '.join((f.what, *f.printed, f.verdict, f.note))} |" for f in others]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 

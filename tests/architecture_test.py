@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "objectives": {"plan"},
     "cost": {"plan", "optim", "objectives"},
     "planner": {"cost", "plan"},
-    "tokens": {"corpus.publish.store", "corpus.document", "plan.batch"},
+    "tokens": {"corpus.publish.store", "corpus.document", "corpus.read.parquet_headers", "plan.batch"},
     "kernels": {"optim"},
     "comms": {"plan"},
     "parallel": {"kernels", "comms", "plan", "optim", "objectives"},

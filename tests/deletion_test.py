@@ -48,7 +48,7 @@ def rows() -> Iterator[Row]:
         others = [f"training/observers/{test}" for name, test in OBSERVERS.items() if name != path.stem]
         yield Row(f"training/observers/{path.name}", ("training/loop_test.py", *others))
     rules = set((ROOT / "optim/rules").glob("[a-z]*.py")) - {ROOT / "optim/rules/adamw.py"}
-    terms = set((ROOT / "objectives").glob("[a-z]*.py")) - {ROOT / "objectives/objective.py"}
+    terms = set((ROOT / "objectives/terms").glob("[a-z]*.py"))
     for path in sorted([*rules, *terms, *(ROOT / "families").glob("[a-z]*.py")]):
         yield Row(str(path.relative_to(ROOT)), ("training/loop_test.py", "training/same_work_test.py"))
     engine = (

@@ -23,7 +23,7 @@ from setting import Setting
 
 from trivium.comms.launch import Place, connected, torchrun_place
 
-OURS = "trivium_engine"
+OURS = ("trivium_engine", "trivium_tune")
 COLLECTIVE_TIMEOUT_SECONDS = 240
 
 
@@ -32,7 +32,7 @@ def main(answers: TextIO) -> None:
     place = torchrun_place()
     assert place is not None, "started with the variables torchrun sets"
     order = json.loads(sys.stdin.readline())
-    with _joined(place, ours=order["module"] == OURS):
+    with _joined(place, ours=order["module"] in OURS):
         build: Callable[..., Build] = getattr(importlib.import_module(order["module"]), order["function"])
         _warm_up()
         imported = _memory_bytes("VmRSS")

@@ -28,7 +28,7 @@ ModelT = TypeVar("ModelT", bound="Config")
 MOST = 2**63 - 1  # Counts fit into 64 bits.
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=MOST)]
-Weight = Annotated[float, Field(ge=0, le=MOST)]  # of one among several, in any unit
+Weight = Annotated[float, Field(ge=0, le=MOST)]  # weight of one of several things, in any unit
 
 
 class Short(NamedTuple):

@@ -15,10 +15,16 @@ from trivium.redact import redact
 PREFIX = "hf:"
 _NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _ETAG_SECONDS = 10.0  # to wait for the metadata of a file
-_DESCRIPTION = ("config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json")
+_DESCRIPTION = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-_SNAPSHOTS, _REPOSITORY = "snapshots", "models--"  # of the cache: models--ORG--NAME/snapshots/COMMIT
-_MIN_SIMILARITY = 0.6  # of two names, by difflib
+_SNAPSHOTS, _REPOSITORY = "snapshots", "models--"  # parts of the cache's paths: models--ORG--NAME/snapshots/COMMIT
+_MIN_SIMILARITY = 0.6  # similarity of two names by difflib
 
 
 def is_hub_name(name: str) -> bool:
@@ -63,7 +69,7 @@ def hub_folder(name: str, files: Sequence[str], *, required: str) -> Path:
                 f"{name} cannot be read: {_reason(error)}; check the name, or log in with `hf auth login`; "
                 f"{nearest_hub_name(name)}"
             ) from None
-        except Exception as error:  # of huggingface_hub, of its HTTP client, or OSError
+        except Exception as error:  # errors of huggingface_hub, of its HTTP client, or OSError
             if is_cached:
                 continue
             raise MachineError(

@@ -18,9 +18,9 @@ from pydantic_core import from_json
 from trivium.errors import DataError
 from trivium.units import format_bytes, plain
 
-MAX_NESTING_LEVELS = 200  # of nesting: the limit of from_json, far below that of recursive functions
-CONFIG_BYTES = 512 << 10  # of YAML, which the library reads at 50 to 300 KB per second
-DOCUMENT_BYTES = 256 << 20  # of a manifest, an index of weights, a tokenizer or a list of prompts
+MAX_NESTING_LEVELS = 200  # limit of from_json, far below that of recursive functions
+CONFIG_BYTES = 512 << 10  # size of a YAML file, which the library reads at 50 to 300 KB per second
+DOCUMENT_BYTES = 256 << 20  # size of a manifest, an index of weights, a tokenizer or a list of prompts
 _BLOCK_BYTES = 1 << 20
 _BYTE_ORDER_MARK = "\ufeff"
 _KINDS = {

@@ -370,7 +370,7 @@ def test_options_that_would_change_nothing_are_refused(root, run, served):
     for verb in ("generate", "serve"):
         with pytest.raises(ConfigError, match="--out .* is asked already; name one of the two"):
             trivium(verb, run, "--out", run)
-    with pytest.raises(ConfigError, match="--redo: for the samples that a run keeps"):
+    with pytest.raises(ConfigError, match="--redo: only samples that a run keeps"):
         trivium("generate", "--out", run, "--prompt", "a", "--redo")
     assert not served
 
@@ -449,7 +449,7 @@ def test_bias_measures_every_analysis_on_data_of_ones_own_and_along_the_training
 
 
 def test_bias_takes_no_option_that_would_not_count(run):
-    with pytest.raises(ConfigError, match="--redo: --every measures every checkpoint anew"):
+    with pytest.raises(ConfigError, match="--redo: --every always measures every checkpoint again"):
         trivium("bias", run, "--every", "--redo")
     with pytest.raises(ConfigError, match="--out runs/another: .* name one of the two"):
         trivium("bias", run, "--out", "runs/another")

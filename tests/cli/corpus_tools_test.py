@@ -6,9 +6,11 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from evaluation.models import plan_of, write_checkpoint
 from tokens.curated import curated, documents
 from trivium.cli import main as entry
 from trivium.cli.corpus import app
@@ -156,6 +158,7 @@ def test_the_output_of_any_other_verb_is_never_replaced(stores):
         ("step read out out", "IN .* lies in OUT"),
         ("step dedup in in/deeper/out --by text", "OUT .* lies in IN"),
         ("step select good in/out --target in", "OUT .* lies in --target"),
+        ("step select good in/out --target bad --from in", "OUT .* lies in --from"),
         ("step read out/documents out", "IN .* lies in OUT .* replaced"),
         ("step dedup in out --index out/index", "--index .* lies in OUT .* replaced"),
         ("step dedup in out --index out", "--index .* lies in OUT"),
@@ -303,15 +306,63 @@ def test_a_classifier_is_trained_reported_and_used(stores):
     assert files_beside(in_use) == [model / "classifier.npz"]  # another model in the folder is another input
 
 
-def test_selection_takes_what_is_like_the_target_best_first(stores):
-    mixed = [*read_documents(stores / "bad"), *list(read_documents(stores / "good"))[:20]]
-    write_documents(stores / "pool", mixed)
+def written(root, **texts):
+    """Write a store of documents for each name."""
+    for name, some in texts.items():
+        write_documents(root / name, [Document(f"{name}{n}", text, name) for n, text in enumerate(some)])
+
+
+def chosen_in(folder):
+    return [d.text for d in read_documents(folder / "documents")]
+
+
+def test_selection_takes_what_the_target_has_and_the_pool_lacks_best_first(stores):
+    written(stores, pool=[*BAD, *GOOD[:20]], wanted=GOOD[20:])
     for method in ("transport", "importance"):
         sets = ("--set", f"curate.selection.method={method}", "--set", "curate.selection.fraction=0.25")
-        call("step", "select", stores / "pool", stores / method, "--target", stores / "good", *sets)
+        said = call("step", "select", stores / "pool", stores / method, "--target", stores / "wanted", *sets)
+        assert "median characters: candidates " in said
         chosen = list(read_documents(stores / method / "documents"))
         assert [d.metadata["selection"]["rank"] for d in chosen] == list(range(20))
-        assert {d.source for d in chosen} == {"good"}
+        assert {d.text for d in chosen} == {*GOOD[:20]}
+
+
+def test_selection_takes_what_a_run_was_not_trained_on(stores):
+    """The pool has as much of both kinds as the target, and the run was trained on one of them."""
+    written(stores, pool=[*BAD[:20], *GOOD[:20]], wanted=[*BAD[20:40], *GOOD[20:40]], run=GOOD[40:])
+    (stores / "trained" / "curated").mkdir(parents=True)
+    (stores / "run").rename(stores / "trained" / "curated" / "documents")
+    asked = ("--target", stores / "wanted", "--set", "curate.selection.fraction=0.5")
+    call("step", "select", stores / "pool", stores / "out", *asked, "--from", stores / "trained")
+    assert {*chosen_in(stores / "out")} == {*BAD[:20]}
+
+
+def test_selection_takes_vectors_of_a_file(stores):
+    """The words say one thing and the vectors another."""
+    written(stores, pool=[*BAD[:20], *GOOD[:20]], wanted=GOOD[20:40])
+    bad, good = [1.0, 0.0, 0.2], [0.0, 1.0, 0.2]
+    np.save(stores / "vectors.npy", np.array([good] * 5 + [bad] * 35 + [good] * 20))
+    asked = ("--target", stores / "wanted", "--set", "curate.selection.fraction=0.125")
+    call("step", "select", stores / "pool", stores / "out", *asked, "--embedding", stores / "vectors.npy")
+    assert {*chosen_in(stores / "out")} == {*BAD[:5]}
+    with pytest.raises(DataError, match=r"has 60 rows, and there are 40 \+ 20 \+ 60 documents"):
+        call(
+            *("step", "select", stores / "pool", stores / "again", *asked, "--from", stores / "good"),
+            *("--embedding", stores / "vectors.npy"),
+        )
+    assert not (stores / "again").exists()
+
+
+@pytest.mark.broad
+def test_selection_takes_the_hidden_states_of_a_model(stores):
+    (stores / "model").mkdir()
+    write_checkpoint(stores / "model", plan_of("llama"))
+    written(stores, pool=[*BAD, *GOOD[:20]], wanted=GOOD[20:])
+    asked = ("--target", stores / "wanted", "--set", "curate.selection.fraction=0.25")
+    call("step", "select", stores / "pool", stores / "out", *asked, "--embedding", stores / "model" / "checkpoints")
+    assert {*chosen_in(stores / "out")} == {*GOOD[:20]}
+    with pytest.raises(DataError, match="nothing does not exist; give a run, a checkpoint"):
+        call("step", "select", stores / "pool", stores / "again", *asked, "--embedding", stores / "nothing")
 
 
 def test_the_papers_blend_is_shown_after_any_number_of_tokens():
@@ -346,6 +397,10 @@ def test_the_blend_of_a_run_is_that_of_its_tokens(tmp_path):
         ("step quality good out --by text", "--by: `trivium corpus step quality` does not read this"),
         ("step dedup good out --engine native", "--engine: `trivium corpus step dedup` does not read this"),
         ("step select good out", "--target is missing: `trivium corpus step select` needs it"),
+        (
+            "step select good out --target bad --from good --set curate.selection.method=importance",
+            "--from: curate.selection.method=importance does not read this",
+        ),
         ("step score good out --crawl bad", "--crawl: `trivium corpus step score` does not read this"),
         ("show --count 3", "--count: only --rejects reads this"),
         ("show good0 --after 1B", "--after: only --blend reads this"),

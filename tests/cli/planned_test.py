@@ -27,6 +27,11 @@ def test_the_planner_chooses_a_layout_for_so_many_gpus_and_says_why_in_one_line(
     assert "plans that fit, compute" in told[0]
 
 
+def test_one_gpu_is_not_plural(told) -> None:
+    planned(Given("gpt2", QUICK), 1, None, told.append)
+    assert told[0].startswith("layout for 1 GPU of ")
+
+
 def test_what_the_user_sets_holds_and_the_search_keeps_to_it(told) -> None:
     sets = (*QUICK, "plan.layout.tensor=4", "plan.zero=0", "plan.compiled=false", "machine=selene")
     plan = resolve(planned(Given("llama-3-8b", sets), 16, None, told.append)).checked().plan

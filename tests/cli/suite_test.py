@@ -101,7 +101,7 @@ def test_all_sizes_read_the_same_batches_and_an_interrupted_suite_goes_on(
     (out / "14m/probes" / f"{step_name(2)}.json").unlink()
     ended = again()
     assert (
-        "train: up to date in suite/14m/training" in ended.stdout and f"{step_name(3)} is gone; goes on" in ended.stdout
+        "train: up to date in suite/14m/training" in ended.stdout and f"{step_name(3)} is gone; resumes" in ended.stdout
     )
     changed = {str(p.relative_to(out)) for p, written in files.items() if p.stat().st_mtime_ns != written}
     assert changed == {f"14m/probes/{step_name(2)}.json"}

@@ -186,24 +186,24 @@ def test_a_training_without_its_last_checkpoint_is_not_up_to_date_and_does_again
     before = weights(4)
     remove(out / "training/checkpoints" / step_name(4))
     said, events = again()
-    assert f"{step_name(4)} is gone; goes on" in said
+    assert f"{step_name(4)} is gone; resumes" in said
     assert [event["step"] for event in events[2:]] == [2, 4] and weights(4) == before
     said, events = again()
     assert "up to date" in said and len(events) == 4
     manifest = out / "training/checkpoints" / step_name(4) / MANIFEST
     manifest.unlink()  # what reads the training finds none there either
     said, events = again()
-    assert f"{manifest} is gone; goes on" in said
+    assert f"{manifest} is gone; resumes" in said
     assert [event["step"] for event in events[4:]] == [2, 4] and weights(4) == before
     (pieces,) = manifest.parent.glob("pieces-*")
     with open(pieces, "r+b") as file:
         file.truncate(pieces.stat().st_size - 1)
     said, events = again()
-    assert f"{pieces} has " in said and ": truncated; goes on" in said
+    assert f"{pieces} has " in said and ": truncated; resumes" in said
     assert [event["step"] for event in events[6:]] == [2, 4] and weights(4) == before
     manifest.write_text(manifest.read_text().replace('"step": 4', '"step": 3'))
     said, events = again()
-    assert f"{manifest} does not match its own sha256" in said and "goes on" in said
+    assert f"{manifest} does not match its own sha256" in said and "resumes" in said
     assert [event["step"] for event in events[8:]] == [2, 4] and weights(4) == before
     for step in (2, 4):
         remove(out / "training/checkpoints" / step_name(step))

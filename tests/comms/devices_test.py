@@ -73,7 +73,7 @@ def test_sharing_is_no_remedy_where_a_host_has_no_accelerator() -> None:
     for ranks in (host("a", 8, 8) + host("b", 8, 0), host("a", 8, 0)):
         assert SHARE not in str(problem_of(ranks, wanted=True))
         wrong = str(problem_of(ranks, wanted=False, shared=True))
-        assert "0 GPUs for 8 ranks" in wrong and "TRIVIUM_DEVICES=shared asks for one" in wrong
+        assert "0 GPUs for 8 ranks" in wrong and "TRIVIUM_DEVICES=shared requires one" in wrong
         assert SHARE not in wrong
     assert "a has 0 GPUs for 2 ranks" in str(lacking("a", 0, 2, shared=True))
 

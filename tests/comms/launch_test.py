@@ -162,7 +162,7 @@ def test_ranks_share_accelerators_only_where_that_is_asked_for(monkeypatch, caps
 def test_ranks_that_are_to_share_an_accelerator_need_one(monkeypatch) -> None:
     monkeypatch.setenv("TRIVIUM_DEVICES", "shared")
     with (
-        pytest.raises(TriviumError, match="has 0 GPUs for 2 ranks: .*TRIVIUM_DEVICES=shared asks"),
+        pytest.raises(TriviumError, match="has 0 GPUs for 2 ranks: .*TRIVIUM_DEVICES=shared requires"),
         connected(Place(0, 2, 0, "file:///nowhere", 2)),
     ):
         pass
@@ -237,7 +237,7 @@ SHARED = {"TRIVIUM_DEVICES": "shared"}
         (host_of("a") + host_of("b"), {}, "cpu"),
         (alone_with("a", "x", "x"), {}, "2 ranks on a host with 1 GPU;.*--nproc-per-node 1.*=shared"),
         (alone_with("a", "x", "x"), SHARED, "cuda:0"),
-        (host_of("a", "x", ranks=2) + host_of("b", ranks=2), SHARED, "b has 0 GPUs for 2 ranks: .*=shared asks"),
+        (host_of("a", "x", ranks=2) + host_of("b", ranks=2), SHARED, "b has 0 GPUs for 2 ranks: .*=shared requires"),
         (host_of("a", "x", "y", ranks=3), {}, "3 ranks on a host with 2 GPUs;.*--nproc-per-node 2"),
         (host_of("a", "x", "y", ranks=3), WANTED, "a has 2 GPUs for 3 ranks: .*TRIVIUM_DEVICES=acc"),
         (host_of("a", "x", "y") + host_of("b"), {}, "b has 0 GPUs for 2 ranks: not one for each rank, as"),

@@ -35,7 +35,8 @@ from trivium.corpus.read.read import read_any
 from trivium.corpus.read.warc import Page, write_warc
 from trivium.corpus.select.classifier import Classifier
 from trivium.corpus.select.decontaminate import Keys, cut
-from trivium.corpus.select.select import select
+from trivium.corpus.select.points import whole
+from trivium.corpus.select.select import rank
 from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps, Tally
 from trivium.errors import MachineError
 from trivium.tokens.tokenizer import train_tokenizer
@@ -181,7 +182,7 @@ def cut_up():
 
 def selection(method):
     config = SelectionConfig(method=method)
-    return lambda text: select(["a", "b"], [text, WORDS], [WORDS], config, seed=1)
+    return lambda text: rank(["a", "b"], whole([text, WORDS]), whole([WORDS]), config, seed=1)
 
 
 STEPS = {

@@ -26,6 +26,7 @@ def test_cards_show_the_run(tmp_path):
         "Share of peak": "25.0%",
         "Time": "2 h 0 min",
         "Cost, core-hours": "4.02",
+        "Answers exactly right": "90.0%",
         "Best task": "31.0%",
     }
     assert found["Share of peak"].note == "32 GFLOP/s of an assumed 128 GFLOP/s, 2 CPU cores"

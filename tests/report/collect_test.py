@@ -9,11 +9,12 @@ import pytest
 import trivium.report.collect as module
 from report.fake_run import METRICS, stations, write_run
 from trivium.errors import DataError
+from trivium.report.cards import cards
 from trivium.report.collect import MAX_CURVE_POINTS, Curve, collect, results
 
 KEYS = {
     "funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples", "provenance",
-    "seconds", "plan", "memory", "missing", "corpus", "extraction", "tasks", "incontext", "bias_series",
+    "seconds", "plan", "memory", "missing", "corpus", "answers", "extraction", "tasks", "incontext", "bias_series",
     "outdated", "older",
 }  # fmt: skip
 
@@ -35,7 +36,7 @@ def test_report_json_has_exactly_the_documented_keys(tmp_path):
     """The page also shows the plan and the memory, which are in plan/plan.json and under `training`."""
     promised = {
         *("funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples"),
-        *("provenance", "seconds", "corpus", "extraction", "tasks", "incontext", "bias_series", "outdated"),
+        *("provenance", "seconds", "corpus", "extraction", "answers", "tasks", "incontext", "bias_series", "outdated"),
         "older",
     }
     assert set(results(collect(write_run(tmp_path)))) == promised
@@ -313,3 +314,14 @@ def test_results_of_older_checkpoint_name_both_steps(tmp_path):
     assert another == dict.fromkeys(of_a_model - {"bias_series"}, {"step": 20, "newest": 20})
     shutil.rmtree(tmp_path / "a" / "training" / "checkpoints")
     assert collect(tmp_path / "a")["older"] == {}
+
+
+@pytest.mark.parametrize(("method", "of_pairs"), [("dpo", True), ("next_token", False), (None, False)])
+def test_a_loss_of_preference_pairs_is_not_called_nats_per_token(tmp_path, method, of_pairs):
+    more = {"objective": {"method": method, "settings": {}}} if method else {}
+    begun = {**BEGUN, "training": {**BEGUN["training"], **more}}
+    report = collect(write_run(tmp_path, **{"training/run.json": begun}))
+    assert report["training"]["of_pairs"] is of_pairs
+    notes = [card.note for card in cards(report)]
+    assert any("perplexity" in note for note in notes) is not of_pairs
+    assert any("preference pairs" in note for note in notes) is of_pairs

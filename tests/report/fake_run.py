@@ -88,6 +88,10 @@ def stations() -> dict[str, Any]:
             "resiliparse": {"pages": 90, "word_f1": 0.95, "run_f1": 0.94, "mb_per_cpu_second": 31.0},
             "other": {"missing": "its package is not installed"},
         },
+        "answers/results.json": {
+            name: {"n": 40, "accuracy": share, "interval": [share, share + 0.09], "nats_per_token": 0.5}
+            for name, share in (("before", 0.0), ("after", 0.9))
+        },
         "tasks/results.json": published_tasks(),
         "incontext/results.json": incontext_study(),
         "plan/plan.json": {"format": "trivium-plan-1", "lines": ["This run", "layout tensor 2"], "spans": spans},

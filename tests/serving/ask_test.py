@@ -7,10 +7,14 @@ import pytest
 from evaluation.models import TOKENIZER
 from trivium.errors import DataError
 from trivium.serving import ask
-from trivium.serving.ask import Refused, parse, prompts_of
+from trivium.serving.ask import Completion, Refused, prompts_of
 from trivium.serving.config import ServeConfig
 
 NEAREST = ask._nearest
+
+
+def parse(body, kind=Completion):
+    return ask.parse(body, ServeConfig(), kind)
 
 
 @pytest.mark.parametrize(

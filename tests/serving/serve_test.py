@@ -158,11 +158,14 @@ def test_openai_client_fields_are_accepted(client):
     [
         ({"prompt": None}, "prompt: field required"),
         ({"unknown": None}, "unknown: extra inputs are not permitted"),
-        ({"presence_penalty": 0.5}, "presence_penalty: this server does not apply 0.5; leave the field out, or give 0"),
-        ({"frequency_penalty": False}, "frequency_penalty: this server does not apply false; leave"),
+        ({"presence_penalty": 2.5}, "presence_penalty: input should be less than or equal to 2"),
+        ({"frequency_penalty": False}, "frequency_penalty: input should be a valid number"),
         ({"best_of": 2}, "best_of: this server does not apply 2; leave the field out, or give 1 or n"),
-        ({"logit_bias": {"5": -100}}, "logit_bias: this server does not apply this value; leave"),
-        ({"logit_bias": [0]}, "logit_bias: this server does not apply this value; leave"),
+        ({"logit_bias": {"5": -101}}, "logit_bias: input should be greater than or equal to -100"),
+        ({"logit_bias": {"x": 1}}, "logit_bias: string should match pattern"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias: 99999 is not a token id; the vocabulary has"),
+        ({"logit_bias": {str(k): 1 for k in range(1025)}}, "logit_bias: 1025 is more than 1024"),
+        ({"logit_bias": [0]}, "logit_bias: input should be a valid dictionary"),
         ({"suffix": "end"}, 'suffix: this server does not apply "end"; leave the field out, or give "" or null'),
         ({"user": 5}, "user: input should be a valid string"),
         ({"tools": [{}]}, "tools: this server does not apply this value; leave the field out, or give [] or null"),
@@ -212,11 +215,11 @@ def test_models_health_and_page_are_served(client):
 
 
 def test_unknown_path_error_lists_endpoints(client):
-    paths = [("POST", "/v1/chat/completions", 404), ("GET", "/v1/models/gpt-4", 404), ("GET", "/v1/completions", 405)]
+    paths = [("POST", "/v1/embeddings", 404), ("GET", "/v1/models/gpt-4", 404), ("GET", "/v1/completions", 405)]
     for method, path, status in [*paths, ("GET", "/<script>", 404)]:
         found = client.request(method, path, json={"messages": []})
         error = found.json()["error"]
-        assert found.status_code == status and set(error) == {"message", "type", "param"}
+        assert found.status_code == status and set(error) == {"message", "type", "param", "code"}
         assert "'tiny' is" in error["message"] or "there are POST /v1/completions" in error["message"]
     assert client.get("/v1/completions").headers["allow"] == "POST"
 
@@ -254,7 +257,7 @@ def test_invalid_requests_are_rejected_by_name(client, body, status):
     answer = client.post("/v1/completions", content=body, headers=JSON)
     assert answer.status_code == status, answer.text[:300]
     if status != 200:
-        assert set(answer.json()["error"]) == {"message", "type", "param"}
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert len(answer.text) < 2000
 
 
@@ -460,9 +463,9 @@ def test_others_are_served_while_large_request_is_tokenized(monkeypatch):
     """Tokenizing a megabyte takes a second or two, which would block all others and their streams."""
     from trivium.serving import app
 
-    begun, may_end, read = threading.Event(), threading.Event(), app.prompts_of
+    begun, may_end, read = threading.Event(), threading.Event(), app.task_of
     held = lambda *words: begun.set() or may_end.wait(20) and read(*words)  # noqa: E731
-    monkeypatch.setattr(app, "prompts_of", held)
+    monkeypatch.setattr(app, "task_of", held)
     with listening(LIMITS, Writer(SCORER)) as (url, _):
         asked = []
         one = threading.Thread(

@@ -14,7 +14,9 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
 from trivium.model.inputs import Inputs
 from trivium.parallel.sharding.zero import AdamRule
+from trivium.parallel.tensor.vocabulary import vocabulary_loss
 from trivium.tokens.rows import Rows
+from trivium.training import batches
 from trivium.training.batches import inputs_of, packing, windows
 from trivium.training.trainer import Samples, Trainer
 
@@ -22,7 +24,7 @@ END = 0
 
 
 def test_packing_says_where_documents_start_and_restarts_positions() -> None:
-    packed = packing(np.array([[5, 6, END, 7, END, 8, 9, 4]]), END)
+    packed = packing(Rows.of_text(np.array([[5, 6, END, 7, END, 8, 9, 4, 4]])), END)
     assert packed.starts.tolist() == [[0, 0, 0, 3, 3, 5, 5, 5]]
     assert packed.positions.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
     assert packed.counts.tolist() == [[True, True, False, True, False, True, True, True]]
@@ -51,6 +53,36 @@ def test_weights_are_those_of_the_rows_and_0_where_another_document_begins() -> 
         expected[wrong, 0] = 0
         found = inputs_of(small(model={"documents": documents}), rows, Mesh.single(), dropout=None).weights
         assert found is not None and found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("model", [{}, {"head": "untied", "z_loss": 0.01}])
+def test_losses_of_targets_that_do_not_count_are_left_out_and_change_nothing(
+    model: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = small(model={"documents": "apart", **model}, precision={"weights": "fp64"})
+    draw = np.random.default_rng(3)
+    ids = draw.integers(0, plan.model.vocabulary, (16, 9))
+    rows = Rows.of_text(ids, (draw.random(ids.shape) < 0.3).astype(np.float32))
+    of_head, losses, heads = [], [], vocabulary_loss
+
+    def spied(normed: torch.Tensor, *given: object) -> torch.Tensor:
+        of_head[-1] += normed.shape[:-1].numel()
+        return heads(normed, *given)
+
+    monkeypatch.setattr("trivium.model.layers.head.vocabulary_loss", spied)
+    trainers = []
+    for share in (batches.SPARSE_SHARE, 0.0):
+        monkeypatch.setattr(batches, "SPARSE_SHARE", share)
+        of_head.append(0)
+        trainer = Trainer(plan, Mesh.single(), seed=2, rule=AdamRule())
+        losses.append(trainer.train_step(0, Samples(0, 16, lambda first, n: rows.part(first, first + n)), 1e-3).losses)
+        trainers.append(trainer)
+    counted = int(((rows.weights > 0) & (rows.tokens != plan.model.end_of_text)).sum())
+    assert of_head == [counted, rows.weights.size]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-13)
+    ours, theirs = (dict(trainer.stages[0].named_parameters()) for trainer in trainers)
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])

@@ -143,7 +143,7 @@ def compare(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS, l
     """Return the deviations on this rank of the plan in its own precision from a reference, which may be in that
     precision. Every rank of the mesh calls it, within `way.taken()`."""
     wrong = table_problems(rules_of(plan.model), {p.name: p for p in parameters(plan.model)})
-    if wrong:  # its tensors have nothing to be compared with
+    if wrong:  # its tensors cannot be compared
         table = [Deviation(f"parameter table ({what})", name, math.inf, -1) for name, what in wrong.items()]
         return Findings(table, {})
     trainer = Trainer(plan, mesh, seed=SEED, rule=RULE)

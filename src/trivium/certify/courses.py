@@ -17,7 +17,7 @@ STEPS = 3
 LONG_STEPS = 64
 
 # The schedules of the long course. Each has a warm-up, and a decay that ends before its last step.
-WARMUP_FRACTION, STABLE_FRACTION, END_FRACTION = 0.15, 0.5, 0.9  # of the tokens of the course
+WARMUP_FRACTION, STABLE_FRACTION, END_FRACTION = 0.15, 0.5, 0.9  # shares of the tokens of the course
 PEAK_LR, FINAL_FRACTION = 2e-3, 0.1
 # The loss scale of the long course doubles after SCALE_GROWTH_STEPS finite steps, up to LARGEST_SCALE.
 SCALE_GROWTH_STEPS, LARGEST_SCALE = 7, 2.0**12

@@ -19,7 +19,7 @@ from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 
-HEAD_WIDTH = 4  # where none is given
+HEAD_WIDTH = 4  # default
 ROTARY: Tree = {"norm": "rms_norm", "feed_forward": "gated", "positions": "rotary", "bias": "none"}
 OFFSET: Tree = {"norm": "rms_norm_offset", "feed_forward": "gated_gelu"}
 AFTER: Tree = {"norm_position": "after", "norm_epsilon": MIN_EPSILON_AFTER}
@@ -135,8 +135,8 @@ class Base(NamedTuple):
 
 
 class Together:
-    """Which sets of three features some plan has. They are stored as a cube of booleans, because a plan has thousands
-    of such sets and there are thousands of candidates."""
+    """The sets of three features that at least one plan has. They are stored as a cube of booleans, because a plan has
+    thousands of such sets and there are thousands of candidates."""
 
     def __init__(self, features: Iterable[str]) -> None:
         self.number = {feature: n for n, feature in enumerate(sorted(features))}

@@ -18,7 +18,7 @@ from trivium.plan.schedule import Action, Schedule, inputs, ops, render
 from trivium.seeds import generator_for
 
 DRAWN_AGAIN = ("order",)  # choices of the sweep that are drawn here from all there are
-GIVEN_SHARE = 0.5  # of the pipelines without a ramp, that get a random table
+GIVEN_SHARE = 0.5  # share of the pipelines without a ramp that get a random table
 MAX_MICRO = 3  # sequences
 MAX_MICRO_BATCHES_PER_RANK = 3  # pipeline x this + 1 in a step
 

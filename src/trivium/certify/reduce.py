@@ -217,7 +217,7 @@ def _fewer_words(plan: Plan) -> Iterator[Tree]:
     padded = model.padded_vocabulary(tensor)
     rows = padded // tensor
     empty, partly = divmod(padded - model.vocabulary, rows)
-    units = rows // model.vocabulary_multiple  # of rows, each a multiple
+    units = rows // model.vocabulary_multiple  # number of row units, each of which is a multiple
     few = units if empty else min(units, MIN_VOCABULARY_ROWS + units % 2)
     enough = -(-MIN_VOCABULARY_ROWS // few)
     multiple = min(model.vocabulary_multiple, enough + (enough + model.vocabulary_multiple) % 2)

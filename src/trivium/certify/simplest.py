@@ -71,7 +71,7 @@ SIMPLER: tuple[Tree, ...] = (
     {"partition": {"layers": None}},
     {"batch": {"micro": 1}},
 )
-MICRO_BATCHES = (1, 2)  # of a step, fewest first
+MICRO_BATCHES = (1, 2)  # micro-batches of a step, fewest first
 
 
 def simplest(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:

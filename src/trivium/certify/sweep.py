@@ -27,7 +27,7 @@ from trivium.progress import Progress, silent
 from trivium.provenance import code_commit
 
 REFERENCE_PROCESSES = 2
-PLANS_TOGETHER = 24  # that the same ranks run in turn; if one plan breaks them, each runs again in new ranks
+PLANS_TOGETHER = 24  # plans that the same ranks run in turn; if one plan fails, each runs again in new ranks
 CPU = torch.device("cpu")  # the reference's, and with its random numbers for dropout
 
 

@@ -188,5 +188,5 @@ LONG_WAY = Way(
 DEEP = Way("deep", shaped=thin_and_deep)
 MANY = Way("many", shaped=thin_and_many)
 WAYS = (AS_IT_IS, LARGE, NARROW, FAR)
-EVERY_WAY = (*WAYS, LONG_WAY, DEEP, MANY)  # in which one plan is certified
-IN_TURN = (*WAYS * 3, LONG_WAY, *WAYS * 3, DEEP, *WAYS * 3, MANY)  # in which the plans of a sweep are
+EVERY_WAY = (*WAYS, LONG_WAY, DEEP, MANY)  # modes in which a single plan is certified
+IN_TURN = (*WAYS * 3, LONG_WAY, *WAYS * 3, DEEP, *WAYS * 3, MANY)  # modes of the plans of a sweep, in turn

@@ -19,8 +19,8 @@ _DENIED = "this user may not read or write there: change its owner or mode, or {
 _REMEDY = {
     errno.ENOSPC: "make room there, keep fewer checkpoints (training.keep_last), or {elsewhere}",
     errno.EDQUOT: "the quota is used up: delete something, have it raised, or {elsewhere}",
-    errno.EFBIG: "this process may not write files so large (ulimit -f): raise the limit",
-    errno.EMFILE: "this process may not open so many files at once (ulimit -n): raise the limit",
+    errno.EFBIG: "the file is larger than this process may write (ulimit -f): raise the limit",
+    errno.EMFILE: "this process has too many open files (ulimit -n): raise the limit",
     errno.EROFS: "the file system is read-only: mount it for writing, or {elsewhere}",
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,

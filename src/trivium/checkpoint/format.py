@@ -83,7 +83,7 @@ class _Precision(_Form):
 
 
 class _Plan(_Form):
-    """What a listing shows of a plan; `Checkpoint.plan` checks the rest."""
+    """The parts of a plan that a listing shows; `Checkpoint.plan` checks the rest."""
 
     layout: _Layout | None = None
     precision: _Precision | None = None

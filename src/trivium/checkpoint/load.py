@@ -196,6 +196,7 @@ def newest_good(
     found, problems = first_intact(candidates, mesh, warn, alive)
     if problems and found is None:
         raise CheckpointError(
-            f"none of the {len(candidates)} checkpoints under {root} is intact ({problems[0]}); move them to start anew"
+            f"none of the {len(candidates)} checkpoints under {root} is intact ({problems[0]}); move them away to "
+            f"begin at step 0"
         )
     return found

@@ -19,7 +19,7 @@ from trivium.errors import CheckpointError, ConfigError
 from trivium.provenance import publishing_new
 
 ANOTHER = "choose another --to"
-PIECE_BYTES = 64 << 20  # of a tensor that are in memory at once, at most
+PIECE_BYTES = 64 << 20  # largest part of a tensor in memory
 MAX_FILES = 1 << 16
 _MAX_ITEM_BYTES = max(dtype.itemsize for dtype in TORCH_DTYPES.values())
 
@@ -31,7 +31,7 @@ def reshard(source: Checkpoint, root: Path, *, files: int) -> Path:
     already; CheckpointError if it cannot be written.
     """
     final = root / step_name(source.step)
-    most = min(MAX_FILES, max(1, _bytes(source) // _MAX_ITEM_BYTES))  # at least one element for each
+    most = min(MAX_FILES, max(1, _bytes(source) // _MAX_ITEM_BYTES))  # at least one element per file
     if not 1 <= files <= most:
         raise ConfigError(f"--files ({files}) must be 1 to {most} for {source.directory}")
     if final.exists():

@@ -1,4 +1,4 @@
-"""What `trivium evaluate TARGET` does: published benchmarks over one checkpoint or all of a run."""
+"""`trivium evaluate TARGET`: published benchmarks over one checkpoint or all of a run."""
 
 import fcntl
 import json
@@ -25,7 +25,7 @@ from trivium.untrusted import parse_json, read_bytes, read_json
 if TYPE_CHECKING:
     from trivium.interchange.target import Target
 
-FOLDER = "tasks"  # of a run directory
+FOLDER = "tasks"  # folder in a run directory
 
 
 Tree = Mapping[str, Any]
@@ -34,7 +34,7 @@ Loses = Callable[[Tree, Tree], bool]
 
 
 class Kept:
-    """Where results of one call go, `RUN/name/results.json` and a file of the user's: the latter has this call's alone.
+    """The files of one call's results: `RUN/name/results.json`, and the user's file with the results of this call only.
 
     join: earlier results and those of now as one. loses: whether the joined ones lack something of the earlier; then
     the earlier file stays beside them as `results.previous.json`, `results.previous-2.json`, …, and that is said.
@@ -81,8 +81,8 @@ class Kept:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Inside, no other call joins its results with those of a folder; on file systems without locks two may, in the
-    moment of writing."""
+    """Lock a folder, so that no other call joins its results with those of the folder at the same time. File systems
+    without locks cannot prevent that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -98,7 +98,7 @@ def _free(place: Path) -> Path:
 
 
 def _bytes(place: Path) -> bytes | None:
-    """What is there; None where there is nothing, nothing where it cannot be read."""
+    """Return the content of a file: None if there is none, empty if it cannot be read."""
     try:
         return read_bytes(place) if place.is_file() else None
     except OSError:
@@ -129,7 +129,7 @@ def refuse_layout(checkpoint: Path, layout: Layout) -> None:
 
 
 def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> dict[str, Any] | None:
-    """What `work` finds with a scorer of this checkpoint, its ranks forked here or started by torchrun.
+    """Return what `work` finds with a scorer of this checkpoint, its ranks forked here or started by torchrun.
 
     Plain data; None on ranks of torchrun that have nothing to say. ConfigError where the model does not fit the layout.
     """
@@ -167,7 +167,7 @@ def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> di
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user wants to know. field: what names the tasks."""
+    """The questions of a user. field: the setting that names the tasks."""
 
     tasks: str
     data: Path | None
@@ -254,7 +254,7 @@ def _checkpoints(target: "Target", asked: Asked) -> Sequence[Path]:
 
 
 def about_checkpoint(checkpoint: Path) -> dict[str, Any]:
-    """Which model it is: plain data for results."""
+    """Return which model answered, as plain data for results."""
     from trivium.checkpoint.format import read_manifest
     from trivium.plan.model_shape import ModelShape
     from trivium.plan.parameters import count
@@ -279,18 +279,18 @@ def about_newest(checkpoints: Path) -> dict[str, Any]:
 
 
 def refuse_bad_place(json: Path | None) -> None:
-    """Where --json names no file that could be written: found before the work, not after it."""
+    """Raise ConfigError before the work if the file of --json cannot be written."""
     if json == STANDARD_OUTPUT:
         raise ConfigError("--json -: the table goes to standard output; name a file")
     if json is not None:
-        with suppress(OSError):  # what cannot be made is named below
+        with suppress(OSError):  # a folder that cannot be created is named below
             json.parent.mkdir(parents=True, exist_ok=True)
     refuse_no_place_for("--json", json)
 
 
 def kept(target: "Target", asked: Asked, also: Path | None) -> Kept:
-    """Where results of published tasks go: into the run, beside those of the same checkpoint, and where the user
-    wants them."""
+    """Return the files of results of published tasks: in the run, joined with those of the same checkpoint, and the
+    user's file."""
     from trivium.evaluation.joined import joined, loses
 
     models = [about_checkpoint(checkpoint) for checkpoint in _checkpoints(target, asked)]
@@ -327,7 +327,7 @@ def tell(found: Mapping[str, Any]) -> None:
 
 
 def cut_line(prompts: str, model: Mapping[str, Any]) -> str:
-    """What became of some prompts; prompts: how many of which."""
+    """Return a line about truncated prompts. prompts: number and kind of all."""
     return (
         f"  cut: {prompts}, one for each choice, were longer than the model's {model['sequence']} tokens and lost "
         f"their beginning"
@@ -335,7 +335,7 @@ def cut_line(prompts: str, model: Mapping[str, Any]) -> str:
 
 
 def _in_corpus(result: Mapping[str, Any]) -> str:
-    """How many questions stand in the corpus, and how many of the others are right."""
+    """Return how many questions occur in the corpus, and how many of the others are answered correctly."""
     found = result.get("contamination")
     if found is None:
         return "-"

@@ -60,7 +60,7 @@ def bias(
         return
     refuse_given({"--json": json}, "a run keeps the results in DIR/bias/results.json; leave it out")
     if every and redo:
-        raise ConfigError("--redo: --every measures every checkpoint anew each time it is asked; leave --redo out")
+        raise ConfigError("--redo: --every always measures every checkpoint again; leave --redo out")
     Reads("bias", BIAS.sections).check(sets)
     out = directory_of(place, out)
     run = open_run(out, given_for(out, preset, sets))
@@ -169,7 +169,7 @@ def _lines(result: Result) -> list[str]:
 
 
 def _unmeasured_lines(result: Result) -> list[str]:
-    """Not every model writes adjectives of every group; what has no effect must not look forgotten."""
+    """Return lines about groups without a result, because not every model writes adjectives about every group."""
     return [
         f"  not measured: {row['measure']}, {row['of']}; of it or of the others no text of {row['n']} has a word that "
         "counts"

@@ -92,7 +92,7 @@ def certify(
 
 
 def _beside_the_seed(sets: Sequence[str] | None, random: int | None) -> list[str]:
-    """What is set but the seed, which random plans are drawn with."""
+    """Return the settings other than the seed, with which random plans are drawn."""
     return [each for each in sets or () if random is None or not each.startswith("seed=")]
 
 
@@ -103,7 +103,7 @@ def _refuse_what_would_not_count(many: Sequence[str], of_a_plan: Mapping[str, ob
     if many and given:
         left = " but --set seed=S" if many == ["--random"] else ""
         raise ConfigError(
-            f"{many[0]} certifies plans of its own, for which {' and '.join(given)} would not count{left}; leave "
+            f"{many[0]} certifies generated plans, on which {' and '.join(given)} has no effect{left}; leave "
             f"{' and '.join(given)} out, or {many[0]} to certify the plan given"
         )
     if max_ranks is not None and not many:
@@ -137,8 +137,8 @@ def _one(given: Given) -> Verdict:
 
 
 def _certified(plans: Sequence[Plan], ways: Sequence["Way"]) -> tuple[dict[int, "Certificate"], bool]:
-    """The certificates by the numbers of the plans, each failure printed as soon as it is known, and whether Ctrl-C
-    ended it; where none had failed by then, KeyboardInterrupt goes on."""
+    """Certify the plans and print each failure at once. Return the certificates by number of the plan, and whether
+    Ctrl-C ended the work. If no plan had failed by then, KeyboardInterrupt is raised again."""
     from trivium.certify.sweep import certify as certified
     from trivium.certify.sweep import describe
 
@@ -238,7 +238,7 @@ def _simplest(plan: Plan, verdict: "Certificate") -> Mapping[str, Any]:
 
 
 def _command(plan: Plan) -> str:
-    """What certifies this plan: the difference to the default preset, as options."""
+    """Return the command that certifies this plan, with the difference from the default preset as options."""
     before = dict(leaves(to_tree(resolve(Given(DEFAULT_PRESET)).plan)))
     words = [
         f"plan.{path}={dumps(value)}"

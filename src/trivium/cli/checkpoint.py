@@ -232,7 +232,7 @@ def export_(
         ),
     ] = None,
 ) -> None:
-    """Write a checkpoint as GPT2LMHeadModel or LlamaForCausalLM, with tokenizer; its logits are checked."""
+    """Write a checkpoint as a Hugging Face folder of its architecture, with tokenizer; its logits are checked."""
     from trivium.interchange.export import export_hf
     from trivium.interchange.target import opened, tokenizer_near
 
@@ -336,13 +336,13 @@ def rm(
 
 
 def _one(which: str | None, out: Path) -> Path:
-    """As `_place`, where nothing else is named."""
+    """Return `_place` if no other argument is given."""
     _refuse_another_out([which], out)
     return _place(which, out)
 
 
 def _several(named: Sequence[str], out: Path) -> list[Path]:
-    """As `_place`, where --out is that of one of them at least."""
+    """Return `_place` for each argument; --out must contain at least one of them."""
     _refuse_another_out(named, out)
     return [_place(which, out) for which in named]
 
@@ -358,7 +358,7 @@ def _refuse_another_out(named: Sequence[str | None], out: Path) -> None:
 
 
 def _place(which: str | None, out: Path) -> Path:
-    """As `_path`; of a run directory, its newest."""
+    """Return `_path`, or the newest checkpoint of a run directory."""
     if which is not None and Workspace(Path(which)).saved.is_dir():
         return _path(None, Path(which))
     return _path(which, out)

@@ -20,7 +20,7 @@ from trivium.errors import ConfigError, nearest
 app = App(help="Show and document configs.")
 
 PIPED, NARROWEST, WIDEST = 100, 80, 120  # columns of a line: where no terminal says, and of any terminal
-MIDDLE = 30  # at most of the middle part of a line
+MIDDLE = 30  # largest width of the middle part of a line
 Path = Annotated[str, typer.Argument(metavar="PATH", help="A section or a field; default: all.")]
 
 
@@ -63,7 +63,7 @@ def _under(path: str, known: Sequence[str]) -> list[str]:
 
 
 def _say_wrapped(rows: Sequence[Sequence[str]], header: Sequence[str]) -> None:
-    """A table as wide as the terminal: what is too long goes on in the next line."""
+    """Print a table as wide as the terminal, with long cells wrapped."""
     width = min(max(shutil.get_terminal_size((PIPED, 0)).columns, NARROWEST), WIDEST)
     paths = [_path_lines(row[0], width // 2) for row in rows]
     first = max(len(line) for lines in [[header[0]], *paths] for line in lines)

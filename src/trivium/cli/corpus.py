@@ -62,7 +62,7 @@ KeepWork = Annotated[
     ),
 ]
 KEPT = ".curated.kept"
-MOST_SOURCES = 30  # that a dry run lists
+MOST_SOURCES = 30  # sources that a dry run lists
 SHOWN = 5  # damaged files named on the terminal
 
 
@@ -125,7 +125,7 @@ class Curating:
     keep_work: KeepWork = None
     curation: Curation = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be used again and what done anew; write nothing.")
+        bool, typer.Option("--dry-run", help="Print which results would be reused and which repeated; write nothing.")
     ] = False
 
 
@@ -160,12 +160,12 @@ def run(
     keep_work: KeepWork = None,
     curation: Curation = None,
 ) -> None:
-    """From raw text to token shards; killed at any moment, the same command goes on."""
+    """Turn raw text into token shards. After a kill, the same command resumes."""
     sets = with_curation(sets, curation)
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     harvesting("corpus run", opened.corpus).check(sets)
     check_filters(sets, opened.config.curate)
-    tokenize = tokenizing(workers)  # which has threads under every engine
+    tokenize = tokenizing(workers)  # it has threads under every engine
     runner = chosen_engine(engine, None if engine == "here" else workers)
     tokenize.check(opened, "anew")  # before what is done for it
     refuse_changed(opened)
@@ -182,7 +182,7 @@ app.command(short_help="Write the texts of benchmarks, to be cut out.")(against)
 
 
 def large_losses(run: Run) -> list[str]:
-    """What the curation of a run lost more than a fifth of its text to, as it stands in its funnel."""
+    """Return lines about each reason for which the curation of a run dropped more than a fifth of its text."""
     from trivium.corpus.publish.views import losses_in
 
     return losses_in(run.folder(CURATE.folder) / "funnel.json")
@@ -268,7 +268,7 @@ def _kept(run: Run, keep: bool | None) -> Path | None:
 
 
 def _nothing_kept(run: Run, keep: bool | None) -> list[str]:
-    """What to say where work is to be kept of a curation that is finished: it keeps while it works only."""
+    """Return the message for --keep-work on a finished curation, which can keep work only while it runs."""
     if not keep or run.folder(KEPT).is_dir() or not is_current(CURATE, run):
         return []
     again = f"trivium {CURATE.verb} --out {shlex.quote(str(run.at.root))} --redo --keep-work"
@@ -276,7 +276,7 @@ def _nothing_kept(run: Run, keep: bool | None) -> list[str]:
 
 
 def _foretold(run: Run, keep: bool | None, *, redo: bool) -> list[str]:
-    """What a curation would do."""
+    """Return lines that say what a curation would do."""
     directory = run.at.folder(CURATE.folder)
     if is_current(CURATE, run) and not redo:
         return [f"curate: up to date in {directory}", *_nothing_kept(run, keep)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.cli.model_argument import asked_model, model_path
 from trivium.cli.options import (
     DEFAULT_OUT,
     DEFAULT_PRESET,
@@ -38,9 +39,11 @@ from trivium.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
     from trivium.corpus.read.files import Input
+    from trivium.corpus.select.points import Embed
     from trivium.tokens.recipe import Recipe
 
 STEP = "corpus step"  # whose output it may replace: nothing but its own, for a training has a stamp too
+VECTORS = ".npy"  # ending of a matrix of vectors
 READ = "read"  # the step without a filter: what cannot be read is set aside
 
 Preset = Annotated[
@@ -61,7 +64,7 @@ Target = Annotated[Path, typer.Argument(parser=local_path, metavar="OUT", help="
 # The options that one step reads; all others, which are filters and `read`, read --engine and --workers.
 _OWN: Mapping[str, tuple[str, ...]] = {
     "dedup": ("--by", "--index"),
-    "select": ("--target",),
+    "select": ("--target", "--from", "--embedding"),
     "train-classifier": ("--crawl",),
     "score": ("--model",),
 }
@@ -104,7 +107,26 @@ class Asked:
     target: Annotated[
         Path | None,
         typer.Option(
-            "--target", parser=local_path, metavar="DOCUMENTS", help="select: documents like which more are wanted."
+            "--target", parser=local_path, metavar="DOCUMENTS", help="select: documents of what the model is for."
+        ),
+    ] = None
+    trained_on: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            parser=local_path,
+            metavar="RUN|DOCUMENTS",
+            help="select: what the model was trained on, a run or documents; default: IN stands for it.",
+        ),
+    ] = None
+    embedding: Annotated[
+        Path | None,
+        typer.Option(
+            "--embedding",
+            parser=model_path,
+            metavar="MODEL|FILE.npy",
+            help="select: mean hidden states of a run, checkpoint or Hugging Face folder, or a matrix with a row for "
+            "each document of IN, --target and --from; default: hashed words and word pairs.",
         ),
     ] = None
     crawl: Annotated[
@@ -143,16 +165,19 @@ _NEEDED = ("--target", "--crawl", "--model")
 @with_options_of(Asked)
 @shows("seed", "curate")
 def step(asked: Asked) -> None:
-    """Run one step alone, documents in and documents out; killed at any moment, the same command goes on.
+    """Run one step alone, from documents to documents. After a kill, the same command resumes.
 
-    dedup drops documents that repeat an earlier one, or lines or paragraphs that do. select keeps the documents that
-    bring training closest to a target set, best first (curate.selection). train-classifier trains the classifier of
-    high-quality text on IN against --crawl; score writes every document with its score as `classifier_score`.
+    dedup drops documents that repeat an earlier one, or lines or paragraphs that do. select keeps the documents with
+    which training comes closest to a target, best first (GOT-D): not those most like the target, but those that the
+    target has and the training lacks. They are for a short warm-up before tuning on the target; deduplicate first.
+    train-classifier trains the classifier of high-quality text on IN against --crawl; score writes every document with
+    its score as `classifier_score`.
     """
     known = step_names()
     if asked.name not in known:
         raise ConfigError(f"NAME '{asked.name}': no such step; {nearest(asked.name, known)}")
     options: dict[str, Any] = {"--by": asked.by, "--index": asked.index, "--target": asked.target}
+    options |= {"--from": asked.trained_on, "--embedding": asked.embedding}
     options |= {"--crawl": asked.crawl, "--model": asked.model, "--engine": asked.engine, "--workers": asked.workers}
     own = _OWN.get(asked.name, ("--engine", "--workers"))
     others = {name: value for name, value in options.items() if name not in own}
@@ -208,27 +233,60 @@ def _dedup(asked: Asked, config: RunConfig) -> None:
 
 
 def _select(asked: Asked, config: RunConfig) -> None:
-    from trivium.corpus.select.select import choose_documents
+    from trivium.corpus.select.select import Inputs, choose_documents
 
-    target = asked.target
+    target, before, selection = asked.target, _curated_of(asked.trained_on), config.curate.selection
     assert target is not None, "checked with the options"
+    if selection.method == "importance":
+        refuse_given(
+            {"--from": before, "--embedding": asked.embedding},
+            "curate.selection.method=importance does not read this; leave it out, or set method to transport",
+        )
+    encoder = asked.embedding
+    if encoder is not None and encoder.suffix != VECTORS:
+        encoder = asked_model(encoder)
+    named = {"--target": target, "--from": before, "--embedding": encoder}
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
         pool, wanted = (_read(path, config) for path in (asked.source, target))
-        return choose_documents(config.curate.selection, pool, wanted, into, seed=config.seed)
+        inputs = Inputs(pool, wanted, None if before is None else _read(before, config))
+        with _embedding(encoder, progress) as embed:
+            return choose_documents(selection, inputs, into, seed=config.seed, embed=embed)
 
-    _say_funnel(_written(asked, config, work, {"--target": target}))
+    found = _written(asked, config, work, {name: path for name, path in named.items() if path is not None})
+    _say_funnel(found)
+    say("median characters: " + ", ".join(f"{name} {most:,.0f}" for name, most in found["characters"].items()))
+
+
+def _curated_of(path: Path | None) -> Path | None:
+    """Return the documents that a run was trained on, or the path itself if it is no run."""
+    folder = None if path is None else Workspace(path).folder("curated")
+    return folder if folder is not None and folder.is_dir() else path
+
+
+@contextmanager
+def _embedding(encoder: Path | None, progress: Progress) -> Iterator["Embed | None"]:
+    """Yield the embedding by a model or an .npy file; None for that by hashed words."""
+    from trivium.corpus.select.points import encoded_by, vectors_in
+
+    if encoder is None or encoder.suffix == VECTORS:
+        yield None if encoder is None else vectors_in(encoder)
+        return
+    from trivium.evaluation.embedding import opened_encoder
+
+    with opened_encoder(encoder, progress) as encode:
+        yield encoded_by(encode)
 
 
 def _train_classifier(asked: Asked, config: RunConfig) -> None:
     from trivium.corpus.select.classifier import FILE, train
-    from trivium.corpus.select.select import texts_drawn
+    from trivium.corpus.select.select import draw
 
     crawl, most, seed = asked.crawl, config.curate.classifier.documents, config.seed
     assert crawl is not None, "checked with the options"
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        good, bad = (texts_drawn(_read(path, config), most, seed=seed) for path in (asked.source, crawl))
+        good, bad = (draw(_read(path, config), most, seed=seed).texts for path in (asked.source, crawl))
         model, report = train(good, bad, config.curate.classifier, seed=seed)
         model.save(into / FILE)
         write_json(into / "report.json", report.as_json())
@@ -319,7 +377,7 @@ def _recipe(name: str) -> "Recipe":
 
 
 def _read(path: Path, config: RunConfig) -> "Input":
-    """What is read there, by the settings of a harvest."""
+    """Read the documents of a path with the settings of a harvest."""
     from trivium.corpus.read.files import Input
 
     return Input(path, config.harvest.read)
@@ -327,8 +385,10 @@ def _read(path: Path, config: RunConfig) -> "Input":
 
 @contextmanager
 def _work(out: Path) -> Iterator[Path]:
-    """Where finished pieces lie until the output is there: a command that was killed goes on with them. One that is
-    refused does not, as whatever fixes its input or settings makes other work of it, and leaves none."""
+    """Yield the folder of finished pieces, which exists until the output is complete, so that a killed command resumes.
+
+    After an error in input or settings the pieces are deleted, because fixing it changes the work.
+    """
     pieces = work_of(out)
     try:
         yield pieces
@@ -348,7 +408,7 @@ def _written(
     places = {"IN": asked.source, **(inputs or {})}
     for name, path in places.items():
         _refuse_replaced(name, path, out)
-        if name != "--model":  # which is no text
+        if name not in ("--model", "--embedding"):  # these options name no text
             refuse_inside("OUT", out, name, path)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     from trivium.corpus.kernels.warm_up import compile_once
@@ -392,7 +452,7 @@ def _say_funnel(found: Mapping[str, Any]) -> None:
 
 
 SHOWN = 300  # characters of a reject's text
-REJECTS = 10  # that are drawn
+REJECTS = 10  # number of documents that are drawn
 SAMPLE_TOKENS = 2048
 
 

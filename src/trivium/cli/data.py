@@ -202,7 +202,7 @@ def _texts(record: Record, step: int, row: int, position: int) -> dict[str, Any]
 
 
 def _curation(record: Record, document: str) -> tuple[dict[str, Any] | None, str | None]:
-    """What curation kept of the document, or why that is not known: the corpus is gone, or another one by now."""
+    """Return what curation kept of the document, or why that is unknown: the corpus was deleted or replaced."""
     from trivium.corpus.publish.views import history
 
     if record.curated is None:
@@ -340,7 +340,7 @@ def adopt_into(
     sources = source_names((*pairs.train, *pairs.validation))
     folder = run.at.folder("tokens")
     _refuse_to_replace(folder, sources.values(), redo=redo)
-    # Where a pair lies is no part of what it is: a training goes on when its pairs have moved.
+    # The paths of pairs are no input, so a training may resume after they have moved.
     inputs = {
         "tokenizer": words.identity,
         "pairs": fingerprint([[source, _state(prefix)] for source, prefix in sources.items()]),

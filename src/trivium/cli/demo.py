@@ -43,7 +43,7 @@ from trivium.untrusted import read_json
 STAGES: tuple[Stage, ...] = (HARVEST, CURATE, TOKENIZE, PLAN, TRAIN, PROVE, EVALUATE, BIAS, GENERATE)
 MOVES_AFTER = 40  # steps
 LAYOUT_FIELDS = ("plan.layout", "training.fastest_after")
-COLUMNS = 116  # of a line of a sample
+COLUMNS = 116  # width of a line of a sample
 NAMES = ("doctor", *(stage.name for stage in STAGES), "report")
 
 app = App()
@@ -80,7 +80,7 @@ def demo(
     TOKENIZE.check(run, "anew")  # before what is done for it
     run = replace(run, tokens=None)  # it makes its own, whatever was trained here before
     trains_anew = start is not None and NAMES.index(start) <= NAMES.index(TRAIN.name)
-    check_host(run, given, insists=any_machine, redo=trains_anew, verb="demo")
+    check_host(run, given, insists=any_machine, redo=trains_anew, words=("demo",))
     if not dry_run:
         walk(run, redo_from=start)
 

@@ -16,7 +16,7 @@ from trivium.config import differences, to_tree
 from trivium.errors import DataError
 from trivium.provenance import write_json
 
-CORPUS_FOLDERS = ("curated", "tokens")  # of a run directory
+CORPUS_FOLDERS = ("curated", "tokens")  # folders of a run directory
 
 app = App()
 

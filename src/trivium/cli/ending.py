@@ -47,7 +47,7 @@ def told(error: BaseException) -> TriviumError:
 
 
 def no_new_files_in(folder: Path) -> str:
-    """Why nothing can be written in a folder; nothing where it can. It is tried: /proc has mode bits that allow it."""
+    """Return why no file can be written in a folder, or an empty text. It is tried, because mode bits can mislead."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return ""
@@ -72,8 +72,8 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Inside, a signal that ends this process raises SystemExit(128 + signal): a copy of a model, or a training, goes
-    first. What is forked from here ends by the signal itself, without clearing up what is this process's."""
+    """Raise SystemExit(128 + signal) on a signal that ends this process, so that it first deletes a copied model or
+    ends a training. Forked processes end by the signal itself and do not clean up for this one."""
     own = os.getpid()
 
     def end(number: int, _: FrameType | None) -> None:
@@ -96,7 +96,7 @@ def ended_in_order() -> Iterator[None]:
 
 
 def ended_by_signals() -> None:
-    """For a fork: it clears up nothing, and in a collective it would not hear."""
+    """Let signals end this forked process at once: it cleans up nothing, and no handler would run in a collective."""
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -37,8 +37,8 @@ Target = Annotated[
     typer.Argument(
         parser=model_path,
         metavar="MODEL",
-        help="Ask this run, checkpoint, Hugging Face folder or hf:ORG/NAME published tasks. Without it: the run of "
-        "--out, on tasks made of its own held-out documents.",
+        help="Evaluate this run, checkpoint, Hugging Face folder or hf:ORG/NAME on published tasks. Without it, "
+        "evaluate the run of --out on tasks made from its held-out documents.",
     ),
 ]
 Tasks = Annotated[

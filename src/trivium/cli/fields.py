@@ -1,4 +1,4 @@
-"""What the fields of a config may be, and what they mean: the comments beside their definitions."""
+"""The allowed values of config fields and their meanings, which are the comments beside their definitions."""
 
 import ast
 import inspect

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trivium.evaluation.incontext import Study
     from trivium.interchange.target import Target
 
-FOLDER = "incontext"  # of a run directory
+FOLDER = "incontext"  # folder in a run directory
 
 app = App()
 
@@ -102,7 +102,7 @@ def _study(task: str, data: Path | None, config: IncontextConfig) -> "Study":
 
 
 def _measured(target: "Target", study: "Study", every: bool, progress: Progress) -> Iterator[dict[str, Any]]:
-    """What is found of each checkpoint; on ranks of torchrun that have nothing to say there is none."""
+    """Return the results of each checkpoint; none on ranks of torchrun other than the first."""
     from trivium.evaluation.incontext import measure
 
     for checkpoint in target.checkpoints if every else (target.newest,):
@@ -150,7 +150,7 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
         for name, reason in reasons.items():
             say(f"  left out: {kind} {name}: {reason}")
     if found["order_complete"]:
-        say(f"  order: all {len(found['order'])} orders of the same shots, no more were to be drawn")
+        say(f"  order: all {len(found['order'])} orders of the same shots were measured")
 
 
 def _signed(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""`trivium launch --print`: job files that place ranks on nodes, pass on signals, and start again what may go on."""
+"""`trivium launch --print`: job files that place ranks on nodes, forward signals, and restart failed jobs."""
 
 import json
 import math
@@ -31,19 +31,19 @@ from trivium.plan.mapping import problems
 app = App()
 
 MODULE = "trivium.cli.main train"
-# Between the moment all ranks have saved and the moment the last of them has ended.
+# Time between the save of all ranks and the end of the last one.
 MARGIN_SECONDS = 20
-# Fields that a training reads files by; beside these the machine, where it is a file.
+# Fields with paths of files that a training reads. `machine` may be a path, too.
 PATHS = ("plan.rows", "training.start_from", "training.evaluation.data")
 
 
-# How a file for torchrun is started, as its comment says: on one host; on so many hosts, which share a directory.
+# The comment in a file for torchrun that says how to start it, on one host and on several.
 ON_ONE_HOST = """Start it on one host:
 #   bash this-file"""
 ON_HOSTS = """Start it on each of {} hosts, at about the same time:
 #   FIRST_HOST=address-of-one-of-them bash this-file
 # All hosts share {}."""
-# How hosts find one another: each takes the address from which it reaches the first.
+# Each host uses the address from which it reaches the first host.
 ADDRESSES = """FIRST_ADDR=$(python -c 'import socket, sys; print(socket.gethostbyname(sys.argv[1]))' "${FIRST_HOST:?}")
 LOCAL_ADDR=$(python -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.connect((sys.argv[1], 1)); print(s.getsockname()[0])' "$FIRST_ADDR")
@@ -53,19 +53,19 @@ RENDEZVOUS = (
     '--rdzv-backend c10d --rdzv-endpoint "$FIRST_ADDR:${{PORT:-29400}}" --rdzv-id {name} '
     '--rdzv-conf "is_host=$IS_FIRST,join_timeout={seconds}" --local-addr "$LOCAL_ADDR"'
 )
-ATTEMPTS = "attempts.sh"  # what the files for torchrun and Kubernetes have alike
-IN_POD = " " * 14  # how far a script is indented there
-# That a host whose accelerators have failed ends the attempt, instead of computing on its processors.
-EXPECTS = """# A rank without a device of its own fails, and is tried again; `any` lets hosts compute on processors.
+ATTEMPTS = "attempts.sh"  # the part that the files for torchrun and Kubernetes share
+IN_POD = " " * 14  # indentation of a script in a Kubernetes file
+# Makes a host whose GPUs have failed end the attempt instead of computing on its CPUs.
+EXPECTS = """# A rank without its own GPU fails and is restarted; `any` lets hosts compute on their CPUs.
 export TRIVIUM_DEVICES=${TRIVIUM_DEVICES:-accelerators}
 """
-EXPECTS_IN_POD = """            # A rank without a device of its own fails, and is tried again.
+EXPECTS_IN_POD = """            # A rank without its own GPU fails and is restarted.
             - {name: TRIVIUM_DEVICES, value: accelerators}
 """
 
 
 class Target(StrEnum):
-    """Who starts the ranks."""
+    """The program that starts the ranks."""
 
     slurm = "slurm"
     kubernetes = "kubernetes"
@@ -80,7 +80,7 @@ FILES: Mapping[Target, str] = {
 
 
 class Nodes(NamedTuple):
-    """How ranks are placed: `per_node` on each of so many nodes; on devices of their own, or on cores.
+    """The placement of ranks: `per_node` on each of `nodes` nodes, on their own devices or on cores.
 
     fills_nodes: whether these are all devices of the nodes.
     """
@@ -114,9 +114,9 @@ class Asked:
 @shows("seed", "plan", "training", "machine")
 @with_options_of(Asked)
 def launch(asked: Asked) -> None:
-    """Print a job file for a run: ranks on the nodes of its machine, signals that save, and restarts that go on.
+    """Print a job file for a run: it places ranks on nodes, saves on a signal, and resumes after a failure.
 
-    Nothing is started; what `train` would refuse is refused. `machine` in the config says how many devices a node has.
+    Nothing is started, and what `train` would refuse is refused. `machine` in the config gives the devices of a node.
     """
     out, preset, tokens = asked.out, asked.preset, asked.tokens
     if asked.target is Target.kubernetes:
@@ -155,7 +155,7 @@ def _refuse_what_train_would(out: Path, given: Given, tokens: Path | None) -> No
     if found:
         raise ConfigError("\n".join(found))
     if ((tokens or out / "tokens") / MANIFEST).is_file():
-        with suppress(MachineError):  # what this machine lacks, which only prints
+        with suppress(MachineError):  # this machine only prints the file, so it may lack what the run needs
             would(out, given, tokens)
 
 
@@ -259,12 +259,12 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
 
 
 def _slurm_devices(where: Nodes) -> str:
-    """What ranks ask of their node: a core each, or devices, and with all of them all of the node. Slurm would bind
-    a rank to one core, and give the job that core's share of the memory."""
+    """Return the request of a job: a core or a device per rank, and the whole node with all its devices. By default
+    Slurm would bind a rank to one core and give the job that core's share of the memory."""
     if not where.has_devices:
         return "#SBATCH --cpus-per-task=1"
     whole = ["#SBATCH --exclusive", "#SBATCH --mem=0"] if where.fills_nodes else []
-    part = ["# A part of a node's devices: add its share of cores and memory (--cpus-per-gpu, --mem-per-gpu)."]
+    part = ["# The job uses some of a node's GPUs: add its share of cores and memory (--cpus-per-gpu, --mem-per-gpu)."]
     return "\n".join([f"#SBATCH --gpus-per-node={where.per_node}", *(whole or part)])
 
 

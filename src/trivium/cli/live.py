@@ -1,4 +1,4 @@
-"""How far a training is, in one line."""
+"""The progress of a training in one line."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median

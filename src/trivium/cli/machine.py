@@ -23,7 +23,7 @@ DISK_BYTES = 300 << 20
 SHM_BYTES = 64 << 20
 PORTS = 8
 FILES = 1024
-DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, of AMD, of Windows' Linux
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # drivers of NVIDIA, of AMD, and of WSL
 # A process of its own asks: here no rank could be forked any more that uses what was asked about.
 ASKED_OF_TORCH = """
 import torch
@@ -61,8 +61,8 @@ class Facts(NamedTuple):
     memory_bytes: int  # available now
     disk_bytes: int  # free where the output goes
     shm_bytes: int | None  # None where the platform has no /dev/shm
-    ports: int  # of PORTS asked for, those that could be had on the loopback
-    files: int | None  # a process may open so many; None when there is no limit
+    ports: int  # number of PORTS that could be opened on the loopback
+    files: int | None  # number of files that a process may open; None: no limit
     out: Path
     writable: str  # empty, or why not
     messages: str  # empty, or why ranks cannot read each other's memory

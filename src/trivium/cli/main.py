@@ -24,11 +24,14 @@ GO_ON = (
     "corpus",
     "tokenize",
     "train",
+    "tune",
     "suite",
     "recipes",
+    "judge",
     "prove",
 )  # after an interruption; other verbs begin anew
-ASKING = ("evaluate", "incontext", "bias", "generate", "serve")  # a model, which may be brought in for it
+# These verbs ask a model, which may be brought in for it.
+ASKING = ("evaluate", "incontext", "bias", "generate", "chat", "judge", "serve")
 MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
 
@@ -53,14 +56,17 @@ VERBS = (
     Verb("data", "Data", "trivium.cli.data", "From tokens to documents and back; take tokens made elsewhere."),
     Verb("plan", "Plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
     Verb("launch", "Plan", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
-    Verb("train", "Train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("train", "Train", "trivium.cli.train", "Train under a layout; resume from the last checkpoint."),
     Verb("suite", "Train", "trivium.cli.suite", "Train several sizes on the same batches; examine every checkpoint."),
+    Verb("tune", "Tune", "trivium.cli.tune", "Tune a model on conversations, with adapters or in full."),
     Verb("metrics", "Train", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
     Verb("checkpoint", "Train", "trivium.cli.checkpoint", "List, verify, exchange and remove checkpoints."),
     Verb("generate", "Use", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
+    Verb("chat", "Use", "trivium.cli.chat", "Talk with a tuned model on a terminal or through a pipe."),
     Verb("serve", "Use", "trivium.cli.serve", "Answer over HTTP, with a playground, on this machine."),
     Verb("evaluate", "Use", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
     Verb("incontext", "Use", "trivium.cli.incontext", "Study how answers depend on the solved examples before them."),
+    Verb("judge", "Use", "trivium.cli.judge", "Score translations or summaries; compare judges with people."),
     Verb("bias", "Use", "trivium.cli.bias", "Measure what a checkpoint associates with whom."),
     Verb("report", "Use", "trivium.cli.report", "Gather a run's results in one self-contained page."),
     Verb("diff", "Use", "trivium.cli.diff", "Compare two checkpoints, corpora or configs."),
@@ -91,7 +97,7 @@ class LazyVerbs(TyperGroup):
         return name, command, rest
 
     def make_context(self, info_name: Any, args: list[str], *more: Any, **extra: Any) -> Any:
-        """As of TyperGroup, with errors of usage as below."""
+        """Call TyperGroup.make_context, with usage errors as below."""
         with usage_errors_told():
             return super().make_context(info_name, args, *more, **extra)
 

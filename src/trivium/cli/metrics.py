@@ -69,7 +69,7 @@ def metrics(
         ),
     ] = None,
     last: Annotated[
-        int | None, typer.Option("--last", metavar="N", min=1, help=f"Print so many steps; default: {SHOWN}.")
+        int | None, typer.Option("--last", metavar="N", min=1, help=f"Print this number of steps; default: {SHOWN}.")
     ] = None,
     follow: Annotated[
         bool,
@@ -196,20 +196,20 @@ def _batches(lines: Any, folder: Path, *, follow: bool) -> Iterator[Iterable[Map
 
 WINDOW = 10  # steps whose losses are averaged
 MOST_FIELDS = 6  # as columns; the others are named below
-LOCAL = ("training.start_from", "training.evaluation.data")  # where something lies
+LOCAL = ("training.start_from", "training.evaluation.data")  # fields with local paths
 ABSENT = "-"
 
 
 class Losses(NamedTuple):
     """A training's newest losses up to a number of tokens, of validation and as the mean of the last WINDOW steps."""
 
-    tokens: int  # of the record with the most, 0 where there is no record
+    tokens: int  # tokens of the record with the most, or 0 without records
     validation: float | None
     training: float | None
 
 
 class Training(NamedTuple):
-    """What is compared of a run. fields: its settings by path; tokens: digest of its token shards."""
+    """The compared properties of a run. fields: its settings by path; tokens: digest of its token shards."""
 
     name: str
     log: Path

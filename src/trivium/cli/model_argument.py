@@ -1,4 +1,4 @@
-"""What a user may name as a model: one place for every command and option."""
+"""The models that a user may name, for every command and option."""
 
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,7 @@ from trivium.untrusted import read_json
 PRESET = "preset.yaml"  # beside an imported checkpoint
 MODELS = "a name that `trivium models` lists, a config file, a run, a checkpoint, a Hugging Face folder or hf:ORG/NAME"
 _WITH_WEIGHTS = "a run, a checkpoint, a Hugging Face folder or hf:ORG/NAME"
-_DRAWN_BY = ("temperature", "top_k", "top_p")  # of generation_config.json, where it says do_sample
+_DRAWN_BY = ("temperature", "top_k", "top_p")  # fields of generation_config.json that apply with do_sample
 
 
 class Model(NamedTuple):
@@ -47,7 +47,7 @@ def model_named(name: str) -> Model:
             settings = beside or run
             return Model("checkpoint", str(found)) if settings is None else Model("config", str(settings))
     except (OSError, ValueError):  # a name of thousands of characters, or one with a NUL
-        return Model("config", name)  # which is refused there
+        return Model("config", name)  # the config rejects it
     raise ConfigError(f"there is no preset '{shown(name)}'; {_nearest(name)}")
 
 
@@ -147,7 +147,7 @@ def _tokens_of(folder: Path) -> tuple[Tree, list[str]]:
     named = str(path.absolute())
     try:
         words = given_tokenizer(str(folder))
-    except (ConfigError, DataError) as error:  # of several ends, the first is right for prompts
+    except (ConfigError, DataError) as error:  # if there are several end tokens, the first is right for prompts
         told = [f"to train from it: {error}"]
         try:
             return {"tokenizer": named, "vocabulary": load_tokenizer(path).vocabulary}, told

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 DEFAULT_PRESET = "demo"
 DEFAULT_OUT = Path("runs/demo")
-OF_DEFAULT_CORPUS = ("max_bytes", "shortest", "html_fraction", "planted")  # of the harvest
+OF_DEFAULT_CORPUS = ("max_bytes", "shortest", "html_fraction", "planted")  # fields of the harvest
 # Sections of the curation, and the filters that have their thresholds from each.
 FILTERS_OF: Mapping[str, tuple[str, ...]] = {
     name: (name,) for name in ("language", "repetition", "c4", "fineweb", "privacy", "classifier")
@@ -59,7 +59,7 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override one field; may be given many times.")
 ]
 Ranks = Annotated[
-    int | None, typer.Option("--ranks", metavar="8|4|1", help="Take the ready layout for so many processes.")
+    int | None, typer.Option("--ranks", metavar="8|4|1", help="Use the ready-made layout for this number of processes.")
 ]
 Corpus = Annotated[
     str | None,
@@ -140,9 +140,9 @@ def refuse_no_place_for(option: str, file: Path | None) -> None:
 
 
 def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int | None = None) -> Given:
-    """What the user gave; without --preset, the run directory's own config goes on."""
+    """Return what the user gave. Without --preset, the config of the run directory is used."""
     stored = Workspace(out).config
-    if preset is None and is_model_folder(out):  # its config.json is another file than a run's
+    if preset is None and is_model_folder(out):  # its config.json is not that of a run
         raise ConfigError(
             f"{out} is a folder of Hugging Face, and this verb works in a run directory; `trivium checkpoint import` "
             f"brings its weights into one, and evaluate, incontext, generate and serve ask it as it is"
@@ -158,10 +158,9 @@ def directory_of(place: Path | None, out: Path) -> Path:
 
 
 class Reads(NamedTuple):
-    """What a command reads of a run's config, besides the seed.
+    """The sections of a run's config that a command reads, besides the seed.
 
-    verb: as it is typed. sections: those that it reads. never: places in them that it does not read, with what is said
-    of one.
+    verb: the command as it is typed. never: places in these sections that it does not read, with the message for each.
     """
 
     verb: str
@@ -234,7 +233,7 @@ def with_curation(sets: list[str] | None, curation: bool | None, *, harvests: bo
     return [*(sets or ()), f"curate.keep_all={str(not curation).lower()}", *cuts]
 
 
-_OF_KEEP_ALL = ("keep_all", "extract", "document_seconds", "blend", "shard_bytes")  # what it leaves in effect
+_OF_KEEP_ALL = ("keep_all", "extract", "document_seconds", "blend", "shard_bytes")  # keep_all leaves these in effect
 
 
 def check_filters(sets: list[str] | None, config: CurateConfig) -> None:

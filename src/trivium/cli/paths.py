@@ -59,7 +59,7 @@ def _settings(scheme: str, user: str, password: str) -> dict[str, Any] | None:
 
 
 def _configure(scheme: str, settings: dict[str, Any]) -> None:
-    """For this process, which may have read the environment already, and for those that it starts."""
+    """Configure this process, which may have read the environment already, and processes that it starts."""
     import fsspec.config
 
     os.environ[f"FSSPEC_{scheme.upper()}"] = json.dumps(settings)

@@ -59,7 +59,7 @@ def plan(
     ranks: Ranks = None,
     redo: Redo = False,
 ) -> None:
-    """Without a command: price the run in DIR, rank its layout among others, and write DIR/plan/plan.json."""
+    """Without a command, price the run in DIR, rank its layout among others, and write DIR/plan/plan.json."""
     verb = context.invoked_subcommand
     if verb is None:
         perform(PLAN, open_run(out, given_for(out, preset, sets, ranks)), redo=redo)
@@ -82,7 +82,7 @@ def _refuse_before(verb: str, context: typer.Context) -> None:
 
 
 def _told(value: Any) -> str:
-    """What an option was given, as it was written."""
+    """Return the value of an option as it was typed."""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -104,7 +104,7 @@ class Asked:
     sets: Sets = None
     ranks: Ranks = None
     tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="N", help="Price a whole training on so many tokens, as 270B.")
+        str | None, typer.Option("--tokens", metavar="N", help="Price a full training on N tokens, such as 270B.")
     ] = None
     failures: Annotated[
         tuple[float, float] | None,
@@ -207,7 +207,7 @@ def _say_map(plan: Plan, machine: Machine, asked: Asked) -> None:
 
 
 def devices_of_node(machine: Machine, ranks: int) -> int:
-    """How many ranks one node takes: all of them where ranks share its devices."""
+    """Return the number of ranks on one node: all of them if ranks share its devices."""
     return ranks if machine.sharing == "shared" else machine.devices_per_node
 
 

@@ -86,7 +86,7 @@ def tell(plan: Plan, machine: Machine, asked: Asked, stack: LearnedStack | None 
 
 
 def seconds_by_batch(plan: Plan, machine: Machine, full: float) -> Callable[[int], float]:
-    """Seconds of a step of so many sequences, when the full batch takes `full`: as the closed form has their ratio."""
+    """Return a function from sequences to seconds of a step: `full` for the full batch, in the closed form's ratio."""
     case, code = case_of(plan), SCHEDULES[plan.schedule]
     strides = strides_of(plan.layout, machine)
 
@@ -99,7 +99,7 @@ def seconds_by_batch(plan: Plan, machine: Machine, full: float) -> Callable[[int
 
 
 def with_batch(plan: Plan, sequences: int) -> Plan:
-    """The plan of a step of so many sequences; the full batch's own plan where it is the full one."""
+    """Return the plan of a step with `sequences` sequences; the given plan if these are the full batch."""
     if sequences == plan.batch.sequences:
         return plan
     return plan.model_copy(update={"batch": Batch(sequences=sequences, micro=plan.batch.micro)})

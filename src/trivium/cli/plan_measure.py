@@ -97,7 +97,7 @@ def _probe(ranks: int, out: Path, raw: Path | None) -> None:
 
 
 def probe_lines(found: "Probed") -> list[str]:
-    """What was found, and how well the cost model repeats it."""
+    """Return lines with the measurements, and how well the cost model reproduces them."""
     m = found.machine
     link = m.node_link
     rows = [

@@ -36,7 +36,7 @@ Model = Annotated[
         autocompletion=preset_names,
     ),
 ]
-MOST = 10**9  # of anything that is counted: arithmetic over thousands of plans is of 64 bits
+MOST = 10**9  # largest count, because arithmetic over thousands of plans has 64 bits
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, max=MOST, help="How many of its nodes.")]
 RankCount = Annotated[
     int | None,

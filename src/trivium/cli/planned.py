@@ -16,6 +16,7 @@ from trivium.planner.config import SearchSpace
 from trivium.planner.remedies import does_not_fit
 from trivium.planner.search import best_search
 from trivium.planner.search_text import because
+from trivium.units import counted
 
 # Fields of a plan that a search chooses, and the field of the search that restricts each.
 _SEARCHED = {
@@ -39,9 +40,9 @@ _RESET: Mapping[str, Any] = {"plan.rows": None, "plan.partition.layers": None}
 
 
 def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[str], None] = say) -> Given:
-    """Return what the user gave, with the layout for so many GPUs as further overrides. Overrides of the user hold,
-    and the search keeps to them. A run that was planned for as many GPUs keeps its layout. tell: where the choice is
-    reported. out: the run directory, if there is one."""
+    """Return what the user gave, with the layout for `gpus` GPUs as further overrides. The search keeps the user's
+    overrides, and a run that was planned for as many GPUs keeps its layout. tell: reports the choice. out: the run
+    directory, if there is one."""
     if gpus is None:
         return given
     if given.ranks is not None:
@@ -50,7 +51,7 @@ def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[st
     wanted = resolve(given)
     plan = _kept(wanted, gpus, out)
     if plan is not None:
-        tell(f"layout for {gpus:,} GPUs: that of the run in {out}")
+        tell(f"layout for {counted(gpus, 'GPU')}: that of the run in {out}")
     else:
         plan = _found(wanted, gpus, pinned(stated), tell)
     chosen = {path: value for path, value in leaves(to_tree(plan), "plan.") if path in (*_SEARCHED, _ACTIVATION)}
@@ -82,7 +83,7 @@ def _found(wanted: RunConfig, gpus: int, restrictions: Tree, tell: Callable[[str
     found = best_search(wanted.plan, machine_of(wanted.machine), gpus, space)
     if not len(found.ranking.order):
         raise ConfigError(f"--gpus {gpus}: {does_not_fit(found)}")
-    tell(f"layout for {gpus:,} GPUs of {found.machine.name}: {because(found)}")
+    tell(f"layout for {counted(gpus, 'GPU')} of {found.machine.name}: {because(found)}")
     return found.chosen.plan
 
 

@@ -1,4 +1,4 @@
-"""What a config's plan costs on its machine, before anything runs; no torch."""
+"""The cost of a config's plan on its machine, before anything runs and without torch."""
 
 import os
 import shlex
@@ -34,7 +34,7 @@ Gpus = Annotated[
         metavar="N",
         min=1,
         max=MAX_PLAN_RANKS,
-        help="Let the planner choose the layout for so many GPUs of --machine; what --set says of it holds.",
+        help="Let the planner choose the layout for this number of GPUs of --machine; values of --set are kept.",
     ),
 ]
 
@@ -84,7 +84,7 @@ def setting_lines(config: RunConfig) -> list[str]:
     return ["settings that differ from the defaults (in full: trivium config show):", *lines]
 
 
-LINE_COLUMNS, SECTION_COLUMNS, VALUE_COLUMNS = 116, 22, 50  # of the list of settings
+LINE_COLUMNS, SECTION_COLUMNS, VALUE_COLUMNS = 116, 22, 50  # widths of the list of settings
 MOST_SETTING_LINES = 12
 SMI_SECONDS = 2.0  # nvidia-smi takes half a second
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -159,14 +159,15 @@ def _changed(given: Given, change: Change) -> Given:
     """Return what the user gave with a change, which takes the place of settings of the same fields."""
     fields = {each.partition("=")[0] for each in change.sets}
     kept = [each for each in given.assignments if each.partition("=")[0] not in fields]
-    return Given(given.preset, (*kept, *change.sets), change.ranks or given.ranks)
+    return given._replace(assignments=(*kept, *change.sets), ranks=change.ranks or given.ranks)
 
 
 def _command(words: Sequence[str], given: Given) -> str:
     """Return the command as it is typed."""
     ranks = [] if given.ranks is None else ["--ranks", str(given.ranks)]
     sets = [word for each in given.assignments for word in ("--set", each)]
-    return shlex.join(["trivium", *words, "--preset", given.preset, *ranks, *sets])
+    preset = [] if given.defaults else ["--preset", given.preset]  # for commands without --model
+    return shlex.join(["trivium", *words, *preset, *ranks, *sets])
 
 
 def _accelerators(environment: Mapping[str, str]) -> tuple[tuple[str, int], ...] | None:

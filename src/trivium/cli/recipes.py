@@ -37,7 +37,7 @@ app = App()
 
 @app.callback(invoke_without_command=True)
 def recipes(context: typer.Context) -> None:
-    """Without a command: list the recipes, with the time that the planner expects for their training."""
+    """Without a command, list the recipes with the time that the planner expects for their training."""
     if context.invoked_subcommand is not None:
         return
     rows = []

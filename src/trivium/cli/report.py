@@ -83,6 +83,6 @@ def _name_of_gpu(device: str) -> str:
 
 
 def _program() -> str:
-    """How the user calls trivium: its path where the shell would not find it by name."""
+    """Return how the user calls trivium: by its path if the shell would not find the name."""
     called = sys.argv[0]
     return "trivium" if shutil.which("trivium") or not called.endswith("/trivium") else called

@@ -43,7 +43,7 @@ from trivium.training.rates import recipe_problems
 from trivium.untrusted import read_text
 
 HERE = "here"  # the machine this runs on
-BASE = "demo"  # what a model of Hugging Face is trained with, unless told otherwise
+BASE = "demo"  # default settings of a training from a Hugging Face model
 
 
 def _ready(schedule: str, **degrees: int) -> Tree:
@@ -52,7 +52,7 @@ def _ready(schedule: str, **degrees: int) -> Tree:
     return {"layout": layout, "schedule": schedule, "rows": None, "partition": {"layers": None}}
 
 
-# Layouts for so many processes on one machine; --ranks chooses one.
+# Layouts by number of processes on one machine; --ranks chooses one.
 LAYOUTS: Mapping[int, Tree] = {
     1: _ready("1f1b", tensor=1, pipeline=1, data=1, chunks=1),
     4: _ready("interleaved", tensor=2, pipeline=2, data=1, chunks=2),
@@ -67,7 +67,7 @@ class RunConfig(Config):
 
     @classmethod
     def meant(cls, name: str, paths: Mapping[str, str]) -> Iterable[str]:
-        """Also those that other training systems call so."""
+        """Return the fields with this name, including those that other training systems call so."""
         return fields_meant(name, paths)
 
     seed: Annotated[int, Field(ge=0), Short("seed")] = 1234  # seed of every random choice
@@ -107,8 +107,8 @@ class RunConfig(Config):
         return found
 
     def predicts(self, ids: int) -> bool:
-        """Whether the model has rows for so many ids: as many, or more where tokenizer and weights come from elsewhere,
-        whose rows were often rounded up."""
+        """Return whether the model has a row for each of `ids` ids. With a given tokenizer it may have more,
+        because published models often round the number of rows up."""
         rows = self.plan.model.vocabulary
         return ids == rows or (ids < rows and self.tokens.tokenizer is not None)
 
@@ -121,11 +121,15 @@ class RunConfig(Config):
 
 
 class Given(NamedTuple):
-    """What the user gave: a preset or config file, a number of ranks, and overrides; later ones win."""
+    """The arguments of the user: a preset or config file, a number of ranks, and overrides; later ones win.
+
+    defaults: settings of the command, which replace those of the preset unless the user gives others.
+    """
 
     preset: str
     assignments: tuple[str, ...] = ()
     ranks: int | None = None
+    defaults: Mapping[str, Any] = MappingProxyType({})
 
 
 def resolve(given: Given) -> RunConfig:
@@ -161,7 +165,7 @@ def based_on(preset: str, config: RunConfig) -> tuple[str, Tree]:
 
 
 def origins(given: Given) -> dict[str, str]:
-    """Where each value of the resolved config came from: default, preset NAME, --ranks or --set."""
+    """Return the origin of each value of the resolved config: default, preset NAME, --ranks or --set."""
     found = {path: "default" for path, _ in leaves(to_tree(resolve(given)))}
     for name, layer in _layers(given):
         for path, _ in leaves(layer):
@@ -171,7 +175,7 @@ def origins(given: Given) -> dict[str, str]:
 
 
 def ranks_tree(ranks: int) -> Tree:
-    """The ready-made layout for so many processes, which the whole training keeps, as overrides."""
+    """Return the ready-made layout for `ranks` processes as overrides. The whole training keeps it."""
     if ranks not in LAYOUTS:
         raise ConfigError(
             f"--ranks {ranks}: there are ready layouts for {', '.join(map(str, LAYOUTS))} ranks; for another number "
@@ -216,7 +220,7 @@ def _with_ids_of_tokenizer(layer: Tree) -> Tree:
     place = _at(layer, "tokens", "tokenizer")
     model = _at(layer, "plan", "model") or {}
     if not isinstance(place, str) or ("vocabulary" in model and ("end_of_text" in model or is_hub_name(place))):
-        return layer  # which says it itself; the Hub is not asked for the end of documents alone
+        return layer  # the layer has it; the Hub is not asked for the end of documents alone
     with suppress(TriviumError):
         ids, end = _ids_of(place, _at(layer, "tokens", "end_of_text"))
         implied = {"plan": {"model": {"vocabulary": ids, "end_of_text": end}}, "tokens": {"vocabulary": ids}}
@@ -247,7 +251,7 @@ def _with_full_paths(tree: Tree, folder: Path) -> Tree:
 
 
 def _of_file(tree: Tree, folder: Path) -> Tree:
-    """What a preset's file means by itself, before it is merged with others. A published model may have more rows than
+    """Return the content of a preset's file before it is merged with others. A published model may have more rows than
     its tokenizer has ids."""
     full = _with_full_paths(tree, folder)
     return full if folder == shipped("families") else _with_ids_of_tokenizer(full)
@@ -287,7 +291,7 @@ def _tree_of(name: str) -> Tree:
 
 def _layers(given: Given) -> list[tuple[str, Tree]]:
     name = f"preset {given.preset}" if given.preset in preset_names() else given.preset
-    layers = [(name, _with_what_follows(_tree_of(given.preset)))]
+    layers = [(name, _with_what_follows(_tree_of(given.preset))), ("the command's defaults", dict(given.defaults))]
     if given.ranks is not None:
         layers.append((f"--ranks {given.ranks}", ranks_tree(given.ranks)))
     stated = _with_full_paths(parse_assignments(given.assignments, RunConfig), Path())
@@ -346,7 +350,7 @@ _NAMES = {
     "generation.sampling.temperature": "temp",
 }
 SYNONYMS: Mapping[str, str] = MappingProxyType({name: path for path, names in _NAMES.items() for name in names.split()})
-_SIMILAR = 0.75  # of two names, by difflib, so that one may be a misspelling of the other
+_SIMILAR = 0.75  # similarity of two names by difflib from which one may be a misspelling of the other
 
 
 def fields_meant(name: str, paths: Mapping[str, str]) -> Iterator[str]:

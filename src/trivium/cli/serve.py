@@ -27,7 +27,8 @@ def serve(
     preset: Preset = None,
     sets: Sets = None,
 ) -> None:
-    """Answer /v1/completions as OpenAI's do, and show a playground; on this machine alone unless told otherwise.
+    """Answer /v1/completions and /v1/chat/completions as OpenAI's do, and show a playground; on this machine alone
+    unless told otherwise.
 
     --set serve.texts=4, and so hosts, max_tokens, queue, deadline_seconds, together.
     """
@@ -44,6 +45,7 @@ def serve(
     from trivium.evaluation.answer import NativeScorer
     from trivium.interchange.target import opened
     from trivium.serving.app import create_app
+    from trivium.serving.chat import Chat
     from trivium.serving.guard import read_keys
     from trivium.serving.writer import Writer
 
@@ -54,7 +56,8 @@ def serve(
     ):
         writer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=config.together)
         name = name_of((found.run or target or out).resolve())
-        application = create_app(writer, config, name=name, keys=keys, seed=run.config.seed)
+        chat = Chat(found.tokenizer.parent, writer.tokenizer)
+        application = create_app(writer, config, name=name, chat=chat, keys=keys, seed=run.config.seed)
         say(f"serving {name} ({found.newest.name}) at {_address(place)}")
         if writer.tokenizer.opening:
             begin = writer.tokenizer.decode(writer.tokenizer.opening)

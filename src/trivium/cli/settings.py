@@ -41,7 +41,7 @@ class Setting(NamedTuple):
 
     @property
     def metavar(self) -> str:
-        """How help writes the value."""
+        """Return the placeholder of the value in a help text."""
         if self.is_list:
             return "A,B,…"
         words = {int: "N", float: "NUMBER", str: "TEXT", bool: ""}
@@ -69,7 +69,7 @@ def _is_below(path: str, places: Sequence[str]) -> bool:
 
 
 class Shown(NamedTuple):
-    """Which fields the help of a command lists: those of the config `root` below these paths."""
+    """The fields that the help of a command lists: those of the config `root` below these paths."""
 
     places: tuple[str, ...]
     root: type[Config] | None = None  # None: that of a run
@@ -209,7 +209,7 @@ class Group(_WithSettings, TyperGroup):
 
 
 class App(typer.Typer):
-    """What a file of commands is made with."""
+    """A factory of typer apps and commands for the files of `cli/`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=settings.pop("cls", Group), rich_markup_mode=None, add_completion=False, **settings)

@@ -1,4 +1,4 @@
-"""How progress and results look: a bar on a terminal, plain lines elsewhere."""
+"""Display of progress and results: a bar on a terminal, plain lines elsewhere."""
 
 import math
 import sys
@@ -19,7 +19,7 @@ from trivium.units import format_seconds, one_line, plain
 STANDARD_OUTPUT = Path("-")  # in the place of a file
 PLAIN_SECONDS = 5.0  # between two plain lines
 BAR_SECONDS = 0.1  # between two drawings of the bar
-COLUMNS_FOR_BOTH = 130  # of a terminal: a bar, and a note of 80 characters
+COLUMNS_FOR_BOTH = 130  # width of a terminal for a bar and a note of 80 characters
 
 
 def say(text: str = "") -> None:

@@ -22,14 +22,14 @@ from trivium.provenance import STAMP, describe, publishing, stage_key, stamp_has
 from trivium.training.metrics import warn
 
 Result = Mapping[str, Any]
-State = Literal["current", "goes on", "anew"]  # of an output, and so what there is to do
+State = Literal["current", "goes on", "anew"]  # the state of an output, which decides what has to be done
 CORPUS_PATH = "corpus_path"  # in harvest's stamp: where the user's own text lies
 TRAINS = ("plan", "training")  # the sections that say what a training is
 STARTED = "started.json"  # in a folder that is written directly: what the work in it was begun with
 
 
 class Gone(NamedTuple):
-    """What happened to an output since it was finished, in words; and the extent that can still be gone on from."""
+    """A change of an output after it was finished, in words, and the extent from which it can still resume."""
 
     what: str
     left: int
@@ -44,10 +44,10 @@ class Run:
     corpus: Path | str | None = None  # the user's own text, for harvest: a path, or a URL
     corpus_is_typed: bool = False  # in this command; otherwise it is the one that this run directory was harvested from
     tokens: Path | None = None  # token shards made elsewhere, for training
-    lease: Holder | None = None  # of the folder that this invocation writes in place
+    lease: Holder | None = None  # the lease of the folder that this invocation writes in place
 
     def folder(self, name: str) -> Path:
-        """Where a station's output lies in this invocation."""
+        """Return the folder of a stage's output in this invocation."""
         return self.tokens if name == "tokens" and self.tokens is not None else self.at.folder(name)
 
     @property
@@ -58,24 +58,23 @@ class Run:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a station reads, does and reports.
+    """A stage of a run: what it reads, does and reports.
 
-    writes "whole": its folder appears when it is complete. "in place": it is written directly and goes on where
-    it was interrupted, as long as `lasting` (of `what` it was begun with, all that must not change) is the same; once
-    finished, it goes on only to a larger `extent` (steps), and one of the same extent is current, unless something is
-    `gone` that it had when it was finished with its extent: it goes on from what is left. "afresh": it is written
-    directly, and emptied first; what Trivium did not make there is set aside.
+    writes "whole": the folder appears when it is complete. "in place": the folder is written directly. An interrupted
+    stage resumes if `lasting` is unchanged, the part of its recorded inputs that must stay the same. A finished stage
+    resumes if its `extent` (steps) has grown, or from what is left if a part of its output is `gone`; otherwise it is
+    current. "afresh": the folder is emptied first and written directly; files that Trivium did not make are set aside.
 
-    check: raises what would make the work fail, before anything is written or moved. apart: what more to say of an
-    output that was set aside, in the folder it is in now, because of what changed. ask: raises ConfigError where an
-    output is not to be set aside because of what changed, and --redo was not given. needed: why an output is set aside
-    that another one takes the place of, and not deleted; nothing where it may be. long_notes: as of `progress_of`.
+    check: raises errors that the work would meet, before anything is written or moved. apart: more lines about an
+    output that was set aside, given its new folder and what changed. ask: raises ConfigError if an output may not be
+    set aside because of what changed and --redo was not given. needed: why an output that is replaced is set aside and
+    not deleted, or an empty text if it may be deleted. long_notes: as for `progress_of`.
     """
 
     name: str
-    verb: str  # what a user types to run it alone
+    verb: str  # the command that runs the stage alone
     folder: str
-    sections: tuple[str, ...]  # of the config, that the output depends on, besides the seed
+    sections: tuple[str, ...]  # sections of the config on which the output depends, besides the seed
     reads: tuple[str, ...]  # folders of earlier stages
     work: Callable[[Run, Path, Progress], Result]
     summary: Callable[[Result], list[str]]
@@ -96,7 +95,7 @@ class Stage:
         return {"seed": tree["seed"]} | {section: tree[section] for section in self.sections}
 
     def what(self, run: Run) -> dict[str, Any]:
-        """What identifies the output: equal means the same work on the same inputs."""
+        """The identity of the output; if it is equal, the work and its inputs are the same."""
         return {"verb": self.verb, "config": self.config(run), "inputs": self.inputs(run)}
 
     def inputs(self, run: Run) -> dict[str, str]:
@@ -133,7 +132,7 @@ def is_current(stage: Stage, run: Run) -> bool:
 
 
 def gone_from(stage: Stage, run: Run) -> Gone | None:
-    """What is gone of the stage's output, where that was finished."""
+    """Return what is missing from the stage's output, if that was finished."""
     directory = run.at.folder(stage.folder)
     if not (directory / STAMP).is_file():
         return None
@@ -141,10 +140,10 @@ def gone_from(stage: Stage, run: Run) -> Gone | None:
 
 
 def state_of(stage: Stage, run: Run) -> State:
-    """Whether the stage's output is finished and is that of this run; goes on; or begins anew."""
+    """Return whether the stage's output is finished and belongs to this run ("current"), resumes, or begins anew."""
     directory = run.at.folder(stage.folder)
-    # Read before the stamp, which is removed before this is written: a rank that looks while the first one prepares
-    # the folder never takes a training that goes on for a finished one.
+    # Read this before the stamp, which is removed before this is written. Otherwise a rank that looks while the first
+    # one prepares the folder could take a training that resumes for a finished one.
     before = _begun_with(directory)
     if is_current(stage, run):
         return "current"
@@ -170,7 +169,7 @@ def _changed(stage: Stage, run: Run, before: Mapping[str, Any]) -> list[str]:
 
 
 def _why_anew(stage: Stage, run: Run) -> list[str]:
-    """Why a finished or interrupted work begins anew: each `field: there -> here`; nothing where its end is gone."""
+    """Return why a finished or interrupted stage begins anew, as `field: old -> new`; empty if its end is missing."""
     before = _begun_with(run.at.folder(stage.folder))
     if not before or (changed := _changed(stage, run, before)):
         return changed if before else []
@@ -198,7 +197,7 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
     if state == "anew" and not redo and stage.writes == "in place":
         stage.ask(run, _why_anew(stage, run))
     if not redo and (gone := gone_from(stage, run)) is not None:
-        way = "goes on from what is there" if state == "goes on" else "begins anew"
+        way = "resumes from the rest" if state == "goes on" else "begins anew"
         say(f"{stage.name}: {gone.what}; {way}")
     say(f"{stage.name}: …")
     began = time.monotonic()
@@ -217,7 +216,7 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
 
 @contextmanager
 def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]:
-    """Inside, the run that works and the folder it writes; that is stamped when the work succeeded."""
+    """Yield the run and the folder that it writes, which is stamped after success."""
     what, directory = stage.what(run), run.at.folder(stage.folder)
     if stage.writes == "whole":
         reason = _why_kept(stage, run)
@@ -235,7 +234,7 @@ def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]
 
 
 def _why_kept(stage: Stage, run: Run) -> str:
-    """Why what is in the place of an output is set aside, and not deleted; nothing where it may be, or nothing is."""
+    """Return why the old output is set aside and not deleted; empty if it may be deleted or there is none."""
     directory = run.at.folder(stage.folder)
     if not directory.exists() or is_current(stage, run):
         return ""
@@ -252,9 +251,10 @@ def _write_if_other(path: Path, value: Any) -> None:
 
 @contextmanager
 def _noted(stage: Stage, run: Run) -> Iterator[None]:
-    """The config is that of the run directory from now on, for later verbs, unless the work refuses it or what it
-    needs. One that is written in place has begun when data, checkpoint or machine stop it, and goes on with its config.
-    What reads a training leaves alone what the next training would be set aside for.
+    """Make the config that of the run directory, for later commands, unless the work rejects the config or its inputs.
+
+    A stage that is written in place has begun even if data, checkpoint or machine stop it, and keeps its config. One
+    that only reads a training does not change the settings for which the next training would be set aside.
     """
     refused = ConfigError if stage.writes == "in place" else (ConfigError, MachineError, DataError, CheckpointError)
     path, before = run.at.config, None
@@ -276,7 +276,7 @@ def _noted(stage: Stage, run: Run) -> Iterator[None]:
 
 @contextmanager
 def _held(stage: Stage, run: Run, *, redo: bool) -> Iterator[Holder]:
-    """Inside, this process alone writes the folder, and what is in it is gone on with; anything else is set aside."""
+    """Lock the folder for this process. Its content is continued if it belongs to the run, and set aside otherwise."""
     directory = run.at.folder(stage.folder)
     with holding(directory, warn) as lease:
         filled = any(path.name != LEASE for path in directory.iterdir())

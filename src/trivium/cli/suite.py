@@ -73,7 +73,7 @@ def suite(
         stated = f"tokens.tokenizer={given_tokenizer.absolute()}"
         givens = {s: with_defaults(g, [stated]) for s, g in givens.items()}
     runs = {size: open_run(out / size, given, tokens=tokens) for size, given in givens.items()}
-    questions = {size: _questions(run) for size, run in runs.items()}  # what cannot be asked is refused before training
+    questions = {size: _questions(run) for size, run in runs.items()}  # rejects questions before training
     for size, run in runs.items():
         say(f"{name}-{size}:")
         check_host(run, givens[size], insists=any_machine)

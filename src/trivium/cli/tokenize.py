@@ -40,7 +40,7 @@ Workers = Annotated[
 
 ADOPT = "data adopt"  # the verb that takes tokens as they are
 
-_TOLD_EXCESS = 1.5  # of a source's samples over its weight, from which it is said
+_TOLD_EXCESS = 1.5  # ratio of a source's samples to its weight from which a line is printed
 
 app = App()
 
@@ -56,12 +56,12 @@ def tokenize(
 
 
 def tokenizing(workers: int | None) -> Stage:
-    """The station with so many threads; what it writes does not depend on them."""
+    """Return the stage with `workers` threads. Its output does not depend on their number."""
     return replace(TOKENIZE, work=partial(_tokenize, workers=worker_count(workers)))
 
 
 def worker_count(wanted: int | None) -> int:
-    """How many workers --workers asks for: as many as this process may use cores when it says nothing."""
+    """Return the number of workers of --workers; by default the number of cores that this process may use."""
     if wanted is not None and wanted < 1:
         raise ConfigError(f"--workers {wanted}: at least one does the work; give 1 or more")
     return wanted or cores()
@@ -116,7 +116,7 @@ def _given_tokenizer(run: Run) -> dict[str, str]:
 
 
 def never_read_lines(manifest: Result, sequence: int) -> list[str]:
-    """How many tokens no sample of so many positions reads, and why, where there are any."""
+    """Return lines that say how many tokens no sample of `sequence` positions reads, and why, if there are any."""
     from trivium.tokens.manifest import never_read
 
     found = never_read(manifest, sequence)
@@ -150,7 +150,8 @@ def _keep_adopted(run: Run) -> None:
         )
 
 
-def _for_a_training(run: Run) -> str:
+def for_a_training(run: Run) -> str:
+    """Why tokens are set aside where others take their place; nothing where no training began with them."""
     begun = (run.at.folder("training") / STARTED).is_file()
     return f"the training in {run.at.folder('training')} was begun with it" if begun else ""
 
@@ -189,7 +190,7 @@ TOKENIZE = Stage(
     summary=_lines,
     outside=_given_tokenizer,
     check=_check,
-    needed=_for_a_training,
+    needed=for_a_training,
 )
 
 

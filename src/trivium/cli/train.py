@@ -91,10 +91,10 @@ class Asked:
 @shows("seed", "plan", "training", "machine")
 @with_options_of(Asked)
 def train(asked: Asked) -> None:
-    """Train; an interrupted run goes on from its last checkpoint, in any layout.
+    """Train; an interrupted run resumes from its last checkpoint, in any layout.
 
-    With --data, everything that is missing is done first: raw text is harvested, curated and tokenized. `trivium corpus
-    run` does the same with several processes. Without it: the tokens of --out, or of --tokens.
+    With --data, raw text is first harvested, curated and tokenized, unless that is done. `trivium corpus run` does this
+    with several processes. Without --data, the tokens of --out or --tokens are used.
     """
     out, tokens, redo = asked.out, asked.tokens, asked.redo
     if asked.data is None:
@@ -136,7 +136,7 @@ def train(asked: Asked) -> None:
 
 
 def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
-    """What would be done with tokens that are there already; raises what the training would be refused for."""
+    """Return what a training on existing tokens would do. Raises the errors with which it would be refused."""
     from trivium.tokens.manifest import MANIFEST
 
     if tokens is None and not (out / "tokens" / MANIFEST).is_file():
@@ -148,16 +148,17 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
     folder = run.at.folder(TRAIN.folder)
     words = {
         "current": f"  {folder} is finished: nothing would be done",
-        "goes on": f"  it would go on in {folder}, from the last checkpoint",
+        "goes on": f"  it would resume in {folder}, from the last checkpoint",
         "anew": "  it would begin at step 0" + (f"; what is in {folder} would be set aside" if folder.is_dir() else ""),
     }
     return [words[state]]
 
 
-def check_host(run: Run, given: Given, *, insists: bool, redo: bool = False, verb: str = "train") -> None:
-    """Say what the rest of the training takes on this host; MachineError if it cannot run here."""
+def check_host(run: Run, given: Given, *, insists: bool, redo: bool = False, words: Sequence[str] = ("train",)) -> None:
+    """Say what the rest of the training takes on this host; MachineError if it cannot run here. words: how the command
+    begins."""
     if steps := _steps_left(run, redo=redo):
-        words = [verb] if run.at.root == DEFAULT_OUT else [verb, "--out", str(run.at.root)]
+        words = [*words] if run.at.root == DEFAULT_OUT else [*words, "--out", str(run.at.root)]
         if run.folder("tokens") != run.at.folder("tokens"):
             words += ["--tokens", str(run.folder("tokens"))]
         for line in host_lines(given, steps, words, insists=insists):
@@ -180,7 +181,7 @@ def _steps_left(run: Run, *, redo: bool) -> int:
 
 
 def _never_read(given: Given, tokens: Path) -> list[str]:
-    """What of the tokens, where they are there already, no sample reads."""
+    """Return lines about tokens that no sample reads, if the tokens exist already."""
     from trivium.tokens.manifest import MANIFEST, read_tokens_manifest
 
     if not (tokens / MANIFEST).is_file():
@@ -248,7 +249,7 @@ def lasting(what: Mapping[str, Any]) -> Tree:
 
 
 def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
-    """How the training that was set aside would have gone on, if only settings of the training differ."""
+    """Return how the training that was set aside could resume, if only settings of the training differ."""
     from trivium.checkpoint.format import published
     from trivium.training.loop import CHECKPOINTS
 
@@ -258,12 +259,12 @@ def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     words = ["trivium", "train", "--preset", str(run.at.root), "--tokens", str(run.folder("tokens"))]
     words += ["--out", "ANOTHER"]
     words += ["--set", f"training.start_from={as_value(str(saved[-1]))}", "--set", "training.start_with=state"]
-    return [f"to go on from its steps instead: {shlex.join(words)}"]
+    return [f"to continue from its steps instead: {shlex.join(words)}"]
 
 
 def ask(run: Run, changed: Sequence[str]) -> None:
     """Ask on a terminal before a training that has checkpoints is set aside; ConfigError elsewhere, or where the answer
-    is no, with the settings that differ and the commands that go on."""
+    is no, with the settings that differ and the commands that resume."""
     from trivium.checkpoint.format import published, step_of
 
     saved = published(run.at.checkpoints)
@@ -277,8 +278,8 @@ def ask(run: Run, changed: Sequence[str]) -> None:
     ]
     reach = [path for path in saved if (step_of(path.name) or 0) < run.config.training.steps]
     if reach and all(line.startswith("training.") for line in changed):
-        told.append(f"to go on from its steps under the new ones: {_goes_on(run, reach[-1], changed)}")
-    told.append(f"to go on with it as it was: trivium train --out {out} (without the settings above)")
+        told.append(f"to continue from its steps under the new settings: {_goes_on(run, reach[-1], changed)}")
+    told.append(f"to resume it unchanged: trivium train --out {out} (without the settings above)")
     if sys.stdin.isatty() and sys.stdout.isatty():
         for line in told:
             say(line)
@@ -289,7 +290,7 @@ def ask(run: Run, changed: Sequence[str]) -> None:
 
 
 def _goes_on(run: Run, checkpoint: Path, changed: Sequence[str]) -> str:
-    """The command of a run of its own that goes on from a checkpoint with the settings of this one."""
+    """Return the command of a new run that continues from a checkpoint with the settings of this one."""
     tree = dict(leaves(to_tree(run.config)))
     fields = [line.partition(":")[0] for line in changed]
     sets = [f"{field}={written(tree[field])}" for field in fields if tree.get(field) is not None]
@@ -316,7 +317,7 @@ def gone(run: Run, steps: int) -> Gone | None:
 
 
 def _wrong_with(checkpoint: Path) -> str:
-    """Why nothing goes on from a checkpoint, as far as can be seen without reading all of it; nothing of a good one."""
+    """Return why no training can resume from a checkpoint, as far as its sizes show; empty for an intact one."""
     from trivium.checkpoint.format import MANIFEST
     from trivium.checkpoint.verify import refuse_incomplete
 
@@ -395,11 +396,15 @@ def _noted(progress: Progress, out: Path, describe: Note) -> Progress:
 
 
 def _lines(result: Result) -> list[str]:
-    loss, unigram = result["validation_loss"], result["unigram_entropy"]
+    loss, entropy = f"validation loss {result['validation_loss']:.3f}", result["unigram_entropy"]
+    of_text = f"{loss} nats per token" + (
+        "" if entropy is None else f"; unigram entropy of the same text {entropy:.3f}"
+    )
+    accuracy = result.get("validation_reward_accuracy")
     lines = [
         f"  {format_count(result['parameters'])} parameters, {result['steps']} steps, "
         f"{format_count(result['tokens'])} tokens, {layout_text(result['layout'])}",
-        f"  validation loss {loss:.3f} nats per token; unigram entropy of the same text {unigram:.3f}",
+        f"  {of_text if accuracy is None else f'{loss}; held-out pairs in the right order: {accuracy:.1%}'}",
     ]
     if len(moved := result.get("moved", {})) == 2:
         lines.append(

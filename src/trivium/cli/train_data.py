@@ -1,4 +1,4 @@
-"""What `trivium train --data` does before the training: raw text becomes tokens, and pairs of tokens are adopted."""
+"""`trivium train --data` before the training: it makes tokens from raw text, or adopts pairs of token files."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -27,21 +27,21 @@ class Workspace:
 
     @property
     def checkpoints(self) -> Path:
-        """Where training keeps its checkpoints."""
+        """The folder of the checkpoints of training."""
         return self.root / "training" / "checkpoints"
 
     @property
     def imported(self) -> Path:
-        """Where weights of Hugging Face are, with which a training of this run begins."""
+        """The folder of imported weights, with which a training of this run begins."""
         return self.root / "imported"
 
     @property
     def saved(self) -> Path:
-        """Where the run's checkpoints are: those of its training, or before there are any, the imported one."""
+        """The folder of the run's checkpoints: those of its training, or of the imported one if there are none."""
         return self.imported if not published(self.checkpoints) and published(self.imported) else self.checkpoints
 
     def seconds(self) -> dict[str, float]:
-        """How long each stage took when it last ran; nothing when none has."""
+        """The seconds of the last run of each stage; empty if none has run."""
         path = self.root / "seconds.json"
         found = read_result(path) if path.is_file() else {}
         return {str(stage): float(seconds) for stage, seconds in found.items()}

@@ -1,4 +1,4 @@
-"""The collectives. Each docstring names what happens forward and backward; every one counts its bytes.
+"""The collectives. Each docstring says what happens in forward and backward; each function counts its bytes.
 
 Activations are [positions, sequences, hidden], so a split along the sequence is a split of dimension 0 and
 every message is contiguous.
@@ -22,7 +22,7 @@ def all_reduce_(x: Tensor, group: Group, *, largest: bool = False) -> Tensor:
 
 
 def all_reduce_begin(x: Tensor, group: Group, *, largest: bool = False) -> PendingResult:
-    """Start a sum (or maximum) over the group, in place; `x` must not be touched until it was waited for."""
+    """Start a sum (or maximum) over the group, in place; do not read or write `x` before `wait()` has returned."""
     if group.handle is None:
         return PendingResult(None, x)
     group.count("all_reduce", x)
@@ -35,7 +35,7 @@ def sum_over_ranks_(x: Tensor, mesh: Mesh) -> Tensor:
 
 
 def sum_over_ranks_begin(x: Tensor, mesh: Mesh) -> PendingResult:
-    """Start a sum over all ranks, in place: over one axis now, over the others when it is waited for."""
+    """Start a sum over all ranks, in place: over one axis now, over the others in `wait()`."""
     groups = [g for g in (mesh.replicas, mesh.tensor, mesh.pipeline) if g.size > 1]
     if not groups:
         return PendingResult(None, x)
@@ -43,7 +43,7 @@ def sum_over_ranks_begin(x: Tensor, mesh: Mesh) -> PendingResult:
 
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
-    """The group's tensors one after another along dimension 0, outside autograd."""
+    """Concatenate the tensors of the group's ranks along dimension 0, outside autograd."""
     if group.handle is None:
         return x
     out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
@@ -52,7 +52,7 @@ def all_gather(x: Tensor, group: Group) -> Tensor:
 
 
 def all_gather_begin(x: Tensor, group: Group) -> PendingResult:
-    """Start the same; `x` must not change until it was waited for."""
+    """Start an all-gather along dimension 0; do not modify `x` before `wait()` has returned."""
     if group.handle is None:
         return PendingResult(None, x)
     out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
@@ -60,7 +60,7 @@ def all_gather_begin(x: Tensor, group: Group) -> PendingResult:
 
 
 def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> Waitable | None:
-    """Like `all_gather`, into a given contiguous tensor; without `wait` returns the work to wait for.
+    """Like `all_gather`, into a given contiguous tensor. With `wait=False`, return the work to wait for.
 
     x may be this rank's own slice of `out`.
     """
@@ -77,12 +77,12 @@ def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) 
 
 
 def reduce_scatter(x: Tensor, group: Group) -> Tensor:
-    """Sum over the group of this rank's slice of dimension 0, outside autograd."""
+    """Sum over the group and return this rank's slice of dimension 0, outside autograd."""
     return reduce_scatter_begin(x, group).wait()
 
 
 def reduce_scatter_begin(x: Tensor, group: Group) -> PendingResult:
-    """Start a reduce-scatter of dimension 0; `x` must not change until it was waited for."""
+    """Start a reduce-scatter along dimension 0; do not modify `x` before `wait()` has returned."""
     if group.handle is None:
         return PendingResult(None, x)
     group.count("reduce_scatter", x)
@@ -90,7 +90,7 @@ def reduce_scatter_begin(x: Tensor, group: Group) -> PendingResult:
 
 
 def all_to_all(parts: Tensor, group: Group) -> Tensor:
-    """parts[i] to rank i; returns what each sent here, [ranks, ...], outside autograd."""
+    """Send parts[i] to rank i; return what each rank sent to this one, [ranks, ...], outside autograd."""
     if group.handle is None:
         return parts
     group.count("all_to_all", parts)
@@ -100,8 +100,8 @@ def all_to_all(parts: Tensor, group: Group) -> Tensor:
 
 
 def all_to_all_uneven(send: Sequence[Tensor], receive: Sequence[Tensor], group: Group) -> None:
-    """send[i] to rank i, and what it sends here into receive[i], outside autograd. All are contiguous, and both sides
-    of each message know its size, which may be 0."""
+    """Send send[i] to rank i and receive from it into receive[i], outside autograd. All tensors are contiguous. Both
+    sides of a message know its size, which may be 0."""
     if group.handle is None:
         return
     for tensor in send:
@@ -115,9 +115,9 @@ def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
 
 
 def rotate_begin(tensors: tuple[Tensor, ...], group: Group, tag: int = 0) -> Callable[[], tuple[Tensor, ...]]:
-    """Start the same; what is returned waits, and gives the result. The tensors must not change until then.
+    """Start a rotation. The returned function waits and returns the result; do not modify the tensors before that.
 
-    tag: of the first tensor, the others' follow; tags of their own keep apart what is under way together.
+    tag: of the first tensor; the others have the following tags. Concurrent rotations need distinct tags.
     """
     if group.handle is None:
         return lambda: tensors

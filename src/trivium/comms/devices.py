@@ -1,4 +1,4 @@
-"""The device of each rank: what ranks report of their GPUs when they connect, and what is wrong with it."""
+"""The device of each rank: ranks report their GPUs when they connect, and conflicts become errors."""
 
 import json
 from collections import Counter
@@ -11,7 +11,7 @@ from trivium.errors import ConfigError, TriviumError
 from trivium.units import counted
 
 MAX_LISTED_HOSTS = 8
-# NCCL from here on lets ranks share a GPU when it is asked to.
+# From this version on, NCCL has a setting that lets ranks share a GPU.
 _SHARES_SINCE = (2, 30)
 SHARE = "set TRIVIUM_DEVICES=shared to let ranks share a GPU"
 
@@ -24,7 +24,7 @@ class Taken(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The text in which a rank reports it to others."""
+        """The text in which a rank reports its device to others."""
         return json.dumps(self)
 
     @classmethod
@@ -34,11 +34,11 @@ class Taken(NamedTuple):
 
 
 def identity(device: torch.device, rank: int) -> str:
-    """Return a text that identifies a GPU among those of its host, on which each process numbers the visible ones from
-    0.
+    """Return a text that identifies a GPU among those of its host. Its number does not, because each process numbers
+    its visible GPUs from 0.
 
-    If the driver does not report one, it is the number, if the process sees several GPUs. A process that sees only one
-    is assumed to have it alone; NCCL rejects two ranks on one.
+    If the driver reports no UUID, the number is returned for a process that sees several GPUs. A process that sees one
+    is assumed to have it alone; NCCL rejects two ranks on one GPU.
     """
     if device.type == "cpu":
         return ""
@@ -49,11 +49,11 @@ def identity(device: torch.device, rank: int) -> str:
 
 
 def environment_of_shared(version: Sequence[int], rank: int, hosts: int) -> dict[str, str]:
-    """The settings with which NCCL of this version lets a rank share its GPU with others.
+    """Return the environment variables with which this version of NCCL lets a rank share its GPU with others.
 
-    Older versions refuse two ranks with the same host and GPU, so each rank names a host of its own. Between hosts they
-    would use the network card or the GPU's own links, which lead from a GPU to another one: sockets lead back to it.
-    Few blocks leave room for the kernels of the others.
+    Older versions reject two ranks with the same host and GPU, so each rank gets its own host name. Between hosts they
+    would use the network card or the links between GPUs, neither of which leads back to the same GPU; sockets do.
+    Few thread blocks leave room for the kernels of the other ranks.
     """
     few = {"NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
     if tuple(version) >= _SHARES_SINCE:
@@ -71,10 +71,10 @@ def environment_of_shared(version: Sequence[int], rank: int, hosts: int) -> dict
 
 
 def problem_of(ranks: Sequence[Taken], *, wanted: bool, shared: bool = False) -> TriviumError | None:
-    """Why these ranks cannot compute together: some ranks, or where accelerators are wanted all, lack one of their own.
+    """Return an error if only some ranks have a GPU of their own, or if `wanted` is set and any rank lacks one.
 
-    shared: ranks may share an accelerator, but each needs one. The error is the fault of a host, and the start may be
-    tried again, where hosts differ or accelerators are wanted; otherwise it is a ConfigError.
+    shared: several ranks may use one GPU, but each needs one. If hosts differ, or if GPUs are wanted, a host is at
+    fault and the start may be repeated, so the error is a TriviumError; otherwise it is a ConfigError.
     """
     ranks_of = Counter(each.host for each in ranks)
     found_on = Counter(each.host for each in (ranks if shared else set(ranks)) if each.accelerator)
@@ -96,9 +96,9 @@ def problem_of(ranks: Sequence[Taken], *, wanted: bool, shared: bool = False) ->
     told += [f"{len(short) - MAX_LISTED_HOSTS:,} more hosts have too few"] if len(short) > MAX_LISTED_HOSTS else []
     why = "not one for each rank, as all or none of the hosts must have"
     if wanted:
-        why = "not one for each rank, and TRIVIUM_DEVICES=accelerators asks for that"
+        why = "not one for each rank, and TRIVIUM_DEVICES=accelerators requires that"
     if shared:
-        why = "some ranks find none, and TRIVIUM_DEVICES=shared asks for one"
+        why = "some ranks find none, and TRIVIUM_DEVICES=shared requires one"
     could_share = not shared and all(found_on[host] for host in ranks_of)
     return TriviumError(
         f"{', '.join(told)}: {why}; see what nvidia-smi says there and start again, or set TRIVIUM_DEVICES=any and "
@@ -108,11 +108,11 @@ def problem_of(ranks: Sequence[Taken], *, wanted: bool, shared: bool = False) ->
 
 
 def wrong_in(said: Sequence[str], *, wanted: bool, shared: bool = False) -> TriviumError | None:
-    """The problem of ranks that said this of theirs; one whose device its caller chose says nothing."""
+    """Return the problem of ranks that reported these devices. A rank whose caller chose the device reports nothing."""
     return problem_of([Taken.of(words) for words in said if words], wanted=wanted, shared=shared)
 
 
 def lacking(host: str, visible: int, ranks: int, *, shared: bool = False) -> TriviumError | None:
-    """The problem of ranks of one host that see the same accelerators, where these are wanted."""
+    """Return the problem of the ranks of one host that need GPUs and all see the same ones."""
     taken = [n % visible if visible and (shared or n < visible) else None for n in range(ranks)]
     return problem_of([Taken(host, "" if n is None else str(n)) for n in taken], wanted=not shared, shared=shared)

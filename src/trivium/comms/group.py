@@ -1,4 +1,4 @@
-"""A group of ranks, the transport that carries its messages, and communication under way."""
+"""A group of ranks, the transport that carries its messages, and pending communication."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ from trivium.plan.layout import AXES
 Tensor = torch.Tensor
 
 ROLES = (*AXES, "replicas", "ends", "sharers", "holders")
-TAGS = range(1 << 30, (1 << 31) - 1)  # below are the numbers of pipeline transfers
+TAGS = range(1 << 30, (1 << 31) - 1)  # smaller numbers are tags of pipeline transfers
 
 
 def _tags() -> Iterator[int]:
@@ -24,24 +24,24 @@ def _tags() -> Iterator[int]:
 
 
 class Waitable(Protocol):
-    """Something under way."""
+    """A pending operation."""
 
     def wait(self) -> object:
-        """Return when it is done."""
+        """Return when the operation is done."""
 
 
 class Work(Waitable, Protocol):
-    """A tensor on its way, of which one may ask whether it has arrived."""
+    """A pending transfer of a tensor that can be polled."""
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return at once, as far as is known."""
+        """Return whether the transfer is known to be complete, so that `wait` returns at once."""
 
 
 class Transport(Protocol):
     """Carries the messages of one group of several ranks; chosen when the group is made.
 
-    Every method starts an operation. Tensors must not be touched until it was waited for. An encoding, which sends
-    other bytes than those of the tensors, is a transport around another one.
+    Every method starts an operation. Do not read or write its tensors before `wait()` has returned. An encoding, which
+    sends other bytes than those of the tensors, is a transport around another one.
 
     posts_ahead: whether messages are matched by tags, so that a receive may be started before its turn.
     """
@@ -82,12 +82,12 @@ class Group:
     """Ranks that differ along one axis, and this process's index among them.
 
     traffic: bytes this rank handed to each collective, for comparison with the cost model.
-    tags: numbers for direct messages, drawn alike on every rank of the group.
-    waited: seconds the host was blocked in collectives, including its own share of their work. Time that only an
-    accelerator waits is not counted.
+    tags: numbers for direct messages, drawn in the same order on every rank of the group.
+    waited: seconds the host was blocked in collectives, including its own share of their work. Time in which only a GPU
+    waits is not counted.
     """
 
-    role: str  # of ROLES
+    role: str  # one of ROLES
     ranks: tuple[int, ...]
     index: int
     handle: dist.ProcessGroup | None  # None when alone: collectives become no-ops
@@ -112,7 +112,7 @@ class Group:
 
     @property
     def number(self) -> int:
-        """The number of its role."""
+        """The position of the role in ROLES."""
         return ROLES.index(self.role)
 
     @property
@@ -122,14 +122,14 @@ class Group:
         return self.carrier
 
     def wait_at_most(self, seconds: float) -> None:
-        """Set the timeout of whatever is started from now on."""
+        """Set the timeout of operations that are started from now on."""
         if self.handle is not None:
             self.handle.set_timeout(timedelta(seconds=seconds))
             self.transport.wait_at_most(seconds)
 
 
 class PendingResult:
-    """Communication under way; `wait` finishes it and returns its result."""
+    """Pending communication; `wait` finishes it and returns its result."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class PendingResult:
         complete: Callable[[], object] | None = None,
         group: Group | None = None,
     ) -> None:
-        """group: whose time of waiting is counted."""
+        """group: counts the time spent in `wait`."""
         self._work, self._result, self._complete, self._group = work, result, complete, group
 
     def wait(self) -> Tensor:

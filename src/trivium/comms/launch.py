@@ -1,4 +1,4 @@
-"""Start ranks, or find this process's place among those torchrun started. The only reader of RANK and the like."""
+"""Start ranks, or find this process's place among those torchrun started. Only this module reads RANK and the like."""
 
 import contextlib
 import ctypes
@@ -36,8 +36,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _MAX_INT = (1 << 31) - 1
 _MAX_PORT = (1 << 16) - 1
 _BY_TORCHRUN = "env://"
-_REACHES_THE_FIRST = "reaches the first host"  # an address of a host that does, in the store
-# What torch says in a rank that was forked after it had begun with an accelerator, or with autograd beside one.
+_REACHES_THE_FIRST = "reaches the first host"  # key in the store: the address of a host that reaches the first one
+# Parts of torch's errors in a rank that was forked after torch had initialised CUDA, or autograd on a host with GPUs.
 _OF_A_LATE_FORK = ("in combination with fork-based multiprocessing", "in forked subprocess")
 _TOO_LATE = (
     "torch had begun with this host's accelerators before the ranks were forked; start the ranks before anything else "
@@ -60,17 +60,17 @@ class Place:
 
     @property
     def hosts(self) -> int:
-        """Number of hosts of the ranks, each with as many ranks as this one."""
+        """Number of hosts, each with as many ranks as this one."""
         return -(-self.world_size // self.local_ranks)
 
     @property
     def device(self) -> torch.device:
-        """An accelerator for each rank of this host where it has as many, otherwise the processor for all of them.
+        """A GPU for each rank of this host if it has enough, otherwise the CPU for all of them.
 
-        Ranks that others started may each see another one alone: they take what they see, and `connected` refuses
-        those that share one, unless TRIVIUM_DEVICES=shared lets them; forked ones then share, too. Not to be asked by a
-        process that ranks are forked from: without NVML, counting accelerators starts CUDA, which then fails in each
-        of them.
+        Ranks that torchrun or a scheduler started may each see only their own GPU. They use the GPU they see, and
+        `connected` rejects ranks that share one. TRIVIUM_DEVICES=shared lets them share it, and forked ranks too. Do
+        not read this property in a process that forks ranks later: without NVML, counting GPUs initialises CUDA, which
+        then fails in the forked processes.
         """
         found = torch.cuda.device_count()
         if found and (self.by_others or self.local_ranks <= found or chosen_devices() == "shared"):
@@ -83,14 +83,14 @@ class Place:
         return self.rendezvous == _BY_TORCHRUN
 
 
-ALONE = Place(0, 1, 0, "")  # a process that is no rank among others
+ALONE = Place(0, 1, 0, "")  # a single process
 
 
 class RankFailed(TriviumError):
-    """A rank ended badly: `rank` first, of `exits` by rank (negative: the signal that killed it).
+    """A rank failed. rank: the first that did. exits: exit code of each rank, negative for the signal that killed it.
 
-    report: what the rank said of it. where: put behind its number, " in step 7". Its exit code is the rank's, if that
-    says that a config, machine, data or checkpoint is wrong.
+    report: the rank's error message. where: text after the rank's number, as " in step 7". The exit code of this error
+    is the rank's if it means that a config, machine, data or checkpoint is wrong.
     """
 
     def __init__(self, rank: int, exits: dict[int, int | None], report: str, where: str = "") -> None:
@@ -105,9 +105,9 @@ class RankFailed(TriviumError):
 
 
 def torchrun_place() -> Place | None:
-    """The place torchrun gave this process, or None when it was not started by torchrun.
+    """Return the place torchrun gave this process, or None if torchrun did not start it.
 
-    ConfigError when it does not say where the ranks meet, or gives a rank that is none of them.
+    Raises ConfigError if the environment lacks the address of the store or has an invalid rank.
     """
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" not in environment and not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
@@ -145,13 +145,14 @@ def connected(
     asked: Callable[[], bool] = nobody_asks,
     terms: Terms = NO_TERMS,
 ) -> Iterator[None]:
-    """Inside, the process group of all ranks exists; a lone process needs none. device: of this rank's tensors, by
-    default its place's; the ranks talk over what suits it.
+    """Create the process group of all ranks, and destroy it at the end; a single process needs none.
 
-    timeout_seconds: of each collective. meeting_seconds: that ranks which torchrun or a scheduler started may take to
-    be there, one after the other; TriviumError names those that are not, and hosts that lack accelerators. asked:
-    whether this rank is to end; while they wait for one another, all then do, with Unmet. terms: what ranks that
-    others started must have alike; where they do not, every rank raises the error that says what differs on which host.
+    device: of this rank's tensors, by default that of its place; it decides between NCCL and gloo. timeout_seconds: of
+    each collective. The other arguments concern ranks that torchrun or a scheduler started. meeting_seconds: the
+    longest wait for all of them to connect. After it, TriviumError names the missing ranks; it also names hosts that
+    lack GPUs. asked: returns whether this rank received a request to end. If one does while they wait for each other,
+    all end with Unmet. terms: must be the same on all ranks; otherwise every rank raises the error that says what
+    differs on which host.
     """
     _keep_freed_memory()
     is_given = device is not None
@@ -189,10 +190,10 @@ def connected(
 
 
 def _met(place: Place, seconds: float, taken: str, terms: Terms, asked: Callable[[], bool]) -> Any:
-    """The store of ranks that others started, once all of them have come to it and said what they compute on, and
-    under which terms.
+    """Return the store of ranks that torchrun or a scheduler started, after all have connected to it and reported
+    their devices and terms.
 
-    Each attempt of theirs has its own part of it: an earlier one's addresses lead nowhere.
+    Each attempt of torchrun has its own prefix in the store, because the addresses of an earlier attempt are stale.
     """
     host, port, attempt = meeting_point()
     opens = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
@@ -212,15 +213,15 @@ def _met(place: Place, seconds: float, taken: str, terms: Terms, asked: Callable
     here = place.rank, place.world_size, seconds
     meet_at(store, "here", *here, says=says, find_wrong=find_wrong, asked=asked)
     if route is None and place.hosts > 1 and store.check([_REACHES_THE_FIRST]):
-        route = route_to(store.get(_REACHES_THE_FIRST).decode(), port)  # from the first host to another
+        route = route_to(store.get(_REACHES_THE_FIRST).decode(), port)  # the route from the first host to another one
     if route is not None:
-        # By itself gloo takes the address of this host's name, which on many hosts is one that no other can reach.
+        # By default gloo uses the address of this host's name, which other hosts often cannot reach.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", route.interface)
     return store
 
 
 def _wrong_in(said: Sequence[str], store: Any) -> TriviumError | None:
-    """Return why ranks that said this cannot work together, if they cannot. store: where their terms are."""
+    """Return why ranks with these reports cannot work together, or None. store: has their terms."""
     hosts, taken, digests = zip(*map(json.loads, said), strict=True)
     chosen = chosen_devices()
     return wrong_in(taken, wanted=chosen == "accelerators", shared=chosen == "shared") or disagreement(
@@ -229,7 +230,7 @@ def _wrong_in(said: Sequence[str], store: Any) -> TriviumError | None:
 
 
 def _say_if_there_are_too_few(place: Place, chosen: torch.device) -> None:
-    """The first rank tells the user why accelerators lie idle."""
+    """Warn, on the first rank only, if GPUs stay idle because there are more ranks than GPUs."""
     found = torch.cuda.device_count() if place.rank == 0 and chosen.type == "cpu" else 0
     if found:
         idle = (
@@ -240,22 +241,22 @@ def _say_if_there_are_too_few(place: Place, chosen: torch.device) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library keep what is freed for the next step, which wants the same again.
+    """Let the C library keep freed memory, because the next step allocates the same blocks again.
 
-    glibc returns large blocks to the kernel, which clears each page when it is touched anew: ten to seventeen
-    thousand page faults, 5 to 8 %, of a step of a small pipeline.
+    By default glibc returns large blocks to the kernel, which clears each page when it is used again. In a step of a
+    small pipeline that causes ten to seventeen thousand page faults and takes 5 to 8 % of the time.
     """
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # musl has no mallopt
             library = ctypes.CDLL(None)
             library.mallopt(_M_TRIM_THRESHOLD, _MAX_INT)
             if not library.mallopt(_M_MMAP_THRESHOLD, _MAX_INT):
-                library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the limit of older ones
+                library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the limit of older versions of glibc
 
 
 def lends_memory() -> bool:
-    """Whether processors of one host may read each other's memory instead of sending: unless TRIVIUM_MESSAGES is
-    "network"."""
+    """Return whether CPU ranks of one host may read each other's memory instead of sending messages: yes, unless
+    TRIVIUM_MESSAGES is "network"."""
     chosen = os.environ.get("TRIVIUM_MESSAGES", "memory")
     if chosen not in ("memory", "network"):
         raise ConfigError(f"TRIVIUM_MESSAGES={chosen}: must be memory (the default) or network")
@@ -287,10 +288,10 @@ class Ranks:
         return tuple(p.pid or 0 for p in self.processes)
 
     def wait(self, timeout_seconds: float | None = None, watch: Callable[[], None] | None = None) -> None:
-        """Wait for all; when one fails, end the others at once and raise RankFailed naming the first.
+        """Wait for all ranks. If one fails, kill the others at once and raise RankFailed, which names the first.
 
-        Ranks that were asked to end agree on it, and are waited for. watch: called again and again meanwhile; what
-        it raises ends the ranks too.
+        A rank that exits with the code of a preemption has not failed: all ranks agreed to end, and the others will
+        follow. watch: is called repeatedly; an exception that it raises also kills the ranks.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         try:
@@ -311,7 +312,7 @@ class Ranks:
             self.end()
 
     def end(self) -> None:
-        """Kill what still runs; nothing outlives the launcher."""
+        """Kill the ranks that still run, so that none outlives the launcher."""
         for process in self.processes:
             if process.is_alive():
                 process.kill()
@@ -320,7 +321,7 @@ class Ranks:
         self.directory.cleanup()
 
     def _failure(self, failed: list[int]) -> RankFailed:
-        # The rank that failed first wrote its report first; the others fail because it is gone.
+        # The rank that failed first wrote its report first; the others fail because they lost it.
         time.sleep(0.1)
         folder = Path(self.directory.name)
         reports = sorted(folder.glob("failed-*"), key=lambda p: p.stat().st_mtime_ns)
@@ -329,7 +330,7 @@ class Ranks:
             first, report = killed[0], ""
         elif reports:
             first, report = int(reports[0].name.removeprefix("failed-")), reports[0].read_text()
-            self.processes[first].join(timeout=5)  # it ends right after its report; its code says what it was
+            self.processes[first].join(timeout=5)  # it ends right after its report; its code tells the kind
         else:
             first, report = failed[0], ""
         return RankFailed(first, {r: p.exitcode for r, p in enumerate(self.processes)}, report)
@@ -338,7 +339,8 @@ class Ranks:
 def start_ranks(function: Callable[..., None], world_size: int, *arguments: Any) -> Ranks:
     """Fork `world_size` ranks on this machine, each calling `function(place, *arguments)`.
 
-    Fork, by name: the ranks share the imported torch, so eight start in about a second.
+    They are forked even where another start method is the default: forked ranks share the imported torch, so eight
+    start in about a second.
     """
     context = get_context("fork")
     directory = tempfile.TemporaryDirectory(prefix="trivium-ranks-")
@@ -363,7 +365,7 @@ def run_ranks(
 
 
 def _give_back_what_is_free() -> None:
-    """Garbage, and what earlier work left free: ranks would have it too."""
+    """Collect garbage and return free memory to the system, so that forked ranks do not inherit it."""
     gc.collect()
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # musl has no malloc_trim
@@ -373,13 +375,13 @@ def _give_back_what_is_free() -> None:
 def _enter(
     function: Callable[..., None], place: Place, arguments: tuple[Any, ...], directory: str, launcher: int
 ) -> None:
-    gc.freeze()  # the collector would touch, and so copy, every page that is the launcher's too
+    gc.freeze()  # otherwise the collector would write to, and so copy, every page shared with the launcher
     end_with(launcher)
     torch.set_num_threads(1)
     code = 0
     try:
         function(place, *arguments)
-    except BaseException as error:  # the report must reach the launcher whatever it was
+    except BaseException as error:  # any error must be reported to the launcher
         with contextlib.suppress(OSError), open(f"{directory}/failed-{place.rank}", "w") as file:
             known = isinstance(error, TriviumError)
             told = str(error) if known else traceback.format_exc()
@@ -391,14 +393,14 @@ def _enter(
 
 
 def meeting_point() -> tuple[str, int, str]:
-    """Host and port of the store at which ranks that others started meet, and a name for this attempt of theirs."""
+    """Return host and port of the store of ranks that others started, and the name of torchrun's current attempt."""
     environment = os.environ
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     return environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), attempt
 
 
 def end_with_launcher() -> None:
-    """Under torchrun: end when its agent on this host dies. Ranks that a user or a scheduler started stay alone."""
+    """Under torchrun, end when its agent on this host dies. Do nothing for ranks that a user or a scheduler started."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with(os.getppid())
 

@@ -1,7 +1,8 @@
-"""Ranks that others started wait for one another, name those that do not come, and look whether they fit together.
+"""Rendezvous of ranks that torchrun or a scheduler started: they wait for each other, report missing ranks, and check
+that their devices and settings agree.
 
-By itself torch lets the first collective find out, in the time that a collective has, and names nobody: where thousands
-of processes read their libraries from one file system, some are there minutes before others.
+Without it the first collective would fail after its own timeout and would not name the missing ranks. When thousands of
+processes load their libraries from one file system, some start minutes before others.
 """
 
 import datetime
@@ -14,32 +15,32 @@ from typing import Any
 from trivium.errors import Preempted, TriviumError, error_of
 from trivium.units import listed
 
-_REPORT_SECONDS = 5.0  # that ranks wait longer than the first one, which then says who is missing
-# Between two looks of few ranks: torch's own waiting hears no signals, and warns of each that ends.
+_REPORT_SECONDS = 5.0  # added to the wait of all ranks but the first, which reports the missing ones
+# Pause between two polls. Torch's own wait ignores signals, and warns about each rank that ends.
 _POLL_SECONDS = 0.1
-_MAX_POLLS_PER_SECOND = 1000  # of all ranks together, where they are many: one store answers them
+_MAX_POLLS_PER_SECOND = 1000  # over all ranks, because a single store answers them
 _MAX_POLL_SECONDS = 2.0
-_CONNECT_SECONDS = 2.0  # that a host may take to answer or refuse
+_CONNECT_SECONDS = 2.0  # time for a host to accept or reject a connection
 _ALL_WELL = "0"
 _ASKED = "asked to end before all ranks had met: nothing was done, and nothing is lost"
 
 
 class Unmet(Preempted):
-    """The job was asked to end while its ranks still waited for one another."""
+    """The job received a request to end while its ranks still waited for each other."""
 
 
 def _nothing_wrong(said: Sequence[str]) -> TriviumError | None:
-    """The default finding."""
+    """The default of `find_wrong`: nothing is wrong."""
     return None
 
 
 def nobody_asks() -> bool:
-    """The default of who asks a rank to end."""
+    """The default of `asked`: no request to end has arrived."""
     return False
 
 
 def wait_until_open(host: str, port: int, seconds: float, asked: Callable[[], bool]) -> None:
-    """Return when somebody listens there. Unmet when this rank is asked to end before; TriviumError after so long."""
+    """Return when a process listens at the port. Raises TriviumError after `seconds`, Unmet if `asked()` is true."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -79,7 +80,7 @@ def meet_at(
     pause = min(max(_POLL_SECONDS, world_size / _MAX_POLLS_PER_SECOND), _MAX_POLL_SECONDS)
 
     def word() -> str:
-        """What this rank has to tell all, if anything: an exit code, and why."""
+        """Return what this rank reports to all ranks, an exit code and a reason, or an empty text."""
         if asked():
             return f"{Unmet.exit_code} {_ASKED}"
         if rank == 0 and store.check(keys):
@@ -94,7 +95,7 @@ def meet_at(
         store.set(keys[rank], says)
         while not store.check([name]):
             if found := word():
-                store.compare_set(name, "", found)  # the first word is what all obey
+                store.compare_set(name, "", found)  # all ranks follow the first report
             else:
                 time.sleep(pause)
         told = store.get(name).decode()
@@ -116,7 +117,7 @@ def _missing(ranks: str, world_size: int, seconds: float) -> TriviumError:
 
 
 def _stay_until_told(store: Any, keys: Sequence[str], rank: int) -> None:
-    """The first rank, in whose process the store may be, ends only when those that are here know who is not."""
+    """Keep the first rank, whose process may run the store, alive until the others have read the report."""
     store.set(f"{keys[rank]}/told", "")
     if rank == 0:
         here = [f"{key}/told" for key in keys if store.check([key])]

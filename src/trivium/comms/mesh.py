@@ -1,4 +1,4 @@
-"""This process's place in the layout, and the groups it talks to. Built once, passed down."""
+"""This process's place in the layout, and its groups. A mesh is built once and passed down."""
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,7 +15,7 @@ from trivium.config import written
 from trivium.errors import ConfigError
 from trivium.plan.layout import AXES, Axis, Coordinate, Layout
 
-URGENT = ("tensor", "context", "pipeline")  # whose messages the next computation waits for
+URGENT = ("tensor", "context", "pipeline")  # the next computation waits for messages of these groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +23,9 @@ class Mesh:
     """The groups of one rank.
 
     replicas: the ranks that hold the same weights (data and context). ends: the pipeline ranks with the first and the
-    last stage, which share a tied embedding; all of them where they take the head in turns. sharers: the replicas that
-    share one copy of what ZeRO shards, which may be all. holders: those that hold the same slice, one of each copy.
+    last stage, which share a tied embedding; all of them with a round-robin head (`zb-turns`). sharers: the replicas
+    that share one copy of the state that ZeRO shards, possibly all. holders: the ranks with the same slice, one of each
+    copy.
     """
 
     layout: Layout
@@ -41,13 +42,13 @@ class Mesh:
 
     @property
     def at(self) -> Coordinate:
-        """This rank's coordinate: its places in its groups, which hold also where replicas answer each for itself."""
+        """This rank's coordinate: its index in each group. It is also valid where each replica runs on its own."""
         groups = (self.pipeline, self.data, self.tensor, self.context)
         return Coordinate(*(group.index for group in groups))
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Each group once, although a group may have several roles."""
+        """All groups without repetition; a group may have several roles."""
         return tuple(dict.fromkeys(getattr(self, role) for role in ROLES))
 
     def group(self, axis: Axis) -> Group:
@@ -56,12 +57,12 @@ class Mesh:
         return group
 
     def joins(self, ends: tuple[int, ...]) -> bool:
-        """Whether this rank, if it is one of the pipeline ranks `ends`, shares a group with the others."""
+        """Return whether this rank shares a group with the pipeline ranks `ends`, or is none of them."""
         return self.pipeline.index not in ends or {self.pipeline.ranks[n] for n in ends} <= {*self.ends.ranks}
 
     def refuse_other(self, layout: Layout, ends: tuple[int, ...]) -> None:
-        """Raise ConfigError unless the mesh was connected for this layout and these ends; otherwise the work of ranks
-        that do not exist would be left undone."""
+        """Raise ConfigError unless the mesh was connected for this layout and these ends; otherwise nobody would do the
+        work of the missing ranks."""
         for name in (*AXES, "shards"):
             asked, here = getattr(layout, name), getattr(self.layout, name)
             if asked != here:
@@ -93,11 +94,11 @@ class Mesh:
         ends: tuple[int, ...] | None = None,
         by_memory: bool = True,
     ) -> "Mesh":
-        """Create the groups of a layout; every rank of the process group must call this alike.
+        """Create the groups of a layout. Every rank of the process group must call this with the same arguments.
 
         timeout_seconds: of each collective, until `wait_at_most`; torch's groups do not inherit it from the process
-        group. ends: pipeline ranks as Plan.ends has them, by default the first and the last. by_memory: whether
-        processors that share a host read each other's memory instead of sending, where they can.
+        group. ends: the pipeline ranks of Plan.ends, by default the first and the last. by_memory: whether CPU ranks
+        of one host read each other's memory instead of sending messages, if the host allows it.
         """
         problems = layout.problems(world_size)
         if problems:
@@ -110,7 +111,7 @@ class Mesh:
             near = meet_on_host(rank, wanted, timeout_seconds, lends=by_memory and lends_memory())
         join = partial(_join, rank, device, timedelta(seconds=timeout_seconds), near)
         groups = {role: join(role, each) for role, each in sets.items()}
-        # Where there is one context rank the replicas are the data ranks: one communicator serves both.
+        # With one context rank the replicas are the data ranks, so they share one communicator.
         groups.setdefault("replicas", groups["data"])
         groups.setdefault("sharers", groups["replicas"])
         groups.setdefault("holders", Group("holders", (rank,), 0, None))
@@ -119,8 +120,8 @@ class Mesh:
         return cls(layout=layout, rank=rank, device=device, **groups)
 
     def disconnect(self) -> None:
-        """Give the groups back, where a process has one mesh after another; every rank calls this alike, after its last
-        message. Each of gloo's has threads, one of which wakes a hundred times a second."""
+        """Destroy the groups, so that the process can connect another mesh. Every rank calls this after its last
+        message. Each group of gloo has threads, one of which wakes a hundred times a second."""
         handles = dict.fromkeys(group.handle for group in self.groups)
         if any(handles):
             dist.barrier()
@@ -134,8 +135,8 @@ class Mesh:
 
 
 def _sets_of_ranks(layout: Layout, held: tuple[int, ...]) -> dict[str, list[tuple[int, ...]]]:
-    """Return the groups that all ranks form together, by role. held: the pipeline ranks of the first and the last
-    stage, or all that have a round-robin head."""
+    """Return the groups of all ranks, by role. held: the pipeline ranks of the first and the last stage, or all with a
+    round-robin head."""
     found: dict[str, list[tuple[int, ...]]] = {axis: layout.peer_sets(axis) for axis in AXES}
     if layout.context > 1:
         found["replicas"] = layout.peer_sets(*layout.replica_axes)
@@ -153,7 +154,7 @@ def _join(
     mine = Group(role, (rank,), 0, None)
     for members in groups:
         distinct = tuple(dict.fromkeys(members))
-        # torch numbers a group's members by their ranks, whatever their order here: ours must be the same.
+        # torch numbers the members of a group in the order of their ranks, and our index must agree with it.
         assert list(distinct) == sorted(distinct), f"group {role} lists its ranks {distinct} out of order"
         handle = None
         if len(distinct) > 1:
@@ -167,19 +168,19 @@ def _join(
 
 
 def _asked_of_nccl(role: str, timeout: timedelta, device: torch.device) -> dict[str, Any]:
-    """Return NCCL's options. Naming the device makes the ranks connect now; at the first message they would have to do
-    so together, and a pipeline's later ranks would time out while the first compiles. Urgent messages get a
+    """Return NCCL's options. With a named device the ranks connect now. Otherwise they would connect at the first
+    message, and the later ranks of a pipeline would time out while the first one compiles. Urgent messages get a
     high-priority stream, so that they progress on a GPU that is busy with a product."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=role in URGENT)
-    options._timeout = timeout  # else torch warns that it is not the group's
+    options._timeout = timeout  # otherwise torch warns that it differs from the group's timeout
     return {"device_id": device, "pg_options": options}
 
 
 def greet_neighbours(ring: Group, device: torch.device) -> tuple[int, int]:
-    """A number to and from both neighbours, all at once; returns whose came, from behind and from ahead.
+    """Exchange indices with both neighbours at once. Return those received from the previous and the next rank.
 
-    NCCL connects two ranks when they begin their first message, and their processors wait for it: in a first step each
-    stage would come to its own compiling only when the one before had compiled and sent.
+    NCCL connects two ranks when they start their first message, and both hosts wait for that. In the first step each
+    stage could therefore start to compile only after the previous stage had compiled and sent.
     """
     ahead, behind = ring.ranks[(ring.index + 1) % ring.size], ring.ranks[ring.index - 1]
     own = torch.full((1,), float(ring.index), device=device)

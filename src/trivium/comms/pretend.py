@@ -1,6 +1,6 @@
-"""One process that stands for a rank among many: its collectives return at once, and nothing is exchanged.
+"""A single process that acts as one rank of many: its collectives return at once and exchange nothing.
 
-For counting what a layout allocates without running it; no number that comes out of a collective means anything.
+It serves to count what a layout allocates without running it. The results of its collectives have no meaning.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,10 @@ from trivium.plan.layout import Layout
 def pretended(
     layout: Layout, rank: int, ends: tuple[int, ...] | None = None, device: torch.device | None = None
 ) -> Iterator[Mesh]:
-    """The mesh of one rank of a layout, of which no other rank exists. Not inside a connected process. ends, device:
-    as Mesh.connect takes them."""
+    """Yield the mesh of one rank of a layout whose other ranks do not exist. The process must not be connected.
+
+    ends, device: as for Mesh.connect.
+    """
     if layout.world_size == 1:
         yield Mesh.connect(layout, 0, 1, device)
         return

@@ -10,14 +10,14 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 class Route(NamedTuple):
-    """interface: its name. address: this host's on it, which others can reach."""
+    """A network interface by name, and the address of this host on it, which other hosts can reach."""
 
     interface: str
     address: str
 
 
 def route_to(host: str, port: int) -> Route | None:
-    """The way to another host; none where it is this one, or nothing leads there."""
+    """Return the route to another host, or None if it is this host or cannot be reached."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends nothing
         here = probe.getsockname()[0]
@@ -28,7 +28,7 @@ def route_to(host: str, port: int) -> Route | None:
 
 
 def _address_of(interface: str, any_socket: socket.socket) -> str:
-    """The IPv4 address of a network interface, or nothing."""
+    """Return the IPv4 address of a network interface, or an empty text if it has none."""
     request = struct.pack("256s", interface.encode()[:15])
     try:
         return socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)[20:24])

@@ -24,12 +24,12 @@ class Terms(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Equal digests mean equal terms."""
+        """A hash of the terms."""
         return fingerprint(self._asdict())
 
     @property
     def words(self) -> str:
-        """The terms as a rank stores them for the first rank."""
+        """The text in which a rank stores its terms for the first rank."""
         return json.dumps(self)
 
     @classmethod
@@ -66,7 +66,7 @@ def disagreement(hosts: Sequence[str], digests: Sequence[str], terms_of: Callabl
     more = len(lines) - _MAX_LISTED_DIFFERENCES
     lines[_MAX_LISTED_DIFFERENCES:] = [f"and {more} more"] if more > 0 else []
     return kind(
-        "the ranks of this job were not started alike; give every host the same command, code and data, and start "
+        "the ranks of this job were started differently; give every host the same command, code and data, and start "
         "again\n" + "\n".join(lines)
     )
 

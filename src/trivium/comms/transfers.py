@@ -1,4 +1,4 @@
-"""Two ways to carry out the transfers of a program: posted ahead (gloo), or in order (NCCL)."""
+"""Two methods of performing the transfers of a program: with receives posted ahead (gloo), or in order (NCCL)."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,52 +14,52 @@ from trivium.plan.transfers import Event, Transfer
 
 Tensor = torch.Tensor
 
-# How many transfers may be under way at once, so that they overlap compute.
+# The number of transfers that may be pending at once, so that they overlap compute.
 POSTED_AHEAD = 4
 
 
 class Results:
-    """Results of actions that other actions have yet to read. A result that is still on its way is waited for only when
-    it is read, so that a receive does not delay the work between its start and its use."""
+    """Results of actions that other actions have yet to read. A pending result is awaited only when it is read, so that
+    a receive does not delay the work between its start and its use."""
 
     def __init__(self) -> None:
         self._tensors: dict[Action, Tensor] = {}
         self._under_way: dict[Action, Waitable] = {}
 
     def put(self, action: Action, tensor: Tensor, under_way: Waitable | None = None) -> None:
-        """Keep a result; if it is `under_way`, it is complete when that was waited for."""
+        """Store a result. under_way: the pending transfer of it, if it comes from another rank."""
         self._tensors[action] = tensor
         if under_way is not None:
             self._under_way[action] = under_way
 
     def wait(self, action: Action) -> None:
-        """Return when the result, if it comes from another rank, is here."""
+        """Return when a result that comes from another rank has arrived; at once for others."""
         work = self._under_way.pop(action, None)
         if work is not None:
             work.wait()
 
     def pop(self, action: Action) -> Tensor:
-        """Take a result out, complete."""
+        """Remove a result and return it, complete."""
         self.wait(action)
         return self._tensors.pop(action)
 
 
 class Transport(Protocol):
-    """Carries out the transfers of one rank's program, in its order."""
+    """Performs the transfers of one rank's program, in its order."""
 
     def before(self, event: Event) -> None:
-        """An event is about to run."""
+        """Called before each event of the program."""
 
     def carry(self, transfer: Transfer, results: Results) -> None:
-        """Start sending the result that `transfer` names, or put it, on its way, among the results."""
+        """Start sending the result that `transfer` names, or store it among the results as a pending one."""
 
     def finish(self) -> None:
-        """The program has ended: wait for what is still under way."""
+        """Called after the last event: wait for pending transfers."""
 
 
 class PostedAhead:
-    """Transfers on CPUs, where messages are matched by tag: receives are posted before their turn, and sends are not
-    waited for."""
+    """Transfers on CPUs, where messages are matched by tag. Receives are posted before their turn, and sends are
+    awaited only at the end."""
 
     def __init__(self, program: Sequence[Event], mesh: Mesh, activation: Callable[[], Tensor]) -> None:
         self._mesh, self._activation = mesh, activation
@@ -69,7 +69,7 @@ class PostedAhead:
         self._sends: list[tuple[Work, Tensor]] = []
 
     def before(self, event: Event) -> None:
-        """Keep receives under way."""
+        """Post the next receives, up to the limit."""
         while len(self._posted) < POSTED_AHEAD:
             transfer = next(self._ahead, None)
             if transfer is None:
@@ -99,13 +99,13 @@ class PostedAhead:
 
 
 class _Message:
-    """A transfer under way; what is sent is kept until it was waited for."""
+    """A pending transfer. It keeps the tensor that is sent alive until `wait` has returned."""
 
     def __init__(self, works: Sequence[dist.Work], tensor: Tensor) -> None:
         self._works, self._tensor = works, tensor
 
     def wait(self) -> None:
-        """Return when it is done; at once if that was known already (gloo's own wait would never return)."""
+        """Return when the transfer is done. A repeated call returns at once, where that of gloo would never return."""
         for work in self._works:
             work.wait()
         self._works, self._tensor = (), torch.empty(0)
@@ -115,11 +115,10 @@ class InOrder:
     """Transfers with NCCL, which matches messages by order: one after another, in the order of the program. Programs
     are projections of one global order, so that messages cannot wait for each other in a circle.
 
-    Messages are never batched, as Megatron-LM does it with a forward send and a backward receive. A batch is complete
-    only when all of it is, so a reader of one message would wait for the others. With messages that take no time, 1F1B
-    of 4 stages and 8 micro-batches would last 46 forwards instead of 33 (`tests/plan/transfers_test.py`). A replica
-    with one micro-batch could not start either: ranks connect when a batch starts, and wait until all of it is
-    connected.
+    Messages are never batched; Megatron-LM batches a forward send with a backward receive. A batch completes as a
+    whole, so a reader of one message would wait for the others. With messages that take no time, 1F1B of 4 stages and 8
+    micro-batches would last 46 forwards instead of 33 (`tests/plan/transfers_test.py`). A replica with one micro-batch
+    could not start either, because ranks connect at the start of a batch and wait until the whole batch is connected.
     """
 
     def __init__(self, program: Sequence[Event], mesh: Mesh, activation: Callable[[], Tensor]) -> None:
@@ -130,14 +129,14 @@ class InOrder:
         """Do nothing, because nothing can be posted early."""
 
     def carry(self, transfer: Transfer, results: Results) -> None:
-        """Begin to send or to receive."""
+        """Start to send or to receive."""
         group, receives = self._mesh.pipeline, transfer.target == self._mesh.at.pipeline
         if receives:
             peer, tensor = transfer.source, self._activation()
         else:
             peer, tensor = transfer.target, results.pop(transfer.produced_by).contiguous()
             group.count("send", tensor)
-        # A batch of one: without a batch torch would make a communicator for each pair of ranks.
+        # A batch of one message: without a batch torch would create a communicator for each pair of ranks.
         function = dist.irecv if receives else dist.isend
         operation = dist.P2POp(function, tensor, group.ranks[peer], group.handle, _tag(transfer))
         message = _Message(dist.batch_isend_irecv([operation]), tensor)
@@ -154,6 +153,6 @@ class InOrder:
 
 
 def _tag(transfer: Transfer) -> int:
-    """A number of its own for each transfer of a program."""
+    """Return a number that no other transfer of the program has."""
     action = transfer.produced_by
     return (action.micro_batch * 4096 + action.stage) * 2 + (action.op is not Op.FORWARD)

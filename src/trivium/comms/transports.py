@@ -1,6 +1,6 @@
-"""Transports by torch's backends, and the choice among all transports.
+"""Transports over torch's backends, and the choice among all transports.
 
-`host_memory/` has another one, for ranks of one host. It is used where it is there and works.
+`host_memory/` has another transport, for ranks of one host. It is used if it is installed and the host allows it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,8 +17,8 @@ from trivium.comms.group import Group, PendingResult, Transport, Waitable, Work
 
 Tensor = torch.Tensor
 
-# From this size on, ranks of a gloo group exchange their slices directly: gloo's own collectives copy what is sent
-# and what arrives, which then costs more than their worker threads save.
+# From this size on, ranks of a gloo group exchange their slices directly. gloo's own collectives copy sent and received
+# data, which then costs more than their worker threads save.
 DIRECT_BYTES = 8 << 20
 _HOST_MEMORY = f"{__package__}.host_memory"
 
@@ -70,16 +70,16 @@ class Torch:
         return list(dist.batch_isend_irecv(operations))
 
     def wait_at_most(self, seconds: float) -> None:
-        """As in Transport: the process group has a timeout for all messages."""
+        """Do nothing: the process group has the timeout of all messages."""
 
 
 class Gloo(Torch):
-    """Messages by gloo, which lacks or is slow at some collectives."""
+    """Messages by gloo, which lacks some collectives and is slow at others."""
 
     posts_ahead = True
 
     def __init__(self) -> None:
-        self._timeout: list[timedelta] = []  # of direct messages, which do not learn it from their process group
+        self._timeout: list[timedelta] = []  # timeout of direct messages, which do not have their process group's
 
     def send(self, tensor: Tensor, to: int, group: Group, tag: int = 0) -> Work:
         return _Message(super().send(tensor, to, group, tag), self._timeout)
@@ -95,7 +95,7 @@ class Gloo(Torch):
         return super().all_gather(out, x, group)
 
     def reduce_scatter(self, x: Tensor, group: Group) -> PendingResult:
-        """As in Transport. gloo's own is slower than all_reduce; exchanging slices and adding them here is faster."""
+        """Exchange slices and add them here, because gloo's reduce-scatter is slower than its all-reduce."""
         shape = (x.shape[0] // group.size, *x.shape[1:])
         out, parts = x.new_empty(shape), x.new_empty((group.size, *shape))
         if x.nbytes < DIRECT_BYTES:
@@ -125,7 +125,7 @@ class _Message:
         self._work, self._timeout = work, timeout
 
     def wait(self) -> None:
-        """Return when it is done; as long as its transport allows now."""
+        """Return when the message is done, or raise after the current timeout of the transport."""
         self._work.wait(*self._timeout)
 
     def is_completed(self) -> bool:
@@ -133,11 +133,11 @@ class _Message:
 
 
 class Exchange:
-    """Under way: send[i] to the i-th rank of the group, and what it sends into receive[i]; nothing to oneself, and no
-    message where a tensor is empty.
+    """A pending exchange: send[i] goes to the i-th rank of the group, whose message is received into receive[i]. A rank
+    sends nothing to itself, and empty tensors are not sent.
 
-    All tensors are contiguous and must not be touched until it was waited for. Every rank of the group begins its
-    exchanges in the same order; a tag of its own keeps each apart from those that are under way beside it.
+    All tensors are contiguous; do not read or write them before `wait()` has returned. Every rank of the group starts
+    its exchanges in the same order, and each exchange has its own tag.
     """
 
     def __init__(self, group: Group, *, send: Sequence[Tensor], receive: Sequence[Tensor]) -> None:
@@ -150,14 +150,14 @@ class Exchange:
         self._works += [transport.send(send[i], i, group, tag) for i in ranks if len(send[i])]
 
     def wait(self) -> None:
-        """Return when everything was received and sent."""
+        """Return when everything has been received and sent."""
         for work in self._works:
             work.wait()
         self._works = []
 
 
 def gather_directly(out: Tensor, x: Tensor, group: Group) -> Exchange:
-    """Start to gather into `out` by direct messages."""
+    """Start an all-gather into `out` by direct messages."""
     slices = out.view(group.size, *x.shape)
     own = slices[group.index]
     if own.data_ptr() != x.data_ptr():
@@ -166,8 +166,8 @@ def gather_directly(out: Tensor, x: Tensor, group: Group) -> Exchange:
 
 
 def combine(parts: Tensor, own: Tensor, index: int, out: Tensor, *, largest: bool = False) -> None:
-    """The sum (or the largest) of `parts`, one of each rank, in the order of the ranks. The place of this rank's
-    `index` is empty: its own part is `own`, which may be `out`."""
+    """Write the sum (or maximum) of `parts`, one of each rank in their order, into `out`. This rank's part is `own`,
+    which may be `out`; `parts[index]` may be overwritten."""
     if len(parts) == 2:
         two: Callable[..., Tensor] = torch.maximum if largest else torch.add
         two(own, parts[1 - index], out=out)
@@ -180,7 +180,7 @@ def combine(parts: Tensor, own: Tensor, index: int, out: Tensor, *, largest: boo
 
 
 def others(group: Group) -> Iterator[int]:
-    """Yield the other indices, those farther on first, so that no rank is everybody's first."""
+    """Yield the indices of the other ranks, beginning after this one, so that ranks start with different peers."""
     return ((group.index + step) % group.size for step in range(1, group.size))
 
 
@@ -190,9 +190,9 @@ def neighbours(group: Group) -> tuple[int, int]:
 
 
 def meet_on_host(rank: int, wanted: Collection[int], seconds: float, *, lends: bool) -> dict[int, Any]:
-    """Collective. Return those of the ranks `wanted` that share this host's memory with this one, by rank.
+    """Return the ranks out of `wanted` whose memory this rank may read, by rank. All ranks must call this.
 
-    seconds: how long one of them may let another wait. lends: whether this rank takes part.
+    seconds: timeout of later waits between these ranks. lends: whether this rank takes part.
     """
     if find_spec(_HOST_MEMORY) is None:
         return {}
@@ -201,7 +201,7 @@ def meet_on_host(rank: int, wanted: Collection[int], seconds: float, *, lends: b
 
 
 def transport_of(handle: dist.ProcessGroup, ranks: Sequence[int], index: int, near: dict[int, Any]) -> Transport:
-    """Collective over a group. Return its transport: host memory where each rank has met all the others."""
+    """Return the transport of a group: host memory if every rank may read all others'. All its ranks must call this."""
     if dist.get_backend(handle) != "gloo":
         return Torch()
     peers = {i: near[r] for i, r in enumerate(ranks) if r in near}

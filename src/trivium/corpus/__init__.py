@@ -1,1 +1,1 @@
-"""From raw files to documents fit to train on: read → clean → dedup → select → publish."""
+"""Make training documents from raw files: read → clean → dedup → select → publish."""

@@ -17,7 +17,7 @@ def _split(value: object) -> object:
 
 
 class ReadConfig(Config):
-    """Where the text of a row is, and how large an item may be before it is quarantined unread.
+    """The field with the text of a row, and the size beyond which an item is quarantined unread.
 
     Memory stays within a few times `longest_bytes`. A zstd frame with a wide window takes up to 2 GiB more.
     """
@@ -43,7 +43,7 @@ class PlantConfig(Config):
 
 
 class HarvestConfig(Config):
-    """Which text is collected, how much of it, and how much is held out of training."""
+    """The text that is collected, how much of it, and how much is held out of training."""
 
     # bytes of text taken from the default corpus; None: all of it
     max_bytes: Annotated[Positive | None, Short("max-bytes")] = None
@@ -70,7 +70,7 @@ class HarvestConfig(Config):
 
 
 class ExtractConfig(Config):
-    """How the main text of a page is extracted."""
+    """The extraction of the main text of a page."""
 
     # blocks: corpus/clean/main_text.py; justext: the paper's; justext and trafilatura need the extra `extract`
     extractor: Literal["blocks", "resiliparse", "justext", "trafilatura"] = "blocks"
@@ -81,7 +81,7 @@ class ExtractConfig(Config):
 
 
 class LanguageConfig(Config):
-    """Which languages are kept, according to pycld2 (the detector of Pile-CC and MT-NLG)."""
+    """The languages that are kept, according to pycld2 (the detector of Pile-CC and MT-NLG)."""
 
     keep: Annotated[tuple[str, ...], BeforeValidator(_split)] = ("en",)  # language codes of pycld2
     # minimum percentage of the text that pycld2 assigns to the language it detects
@@ -149,7 +149,7 @@ class FineWebConfig(Config):
 
 
 class PrivacyConfig(Config):
-    """How the filter `privacy` treats personal data: masked by its kind in brackets, document dropped, or kept."""
+    """The treatment of personal data by the filter `privacy`: masked by its kind, document dropped, or kept."""
 
     email: Treatment = "mask"  # e-mail addresses: mask them, drop the document, or keep them
     phone: Treatment = "mask"  # telephone numbers: mask them, drop the document, or keep them
@@ -183,16 +183,21 @@ class ClassifierConfig(Config):
 class SelectionConfig(Config):
     """Selection of the candidate documents that are most useful for a target set."""
 
-    # transport: gradient of an optimal-transport distance (GOT-D); importance: resampling by weights (DSIR)
+    # transport: those with which training comes closest to the target, by the gradient of an optimal-transport
+    # distance (GOT-D); importance: a draw that resembles the target, by resampling weights (DSIR)
     method: Literal["transport", "importance"] = "transport"
     # share of the candidates that is selected
     fraction: Fraction = 0.10
     # binary logarithm of the number of buckets for words and word pairs (DSIR: 10,000 buckets)
     bits: Annotated[int, Field(ge=4, le=24)] = 14
-    # transport: entropic regularisation, in units of the mean cost
-    epsilon: Annotated[float, Field(gt=0)] = 0.05
+    # transport: entropic regularisation, in standard deviations of the costs, which differ little between texts;
+    # a large one selects what is nearest to the target
+    epsilon: Annotated[float, Field(gt=0)] = 0.1
     tolerance: Annotated[float, Field(gt=0)] = 1e-3  # transport: error of the marginals at which iteration ends
     iterations: Positive = 1000  # transport: maximum number of iterations
+    # transport: maximum number of documents that are drawn from what the model was trained on, and from the target, to
+    # compute transport between them; memory is proportional to its square. All candidates are valued by the result
+    sample: Positive = 4096
     # transport: candidates in a batch; memory is proportional to it times the documents of the target
     batch: Positive = 4096
 

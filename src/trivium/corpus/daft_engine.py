@@ -52,7 +52,7 @@ class Daft:
                 ) from None
 
     def map(self, task: Task, items: Sequence[str], done: Done, *, light: bool = False) -> list[Result]:
-        """As Engine.map."""
+        """Run the tasks; see Engine.map."""
         if not items:
             return []
         if self.runner == RAY:

@@ -31,7 +31,7 @@ class Here:
     """The engine of one process."""
 
     def map(self, task: Task, items: Sequence[str], done: Done, *, light: bool = False) -> list[Result]:
-        """As Engine.map."""
+        """Run the tasks; see Engine.map."""
         results = []
         for item in items:
             results.append(task(item))
@@ -52,7 +52,7 @@ def packed_outcome(task: Task, item: str) -> str:
         return json.dumps({"result": task(item)})
     except TriviumError as error:
         return json.dumps({"error": str(error), "exit_code": error.exit_code})
-    except OSError as error:  # its number determines the remedy
+    except OSError as error:  # the error number determines the remedy
         arguments = [error.errno, error.strerror, error.filename]
         return json.dumps({"os_error": arguments if error.errno else [str(error)]}, default=str)
 

@@ -72,7 +72,7 @@ from trivium.provenance import discard, fingerprint, write_json
 from trivium.untrusted import read_json as read_any_json
 
 BLEND, DECONTAMINATION, PLANTED, HONEST = "blend.json", "decontamination.json", "planted.json", "honest.json"
-HELDOUT = "heldout"  # of a harvest, and the part of its documents
+HELDOUT = "heldout"  # folder of a harvest, and name of the part with its documents
 PARTS, IDS, NAMES = "parts", "ids", "names"  # filtered documents; ids as read; ids that replace some of them
 # Packages that, besides Trivium's own code, determine the extracted text and the verdicts on it.
 _PACKAGES = ("ftfy", "justext", "lxml", "numpy", "pyarrow", "pycld2", "resiliparse", "trafilatura")

@@ -60,7 +60,7 @@ class Job(Generic[Settings]):
 
     @property
     def remedy(self) -> str:
-        """What to do if a remote file has changed since the job began."""
+        """The advice if a remote file has changed since the job began."""
         return f"put back what was there, or delete {self.work.parent} to begin again with what is there now"
 
     def path(self, *names: str) -> Path:

@@ -69,7 +69,7 @@ class Case(Place):
     ends_together: Number = 0  # 0 or 1
     turns: Number = 0  # 0 or 1
     fp16: Number = 0  # 0 or 1
-    shards: Number = 0  # of a copy of what ZeRO shards; 0: as many as replicas
+    shards: Number = 0  # replicas that share one copy of ZeRO's state; 0: all
     compiled: Number = 0  # 0 or 1
     recorded: Number = 0  # 0 or 1
     one_graph: Number = 0  # 0 or 1

@@ -15,7 +15,7 @@ from trivium.plan.layers.part import Place
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 
-Mode = Literal["none", "attention", "layer"]  # of plan.recompute
+Mode = Literal["none", "attention", "layer"]  # mode of plan.recompute
 
 
 class Flops(NamedTuple):

@@ -35,7 +35,7 @@ Generation = Literal["ampere", "hopper", "blackwell", "cpu"]
 HERE = "this-machine"  # machines/this-machine.yaml, with the cores and memory that were found
 FOLDER = "cost/machines"  # in the package
 MEASURED = 2.0  # how far what is measured on a machine may be outside of what is believed possible of all
-USABLE = 0.92  # of a device's memory; allocator and libraries, which no estimate counts, have the rest
+USABLE = 0.92  # share of a device's memory; allocator and libraries, which no estimate counts, need the rest
 
 
 class Peak(Config):
@@ -56,8 +56,8 @@ class Link(Config):
 
     bandwidth: Rate  # bytes per second in each direction, from the data sheet
     efficiency: Share  # fraction of it that large collectives reach
-    latency_seconds: Seconds  # of one hop of a collective
-    start_seconds: Seconds = 0.0  # of any collective
+    latency_seconds: Seconds  # latency of one hop of a collective
+    start_seconds: Seconds = 0.0  # time before the first byte of a collective
 
     @property
     def effective_bandwidth(self) -> float:
@@ -80,16 +80,16 @@ class Machine(Config):
     device: str
     generation: Generation
     peak: Peak
-    multiprocessors: NotNegative = 0  # that tiles of a product fill in waves; 0: no waves
-    memory_bytes: Positive  # of one device
+    multiprocessors: NotNegative = 0  # multiprocessors that tiles of a product fill in waves; 0: no waves
+    memory_bytes: Positive  # memory of one device
     memory_bandwidth: Rate  # bytes per second of one device
     devices_per_node: Positive
     nodes: Positive
     node_link: Link  # inside a node
     fabric_link: Link  # between nodes
     sharing: Literal["exclusive", "shared"] = "exclusive"
-    watts: Rate | None = None  # of one device under load
-    price_per_hour: Rate | None = None  # of one device
+    watts: Rate | None = None  # power of one device under load
+    price_per_hour: Rate | None = None  # price of one device
     constants: dict[str, float] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
 

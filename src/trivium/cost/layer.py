@@ -18,10 +18,10 @@ from trivium.plan.layers.part import Number, Scores
 FORWARD_OPERATIONS, TENSOR_OPERATIONS = 26, 6  # launches per layer, and additional ones with tensor parallelism
 BACKWARD_OVER_FORWARD = 1.4  # ratio of launches
 BACKWARD_ATTENTION = 2.5 / 0.9  # FLOPs of fused attention's backward and their speed, over the forward's
-ATTENTION_OPERATIONS_SHARE = 0.3  # of a forward's launches
+ATTENTION_OPERATIONS_SHARE = 0.3  # share of a forward's launches
 # Traffic of a compiled loss in elements per score: two reads and one write, slower than a copy (measured on an H200).
 COMPILED_LOSS_ELEMENTS = 5.0
-CAUSAL_SHARE = 0.5  # of the score matrix that fused attention computes
+CAUSAL_SHARE = 0.5  # share of the score matrix that fused attention computes
 
 
 class Work(NamedTuple):

@@ -45,7 +45,7 @@ from trivium.plan.schedule import ScheduleName
 RECEIVES_AHEAD = 4  # receives that trivium.comms.transfers posts ahead
 LOSS_ROWS = 256  # positions per block of trivium.parallel.tensor.vocabulary
 MATRIX_COPIES = 4  # while a matrix rule computes an update: the exchanged matrix, the matrix, two of an iteration
-OPEN_BUCKETS = 2  # of gradients at ZeRO stages 2 and 3: one that fills, one being reduced
+OPEN_BUCKETS = 2  # gradient buckets at ZeRO-2 and -3: one being filled, one being reduced
 
 
 Array = NDArray[np.float64]

@@ -18,7 +18,7 @@ from trivium.plan.layers.part import Number
 
 ADAM_BYTES = 12  # per parameter: an fp32 copy of the weights and two moments
 FP32_BYTES = 4  # per parameter: an fp32 copy of 16-bit gradients for the update
-GATHERED_LAYERS = 2  # of ZeRO stage 3: the current layer and the next one
+GATHERED_LAYERS = 2  # gathered layers of ZeRO-3: the current and the next one
 
 
 class Rules(NamedTuple):

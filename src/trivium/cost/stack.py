@@ -21,12 +21,12 @@ class Stack(Config):
     fused_elementwise: bool  # neighbouring element-wise operations are one kernel
     fused_accumulation: bool = False  # the product of a weight gradient adds to the gradient: no extra traffic
     overlaps_tensor: bool = False  # tensor collectives of the backward run beside weight-gradient products
-    overlaps_tensor_forward: bool = False  # those of the forward are pipelined with the products beside them
+    overlaps_tensor_forward: bool = False  # tensor collectives of the forward are pipelined with products
     gathers_again: bool = False  # under sequence parallelism the backward gathers kept positions of inputs again
     blocking_transfers: bool = True  # a rank waits while what it sends to the next stage is under way
     overlaps_data: bool = False  # gradients are reduced while the last micro-batch's backward runs
     reduces_by_chunk: bool = False  # a chunk's gradients are reduced once its last micro-batch is done
-    attention: Annotated[float, Field(gt=0, le=1)] | None = None  # of peak, where its kernel is a known one
+    attention: Annotated[float, Field(gt=0, le=1)] | None = None  # share of peak, if the attention kernel is known
     reduces_often: bool = True  # at ZeRO stage 2 after every micro-batch, as it keeps no whole sum of gradients
     gathers_by_parameter: bool = False  # at ZeRO stage 3 into a list of parts, and nothing runs beside it
     gathers_with_update: bool = False  # weights, while the next are updated; else beside the next forward

@@ -111,7 +111,7 @@ class RankWork(NamedTuple):
     middle: Piece
     last: Piece
     whole: Piece
-    forward_share: Number  # of a layer's time
+    forward_share: Number  # the forward's share of a layer's time
 
     @property
     def busiest(self) -> Piece:

@@ -20,7 +20,7 @@ SCALAR_BYTES = 8  # losses and norms are summed in fp64
 
 Traffic = dict[str, Counter[str]]  # group -> collective -> bytes
 ROLES = ("tensor", "pipeline", "replicas", "context", "ends")
-OF_COPIES = ("sharers", "holders")  # where ZeRO shards several; of one, the replicas are the sharers
+OF_COPIES = ("sharers", "holders")  # only with several copies; with one, the replicas are the sharers
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Seconds = NDArray[np.float64]
 
 START, NEVER = 0, 1  # places of every run's times: the input of a first action, and of none after the last
 ROUNDS_PER_CHECK = 32  # rounds between looks at which ranks have ended
-EQUAL_FRACTION = 1e-12  # of the time so far: rounding
+EQUAL_FRACTION = 1e-12  # relative difference of times that is rounding
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,8 +92,8 @@ def write(model: ModelShape) -> Tree:
         )
     if model.rope_scaling is not None:
         raise ConfigError(
-            f"plan.model.rope_scaling is of kind '{model.rope_scaling.kind}', and an export as GPTNeoXForCausalLM has "
-            f"none; train with plan.model.rope_scaling=null for a model that is to be exported"
+            f"plan.model.rope_scaling is of kind '{model.rope_scaling.kind}', which GPTNeoXForCausalLM does not have; "
+            f"train with plan.model.rope_scaling=null to export the model"
         )
     columns = model.head_columns if model.rope_columns is None else model.rope_columns
     share = columns / model.head_columns

@@ -23,6 +23,7 @@ from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype, Precision
 from trivium.provenance import file_sha256
+from trivium.tokens.chat.template import FILE as TEMPLATE
 from trivium.tokens.marks import CONFIG, GENERATION, MAP
 from trivium.tokens.tokenizer import FILE, given_tokenizer
 from trivium.untrusted import check_regular
@@ -98,8 +99,8 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
 
 
 def tokenizer_files(folder: Path) -> list[str]:
-    """Return the names of the tokenizer's and generation's files in a folder; [] without tokenizer.json."""
-    names = [name for name in (FILE, CONFIG, MAP, GENERATION) if (folder / name).is_file()]
+    """Return the names of the tokenizer's, template's and generation's files in a folder; [] without tokenizer.json."""
+    names = [name for name in (FILE, CONFIG, MAP, GENERATION, TEMPLATE) if (folder / name).is_file()]
     return names if FILE in names else []
 
 

@@ -22,6 +22,9 @@ from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype
 from trivium.provenance import publishing_new, write_json
 from trivium.seeds import generator_for
+from trivium.tokens.chat.encode import end_of_turn_ids
+from trivium.tokens.chat.template import FILE as TEMPLATE
+from trivium.tokens.chat.template import read_template
 from trivium.tokens.marks import CONFIG, GENERATION, MAP
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 from trivium.untrusted import read_json
@@ -52,9 +55,9 @@ class Exported:
 def export_hf(source: Checkpoint, folder: str | Path, *, tokenizer: str | Path | None) -> Exported:
     """Write weights, config, generation config and tokenizer of a verified checkpoint into a new folder.
 
-    Vocabulary padding is not exported. Raises ConfigError if the folder exists or no Hugging Face architecture
-    computes the same, and CheckpointError if the tokenizer is not the one of the training or the exported logits
-    differ.
+    A chat template beside the tokenizer goes with it. Vocabulary padding is not exported. Raises ConfigError if the
+    folder exists or no Hugging Face architecture computes the same, and CheckpointError if the tokenizer is not the one
+    of the training or the exported logits differ.
     """
     folder = Path(folder)
     if folder.exists():
@@ -69,7 +72,7 @@ def export_hf(source: Checkpoint, folder: str | Path, *, tokenizer: str | Path |
     with publishing_new(folder, "name a new folder") as partial:
         files = _write_weights(source, plan, partial, TORCH_DTYPES[dtype])
         write_json(partial / "config.json", config)
-        _write_words(partial, plan.model, marks, words)
+        _write_words(partial, plan.model, _with_template(partial, tokenizer, marks, words), words)
         positions = compared_positions(plan.model)
         difference = _difference(source, plan, partial, positions)
     return Exported(folder, difference, files, positions)
@@ -126,6 +129,22 @@ def _marks(source: Checkpoint, model: ModelShape, words: Tokenizer | None) -> di
     if said is not None:
         return said
     return {"bos_token_id": model.end_of_text, "eos_token_id": model.end_of_text}
+
+
+def _with_template(
+    folder: Path, tokenizer: str | Path | None, marks: dict[str, Any], words: Tokenizer | None
+) -> dict[str, Any]:
+    """Copy the chat template beside a tokenizer.json, if there is one, and return the marks with the id that ends an
+    answer as one more end, at which transformers then stops."""
+    if tokenizer is None or words is None:
+        return marks
+    beside = Path(tokenizer) if Path(tokenizer).is_dir() else Path(tokenizer).parent
+    if not (beside / TEMPLATE).is_file():
+        return marks
+    template = read_template(beside, words)
+    template.save(folder)
+    ends, own = ids_of(marks.get("eos_token_id")), end_of_turn_ids(template, words)
+    return marks | {"eos_token_id": [*ends, *own]} if len(own) == 1 and own[0] not in ends else marks
 
 
 def _write_words(folder: Path, model: ModelShape, marks: Mapping[str, Any], words: Tokenizer | None) -> None:

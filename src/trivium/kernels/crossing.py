@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 Tensor = torch.Tensor
-PIECE_BYTES = 64 << 20  # of pinned memory, through which tensors are fetched
+PIECE_BYTES = 64 << 20  # size of the pinned memory through which tensors are copied
 PIECES_AHEAD = 2  # in flight besides the newest
 
 

@@ -16,7 +16,7 @@ from trivium.kernels.sight import Sight
 
 Tensor = torch.Tensor
 
-BLOCK_QUERIES = 512  # whose scores are in memory at once
+BLOCK_QUERIES = 512  # queries whose scores are in memory at once
 
 
 class ScaledAttention(Attention):

@@ -1,5 +1,6 @@
-"""What torch.compile is asked for where blocks are compiled, and what it leaves as it is: communication, and weight
-gradients put off. Traced, a collective would be compiled anew whenever the bytes counted so far change.
+"""Options of torch.compile for blocks, and regions that it does not trace: communication and deferred weight gradients.
+
+A traced collective would be recompiled whenever the number of bytes counted so far changes.
 """
 
 from functools import cache
@@ -12,14 +13,14 @@ from trivium.parallel.tensor.regions import Region
 
 Kind = TypeVar("Kind", bound=type[Any])
 
-# Of fewer rows than twice its multiprocessors torch splits sums along rows that are longer than this. From so many rows
-# on they are enough to be summed whole: the norm of 256 x 20480 takes an H200 40 us, forward and backward, instead of
-# 78; 64 x 20480, 128 x 12288 and 512 x 20480 as long as before.
+# For fewer rows than twice the number of multiprocessors, torch splits sums along rows longer than LONG. From ENOUGH to
+# MANY rows, sums of whole rows are at least as fast: on an H200 the norm of 256 x 20480 takes 40 us, forward and
+# backward, instead of 78; 64 x 20480, 128 x 12288 and 512 x 20480 take the same time.
 LONG, ENOUGH, MANY = 8192, 64, 512
 
 
 def options_for(activation_shape: tuple[int, int, int]) -> dict[str, Any] | None:
-    """What the compiler of blocks is asked for besides, whose norms read so many positions x sequences x columns."""
+    """Return additional compiler options for blocks whose norms read [positions, sequences, columns]."""
     positions, sequences, columns = activation_shape
     rows = positions * sequences
     return {"split_reductions": False} if columns > LONG and ENOUGH <= rows <= MANY else None
@@ -27,13 +28,13 @@ def options_for(activation_shape: tuple[int, int, int]) -> dict[str, Any] | None
 
 @cache
 def opaque_region() -> type[Region]:
-    """A region whose products communicate, or put gradients off."""
+    """Return the class of regions whose products communicate or defer gradients."""
     return _opaque(Region, "linear", "column_product", "row_product", "norm_over_heads", "summed")
 
 
 @cache
 def opaque_context() -> type[Context]:
-    """Ranks that exchange what they attend to."""
+    """Return the class of context groups whose ranks exchange keys and values."""
     return _opaque(Context, "attend_joined", "attend")
 
 

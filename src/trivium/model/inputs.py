@@ -1,12 +1,14 @@
-"""What a micro-batch brings to every stage."""
+"""The inputs of a micro-batch that every stage needs."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
 from trivium.kernels.dropout import DropoutKey, keyed_dropout
 from trivium.kernels.sight import Sight
 from trivium.model.kv_cache import KVCache
+from trivium.parallel.tensor.divergence import Teacher, Top
 from trivium.parallel.tensor.regions import Region
 
 
@@ -14,9 +16,13 @@ from trivium.parallel.tensor.regions import Region
 class Inputs:
     """tokens and targets [S, B] of the positions this context rank holds; no targets when logits are wanted.
 
-    weights [S, B]: how much each target's loss counts, by default 1. positions [S, B]: each token's number within
-    its document, None for within the sequence. sight: which positions see which, and which are here. dropout:
-    None in evaluation. memory: the KV cache of what was read before, when only what follows is read.
+    weights [S, B]: how much each target's loss counts, by default 1. counted [T]: the places of targets whose weight is
+    not 0, in [S B], where there are so few that the losses of the others need not be computed. positions [S, B]: each
+    token's number within its document, None for within the sequence. sight: which positions see which, and which are
+    here. dropout: None in evaluation. memory: the KV cache of what was read before, when only what follows is read.
+
+    asked: whether the head returns losses summed over the targets with their weights, or that of each target, or the
+    likeliest tokens. teacher: from which the student's loss is taken, in distillation.
 
     order [S]: the number within the sequence of each position here. seen: which positions see which; by default
     each sees itself and all before it.
@@ -25,11 +31,14 @@ class Inputs:
     tokens: torch.Tensor
     targets: torch.Tensor | None = None
     weights: torch.Tensor | None = None
+    counted: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     sight: Sight | None = None
     here: torch.Tensor | None = None  # [S], numbers within the sequence; None for all, in order
     dropout: DropoutKey | None = None
     memory: KVCache | None = None
+    asked: Literal["sums", "each"] | Top = "sums"
+    teacher: Teacher | None = None
     order: torch.Tensor = field(init=False)
     seen: Sight = field(init=False)
 

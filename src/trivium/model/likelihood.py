@@ -1,7 +1,7 @@
-"""How likely given tokens are, and which is likeliest, without ever holding all logits.
+"""Log-likelihoods of given tokens and the most likely token of each row, without storing all logits.
 
-The vocabulary is gone through in blocks: on a processor they stay in its cache, on an accelerator they are large
-enough to keep it at work. Over tensor ranks only three numbers a row travel.
+The logits are computed over blocks of the vocabulary, which fit a CPU's cache or are large enough to keep a GPU busy.
+Tensor ranks exchange only three numbers per row.
 
 Legend: T rows of hidden states, H hidden, V vocabulary rows here, A tokens asked about.
 """
@@ -18,7 +18,7 @@ BLOCK, ACCELERATORS_BLOCK = 1 << 20, 1 << 26  # logits at once
 
 
 class Scores(Protocol):
-    """How the head makes logits."""
+    """The way in which the head makes logits."""
 
     def finished(self, scores: Tensor) -> Tensor:
         """Return the logits, given the products with rows of the table."""

@@ -88,7 +88,7 @@ class Stage(nn.Module):
         return self.head.product(self.head.normed(x), self._output_table()[: self.model.vocabulary])
 
     def modules_in_order(self) -> list[tuple[nn.Module, set[str], bool]]:
-        """Its modules as they run, the parameters each reads, and whether its backward reads them too."""
+        """Return the modules in running order, the parameters each reads, and whether its backward reads them too."""
         found: list[tuple[nn.Module, set[str], bool]] = []
         if self.is_first and self.embedding is not None:
             found.append((self.embedding, self._names("embedding"), False))
@@ -109,7 +109,7 @@ class Stage(nn.Module):
         return self.embedding.tokens.weight
 
     def likelihoods(self, x: torch.Tensor, *, rows: torch.Tensor, targets: torch.Tensor) -> Likelihoods:
-        """How likely ids are after hidden states [T, H] of the last stage; see model/likelihood.py."""
+        """Return the likelihoods of ids after hidden states [T, H] of the last stage; see model/likelihood.py."""
         assert self.head is not None, f"stage {self.number} has no head: the last stage predicts"
         group, vocabulary = self.head.region.group, self.model.vocabulary
         x, table = self.head.normed(x), self._output_table()
@@ -117,10 +117,10 @@ class Stage(nn.Module):
 
 
 def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Context]:
-    """How the blocks' parts are joined: what communicates, or waits, is not for torch.compile."""
+    """Return tensor region and context of the blocks. Those that communicate or defer gradients are not compiled."""
     opaque = plan.compiled and (mesh.tensor.size > 1 or is_split(plan.schedule_table()))
     regions = opaque_region() if opaque else Region
-    asked = mesh.context.size > 1 or plan.model.documents == "apart"  # of numbers that change with the batch
+    asked = mesh.context.size > 1 or plan.model.documents == "apart"  # numbers that vary with the batch
     contexts = opaque_context() if plan.compiled and asked else Context
     arithmetic = operations.arithmetic(plan.precision.arithmetic)
     region = regions(mesh.tensor, plan.sequence_parallel, arithmetic, row_chunks=plan.row_chunks)

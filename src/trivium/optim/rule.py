@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean, which at 1 would never change
+Decay = Annotated[float, Field(ge=0, lt=1)]  # decay of a running mean, which would never change at 1
 
 
 class State(NamedTuple):

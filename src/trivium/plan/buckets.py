@@ -21,10 +21,10 @@ BUCKET_ELEMENTS, SHARERS_PER_SIZE, MAX_SIZES = 4 << 20, 8, 8
 # A rank without replicas sends no gradients. Small buckets fit sooner into the memory of freed activations, and a
 # parameter that fills a bucket uses the gradient of the backward without a copy.
 LONE_BUCKET_ELEMENTS = 1 << 18
-# A GPU updates buckets of at least so many elements together, which takes longer than launching the next update. As
-# many 16-bit gradients are copied to the dtype of the masters at a time.
+# A GPU updates buckets together until they have at least this many elements, so that an update takes longer than the
+# launch of the next one. The same number of 16-bit gradients is copied to the dtype of the masters at a time.
 UPDATE_ELEMENTS = 1 << 25
-# Parameters and slices start at multiples of so many elements, 16 bytes in 16-bit dtypes: a GPU reads them at full
+# Parameters and slices start at multiples of this many elements, 16 bytes in 16-bit dtypes: a GPU reads them at full
 # speed, and a kernel that was compiled for the addresses of one layer fits every layer.
 ALIGNMENT_ELEMENTS = 8
 
@@ -39,7 +39,7 @@ class Item(NamedTuple):
 
     parameter: Parameter
     stage: int
-    elements: int  # of this tensor rank's shard
+    elements: int  # elements of this tensor rank's shard
     borrowed: bool
 
     @property

@@ -1,4 +1,4 @@
-"""Which rank sits on which node, and which groups cross the borders of nodes.
+"""The placement of ranks on nodes, and the groups that cross the borders of nodes.
 
 Ranks fill nodes in order, as launchers number them: node 0 first. So the layout's order decides what stays inside
 a node. Tensor ranks exchange activations twice per layer and direction, far more than any other axis moves, so
@@ -30,7 +30,7 @@ def node_of(rank: int, per_node: int) -> int:
 def crossings(layout: Layout, per_node: int) -> dict[Axis, Crossing]:
     """Return which groups of each axis span nodes, slowest axis first."""
     found: dict[Axis, Crossing] = {}
-    unnamed = [axis for axis in AXES if axis not in layout.order]  # of degree 1, or the layout is not legal
+    unnamed = [axis for axis in AXES if axis not in layout.order]  # axes of degree 1, unless the layout is illegal
     for axis in (*layout.order, *unnamed):
         firsts = (rank for rank in range(layout.world_size) if getattr(layout.coordinate(rank), axis) == 0)
         widths = [len({node_of(r, per_node) for r in layout.peers(first, axis)}) for first in firsts]
@@ -39,7 +39,7 @@ def crossings(layout: Layout, per_node: int) -> dict[Axis, Crossing]:
 
 
 def problems(layout: Layout, per_node: int, *, tensor_unit: int = 0, tensor_across_nodes: bool = False) -> list[str]:
-    """Why the layout should not be placed on nodes of `per_node` devices; empty when it may.
+    """Return why the layout should not be placed on nodes of `per_node` devices; empty if it may.
 
     tensor_unit: what every degree divides that the plan allows (`Plan.tensor_unit`); 0: it allows any.
     tensor_across_nodes: the user said that tensor groups may span nodes.
@@ -67,7 +67,7 @@ def draw(layout: Layout, per_node: int, *, nodes: Sequence[int] | None = None) -
     if nodes is None:
         nodes = range(node_of(world - 1, per_node) + 1)
     axes = _shown(layout)
-    width = sum(1 + len(str(layout.degree(axis) - 1)) for axis in axes)  # of the widest coordinate
+    width = sum(1 + len(str(layout.degree(axis) - 1)) for axis in axes)  # width of the widest coordinate
     rows = []
     for node in nodes:
         ranks = range(node * per_node, min((node + 1) * per_node, world))

@@ -1,4 +1,4 @@
-"""Which rank updates which whole matrices: the table that the runtime follows and the cost model prices.
+"""The rank that updates each whole matrix: the table that the runtime follows and the cost model prices.
 
 ZeRO's slices and tensor ranks cut matrices. A rule whose unit is a matrix gets whole ones: each parameter has one rank
 that works on it, among all that share it. They are given out so that all ranks compute about as much.

@@ -268,7 +268,7 @@ def parse_schedule(rows: Sequence[str]) -> Schedule:
 
 
 def table_problems(schedule: Schedule, *, pipeline: int, stages: int, micro_batches: int) -> list[str]:
-    """Why a table cannot be run: actions missing, done twice or on two ranks, or never able to start."""
+    """Return why a table cannot be run: actions are missing, occur twice or on two ranks, or can never start."""
     if len(schedule) != pipeline:
         return [f"plan.rows has {len(schedule)} rows; plan.layout.pipeline is {pipeline}, and each rank has one"]
     actions = Counter(a for row in schedule for a in row)

@@ -8,11 +8,11 @@ from pydantic import Field
 from trivium.config import Positive
 
 MAX_LAYERS = 10_000
-MAX_COLUMNS = 1_000_000  # of the residual stream, of a head; and heads
+MAX_COLUMNS = 1_000_000  # width of the residual stream or of a head, and number of heads
 MAX_FFN_COLUMNS = 10_000_000  # columns of the feed-forward layer
 MAX_IDS = 100_000_000
 MAX_POSITIONS = 1_000_000_000
-MAX_SEQUENCES = 1_000_000  # of a batch
+MAX_SEQUENCES = 1_000_000  # sequences of a batch
 MAX_PLAN_RANKS = 1_000_000
 
 Layers = Annotated[Positive, Field(le=MAX_LAYERS)]

@@ -130,7 +130,7 @@ def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:
 def _once(grid: Grid, space: SearchSpace) -> Mask:
     """Return the rows whose choices have an effect."""
     names = [SCHEDULE_NAMES.index(name) for name in space.schedules]
-    plain = next((name for name in names if name not in (INTERLEAVED, ZB_V)), names[0])  # of one stage a rank
+    plain = next((name for name in names if name not in (INTERLEAVED, ZB_V)), names[0])  # one stage per rank
     return np.logical_and.reduce(
         [
             (grid["tensor"] > 1) | (grid["sequence_parallel"] == int(space.sequence_parallel[0])),

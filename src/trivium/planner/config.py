@@ -1,4 +1,4 @@
-"""What the search may vary."""
+"""The choices of a search for plans."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,38 +15,39 @@ Shards = Annotated[int, Field(ge=2, le=MAX_PLAN_RANKS)] | Literal["node"] | None
 
 
 class SearchSpace(Config):
-    """Every combination is a candidate, if the plan is legal. Degrees multiply to the ranks.
+    """The values that a search tries. Every combination that gives a legal plan is a candidate.
 
-    gpipe is left out by default: it takes as long as 1f1b and holds more.
+    The degrees of a plan multiply to the number of ranks. gpipe is not a default, because it takes as long as 1f1b and
+    needs more memory.
     """
 
-    tensor: Degrees = None  # degrees that may be chosen; null: any
-    pipeline: Degrees = None  # degrees; null: any
-    data: Degrees = None  # degrees; null: any
-    context: tuple[Degree, ...] = (1, 2, 4, 8)  # degrees
+    tensor: Degrees = None  # degrees of tensor parallelism; null: any
+    pipeline: Degrees = None  # degrees of pipeline parallelism; null: any
+    data: Degrees = None  # degrees of data parallelism; null: any
+    context: tuple[Degree, ...] = (1, 2, 4, 8)  # degrees of context parallelism
     micro: tuple[Sequences, ...] = (1, 2, 4, 8, 16)  # sequences of a micro-batch
-    # of the pipeline; the first is that of plans without one, where it has one stage a rank
+    # pipeline schedules; plans without a pipeline have the first one with one stage per rank
     schedules: Annotated[tuple[Named, ...], Short("schedules")] = ("1f1b", "1f1b-split", "interleaved", "zb-h1", "zb-v")
-    chunks: tuple[Degree, ...] | None = None  # stages of a rank when interleaved; null: every legal number
-    # what the backward computes again: attention's core, whole layers
+    chunks: tuple[Degree, ...] | None = None  # stages per rank of interleaved schedules; null: every legal number
+    # what the backward pass recomputes: the core of attention, or whole layers
     recompute: tuple[Literal["none", "attention", "layer"], ...] = ("none", "attention", "layer")
-    recompute_every: tuple[Positive, ...] = (1, 2, 3, 4, 8)  # of layers: the largest with which a plan fits
-    activation_function: bool = True  # may be computed again by plans that hold too much otherwise
-    zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)  # stages
-    # ranks that share one copy of what ZeRO shards; node: those of one node; null: all replicas
+    recompute_every: tuple[Positive, ...] = (1, 2, 3, 4, 8)  # recompute every k-th layer, with the largest k that fits
+    activation_function: bool = True  # recompute activation functions in plans that do not fit otherwise
+    zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)  # ZeRO stages
+    # number of replicas that share one copy of what ZeRO shards; node: those of one node; null: all
     shards: tuple[Shards, ...] = (None,)
-    sequence_parallel: tuple[bool, ...] = (False, True)  # activations between tensor regions are split
-    # torch.compile, and CUDA graphs where a plan can be recorded; null: with and without both on GPUs, on a CPU as the
-    # plan has them
+    sequence_parallel: tuple[bool, ...] = (False, True)  # split activations between tensor-parallel regions
+    # use torch.compile; null: with and without it on GPUs, and on CPUs as the plan says
     compiled: tuple[bool, ...] | None = None
+    # replay steps as CUDA graphs if the plan allows it; null: with and without them on GPUs
     cuda_graphs: tuple[bool, ...] | None = None
-    finalists: Positive = 50  # how many of the fastest are simulated action by action
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # of a device's memory
+    finalists: Positive = 50  # number of the fastest candidates that are simulated action by action
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # share of a device's memory that a plan may use
 
     @field_validator("*")
     @classmethod
     def _choices(cls, value: Any) -> Any:
-        """Those of a field are at least one, and each is there once: twice, it would be two plans."""
+        """Raise ValueError if a field has no choice, or one twice, which would count as two plans."""
         if isinstance(value, tuple):
             if not value:
                 raise ValueError("there must be at least one choice; leave the field out for the usual ones")
@@ -56,7 +57,7 @@ class SearchSpace(Config):
         return value
 
     def chunks_for(self, name: ScheduleName, layers: int) -> tuple[int, ...]:
-        """Stages per rank that a schedule may have with a model of so many layers."""
+        """Return the numbers of stages per rank that a schedule may have with a model of `layers` layers."""
         if name == "interleaved":
             return self.chunks if self.chunks is not None else tuple(range(2, layers // 2 + 1))
         return (2,) if name == "zb-v" else (1,)

@@ -28,13 +28,13 @@ from trivium.planner.search_text import heads_text, miss_text, ranking_lines, wi
 from trivium.units import counted, format_bytes, format_count, format_flops, format_seconds
 
 FORMAT = "trivium-plan-1"
-COLUMNS = 116  # of a line of text
-LABEL_COLUMNS = 14  # of a line's label
+COLUMNS = 116  # width of a line of text
+LABEL_COLUMNS = 14  # width of a line's label
 MAX_SCHEDULE_ROWS = 4
 MAX_PLACE_LINES = 8
 CLOSED_FORM_SCHEDULES = ("gpipe", "1f1b", "interleaved")  # bubble (p - 1) / (m x chunks)
-ROUNDING_FRACTION = 1e-6  # of a step; smaller parts are rounding noise
-STORED_WINNERS = 10  # of the search
+ROUNDING_FRACTION = 1e-6  # share of a step; smaller parts are rounding noise
+STORED_WINNERS = 10  # winners of the search that are stored
 INDENT = " " * LABEL_COLUMNS
 
 

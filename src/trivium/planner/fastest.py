@@ -51,7 +51,7 @@ def _rank_counts(devices: int) -> list[int]:
 
 
 def _best(plan: Plan, machine: Machine, ranks: int, space: SearchSpace) -> tuple[Plan, Winner] | None:
-    """Return the fastest plan of so many ranks to which the training can move; None if there is none."""
+    """Return the fastest plan of `ranks` ranks to which the training can move, or None if there is none."""
     ranking = search(Subject.of(plan), machine, ranks, space).ranking
     for winner in ranking.winners(len(ranking.simulated)):
         moved = _moved(plan, winner.plan)

@@ -73,7 +73,7 @@ def fit(rows: Sequence[Row], held: Mapping[str, float] | None = None) -> Fit:
 
 
 def _logarithms(batch: Batch, constants: Constants, points: int = 1) -> Array:
-    """Return the logarithms of a batch's predicted seconds: a row for each of so many vectors of constants."""
+    """Return the logarithms of a batch's predicted seconds: a row for each of `points` vectors of constants."""
     seconds = step_seconds(batch.case, batch.machine, batch.stack, constants).seconds
     return np.asarray(np.log(np.broadcast_to(np.asarray(seconds, dtype=float), (points, batch.where.size))))
 

@@ -72,7 +72,7 @@ class SmallStep:
     model: dict[str, Any]
     batch: dict[str, Any]
     seconds: float
-    layout: dict[str, Any] = field(default_factory=dict)  # of several ranks; empty: one process alone
+    layout: dict[str, Any] = field(default_factory=dict)  # layout of several ranks; empty: one process
     precision: str = "fp32"
     recorded: bool = False
 
@@ -84,7 +84,7 @@ class Measured:
     device: str
     is_cpu: bool
     devices: int
-    memory_bytes: int  # of one device
+    memory_bytes: int  # memory of one device
     products: tuple[Product, ...]
     streams: tuple[Stream, ...]
     attentions: tuple[Attention, ...]

@@ -24,7 +24,7 @@ from trivium.planner.pricing import Ranking, Winner, price, rank, utilisation
 from trivium.planner.search import Found, legal_plans, memory_limit
 from trivium.units import counted, format_bytes
 
-MIN_SAVED_FRACTION = 0.01  # of the device time; smaller savings are not reported
+MIN_SAVED_FRACTION = 0.01  # share of the device time; smaller savings are not reported
 MAX_BATCH_CHANGE = 1 / 16  # as a fraction of the batch
 NODE_CHANGES = (1, 2, 4)  # nodes more or fewer
 SIMULATED_PLANS = 8  # for each change

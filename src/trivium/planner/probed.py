@@ -1,6 +1,6 @@
-"""From measurements to a machine file: rates as measured, and the constants with which the cost model repeats them.
+"""Make a machine file from measurements: measured rates, and constants with which the cost model reproduces them.
 
-Nothing here is a model of its own. The constants are chosen so that the cost model's formulas for products, attention,
+This module has no model of its own. The constants are chosen so that the cost model's formulas for products, attention,
 collectives and whole steps of small models give the measured seconds, robustly and with priors (constants.yaml).
 """
 
@@ -29,20 +29,20 @@ from trivium.planner.measured import Attention, Exchange, Measured, Product, Sma
 
 Array = NDArray[np.float64]
 
-ROBUST = 0.1  # residuals, as logarithms of ratios, beyond which a measurement loses its pull
-TINY = 1e-12  # of a constant that may be nothing
-ROUNDING = 1e-3  # of a constant: more than its file's four digits take from it
-CHANGE = 1e-6  # of the fit or of its constants, below which the search ends: the file keeps four digits
-# How firmly the start of the search is believed: one unit of cost per factor of e away from it, times this. The weight
-# of a single product is 1; a whole step says more about steps.
+ROBUST = 0.1  # residual (logarithm of a ratio) beyond which a measurement loses weight
+TINY = 1e-12  # least value of a constant that may be 0, whose logarithm is fitted
+ROUNDING = 1e-3  # relative distance from the bounds, above the rounding to four digits in the file
+CHANGE = 1e-6  # the fit ends when its cost or its constants change by less
+# Weights of residuals. That of a single product is 1. PRIOR_WEIGHT is that of a constant's distance from its start, in
+# factors of e. Steps weigh more, because steps are what the planner predicts.
 PRIOR_WEIGHT, STEP_WEIGHT, SPLIT_WEIGHT = 0.05, 10.0, 3.0
-CACHED_BYTES = 100 << 20  # of a GPU: what a sum of vectors moves comes from its memory
-# Of an accelerator's steps, whose single operations tell more: one that is replayed, and one that tells how long its
-# host takes and no more.
+CACHED_BYTES = 100 << 20  # sums of vectors that move more read the memory of a GPU, not its cache
+# Weights of steps on a GPU, smaller because single operations are measured better there: of a replayed step, and of a
+# step that only measures the host.
 REPLAYED_WEIGHT, HOST_WEIGHT = 2.0, 1.0
-WIDTH_START = 50.0  # of `flash_width` on a GPU
+WIDTH_START = 50.0  # start value of `flash_width` on a GPU
 LINK_START = (1e-4, 1e-4, 1e9)  # seconds to start, seconds of a hop, bytes per second
-# Where the search begins on a CPU, whose constants the published runs of GPUs say nothing about.
+# Start values on a CPU, because the published runs on GPUs say nothing about its constants.
 CPU_START = {
     "gemm_cpu": 0.95,
     "gemm_ramp": 5.0,
@@ -51,14 +51,14 @@ CPU_START = {
     "flash_cpu": 0.4,
     "eager_traffic": 2.0,
 }
-# GPUs by the name their driver gives, and the shipped machine whose data sheet is theirs.
+# Part of a GPU's name in its driver, and the shipped machine with its data sheet.
 KNOWN = {"A100": "dgx-a100-80", "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200"}
 UNKNOWN = "workstation"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A measurement beside the cost model's figure for it, in seconds. weight: of its error in the fit."""
+    """A measurement and its prediction by the cost model, in seconds. weight: of its error in the fit."""
 
     what: str
     measured: float
@@ -72,19 +72,19 @@ class Compared:
 
 @dataclass(frozen=True)
 class Probed:
-    """The machine as its file holds it, and how well it repeats what was measured."""
+    """A machine for a machine file, and its measurements beside its predictions."""
 
     machine: Machine
     compared: tuple[Compared, ...]
 
     def error_of(self, kind: str) -> float:
-        """Median of the absolute errors of the measurements whose names start with `kind`; 0 where there are none."""
+        """Return the median absolute error of the measurements whose names start with `kind`, or 0 without any."""
         errors = [abs(c.error) for c in self.compared if c.what.startswith(kind)]
         return float(np.median(errors)) if errors else 0.0
 
 
 def probed(measured: Measured, name: str) -> Probed:
-    """The machine that repeats the measurements best."""
+    """Return the machine whose predictions fit the measurements best."""
     machine = _with_rates(measured, name)
     machine = _with_constants(machine, measured)
     machine = machine.model_copy(update=_links(machine, measured))
@@ -92,13 +92,13 @@ def probed(measured: Measured, name: str) -> Probed:
 
 
 def write_machine(path: Path, machine: Machine) -> None:
-    """As YAML, readable by `--machine FILE`; figures to four digits."""
+    """Write YAML for `--machine FILE`, with numbers of four digits."""
     tree = {k: v for k, v in to_tree(machine).items() if v is not None}
     path.write_text(yaml.safe_dump(_rounded(tree), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def _with_rates(measured: Measured, name: str) -> Machine:
-    """The nearest shipped machine, with what can be read off single measurements."""
+    """Return the nearest shipped machine with the rates that single measurements give."""
     known = (machine for part, machine in KNOWN.items() if part in measured.device)
     base = HERE if measured.is_cpu else next(known, UNKNOWN)
     tree = to_tree(machine_named(base)) | {"name": name, "device": measured.device, "nodes": 1}
@@ -118,8 +118,10 @@ def _with_rates(measured: Measured, name: str) -> Machine:
 
 
 def _with_constants(machine: Machine, measured: Measured) -> Machine:
-    """Choose the constants by least squares over all measurements of one device, within what a machine file may hold:
-    where other work holds a machine up, no constants explain all, and those that come nearest may be absurd."""
+    """Choose the constants by least squares over all measurements of one device, within the bounds of a machine file.
+
+    Without bounds they might become absurd on a machine that is busy with other work.
+    """
     start = _start(machine)
     names = list(start)
     begin = np.log(np.array([start[n] for n in names]))
@@ -146,19 +148,19 @@ def _start(machine: Machine) -> dict[str, float]:
 
 
 def _changed(machine: Machine, values: dict[str, float]) -> Machine:
-    fixed = {"launch_seconds": 0.0} if machine.generation == "cpu" else {}  # an operation on a CPU is its own launch
+    fixed = {"launch_seconds": 0.0} if machine.generation == "cpu" else {}  # a CPU launches nothing
     return machine.model_copy(update={"constants": {**fixed, **values}})
 
 
 def _misses(found: Sequence[Compared]) -> Array:
-    """Logarithms of predicted over measured, weighted."""
+    """Return the weighted logarithms of predicted over measured seconds."""
     weights, ratios = zip(*((c.weight, c.predicted / c.measured) for c in found), strict=True)
     misses: Array = np.asarray(weights) * np.log(ratios)
     return misses
 
 
 def on_device(machine: Machine, measured: Measured) -> list[Compared]:
-    """What the cost model says of everything that was measured on one device."""
+    """Compare everything that was measured on one device with the cost model."""
     constants = shipped_constants().with_values(machine.constants)
     devices = {dtype: Device(machine, constants, width) for dtype, width in BYTES.items()}
     found = []
@@ -186,7 +188,7 @@ def on_device(machine: Machine, measured: Measured) -> list[Compared]:
 
 
 def between_ranks(machine: Machine, measured: Measured) -> list[Compared]:
-    """What the cost model says of every collective that was measured, and of steps split over ranks."""
+    """Compare measured collectives and steps split over ranks with the cost model."""
     collectives = [
         Compared(
             f"exchange {e.collective} of {e.tensor_bytes} bytes over {e.ranks} ranks",
@@ -215,12 +217,12 @@ def _compared(step: SmallStep, machine: Machine, where: str, weight: float) -> C
 
 
 def _axis(step: SmallStep) -> str:
-    """8 tensor ranks."""
+    """Return a text such as "8 tensor ranks"."""
     return next(f"{n} {axis} ranks" for axis, n in step.layout.items() if isinstance(n, int) and n > 1)
 
 
 def _attention(a: Attention, device: Device) -> tuple[float, float]:
-    """As cost/layer.py prices fused attention."""
+    """Return predicted forward and backward seconds, as cost/layer.py prices fused attention."""
     heads = a.sequences * a.heads
     flops = 4.0 * heads * a.sequence**2 * a.head_width * CAUSAL_SHARE
     forward, backward = (
@@ -230,7 +232,7 @@ def _attention(a: Attention, device: Device) -> tuple[float, float]:
 
 
 def _links(machine: Machine, measured: Measured) -> dict[str, Link | dict[str, float]]:
-    """One link for all: the ranks of this machine share it."""
+    """Return one link for messages within and between nodes, because the ranks of this machine share it."""
     if not measured.exchanges:
         return {}
     busy = _core_share(machine, measured.exchanges)
@@ -245,8 +247,8 @@ def _links(machine: Machine, measured: Measured) -> dict[str, Link | dict[str, f
 
 
 def _core_share(machine: Machine, exchanges: Sequence[Exchange]) -> float:
-    """Of a collective's time, where every rank had a core to itself if there are such: with fewer cores it takes as
-    long as the others leave it."""
+    """Return the share of a collective's time that is spent on a core. Exchanges in which every rank had its own core
+    are used if there are any, because with fewer cores the ranks also wait for each other."""
     own = [e for e in exchanges if machine.crowding(e.ranks) == 1.0] or exchanges
     return min(1.0, float(np.median([e.busy_seconds * machine.crowding(e.ranks) / e.seconds for e in own])))
 
@@ -257,7 +259,7 @@ def _link(x: Array) -> Link:
 
 
 def exchange_seconds(exchange: Exchange, machine: Machine) -> float:
-    """A collective between ranks of one node; where ranks share its devices, while all of them want one."""
+    """Return predicted seconds of a collective within one node, longer by the crowding of ranks that share devices."""
     link, crowding = machine.node_link, float(machine.crowding(exchange.ranks))
     if exchange.collective == "send":
         return crowding * float(send_seconds(exchange.tensor_bytes, link))
@@ -274,7 +276,7 @@ def _speed(product: Product) -> float:
 
 
 def _rounded(tree: Tree) -> Tree:
-    """Floats to four digits: more would be noise."""
+    """Round floats to four digits, because more would be noise."""
     return {
         k: _rounded(v) if isinstance(v, dict) else float(f"{v:.4g}") if isinstance(v, float) else v
         for k, v in tree.items()

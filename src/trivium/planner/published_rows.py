@@ -24,14 +24,14 @@ from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.layer import Layer, embedding_of, head_of
 from trivium.untrusted import open_regular
 
-COUNTS = ("L", "h", "a", "kv", "ffn", "s", "V", "tp", "pp", "v", "dp", "cp", "mbs", "gbs")  # at least 1
+COUNTS = ("L", "h", "a", "kv", "ffn", "s", "V", "tp", "pp", "v", "dp", "cp", "mbs", "gbs")  # each is at least 1
 DEGREES = ("tp", "pp", "dp", "cp")  # their product is the number of ranks
 DEVICES = "n_gpus"  # a column that may be missing or empty; where it is not, it must be that product
 FLAGS = ("gated", "sp", "dp_overlap", "tie_balance")
 TEXTS = ("src", "cluster", "gpu", "fw")
 RECOMPUTE = {"none": NONE, "selective": ATTENTION, "full": LAYER, "op_selective": LAYER}
 ATTENTIONS = {"flash": 0, "unfused": 1}
-GRADIENT_BYTES = {"fp16": 2, "bf16": 4}  # of an element, as it is summed over micro-batches and ranks
+GRADIENT_BYTES = {"fp16": 2, "bf16": 4}  # size of an element that is summed over micro-batches and ranks
 CHOICES: Mapping[str, Mapping[str, int]] = {
     "recompute": RECOMPUTE,
     "attn": ATTENTIONS,
@@ -52,7 +52,7 @@ class StackRule(Config):
     note_before: str | None = None  # the note starts with MM-DD
 
     def holds(self, row: Mapping[str, str]) -> bool:
-        """For the texts of a row."""
+        """Return whether the rule applies to a row with these texts."""
         note = row["note"]
         return (
             (self.src is None or row["src"] in self.src)

@@ -11,7 +11,7 @@ from trivium.planner.leaner import as_lean_as_needed
 from trivium.planner.search import Found, legal_plans, memory_limit
 from trivium.units import format_bytes
 
-MAX_DOUBLINGS = 12  # of the number of nodes
+MAX_DOUBLINGS = 12  # doublings of the number of nodes
 MAX_CONTEXT = max(SearchSpace().context)
 
 

@@ -25,7 +25,7 @@ Kind = Literal["strong", "weak"]
 KINDS: tuple[Kind, ...] = ("strong", "weak")
 LARGEST = 16384  # devices of a curve, by default
 MAX_LISTED_DEGREES = 1 << 16  # with more degrees, the points are not chosen from a list of all of them
-MAX_POINTS = 16  # of a curve
+MAX_POINTS = 16  # points of a curve
 FORMAT = "trivium-scale-1"
 # For communication-heavy sublayers, as simulated by the authors of T3 (arXiv 2401.16677, abstract).
 T3_PUBLISHED = {"speed_up_geomean": 0.30, "speed_up_most": 0.47, "less_data_moved": 0.22}
@@ -40,7 +40,7 @@ class Point:
     sequences: int
     price: Estimate
     efficiency: float
-    triggered_seconds: float | None  # of a step with simulated tile-triggered collectives
+    triggered_seconds: float | None  # seconds of a step with simulated tile-triggered collectives
     beyond: bool  # more devices than the machine has
 
     def tree(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trivium.units import counted, format_bytes, format_count, format_seconds
 
 SEARCH_FORMAT = "trivium-search-1"
 NAMED_LIMITS = 2  # parts of a step that a line names
-MIN_SHARE = 0.001  # of a step; smaller parts and differences are not reported
+MIN_SHARE = 0.001  # share of a step; smaller parts and differences are not reported
 CELLS: dict[str, Callable[[Winner], str]] = {
     "tensor": lambda winner: str(winner.plan.layout.tensor),
     "pipeline": lambda winner: str(winner.plan.layout.pipeline),

@@ -13,7 +13,7 @@ from trivium.units import counted, format_bytes, format_seconds
 
 DAY_SECONDS = 86_400.0
 LONGEST_SECONDS = 10 * DAY_SECONDS
-PROCESS_BYTES = 150 << 20  # that torch takes of each process before any tensor (Pss, torch 2.11 without CUDA)
+PROCESS_BYTES = 150 << 20  # memory of a process with torch before any tensor (Pss, torch 2.11 without CUDA)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.planner.grid import Column
 from trivium.planner.pricing import Ranking
 
-TIE_FRACTION = 0.01  # of the fastest plan's time: less than predictions and repeated measurements differ by
+TIE_FRACTION = 0.01  # share of the fastest plan's time, below the error of predictions and repeated measurements
 _PLAIN = SCHEDULE_NAMES.index("1f1b")
 
 

@@ -1,4 +1,4 @@
-"""Reads the clock while this machine does products, attention, small models and collectives.
+"""Measures products, attention, small models and collectives on this machine.
 
-Writes the seconds as plain measurements, from which planner/probed.py makes a machine file.
+planner/probed.py makes a machine file from the measurements.
 """

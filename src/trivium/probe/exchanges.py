@@ -17,14 +17,14 @@ from trivium.parallel.pipeline.clock import finished
 from trivium.planner.measured import Collective, Exchange
 
 SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)  # bytes of the whole tensor
-TURNS, REPEATS = 3, 6  # the median of means: one call alone may be a time slice too lucky or too late
+TURNS, REPEATS = 3, 6  # the median of means, because a single call may fall before or after the end of a time slice
 WIDTH = 4
-BETWEEN = 384  # rows and columns of the product between two collectives: about a millisecond of a core
+BETWEEN = 384  # rows and columns of the product between two collectives, which takes a core about a millisecond
 MIN_SECONDS = 1e-6
 
 
 def exchanges(group: Group, device: torch.device) -> tuple[Exchange, ...]:
-    """Measure every collective at every size over the whole group, in turns. All ranks of the group must call this."""
+    """Measure every collective at every size over the whole group, in turns. All its ranks must call this."""
     square = torch.ones(BETWEEN, BETWEEN, device=device)
 
     def between() -> object:
@@ -46,7 +46,7 @@ def exchanges(group: Group, device: torch.device) -> tuple[Exchange, ...]:
 
 
 class Spent(NamedTuple):
-    """Seconds until something was done, and seconds of them on a core."""
+    """Seconds of some work, and those of them that were spent on a core."""
 
     seconds: float
     busy: float
@@ -74,6 +74,6 @@ def _work(kind: Collective, size: int, group: Group, device: torch.device) -> Ca
         "all_reduce": lambda: all_reduce_(whole, group),
         "all_gather": lambda: all_gather(part, group),
         "reduce_scatter": lambda: reduce_scatter(whole, group),
-        "send": lambda: rotate((whole,), group),  # every rank sends one and receives one
+        "send": lambda: rotate((whole,), group),  # every rank sends one tensor and receives one
     }
     return works[kind]

@@ -12,18 +12,18 @@ from trivium.parallel.context.attention import Context
 from trivium.planner.measured import Attention, Product, Stream, Update
 from trivium.probe.timing import device_seconds, median_seconds
 
-# Rows, columns and inner length: square ones, tall and skinny ones, and a ramp of inner lengths.
+# Rows, columns and inner length: square products, tall and skinny ones, and a ramp of inner lengths.
 SHAPES = (
     *((n, n, n) for n in (128, 256, 512, 1024)),
     *((1024, 512, k) for k in (16, 64, 256, 1024)),
     *((4096, 64, 64), (2048, 96, 384), (64, 4096, 256), (192, 192, 2048), (32, 1024, 1024)),
 )
-SCALE_ON_GPU = 8  # of every length but the ramp's: a GPU needs larger products to be busy
+SCALE_ON_GPU = 8  # factor of all lengths, because a GPU needs larger products to be busy
 STREAMS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)  # elements
-STREAMS_ON_GPU = (1 << 20, 1 << 24, 1 << 27)  # whose caches hold the first
+STREAMS_ON_GPU = (1 << 20, 1 << 24, 1 << 27)  # the first fits a GPU's cache
 UPDATES = (1 << 16, 1 << 20)
 ATTENTIONS = ((4, 256, 4, 32), (2, 512, 4, 64), (8, 64, 8, 64))  # sequences, positions, heads, head width
-# A GPU has its fused kernel for 16 bits alone, and few heads leave most of it idle.
+# GPUs have fused attention for 16-bit dtypes only, and few heads would leave most of the GPU idle.
 ATTENTIONS_ON_GPU = ((8, 1024, 16, 64), (4, 2048, 16, 128), (2, 4096, 16, 64))
 
 
@@ -37,7 +37,7 @@ def products(device: torch.device, budget: float) -> tuple[Product, ...]:
 
 
 def streams(device: torch.device, budget: float) -> tuple[Stream, ...]:
-    """Sums of vectors, from those that fit a cache to those that do not."""
+    """Measure sums of vectors, from sizes that fit a cache to sizes that do not."""
     found, asked = [], STREAMS_ON_GPU if device.type == "cuda" else STREAMS
     for elements in asked:
         a, b, out = (torch.ones(elements, device=device) for _ in range(3))
@@ -47,13 +47,13 @@ def streams(device: torch.device, budget: float) -> tuple[Stream, ...]:
 
 
 def attentions(device: torch.device, budget: float) -> tuple[Attention, ...]:
-    """Causal attention as a model does it, forward and backward apart."""
+    """Measure causal attention as in a model, forward and backward separately."""
     name, shapes = ("bf16", ATTENTIONS_ON_GPU) if device.type == "cuda" else ("fp32", ATTENTIONS)
     return tuple(_attention(device, name, shape, budget / len(shapes)) for shape in shapes)
 
 
 def updates(device: torch.device, budget: float) -> tuple[Update, ...]:
-    """Fused AdamW, as the trainer uses it."""
+    """Measure fused AdamW as the trainer uses it."""
     found = []
     for elements in UPDATES:
         weights = torch.nn.Parameter(torch.ones(elements, device=device))

@@ -24,9 +24,10 @@ from trivium.untrusted import read_json
 
 TIMEOUT_SECONDS = 180.0
 MAX_RANKS_PER_CORE = 16  # ranks
-# Everything is measured in turns, so that a change of the machine's speed meets all kinds alike. Seconds of each turn.
+# Everything is measured in turns, so that a change of the machine's speed affects all kinds. BUDGETS has the seconds of
+# a kind in one turn.
 TURNS, TURNS_ON_GPU = 3, 2
-GPU_SHARE = 0.5  # of those seconds: what is replayed is told by a few replays
+GPU_SHARE = 0.5  # share of those seconds, because a few replays of a CUDA graph suffice
 BUDGETS = {"products": 1.5, "streams": 0.3, "attentions": 0.5, "updates": 0.2, "steps": 1.5}
 KINDS = {"products": Product, "streams": Stream, "attentions": Attention, "updates": Update, "steps": SmallStep}
 
@@ -58,9 +59,9 @@ def _look(place: Place, folder: str) -> None:
 
 
 def probe(ranks: int, devices: Devices, *, progress: Progress = silent) -> Measured:
-    """Measure on the devices, and between 2, 4, … up to `ranks` ranks; a lone accelerator in this process.
+    """Measure on the devices, and between 2, 4, … up to `ranks` ranks. This takes well under a minute.
 
-    Takes well under a minute.
+    A single GPU is measured in this process.
     """
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; a machine has at least one rank")
@@ -78,7 +79,7 @@ def probe(ranks: int, devices: Devices, *, progress: Progress = silent) -> Measu
     split: list[SmallStep] = []
     for done, size in enumerate(sizes, start=1):
         progress(done, rounds, f"collectives and small models over {size} ranks")
-        of_rank = _gathered(_between, size)[0]  # all wait for the slowest, so one tells of all
+        of_rank = _gathered(_between, size)[0]  # all ranks wait for the slowest, so one measurement suffices
         found += [Exchange(**each) for each in of_rank["exchanges"]]
         split += [SmallStep(**each) for each in of_rank["split_steps"]]
     progress(rounds, rounds, "")
@@ -115,7 +116,7 @@ def _between(place: Place, folder: str) -> None:
     with connected(place):
         plan = split_plan(place.world_size)
         mesh = Mesh.connect(plan.layout, place.rank, place.world_size, place.device)
-        # On a CPU only, whose ranks wait for one another on the cores they compute with; a GPU's links are its own.
+        # On CPUs only: their ranks wait for each other on the cores that they compute with.
         split = () if place.device.type == "cuda" else (split_step(plan, mesh),)
         _write(folder, str(place.rank), {"exchanges": exchanges(mesh.tensor, place.device), "split_steps": split})
 

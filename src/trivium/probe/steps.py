@@ -31,7 +31,7 @@ SHAPES = (
     (3, 256, 4, 512, 64, 2, 8),
     (1, 96, 4, 4096, 64, 2, 8),
 )
-# Of those that tell an accelerator's own time: large enough for it to take longer than its host, in bf16 and replayed.
+# Shapes that measure the GPU and not its host: large enough to take the GPU longer, in bf16 and replayed.
 SHAPES_ON_GPU = (
     (4, 1024, 16, 16384, 1024, 1, 16),
     (2, 2048, 16, 8192, 2048, 1, 8),
@@ -39,12 +39,11 @@ SHAPES_ON_GPU = (
     (3, 1024, 8, 8192, 2048, 2, 4),
 )
 ON_GPU = {"precision": {"weights": "bf16"}, "cuda_graphs": True}
-WARMUP_STEPS, MEASURED_STEPS = 2, 7  # steps over ranks: as many on each
+WARMUP_STEPS, MEASURED_STEPS = 2, 7  # equal on all ranks
 
 
 def steps(device: torch.device, budget: float) -> tuple[SmallStep, ...]:
-    """Seconds of a step of each small model, forward to update. On an accelerator they tell what its host takes, and
-    others its own time."""
+    """Measure a full step of each small model. On a GPU these steps measure the host; larger ones measure the GPU."""
     plans = [_plan(*shape) for shape in SHAPES]
     if device.type == "cuda":
         plans += [_plan(*shape, more=ON_GPU) for shape in SHAPES_ON_GPU]
@@ -53,20 +52,20 @@ def steps(device: torch.device, budget: float) -> tuple[SmallStep, ...]:
 
 def _timed(plan: Plan, device: torch.device, budget: float) -> SmallStep:
     step = _Step(plan, Mesh.single(device))
-    step()  # one that is recorded has run before, and is recorded by the first of these
+    step()  # the first step runs normally; the next one captures the CUDA graph, if there is one
     return _found(plan, median_seconds(step, device, budget=budget))
 
 
 def split_plan(ranks: int) -> Plan:
-    """A small model over so many tensor ranks, which exchange something in every layer: a step is as much collectives
-    between work as the trainer makes them."""
+    """Return a small model over `ranks` tensor ranks. They communicate in every layer, so collectives alternate with
+    products, as in the trainer."""
     heads = max(8, ranks)
-    width = max(8, min(32, 512 // heads))  # of a head: weights grow with the square of all heads' widths
+    width = max(8, min(32, 512 // heads))  # width of a head; the weights grow with the square of the total width
     return _plan(2, width * heads, heads, 512, 64, 1, 8, tensor=ranks)
 
 
 def split_step(plan: Plan, mesh: Mesh) -> SmallStep:
-    """Seconds of a step over the tensor ranks of a mesh; all of them must call this alike."""
+    """Measure a step over the tensor ranks of a mesh; all of them must call this."""
     step, seconds = _Step(plan, mesh), []
     for _ in range(WARMUP_STEPS + MEASURED_STEPS):
         all_reduce_(torch.zeros(1, device=mesh.device), mesh.tensor)
@@ -82,7 +81,7 @@ class _Step:
     def __init__(self, plan: Plan, mesh: Mesh) -> None:
         on_gpu = mesh.device.type == "cuda"
         self._trainer = Trainer(plan, mesh, seed=SEED, rule=AdamRule(), initial=not on_gpu)
-        if on_gpu:  # what weights are changes no time, and a processor draws many of them for seconds
+        if on_gpu:  # any values take the same time, and the usual initialisation on the CPU takes seconds
             for bucket in self._trainer.buckets:
                 bucket.weights.normal_(0, 0.02)
             self._trainer.optimizer.restart_masters()

@@ -15,12 +15,12 @@ from trivium.parallel.pipeline.clock import finished
 
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 200  # repetitions, in each of several turns
 WARMUP_REPETITIONS = 1
-# Of an accelerator's: seconds that one recording should take at least, and how many pieces it has at most.
+# The least duration of a captured CUDA graph, and the most repetitions of the work in it.
 RECORDED_SECONDS, MAX_RECORDED_REPETITIONS = 1e-3, 64
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, *, budget: float) -> float:
-    """Median seconds of `work`, repeated for `budget` seconds, at least `MIN_REPETITIONS` times."""
+    """Return the median seconds of `work`, repeated for `budget` seconds, at least `MIN_REPETITIONS` times."""
     for _ in range(WARMUP_REPETITIONS):
         work()
     finished(device)

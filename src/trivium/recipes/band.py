@@ -10,7 +10,7 @@ from scipy import stats
 from trivium.errors import DataError
 
 FORMAT = "trivium-band-1"
-CONFIDENCE = 0.99  # that a run with another seed is inside at all points
+CONFIDENCE = 0.99  # probability that a run with another seed is inside at all points
 MIN_SEEDS = 3
 TEXT_TOLERANCE = 0.01  # relative difference of the bytes of text: formats keep different blanks
 Tree = Mapping[str, Any]

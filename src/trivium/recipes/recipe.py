@@ -13,10 +13,10 @@ _ABOUT = "recipe.yaml"
 
 
 class Recipe(Config):
-    """What recipe.yaml says."""
+    """The content of recipe.yaml."""
 
     summary: str
-    text: str  # what --data must hold, and where to get it
+    text: str  # the text for --data, and where to get it
     data: str | None = None  # used without --data
     hardware: str
     note: str  # whether, when and on what it has been run

@@ -78,6 +78,26 @@ def _evaluation_row(task: str, shots: str, s: Tree) -> Row:
     )
 
 
+def answers_section(report: Tree) -> Section:
+    """Show how many answers of held-out conversations the model gives exactly, before and after the tuning."""
+    found = report["answers"]
+    rows = [
+        (name, str(s["n"]), percent_text(s["accuracy"]), percent_range(s["interval"]), number_text(s["nats_per_token"]))
+        for name in ("before", "after")
+        for s in (found[name],)
+    ]
+    return Section(
+        "answers",
+        "Answers",
+        gist=f"{percent_text(found['after']['accuracy'])} exactly right, {percent_text(found['before']['accuracy'])} "
+        "before",
+        shows="Conversations that were held out of training: how often the model gives the answer exactly, to the "
+        "token that ends it, if it always takes the most likely token, and how surprising it finds the right answer.",
+        limits="An answer in other words counts as wrong.",
+        tables=[Table(("tuning", "answers", "exactly right", "95 % interval", "surprise, nats per token"), rows)],
+    )
+
+
 def tasks_section(report: Tree) -> Section:
     """Show accuracy on published tasks, next to that of MT-NLG 530B."""
     found = report["tasks"]

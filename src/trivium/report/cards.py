@@ -20,6 +20,9 @@ def cards(report: Tree) -> list[Card]:
     if training is not None:
         found = [_loss(training), _speed(training), _share_of_peak(training, report.get("machine")), _time(report)]
         found.append(_cost(training, report.get("machine")))
+    if answers := report.get("answers"):
+        before, after = (percent_text(answers[name]["accuracy"]) for name in ("before", "after"))
+        found.append(Card("Answers exactly right", after, f"of {answers['after']['n']}; {before} before the tuning"))
     if report["evaluation"] or report["tasks"]:
         found.append(_best_task(report))
     return found
@@ -32,6 +35,8 @@ def _loss(training: Tree) -> Card:
         label, loss = "Training loss", steps[-1]["loss"]
     if loss is None:
         return Card(label, UNKNOWN, "not measured yet")
+    if training.get("of_pairs"):
+        return Card(label, f"{loss:.3f}", "mean over preference pairs", _sparkline(steps))
     entropy = training["unigram_entropy"]
     below = f", {entropy - loss:.2f} nats below token frequencies" if entropy is not None and loss < entropy else ""
     return Card(label, f"{loss:.3f}", f"perplexity {_perplexity(loss)}{below}", _sparkline(steps))

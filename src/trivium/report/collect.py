@@ -12,6 +12,7 @@ from trivium.jsonlines import parse_line, read_lines
 from trivium.provenance import STAMP
 from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
 from trivium.report.schemas import (
+    Answers,
     AskedMoment,
     Begun,
     Bias,
@@ -60,6 +61,7 @@ KEYS = (
     "training",
     "resume_proof",
     "evaluation",
+    "answers",
     "tasks",
     "incontext",
     "bias",
@@ -68,8 +70,9 @@ KEYS = (
     "provenance",
     "seconds",
 )
+OF_TEXT = ("next_token", "distill")  # methods of an objective whose validation loss is nats per token
 # The page omits these sections if there are no results.
-OPTIONAL = ("corpus", "extraction", "tasks", "incontext", "bias_series")
+OPTIONAL = ("corpus", "extraction", "answers", "tasks", "incontext", "bias_series")
 
 
 def collect(run: Path) -> dict[str, Any]:
@@ -90,6 +93,7 @@ def collect(run: Path) -> dict[str, Any]:
         "training": training,
         "resume_proof": _stage(run, "resume/proof.json", Proof),
         "evaluation": _stage(run, "evaluation/results.json", Evaluation),
+        "answers": _stage(run, "answers/results.json", dict[str, Answers]),
         "tasks": _stage(run, "tasks/results.json", Tasks),
         "incontext": _stage(run, "incontext/results.json", Incontext),
         "bias": _stage(run, "bias/results.json", Bias),
@@ -147,14 +151,14 @@ class Curve:
 
     def add(self, record: dict[str, Any], loss: float = 0.0) -> None:
         """Add the next record. A full curve joins its buckets in pairs."""
-        if self._seen % self._every == 0:
-            self._buckets.append(_Bucket(record, 1, loss, loss, loss))
-        else:
+        if self._seen % self._every:
             self._buckets[-1].add(1, loss, loss, loss)
-        if len(self._buckets) > MAX_CURVE_POINTS:
-            for bucket, other in zip(self._buckets[::2], self._buckets[1::2], strict=False):
-                bucket.add(other.count, other.total, other.least, other.greatest)
-            self._buckets, self._every = self._buckets[::2], 2 * self._every
+        else:
+            self._buckets.append(_Bucket(record, 1, loss, loss, loss))
+            if len(self._buckets) > MAX_CURVE_POINTS:
+                for bucket, other in zip(self._buckets[::2], self._buckets[1::2], strict=False):
+                    bucket.add(other.count, other.total, other.least, other.greatest)
+                self._buckets, self._every = self._buckets[::2], 2 * self._every
         self._last = record
         self._seen += 1
 
@@ -195,19 +199,21 @@ class _Steps:
 
     done: int = 0
     tokens: int | None = None
-    seconds: float = 0.0  # of all steps, without validation and saves
+    seconds: float = 0.0  # seconds of all steps, without validation and saves
     validation_loss: float | None = None  # the newest one
     losses: Curve = field(default_factory=Curve)
     validation: Curve = field(default_factory=Curve)
 
     def add(self, metric: dict[str, Any]) -> None:
-        self.done = max(self.done, metric["step"])
-        if metric["tokens"] is not None:
-            self.tokens = max(self.tokens or 0, int(metric["tokens"]))
-        if metric["seconds"] is not None:
-            self.seconds += metric["seconds"]
-        if metric["loss"] is not None:
-            self.losses.add(metric, metric["loss"])
+        step, tokens, seconds, loss = metric["step"], metric["tokens"], metric["seconds"], metric["loss"]
+        if step > self.done:
+            self.done = step
+        if tokens is not None and (self.tokens is None or tokens > self.tokens):
+            self.tokens = int(tokens)
+        if seconds is not None:
+            self.seconds += seconds
+        if loss is not None:
+            self.losses.add(metric, loss)
         if metric.get("validation_loss") is not None:
             self.validation_loss = metric["validation_loss"]
             self.validation.add(metric, metric["validation_loss"])
@@ -239,6 +245,7 @@ def _training(run: Path) -> dict[str, Any] | None:
     return {
         **summary,
         "plan": begun and begun["plan"],
+        "of_pairs": _method(begun) not in OF_TEXT,
         "step_seconds": metrics.seconds or None,
         "resumed_from": resumed_from(_whole_lines(events)),
         "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},
@@ -246,6 +253,12 @@ def _training(run: Path) -> dict[str, Any] | None:
         "asked": list(_lines(run / "training" / "tasks.jsonl", AskedMoment)),
         "timeline": _stage(run, "training/timeline.json", list[Span]),
     }
+
+
+def _method(begun: Any) -> str:
+    """Return the method of the objective. Trainings of earlier versions do not name it."""
+    objective = begun["training"].get("objective") if begun else None
+    return str(objective.get("method")) if isinstance(objective, dict) else OF_TEXT[0]
 
 
 def _so_far(run: Path, begun: Any, metrics: _Steps) -> dict[str, Any] | None:

@@ -17,12 +17,12 @@ Tree = dict[str, Any]
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 YELLOW, GREY = "#F0E442", "#808080"
 CATEGORY_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY)
-HATCHES, DASHES = ("", "/", "x", "."), ("solid", "dash", "dot", "dashdot")  # of more series than colours
-ROW_PIXELS = 34  # of a horizontal bar
+HATCHES, DASHES = ("", "/", "x", "."), ("solid", "dash", "dot", "dashdot")  # for series beyond the number of colours
+ROW_PIXELS = 34  # height of a horizontal bar
 MAX_OCCUPATIONS = 24  # bars, half of them for the most skewed of either side
 MAX_REASONS = 30  # bars, for the most frequent reasons of rejects
 MAX_WORDS_PER_GROUP = 6
-MAX_MARKERS = 60  # of a curve; more would hide its line
+MAX_MARKERS = 60  # markers of a curve; more would hide its line
 BELOW: Any = {"row": 2, "col": 1}  # the place of the lower of two plots
 
 

@@ -33,7 +33,7 @@ class Table:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """For each column, whether it contains numbers, which are right-aligned."""
+        """Return for each column whether it contains numbers, which are right-aligned."""
         rows = (*self.rows, *self.not_significant)
         return tuple(all(map(_NUMBER.fullmatch, column)) for column in zip(*rows, strict=True))
 

@@ -71,7 +71,7 @@ class Summary(Result):
     memory: list[RankMemory] = []
     phases: list[RankPhases] = []
     finished: bool = True
-    steps_planned: int | None = None  # of an unfinished training
+    steps_planned: int | None = None  # planned steps of an unfinished training
     device: str | None = None  # "cpu", or the name of a GPU
     hosts: int | None = None
     precision: str | None = None
@@ -130,6 +130,13 @@ class Score(Result):
 
 class Evaluation(Result):
     tasks: dict[str, dict[str, Score]] = {}
+
+
+class Answers(Result):
+    n: Annotated[int, Field(ge=0)]
+    accuracy: Annotated[float, Field(ge=0, le=1)]
+    interval: tuple[float, float]
+    nats_per_token: Number
 
 
 class TaskScore(Score):

@@ -6,6 +6,7 @@ from typing import Any
 
 from trivium.report import figures
 from trivium.report.answers import (
+    answers_section,
     bias_section,
     evaluation_section,
     incontext_section,
@@ -69,6 +70,7 @@ def sections(report: Tree) -> list[Section]:
         ("memory", "Memory per rank", "train", _memory),
         ("resume_proof", "Resume after a kill", "prove", _resume),
         ("evaluation", "Evaluation", "evaluate", evaluation_section),
+        ("answers", "Answers", "tune", answers_section),
         ("tasks", "Published tasks", "evaluate RUN", tasks_section),
         ("incontext", "In-context learning", "incontext RUN", incontext_section),
         ("bias", "Bias", "bias", bias_section),
@@ -99,12 +101,11 @@ def _outdated(report: Tree, section: str, verb: str) -> str:
 def _training(report: Tree) -> Section:
     training = report["training"]
     loss, entropy = training["validation_loss"], training["unigram_entropy"]
-    rows = [
-        ("layout", layout_text(training["layout"])),
-        ("schedule", str(training["schedule"] or "unknown")),
-        ("validation loss", nats_text(loss)),
-        ("unigram entropy of the same text", nats_text(entropy)),
-    ]
+    rows = [("layout", layout_text(training["layout"])), ("schedule", str(training["schedule"] or "unknown"))]
+    if training.get("of_pairs"):
+        rows.append(("validation loss", "unknown" if loss is None else f"{loss:.3f}, mean over preference pairs"))
+    else:
+        rows += [("validation loss", nats_text(loss)), ("unigram entropy of the same text", nats_text(entropy))]
     if loss is not None and entropy is not None:
         rows.append(("learned from context", nats_text(entropy - loss)))
     rows += [(name, f"{training[name]:,}") for name in ("parameters", "steps", "tokens") if training[name]]
@@ -181,7 +182,7 @@ def _step_row(name: str, predicted: float | None, measured: float) -> tuple[str,
 
 def _spans(report: Tree) -> list[tuple[str, list[Tree]]]:
     captions = (
-        ("Pipeline schedule as planned: {}, each rank on a device of its own", _priced(report).get("spans")),
+        ("Pipeline schedule as planned: {}, each rank on its own device", _priced(report).get("spans")),
         ("Pipeline schedule as executed: {}", (report["training"] or {}).get("timeline")),
     )
     return [(text.format(_micro_batches(spans)), spans) for text, spans in captions if spans]

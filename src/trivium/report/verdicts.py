@@ -9,8 +9,8 @@ from trivium.report.words import chance_text, layout_text, scores_of, shots_text
 # "not shown" means that a figure falls short where it may, as for a tiny model; "failed", that it must not.
 State = Literal["proven", "failed", "not shown", "not tried"]
 
-MIN_CAUGHT_SHARE = 0.95  # of the planted documents of each kind
-MAX_LOST_SHARE = 0.02  # of the clean documents
+MIN_CAUGHT_SHARE = 0.95  # share of the planted documents of each kind
+MAX_LOST_SHARE = 0.02  # share of the clean documents
 EXACT = ("weights", "gradients", "optimizer")  # memory categories that must be predicted to the byte
 SIGNIFICANCE_LEVEL = 0.05
 MIN_PARAMETERS = 100_000_000  # the smallest GPT-2 has 124 million

@@ -1,9 +1,10 @@
-"""Generated tokens as JSON: their spelling, log-probabilities, alternatives and offsets in the text."""
+"""Generated texts as JSON: as texts or as messages, with the spelling, log-probabilities and alternatives of tokens."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
-from trivium.serving.detokenize import Detokenizer, spelling
+from trivium.serving.detokenize import Detokenizer, bytes_of, spelling
 from trivium.serving.writer import Token, Written
 from trivium.tokens.tokenizer import Tokenizer
 
@@ -15,19 +16,116 @@ class Placed(NamedTuple):
     offset: int
 
 
+class Piece(NamedTuple):
+    """A part of text `number`, or all of it.
+
+    placed: its tokens; None if no log-probabilities are requested. finish: why the text ended, if it has.
+    """
+
+    number: int
+    text: str
+    placed: Sequence[Placed] | None
+    finish: str | None
+
+
+class Form(Protocol):
+    """The form of a response: its texts as JSON, whole or in parts.
+
+    prefix: of the response's id. whole, part: what OpenAI calls the response and a part of a stream. greets: whether a
+    stream begins with a part of each text that is empty.
+    """
+
+    prefix: str
+    whole: str
+    part: str
+    greets: bool
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """Return a whole text."""
+
+    def delta(self, piece: Piece, *, is_first: bool) -> dict[str, Any]:
+        """Return a part of a text. is_first: whether it is the text's first part."""
+
+
+class TextForm:
+    """The form of `/v1/completions`."""
+
+    prefix, whole, part, greets = "cmpl", "text_completion", "text_completion", False
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """Return a whole text."""
+        logprobs = None if piece.placed is None else logprobs_of(piece.placed, self._tokenizer)
+        return {"index": piece.number, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
+
+    def delta(self, piece: Piece, *, is_first: bool) -> dict[str, Any]:
+        """Return a part of a text, which has the same form."""
+        return self.choice(piece._replace(placed=piece.placed or None))
+
+
+class MessageForm:
+    """The form of `/v1/chat/completions`."""
+
+    prefix, whole, part, greets = "chatcmpl", "chat.completion", "chat.completion.chunk", True
+
+    def __init__(self, tokenizer: Tokenizer, ends: Collection[int]) -> None:
+        """ends: ids that end a text, which are no part of its content."""
+        self._tokenizer, self._ends = tokenizer, ends
+
+    @cached_property
+    def _bytes_of(self) -> Callable[[int], list[int] | None]:
+        return bytes_of(self._tokenizer)  # which takes milliseconds for a large vocabulary
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """Return a whole message."""
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": piece.number, "message": message} | self._rest(piece)
+
+    def delta(self, piece: Piece, *, is_first: bool) -> dict[str, Any]:
+        """Return a part of a message. The first one says whose message it is."""
+        text = {"content": piece.text} if piece.text or is_first else {}
+        delta = ({"role": "assistant"} if is_first else {}) | text
+        return {"index": piece.number, "delta": delta} | self._rest(piece._replace(placed=piece.placed or None))
+
+    def _rest(self, piece: Piece) -> dict[str, Any]:
+        logprobs = None if piece.placed is None else {"content": self._content(piece.placed), "refusal": None}
+        return {"logprobs": logprobs, "finish_reason": piece.finish}
+
+    def _content(self, placed: Sequence[Placed]) -> list[dict[str, Any]]:
+        """Return tokens with their log-probabilities in nats, their bytes, and the top alternatives."""
+        spell = spelling(self._tokenizer)
+
+        def row(token: int, logprob: float | None) -> dict[str, Any]:
+            return {"token": spell(token), "logprob": logprob, "bytes": self._bytes_of(token)}
+
+        tokens = [p.token for p in placed if p.token.id not in self._ends]
+        return [row(t.id, t.logprob) | {"top_logprobs": [row(*other) for other in t.top]} for t in tokens]
+
+
 class TokenAligner:
     """Converts generated tokens into response text. Tokens are returned once they are certain to be part of the
     text."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], before: Sequence[int], offset: int = 0) -> None:
-        """before: ids that the text follows. offset: number of characters sent before the text."""
-        self._detokenizer, self._end = Detokenizer(tokenizer, stops, before), tokenizer.end_of_text
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        before: Sequence[int],
+        offset: int = 0,
+        ends: Collection[int] = (),
+    ) -> None:
+        """before: ids that the text follows. offset: number of characters sent before the text. ends: ids that end the
+        text, besides the end-of-document token."""
+        self._detokenizer = Detokenizer(tokenizer, stops, before)
+        self._ends = frozenset({*ends, tokenizer.end_of_text})
         self._offset = self._sent = offset
         self._waiting: list[Placed] = []
 
     def push(self, token: Token) -> tuple[str, list[Placed]]:
-        """Return the text and tokens that this token makes certain. The end-of-document token has no characters."""
-        silent = token.id == self._end
+        """Return the text and tokens that this token makes certain. Tokens that end a text have no characters."""
+        silent = token.id in self._ends
         text = "" if silent else self._detokenizer.push(token.id)
         begins = self._detokenizer.length if silent else self._detokenizer.begins
         self._waiting.append(Placed(token, self._offset + begins))

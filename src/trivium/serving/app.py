@@ -1,4 +1,4 @@
-"""The server: `/v1/completions`, `/v1/models`, `/health`, and a playground."""
+"""The server: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`, and a playground."""
 
 import asyncio
 import base64
@@ -18,8 +18,9 @@ from starlette.requests import ClientDisconnect
 
 from trivium.finite import dumps
 from trivium.seeds import seed_for
-from trivium.serving.answer import Placed, TokenAligner, logprobs_of, placed_in
-from trivium.serving.ask import Completion, Refused, parse, prompts_of
+from trivium.serving.answer import Form, MessageForm, Piece, Placed, TextForm, TokenAligner, placed_in
+from trivium.serving.ask import Asked, ChatCompletion, Completion, Refused, Task, parse, task_of
+from trivium.serving.chat import Chat
 from trivium.serving.config import ServeConfig
 from trivium.serving.guard import Guard, TooLarge, refusal
 from trivium.serving.worker import Event, Job, Worker
@@ -28,7 +29,9 @@ from trivium.serving.writer import Token, Writer
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 DISCONNECT_POLL_SECONDS = 0.1
 DISCONNECTED = "the client disconnected"
-ENDPOINTS = "there are POST /v1/completions, GET /v1/models, GET /health, and a playground at /"
+ENDPOINTS = (
+    "there are POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /health, and a playground at /"
+)
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Server:
     """State shared by the handlers. seed: used for requests without a seed."""
 
     writer: Writer
+    chat: Chat
     worker: Worker
     limits: ServeConfig
     name: str
@@ -45,12 +49,22 @@ class Server:
     def refuse_other_model(self, wanted: str) -> None:
         """Raise Refused with 404 for another model's name."""
         if wanted != self.name:
-            raise Refused(404, f"model: {wanted[:60]!r} is not served; {self.name!r} is", "model")
+            raise Refused(404, f"model: {wanted[:60]!r} is not served; {self.name!r} is", "model", "model_not_found")
 
 
-def create_app(writer: Writer, limits: ServeConfig, *, name: str, keys: list[str] | None = None, seed: int = 0) -> Any:
-    """Create the ASGI application of a model; `name` is its id in `/v1/models`."""
-    server = Server(writer, Worker(writer, limits), limits, name, seed)
+def create_app(
+    writer: Writer,
+    limits: ServeConfig,
+    *,
+    name: str,
+    chat: Chat | None = None,
+    keys: list[str] | None = None,
+    seed: int = 0,
+) -> Any:
+    """Create the ASGI application of a model; `name` is its id in `/v1/models`. chat: None selects the default
+    template."""
+    chat = chat or Chat(None, writer.tokenizer)
+    server = Server(writer, chat, Worker(writer, limits), limits, name, seed)
     page = (resources.files("trivium.serving") / "playground.html").read_text(encoding="utf-8")
     about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "trivium"}
     handlers: Any = {Refused: _refuse, HTTPException: _not_there}
@@ -76,13 +90,17 @@ def create_app(writer: Writer, limits: ServeConfig, *, name: str, keys: list[str
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await _complete(server, request)
+        return await _complete(server, request, Completion)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await _complete(server, request, ChatCompletion)
 
     return Guard(app, body_bytes=limits.body_bytes, hosts=[*OWN_NAMES, limits.host, *limits.hosts], keys=keys or [])
 
 
 async def _refuse(request: Request, refused: Refused) -> Response:
-    return refusal(refused.status, refused.message, refused.field)
+    return refusal(refused.status, refused.message, refused.field, refused.code)
 
 
 async def _not_there(request: Request, error: HTTPException) -> Response:
@@ -93,7 +111,7 @@ async def _not_there(request: Request, error: HTTPException) -> Response:
     return found
 
 
-async def _complete(server: Server, request: Request) -> Response:
+async def _complete(server: Server, request: Request, kind: type[Asked]) -> Response:
     try:
         body = await asyncio.wait_for(request.body(), server.limits.deadline_seconds)
     except TooLarge as error:
@@ -103,28 +121,31 @@ async def _complete(server: Server, request: Request) -> Response:
     except ClientDisconnect:  # Nobody receives this response, but an exception would be logged.
         raise Refused(499, DISCONNECTED) from None
     # Tokenizing 1 MB takes about a second, so run it outside of the event loop.
-    asked, prompts = await asyncio.to_thread(_parsed, server, body)
-    answer = _Answer(server, asked, prompts)
+    asked, task = await asyncio.to_thread(_parsed, server, body, kind)
+    answer = _Answer(server, asked, task)
     if asked.stream:
         return StreamingResponse(answer.stream(), media_type="text/event-stream")
     return JSONResponse(await answer.complete(request))
 
 
-def _parsed(server: Server, body: bytes) -> tuple[Completion, list[list[int]]]:
-    asked = parse(body, server.limits)
+def _parsed(server: Server, body: bytes, kind: type[Asked]) -> tuple[Asked, Task]:
+    asked = parse(body, server.limits, kind)
     if asked.model is not None:
         server.refuse_other_model(asked.model)
-    return asked, prompts_of(asked, server.writer.tokenizer, server.limits, server.writer.scorer.sequence)
+    return asked, task_of(asked, server.chat, server.limits, server.writer.scorer.sequence)
 
 
 class _Answer:
     """The answer to a request. Its texts are generated by the worker, which reports events."""
 
-    def __init__(self, server: Server, asked: Completion, prompts: list[list[int]]) -> None:
+    def __init__(self, server: Server, asked: Asked, task: Task) -> None:
         """Queue the request. Raises Refused with 429 if the queue is full."""
-        self.asked, self.prompts, self.writer, self.model = asked, prompts, server.writer, server.name
+        self.asked, self.task, self.writer, self.model = asked, task, server.writer, server.name
+        tokenizer = server.writer.tokenizer
+        is_chat = isinstance(asked, ChatCompletion)
+        self.form: Form = MessageForm(tokenizer, task.ends) if is_chat else TextForm(tokenizer)
         self.number, self.created = next(server.numbers), int(time.time())
-        self.count = len(prompts) * asked.n  # of texts
+        self.count = len(task.prompts) * asked.n  # of texts
         loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def report(event: Event) -> None:
@@ -133,14 +154,15 @@ class _Answer:
 
         self.job = Job([], report, time.monotonic() + server.limits.deadline_seconds)
         seed = seed_for(server.seed, "request", self.number) if asked.seed is None else asked.seed
-        settings = asked.drawing()
-        for index in range(self.count) if asked.max_tokens else ():
-            ids, own = prompts[index // asked.n], seed_for(seed, "prompt", index)
-            draft = self.writer.draft(ids, settings, seed=own, alternatives=asked.logprobs)
+        for index in range(self.count) if task.max_tokens else ():
+            ids, own = task.prompts[index // asked.n], seed_for(seed, "prompt", index)
+            draft = self.writer.draft(
+                ids, task.settings, seed=own, alternatives=asked.alternatives, ends=task.ends, bias=asked.biases()
+            )
             draft.on_token = self._listener(index)
             self.job.drafts.append(draft)
-        if asked.echo and asked.logprobs is not None:
-            self.job.read, self.job.alternatives = prompts, asked.logprobs
+        if asked.echoes and asked.alternatives is not None:
+            self.job.read, self.job.alternatives = task.prompts, asked.alternatives
         if not server.worker.submit(self.job):
             raise Refused(429, f"{server.limits.queue} requests wait already; come back later")
 
@@ -166,16 +188,17 @@ class _Answer:
             self.job.cancelled.set()
         choices = []
         for index in range(self.count):
-            draft = self.job.drafts[index] if self.asked.max_tokens else None
+            draft = self.job.drafts[index] if self.task.max_tokens else None
             written = self.writer.written(draft) if draft else None
             text = self._head(index) + (written.text if written else "")
             placed = self._echoed(index)
-            if draft and self.asked.logprobs is not None:
+            if draft and self.asked.alternatives is not None:
                 aligner = self._aligner(index)
                 for _, ready in [*map(aligner.push, draft.tokens), aligner.close()]:
                     placed += ready
-            choices.append(self._choice(index, text, placed, written.finish if written else "length"))
-        return self._envelope(choices) | {"usage": self._usage()}
+            finish = written.finish if written else "length"
+            choices.append(self.form.choice(self._piece(index, text, placed, finish)))
+        return self._envelope(self.form.whole, choices) | {"usage": self._usage()}
 
     async def _finish(self, request: Request) -> None:
         looked = time.monotonic()
@@ -192,7 +215,7 @@ class _Answer:
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events. The job is cancelled when the generator is left for any reason."""
         aligners = [self._aligner(index) for index in range(self.count)]
-        is_head_sent = not self.asked.echo
+        is_head_sent = not (self.asked.echoes or self.form.greets)
         try:
             while True:
                 event = await self._next()
@@ -201,46 +224,45 @@ class _Answer:
                 if not is_head_sent and event.kind in ("token", "done"):  # the prompts have been read
                     is_head_sent = True
                     for index in range(self.count):
-                        yield self._part(index, self._head(index), self._echoed(index))
+                        yield self._part(index, self._head(index), self._echoed(index), is_first=True)
                 if event.kind != "token" or event.token is None:
                     break
                 text, placed = aligners[event.number].push(event.token)
-                if text or (placed and self.asked.logprobs is not None):
+                if text or (placed and self.asked.alternatives is not None):
                     yield self._part(event.number, text, placed)
             if event.kind == "done":
                 for index in range(self.count):
-                    finish = self.job.drafts[index].finish if self.asked.max_tokens else "length"
+                    finish = self.job.drafts[index].finish if self.task.max_tokens else "length"
                     yield self._part(index, *aligners[index].close(), finish)
                 if self.asked.tells_usage:
-                    yield _sse(self._envelope([]) | {"usage": self._usage()})
+                    yield _sse(self._envelope(self.form.part, []) | {"usage": self._usage()})
             else:
-                yield _sse({"error": {"message": f"the text is not complete: {event.kind}", "type": "server_error"}})
+                why = f"the text is not complete: {event.kind}"
+                yield _sse({"error": {"message": why, "type": "server_error", "param": None, "code": None}})
             yield b"data: [DONE]\n\n"
         finally:
             self.job.cancelled.set()
 
-    def _part(self, index: int, text: str, placed: Sequence[Placed], finish: str | None = None) -> bytes:
-        tree = self._envelope([self._choice(index, text, placed, finish, omits_empty=True)])
-        return _sse(tree | ({"usage": None} if self.asked.tells_usage else {}))
+    def _part(
+        self, index: int, text: str, placed: Sequence[Placed], finish: str | None = None, *, is_first: bool = False
+    ) -> bytes:
+        delta = self.form.delta(self._piece(index, text, placed, finish), is_first=is_first)
+        return _sse(self._envelope(self.form.part, [delta]) | ({"usage": None} if self.asked.tells_usage else {}))
 
-    def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        about = {"id": f"cmpl-{self.number}", "object": "text_completion", "created": self.created}
+    def _piece(self, index: int, text: str, placed: Sequence[Placed], finish: str | None) -> Piece:
+        return Piece(index, text, None if self.asked.alternatives is None else placed, finish)
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        about = {"id": f"{self.form.prefix}-{self.number}", "object": kind, "created": self.created}
         return about | {"model": self.model, "choices": choices}
-
-    def _choice(
-        self, index: int, text: str, placed: Sequence[Placed], finish: str | None, *, omits_empty: bool = False
-    ) -> dict[str, Any]:
-        has_logprobs = self.asked.logprobs is not None and (bool(placed) or not omits_empty)
-        logprobs = logprobs_of(placed, self.writer.tokenizer) if has_logprobs else None
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def _head(self, index: int) -> str:
         """Return the prompt if it is to be echoed, else ""."""
-        if not self.asked.echo:
+        if not self.asked.echoes:
             return ""
         number = index // self.asked.n
         text = self.asked.text_of(number)
-        return self.writer.tokenizer.decode(self.prompts[number]) if text is None else text
+        return self.writer.tokenizer.decode(self.task.prompts[number]) if text is None else text
 
     def _echoed(self, index: int) -> list[Placed]:
         """Return the tokens of an echoed prompt, if their log-probabilities are requested."""
@@ -252,11 +274,11 @@ class _Answer:
         return placed_in(self.job.echoed[number], tokenizer, silent=silent)
 
     def _aligner(self, index: int) -> TokenAligner:
-        prompt = self.prompts[index // self.asked.n]
-        return TokenAligner(self.writer.tokenizer, self.asked.stops, prompt, offset=len(self._head(index)))
+        prompt, stops = self.task.prompts[index // self.asked.n], self.task.settings.stop
+        return TokenAligner(self.writer.tokenizer, stops, prompt, len(self._head(index)), self.task.ends)
 
     def _usage(self) -> dict[str, int]:
-        read = sum(map(len, self.prompts))
+        read = sum(map(len, self.task.prompts))
         written = sum(len(d.tokens) for d in self.job.drafts)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 

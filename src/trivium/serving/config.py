@@ -9,13 +9,17 @@ from trivium.evaluation.config import Sampling
 from trivium.plan.layout import Layout
 from trivium.seeds import seed_for
 
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
 
 class Drawing(Sampling):
-    """Sampling with a repetition penalty."""
+    """Sampling with penalties on tokens that are in the text already."""
 
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = (
         1.0  # divides the scores of tokens that are in the text already (arXiv 1909.05858); 1 disables it
     )
+    frequency_penalty: Penalty = 0.0  # subtracted from a token's score for each time that the model has written it
+    presence_penalty: Penalty = 0.0  # subtracted from the scores of all tokens that the model has written
 
 
 class GenerationConfig(Config):
@@ -47,6 +51,7 @@ class ServeConfig(Config):
     body_bytes: Positive = 1 << 20  # maximum bytes of a request's body
     max_tokens: Positive = 1024  # maximum tokens per text
     texts: Positive = 16  # maximum texts per request (prompts times n)
+    messages: Positive = 512  # maximum messages per conversation
     logprobs: Annotated[int, Field(ge=0, le=100)] = 20  # maximum number of alternatives per token
     queue: Positive = 32  # maximum number of waiting requests; further ones receive status 429
     deadline_seconds: Annotated[float, Field(gt=0)] = 120.0  # time limit of a request, including the time in the queue

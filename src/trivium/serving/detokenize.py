@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+from trivium.tokens.bulk import BYTE_OF
 from trivium.tokens.tokenizer import Tokenizer
 
 BROKEN = "\ufffd"
@@ -90,3 +91,19 @@ def spelling(tokenizer: Tokenizer) -> Callable[[int], str]:
         return f"<token {token}>" if BROKEN in text or not text else text
 
     return spell
+
+
+def bytes_of(tokenizer: Tokenizer) -> Callable[[int], list[int] | None]:
+    """Return the function that gives the bytes of a token; None for a part of a character that has no known bytes."""
+    words = {number: word for word, number in tokenizer.words.items()}
+
+    def spelt_bytes(token: int) -> list[int] | None:
+        if token in tokenizer.byte_tokens:
+            return [int(words[token][1:-1], 16)]  # <0xE6>
+        text = tokenizer.decode_after([tokenizer.before_text], [token])
+        if BROKEN not in text:
+            return list(text.encode())
+        letters = words[token] if tokenizer.is_concatenative else ""
+        return [BYTE_OF[letter] for letter in letters] if letters and all(n in BYTE_OF for n in letters) else None
+
+    return spelt_bytes

@@ -26,10 +26,10 @@ HEADERS = (
 )
 
 
-def refusal(status: int, message: str, field: str | None = None) -> Response:
+def refusal(status: int, message: str, field: str | None = None, code: str | None = None) -> Response:
     """Return an error in the form of OpenAI's API."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    tree = {"error": {"message": message, "type": kind, "param": field}}
+    tree = {"error": {"message": message, "type": kind, "param": field, "code": code}}
     # The message may quote the client's text: lone surrogates must not break the encoding.
     body = json.dumps(tree, ensure_ascii=False).encode("utf-8", "replace")
     headers = {"retry-after": "1"} if status == 429 else None

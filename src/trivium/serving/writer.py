@@ -3,7 +3,8 @@
 Legend: B texts in a batch, V entries of the vocabulary, K alternatives per token.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -62,7 +63,8 @@ class Draft:
     seed: key of the random draws, together with the position. done: receives all sampled ids and returns whether
     the text ends. alternatives: number of alternatives per token; None for no log-probabilities. on_token: called with
     each token; returning False cancels the text. on_end: called when the text is complete. pauses: returns whether
-    generation pauses now, to be continued later.
+    generation pauses now, to be continued later. ends: ids that end the text and have no characters. bias: what is
+    added to the scores of ids.
     """
 
     prompt: Sequence[int]
@@ -70,6 +72,8 @@ class Draft:
     seed: int
     done: Callable[[list[int]], bool]
     alternatives: int | None = None
+    ends: Collection[int] = ()
+    bias: Mapping[int, float] = field(default_factory=dict)
     on_token: Callable[[Token], bool] | None = None
     on_end: Callable[[], None] | None = None
     pauses: Callable[[], bool] | None = None
@@ -144,11 +148,15 @@ class Writer:
         """Generate after a prompt on a single rank. `send` receives the text in pieces, which together are that of
         `write`."""
         (ids,) = self.tokenizer.prompt_ids([prompt])
-        detokenizer = Detokenizer(self.tokenizer, settings.stop, before=ids)
-        draft = self.draft(ids, settings, seed=seed_for(settings.seed, "prompt", 0), alternatives=alternatives)
+        seed = seed_for(settings.seed, "prompt", 0)
+        return self.stream(self.draft(ids, settings, seed=seed, alternatives=alternatives), send)
+
+    def stream(self, draft: Draft, send: Callable[[str], None]) -> Written:
+        """Generate a draft on a single rank. `send` receives its text in pieces."""
+        detokenizer = Detokenizer(self.tokenizer, draft.settings.stop, before=draft.prompt)
 
         def on_token(token: Token) -> bool:
-            if token.id != self.tokenizer.end_of_text:
+            if token.id not in draft.ends:
                 send(detokenizer.push(token.id))
             return True
 
@@ -157,16 +165,27 @@ class Writer:
         send(detokenizer.close())
         return self.written(draft)
 
-    def draft(self, prompt: Sequence[int], settings: Drawing, *, seed: int, alternatives: int | None = None) -> Draft:
-        """Create a draft that ends with the document or with one of the texts in `settings.stop`."""
+    def draft(
+        self,
+        prompt: Sequence[int],
+        settings: Drawing,
+        *,
+        seed: int,
+        alternatives: int | None = None,
+        ends: Collection[int] = (),
+        bias: Mapping[int, float] | None = None,
+    ) -> Draft:
+        """Create a draft that ends with the document, with one of the ids in `ends`, or with one of the texts in
+        `settings.stop`. bias: what is added to the scores of ids."""
         if alternatives is not None:
             alternatives = min(alternatives, self.tokenizer.vocabulary)
-        return Draft(prompt, settings, seed, stopper(self.tokenizer, settings.stop, prompt), alternatives)
+        ends = frozenset({*ends, self.tokenizer.end_of_text})
+        done = stopper(self.tokenizer, settings.stop, prompt, ends)
+        return Draft(prompt, settings, seed, done, alternatives, ends, bias or {})
 
     def written(self, draft: Draft) -> Written:
-        """Return the text of a draft, without the end of the document and without stop texts."""
-        end = self.tokenizer.end_of_text
-        text = self.tokenizer.decode_after(draft.prompt, [i for i in draft.ids if i != end])
+        """Return the text of a draft, without the tokens that end it and without stop texts."""
+        text = self.tokenizer.decode_after(draft.prompt, [i for i in draft.ids if i not in draft.ends])
         return Written(cut_at(draft.settings.stop, text), draft.tokens, draft.finish or "cancelled")
 
     def write_drafts(self, drafts: Sequence[Draft]) -> None:
@@ -230,12 +249,35 @@ def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -
         logits = finite(model.predict(hidden))
         settings = [d.settings for d in drafts]
         lowered = penalised(logits, [d.text for d in drafts], [s.repetition_penalty for s in settings])
+        lowered = biased(lowered, [_bias(d) for d in drafts])
         found = logprob_rows(logits, choose(lowered, settings, [_uniform(d) for d in drafts]), most)
     found = model.told(found)
     for draft, row in zip(drafts, found.tolist(), strict=True):
         if draft.goes_on:
             draft.add(Token.of_row(row, draft.alternatives))
     return found[:, 0].long()
+
+
+def _bias(draft: Draft) -> dict[int, float]:
+    """Return what is added to the scores of the next token's candidates: the bias less the penalties on the ids that
+    were sampled."""
+    settings, found = draft.settings, dict(draft.bias)
+    if settings.frequency_penalty or settings.presence_penalty:
+        for token, times in Counter(draft.ids).items():
+            penalty = settings.frequency_penalty * times + settings.presence_penalty
+            found[token] = found.get(token, 0.0) - penalty
+    return found
+
+
+def biased(logits: Tensor, biases: Sequence[Mapping[int, float]]) -> Tensor:
+    """Return logits [B, V] with the bias of each text added."""
+    if not any(biases):
+        return logits
+    logits = logits.clone()
+    for row, bias in zip(logits, biases, strict=True):
+        ids = torch.tensor(list(bias), dtype=torch.long, device=row.device)
+        row[ids] += torch.tensor(list(bias.values()), dtype=row.dtype, device=row.device)
+    return logits
 
 
 def _uniform(draft: Draft) -> float:
@@ -257,7 +299,7 @@ def logprob_rows(logits: Tensor, ids: Tensor, alternatives: int | None) -> Tenso
     """Return ids [B] as rows [B, 2 + 2K] of fp64: id, its log-probability, and of the K most likely tokens, in turn,
     id and log-probability; with alternatives=None only the ids [B, 1].
 
-    Log-probabilities are in nats and those of the model, before temperature and penalty.
+    Log-probabilities are in nats and those of the model, before temperature, penalties and bias.
     """
     if alternatives is None:
         return ids.double().unsqueeze(1)
@@ -268,19 +310,21 @@ def logprob_rows(logits: Tensor, ids: Tensor, alternatives: int | None) -> Tenso
     return torch.cat([ids.unsqueeze(1).double(), own.double(), top], dim=1)
 
 
-def stopper(tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int]) -> Callable[[list[int]], bool]:
+def stopper(
+    tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int], ends: Collection[int] = ()
+) -> Callable[[list[int]], bool]:
     """Return the predicate that decides from the sampled ids whether the text is over, consistently with
-    `Writer.written`.
+    `Writer.written`. ends: ids that end it, besides the end of the document.
 
     A token has at least one byte, so only the last ids are decoded. They are decoded after their predecessors,
     because some tokenizers spell the first token of a text differently, and never from within a run of byte tokens
     that form a character together.
     """
-    end, bytes_alone = tokenizer.end_of_text, tokenizer.byte_tokens
+    ends, bytes_alone = {*ends, tokenizer.end_of_text}, tokenizer.byte_tokens
     longest = max((len(s.encode()) for s in stops), default=0) + 1
 
     def done(drawn: list[int]) -> bool:
-        if drawn and drawn[-1] == end:
+        if drawn and drawn[-1] in ends:
             return True
         if not stops:
             return False

@@ -15,7 +15,7 @@ from trivium.untrusted import read_json
 
 FORMAT = "trivium-suite-1"
 PROBES = "probes"  # in the run of a size
-MAX_POINTS = 2000  # of a curve: a browser cannot show more
+MAX_POINTS = 2000  # points of a curve; a browser cannot show more
 
 
 @dataclass(frozen=True)

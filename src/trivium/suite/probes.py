@@ -1,4 +1,4 @@
-"""What is asked of every checkpoint of every size: tasks, in-context learning, bias and memorisation."""
+"""The probes of every checkpoint of every size: tasks, in-context learning, bias and memorisation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from trivium.plan.plan import Plan
 from trivium.tokens.samples import TokenDataset
 
 PROMPT_TOKENS = 32  # and as many that follow
-SEQUENCES = 256  # of the training, and as many held-out ones
+SEQUENCES = 256  # number of training sequences, and of held-out ones
 CONFIDENCE = 0.95
 
 

@@ -43,7 +43,7 @@ class Adopted(NamedTuple):
 
     shard: TokenShard
     cut: int
-    stem: str  # of the links' names
+    stem: str  # stem of the links' names
 
     def entry(self) -> dict[str, Any]:
         """Return the pair's manifest entry: the range of its documents in each split."""

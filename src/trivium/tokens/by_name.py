@@ -33,7 +33,7 @@ def description_of(name: str) -> str:
         return _gpt2()
     try:
         return _described(tiktoken.get_encoding(name))
-    except Exception as error:  # of requests, whose package tiktoken needs only here, OSError, or ValueError for a hash
+    except Exception as error:  # errors of requests, which only tiktoken needs, OSError, or ValueError for a wrong hash
         raise MachineError(
             f"tokens.tokenizer: tiktoken cannot download {name} ({type(error).__name__}: {error}); connect to a "
             f"network, set TIKTOKEN_CACHE_DIR to a folder that has it, or take gpt2, which is part of Trivium"

@@ -21,7 +21,7 @@ class TokensConfig(Config):
     )
     # fraction of the documents that is held out
     validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.03
-    dtype: Literal["auto", "uint16", "int32"] = "auto"  # of the shards; auto selects uint16 below 65,500 ids
+    dtype: Literal["auto", "uint16", "int32"] = "auto"  # dtype of the shards; auto selects uint16 below 65,500 ids
     tokenizer_bytes: Positive = 64 << 20  # text that trains the tokenizer, at most
 
     def shard_dtype(self, vocabulary: int) -> str:

@@ -21,7 +21,7 @@ from trivium.errors import DataError
 from trivium.tokens.shards import Starts, TokenShard
 
 SCHEMA = pa.schema([("document", pa.string()), ("of", pa.string()), ("tokens", pa.int64())])
-_GROUP_DOCUMENTS = 1 << 16  # of a Parquet row group
+_GROUP_DOCUMENTS = 1 << 16  # documents of a Parquet row group
 MAX_CACHED_GROUPS = 16  # per table: about a million ids
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from trivium.errors import DataError
 from trivium.untrusted import read_json
 
-END_OF_TEXT = "<|endoftext|>"  # of tokenizers that are trained here, and the default if no file names another
+END_OF_TEXT = "<|endoftext|>"  # end token of tokenizers that are trained here, and the default if no file names another
 CONFIG, MAP, GENERATION = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
 OWN_KEYS = {"eos_token", "bos_token", "add_bos_token"}  # all keys of a config that `as_config` wrote
 Tree = Mapping[str, Any]
@@ -48,14 +48,14 @@ class Beside(NamedTuple):
 
 def beside(path: Path, words: Mapping[str, int]) -> Beside:
     """Read the files next to a `tokenizer.json`. words: its {token: id}. Raises DataError if one is unreadable."""
-    trees = {name: _tree(path.with_name(name)) for name in (CONFIG, MAP, GENERATION)}
+    trees = {name: tree_of(path.with_name(name)) for name in (CONFIG, MAP, GENERATION)}
     ids = trees[GENERATION].get("eos_token_id")
     every = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(type(one) is int for one in every):
         raise _unreadable(path.with_name(GENERATION), f"eos_token_id: {ids}")
-    named = {name: _token(trees[name], "eos_token", path.with_name(name)) for name in (CONFIG, MAP)}
+    named = {name: token_of(trees[name], "eos_token", path.with_name(name)) for name in (CONFIG, MAP)}
     ends: dict[str, tuple[str, ...]] = {name: (token,) for name, token in named.items() if token is not None}
-    begins = [_token(trees[name], "bos_token", path.with_name(name)) for name in (CONFIG, MAP)]
+    begins = [token_of(trees[name], "bos_token", path.with_name(name)) for name in (CONFIG, MAP)]
     begin = next((token for token in begins if token is not None), None)
     # Since version 5, transformers ignore this key in a config of their own and use the post-processor.
     opens = trees[CONFIG].get("add_bos_token") if trees[CONFIG].keys() <= OWN_KEYS else None
@@ -65,7 +65,8 @@ def beside(path: Path, words: Mapping[str, int]) -> Beside:
     return Beside(ends, begin, None if opens and begin is None else opens)
 
 
-def _tree(path: Path) -> Tree:
+def tree_of(path: Path) -> Tree:
+    """Return the content of a tokenizer's config, empty if there is no file. Raises DataError if it is unreadable."""
     if not path.is_file():
         return {}
     try:
@@ -77,7 +78,8 @@ def _tree(path: Path) -> Tree:
     return tree
 
 
-def _token(tree: Tree, name: str, path: Path) -> str | None:
+def token_of(tree: Tree, name: str, path: Path) -> str | None:
+    """Return a special token of a tokenizer's config, or None. Raises DataError if it is no text."""
     found = tree.get(name)
     token = found.get("content") if isinstance(found, Mapping) else found
     if found is not None and not isinstance(token, str):

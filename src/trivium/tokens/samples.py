@@ -4,10 +4,11 @@ It does not depend on layout, micro-batches, processes or length of the run. Res
 one batch of a million, therefore needs only the sample's number.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -63,6 +64,7 @@ class TokenDataset:
     """
 
     left_out: LeftOut = NOTHING
+    _beside: Mapping[str, Sequence[NDArray[Any]]] = MappingProxyType({})  # arrays of each source, by name
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class TokenDataset:
         self.directory, self.split, self.sequence, self.seed = directory, split, sequence, seed
         self.vocabulary = int(manifest["vocabulary"])
         self.end_of_text = int(manifest["end_of_text"])
+        self._packed = "packed" in manifest
         windows = {s: max(0, len(shard.tokens) - 1) // sequence for s, shard in shards.items()}
         if split == "train":
             shares = {s: e["weight"] for s, e in manifest["sources"].items() if s in shards}
@@ -103,7 +106,7 @@ class TokenDataset:
             else np.asarray(shard.weights).view(np.ndarray)
             for shard in self._shards
         ]
-        self._blocks: dict[int, _Places] = {}  # of consecutive samples
+        self._blocks: dict[int, _Places] = {}  # blocks of consecutive samples
 
     @staticmethod
     def open(
@@ -139,13 +142,54 @@ class TokenDataset:
 
     def rows(self, first: int, count: int) -> Rows:
         """Return samples [first, first + count) as rows of a batch."""
-        places = self._places_ahead(np.arange(first, first + count))
-        tokens = self._tokens_at(places)
+        return self._rows_at(self._places_ahead(np.arange(first, first + count)))
+
+    def stored(self, source: str, first: int, count: int) -> Rows:
+        """Return windows [first, first + count) of a source as rows, in the order in which they are stored."""
+        windows, number = np.arange(first, first + count), self._sources.index(source)
+        return self._rows_at(_Places(np.full(count, number), np.zeros(count, np.int64), windows * self.sequence))
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """The number of windows of each source."""
+        return dict(zip(self._sources, self._windows.tolist(), strict=True))
+
+    def _rows_at(self, places: _Places) -> Rows:
+        tokens, starts = self._tokens_at(places), None
+        beside = {name: self._filled(arrays, places)[:, 1:] for name, arrays in self._beside.items()}
+        if self._packed:
+            starts = np.zeros(tokens.shape, np.bool_)
+            for row, begins in enumerate(self._begins(places)):
+                starts[row, begins] = True
         if all(shard.weights is None for shard in self._shards):
-            return Rows.of_text(tokens)
+            return Rows.of_text(tokens, None, starts)._replace(beside=beside)
         weights = np.empty(tokens.shape, np.float32)
         self._fill(weights, self._weights, places)
-        return Rows.of_text(tokens, weights)
+        return Rows.of_text(tokens, weights, starts)._replace(beside=beside)
+
+    def _filled(self, arrays: Sequence[NDArray[Any]], places: _Places) -> NDArray[Any]:
+        """Return the windows of arrays by source, which have an element for each token."""
+        found = np.empty((len(places.start), self.sequence + 1, *arrays[0].shape[1:]), arrays[0].dtype)
+        self._fill(found, arrays, places)
+        return found
+
+    def costs(self, first: int, count: int) -> NDArray[np.int64] | None:
+        """Return the sum of the squared lengths of each sample's documents, to which attention's work is proportional.
+
+        None if the documents of a sample are not packed, so that all samples have equal work.
+        """
+        if not self._packed:
+            return None
+        places = self._places_ahead(np.arange(first, first + count))
+        edges = [np.append(begins, self.sequence) for begins in self._begins(places)]
+        return np.array([(np.diff(one[one <= self.sequence]) ** 2).sum() for one in edges], np.int64)
+
+    def _begins(self, places: _Places) -> Iterator[NDArray[np.int64]]:
+        """Yield the positions in each sample at which documents begin."""
+        starts = {source: self._shards[source].document_starts for source in np.unique(places.source).tolist()}
+        for source, start in zip(places.source.tolist(), places.start.tolist(), strict=True):
+            first, behind = (starts[source].search(at, side="left") for at in (start, start + self.sequence + 1))
+            yield np.asarray(starts[source][first:behind]) - start
 
     def _tokens_at(self, places: _Places) -> NDArray[np.int64]:
         tokens = np.empty((len(places.start), self.sequence + 1), dtype=np.int64)
@@ -160,7 +204,10 @@ class TokenDataset:
             array = arrays[source]
             window = array[start : start + self.sequence + 1]
             # Only a source shorter than one window is too short, and it repeats.
-            rows[row] = window if len(window) > self.sequence else np.resize(array, self.sequence + 1)
+            if len(window) > self.sequence:
+                rows[row] = window
+            else:
+                rows[row] = np.resize(array, (self.sequence + 1, *array.shape[1:]))
 
     def _refuse(self, tokens: NDArray[np.int64], places: _Places) -> NoReturn:
         """Raise DataError for the first invalid id in `tokens`, the samples at `places`."""
@@ -234,8 +281,9 @@ class TokenDataset:
         """Return the windows of a source that contain any of its tokens [start, stop)."""
         if len(self._shards[source].tokens) <= self.sequence:
             return np.zeros(1, dtype=np.int64)  # there is one window, in which the source repeats
-        # Window w has tokens w * sequence to (w + 1) * sequence, inclusive.
-        first, last = max(0, (start - 1) // self.sequence), (stop - 1) // self.sequence
+        # Window w has tokens w * sequence to (w + 1) * sequence, inclusive; of packed documents the last is no target.
+        begin = start if self._packed else start - 1
+        first, last = max(0, begin // self.sequence), (stop - 1) // self.sequence
         return np.arange(first, min(last + 1, int(self._windows[source])), dtype=np.int64)
 
     def _touches(self, source: int, start: int, found: Found) -> list[tuple[int, int, int]]:
@@ -265,6 +313,13 @@ class TokenDataset:
         """Return a copy that skips these samples and renumbers the others."""
         other = copy(self)
         other.left_out, other._blocks = left_out, {}
+        return other
+
+    def with_beside(self, arrays: Mapping[str, Mapping[str, NDArray[Any]]]) -> "TokenDataset":
+        """Return a copy whose rows have these arrays beside their tokens. arrays: by source and name, each [tokens, …]
+        (`Beside.arrays`)."""
+        other, names = copy(self), next(iter(arrays.values()), {})
+        other._beside = {name: [arrays[source][name] for source in self._sources] for name in names}
         return other
 
     def _places_ahead(self, indices: NDArray[np.int64]) -> _Places:

@@ -25,13 +25,13 @@ from trivium.untrusted import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-SUFFIXES = (".idx", ".bin", ".weights")  # of a shard's files; the last one is optional
+SUFFIXES = (".idx", ".bin", ".weights")  # suffixes of a shard's files; the last one is optional
 _WEIGHTS = tuple(map(np.dtype, ("u1", "<f4")))  # dtypes of weights
 # The codes of ids; 6 and 7 are floats.
 _DTYPES = {n: np.dtype(name) for n, name in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items()}
 _HEADER = struct.Struct("<9sQBQQ")
 _MAX_DOCUMENT_TOKENS = 2**31 - 1  # the index stores lengths in 32 bits
-_BLOCK_ENTRIES = 1 << 16  # of an index, checked at a time
+_BLOCK_ENTRIES = 1 << 16  # entries of an index that are checked at a time
 _REDO = "restore it, or make the tokens again (`trivium tokenize`, or the program that wrote them)"
 
 
@@ -187,7 +187,7 @@ class TokenShard:
     index: Index
     begin: int  # index of its first document in the index file
     documents: int  # number of documents
-    weights: NDArray[np.uint8 | np.float32] | None = None  # of `tokens` as targets; None stands for 1
+    weights: NDArray[np.uint8 | np.float32] | None = None  # weights of `tokens` as targets; None stands for 1
     first: int | None = None  # in a pair made elsewhere: the number of its first document, as they have no other name
 
     @staticmethod

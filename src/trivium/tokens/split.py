@@ -17,7 +17,7 @@ TRAIN, VALIDATION = "train", "validation"
 
 
 class Survey(NamedTuple):
-    """What the split needs of all documents, in the order of the store. `source` is an index into `sources`."""
+    """The properties of all documents that the split needs, in the order of the store. `source` indexes `sources`."""
 
     sources: tuple[str, ...]
     source: NDArray[np.int32]

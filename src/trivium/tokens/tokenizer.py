@@ -218,6 +218,30 @@ class Tokenizer:
                 arrays.append(np.array(self.encode(text), np.uint32))
         return arrays
 
+    def encode_marked(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """Encode texts in which special tokens are written out, as chat templates do, using all cores.
+
+        This is the only function that makes special tokens from text. Nothing is added to a text. The offsets of a
+        token include its spaces.
+        """
+        checked = [_checked(text) for text in texts]
+        with _named_panics():
+            return list(self._marking.encode_batch(checked, add_special_tokens=False))
+
+    @cached_property
+    def _marking(self) -> tokenizers.Tokenizer:
+        tree = json.loads(without_randomness(self.description))
+        library = _read(json.dumps(tree | {"post_processor": None}))  # the post-processor would trim the offsets
+        library.encode_special_tokens = False
+        library.add_special_tokens([tokenizers.AddedToken(mark, normalized=False) for mark in self.guarded])
+        return library
+
+    @cached_property
+    def guarded(self) -> list[str]:
+        """The tokens that no text may become: the special ones, and those that begin and end documents."""
+        marks = [mark for mark in (self.marks.end, self.marks.begin) if mark and len(mark) > 1]
+        return list(dict.fromkeys([*self.special, *marks]))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; bytes that do not form a character become U+FFFD."""
         return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))

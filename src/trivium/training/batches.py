@@ -12,11 +12,16 @@ from trivium.kernels.crossing import sent
 from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.sight import Sight
 from trivium.model.inputs import Inputs
+from trivium.objectives.distillation.objective import Distillation
+from trivium.objectives.objective import NEXT_TOKEN, Objective
+from trivium.parallel.tensor.divergence import Teacher
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 
-Read = Callable[[int, int], Rows]  # of sample numbers [first, first + count)
+SPARSE_SHARE = 0.75  # of the targets, below which the losses of the others are not computed
+TEACHER_IDS, TEACHER_LOGS = "ids", "logs"  # beside the tokens: what a teacher stored about each target
+Read = Callable[[int, int], Rows]  # reads samples [first, first + count)
 
 
 def padded(read: Read, end: int) -> Read:
@@ -29,7 +34,10 @@ def padded(read: Read, end: int) -> Read:
         lacks = ((0, count - len(rows.tokens)), (0, 0))
         weights = np.pad(rows.weights, lacks)
         weights[there:] = 0
-        return Rows(np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge"), weights)
+        starts = None if rows.starts is None else np.pad(rows.starts, lacks, "edge")
+        beside = {name: np.pad(x, (*lacks, *[(0, 0)] * (x.ndim - 2)), "edge") for name, x in rows.beside.items()}
+        tokens, targets = np.pad(rows.tokens, lacks, "edge"), np.pad(rows.targets, lacks, "edge")
+        return Rows(tokens, targets, weights, starts, beside)
 
     return read_more
 
@@ -66,20 +74,34 @@ class Packing(NamedTuple):
     counts: np.ndarray
 
 
-def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
-    """Return where documents begin and end. The end-of-text id is the last token of its document.
+def packing(rows: Rows, end_of_text: int) -> Packing:
+    """Return where documents begin and end. Where the rows do not say it, the end-of-text id ends its document.
 
-    After it comes the first token of another document, which cannot be predicted, so that target does not count.
+    After the last token of a document comes the first one of another, which cannot be predicted, so that target does
+    not count.
     """
-    ends = tokens == end_of_text
+    tokens, first = rows.tokens, rows.starts
+    if first is None:
+        ends = tokens == end_of_text
+        first = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
+    else:
+        ends = np.zeros_like(first)  # their weights are 0 already
     numbers = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-    first = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
     starts = np.maximum.accumulate(np.where(first, numbers, 0), axis=1)
     return Packing(starts, numbers - starts, ~ends)
 
 
-def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None) -> Inputs:
-    """Return the inputs of one micro-batch on one context rank."""
+def _saves_work(plan: Plan, counted: int, targets: int) -> bool:
+    """Whether the losses of the counted targets alone take notably less work. Programs that are compiled or recorded
+    are for one number of them."""
+    return 0 < counted <= SPARSE_SHARE * targets and not plan.compiled and not plan.cuda_graphs
+
+
+def inputs_of(
+    plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None, objective: Objective = NEXT_TOKEN
+) -> Inputs:
+    """Return the inputs of one micro-batch on one context rank. Distillation takes a teacher's numbers where there are
+    some beside the tokens."""
     if plan.compiled:
         dropout = None  # a compiled block is one for what it is given, and this changes at every step
     device, ranks = mesh.device, plan.layout.context
@@ -87,18 +109,27 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
     mine = order[mesh.context.index] if order else slice(None)
 
     def here(x: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return sent(x.T[mine], device, dtype)
+        return sent(np.moveaxis(x, min(1, x.ndim - 1), 0)[mine], device, dtype)
 
+    wide = torch.float64 if plan.precision.weights == "fp64" else torch.float32
     weights, positions, starts = rows.weights, None, None
     if plan.model.documents == "apart":
-        packed = packing(rows.tokens, plan.model.end_of_text)
+        packed = packing(rows, plan.model.end_of_text)
         weights, positions, starts = weights * packed.counts, here(packed.positions), packed.starts.T
+    teacher = None
+    if isinstance(objective, Distillation) and TEACHER_IDS in rows.beside:
+        logs = here(rows.beside[TEACHER_LOGS], wide)
+        teacher = Teacher(here(rows.beside[TEACHER_IDS]), logs, objective.temperature, objective.share)
+    places = np.flatnonzero(weights.T[mine])
+    few = teacher is None and _saves_work(plan, len(places), weights[:, mine].size)
     return Inputs(
         here(rows.tokens),
         here(rows.targets),
-        weights=here(weights, torch.float32),
+        counted=sent(places, device, torch.int64) if few else None,
+        weights=here(weights, wide),
         positions=positions,
         sight=Sight(order, starts),
         here=here(np.arange(plan.model.sequence)),
         dropout=dropout,
+        teacher=teacher,
     )

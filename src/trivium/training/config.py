@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trivium.config import MOST, Config, NotNegative, Positive, Short
+from trivium.objectives.config import ObjectiveConfig
 from trivium.units import listed
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean; at 1 it would never learn
+Decay = Annotated[float, Field(ge=0, lt=1)]  # decay of a running mean, which would never change at 1
 Seconds = Annotated[float, Field(ge=0)]
 DecayName = Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
 FinalDecayShape = Literal["1-sqrt", "linear"]
@@ -20,7 +21,7 @@ def is_nth(step: int, every: int) -> bool:
 
 
 class Supervision(Config):
-    """How faults are detected and handled; it does not change what is computed."""
+    """Detection and handling of faults, which do not change what is computed."""
 
     restart_seconds: Seconds = 1.0  # pause before the first restart; it doubles with each, up to a minute
     preemption_seconds: Seconds = 100.0  # time that a job has to save after a signal to end
@@ -42,7 +43,7 @@ class Supervision(Config):
 
 
 class SpikesConfig(Config):
-    """What counts as a loss spike, and what follows; a step that spikes never changes a weight."""
+    """Detection and handling of loss spikes; a step with a spike never changes a weight."""
 
     # response to a spike. stop: end with an error; skip: omit the step; rewind: go back to a checkpoint and skip the
     # batches up to the spike
@@ -96,6 +97,7 @@ class ProfileConfig(Config):
 class TrainingConfig(Config):
     """Learning rate and batch are functions of tokens, so they mean the same under any batch size."""
 
+    objective: ObjectiveConfig = ObjectiveConfig()
     steps: Annotated[Positive, Short("steps")] = 200  # number of optimizer steps
     lr: Annotated[float, Field(gt=0), Short("lr")] = 3e-3  # peak learning rate
     # final learning rate as a fraction of the peak; constant has none
@@ -135,7 +137,7 @@ class TrainingConfig(Config):
     validate_every: Annotated[Positive, Short("validate-every")] = 50
     evaluation: Examination = Examination()
     validation_samples: Positive = 128  # sequences; fewer, with a warning, if the validation split has fewer
-    restarts: NotNegative = 2  # of a failed job from the same checkpoint; a newer checkpoint renews them
+    restarts: NotNegative = 2  # restarts of a failed job from the same checkpoint; a newer checkpoint renews them
     supervision: Supervision = Supervision()
     spikes: SpikesConfig = SpikesConfig()
     profile: ProfileConfig = ProfileConfig()

@@ -20,6 +20,7 @@ from trivium.config import to_tree
 from trivium.errors import CheckpointError, Preempted, TriviumError
 from trivium.model.stage import Stage
 from trivium.objectives.objective import LOSS
+from trivium.objectives.preferences.losses import Preference
 from trivium.parallel.sharding.zero import Totals
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
@@ -28,26 +29,30 @@ from trivium.tokens.manifest import blend_of, read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
 from trivium.training.batches import Read
+from trivium.training.beside import TEACHER, beside_of
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import append_event, warn
+from trivium.training.pairs import REFERENCE
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, left_out_of, write_entries, write_record
+from trivium.training.reference import hash_of_reference, with_reference
 from trivium.training.resume import Start, drop_abandoned, find_start
 from trivium.training.state import begin_with, progress_of, read_together, restore
 from trivium.training.supervision.heartbeats import Phase, RankHeartbeat
 from trivium.training.supervision.watchdog import seconds_to_wait
+from trivium.training.teacher import found_teacher
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
-from trivium.training.verified_tokens import refuse_other_ids, verify_together
+from trivium.training.verified_tokens import refuse_other_ids, refuse_other_objective, verify_together
 
 CHECKPOINTS = "checkpoints"
-DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # of the layout, in summaries
+DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # degrees of the layout that summaries show
 # Evaluates the model in these stages under this plan; returns plain data. Its last argument is a heartbeat.
 Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
+    """A training: a plan, a training config, a seed, the directory of the tokens, and the directory of the run.
 
     examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps. questions: hashes
     of its tasks' questions by name, which must be equal on all hosts. until: the step after which these ranks save and
@@ -77,7 +82,7 @@ class TrainingJob:
 
 @dataclass
 class StepSetup:
-    """What observers may change about the next step, without an effect on what it computes.
+    """Settings of the next step that observers may change without an effect on what it computes.
 
     read: reads rows of the batch. measure: count the bytes that autograd stores, and time each action. contexts: are
     exited when the step is done.
@@ -188,7 +193,7 @@ class Loop:
                 self._finish()
                 self.note({"event": "preempted", "step": self.step})
                 raise Preempted(
-                    f"asked to end; saved after step {self.step}. Run the same command again to go on from there"
+                    f"asked to end; saved after step {self.step}. Run the same command again to resume from there"
                 )
             self._evaluate()
         self.wait_for_writes(may_delete=True)
@@ -225,7 +230,7 @@ class Loop:
         with setup.contexts:
             for observer in self.observers:
                 observer.before_step(self, setup)
-            samples = Samples(batch.first_sample, batch.sequences, setup.read)
+            samples = Samples(batch.first_sample, batch.sequences, setup.read, self.data.costs)
             return self.trainer.train_step(number, samples, lr, measure=setup.measure, asks=asks, accepts=self._accepts)
 
     def _accepts(self, totals: Totals) -> bool:
@@ -263,8 +268,8 @@ class Loop:
         self.entries, self.manifest = start.entries, start.state.manifest if start.state else {}
         # Adapters begin as in a new run where the weights that are given have none.
         initial = start.state is None and (start.weights is None or bool(self.plan.model.adapters))
-        rule = adam_rule(self.config)
-        self.trainer = Trainer(self.plan, mesh, seed=job.seed, rule=rule, initial=initial)
+        rule, objective = adam_rule(self.config), self.config.objective.made()
+        self.trainer = Trainer(self.plan, mesh, seed=job.seed, rule=rule, initial=initial, objective=objective)
         self.trainer.goes_on = self.alive
         if start.state is not None:
             read_together(restore, self.trainer, start.state)
@@ -274,9 +279,33 @@ class Loop:
         self.base = self._base_of(start)
         self.step = self.first_step = start.state.step if start.state else 0
         found_by_first(lambda: drop_abandoned(root, start.abandoned), mesh, TriviumError)
-        self.data = self.all_data.leaving_out(left_out_of(self.entries))
+        self._find_beside(start)
+        self.data = self.with_beside(self.all_data).leaving_out(left_out_of(self.entries))
         for observer in self.observers:
             observer.resume(self)
+
+    def _find_beside(self, start: Start) -> None:
+        """Verify what the objective needs beside the tokens. A reference is computed if there is none."""
+        objective, job, state = self.trainer.objective, self.job, start.state
+        known = {} if state is None else state.manifest
+        if isinstance(objective, Preference):
+            hashed: str | None = hash_of_reference(start, self.plan, job.seed)
+        else:
+            hashed = known.get(TEACHER)
+        self._beside = beside_of(job.tokens, objective, hashed)
+        if self._beside is None:
+            return
+        self.enter("starting")
+        if isinstance(objective, Preference):
+            splits = [self.all_data, dataset_of(job, "validation")]
+            begins = REFERENCE not in known
+            with_reference(self._beside, self.trainer, splits, begins=begins)
+        else:
+            self._beside = found_teacher(self._beside, self.mesh)
+
+    def with_beside(self, data: TokenDataset) -> TokenDataset:
+        """Return samples with what the objective needs beside their tokens."""
+        return data if self._beside is None else self._beside.of_dataset(data)
 
     def _base_of(self, start: Start) -> dict[str, Any]:
         """Return what a checkpoint tells of the base of its adapters: its hash, and the folder that it came from."""
@@ -318,7 +347,7 @@ class Loop:
         try:
             write()
         except OSError as error:
-            warn(f"rank {self.mesh.rank}: {error}; training goes on without it")
+            warn(f"rank {self.mesh.rank}: {error}; training continues without it")
 
     @property
     def tokens_seen(self) -> int:
@@ -335,6 +364,7 @@ class Loop:
             **self.base,
             **progress_of(self.trainer),
             "left_out": self.entries,
+            **({} if self._beside is None else {self._beside.name: self._beside.of}),
         }
         for observer in self.observers:
             about |= observer.saved_state()
@@ -345,7 +375,8 @@ class Loop:
         manifest = read_tokens_manifest(self.job.tokens)
         return {
             **self.summary,
-            "unigram_entropy": manifest.get("unigram_entropy"),
+            # No loss of pairs can be compared with it.
+            "unigram_entropy": None if self.trainer.objective.of_pairs else manifest.get("unigram_entropy"),
             **{f"final_{name}": loss for name, loss in self.final_losses.items()},
             "layout": {k: getattr(self.plan.layout, k) for k in DEGREES},
             "device": device_name(self.mesh.device),
@@ -380,7 +411,9 @@ def dataset_of(job: TrainingJob, split: str) -> TokenDataset:
     Raises DataError if there are none or the model has no embedding for their ids, and ConfigError if it expects
     another end-of-text id. `verify_together` checks the indices when it reads them.
     """
-    refuse_other_ids(read_tokens_manifest(job.tokens), job.plan.model, job.tokens)
+    manifest = read_tokens_manifest(job.tokens)
+    refuse_other_ids(manifest, job.plan.model, job.tokens)
+    refuse_other_objective(manifest, job.training.objective, job.tokens)
     return TokenDataset.open(
         job.tokens, split, sequence=job.plan.model.sequence, seed=job.seed, opened=TokenShard.mapped
     )

@@ -43,7 +43,7 @@ def prove_resume(
     progress: Progress = silent,
     lease: Holder | None = None,
 ) -> dict[str, Any]:
-    """Continue from a checkpoint of the finished run `reference`, kill a rank, and go on for a few steps more.
+    """Continue from a checkpoint of the finished run `reference`, kill a rank, resume, and train a few more steps.
 
     The killed run starts under the plan of `job` and restarts under `other`, by default a plan whose layout differs.
     Writes proof.json into job.out, which must be empty, and returns it. lease: of job.out, if the caller has it. Raises

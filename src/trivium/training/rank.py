@@ -30,7 +30,7 @@ OBSERVERS = {
     "metrics": "Metrics",  # before those that read metrics.jsonl
     "profile": "Profile",
     "slow": "Slow",
-    "spikes": "Spikes",  # those that follow are not called after a step that is rewound
+    "spikes": "Spikes",  # the observers below are not called after a step that is rewound
     "measured_step": "MeasuredStep",
     "saves": "Saves",
     "corruption": "Corruption",

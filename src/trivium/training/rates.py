@@ -81,8 +81,8 @@ def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
         )
     if decay == "wsd" and not final:
         found.append(
-            f"training.final_decay_tokens ({final}) must be above 0 under training.decay=wsd: it ends with a decay of "
-            f"so many tokens; give them, or set training.decay=constant for the stable part alone"
+            f"training.final_decay_tokens ({final}) must be above 0 under training.decay=wsd: it is the number "
+            f"of tokens of the last decay; set it, or set training.decay=constant for the stable part alone"
         )
     if decay in ("cosine", "linear") and 0 < config.decay_tokens < warmup:
         found.append(
@@ -103,7 +103,7 @@ def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
 
 def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
     """Return an error for each contradiction in a training config, and between it and its plan."""
-    found = rate_problems(config, plan)
+    found = [*config.objective.problems(plan.model), *rate_problems(config, plan)]
     if config.start_with == "state" and not config.start_from:
         found.append(
             "training.start_with is state, and training.start_from names no checkpoint that has one; name it, or set "

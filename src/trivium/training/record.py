@@ -1,4 +1,4 @@
-"""What a training records about itself, and whether a checkpoint belongs to it. No torch.
+"""The records of a training, and the test whether a checkpoint belongs to it. This module does not import torch.
 
 run.json       plan, training config, seed, and the directory of the tokens
 left_out.json  each rewind: its step, its cause, and the gaps that it leaves in the order of the samples
@@ -12,6 +12,7 @@ from typing import Any
 
 from trivium.config import Tree, build, differences, first_lines, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError
+from trivium.objectives.config import ObjectiveConfig
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
@@ -160,7 +161,9 @@ STATE_GIVEN = f"{GIVEN}, or with its weights alone (training.start_with=weights)
 def recipe_of(training: Mapping[str, Any]) -> Tree:
     """Return the settings of a training that must not change when it is resumed. The number of steps is one of them
     if the learning rate depends on it."""
-    dropped = CHANGEABLE_TRAINING if ends_with_training(training) else (*CHANGEABLE_TRAINING, "steps")
+    dropped = {*CHANGEABLE_TRAINING} if ends_with_training(training) else {*CHANGEABLE_TRAINING, "steps"}
+    if training.get("objective") == to_tree(ObjectiveConfig()):
+        dropped.add("objective")  # checkpoints of earlier versions do not name it
     return {k: v for k, v in training.items() if k not in dropped}
 
 

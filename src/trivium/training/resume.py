@@ -24,7 +24,7 @@ from trivium.training.record import (
 
 
 class Start(NamedTuple):
-    """What a training continues from.
+    """The start of a training.
 
     state: the checkpoint whose full state is restored. weights: the checkpoint of which only the weights are read.
     Without either, weights are initialized. entries: the samples that rewinds skipped; entries_are_new: they come from
@@ -65,7 +65,7 @@ def find_start(
         refuse_given(given.directory, given.manifest, identity, config)
         state, weights = (given, None) if config.start_with == "state" else (None, given)
     brought = [] if entries or state is None else list(state.manifest.get("left_out", ()))
-    entries += brought  # of a checkpoint that was copied here without its run
+    entries += brought  # entries of a checkpoint that was copied here without its run
     if state is not None:
         refuse_other_order(state.directory, state.manifest, entries)
         if state.step > config.steps:
@@ -110,8 +110,8 @@ def newest_not_abandoned(
         if not abandoned:
             raise
         raise CheckpointError(
-            f"{error}, or restore one, or delete {root.parent / LEFT_OUT} to go on from {abandoned[-1]}, which saw "
-            f"samples that a rewind left out, as if that had not been"
+            f"{error}, or restore one, or delete {root.parent / LEFT_OUT} to resume from {abandoned[-1]}, which saw "
+            f"samples that a rewind left out, as if there had been no rewind"
         ) from None
 
 

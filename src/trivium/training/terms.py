@@ -1,5 +1,5 @@
-"""What must be equal on all ranks of a training: settings, versions of the code, the list of the tokens, and the
-questions of published tasks."""
+"""Conditions that must be equal on all ranks of a training: settings, versions of the code, the list of the tokens, and
+the questions of published tasks."""
 
 import hashlib
 import platform

@@ -4,12 +4,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trivium.comms.collectives import all_reduce_, sum_over_ranks_
 from trivium.comms.mesh import Mesh
@@ -19,37 +21,49 @@ from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.dtypes import DTYPES
 from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
-from trivium.model.layers.head import Losses
+from trivium.model.layers.head import TOP_IDS, TOP_LOGS, Losses
 from trivium.model.stage import Stage, bare_stages, placed, share_table
-from trivium.objectives.objective import LOSS, loss_names
+from trivium.objectives.objective import LOSS, NEXT_TOKEN, NextToken, Objective
+from trivium.objectives.preferences.losses import Preference
 from trivium.parallel.pipeline.clock import Clock, finished
 from trivium.parallel.pipeline.executor import Executor, Run, StageFunctions
 from trivium.parallel.pipeline.saved_bytes import SavedBytes
 from trivium.parallel.sharding.buckets import Bucket, Dtypes, GradientWatch, make_buckets
 from trivium.parallel.sharding.gathered import User, gather_around
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, Totals, loss_share
+from trivium.parallel.tensor.divergence import Top
 from trivium.plan.buckets import bucket_table
 from trivium.plan.matrices import rounds_of_work
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.provenance import unheard
-from trivium.tokens.rows import NO_ROWS, Digest, digest
-from trivium.training.batches import Read, inputs_of, padded, windows
+from trivium.tokens.chat.pack import shares
+from trivium.tokens.rows import NO_ROWS, Digest, Rows, digest
+from trivium.training.batches import Read, inputs_of, packing, padded, windows
 from trivium.training.config import TrainingConfig
 from trivium.training.loss_scale import LEAST, LossScale
+from trivium.training.pairs import Weighed, weighed
 from trivium.training.recorded_step import RecordedStep
 from trivium.training.remembered import remember
 
-Scale = float | torch.Tensor  # of losses
+Scale = float | torch.Tensor  # scale of losses
+Kept = Callable[[int, Losses], None]  # takes a micro-batch's number and what its `Inputs` asked of each target
+
+
+class Numbered(NamedTuple):
+    """Rows with the numbers of their samples."""
+
+    rows: Rows
+    numbers: Sequence[int]
 
 
 class StepResult(NamedTuple):
     """The result of a step, the same on all ranks except `run` and `update_seconds`.
 
-    losses: means over the batch's targets by their weights, in nats, by name. gradient_norm: before clipping.
-    update_seconds: of the optimizer's step, with the wait for reduced gradients and the all-gather of weights; on a GPU
-    only if the step was measured, and otherwise the time to launch it.
+    losses: means over the batch's targets by their weights, in nats, or over its pairs, by name. gradient_norm: before
+    clipping. update_seconds: of the optimizer's step, with the wait for reduced gradients and the all-gather of
+    weights; on a GPU only if the step was measured, and otherwise the time to launch it.
     """
 
     losses: Mapping[str, float]
@@ -57,26 +71,47 @@ class StepResult(NamedTuple):
     run: Run
     update_seconds: float
     asked: bool = False  # whether some rank received a request to end
-    batch_hash: str = ""  # of the rows that all ranks read
+    batch_hash: str = ""  # hash of the rows that all ranks read
 
     @property
     def loss(self) -> float:
-        """The cross-entropy."""
+        """What is minimised, without the terms of the model: by default the cross-entropy."""
         return self.losses[LOSS]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them."""
+    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them.
+
+    costs: of samples [first, first + count), to give each data rank equal work; None, or a result of None: they are
+    equal.
+    """
 
     first: int
     sequences: int
     read: Read
+    costs: Callable[[int, int], NDArray[np.int64] | None] | None = None
 
     def padded_to(self, unit: int) -> "Samples":
         """Return as many samples as make a multiple of `unit`. Those that are added have weight 0."""
         end = self.first + self.sequences
         return Samples(self.first, -(-self.sequences // unit) * unit, padded(self.read, end))
+
+    def share(self, rank: int, ranks: int) -> list[int]:
+        """Return the numbers of the samples that a data rank reads: a run of them, or those of an equal share of work.
+
+        They are a pure function of the batch and the number of ranks.
+        """
+        costs = None if self.costs is None or ranks == 1 else self.costs(self.first, self.sequences)
+        if costs is None:
+            each = self.sequences // ranks
+            return list(range(self.first + rank * each, self.first + (rank + 1) * each))
+        return [self.first + number for number in shares(costs.tolist(), ranks)[rank]]
+
+    def rows(self, numbers: Sequence[int]) -> Rows:
+        """Return the rows of samples, reading each run of consecutive numbers at once."""
+        runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+        return Rows.joined([self.read(run[0][1], len(run)) for run in runs])
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
@@ -96,9 +131,18 @@ def adam_rule(config: TrainingConfig) -> AdamRule:
 class Trainer:
     """One rank's model, gradients and optimizer under a plan."""
 
-    def __init__(self, plan: Plan, mesh: Mesh, *, seed: int, rule: AdamRule, initial: bool = True) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        mesh: Mesh,
+        *,
+        seed: int,
+        rule: AdamRule,
+        initial: bool = True,
+        objective: Objective = NEXT_TOKEN,
+    ) -> None:
         mesh.refuse_other(plan.layout, plan.ends)
-        self.plan, self.mesh, self.seed = plan, mesh, seed
+        self.plan, self.mesh, self.seed, self.objective = plan, mesh, seed, objective
         self.stages, birth = bare_stages(plan, mesh), seed if initial else None
         rows = bucket_table(plan, mesh.at.pipeline)
         self.buckets: list[Bucket] = make_buckets(
@@ -137,13 +181,14 @@ class Trainer:
         # A heartbeat, called before every forward of a micro-batch and after every tensor read from a checkpoint.
         self.goes_on: Callable[[], None] = unheard
         self.around: Callable[[str], AbstractContextManager[Any]] | None = None  # each event, while a step is traced
-        self._records = plan.cuda_graphs and operations_of(mesh.device.type).recording is not None
+        is_plain = isinstance(objective, NextToken)  # a recording has no reference and no teacher
+        self._records = is_plain and plan.cuda_graphs and operations_of(mesh.device.type).recording is not None
         self._recorded: RecordedStep | None = None
         self._ran: set[int] = (
             set()
         )  # sizes of batches that were trained, so that the next step of the size can be recorded
         self._programs: dict[tuple[int, bool], Program] = {}
-        self._digest = NO_ROWS  # of the rows that this rank read last
+        self._digest = NO_ROWS  # hash of the rows that this rank read last
 
     def train_step(
         self,
@@ -194,9 +239,18 @@ class Trainer:
         measure: also count the bytes that autograd stores, and their peak, and time each action by the clock of the
         device, which is synchronized.
         """
+        given = self._read(samples, hashed=True)
+        loss_scale = self.loss_scale.value if self.loss_scale else 1.0
+        if isinstance(self.objective, Preference):
+            of_pairs = self._weighed(self.objective, given)
+            self._set_mode(training=True)
+            share = loss_scale / max(1.0, of_pairs.pairs)
+            inputs = self._inputs(given._replace(rows=of_pairs.rows), None)
+            run = self._run(samples.sequences, inputs, share, measure=measure)
+            return replace(run, losses=self._shares(of_pairs, share))
         self._set_mode(training=True)
-        inputs = self._inputs(samples, step)
-        scale = self._scale_of_losses(inputs, self.loss_scale.value if self.loss_scale else 1.0)
+        inputs = self._inputs(given, step)
+        scale = self._scale_of_losses(inputs, loss_scale)
         if self._records and not measure and samples.sequences in self._ran:
             return self._replayed(samples.sequences, inputs, scale)
         self.forget_recording()
@@ -208,7 +262,8 @@ class Trainer:
     ) -> Run:
         self._watch.start_step(reduces=reduces)
         program = self._program(sequences, forward_only=False)[self.mesh.at.pipeline]
-        executor = self._executor(inputs, scale, loss_names(self.plan.model))
+        names = (LOSS,) if self.objective.of_pairs else self.objective.names(self.plan.model)
+        executor = self._executor(inputs, scale, names)
         if measure:
             executor.saved_bytes = SavedBytes(b.weights for b in self.buckets)
             executor.clock = Clock(self.mesh.device)
@@ -230,8 +285,8 @@ class Trainer:
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Inside, steps are launched kernel by kernel. Every rank must be inside, or none: NCCL records both ends of a
-        message or neither."""
+        """Launch steps inside this context kernel by kernel. All ranks enter it or none: NCCL captures both ends of
+        a message or neither."""
         records, self._records = self._records, False
         try:
             yield
@@ -242,18 +297,73 @@ class Trainer:
     def validate(self, samples: Samples) -> dict[str, float]:
         """Return the mean losses over `samples` by name, without gradients or dropout; the same on every rank and under
         every layout. Incomplete micro-batches are padded."""
-        self._set_mode(training=False)
         self.forget_recording()
         whole = samples.padded_to(self.plan.validation_unit)
-        inputs = self._inputs(whole, None)
-        program = self._program(whole.sequences, forward_only=True)[self.mesh.at.pipeline]
-        losses = self._executor(inputs, self._scale_of_losses(inputs), (LOSS,)).run(program).losses
+        given = self._read(whole)
+        if isinstance(self.objective, Preference):
+            of_pairs = self._weighed(self.objective, given)
+            losses = self._shares(of_pairs, 1 / max(1.0, of_pairs.pairs))
+        else:
+            self._set_mode(training=False)
+            inputs = self._inputs(given, None)
+            program = self._program(whole.sequences, forward_only=True)[self.mesh.at.pipeline]
+            losses = self._executor(inputs, self._scale_of_losses(inputs), (LOSS,)).run(program).losses
         shares = torch.stack([loss_share(loss, self.mesh) for loss in losses.values()])
         return dict(zip(losses, read_later(sum_over_ranks_(shares, self.mesh))(), strict=True))
 
+    def log_probabilities(self, samples: Samples) -> np.ndarray:
+        """Return the log-probability of each target of this rank's replica, [sequences, positions], without dropout;
+        every rank calls this. Samples must fill whole micro-batches."""
+        return -self._asked(self._read(samples), "each", {LOSS: ()})[LOSS]
+
+    def likeliest(self, samples: Samples, top: Top) -> dict[str, np.ndarray]:
+        """Return TOP_IDS and TOP_LOGS of each target of this rank's replica, [sequences, positions, top.tokens], as
+        `log_probabilities` does."""
+        return self._asked(self._read(samples), top, dict.fromkeys((TOP_IDS, TOP_LOGS), (top.tokens,)))
+
+    @torch.no_grad()
+    def _asked(
+        self, given: Numbered, asked: Literal["each"] | Top, shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, np.ndarray]:
+        """Return what is asked of each target by name. shapes: of each target's numbers."""
+        self._set_mode(training=False)
+        plan, mesh, micro = self.plan, self.mesh, self.plan.batch.micro
+        found = {
+            name: torch.zeros(*given.rows.targets.shape, *shape, dtype=torch.float64) for name, shape in shapes.items()
+        }
+        positions = torch.tensor(plan.positions_of(mesh.context.index))
+        inputs = [replace(each, asked=asked) for each in self._inputs(given, None)]
+
+        def kept(m: int, numbers: Losses) -> None:
+            for name, each in found.items():
+                each[m * micro : (m + 1) * micro, positions] = numbers[name].to("cpu", torch.float64).transpose(0, 1)
+
+        program = self._program(len(given.numbers) * plan.layout.data, forward_only=True)[mesh.at.pipeline]
+        self._executor(inputs, 1.0, (), kept).run(program)
+        # Each position's numbers are on one context rank of one pipeline rank, and elsewhere they are 0.
+        return {
+            name: all_reduce_(all_reduce_(each.to(mesh.device), mesh.context), mesh.pipeline).cpu().numpy()
+            for name, each in found.items()
+        }
+
+    def _weighed(self, objective: Preference, given: Numbered) -> Weighed:
+        rows, numbers = given
+        counts = packing(rows, self.plan.model.end_of_text).counts  # as in the inputs of the model
+        rows = rows._replace(weights=rows.weights * counts)
+        each = -self._asked(given, "each", {LOSS: ()})[LOSS]
+        return weighed(objective, rows, numbers, each, self.mesh)
+
+    def _shares(self, of_pairs: Weighed, scale: float) -> dict[str, torch.Tensor]:
+        """Return this rank's shares of the losses of pairs, which all ranks of a replica know."""
+        counts = self.mesh.at.pipeline == self.mesh.at.context == 0
+        return {
+            name: torch.tensor(loss * scale * counts, dtype=torch.float64, device=self.mesh.device)
+            for name, loss in of_pairs.losses.items()
+        }
+
     @contextmanager
     def weights_held(self) -> Iterator[Mapping[int, Stage]]:
-        """Inside, the stages of this rank have all their weights, which ZeRO stage 3 otherwise shards."""
+        """Gather all weights of this rank's stages inside this context; ZeRO-3 otherwise shards them."""
         for bucket in self.buckets:
             bucket.hold()
         try:
@@ -262,10 +372,13 @@ class Trainer:
             for bucket in self.buckets:
                 bucket.drop()
 
-    def _executor(self, inputs: Sequence[Inputs], scale: Scale, losses: Sequence[str]) -> Executor:
+    def _executor(
+        self, inputs: Sequence[Inputs], scale: Scale, losses: Sequence[str], kept: Kept | None = None
+    ) -> Executor:
+        """kept: receives what `Inputs` ask of each target."""
         plan, device = self.plan, self.mesh.device
         functions = {
-            n: StageFunctions(_forward(stage, inputs, self.goes_on), stage.weight_gradients)
+            n: StageFunctions(_forward(stage, inputs, self.goes_on, kept), stage.weight_gradients)
             for n, stage in self.stages.items()
         }
         dtype = DTYPES[plan.precision.weights]
@@ -281,23 +394,26 @@ class Trainer:
             around=self.around,
         )
 
-    def _inputs(self, samples: Samples, step: int | None) -> list[Inputs]:
-        """Return this replica's micro-batches: data rank d reads the d-th run of consecutive samples."""
-        plan, micro = self.plan, self.plan.batch.micro
-        refuse_part_of_a_micro_batch(plan, samples.sequences)
-        micro_batches = plan.batch.micro_batches(plan.layout, samples.sequences)
-        first = samples.first + self.mesh.at.data * micro_batches * micro
-        rows = samples.read(first, micro_batches * micro)
-        if step is not None:
-            at, read = self.mesh.at, range(first, first + micro_batches * micro)
+    def _read(self, samples: Samples, *, hashed: bool = False) -> Numbered:
+        """Return this replica's rows, which a step counts in the batch's hash."""
+        refuse_part_of_a_micro_batch(self.plan, samples.sequences)
+        numbers = samples.share(self.mesh.at.data, self.plan.layout.data)
+        rows = samples.rows(numbers)
+        if hashed:
+            at = self.mesh.at
             reads_for_all = at.tensor == at.pipeline == at.context == 0  # others read the same rows
-            self._digest = digest(read, rows) if reads_for_all else NO_ROWS
-        found = []
-        for start in range(0, micro_batches * micro, micro):
+            self._digest = digest(numbers, rows) if reads_for_all else NO_ROWS
+        return Numbered(rows, numbers)
+
+    def _inputs(self, given: Numbered, step: int | None) -> list[Inputs]:
+        """Return the micro-batches of rows, with the dropout of a step."""
+        plan, micro, found = self.plan, self.plan.batch.micro, []
+        rows, numbers = given
+        for start in range(0, len(numbers), micro):
             part = rows.part(start, start + micro)
-            numbers = tuple(range(first + start, first + start + micro))
-            key = None if step is None else DropoutKey(self.seed, step, numbers, plan.model.sequence)
-            found.append(inputs_of(plan, part, self.mesh, dropout=key))
+            mine = tuple(numbers[start : start + micro])
+            key = None if step is None else DropoutKey(self.seed, step, mine, plan.model.sequence)
+            found.append(inputs_of(plan, part, self.mesh, dropout=key, objective=self.objective))
         return found
 
     def _scale_of_losses(self, inputs: Sequence[Inputs], loss_scale: float = 1.0) -> Scale:
@@ -371,11 +487,16 @@ def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:
 
 
 def _forward(
-    stage: Stage, inputs: Sequence[Inputs], goes_on: Callable[[], None]
+    stage: Stage, inputs: Sequence[Inputs], goes_on: Callable[[], None], kept: Kept | None
 ) -> Callable[[torch.Tensor | None, int], tuple[torch.Tensor | None, Losses]]:
     def forward(x: torch.Tensor | None, m: int) -> tuple[torch.Tensor | None, Losses]:
         goes_on()
         found: torch.Tensor | Losses = stage(x, inputs[m])
-        return (found, {}) if isinstance(found, torch.Tensor) else (None, found)
+        if isinstance(found, torch.Tensor):
+            return found, {}
+        if kept is None:
+            return None, found
+        kept(m, found)
+        return None, {}
 
     return forward

@@ -8,6 +8,8 @@ from typing import Any
 from trivium.checkpoint.agree import problem_of_any, sums
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError, DataError
+from trivium.objectives.config import NEXT_TOKEN_METHOD, ObjectiveConfig
+from trivium.objectives.preferences.losses import PREFERENCES
 from trivium.plan.model_shape import ModelShape
 from trivium.provenance import fingerprint, write_json
 from trivium.tokens.manifest import read_tokens_manifest, verify_tokens
@@ -69,18 +71,40 @@ def _copies(files: Any, mesh: Mesh) -> list[int]:
 
 def refuse_other_ids(manifest: Mapping[str, Any], model: ModelShape, tokens: Path) -> None:
     """Raise DataError if the model has no embedding for some token id, and ConfigError if it expects another
-    end-of-text id. manifest: of the directory `tokens`."""
+    end-of-text id, or windows other than the bins of packed documents. manifest: of the directory `tokens`."""
     vocabulary, end = int(manifest["vocabulary"]), int(manifest["end_of_text"])
     if vocabulary > model.vocabulary:
         raise DataError(
             f"{tokens} has token ids up to {vocabulary - 1}, but plan.model.vocabulary is {model.vocabulary}; "
             f"set it to {vocabulary}"
         )
-    if model.documents == "apart" and end != model.end_of_text:
+    if packed := manifest.get("packed"):
+        wanted = {"documents": "apart", "sequence": packed["sequence"]}
+        wrong = {name: value for name, value in wanted.items() if getattr(model, name) != value}
+        if wrong:
+            raise ConfigError(
+                f"{tokens} has documents packed into bins, and plan.model."
+                + ", plan.model.".join(f"{name} is {getattr(model, name)}" for name in wrong)
+                + "; give "
+                + " ".join(f"--set plan.model.{name}={value}" for name, value in wrong.items())
+            )
+    elif model.documents == "apart" and end != model.end_of_text:
         raise ConfigError(
             f"plan.model.end_of_text is {model.end_of_text}, but documents in {tokens} end with {end}, so "
             f"plan.model.documents (apart) would separate none; set plan.model.end_of_text to {end}"
         )
+
+
+def refuse_other_objective(manifest: Mapping[str, Any], objective: ObjectiveConfig, tokens: Path) -> None:
+    """Raise DataError if the tokens are preference pairs and the objective is not of pairs, or the other way round:
+    the weights of their targets have other meanings. manifest: of the directory `tokens`."""
+    has_pairs = "pairs" in manifest.get("packed", {}).get("train", {})
+    if has_pairs == objective.made().of_pairs:
+        return
+    has, takes = ("preference pairs", "text") if has_pairs else ("no preference pairs", "pairs")
+    methods = ", ".join(PREFERENCES)
+    remedy = f"set it to one of {methods}" if has_pairs else f"set it to {NEXT_TOKEN_METHOD}, or make tokens of pairs"
+    raise DataError(f"{tokens} has {has}, and training.objective.method {objective.method} takes {takes}; {remedy}")
 
 
 def _states(tokens: Path) -> dict[str, State]:

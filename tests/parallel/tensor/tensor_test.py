@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ranks import ranks
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
-from trivium.objectives.z_loss import ZLoss
+from trivium.objectives.terms.z_loss import ZLoss
 from trivium.parallel.tensor import regions as tensor
 from trivium.parallel.tensor.regions import MAX_DIRECT_IDS, FewLookUps, embed, look_up, split_cross_entropy
 from trivium.plan.layout import Layout

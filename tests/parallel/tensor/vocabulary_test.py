@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from trivium.cost.memory import LOSS_ROWS
 from trivium.kernels.arithmetic import Arithmetic
 from trivium.objectives.objective import Terms
-from trivium.objectives.z_loss import ZLoss
+from trivium.objectives.terms.z_loss import ZLoss
 from trivium.parallel.tensor.vocabulary import (
     BLOCK_ROWS,
     LossInPlace,

@@ -191,7 +191,7 @@ def test_rank_that_lost_another_names_the_silent_one_or_else_itself(monkeypatch,
         assert named is lost
         return
     assert (named.error.rank, named.at.step, named.host) == (1, 1, socket.gethostname())
-    assert "its host is gone" in str(named.error)
+    assert "its host has failed" in str(named.error)
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])
@@ -204,7 +204,7 @@ def test_first_host_that_is_gone_is_named_by_one_rank_of_each_host(monkeypatch, 
         assert found is None
         return
     assert found is not None and (found.error.rank, found.host) == (0, "127.0.0.1")
-    assert str(found.located()).startswith("rank 0 of 4 on 127.0.0.1 in step 1: its host does not answer any more")
+    assert str(found.located()).startswith("rank 0 of 4 on 127.0.0.1 in step 1: its host, which runs the store")
     assert not found.lost_another, "the event names the host"
 
 
@@ -254,7 +254,7 @@ def test_failed_or_killed_rank_ends_all_others_and_is_named_once_with_its_host(
     ranks.end()
     assert codes == [1, 1, -signal.SIGKILL if killed else DataError.exit_code, 1]
     (failed,) = events(tmp_path / "run", "rank failed")
-    cause = "its process is gone without a word" if killed else "shard 7 is damaged"
+    cause = "its process ended without a report" if killed else "shard 7 is damaged"
     assert (failed["rank"], failed["host"]) == (2, socket.gethostname())
     assert failed["cause"].startswith(f"rank 2 of 4 on {socket.gethostname()} in step 5: {cause}")
     assert "closed by peer" not in capfd.readouterr().err
@@ -339,8 +339,8 @@ def test_torchrun_job_survives_a_stopped_and_a_killed_rank_until_preempted(tmp_p
         for pid in [*ranks_of(agent), agent.pid] if agent.poll() is None else []:
             os.kill(pid, signal.SIGKILL)
     stopped, killed = events(run, "rank failed")
-    assert "it does not answer at all" in stopped["cause"] and "is gone without a word" in killed["cause"]
-    for failed, how in ((stopped, "hangs"), (killed, "its process is gone")):
+    assert "it does not answer" in stopped["cause"] and "ended without a report" in killed["cause"]
+    for failed, how in ((stopped, "hangs"), (killed, "its process ended")):
         where = f"rank 0 of 2 on {socket.gethostname()} in step {failed['in_step']}: {how}"
         assert failed["rank"] == 0 and failed["host"] == socket.gethostname() and where in log.read_text()
     done = last_step(run / METRICS)

@@ -1,23 +1,23 @@
-# Every rank holds two connections to the store at which all meet, on the first host.
+# Every rank has two connections to the store on the first host, which needs as many open files.
 ulimit -S -n "$(ulimit -H -n)"
 EVENTS=$OUT/training/events.jsonl
 mkdir -p "$OUT"
-export TRIVIUM_EXIT_CODE=$OUT/exit-code-{{name}}  # torchrun turns every exit code into 1; here the first says what was wrong
-# Seconds to save in, once asked to end. torch 2.11's torchrun does not read it, and gives 30.
+export TRIVIUM_EXIT_CODE=$OUT/exit-code-{{name}}  # torchrun always returns 1, so the first rank to fail writes its code here
+# Seconds for saving after a request to end. The torchrun of torch 2.11 ignores the variable and waits 30 seconds.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={{grace}}
-asked=  # the exit code of what is asked to end
+asked=  # the exit code after a request to end
 child=
-end() { asked=${asked:-$1}; [ -n "$child" ] && kill -TERM "$child"; }  # torchrun passes it on to its ranks, and waits
+end() { asked=${asked:-$1}; [ -n "$child" ] && kill -TERM "$child"; }  # torchrun forwards the signal to its ranks and waits
 trap 'end 75' TERM USR1
-trap 'end 130' INT  # Ctrl-C, which otherwise would end this script alone
+trap 'end 130' INT  # Ctrl-C, which would otherwise end only this script
 
 last_event() { tail -n 1 "$EVENTS" 2> /dev/null; }
 newest() { find "$OUT/training/checkpoints" -maxdepth 1 -name 'step-*' -printf '%f\n' 2> /dev/null | sort -V | tail -n 1; }
-leave() { rm -f "$FAILURES" "$RUNNING"; exit "$1"; }  # no attempt follows: the next start has all its restarts again
+leave() { rm -f "$FAILURES" "$RUNNING"; exit "$1"; }  # after the last attempt, so that the next start has all restarts
 note_failure() { at=$(newest); at=${at:-none}; echo "$at" >> "$FAILURES"; failures=$(grep -cxF "$at" "$FAILURES"); }
 pause() {
   sleep "$1" &
-  wait $!  # a signal ends the waiting
+  wait $!  # a signal ends this wait
   [ -z "$asked" ] && return
   echo "asked to end before it saved again; run the same again to go on"
   leave "$asked"
@@ -35,15 +35,15 @@ wait_for_first_host() {
   done
 }
 
-before=$(last_event)  # the last word of a former part of the run
-[ -e "$RUNNING" ] && note_failure  # an attempt was killed together with this script
+before=$(last_event)  # the last event before this start
+[ -e "$RUNNING" ] && note_failure  # the last attempt was killed together with this script
 while true; do
-  wait_for_first_host  # which is no attempt
-  rm -f "$TRIVIUM_EXIT_CODE"  # no rank of any host starts before all hosts have come here
+  wait_for_first_host  # does not count as an attempt
+  rm -f "$TRIVIUM_EXIT_CODE"  # no rank starts before all hosts have reached this line
   touch "$RUNNING"
   began=$SECONDS
   event=$(last_event)
-  # Not restarted by torchrun (--max-restarts 0): its agents would meet again with one that died a moment ago.
+  # torchrun must not restart (--max-restarts 0): its agents would connect again to one that has just died.
   {{torchrun}} --nnodes {{nodes}} --nproc-per-node {{per_node}} --max-restarts 0 \
     {{rendezvous}} \
     --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
@@ -51,7 +51,7 @@ while true; do
   child=$!
   wait "$child"
   code=$?
-  while kill -0 "$child" 2> /dev/null; do  # a signal ended the waiting, not the training
+  while kill -0 "$child" 2> /dev/null; do  # a signal ended the wait, not the training
     wait "$child"
     code=$?
   done
@@ -73,7 +73,7 @@ while true; do
       "that failed was on ${host:-an unknown host}"
     leave 1
   fi
-  # Failures count only while the job gets no further: those with the same newest checkpoint.
+  # Only failures with the same newest checkpoint are counted, so that progress renews the restarts.
   note_failure
   echo "attempt ended with $code; failure $failures at the same checkpoint ($at), {{restarts}} of which are tried again"
   [ -z "$asked" ] && [ "$failures" -gt {{restarts}} ] && leave "$code"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # {{title}}
-# Written by `trivium launch --print slurm`. Add --partition, --account and --time as your cluster wants them. The ranks
-# have the environment and the folder in which you call sbatch; for a container give srun its options.
+# Written by `trivium launch --print slurm`. Add --partition, --account and --time as your cluster requires. The ranks
+# inherit the environment and the working directory of sbatch; to use a container, add its options to srun.
 #SBATCH --job-name={{name}}
 #SBATCH --nodes={{nodes}}
 #SBATCH --ntasks-per-node={{per_node}}
@@ -9,35 +9,36 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output={{name}}-%j.log
-# So many seconds before the time limit, every rank is asked to save and end: it then exits with 75.
+# This number of seconds before the time limit, all ranks receive SIGUSR1, save a checkpoint and exit with 75.
 #SBATCH --signal=USR1@{{grace}}
 
-# Every rank holds two connections to the store at which all meet, on the first host.
+# Every rank has two connections to the store on the first host, which needs as many open files.
 ulimit -S -n "$(ulimit -H -n)"
 
 OUT={{out}}
 EVENTS=$OUT/training/events.jsonl
 mkdir -p "$OUT"
-# srun tells the highest of all exit codes, which is of ranks that it killed; here the first says what was wrong.
+# srun returns the highest exit code, which may be that of a rank that it killed. The first rank to fail writes its
+# code into this file.
 export TRIVIUM_EXIT_CODE=$OUT/exit-code-$SLURM_JOB_ID
 rm -f "$TRIVIUM_EXIT_CODE"
-before=$(tail -n 1 "$EVENTS" 2> /dev/null)  # the last word of a former part of the run
-trap : TERM USR1  # the ranks hear them too, and what follows depends on how they end
+before=$(tail -n 1 "$EVENTS" 2> /dev/null)  # the last event before this job
+trap : TERM USR1  # the ranks receive these signals too; this script continues
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$(srun --nodes=1 --ntasks=1 --nodelist="$MASTER_ADDR" {{python}} -c \
   'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 export MASTER_ADDR MASTER_PORT
 {{expects}}
-# One task is one rank. Slurm numbers tasks by node (block distribution), so tensor groups stay inside a node. Where the
-# first host gave no port, it has failed, and that is no fault of the config, as the ranks would say.
+# One task is one rank. Slurm numbers tasks by node (block distribution), so tensor groups stay inside a node. Without a
+# port the first host has failed. Ranks are not started then, because they would report an invalid config.
 [ -n "$MASTER_PORT" ] && srun --distribution=block --kill-on-bad-exit=1 bash -c \
   'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS \
           LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE; exec "$@"' \
   rank {{train}}
 code=$?
 
-# Of thousands of ranks some end a moment after the first. Slurm ends these, and tells that instead of the others' 75.
+# With thousands of ranks, some end later than the first. Slurm kills them and returns their code instead of 75.
 last=$(tail -n 1 "$EVENTS" 2> /dev/null)
 if [ "$code" -gt 128 ] && [ "$last" != "$before" ] && [[ $last == *'"preempted"'* ]]; then
   code=75
@@ -46,8 +47,8 @@ elif [ "$code" -ne 0 ] && [ -s "$TRIVIUM_EXIT_CODE" ]; then
 fi
 rm -f "$TRIVIUM_EXIT_CODE"
 
-# scancel asks the ranks to end, too, and Slurm would queue a job again that it is about to end. After a preemption Slurm
-# may have queued the job again by itself (PreemptMode=REQUEUE): then it has counted one more restart.
+# scancel sends the same signals, and Slurm would requeue a job that it is about to end. After a preemption Slurm may
+# have requeued the job itself (PreemptMode=REQUEUE), which increases its number of restarts.
 queue_again() {
   job=$(scontrol show job "$SLURM_JOB_ID")
   restarts=$(sed -n 's/.*Restarts=\([0-9]*\).*/\1/p' <<< "$job" | head -n 1)
@@ -69,7 +70,7 @@ case $code in
   75) queue_again "preempted, saved" ;;
   2 | 3 | 4 | 5) echo "not queued again: config, machine, data or checkpoint is wrong" ;;
   *)
-    # Failures count against a job only while it gets no further: those with the same newest checkpoint.
+    # Only failures with the same newest checkpoint are counted, so that progress renews the restarts.
     newest=$(find "$OUT/training/checkpoints" -maxdepth 1 -name 'step-*' -printf '%f\n' 2> /dev/null | sort -V | tail -n 1)
     echo "${newest:-none}" >> "$OUT/failures-$SLURM_JOB_ID"
     host=$(grep '"rank failed"' "$EVENTS" 2> /dev/null | tail -n 1 | sed -n 's/.*"host": "\([^"]*\)".*/\1/p')

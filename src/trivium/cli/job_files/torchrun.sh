@@ -5,5 +5,5 @@
 OUT={{out}}
 {{addresses}}FAILURES=$OUT/failures-{{name}}${LOCAL_ADDR:+-$LOCAL_ADDR}
 RUNNING=$OUT/running-{{name}}${LOCAL_ADDR:+-$LOCAL_ADDR}
-rm -f "$FAILURES" "$RUNNING"  # of this script when it was killed; who starts it again wants it tried again
+rm -f "$FAILURES" "$RUNNING"  # left by a killed script; a new start has all restarts
 {{expects}}{{attempts}}

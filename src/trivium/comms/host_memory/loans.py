@@ -1,8 +1,8 @@
-"""Tensors between two ranks of one host, without the network: one says where a tensor lies, the other reads it there.
+"""Tensors between two ranks of one host, without the network: one publishes an address, the other reads from it.
 
-The words travel over a local socket, the tensor by process_vm_readv(2), straight from the memory of the one process
-into the other's: one copy, made by the reader when it needs it, no buffers between and no threads. Small tensors
-travel with the words. A lent tensor must not change until it was given back.
+The address is sent over a local socket. The reader copies the tensor by process_vm_readv(2) straight from the memory of
+the other process when it needs it: there is one copy, no buffer and no thread. Small tensors are sent within the
+message. A published tensor must not change before the reader has returned it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from trivium.comms.host_memory.process_memory import read_memory
 
 Tensor = torch.Tensor
 
-INLINE_BYTES = 1024  # up to this size a tensor travels with the words
+INLINE_BYTES = 1024  # up to this size a tensor is sent within the message
 _WORDS = struct.Struct("=BBQQQQ")  # kind, group, tag, number of the loan, address, bytes
 _IN_MESSAGE, _IN_MEMORY, _GIVEN_BACK = range(3)  # kinds
 
@@ -37,7 +37,7 @@ class HostPeer:
     """Another rank of this host, whose memory this process may read. Used by one thread."""
 
     def __init__(self, rank: int, pid: int, connection: socket.socket, seconds: float) -> None:
-        """seconds: how long to wait for the other before RuntimeError, as torch's collectives raise it."""
+        """seconds: timeout of waits for the other rank. They raise RuntimeError, like torch's collectives."""
         self.rank, self._pid, self._socket, self._seconds = rank, pid, connection, seconds
         connection.setblocking(False)
         self._readable = select.poll()
@@ -53,7 +53,7 @@ class HostPeer:
         self._seconds = seconds
 
     def lend(self, key: Key, tensor: Tensor) -> "Loan":
-        """Offer a contiguous tensor to the other rank; returns at once."""
+        """Publish a contiguous tensor for the other rank, and return at once."""
         assert tensor.is_contiguous() and tensor.device.type == "cpu", f"{key}: only plain memory can be lent"
         if tensor.nbytes <= INLINE_BYTES:
             content = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
@@ -77,18 +77,18 @@ class HostPeer:
         return borrowed
 
     def is_lent(self, number: int) -> bool:
-        """Whether the other rank may still read it, as far as it has said."""
+        """Return whether the other rank has not yet returned this loan."""
         while number in self._lent and self._take():
             pass
         return number in self._lent
 
     def wait_for(self, number: int) -> None:
-        """Return when a loan was given back."""
+        """Return when the other rank has returned a loan."""
         while number in self._lent:
             self._hear()
 
     def read(self, source: int, target: int, size: int) -> None:
-        """Copy bytes from an address of the other process to one of this."""
+        """Copy bytes from an address of the other process to an address of this one."""
         try:
             read_memory(self._pid, source, target, size)
         except ProcessLookupError as error:
@@ -97,8 +97,8 @@ class HostPeer:
             raise RuntimeError(f"rank {self.rank} (process {self._pid}) cannot be read: {error}") from error
 
     def give_back(self, number: int) -> None:
-        """Tell the other rank that this one has read."""
-        with contextlib.suppress(RuntimeError):  # one that has ended has no use for it
+        """Tell the other rank that this one has read its tensor."""
+        with contextlib.suppress(RuntimeError):  # a rank that has ended does not need the message
             self._say(_WORDS.pack(_GIVEN_BACK, 0, 0, number, 0, 0))
 
     def _say(self, words: bytes) -> None:
@@ -108,14 +108,14 @@ class HostPeer:
                 self._socket.send(words)
                 return
             except BlockingIOError:
-                # The other has much to read, and perhaps waits for this rank to read: so read, too.
+                # The other rank has unread messages and may wait for this rank to read some: read one.
                 if not self._take():
                     self._wait(self._either, deadline)
             except OSError as error:
                 raise RuntimeError(self._ended()) from error
 
     def _hear(self) -> None:
-        """Take one message, waiting for it."""
+        """Wait for one message and process it."""
         if not self._take():
             self._wait(self._readable, time.monotonic() + self._seconds)
             self._take()
@@ -126,13 +126,13 @@ class HostPeer:
             raise RuntimeError(f"rank {self.rank} did not answer within {self._seconds:g} s")
 
     def _take(self) -> bool:
-        """File one message away if one is there."""
+        """Process one message. Return False if none has arrived."""
         try:
             words = self._socket.recv(_WORDS.size + INLINE_BYTES)
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            return True  # it ended with words of ours unread; its own can still be read, until there are none
+            return True  # it ended before it read all our messages; its own can still be read
         if not words:
             raise RuntimeError(self._ended())
         kind, group, tag, number, address, size = _WORDS.unpack_from(words)
@@ -155,11 +155,11 @@ class Loan:
         self._peer, self._number = peer, number
 
     def wait(self) -> None:
-        """Return when it was given back, so that the tensor may change."""
+        """Return when the other rank has returned the tensor, which may then change."""
         self._peer.wait_for(self._number)
 
     def is_completed(self) -> bool:
-        """Whether it was given back, as far as is known."""
+        """Return whether the other rank has returned the tensor, as far as is known."""
         return not self._peer.is_lent(self._number)
 
 
@@ -186,7 +186,7 @@ class InMessage:
         ctypes.memmove(out.data_ptr(), part, len(part))
 
     def give_back(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing: the sender does not wait."""
 
 
 class InMemory:
@@ -203,14 +203,14 @@ class InMemory:
 
 
 class Receipt:
-    """A tensor that is to be read into `out`, when it was lent and is waited for."""
+    """A tensor of another rank that `wait` reads into `out`."""
 
     def __init__(self, peer: HostPeer, key: Key, out: Tensor) -> None:
         assert out.is_contiguous(), f"{key} is read as one piece of memory"
         self._peer, self._key, self._out = peer, key, out
 
     def wait(self) -> None:
-        """Read it."""
+        """Wait until the tensor is published, and read it."""
         borrowed = self._peer.borrow(self._key, self._out.nbytes)
         borrowed.read(self._out)
         borrowed.give_back()

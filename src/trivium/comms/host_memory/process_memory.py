@@ -1,4 +1,4 @@
-"""One process reads another's memory (Linux): the call, the leave to make it, and whether this machine allows it."""
+"""Read the memory of another process (Linux): the system call, the permission, and a test whether it works here."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ class _Vector(ctypes.Structure):
 
 
 def read_memory(pid: int, source: int, target: int, size: int) -> None:
-    """Copy bytes from an address of another process to one of this; OSError says why it cannot be."""
+    """Copy bytes from an address of another process to an address of this one. Raises OSError with the reason."""
     while size:
         part = min(size, _MAX_READ_BYTES)
         here, there = _Vector(target, part), _Vector(source, part)
@@ -34,7 +34,7 @@ def let_siblings_read() -> None:
 
 
 def why_siblings_cannot_read() -> str:
-    """Empty, or what keeps a child of this process from reading another's memory: found with two of them."""
+    """Return why one child process cannot read another's memory, found by a test with two; empty if it can."""
     if not sys.platform.startswith("linux"):
         return f"{sys.platform} has no process_vm_readv"
     context, here = get_context("fork"), ctypes.create_string_buffer(b"mine", 5)

@@ -1,4 +1,4 @@
-"""Rendezvous of ranks that share a host and may read each other's memory: both sides test it, and agree."""
+"""Rendezvous of ranks that share a host: both ranks of a pair test whether they can read each other's memory."""
 
 import contextlib
 import ctypes
@@ -72,7 +72,7 @@ class _Meeting:
         self._answered: dict[int, socket.socket] = {}
 
     def call(self, ranks: Collection[int]) -> None:
-        """Begin with ranks that listen."""
+        """Connect to ranks that listen."""
         for peer in ranks:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             connection.settimeout(_MEETING_SECONDS)
@@ -82,7 +82,7 @@ class _Meeting:
                 self._called[peer] = connection
 
     def answer(self, listener: socket.socket, number: int) -> None:
-        """Answer as many as call, until the time is up."""
+        """Answer `number` ranks, or fewer if they do not call within the time limit."""
         deadline = time.monotonic() + _MEETING_SECONDS
         while len(self._answered) < number and time.monotonic() < deadline:
             listener.settimeout(max(0.01, deadline - time.monotonic()))
@@ -90,16 +90,16 @@ class _Meeting:
                 connection, _ = listener.accept()
                 peer = next((r for r, card in self._near.items() if _is_process(connection, card.pid)), None)
                 if peer is None:
-                    continue  # not one of this job: any user may call, and is not listened to
+                    continue  # any user may call; only ranks of this job are answered
                 connection.settimeout(_MEETING_SECONDS)
                 hello = connection.recv(_HELLO.size)
                 connection.send(self._hello(self._reads(peer, hello)))
                 self._answered[peer] = connection
             except (OSError, struct.error):
-                continue  # gone again
+                continue  # the caller has closed its connection
 
     def agreed(self) -> dict[int, socket.socket]:
-        """The connections whose two ends can read each other."""
+        """Return the connections whose two ranks can read each other's memory."""
         found = {}
         for peer, connection in self._called.items():
             with contextlib.suppress(OSError, struct.error):
@@ -128,13 +128,13 @@ class _Meeting:
 
 
 def _is_process(connection: socket.socket, pid: int) -> bool:
-    """Whether a process of this user with this number is at the other end; the kernel says so, not the other."""
+    """Return whether the peer is this process of this user, according to the kernel."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(found)[:2] == (pid, os.getuid())
 
 
 def _listener() -> socket.socket | None:
-    """A socket of a name of its own, in no folder, whom anybody may call; none where the system has no such thing."""
+    """Return a listening socket with a random name in the abstract namespace, or None on a system without it."""
     if not sys.platform.startswith("linux"):
         return None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -148,7 +148,7 @@ def _listener() -> socket.socket | None:
 
 
 def _this_host() -> bytes:
-    """Equal for processes that see the same network and the same processes."""
+    """Return a hash that is equal for processes in the same network, process and user namespaces of one boot."""
     found = hashlib.sha256()
     with contextlib.suppress(OSError):
         found.update(Path("/proc/sys/kernel/random/boot_id").read_bytes())
@@ -163,5 +163,5 @@ def _all_cards(mine: _Card) -> list[_Card]:
     every = torch.empty(dist.get_world_size(), _CARD.size, dtype=torch.uint8)
     dist.all_gather(list(every), torch.frombuffer(bytearray(own), dtype=torch.uint8))
     cards = (_Card(*_CARD.unpack(bytes(row.tolist()))) for row in every)
-    # The name begins with a zero; those that fill the field up are not part of it.
+    # The name begins with a zero byte; the zeros at the end are padding.
     return [_Card(c.host, c.pid, c.name.rstrip(b"\0")) for c in cards]

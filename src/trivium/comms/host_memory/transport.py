@@ -1,4 +1,4 @@
-"""The transport between ranks of one host: a receiver reads a tensor in the memory of the process that sends it."""
+"""The transport between ranks of one host: the receiver reads a tensor from the memory of the sending process."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from trivium.comms.transports import Exchange, Gloo, combine, gather_directly, o
 
 Tensor = torch.Tensor
 
-PIECE_BYTES = 256 << 10  # of what is added up at once, so that it stays in a core's cache
+PIECE_BYTES = 256 << 10  # size of the pieces that are added, chosen to stay in a core's cache
 
 
 class HostMemory(Gloo):
@@ -27,7 +27,7 @@ class HostMemory(Gloo):
         return Receipt(self.peers[of], Key(group.number, tag), out)
 
     def all_reduce(self, x: Tensor, group: Group, *, largest: bool = False) -> PendingResult:
-        """As in Transport. Each rank combines a slice, which the others then read from it; of a small tensor, all."""
+        """Each rank combines one slice, which the others then read. Of a small tensor each rank combines everything."""
         if x.nbytes <= INLINE_BYTES:
             every = Combination(group, self.peers, [x] * group.size, x, largest=largest)
             return PendingResult(every, x, group=group)
@@ -56,8 +56,8 @@ class HostMemory(Gloo):
 
 
 class Combination:
-    """Under way by memory: slices[i] to the i-th rank of the group, which adds up (or takes the largest of) what all
-    sent it, in the order of the ranks. What others lent is read in pieces and never kept."""
+    """A pending reduce-scatter by memory. The i-th rank of the group receives slices[i] of all ranks and computes their
+    sum (or maximum) in the order of the ranks. It reads them in pieces and does not keep them."""
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class Combination:
         *,
         largest: bool = False,
     ) -> None:
-        """out: contiguous, of the shape of this rank's slice; may be that slice itself, but none of the others."""
+        """out: a contiguous tensor with the shape of this rank's slice. It may be that slice, but no other one."""
         self._group, self._peers, self._own, self._out, self._largest = group, peers, slices[group.index], out, largest
         self._key = Key(group.number, next(group.tags))
         self._loans = [peers[i].lend(self._key, slices[i]) for i in others(group)]
 
     def wait(self) -> None:
-        """Return when `out` is complete and every slice was taken."""
+        """Return when `out` is complete and the other ranks have read their slices."""
         group, own, out = self._group, self._own.view(-1), self._out.view(-1)
         lent = {i: self._peers[i].borrow(self._key, out.nbytes) for i in reversed(list(others(group)))}
         width = out.element_size()
-        # At least one column: where there are more ranks than numbers, some rank's slice has none.
+        # At least one column: with more ranks than elements, some slices are empty.
         rows = out.new_empty((group.size, max(1, min(out.numel(), PIECE_BYTES // width))))
         for start in range(0, out.numel(), rows.shape[1]):
             here = slice(start, min(start + rows.shape[1], out.numel()))

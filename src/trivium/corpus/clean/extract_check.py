@@ -39,7 +39,7 @@ def gold_pages(folder: Path) -> dict[str, tuple[bytes, str]]:
             for name, entry in sorted(truth.items())
         }
         if not pages:
-            raise ValueError("ground-truth.json names none")
+            raise ValueError("ground-truth.json names no page")
         return pages
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zlib.error) as error:
         raise DataError(

@@ -138,7 +138,7 @@ def page_of(html: str) -> Page:
     text, blocks, ranges = column.blocks_of(data, tags_of(data, NAMES, KINDS, _WORDS), KINDS, _MARKS)
     size, linked = blocks[:, column.SIZE], blocks[:, column.LINKED]
     width = blocks[:, column.STOP] - blocks[:, column.START]
-    wide = 2 * width >= 5 * size  # of characters of three bytes
+    wide = 2 * width >= 5 * size  # the characters have three bytes
     mostly_links = 2 * linked >= size
     heading = _HEADINGS[blocks[:, column.ELEMENT]]
     own = np.where(wide, 3, 1) * (size - linked)

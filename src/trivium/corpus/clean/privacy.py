@@ -46,7 +46,7 @@ _KEY_SIGNS = (
     *("sk_live_", "rk_live_", "eyJ"),
 )
 _ALLOCATED = ipaddress.ip_network("2000::/3")
-_MIN_DIGITS, _MAX_DIGITS = 8, 15  # of an international number (E.164: at most 15)
+_MIN_DIGITS, _MAX_DIGITS = 8, 15  # digits of an international number (E.164: at most 15)
 KINDS = ("key", "email", "ip", "phone")  # in this order, because masked text is not searched again
 
 

@@ -8,7 +8,7 @@ from trivium.corpus.kernels.repeats import AGAIN, AGAIN_CHARACTERS, PARAGRAPHS, 
 from trivium.corpus.kernels.texts import joined
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
-Rule = tuple[str, float, float]  # its name, the share in a text, the largest share allowed
+Rule = tuple[str, float, float]  # name, share in a text, largest share allowed
 
 
 def repetition_step(config: RepetitionConfig) -> Step:

@@ -29,7 +29,7 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 # Normalisation sorts each run of combining marks, in quadratic time. The Stream-Safe Text Format of UAX #15 allows
 # runs of 30, and no language needs more.
 MOST_MARKS = 30
-# Text that was decoded wrongly n times is about 2**n times as long, so no honest text needs so many rounds.
+# Text that was decoded wrongly n times is about 2**n times as long, so no honest text needs that many rounds.
 MOST_ROUNDS = 16
 
 

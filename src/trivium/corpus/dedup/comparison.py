@@ -99,8 +99,8 @@ class Part(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """For each document: its fate, the number of the document that survives for it or its own, and its largest verified
-    similarity."""
+    """The decision on each document: its fate, the number of the surviving document (its own if it survives), and its
+    largest verified similarity."""
 
     fates: NDArray[np.uint8]
     survivors: Numbers

@@ -34,7 +34,7 @@ KINDS: tuple[By, ...] = ("near", "text", "lines", "paragraphs")
 NEAR_OLD, NEAR_NEW = "near duplicate of an earlier snapshot", "near duplicate"
 NOTHING_NEW = "nothing in it that did not stand in an earlier document"
 _BREAK = {"lines": "\n", "paragraphs": "\n\n"}
-_DOCUMENTS_IN_PART = 4096  # of the index
+_DOCUMENTS_IN_PART = 4096  # documents in a part of the index
 Results = Iterator[Document | Reject]
 
 
@@ -64,7 +64,7 @@ def deduplicate(
         results = without_equal_texts(every, config.dedup, tally)
     else:
         results = without_repeated(_counted(every(), read), by, tally, words=config.dedup.shortest)
-    if by in ("near", "text"):  # which change no document
+    if by in ("near", "text"):  # these methods change no document
         results = _counted(results, read)
     return write_results(results, out, [read, tally])
 
@@ -75,7 +75,7 @@ def without_equal_texts(read: Callable[[], Iterable[Document]], config: DedupCon
     read: returns the documents. It is called twice, because the best document may be the last. Memory holds a hash of
     each different text, and id, source and quality of each document.
     """
-    numbers: dict[bytes, int] = {}  # of each text
+    numbers: dict[bytes, int] = {}  # the number of each text
     ids, sources, texts, figures = list[str](), list[str](), array("q"), array("d")
     for document in read():
         texts.append(numbers.setdefault(keys_of_texts([document.text])[0], len(numbers)))

@@ -31,7 +31,7 @@ from trivium.provenance import write_json
 from trivium.untrusted import read_json
 
 FORMAT = "trivium-dedup-index-1"
-WORDS_VERSION = 2  # of the definition of a word in kernels/texts.py
+WORDS_VERSION = 2  # version of the definition of a word in kernels/texts.py
 INDEX, PARTS = "index.json", "parts"
 _OLD = "\x00"  # the source of earlier documents; no real source has this name
 

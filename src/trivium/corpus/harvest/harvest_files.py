@@ -56,7 +56,7 @@ from trivium.provenance import write_json
 
 SOURCES, ITEMS, HELDOUT = "sources.json", "evaluation_items.jsonl", "heldout"
 SURVEYED, DECIDED, WRITTEN = "surveyed", "decided", "written"  # folders of a job
-CANDIDATES = "candidates.parquet"  # of a surveyed part: the documents that may be held out
+CANDIDATES = "candidates.parquet"  # the documents of a surveyed part that may be held out
 # Counts of each file. A file without damage has documents - added + passed_over records.
 _COUNTED = ("documents", "added", "text_bytes", "quarantined")
 _ROW_GROUP = 64  # candidates that are read together

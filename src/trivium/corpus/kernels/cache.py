@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: in the user's cache directory, for every run and process that has the same code.
+"""The folder of compiled kernels in the user's cache directory, for every run and process with the same code.
 
 Modules of kernels take `njit` from here, so that the folder is chosen before the first of them is declared. Numba
 looks only at the file of a function to tell whether its compiled form is out of date, and kernels call kernels of

@@ -85,7 +85,7 @@ def _is_among(point: int, signs: FoldTable) -> bool:
 
 @njit(cache=True, nogil=True, inline="always")
 def _blank_length(page: Bytes, at: int, end: int) -> int:
-    """How many bytes the blank that begins at `at` has: white space, or one that does not break; 0 for none."""
+    """Return the length in bytes of the white space or non-breaking space at `at`, or 0."""
     byte = page[at]
     if is_blank(byte):
         return 1

@@ -14,11 +14,11 @@ from trivium.corpus.kernels.words import code_point, with_room
 
 # columns of `counts`
 (
-    CHARACTERS,  # of the whole text
+    CHARACTERS,  # characters of the whole text
     WORDS,
     WORD_CHARACTERS,
-    HASHES,  # of the sign #
-    ELLIPSES,  # of … and of two dots
+    HASHES,  # number of # signs
+    ELLIPSES,  # number of … and of two dots
     LINES,  # with anything in them
     BULLET_LINES,
     ELLIPSIS_LINES,
@@ -54,8 +54,8 @@ _COMMON_NUMBERS, _MENU_NUMBERS = _numbers(COMMON_WORDS), _numbers(_MENUS)
 _MARK_BITS = uint64(sum(1 << ord(mark) for mark in MARKS))
 _SLOT_BITS = 7
 _SPREAD = uint64(0x9E3779B97F4A7C15)
-_DOTS = 3  # of a line that trails off
-_COUNTER_LETTERS = 9  # of `followers`, the longest word after a number in a counter
+_DOTS = 3  # dots at the end of a line that trails off
+_COUNTER_LETTERS = 9  # letters of `followers`, the longest word after a number in a counter
 _K, _SMALL_K = uint32(0x4B), uint32(0x6B)  # thousands
 _HASH, _DOT, _ELLIPSIS, _LINE_END = uint32(0x23), uint32(0x2E), uint32(0x2026), uint32(0x0A)
 _NOTICE, _CALL = 1, 2
@@ -169,7 +169,7 @@ def _measures(
 @njit(cache=True, nogil=True)
 def _scan(data: Bytes, at: int, end: int, tables: Tables, line: NDArray[np.int64]) -> int:
     """Measure the line that begins at `at` into `line`. Return where the next one begins."""
-    start = stop = at  # of the line without blanks around it
+    start = stop = at  # borders of the line without surrounding blanks
     first_bits, last_bits = uint8(0), uint8(0)
     last = last_dots = 0
     characters = first_place = last_place = 0

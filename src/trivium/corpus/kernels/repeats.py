@@ -205,7 +205,7 @@ def _runs(codes: Numbers, sizes: Numbers, tops: int, row: Numbers) -> None:
     often = np.zeros(count, np.int64)
     for word in range(count):
         often[codes[word]] += 1
-    names = codes.copy()  # of the run that begins at each place: where it occurs first
+    names = codes.copy()  # for the run that begins at each place: where it occurs first
     active = np.empty(count, np.int64)
     left = 0
     for place in range(count):

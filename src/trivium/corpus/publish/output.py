@@ -27,7 +27,7 @@ from trivium.errors import DataError, nearest
 from trivium.provenance import write_json
 
 REJECTS, FUNNEL = "rejects.jsonl.gz", "funnel.json"
-PART_REJECTS = "rejects.gz"  # of a part
+PART_REJECTS = "rejects.gz"  # the rejects of a part
 LEAKED = "leaked_item"  # the only kind of junk that is a clean document with something inserted
 
 
@@ -144,7 +144,7 @@ def score(
     hosts = {str(one["id"]) for one in planted.get(LEAKED, ())}
     junk = {str(one["id"]) for kind, ones in planted.items() if kind != LEAKED for one in ones}
     kept: set[str] = set()
-    texts: dict[str, list[str]] = {}  # of the documents with leaks
+    texts: dict[str, list[str]] = {}  # texts of the documents with leaks
     for document in read_documents(documents, verify=False):
         origin = origin_of(document.id, document.metadata)
         kept.add(origin)

@@ -24,7 +24,7 @@ from trivium.provenance import STAMP, file_sha256
 from trivium.seeds import seed_for
 from trivium.units import format_bytes
 
-LARGE_SHARE = 0.2  # of the text, or of the records: a larger loss to one reason is said at the end of a run
+LARGE_SHARE = 0.2  # if one reason drops a larger share of text or records, the end of a run says so
 _EXTRACT = "extract"
 
 

@@ -27,11 +27,11 @@ _COMMENT_OR_META = re.compile(rb"<!--.*?(?:-->|\Z)|<meta[\s/]([^>]{0,2000})", re
 _ATTRIBUTE = re.compile(rb"(?<![^\s=/\"'>])([^\s=/\"'>]++)\s*+=\s*+(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]++))")
 _CHARSET = re.compile(rb"charset\s*+=\s*+" + _LABEL, re.I)
 _XML = re.compile(rb"\s{0,64}<\?xml\s[^>]{0,200}?\bencoding\s*+=\s*+" + _LABEL, re.I)
-_HEAD_BYTES = 1 << 12  # in which a page states its charset
+_HEAD_BYTES = 1 << 12  # a page states its charset within these bytes
 _DETECTION_BYTES = 1 << 17
 _BEFORE_BYTES = 1 << 10  # given to detection before the first byte that is not ASCII
 _NOT_ASCII = re.compile(rb"[\x80-\xff]")
-_MIN_UTF_8 = 4  # bytes beyond the number of characters; so many are valid UTF-8 by no accident
+_MIN_UTF_8 = 4  # bytes beyond the number of characters; that many are not valid UTF-8 by accident
 
 
 def decode(body: bytes, charset: str | None) -> str:

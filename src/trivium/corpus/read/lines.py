@@ -14,7 +14,7 @@ from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import RAW, Document, Trouble
 from trivium.corpus.read.streams import Chunk, Lost
 
-OWN_FIELDS = ("id", "source", RAW)  # of a row, besides its text; all other fields become metadata
+OWN_FIELDS = ("id", "source", RAW)  # fields of a row besides its text; all others become metadata
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -77,7 +77,7 @@ def _may_be_whole(first: bytes, is_ended: bool) -> bool:
 
 
 def _begins_array(first: bytes, is_ended: bool) -> bool:
-    """Return whether the first line begins an array that goes on. A whole array on it may be a damaged row."""
+    """Return whether the first line begins an array that continues. A complete array may be a damaged row."""
     return first[:1] == b"[" and not (is_ended and first[-1:] == b"]")
 
 
@@ -93,7 +93,7 @@ def _whole(data: bytes) -> list[Any] | None:
 def lines(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Line | Lost]:
     """Yield every line in order, blank ones too, and a Lost for one that is too long or incomplete."""
     held = bytearray()
-    number, offset = 1, 0  # of the line in `held`
+    number, offset = 1, 0  # number and offset of the line in `held`
     too_long = False
 
     def ended() -> Line | Lost:

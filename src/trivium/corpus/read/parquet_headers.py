@@ -12,21 +12,21 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow.parquet as pq
 
-MOST_LEVELS = 100  # of nested columns
+MOST_LEVELS = 100  # levels of nested columns
 MOST_FOOTER_BYTES = 64 << 20  # some 400,000 chunks of columns
 _MOST_STRUCTS = 64  # within one another, in a header
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 8  # length of the footer, and the magic
 _WINDOW_BYTES, _LARGEST_HEADER_BYTES = 1 << 10, 16 << 20  # Arrow refuses page headers above 16 MiB
-_PADDING_BYTES = 100  # that old writers left out of the size of a chunk; Arrow reads as many more
+_PADDING_BYTES = 100  # old writers left them out of the size of a chunk; Arrow reads as many more
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
 _INTEGERS = (4, 5, 6)
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # kinds of pages
 _DELTA = (5, 6, 7)  # encodings of which Arrow allocates all lengths of a page at once
-_LENGTH_BYTES, _ENTRY_BYTES = 4, 16  # that Arrow allocates for a length, and for an entry of a dictionary
-_LEVELS_BYTES = 8  # of a value in a list: both levels, and an offset
+_LENGTH_BYTES, _ENTRY_BYTES = 4, 16  # Arrow's memory for a length and for a dictionary entry
+_LEVELS_BYTES = 8  # memory of a value in a list besides itself: both levels, and an offset
 _VALUE_BYTES = {"INT96": 12}
-_WIDEST_BYTES = 8  # of a value of any other type, or of its number in a dictionary
+_WIDEST_BYTES = 8  # size of a value of any other type, or of its number in a dictionary
 
 
 class Declared(NamedTuple):
@@ -155,7 +155,7 @@ def _page_header(file: BinaryIO, at: int) -> tuple[dict[int, Any] | None, int]:
 def _depth(reader: "_Thrift") -> int:
     """Return how deep the columns of a schema are nested. A group precedes its children and states their number."""
     kind, count = reader.list_header()
-    left: list[int] = []  # of each group around an element: the elements that it still has
+    left: list[int] = []  # number of remaining elements of each group around an element
     deepest = 0
     for _ in range(count):
         element = reader.value(kind)

@@ -22,14 +22,14 @@ ATTEMPTS = 4
 WAIT_SECONDS = 1.0  # before the second attempt; doubled before each later one
 REQUEST_SECONDS = 60.0
 BLOCK_BYTES = 4 << 20
-_MOST_BLOCKS = 4  # of a file in memory
+_MOST_BLOCKS = 4  # blocks of a file in memory
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub", "abfs": "adlfs"}
 _PACKAGES |= {"az": "adlfs", "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "smb": "smbprotocol"}
 # Fields by which stores identify the contents of a file; times only where there is no tag.
 _TAGS = ("ETag", "etag", "Content-MD5", "md5Hash", "blob_id", "oid")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
-_WORTH_REPEATING = (408, 425, 429)  # of the 4xx: the server asks for another attempt
-_CARD = "README.md"  # of a data set on the Hub, which describes its text
+_WORTH_REPEATING = (408, 425, 429)  # 4xx codes that ask for another attempt
+_CARD = "README.md"  # the description of a data set on the Hub
 Info = Mapping[str, Any]
 Mark = Sequence[str]  # identifies the contents of a remote file
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from trivium.untrusted import open_regular
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only compression method
 _SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # begins a skippable frame of zstd; pzstd writes some
-_MAGIC_BYTES = 256  # by which text is distinguished from packed bytes
+_MAGIC_BYTES = 256  # number of bytes that distinguish text from compressed data
 _BLOCK_IN, _BLOCK_OUT = 1 << 16, 1 << 18
 _PADDING_BYTES = 1 << 10  # read at once behind a member, where usually the next one begins
 _MIN_BYTES_COUNTED = 64  # for a read of fewer bytes, which takes as long as copying this many

@@ -45,7 +45,7 @@ def parse_head(data: bytes) -> Head | None:
     inside a line, the body began before the empty line.
     """
     fields: dict[str, list[str]] = {}
-    values: list[str] = []  # of the field that the last line belongs to
+    values: list[str] = []  # values of the field to which the last line belongs
     last_is_field = True
     for line in data.split(b"\n")[1:]:
         if not line.strip(_BLANKS):
@@ -77,7 +77,7 @@ _FIRST = re.compile(_VERSION, re.I)
 # The first line of a record and the beginning of a field, which are searched for in bytes of any kind.
 _BEGIN = re.compile(rb"(?:\A|\n)(?=" + _VERSION + rb"(?:WARC|Content)-)", re.I)
 _BLANK = re.compile(rb"[\r\n]+")
-_BEGIN_BYTES = 32  # that _BEGIN may have to look at
+_BEGIN_BYTES = 32  # number of bytes that _BEGIN needs
 _MAX_HEAD_BYTES = 1 << 16
 _END = b"\r\n\r\n"
 
@@ -91,7 +91,7 @@ class Frame(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What is at the front of the buffer, and its bytes. Behind damage, `search` for the next beginning."""
+    """The item at the front of the buffer, and its size. search: whether to search the next beginning, after damage."""
 
     item: Frame | Lost | None
     size: int

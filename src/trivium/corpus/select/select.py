@@ -1,64 +1,111 @@
-"""Selection: the documents that bring training closest to a target set, and scores by the quality classifier.
+"""Selection: the documents with which training comes closest to a target, and scores by the quality classifier.
 
-GOT-D (Kang et al. 2024, arXiv 2405.02774): before a short fine-tuning, the best documents are not those most like
-the target, but those that pull the distribution a model was trained on towards it. The gradient of the
-optimal-transport distance from the candidates to the target, with respect to a candidate's weight, is its dual
-potential less the mean of the others'. A lower gradient is better.
+GOT-D (Kang et al. 2024, arXiv 2405.02774): a model was trained on documents P, and is to be warmed up on a few others
+before it is tuned on a target R. The best documents are not those most like R, which may be what the model knows
+already. They are those that bring its effective training data (1 - λ) P + λ S closest to R. The value of a document x
+is the derivative by λ of the optimal-transport distance from (1 - λ) P + λ x to R, at λ = 0; lower is better. With the
+dual potential f it is f(x) less the mean of f over P.
 
 DSIR (Xie et al. 2023, arXiv 2302.03169): a bag of hashed words and word pairs for each of the two sets. The weight of a
 document is the ratio of its probabilities under them, and documents are drawn without replacement by these weights.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from trivium.corpus.config import SelectionConfig
+from trivium.corpus.dedup.groups import keys_of_texts
 from trivium.corpus.document import Document
-from trivium.corpus.kernels.hashed import counts_matrix, hashed_ngrams
-from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.publish.output import write_results
 from trivium.corpus.read.files import Input
 from trivium.corpus.read.inputs import as_read_at, documents_at
 from trivium.corpus.select.classifier import Classifier
-from trivium.corpus.select.sinkhorn import Blocks, Matrix, Vector, sinkhorn
+from trivium.corpus.select.points import Embed, Part, Points, Vector, distances, hashed_words, ngram_counts, whole
+from trivium.corpus.select.sinkhorn import sinkhorn, soft_minimum
 from trivium.corpus.steps import Drop, Reject, Tally, noted
 from trivium.errors import DataError
 from trivium.seeds import generator_for, seed_for
 
-NOT_CHOSEN = "not among the chosen share"
-_LONGEST = 2  # words in a feature
+NOT_CHOSEN = Drop("not among the chosen share", "selection.fraction=1")
+OF_THE_TARGET = Drop("a document of the target")
+REPEATED = Drop("the text of a better candidate")
 _SCORED_AT_ONCE = 512  # documents
+_LEAST_DEVIATION = 1e-6  # of costs, which are computed in fp32
 
 
-def choose_documents(config: SelectionConfig, source: Input, target: Input, out: Path, *, seed: int) -> dict[str, Any]:
-    """Write the chosen documents at `source`, best first, with `selection` (value, rank) in their metadata."""
+class Inputs(NamedTuple):
+    """The candidates, the target, and what the model was trained on; None: the candidates stand for it."""
+
+    candidates: Input
+    target: Input
+    source: Input | None = None
+
+
+def choose_documents(
+    config: SelectionConfig, inputs: Inputs, out: Path, *, seed: int, embed: Embed | None = None
+) -> dict[str, Any]:
+    """Write the chosen candidates, best first, with `selection` (value, rank) in their metadata.
+
+    A candidate with the text of a document of the target, or of a better candidate, is not chosen; case and
+    punctuation do not count. embed: None for hashed words. Returns {"funnel": …, "characters": {set: median}}.
+    """
     read, tally = Tally("read"), Tally(f"selection by {config.method}")
-    pool = list(documents_at(source, read.passed_over))
-    wanted = [document.text for document in as_read_at(target)]
-    chosen, values = select([d.id for d in pool], [d.text for d in pool], wanted, config, seed=seed)
+    pool = list(documents_at(inputs.candidates, read.passed_over))
+    listed = {keys_of_texts([document.text])[0] for document in as_read_at(inputs.target)}
+    target = draw(inputs.target, config.sample if config.method == "transport" else sys.maxsize, seed=seed)
+    source = None if inputs.source is None else draw(inputs.source, config.sample, seed=seed)
+    candidates = whole([document.text for document in pool])
+    ranked, values = rank([d.id for d in pool], candidates, target, config, seed=seed, source=source, embed=embed)
+    chosen, dropped = _chosen(ranked, candidates.texts, listed, most=max(1, round(config.fraction * len(pool))))
     for document in pool:
         read.keep(document)
 
     def results() -> Iterator[Document | Reject]:
-        for rank, number in enumerate(chosen):
-            document = noted(pool[number], selection={"value": float(values[number]), "rank": rank})
+        for place, number in enumerate(chosen):
+            document = noted(pool[number], selection={"value": float(values[number]), "rank": place})
             tally.keep(document)
             yield document
-        for number in sorted({*range(len(pool))}.difference(chosen)):
-            tally.drop(pool[number], Drop(NOT_CHOSEN, "selection.fraction=1"))
-            yield Reject(noted(pool[number], selection={"value": float(values[number])}), tally.step, NOT_CHOSEN)
+        for number, drop in sorted(dropped.items()):
+            tally.drop(pool[number], drop)
+            yield Reject(noted(pool[number], selection={"value": float(values[number])}), tally.step, drop.reason)
 
-    return write_results(results(), out, [read, tally])
+    written = write_results(results(), out, [read, tally])
+    lengths = np.array([len(text) for text in candidates.texts])
+    sets = {"candidates": lengths, "chosen": lengths[chosen]}
+    return {**written, "characters": {name: float(np.median(some)) for name, some in sets.items() if len(some)}}
 
 
-def texts_drawn(source: Input, most: int, *, seed: int) -> list[str]:
-    """Return the texts of `most` documents at `source`, drawn uniformly, in their order; all if there are no more.
+def _chosen(
+    ranked: Sequence[int], texts: Sequence[str], listed: set[bytes], *, most: int
+) -> tuple[list[int], dict[int, Drop]]:
+    """Return the numbers of the chosen candidates, best first, and why each of the others is not."""
+    chosen: list[int] = []
+    dropped: dict[int, Drop] = {}
+    seen: set[bytes] = set()
+    keys = keys_of_texts(texts)
+    for number in ranked:
+        key = keys[number]
+        if key in listed:
+            dropped[number] = OF_THE_TARGET
+        elif key in seen:
+            dropped[number] = REPEATED
+        elif len(chosen) == most:
+            dropped[number] = NOT_CHOSEN
+        else:
+            chosen.append(number)
+            seen.add(key)
+    return chosen, dropped
+
+
+def draw(source: Input, most: int, *, seed: int) -> Part:
+    """Return `most` documents at `source`, drawn uniformly, in their order; all if there are no more.
 
     The source is read twice. Memory holds the drawn texts, and eight bytes for each document.
     """
@@ -66,7 +113,8 @@ def texts_drawn(source: Input, most: int, *, seed: int) -> list[str]:
     chosen = np.ones(count, dtype=bool)
     if count > most:
         chosen[generator_for(seed, "texts drawn").permutation(count)[most:]] = False
-    return [document.text for document, one in zip(as_read_at(source), chosen, strict=True) if one]
+    texts = [document.text for document, one in zip(as_read_at(source), chosen, strict=True) if one]
+    return Part(texts, np.flatnonzero(chosen), count)
 
 
 def score_documents(model: Path, source: Input, out: Path) -> dict[str, Any]:
@@ -91,80 +139,65 @@ def score_documents(model: Path, source: Input, out: Path) -> dict[str, Any]:
     return {**written, "scores": scores}
 
 
-def select(
-    ids: Sequence[str], texts: Sequence[str], target: Sequence[str], config: SelectionConfig, *, seed: int
+def rank(
+    ids: Sequence[str],
+    candidates: Part,
+    target: Part,
+    config: SelectionConfig,
+    *,
+    seed: int,
+    source: Part | None = None,
+    embed: Embed | None = None,
 ) -> tuple[list[int], Vector]:
-    """Return the numbers of the chosen candidates, best first, and the value of every candidate; higher is better.
+    """Return the numbers of the candidates, best first, and the value of each; higher is better.
 
-    `ids` name the candidates. The draw of `importance` depends on them, not on the order of the candidates.
+    `ids` name the candidates. Draws depend on them, not on the order of the candidates.
     """
-    if not texts or not target:
-        raise DataError(
-            f"curate.selection: {len(texts)} candidates and {len(target)} target documents; give some of both"
-        )
-    pool, wanted = (ngram_counts(some, bits=config.bits) for some in (texts, target))
+    given = {"candidates": candidates, "target": target, **({} if source is None else {"from": source})}
+    if empty := [name for name, part in given.items() if not part.texts]:
+        raise DataError(f"curate.selection: there are 0 documents in {' and '.join(empty)}; give at least one in each")
     if config.method == "transport":
-        values = -transport_gradient(pool, wanted, config)
+        points = (embed or hashed_words(config.bits))(list(given.values()))
+        before = points[0][drawn(ids, config.sample, seed=seed)] if source is None else points[2]
+        values = -transport_gradient(points[0], points[1], before, config)
         ranking = values
     else:
+        pool, wanted = (ngram_counts(part.texts, bits=config.bits) for part in (candidates, target))
         values = importance(pool, wanted)
         ranking = values + gumbel(ids, seed=seed)
-    most = max(1, round(config.fraction * len(texts)))
-    order = sorted(range(len(texts)), key=lambda n: (-ranking[n], ids[n]))
-    return order[:most], values
+    return sorted(range(len(ids)), key=lambda n: (-ranking[n], ids[n])), values
 
 
-def ngram_counts(texts: Sequence[str], *, bits: int) -> sp.csr_array:
-    """Return how often each hashed word or word pair occurs in each text: [texts, 2^bits]."""
-    return counts_matrix(*hashed_ngrams(texts_of(texts), longest=_LONGEST, bits=bits), bits=bits)
+def drawn(ids: Sequence[str], most: int, *, seed: int) -> NDArray[np.int64]:
+    """Return the numbers of `most` documents, drawn uniformly by their ids; all if there are no more."""
+    if len(ids) <= most:
+        return np.arange(len(ids))
+    places = np.array([seed_for(seed, "source of selection", i) for i in ids])
+    return np.sort(np.argpartition(places, most)[:most])
 
 
-def tf_idf(counts: sp.csr_array, idf: NDArray[np.float64]) -> sp.csr_array:
-    """Return logarithmic counts times inverse document frequency, rows of length 1; a text without words stays 0."""
-    points = counts.copy()
-    points.data = np.log1p(points.data)
-    points = points @ sp.diags_array(idf)
-    lengths = np.sqrt((points.multiply(points)).sum(axis=1))
-    return sp.csr_array(sp.diags_array(1.0 / np.where(lengths > 0, lengths, 1.0)) @ points)
+def transport_gradient(candidates: Points, target: Points, source: Points, config: SelectionConfig) -> Vector:
+    """Return the derivative of the distance from source to target as mass moves from the source to a candidate [N].
+
+    The mass is taken from all points of the source alike. The dual potentials are those of source and target. The
+    potential of a candidate follows from its distances to the target; it is that of an equal point of the source.
+    """
+    costs = np.concatenate([some for _, some in distances(source, target, config.batch)])
+    epsilon = config.epsilon * max(float(costs.std(dtype=np.float64)), _LEAST_DEVIATION)
+    a, b = (np.full(points.shape[0], 1.0 / points.shape[0]) for points in (source, target))
+    transport = sinkhorn(costs, a, b, epsilon=epsilon, tolerance=config.tolerance, iterations=config.iterations)
+    weighted = transport.g + epsilon * np.log(b)
+    f = [soft_minimum(some, weighted, epsilon) for _, some in distances(candidates, target, config.batch)]
+    return calibrated(np.concatenate(f), transport.f, a)
 
 
-def inverse_document_frequency(*counts: sp.csr_array) -> NDArray[np.float64]:
-    """Return log((1 + documents) / (1 + documents with the feature)) + 1 over all of `counts`."""
-    documents = sum(c.shape[0] for c in counts)
-    having = sum(np.bincount(c.indices, minlength=c.shape[1]) for c in counts)
-    return np.asarray(np.log((1 + documents) / (1 + having)) + 1.0)
+def calibrated(f: Vector, source: Vector, a: Vector) -> Vector:
+    """Return potentials less the mean of those of the source, whose weights are `a`.
 
-
-def transport_gradient(pool: sp.csr_array, target: sp.csr_array, config: SelectionConfig) -> Vector:
-    """Return the gradient of the distance to the target by each candidate's weight [N], given n-gram counts."""
-    idf = inverse_document_frequency(pool, target)
-    x, y = tf_idf(pool, idf), tf_idf(target, idf)
-    blocks = cosine_blocks(x, y, config.batch)
-    mean = sum(float(costs.sum()) for _, costs in blocks()) / (x.shape[0] * y.shape[0])
-    a, b = (np.full(points.shape[0], 1.0 / points.shape[0]) for points in (x, y))
-    transport = sinkhorn(
-        blocks, a, b, epsilon=config.epsilon * max(mean, 1e-9), tolerance=config.tolerance, iterations=config.iterations
-    )
-    return calibrated(transport.f)
-
-
-def calibrated(f: Vector) -> Vector:
-    """Return the derivative of the distance as one weight grows and all others shrink alike: f_i less their mean."""
-    if len(f) == 1:
-        return np.zeros(1)
-    return np.asarray(f - (f.sum() - f) / (len(f) - 1))
-
-
-def cosine_blocks(x: sp.csr_array, y: sp.csr_array, batch: int) -> Blocks:
-    """Return blocks of 1 - cosine between rows of length 1, which are computed for each batch of rows of `x`."""
-    columns = sp.csc_array(y.T)
-
-    def blocks() -> Iterator[tuple[slice, Matrix]]:
-        for first in range(0, x.shape[0], batch):
-            rows = slice(first, min(first + batch, x.shape[0]))
-            yield rows, 1.0 - (x[rows] @ columns).toarray()
-
-    return blocks
+    Potentials are defined up to a constant; this difference is not. For a point of a source of n equal weights it is
+    (n - 1) / n times its potential less the mean of all others (LAVA, arXiv 2305.00054).
+    """
+    return np.asarray(f - a @ source)
 
 
 def importance(pool: sp.csr_array, target: sp.csr_array) -> Vector:

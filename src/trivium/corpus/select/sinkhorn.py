@@ -1,25 +1,25 @@
-"""Entropic optimal transport between two weighted clouds of points, in logarithms, in batches of rows.
+"""Entropic optimal transport between two weighted clouds of points, in logarithms.
 
 The distance is min over couplings P of <P, C> + epsilon KL(P | a b^T); its dual potentials f and g fulfil
 f_i = -epsilon log sum_j b_j exp((g_j - C_ij) / epsilon) and the same with a and b exchanged (Cuturi 2013; Peyré and
-Cuturi 2019, section 4). Everything is a logarithm, so that no epsilon underflows.
+Cuturi 2019, section 4). The potentials are logarithms, so that no epsilon underflows.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
-Blocks = Callable[[], Iterator[tuple[slice, Matrix]]]
-"""The cost matrix by rows: each call gives every block again, (rows, costs [rows, M])."""
+Matrix = NDArray[np.floating]
+
+_SCALED_AT_ONCE = 50  # iterations on one coupling matrix
+_LARGEST_SCALE = 1e30  # of a row or column of it; larger ones would lose its small entries
 
 
 @dataclass(frozen=True)
 class Transport:
-    """f [N] and g [M], the distance they give, the error of the marginals, and how many iterations it took."""
+    """f [N] and g [M], the distance they give, the error of the marginals, and the number of iterations."""
 
     f: Vector
     g: Vector
@@ -29,28 +29,47 @@ class Transport:
 
 
 def sinkhorn(
-    blocks: Blocks, a: Vector, b: Vector, *, epsilon: float, tolerance: float = 1e-6, iterations: int = 10_000
+    costs: Matrix, a: Vector, b: Vector, *, epsilon: float, tolerance: float = 1e-6, iterations: int = 10_000
 ) -> Transport:
-    """Return the potentials for row weights `a` [N] and column weights `b` [M], both above 0 with sum 1.
+    """Return the potentials for costs [N, M], row weights `a` [N] and column weights `b` [M], both above 0 with sum 1.
 
-    epsilon: in the unit of the costs. Ends when the row marginals are off by `tolerance` in total or after so many
-    `iterations`. Epsilon is halved from the largest cost down, each step beginning from the one before.
+    epsilon: in the unit of the costs. Ends when the row marginals are off by `tolerance` in total or after
+    `iterations`. Epsilon is halved from the largest cost down, each scale beginning with the potentials of the one
+    before.
     """
+    costs = costs.astype(np.float64)
     log_a, log_b = np.log(a), np.log(b)
     f, g = np.zeros(len(a)), np.zeros(len(b))
     done, error = 0, float("inf")
-    scales = _scales(max(float(costs.max()) for _, costs in blocks()), epsilon)
+    scales = _scales(float(costs.max()), epsilon)
     for scale in scales:
         last = scale == scales[-1]
-        for turn in range(iterations - done if last else 3):
-            g = _columns(blocks, f + scale * log_a, scale, len(b))
-            f, error = _rows(blocks, g + scale * log_b, f, a, scale)
-            done += 1
-            if last and turn and error <= tolerance:
+        turns = 0
+        while done < iterations if last else turns < 3:
+            g = soft_minimum(costs.T, f + scale * log_a, scale)
+            before, f = f, soft_minimum(costs, g + scale * log_b, scale)
+            error = float(np.abs(a * np.expm1((before - f) / scale)).sum())
+            done, turns = done + 1, turns + 1
+            if last and turns > 1 and error <= tolerance:
                 break
-    g = _columns(blocks, f + epsilon * log_a, epsilon, len(b))
-    # with g exact for f, the dual value is <a, f> + <b, g>: the coupling's mass is 1
+            if last:
+                f, more = _scaled(costs, f, g, a, b, epsilon=scale, tolerance=tolerance, most=iterations - done)
+                done += more
+    g = soft_minimum(costs.T, f + epsilon * log_a, epsilon)
+    # With g exact for f, the dual value is <a, f> + <b, g>, because the mass of the coupling is 1.
     return Transport(f, g, float(a @ f + b @ g), error, done)
+
+
+def soft_minimum(costs: Matrix, weighted: Vector, epsilon: float) -> Vector:
+    """Return -epsilon log sum_j exp((weighted_j - C_ij) / epsilon) of each row of costs [N, M].
+
+    With weighted = g + epsilon log b, this is the potential f of any point with these costs to the targets.
+    """
+    exponents = (weighted.astype(costs.dtype) - costs) / costs.dtype.type(epsilon)
+    top = exponents.max(axis=1)
+    exponents -= top[:, None]
+    total = np.exp(exponents, out=exponents).sum(axis=1, dtype=np.float64)
+    return np.asarray(-epsilon * (top + np.log(total)), dtype=np.float64)
 
 
 def _scales(largest: float, epsilon: float) -> list[float]:
@@ -60,25 +79,26 @@ def _scales(largest: float, epsilon: float) -> list[float]:
     return scales[::-1]
 
 
-def _columns(blocks: Blocks, weighted_f: Vector, epsilon: float, columns: int) -> Vector:
-    """g for this f: a log-sum-exp over all rows, block by block."""
-    highest = np.full(columns, -np.inf)
-    total = np.zeros(columns)
-    for rows, costs in blocks():
-        exponents = (weighted_f[rows, None] - costs) / epsilon
-        top = np.maximum(highest, exponents.max(axis=0))
-        total = total * np.exp(highest - top) + np.exp(exponents - top).sum(axis=0)
-        highest = top
-    return -epsilon * (highest + np.log(total))
+def _scaled(
+    costs: Matrix, f: Vector, g: Vector, a: Vector, b: Vector, *, epsilon: float, tolerance: float, most: int
+) -> tuple[Vector, int]:
+    """Return f after some iterations, and their number.
 
-
-def _rows(blocks: Blocks, weighted_g: Vector, f: Vector, a: Vector, epsilon: float) -> tuple[Vector, float]:
-    """f for this g, and how far the row marginals were from `a` with the f before."""
-    found = np.empty_like(f)
-    error = 0.0
-    for rows, costs in blocks():
-        exponents = (weighted_g - costs) / epsilon
-        top = exponents.max(axis=1)
-        found[rows] = -epsilon * (top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))
-        error += float(np.abs(a[rows] * np.expm1((f[rows] - found[rows]) / epsilon)).sum())
-    return found, error
+    They scale rows and columns of one coupling matrix: a product of a matrix and a vector in place of exponentials of
+    the whole matrix. They end early if the scales grow so far that the small entries of the matrix matter.
+    """
+    coupling = (f[:, None] + g - costs) / epsilon
+    np.exp(coupling, out=coupling)
+    coupling *= a[:, None]
+    coupling *= b
+    u = np.ones(len(a))
+    for number in range(min(_SCALED_AT_ONCE, most)):
+        with np.errstate(all="ignore"):
+            rows = coupling @ (b / (u @ coupling))
+            new = a / rows
+        if not (np.isfinite(new).all() and new.min() > 1 / _LARGEST_SCALE and new.max() < _LARGEST_SCALE):
+            return f + epsilon * np.log(u), number
+        error, u = float(np.abs(u * rows - a).sum()), new
+        if error <= tolerance:
+            return f + epsilon * np.log(u), number + 1
+    return f + epsilon * np.log(u), min(_SCALED_AT_ONCE, most)

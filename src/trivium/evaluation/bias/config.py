@@ -10,7 +10,7 @@ Variant = Literal["neutral", "competent", "incompetent"]
 Analysis = Literal["association", "adjectives", "sentiment", "winogender", "winobias"]
 AxisName = Literal["gender", "ethnicity", "religion"]
 TaggerName = Literal["textblob", "lexicon"]
-MAX_BLOCK_ELEMENTS = 1 << 22  # of an array of random draws
+MAX_BLOCK_ELEMENTS = 1 << 22  # size of an array of random draws
 TEXTBLOB = "textblob"  # as a sentiment lexicon: the one included in textblob
 
 
@@ -46,7 +46,7 @@ class CooccurrenceConfig(Config):
 
 
 class BiasConfig(Config):
-    """Which analyses to run, and on what.
+    """The analyses to run, and their data.
 
     The defaults ask about 3,900 questions of some ten tokens each, and generate 800 texts after each of 28
     prompts, 1.1 million tokens in total, as GPT-3 did. Reduce them on a small machine.

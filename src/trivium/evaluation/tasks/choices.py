@@ -100,7 +100,7 @@ def _task(name: TaskName, pool: Sequence[Example], limit: int, *, seed: int, ite
 def _pair(
     task: str, item: Item, words: Sequence[str], at: int, wrong: Sequence[str], config: EvaluationConfig, seed: int
 ) -> Example:
-    """Return the question whether a passage goes on at a word as it does, or with the words of `wrong`."""
+    """Return the question whether a passage continues after a word with its own words or with those of `wrong`."""
     identity, size = f"{item.id}-{at}", _AFTER + 2
     ways = [f" {' '.join(words[at : at + size])}", f" {' '.join(wrong[:size])}"]
     answer = seed_for(seed, "choices", task, identity) % 2

@@ -79,7 +79,7 @@ class Task:
     examples: tuple[Example, ...]
     pool: tuple[Example, ...]
     chance: float
-    normalisation: Normalisation = "token"  # of the headline, for tasks with choices
+    normalisation: Normalisation = "token"  # normalisation of the headline, for tasks with choices
     unconditional: str | None = None  # the neutral context
     takes_shots: bool = True  # solved examples may stand before a question
     borrowed: bool = False  # wrong choices are solutions of other examples, which then are no shots of the question

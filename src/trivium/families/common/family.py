@@ -1,4 +1,4 @@
-"""What a family says of itself, and how families are found.
+"""The description of a family, and the lookup of families.
 
 Legend: B sequences, S positions, V vocabulary.
 """

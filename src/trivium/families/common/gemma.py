@@ -35,7 +35,7 @@ MUST: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 FREE = ("activation", "embedding_scale", "score_scale", "score_cap", "logits_cap")
-RELATIVE_ERROR = 1e-6  # of numbers that config.json has in another form
+RELATIVE_ERROR = 1e-6  # tolerance for numbers that config.json has in another form
 
 
 def gemma(

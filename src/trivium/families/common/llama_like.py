@@ -117,7 +117,7 @@ def llama_like(
         can_say=lambda model: can_say(model, windows),
         unsaid=unsaid,
         rank=RANKS[windows],
-        free=("activation",),  # of a half without a gate
+        free=("activation",),  # the activation is free in a half without a gate
     )
 
 

@@ -64,7 +64,7 @@ def logits(config: Config, tensors: Tensors, tokens: Tensor) -> Tensor:
 
 
 def _rope(config: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
-    """How a layer turns queries and keys: as all do, or as those of its type."""
+    """Return the rotary parameters of a layer: those of all layers, or of its type."""
     given: Mapping[str, Any] = config["rope_parameters"]
     if "rope_type" in given:
         return given
@@ -88,7 +88,7 @@ def _speeds(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:
         between = (1 - smooth) * slow + smooth * speeds
         return torch.where(smooth > 1, speeds, torch.where(smooth < 0, slow, between)), 1.0
 
-    def pair(turns: float) -> float:  # that turns so often over the span
+    def pair(turns: float) -> float:  # the pair that turns `turns` times over the span
         return D * math.log(span / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = max(math.floor(pair(rope["beta_fast"])), 0), min(math.ceil(pair(rope["beta_slow"])), D - 1)
@@ -98,7 +98,7 @@ def _speeds(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:
 
 
 def _window(config: Mapping[str, Any], layer: int) -> int | None:
-    """How many positions a layer's queries see, themselves included; None for all before."""
+    """Return the attention window of a layer in positions, including the query's own; None without a window."""
     if config.get("layer_types", ["sliding_attention"] * (layer + 1))[layer] == "full_attention":
         return None
     window: int | None = config.get("sliding_window")

@@ -1,8 +1,8 @@
-"""What a config.json of Hugging Face says of rotary positions, and back.
+"""Rotary positions in a config.json of Hugging Face, read and written.
 
-transformers 5 write everything into `rope_parameters`; those before wrote `rope_theta`, and what slows the angles into
-`rope_scaling`, whose type was once called `type`. OLMo-3's `rope_parameters` are two: of the layers with a window, and
-of those that see all; what was written before is of the latter.
+transformers 5 writes everything into `rope_parameters`. Earlier versions wrote `rope_theta`, and the scaling into
+`rope_scaling`, whose type was once called `type`. OLMo-3 has two `rope_parameters`, for layers with a window and for
+layers with full attention; its earlier fields are those of the latter.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.rope_scaling import RopeScaling
 
 Rope = Literal["alike", "apart"]  # are the layers with a window turned as those that see all, or said apart
-_BASE, _BASE_APART = 10000.0, 500000.0  # what transformers take
+_BASE, _BASE_APART = 10000.0, 500000.0  # defaults of transformers
 _PLACES = ("rope_parameters", "rope_scaling")
 _ORIGINAL = "original_max_position_embeddings"
 # Our fields by their names there.
@@ -30,7 +30,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "attention": "attention_factor",
     },
 }
-_UNSAID = {"beta_slow": 1.0, "beta_fast": 32.0}  # what transformers take
+_UNSAID = {"beta_slow": 1.0, "beta_fast": 32.0}  # defaults of transformers
 _MAY_LACK = "attention"
 _BESIDES = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
@@ -75,8 +75,8 @@ def rope_apart(config: Mapping[str, Any], where: str, *, window: bool) -> dict[s
     found = rope_of(of_all, where)
     if window and (other := rope_of(of_window, where)) != found:
         raise DataError(
-            f"{where}: rope_parameters turn layers of {ALL} by {found} and those of {WINDOW} by {other}, and this "
-            f"engine turns all layers alike; only a model whose two are the same can be brought in"
+            f"{where}: rope_parameters rotate layers of {ALL} by {found} and those of {WINDOW} by {other}, but this "
+            f"engine rotates all layers by the same; only a model in which both are equal can be imported"
         )
     return found
 
@@ -108,7 +108,7 @@ def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any], where: str) -> 
         raise DataError(f"{where}.rope_type is {kind!r}, and must be default, {', '.join(_NAMES)}")
     names = _NAMES[kind]
     said = _UNSAID | {name: value for name, value in rope.items() if value is not None}
-    if _ORIGINAL in names.values():  # where transformers look for it, in their order
+    if _ORIGINAL in names.values():  # where transformers looks for it, in this order
         places = config.get(_ORIGINAL), rope.get(_ORIGINAL), config["max_position_embeddings"]
         said[_ORIGINAL] = next(n for n in places if n is not None)
     numbers = {ours: said.get(theirs) for ours, theirs in names.items()}

@@ -1,4 +1,4 @@
-"""Which layers see a window of the positions before them, as config.json says it, and back."""
+"""The layers with sliding-window attention in a config.json, read and written."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -11,11 +11,12 @@ from trivium.plan.model_shape import ModelShape
 # `layer_types` names, or from `max_window_layers` on.
 Windows = Literal["none", "sized", "typed", "mixed", "used"]
 WINDOW, ALL = "sliding_attention", "full_attention"
-_UNSAID, _MIXED = 28, 4  # transformers' own: max_window_layers, and of mixed layers every so many-th sees all
+# Defaults of transformers: max_window_layers, and the period of layers with full attention in mixed models.
+_UNSAID, _MIXED = 28, 4
 
 
 def windows_of(config: Mapping[str, Any], kind: Windows, where: str) -> dict[str, Any]:
-    """The fields of a model's shape; DataError for what this engine would compute otherwise."""
+    """Return fields of a model's shape. Raises DataError for settings that this engine would compute differently."""
     if kind == "none":
         return {}
     size, layers = config.get("sliding_window"), config["num_hidden_layers"]

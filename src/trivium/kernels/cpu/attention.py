@@ -33,7 +33,7 @@ class CpuAttention(Attention):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
     def attend_within(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        """As the reference, by blocks of queries, which never touch keys that no query near them sees."""
+        """Compute the reference by blocks of queries, which skip keys that none of their queries attends to."""
         return block_attention.attend(q, k, v, sight)
 
     def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class CpuAttention(Attention):
     def tile(
         self, q: Tensor, k: Tensor, v: Tensor, *, triangle: bool = False, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, About]:
-        """As the reference; in fp32 where a processor widens the queries."""
+        """Compute the reference, in fp32 if the CPU upcasts the queries."""
         out, sums = fused_attention.attend(q, k, v, causal=triangle, hiding=_hiding(mask, q))
         # Of a query that sees no key the kernel says 0, as if it saw one.
         return out, sums if mask is None else sums.masked_fill(~mask.any(-1), -math.inf), ()
@@ -54,7 +54,7 @@ class CpuAttention(Attention):
     def tile_gradients(
         self, grad: Tensor, qkv: tuple[Tensor, Tensor, Tensor], known: Known, *, triangle: bool, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As the reference; in fp32 where a processor widens the queries."""
+        """Compute the reference, in fp32 if the CPU upcasts the queries."""
         given = grad.contiguous(), *qkv, known.out, known.sums.contiguous()
         return fused_attention.gradients(*given, causal=triangle, hiding=_hiding(mask, qkv[0]))
 

@@ -26,7 +26,7 @@ from trivium.kernels.cpu.processor import is_intel, mkl_multiplies_faster
 from trivium.kernels.sight import Sight
 
 Tensor = torch.Tensor
-Part = tuple[slice, slice]  # of sequences, and of their heads
+Part = tuple[slice, slice]  # slices of sequences and of their heads
 
 BLOCK_QUERIES, BLOCK_QUERIES_ON_INTEL, BLOCK_QUERIES_IN_WINDOW = 64, 128, 128
 # With fewer scores or positions the calls take longer than they save; with more positions the kernel saves as much.
@@ -141,7 +141,7 @@ def _attend(qkv: Sequence[Tensor], sight: Sight) -> tuple[Tensor, Tensor]:
 def _gradients(
     into: Sequence[Tensor], grad: Tensor, qkv: Sequence[Tensor], found: Sequence[Tensor], sight: Sight
 ) -> None:
-    """Into those of queries, keys and values, given what `_attend` found."""
+    """Write the gradients of queries, keys and values into `into`, from the results of `_attend`."""
     (q, k, v), (out, log_sums), (d_q, d_k, d_v) = qkv, found, into
     blocks = _blocks(q.shape[2], sight)
     hiding = _Hiding.of(blocks, sight, q)
@@ -237,7 +237,7 @@ class _Hiding(NamedTuple):
         return cls(later, sight.first_seen_on(q.device), keys)
 
     def of_block(self, block: Block, part: Part) -> Tensor | None:
-        """What is added to the scores of some heads, where something is hidden that is not only later."""
+        """Return the mask that is added to the scores of some heads, or None if only later keys are hidden."""
         here, there, triangle, masked = block
         if triangle or self.later is None:
             return None

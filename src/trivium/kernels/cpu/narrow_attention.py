@@ -44,9 +44,9 @@ def suits(qkv: Tensor) -> bool:
 
 
 def attend(qkv: Tensor) -> Tensor:
-    """Queries, keys and values [3, B, N, S, D] -> [B, N, S, D], where no position sees a later one.
+    """Return causal attention of queries, keys and values [3, B, N, S, D] as [B, N, S, D].
 
-    In memory the result has its positions first, as what goes on to the next product.
+    In memory the result has its positions first, as the next product needs it.
     """
     return _Attention.apply(qkv)
 

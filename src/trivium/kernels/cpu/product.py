@@ -210,5 +210,5 @@ def _is_for_one_dnn(a: Tensor, b: Tensor) -> bool:
         and not mkl_multiplies_faster()
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and not torch.compiler.is_compiling()  # which knows the operator for constant weights only
+        and not torch.compiler.is_compiling()  # the compiler supports the operator for constant weights only
     )

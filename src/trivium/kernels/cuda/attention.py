@@ -26,8 +26,9 @@ class CudaAttention(Attention):
         return super().attend_before(q, k, v)
 
     def attend_within(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        """As the reference, by the kernel under torch's own fused attention, which alone takes a window and where
-        documents begin. It has positions before heads, and sequences with documents end to end."""
+        """Compute the reference by the kernel under torch's fused attention, because torch's own function accepts
+        neither a window nor document boundaries. The kernel's layout has positions before heads, and packed sequences
+        end to end."""
         if not self.fuses(q):
             return super().attend_within(q, k, v, sight)
         B, _, S, _ = q.shape
@@ -46,8 +47,10 @@ class CudaAttention(Attention):
         return found
 
     def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """As the reference. The heads of a group are taken for positions, which see the same keys, because no kernel
-        takes a mask and shares keys among heads."""
+        """Compute the reference with the heads of a group as further positions, which attend to the same keys.
+
+        No kernel accepts a mask and shares keys among heads.
+        """
         (B, N, S, D), G = q.shape, k.shape[1]
         if N == G:
             return super().attend_masked(q, k, v, mask)
@@ -62,7 +65,7 @@ class CudaAttention(Attention):
     def tile(
         self, q: Tensor, k: Tensor, v: Tensor, *, triangle: bool = False, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, About]:
-        """As the reference, fused where there is no mask."""
+        """Compute the reference, fused if there is no mask."""
         if mask is not None:
             return super().tile(q, k, v, mask=mask)
         out, sums, *about = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, triangle)
@@ -71,7 +74,7 @@ class CudaAttention(Attention):
     def tile_gradients(
         self, grad: Tensor, qkv: tuple[Tensor, Tensor, Tensor], known: Known, *, triangle: bool, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As the reference, fused where there is no mask."""
+        """Compute the reference, fused if there is no mask."""
         if mask is not None:
             return super().tile_gradients(grad, qkv, known, triangle=triangle, mask=mask)
         starts_q, starts_k, most_q, most_k, seed, offset = known.about

@@ -12,7 +12,7 @@ from trivium.kernels import arithmetic
 
 Tensor = torch.Tensor
 
-MIN_SUMMED_ELEMENTS = 1 << 23  # of a gradient that a product sums over its tokens; below, one launch is faster than two
+MIN_SUMMED_ELEMENTS = 1 << 23  # gradients of this size are summed by a product; below, one launch beats two
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from trivium.plan.layers.attention_scaled import AttentionScaled as Described
 
 
 class AttentionScaled(AttentionSoftmax):
-    """As AttentionSoftmax, with softmax(cap · tanh(scale · q k / cap)) v."""
+    """AttentionSoftmax with a scale and a cap: softmax(cap · tanh(scale · q k / cap)) v."""
 
     def __init__(self, part: Described, around: Around) -> None:
         attention: Attention = around.context.attention if part.cap is None else CappedAttention(part.cap)

@@ -1,4 +1,4 @@
-"""What the halves of a layer share.
+"""The parts that both halves of a layer share.
 
 Legend: B sequences, S positions, H hidden.
 """
@@ -18,8 +18,8 @@ from trivium.plan.recompute import Recompute
 
 
 class Around(NamedTuple):
-    """Where a half runs: the number of its layer, the tensor region and context ranks around it, what the backward
-    computes again, and the operations of the device."""
+    """The surroundings of a half: the number of its layer, its tensor region and context ranks, what the backward pass
+    recomputes, and the operations of the device."""
 
     layer: int
     region: Region

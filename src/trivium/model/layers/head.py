@@ -11,12 +11,15 @@ from trivium.kernels.operations import Operations
 from trivium.model.inputs import Inputs
 from trivium.model.layers.embedding import Table
 from trivium.model.layers.kinds import kind_of
+from trivium.objectives.distillation.objective import CROSS_ENTROPY, DIVERGENCE
 from trivium.objectives.objective import LOSS, Terms, terms_of
+from trivium.parallel.tensor.divergence import Teacher, Top, divergence, top_log_probabilities
 from trivium.parallel.tensor.regions import Region, split_cross_entropy
 from trivium.parallel.tensor.vocabulary import LossInPlace, loss_and_gradient, vocabulary_loss
 from trivium.plan.model_shape import ModelShape
 
-Losses = dict[str, torch.Tensor]  # sums over a micro-batch, by name
+Losses = dict[str, torch.Tensor]  # sums over a micro-batch by name, or for each target what `Inputs.asked` says
+TOP_IDS, TOP_LOGS = "top_ids", "top_logs"
 
 
 class Head(nn.Module):
@@ -65,11 +68,33 @@ class Head(nn.Module):
         cross-entropy is that of all losses together, which are made in one pass over the scores.
         """
         assert inputs.targets is not None and inputs.weights is not None, "losses need targets and their weights"
+        group, vocabulary = self.region.group, self.model.vocabulary
+        if isinstance(inputs.asked, Top):
+            ids, logs = top_log_probabilities(self.local_logits(x, table), inputs.asked, group, vocabulary)
+            return {TOP_IDS: ids, TOP_LOGS: logs}
+        if inputs.asked == "each":
+            return {LOSS: self._losses(x, table, inputs.targets, ())}
+        if inputs.teacher is not None:
+            return self._of_student(self.local_logits(x, table), inputs.targets, inputs.weights, inputs.teacher)
         terms = self._terms if self.training else ()
-        found = self._losses(x, table, inputs.targets, terms)
+        targets, weights = inputs.targets, inputs.weights
+        if inputs.counted is not None and self.region.group.size == 1:
+            x, targets, weights = (_at(inputs.counted, each) for each in (x, targets, weights))
+        found = self._losses(x, table, targets, terms)
         cross_entropy, *others = found.unbind() if terms else (found,)
         each = {LOSS: cross_entropy, **{term.name: x.detach() for term, x in zip(terms, others, strict=True)}}
-        return {name: _weighted(x, inputs.weights) for name, x in each.items()}
+        return {name: _weighted(x, weights) for name, x in each.items()}
+
+    def _of_student(
+        self, logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, teacher: Teacher
+    ) -> Losses:
+        """Return the losses of distillation from logits [S, B, V]."""
+        group, vocabulary = self.region.group, self.model.vocabulary
+        cross_entropy = split_cross_entropy(logits, targets, group, vocabulary)
+        apart = divergence(logits, teacher, group, vocabulary)
+        mixed = (1 - teacher.share) * cross_entropy + teacher.share * apart
+        each = {LOSS: mixed, CROSS_ENTROPY: cross_entropy.detach(), DIVERGENCE: apart.detach()}
+        return {name: _weighted(x, weights) for name, x in each.items()}
 
     def _losses(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor, terms: Terms) -> torch.Tensor:
         """Return the cross-entropy of each token, [S, B]; with terms [1 + terms, S, B]."""
@@ -88,6 +113,11 @@ class Head(nn.Module):
             return local[..., : self.model.vocabulary]
         local = local.permute(2, 0, 1).contiguous()
         return all_gather(local, self.region.group).permute(1, 2, 0)[..., : self.model.vocabulary]
+
+
+def _at(places: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """[S, B, …] -> [T, 1, …], what is at these places in [S B]."""
+    return x.flatten(0, 1).index_select(0, places).unsqueeze(1)
 
 
 def _weighted(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ class Rotation:
         return _Turn.apply(q, cos, sin), _Turn.apply(k, cos, sin)
 
     def angles(self, device: torch.device) -> torch.Tensor:
-        """Of each pair of columns at position 1, [D/2] in fp64."""
+        """Return the angle of each pair of columns at position 1, [D/2] in fp64."""
         plain = self.base ** (-torch.arange(0, self.D, 2, device=device, dtype=torch.float64) / self.D)
         if self.scaling is None:
             return plain
@@ -38,14 +38,14 @@ class Rotation:
 
     @property
     def magnitude(self) -> float:
-        """What sines and cosines are multiplied by."""
+        """The factor of sines and cosines."""
         given = self.scaling
         if given is None or given.kind != "yarn":
             return 1.0
         return given.attention or 0.1 * math.log(max(given.factor, 1.0)) + 1.0
 
     def _slowed(self, plain: torch.Tensor, given: RopeScaling) -> torch.Tensor:
-        """Which share of each pair is slowed by the whole factor, 0 to 1, [D/2]."""
+        """Return to which extent each pair is scaled by the factor, from 0 to 1, [D/2]."""
         if given.kind == "linear":
             return torch.ones_like(plain)
         assert given.original and given.slow and given.fast, f"{given.kind} counts turns: {given}"
@@ -63,8 +63,9 @@ class Rotation:
 
 
 class _Turn(torch.autograd.Function):
-    """In one tensor, half by half, which lies in memory as what is turned does; and back by the same in the backward.
-    Autograd's own way joins two halves that it made of four products, twice."""
+    """Rotation of pairs of columns, written half by half into one tensor with the memory layout of the input. The
+    backward pass is the inverse rotation. With autograd, forward and backward would each concatenate two halves made of
+    four products."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

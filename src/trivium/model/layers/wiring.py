@@ -1,4 +1,4 @@
-"""How a layer joins its norms, attention and feed-forward half to the residual stream.
+"""The connection of a layer's norms, attention and feed-forward half to the residual stream.
 
 Legend: B sequences, S positions, H hidden.
 """
@@ -74,7 +74,7 @@ class Sequential(Wiring):
         return normed
 
     def _leave(self, half: Half, y: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        """What is added to the residual stream."""
+        """Return what is added to the residual stream."""
         y = half.last.add_bias(y)
         y = y if self.norm_first else half.norm(y)
         return inputs.drop(y, self.rate, half.site, self.region)

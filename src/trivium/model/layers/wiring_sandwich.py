@@ -14,6 +14,6 @@ class Sandwich(Sequential):
     """x + after_norm(attention(norm(x))), then x + after_norm(feed_forward(norm(x)))."""
 
     def _leave(self, half: Half, y: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        """What is added to the residual stream."""
+        """Return what is added to the residual stream."""
         y = half.get_submodule("after_norm")(half.last.add_bias(y))
         return inputs.drop(y, self.rate, half.site, self.region)

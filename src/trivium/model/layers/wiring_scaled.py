@@ -21,5 +21,5 @@ class SequentialScaled(Sequential):
         self.scale = layer.wiring.scale
 
     def _leave(self, half: Half, y: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        """What is added to the residual stream."""
+        """Return what is added to the residual stream."""
         return super()._leave(half, y, inputs) * self.scale

@@ -15,7 +15,7 @@ A, B, C = 3.4445, -4.7750, 2.0315  # coefficients of the iteration
 
 
 class Muon(Rule):
-    """For matrices in layers; embedding, head, norms and biases want AdamW.
+    """Muon, a rule for matrices in layers; embedding, head, norms and biases need AdamW.
 
     adjust: "original" scales an update by sqrt(max(1, rows / columns)), "match_rms_adamw" by 0.2 sqrt(max(rows,
     columns)), with which the learning rate of AdamW can be kept (Moonlight, arXiv 2502.16982). iterate_in:

@@ -19,7 +19,7 @@ from trivium.kernels.attention import About, Attention, Known, per_head
 from trivium.kernels.sight import Seen, Sight, Tile
 
 Tensor = torch.Tensor
-BLOCK_QUERIES = 512  # whose scores, or mask, are written down at once
+BLOCK_QUERIES = 512  # queries whose scores or mask are in memory at once
 GRADIENTS = 2  # tag of their messages; keys and values have the two before
 Arriving = Callable[[], tuple[Tensor, ...]]  # waits for what neighbours send
 

@@ -70,7 +70,7 @@ class Executor:
     loss_scale: float | Tensor = 1.0
     watch: GradientWatch | None = None
     saved_bytes: SavedBytes | None = None  # measures what is kept for backward
-    clock: Clock = field(default_factory=Clock)  # of the spans
+    clock: Clock = field(default_factory=Clock)  # clock of the spans
     transport: Literal["posted", "in order"] | None = None  # None: posted on gloo, in order elsewhere
     around: Callable[[str], AbstractContextManager[Any]] | None = None  # each event, by its name: for a trace
 

@@ -157,7 +157,7 @@ class Bucket:
         """Below stage 2: this rank's own sum of the step's gradients, before any reduction."""
         self._take_small()
         for slot in self.slots:
-            self._take(slot)  # what autograd has put into a tensor of its own
+            self._take(slot)  # autograd has put this gradient into another tensor
         return self._sum.whole()
 
     def give(self, summed: Tensor) -> None:
@@ -316,7 +316,7 @@ class GradientWatch:
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._buckets = list(buckets)
-        self._reducing: Bucket | None = None  # whose last reduction of the step began last
+        self._reducing: Bucket | None = None  # the bucket whose last reduction of the step began last
         self._under_way: Bucket | None = None  # from stage 2 on: whose reduction began last
         # (stage, whether weight gradients come in actions of their own) whose last backward has begun.
         self._last: set[tuple[int, bool]] = set()

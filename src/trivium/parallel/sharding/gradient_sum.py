@@ -20,7 +20,7 @@ class GradientSum:
         self._empty = torch.empty(size, dtype=dtype, device=device)
         self._empty.untyped_storage().resize_(0)
         self.flat = self._empty
-        self._stops: dict[int, int] = {}  # of the places that hold something, by their starts
+        self._stops: dict[int, int] = {}  # ends of the filled ranges, by their starts
 
     def has_begun(self, start: int) -> bool:
         """Whether something was added at the place that begins there."""

@@ -286,7 +286,7 @@ class ShardedOptimizer:
         numbers that go along, and to the losses; [square, beside, losses]. scale: of losses and gradients."""
         square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for shards in self._together:
-            ours = [s for s in shards if s.bucket.holders.index == 0]  # of holders one counts
+            ours = [s for s in shards if s.bucket.holders.index == 0]  # only one rank of each replicate group counts
             parts = [s.summed()[where] for s in ours for where in s.counted]
             at_once = len(shards) > 1 or self.mesh.device.type != "cpu"
             square += squares(parts, self._masters, at_once=at_once)

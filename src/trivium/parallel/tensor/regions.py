@@ -24,7 +24,7 @@ from trivium.parallel.tensor.vocabulary import BLOCK_ROWS, stretch, with_terms
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
-# For at most so many ids CUDA computes the gradient of an embedding in another way (ATen/native/cuda/Embedding.cu).
+# Up to this number of ids, CUDA uses another kernel for the gradient of an embedding (ATen/native/cuda/Embedding.cu).
 MAX_DIRECT_IDS = 3072
 
 
@@ -39,7 +39,7 @@ class Region:
     split_sequence: bool
     arithmetic: Arithmetic
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
-    row_chunks: int = 1  # of row-split products, each reduced while the next is computed
+    row_chunks: int = 1  # chunks of row-parallel products, each reduced while the next is computed
 
     def linear(
         self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None, function: Activation | None = None
@@ -199,7 +199,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
                 part.copy_(found)
         total, target = all_reduce_(torch.stack([own, target]), group)
         losses = total.log() - target
-        if terms:  # what would multiply the probabilities divides what the exponentials are divided by
+        if terms:  # dividing the sums of exponentials replaces multiplying the probabilities
             logs = largest + total.log()
             losses = with_terms(losses, logs, terms)
             total.div_(stretch(logs, terms))

@@ -16,7 +16,7 @@ from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
 
-BLOCK_ROWS = 256  # whose softmax is taken at once, in fp32: few enough to stay in a cache
+BLOCK_ROWS = 256  # rows of one softmax in fp32, few enough to stay in a cache
 
 
 # Takes scores [rows, V], targets [rows], the vocabulary and the terms of the loss; returns losses [rows], or what

@@ -16,7 +16,7 @@ class Embedding(Part):
     vocabulary: int
     hidden: int
     positions: Learned | None
-    rate: float  # of dropout
+    rate: float  # dropout rate
 
     @property
     def drops(self) -> Number:

@@ -15,7 +15,7 @@ class HeadCapped(Head):
 
     def kept(self, at: Place) -> Iterator[Kept]:
         yield from super().kept(at)
-        yield Kept((1 - at.split) * at.positions, "index")  # as of a divided vocabulary, also where it is whole
+        yield Kept((1 - at.split) * at.positions, "index")  # also kept if the vocabulary is not divided
         yield Kept((1 - at.split) * at.positions, "flag")
 
     def kept_by_loss(self, at: Place) -> Iterator[Kept]:

@@ -26,7 +26,7 @@ from trivium.plan.layers.wiring_sandwich import Sandwich
 from trivium.plan.layers.wiring_scaled import SequentialScaled
 from trivium.plan.layers.wiring_side_by_side import SideBySide
 
-HALVES = {"attention": "attention", "mlp": "feed-forward"}  # their names in parameters, and for people
+HALVES = {"attention": "attention", "mlp": "feed-forward"}  # names in parameters, and for people
 
 
 # The kinds of part, by their names in settings.

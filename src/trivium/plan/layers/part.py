@@ -129,7 +129,7 @@ def linear(name: str, shape: tuple[int, int], *, split: int, bias: bool, fused: 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a part runs: the sizes of one rank's work on one micro-batch.
+    """The sizes of one rank's work on one micro-batch, from which a part is priced.
 
     sequence: positions of the whole sequence. vocabulary: rows of the table over all tensor ranks, padding included.
     ring: whether context ranks attend in a ring rather than by exchanging heads (Ulysses). separate: whether packed

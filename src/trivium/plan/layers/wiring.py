@@ -18,7 +18,7 @@ class Sequential(Part):
 
     hidden: int
     norms: NormPosition
-    rate: float  # of dropout
+    rate: float  # dropout rate
     regions: int = 2
 
     @classmethod

@@ -225,7 +225,7 @@ class Trail:
 
     @contextmanager
     def watching(self, stage: nn.Module) -> Iterator[None]:
-        """Inside, every module of the stage is watched."""
+        """Watch every module of the stage inside this context."""
         handles = []
         for name, module in stage.named_modules():
             if name and not isinstance(module, nn.ModuleDict):

@@ -13,6 +13,7 @@ from trivium.errors import CheckpointError, DataError
 from trivium.parallel.sharding.zero import Totals
 from trivium.progress import Progress, silent
 from trivium.tokens.samples import TokenDataset
+from trivium.training.beside import beside_of
 from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, read
 from trivium.training.rates import lr_of_step
@@ -71,19 +72,23 @@ def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
     if checkpoint is None and given is not None:
         opened = Checkpoint.open_together(Path(given), Mesh.single(ALONE.device))
         checkpoint, weights = (opened, None) if record.training.start_with == "state" else (None, opened)
+    objective = record.training.objective.made()
     trainer = Trainer(
         record.plan.on_one_process(),
         Mesh.single(ALONE.device),
         seed=record.seed,
         rule=adam_rule(record.training),
         initial=checkpoint is None and (weights is None or bool(record.plan.model.adapters)),
+        objective=objective,
     )
     if checkpoint is not None:
         restore(trainer, checkpoint)
     if weights is not None:
         begin_with(trainer, weights)
     spikes = SpikeWatch(record.training.spikes, checkpoint.manifest.get("spikes") if checkpoint else None)
-    data, started = record.data.leaving_out(left_out_of(entries)), checkpoint.step if checkpoint else 0
+    beside = beside_of(record.tokens, objective)
+    data = record.data if beside is None else beside.of_dataset(record.data)
+    data, started = data.leaving_out(left_out_of(entries)), checkpoint.step if checkpoint else 0
     replay = Replay(record, data, trainer, spikes, event, started, started)
     while replay.done < step - 1:
         replay.advance()

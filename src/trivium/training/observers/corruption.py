@@ -46,7 +46,7 @@ class ReplicasDiffer(TriviumError):
         )
         super().__init__(
             f"silent corruption: {who} other bits than its replicas ({names}); nothing was saved since, so the last "
-            f"checkpoint is sound: go on from there, and without that device if it happens again"
+            f"checkpoint is intact: resume from it, and without that device if it happens again"
         )
 
 

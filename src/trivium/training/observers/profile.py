@@ -45,8 +45,8 @@ class Profile(Observer):
         setup.contexts.enter_context(self.of(loop.trainer, loop.step, lambda: loop.enter("tracing")))
 
     def of(self, trainer: Trainer, step: int, beat: Callable[[], None]) -> AbstractContextManager[None]:
-        """Inside, `trainer` does a step, counted from 1, which is traced if the config says so for this rank. A step
-        that any rank traces is replayed from a CUDA graph on none. beat: called before the trace ends."""
+        """Return a context in which `trainer` runs a step (1-based), traced if the config says so for this rank. If any
+        rank traces a step, no rank replays it from a CUDA graph. beat: called before the trace ends."""
         config, rank = self._config, trainer.mesh.rank
         if step not in config.steps:
             return nullcontext()
@@ -91,7 +91,7 @@ def _pack(raw: Any, path: Path) -> None:
 
 @contextmanager
 def _failures_reported(path: Path) -> Iterator[None]:
-    """Inside, a trace is written. If that fails, warn: it is no reason to lose a training."""
+    """Warn if writing a trace inside this context fails, because that is no reason to end a training."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -100,7 +100,7 @@ def _failures_reported(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named(trainer: Trainer) -> Iterator[None]:
-    """Inside, the trainer's actions, transfers, reductions, gathers and update have names in a trace.
+    """Name the trainer's actions, transfers, reductions, gathers and update in a trace, inside this context.
 
     Methods of these objects are replaced meanwhile, so that steps that are not traced cost nothing.
     """

@@ -32,10 +32,10 @@ AXES_OF: Mapping[str, tuple[Axis, ...]] = {
     "gradients": ("data", "context"),
 }
 COLUMNS = (*PHASES, *AXES_OF, "step")
-LEAST_SHARE = 0.1  # of a rank's work: a smaller difference is not reported
+LEAST_SHARE = 0.1  # share of a rank's work; smaller differences are not reported
 # The share of a step that a link takes when it is reported, and the share if steps also became slower.
 SHARE, SHARE_OF_SLOWER = 0.75, 0.5
-MIN_SECONDS = 0.05  # of a link in a step; small models are short of work, and not of bandwidth
+MIN_SECONDS = 0.05  # time of a link in a step; small models lack work, not bandwidth
 
 
 class SlowRank(NamedTuple):

@@ -123,8 +123,8 @@ class Rewind:
             instead += f", lower training.spikes.batches to {fewer} to go back to step {younger.step}"
         return (
             f"step {self.step}: a rewind by training.spikes.batches ({self.batches}) needs the state after step "
-            f"{self.back_to} or one before, and all there is of those is damaged: {problems[0]}; nothing was "
-            f"left out or deleted. To go on, {instead}, or set training.spikes.policy to skip, and run again"
+            f"{self.back_to} or one before, and all of those are damaged: {problems[0]}; nothing was "
+            f"skipped or deleted. To continue, {instead}, or set training.spikes.policy to skip, and run again"
         )
 
     def _tried(self) -> list[int]:

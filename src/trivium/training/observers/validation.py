@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 from trivium.checkpoint.agree import found_by_first
 from trivium.comms.mesh import Mesh
@@ -17,14 +18,15 @@ class Validation(Observer):
     """Appends the validation loss to metrics.jsonl."""
 
     def __init__(self, job: TrainingJob, mesh: Mesh) -> None:
-        data, wanted = dataset_of(job, "validation"), job.training.validation_samples
-        count = min(wanted, data.num_samples)  # does not depend on the layout
-        self.samples = Samples(0, count, data.rows)
+        self._data, wanted = dataset_of(job, "validation"), job.training.validation_samples
+        count = min(wanted, self._data.num_samples)  # does not depend on the layout
+        self.samples = Samples(0, count, self._data.rows)
         if count < wanted and mesh.rank == 0:
             warn(f"validation uses the {count} samples there are, not {wanted}")
 
     def resume(self, loop: Loop) -> None:
         """Note whether the job before ended after a save and before the validation that was due."""
+        self.samples = replace(self.samples, read=loop.with_beside(self._data).rows)
         path = loop.job.out / METRICS
         is_logged = found_by_first(lambda: is_evaluated(path, loop.step), loop.mesh, TriviumError)
         self._done = loop.step if is_logged else None

@@ -59,7 +59,7 @@ class Heartbeats:
         self._memory[-1] = 1
 
     def tell_stacks(self, rank: int) -> None:
-        """In a rank: write the stacks of all threads when TELL_STACK is received, even while Python is blocked in C."""
+        """Make this rank write the stacks of all threads on TELL_STACK, even while Python is blocked in C."""
         faulthandler.register(TELL_STACK, file=self._stacks[rank], all_threads=True)
 
     def stack_of(self, rank: int) -> str:

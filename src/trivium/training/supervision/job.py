@@ -82,7 +82,7 @@ def _parts(job: TrainingJob, then: tuple[int, Plan] | None) -> list[TrainingJob]
 
 @contextmanager
 def _alone(job: TrainingJob, lease: Holder | None) -> Iterator[None]:
-    """Inside, only this job writes to its run directory, from which the remains of a crash were removed."""
+    """Lock the run directory for this job, and delete the remains of a crash in it."""
     with nullcontext() if lease is not None else holding(job.out, warn):
         recover(job.out / CHECKPOINTS)
         yield

@@ -39,16 +39,16 @@ ROUNDS_A_LIMIT = 10  # heartbeats in the time after which a rank counts as hangi
 LONGEST_ROUND_SECONDS = 3.0
 KEPT_SECONDS = 2 * LONGEST_ROUND_SECONDS  # for which the board stays after the last message
 GONE = (
-    "its process is gone without a word: killed (by the kernel for lack of memory, perhaps), or crashed; the system's "
-    "log tells"
+    "its process ended without a report: killed (perhaps by the kernel for lack of memory), or crashed; see the "
+    "system's log"
 )
-LEFT = "it says nothing any more: killed (by the kernel for lack of memory, perhaps), crashed, or its host is gone"
+LEFT = "it no longer answers: killed (perhaps by the kernel for lack of memory), crashed, or its host has failed"
 FIRST_GONE = (
-    "its host does not answer any more, which has the store at which all ranks meet: it is gone, or cut off; ranks on "
-    "other hosts end because of that"
+    "its host, which runs the store of all ranks, no longer answers: it has failed or is cut off; ranks on other hosts "
+    "end because of that"
 )
 TIMED_OUT = "Timed out waiting"  # gloo's error about a peer that sends nothing, as after a cut cable
-KNOCKING_SECONDS = 5.0  # that the first host may take to answer or refuse
+KNOCKING_SECONDS = 5.0  # time for the first host to accept or reject a connection
 TELL_STACKS, NAMED, FAILED, LOOKS = "tell stacks", "named", "failed", "looks"
 
 
@@ -80,7 +80,7 @@ class News:
 class Neighbours(HangDetector):
     """One rank's part in the supervision. tell: called by the one rank that names another that hangs or is gone."""
 
-    silence = "it does not answer at all: stopped (SIGSTOP or a debugger), or its host is gone"
+    silence = "it does not answer: stopped (SIGSTOP or a debugger), or its host has failed"
     silence_is_proof = False
 
     def __init__(
@@ -100,7 +100,7 @@ class Neighbours(HangDetector):
         self._siblings = range(max(0, first), min(first + place.local_ranks, place.world_size))
         self._missed = set[int]()  # siblings whose processes were gone in the last round
         self._number = 0
-        self._heard = [(0, clock())] * place.world_size  # of each rank, its last message's number and when it was new
+        self._heard = [(0, clock())] * place.world_size  # number and arrival of each rank's last message
 
     @property
     def round_seconds(self) -> float:
@@ -122,7 +122,7 @@ class Neighbours(HangDetector):
         if self.board.has(FAILED):
             self._say_who_failed()
             return []
-        twice, self._missed = self._missed.intersection(gone), set(gone)  # its last message may be on its way
+        twice, self._missed = self._missed.intersection(gone), set(gone)  # the last message of a rank may be on its way
         if not twice:
             return None
         cause = self.fail(self._without_a_word({rank: gone[rank] for rank in sorted(twice)}, GONE))
@@ -232,8 +232,8 @@ class Neighbours(HangDetector):
 def keeping_watch(
     place: Place, heartbeats: Heartbeats, config: Supervision, tell: Callable[[Failure], None]
 ) -> Iterator[Callable[[Failure], Failure | None]]:
-    """Inside, this rank takes part in the supervision; when a rank is named or has failed, this process exits at once
-    with code 1. Yields a function that reports a failure of this rank and returns the cause as far as it is known: this
+    """Supervise this rank inside this context: when a rank is named or has failed, this process exits at once with
+    code 1. Yields a function that reports a failure of this rank and returns the cause as far as it is known: this
     failure, or that the rank which it lost is gone; None if another rank has reported it.
 
     A store that does not answer ends the supervision, not the training: collectives still have their timeout.

@@ -72,7 +72,7 @@ def exit_at_once(number: int) -> NoReturn:
 
 @contextmanager
 def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
-    """Inside, SIGTERM, SIGUSR1 and SIGINT are recorded instead of obeyed; a second one calls `at_second` at once.
+    """Record SIGTERM, SIGUSR1 and SIGINT inside this context instead of obeying them; a second one calls `at_second`.
 
     Python runs its own handlers only between two instructions, and a rank may wait in a collective for minutes; so the
     signals reach a thread through a pipe. Only the main thread can listen; in others nothing is recorded. A signal for
@@ -119,7 +119,7 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
 
 @contextmanager
 def held_back(signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[None]:
-    """Inside, signals are blocked, also in forked processes until these listen: none is lost and none kills."""
+    """Block signals inside this context, and in forked processes until they listen: none is lost and none kills."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

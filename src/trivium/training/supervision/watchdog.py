@@ -17,13 +17,13 @@ from trivium.training.supervision.heartbeats import TELL_STACK, Heartbeat, Heart
 from trivium.units import listed
 
 STEPS_REMEMBERED = 1000
-STACK_SECONDS = 1.0  # in which ranks have to write their stacks
+STACK_SECONDS = 1.0  # time for ranks to write their stacks
 # A launcher that did not look for so long was itself stopped, and its ranks perhaps with it.
 ABSENT_SECONDS = 5.0
 # A rank whose innermost calls are in one of these files waits for others.
 WAITING_IN = (
     "torch/distributed/",
-    "parallel/pipeline/clock.py",  # of its accelerator, which waits for others
+    "parallel/pipeline/clock.py",  # waits for the GPU, which waits for other ranks
     "comms/collectives.py",
     "kernels/crossing.py",
     "comms/group.py",
@@ -74,7 +74,7 @@ def seconds_to_wait(config: Supervision, phase: Phase, *, is_first: bool) -> flo
 
 
 class Patience:
-    """How long a rank may give no heartbeat, from the durations of one rank's steps."""
+    """The longest time without a heartbeat of a rank, derived from the durations of one rank's steps."""
 
     def __init__(self, config: Supervision) -> None:
         self.config = config

@@ -20,7 +20,7 @@ def update(weight: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Updat
         height, width = d.shape
         x = d / max(float(torch.linalg.matrix_norm(d)), s.get("epsilon", 1e-7))
         for _ in range(s.get("iterations", 5)):
-            gram = x @ x.T  # of the rows, however many they are
+            gram = x @ x.T  # Gram matrix of the rows, also where there are more rows than columns
             x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
         factor = math.sqrt(max(1, height / width))
         if s.get("adjust", "original") == "match_rms_adamw":

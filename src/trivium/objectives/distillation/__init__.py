@@ -1,0 +1,1 @@
+"""Training on the probabilities that a teacher gave the tokens."""

@@ -1,0 +1,1 @@
+"""Training on pairs of a chosen and a rejected completion."""

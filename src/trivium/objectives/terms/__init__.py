@@ -1,0 +1,1 @@
+"""Terms that are added to the cross-entropy, a file each."""

@@ -1,0 +1,113 @@
+"""The settings that follow from the method, the conversations and the model of a tuning."""
+
+import pytest
+
+from plans import small
+from trivium.config import build, merge, to_tree
+from trivium.errors import ConfigError
+from trivium.plan.adapters import adapter_kinds
+from trivium.plan.batch import Batch
+from trivium.plan.plan import Plan
+from trivium.training.config import TrainingConfig
+from trivium.training.rates import last_tokens_of, lr_of_step
+from trivium.training.tuning import (
+    ADAPTER_LR,
+    ADAPTER_PAIRS_LR,
+    CONVERSATIONS_PER_STEP,
+    FULL_LR,
+    FULL_PAIRS_LR,
+    MICRO_TOKENS,
+    USUAL_LENGTH,
+    Method,
+    Size,
+    course_for,
+    length_for,
+    method_named,
+    methods,
+    micro_for,
+    sequences_for,
+    settings_for,
+    steps_for,
+)
+
+ROTARY = {"positions": "rotary", "sequence": 4096}
+
+
+def test_every_kind_of_adapter_is_a_method_beside_full() -> None:
+    assert {*adapter_kinds(), "full"} <= methods().keys()
+
+
+@pytest.mark.parametrize("objective", ["", "dpo"])
+@pytest.mark.parametrize("trains", methods())
+def test_a_method_freezes_all_but_its_adapters_and_has_its_own_rate(trains: str, objective: str) -> None:
+    method = method_named(",".join(filter(None, (trains, objective))))
+    assert method == Method(trains, objective or "next_token")
+    settings = settings_for(method)
+    plan = build(Plan, merge(to_tree(small()), settings["plan"])).checked()
+    assert bool(plan.model.adapters) == (trains != "full")
+    training = build(TrainingConfig, settings["training"])
+    rates = (FULL_PAIRS_LR, ADAPTER_PAIRS_LR) if objective else (FULL_LR, ADAPTER_LR)
+    assert training.lr == rates[trains != "full"]
+    assert training.objective.problems(plan.model) == []
+
+
+def test_an_objective_alone_tunes_adapters() -> None:
+    assert method_named("ipo") == Method("lora", "ipo")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("fulll", "there is no method 'fulll'; did you mean 'full'"),
+        ("full,", "there is no method ''"),
+        ("full,dpo,ipo", "dpo and ipo exclude each other"),
+    ],
+)
+def test_a_method_that_does_not_exist_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"--method {text}: {says}"):
+        method_named(text)
+
+
+@pytest.mark.parametrize(("longest", "length"), [(50, USUAL_LENGTH), (2048, 2048), (2049, 4096), (9000, 4096)])
+def test_a_sequence_holds_the_longest_conversation_or_what_the_model_reads(longest: int, length: int) -> None:
+    assert length_for(longest, small(model=ROTARY).model) == length
+
+
+def test_a_model_with_learned_positions_keeps_its_length() -> None:
+    assert length_for(3, small().model) == 8
+
+
+@pytest.mark.parametrize("conversations", [1, 10, 1000, 100_000])
+@pytest.mark.parametrize("per_sequence", [1, 7.5])
+@pytest.mark.parametrize("wave", [1, 4, 6])
+def test_a_batch_holds_about_as_many_conversations_and_divides_over_the_ranks(
+    conversations: int, per_sequence: float, wave: int
+) -> None:
+    size = Size(conversations, max(1, round(conversations / per_sequence)))
+    plan = small(model={**ROTARY, "sequence": 512})
+    batch = {"sequences": sequences_for(size, wave), "micro": 1}
+    plan = plan.model_copy(update={"batch": build(Batch, batch)})
+    micro = micro_for(plan, wave)
+    assert plan.batch.sequences % (micro * wave) == 0
+    assert micro * 512 <= MICRO_TOKENS
+    if wave == 1:
+        assert plan.batch.sequences <= size.sequences
+    if wave == 1 and conversations >= 1000:
+        held = plan.batch.sequences * size.conversations / size.sequences
+        assert CONVERSATIONS_PER_STEP / 1.5 <= held <= CONVERSATIONS_PER_STEP * 1.5
+
+
+def test_the_rate_rises_for_three_percent_of_the_steps_and_ends_at_zero() -> None:
+    plan = small()
+    steps = steps_for(packed=1600, sequences=plan.batch.sequences, epochs=2)
+    assert steps == 200
+    tree = merge(settings_for(Method("full", "next_token"))["training"], course_for(steps, plan))
+    config = build(TrainingConfig, tree)
+    rates = [lr_of_step(config, plan, step) for step in range(steps)]
+    assert rates.index(max(rates)) == 5 and rates[5] == FULL_LR  # the sixth step is the last of the warm-up
+    assert rates[-1] == pytest.approx(0, abs=1e-12)
+    assert config.warmup_tokens == pytest.approx(0.03 * last_tokens_of(config, plan))
+
+
+def test_a_part_of_an_epoch_is_at_least_one_step() -> None:
+    assert steps_for(packed=3, sequences=8, epochs=0.1) == 1
