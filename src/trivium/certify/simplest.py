@@ -45,6 +45,7 @@ SIMPLER: tuple[Tree, ...] = (
     {"recompute": {"activation_function": False}},
     {"recompute": {"every": 1}},
     {"context_attention": "ring"},
+    {"model": {"adapters": []}},
     {"model": {"dropout": 0.0}},
     {"model": {"z_loss": 0.0}},
     {"model": {"wiring": "sequential"}},
