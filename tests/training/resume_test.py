@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 from killing import killing
 from plans import small
 from tokens.curated import curated, documents
-from trivium.checkpoint.format import published, step_name, step_of
+from trivium.checkpoint.base import BASE_HASH, base_sha256
+from trivium.checkpoint.format import published, read_manifest, step_name, step_of
 from trivium.checkpoint.lease import holding
 from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
+from trivium.plan.adapters import AdapterGroup
 from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
@@ -385,3 +388,15 @@ def test_only_abandoned_checkpoints_are_deleted(tmp_path: Path) -> None:
     assert len(published(tmp_path)) == 3
     drop_abandoned(tmp_path, [step_name(8), step_name(12)])
     assert [path.name for path in published(tmp_path)] == [step_name(4)]
+
+
+def test_run_keeps_the_hash_of_the_weights_beside_which_its_adapters_are_trained(tokens: Path, tmp_path: Path) -> None:
+    start(job(tokens, tmp_path / "base", plan(), steps=1))
+    base = published(tmp_path / "base" / "checkpoints")[-1]
+    bare = plan()
+    adapted = bare.model_copy(update={"model": bare.model.model_copy(update={"adapters": (AdapterGroup(),)})})
+    tuning = job(tokens, tmp_path / "tuned", adapted, steps=2, start_from=str(base))
+    for steps in (1, 2):  # the second goes on with the first
+        start(replace(tuning, until=steps))
+        newest = read_manifest(published(tmp_path / "tuned" / "checkpoints")[-1])
+        assert newest["step"] == steps and newest[BASE_HASH] == base_sha256(Checkpoint.open(base))
