@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,18 @@ from trivium.cli.benchmarks import (
     tell,
 )
 from trivium.cli.model_argument import asked_model, model_path
-from trivium.cli.options import DEFAULT_OUT, AskedAdapter, Out, Preset, Reads, Redo, Sets, given_for, open_run
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    AskedAdapter,
+    Out,
+    Preset,
+    Reads,
+    Redo,
+    Sets,
+    given_for,
+    open_run,
+    with_options_of,
+)
 from trivium.cli.paths import local_path
 from trivium.cli.settings import App, Command, shows
 from trivium.cli.show import percent, percent_range, progress_of, say, table
@@ -104,37 +116,44 @@ def _evaluate_run(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = No
     perform(EVALUATE, open_run(out, given_for(out, preset, sets)), redo=redo)
 
 
+@dataclass(frozen=True)
+class Options:
+    """The options of `evaluate` for a model that is named."""
+
+    target: Target = None
+    tasks: Tasks = "mt-nlg"
+    data: Data = None
+    limit: Limit = None
+    shots: Shots = None
+    json: Json = None
+    every: Annotated[bool, typer.Option("--every", help="Every checkpoint of the run: accuracy against tokens.")] = (
+        False
+    )
+    adapter: AskedAdapter = None
+    sets: Sets = None
+
+
 @app.command(cls=_EitherWay)
 @shows("seed", "wording", "layout", root=BenchmarkConfig)
-def evaluate(
-    target: Target = None,
-    tasks: Tasks = "mt-nlg",
-    data: Data = None,
-    limit: Limit = None,
-    shots: Shots = None,
-    json: Json = None,
-    every: Annotated[
-        bool, typer.Option("--every", help="Every checkpoint of the run: accuracy against tokens.")
-    ] = False,
-    adapter: AskedAdapter = None,
-    sets: Sets = None,
-) -> None:
+@with_options_of(Options)
+def evaluate(given: Options) -> None:
     """Score held-out tasks zero- and few-shot; or published ones, beside the paper's figures.
 
     MODEL may also be a file of predictions for HANS (0 or 1 a pair). With it, --set overrides shots_drawn, confidence,
     resamples and tokenizer (its path) too: --set confidence=0.9.
     """
-    assert target is not None, "without a target the station of the run works"
-    refuse_bad_place(json)
-    if target.is_file():
-        _score_predictions(target, data, json)
+    assert given.target is not None, "without a target the station of the run works"
+    refuse_bad_place(given.json)
+    if given.target.is_file():
+        _score_predictions(given.target, given.data, given.json)
         return
     from trivium.interchange.target import opened
 
-    asked, target = Asked(tasks, data, config_of(shots, limit, sets or ()), every), asked_model(target)
+    config = config_of(given.shots, given.limit, given.sets or ())
+    asked, target = Asked(given.tasks, given.data, config, given.every), asked_model(given.target)
     results, places = None, []
-    with opened(target, asked.config.tokenizer, adapter) as found, progress_of("evaluate") as progress:
-        keeping = kept(found, asked, json)
+    with opened(target, config.tokenizer, given.adapter) as found, progress_of("evaluate") as progress:
+        keeping = kept(found, asked, given.json)
         for results in evaluate_target(found, asked, progress):
             places = keeping.write(results)
     if results is not None:

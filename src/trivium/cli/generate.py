@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,18 @@ import typer
 
 from trivium.cli.benchmarks import answered
 from trivium.cli.model_argument import asked_model, is_asked
-from trivium.cli.options import DEFAULT_OUT, AskedAdapter, AskedModel, Out, Preset, Reads, Redo, Sets, open_asked
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    AskedAdapter,
+    AskedModel,
+    Out,
+    Preset,
+    Reads,
+    Redo,
+    Sets,
+    open_asked,
+    with_options_of,
+)
 from trivium.cli.run_config import RunConfig
 from trivium.cli.settings import App, shows
 from trivium.cli.show import say, say_aside, tell
@@ -29,34 +41,40 @@ SAMPLES = "samples.json"  # in the folder of a run's samples
 app = App()
 
 
-@app.command()
-@shows("seed", "generation")
-def generate(
-    target: AskedModel = None,
+@dataclass(frozen=True)
+class Options:
+    """The options of `generate`."""
+
+    target: AskedModel = None
     prompt: Annotated[
         str | None, typer.Option("--prompt", metavar="TEXT", help="Continue this and print it as it is written.")
-    ] = None,
+    ] = None
     file: Annotated[
         str | None, typer.Option("--file", metavar="NAME|FILE", help="Prompts: shipped ones, or .txt, .jsonl, .yaml.")
-    ] = None,
+    ] = None
     interactive: Annotated[
         bool, typer.Option("--interactive", help="Continue each line of standard input until it ends.")
-    ] = False,
-    out: Out = DEFAULT_OUT,
-    adapter: AskedAdapter = None,
-    preset: Preset = None,
-    sets: Sets = None,
-    redo: Redo = False,
-) -> None:
+    ] = False
+    out: Out = DEFAULT_OUT
+    adapter: AskedAdapter = None
+    preset: Preset = None
+    sets: Sets = None
+    redo: Redo = False
+
+
+@app.command()
+@shows("seed", "generation")
+@with_options_of(Options)
+def generate(given: Options) -> None:
     """Continue the prompts of the config and keep the samples; of a target, or prompts given here, only print them.
 
     --logprobs 5 prints the probability of each token and of the 5 likeliest. --set generation.sampling.stop=[TEXT], and
     so repetition_penalty and seed. generation.together texts are written in one batch, over the ranks of the layout.
     """
-    named = {"--prompt": prompt is not None, "--file": file is not None, "--interactive": interactive}
-    imported = target is None and is_asked(out)
-    kept = target is None and adapter is None and not any(named.values()) and not imported
-    if redo and not kept:
+    named = {"--prompt": given.prompt is not None, "--file": given.file is not None, "--interactive": given.interactive}
+    imported = given.target is None and is_asked(given.out)
+    kept = given.target is None and given.adapter is None and not any(named.values()) and not imported
+    if given.redo and not kept:
         raise ConfigError("--redo: only samples that a run keeps can be redone; leave --redo out")
     given_prompts = [option for option, is_given in named.items() if is_given]
     if len(given_prompts) > 1:
@@ -65,26 +83,26 @@ def generate(
         "generate",
         GENERATE.sections,
         {"generation.prompts": f"{given_prompts[0]} gives the prompts; leave one out"} if given_prompts else {},
-    ).check(sets)
-    target = None if target is None else asked_model(target)
-    run = open_asked(target, out, preset, sets)
+    ).check(given.sets)
+    target = None if given.target is None else asked_model(given.target)
+    run = open_asked(target, given.out, given.preset, given.sets)
     if kept and joins_torchrun(os.environ):
-        _join(run, redo=redo)
+        _join(run, redo=given.redo)
         return
     if kept:
-        perform(GENERATE, run, redo=redo)
+        perform(GENERATE, run, redo=given.redo)
         return
     if target is None and not imported:
         GENERATE.inputs(run)
     from trivium.interchange.target import opened
 
-    with opened(target or out, adapter=adapter) as found:
+    with opened(target or given.out, adapter=given.adapter) as found:
         place = found.newest, found.tokenizer
-        if interactive or prompt is not None:
-            _stream(run, place, lines_of_input() if interactive else iter([str(prompt)]))
+        if given.interactive or given.prompt is not None:
+            _stream(run, place, lines_of_input() if given.interactive else iter([str(given.prompt)]))
         else:
-            given = parse_assignments(sets or (), RunConfig).get("generation", {}).get("sampling", {})
-            _print_all(run, place, file, given)
+            sampling = parse_assignments(given.sets or (), RunConfig).get("generation", {}).get("sampling", {})
+            _print_all(run, place, given.file, sampling)
 
 
 def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
