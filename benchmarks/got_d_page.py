@@ -32,8 +32,9 @@ def page(record: dict[str, Any]) -> str:
         f"# Warming up on documents selected by GOT-D, {record['date'][:10]}",
         "",
         f"- machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; torch {record['torch']}, "
-        f"one thread; load average {record['load']:.1f} at the start and {record['load_at_end']:.1f} at the end",
-        f"- commit {_commit(record)}; `{record['command']}`",
+        f"one thread; load average {min(s['load'] for s in seeds):.1f} to {max(s['load'] for s in seeds):.1f}",
+        f"- commit {', '.join(dict.fromkeys(map(_commit, seeds)))}; `python benchmarks/got_d.py --json out.json "
+        f"--seeds {len(seeds)} --report benchmarks/reports`",
         f"- {len(seeds)} seeds, which draw documents, weights and order; the seeds of a row are paired",
         f"- model: {MODEL['layers']} layers, hidden {MODEL['hidden']}, vocabulary {VOCABULARY:,}, {MODEL['sequence']} "
         f"positions; trained on {DOCUMENTS['trained on']:,} documents of {WORDS} words "
@@ -76,7 +77,7 @@ def page(record: dict[str, Any]) -> str:
         *(f"| {_name(a)} | {_name(b)} | {_mean(s['overlap'][f'{a}/{b}'] for s in seeds):.3f} |"
           for a, b in (key.split("/") for key in seeds[0]["overlap"])),
         "",
-        "Shares of the topics that GOT-D selects by hashed words under several values of `epsilon` (default 0.05):",
+        "Shares of the topics that GOT-D selects by hashed words under several values of `epsilon` (default 0.1):",
         "",
         f"| epsilon | {' | '.join(TOPICS)} |",
         "|---:|---:|---:|---:|",
