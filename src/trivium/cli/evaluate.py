@@ -116,8 +116,8 @@ def _evaluate_run(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = No
     perform(EVALUATE, open_run(out, given_for(out, preset, sets)), redo=redo)
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass
+class _Asked:
     """The options of `evaluate` for a model that is named."""
 
     target: Target = None
@@ -135,25 +135,28 @@ class Options:
 
 @app.command(cls=_EitherWay)
 @shows("seed", "wording", "layout", root=BenchmarkConfig)
-@with_options_of(Options)
-def evaluate(given: Options) -> None:
+@with_options_of(_Asked)
+def evaluate(given: _Asked) -> None:
     """Score held-out tasks zero- and few-shot; or published ones, beside the paper's figures.
 
     MODEL may also be a file of predictions for HANS (0 or 1 a pair). With it, --set overrides shots_drawn, confidence,
     resamples and tokenizer (its path) too: --set confidence=0.9.
     """
-    assert given.target is not None, "without a target the station of the run works"
-    refuse_bad_place(given.json)
-    if given.target.is_file():
-        _score_predictions(given.target, given.data, given.json)
+    target, data, json = given.target, given.data, given.json
+    assert target is not None, "without a target the station of the run works"
+    refuse_bad_place(json)
+    if target.is_file():
+        _score_predictions(target, data, json)
         return
     from trivium.interchange.target import opened
 
-    config = config_of(given.shots, given.limit, given.sets or ())
-    asked, target = Asked(given.tasks, given.data, config, given.every), asked_model(given.target)
+    asked, target = (
+        Asked(given.tasks, data, config_of(given.shots, given.limit, given.sets or ()), given.every),
+        asked_model(target),
+    )
     results, places = None, []
-    with opened(target, config.tokenizer, given.adapter) as found, progress_of("evaluate") as progress:
-        keeping = kept(found, asked, given.json)
+    with opened(target, asked.config.tokenizer, given.adapter) as found, progress_of("evaluate") as progress:
+        keeping = kept(found, asked, json)
         for results in evaluate_target(found, asked, progress):
             places = keeping.write(results)
     if results is not None:

@@ -41,8 +41,8 @@ SAMPLES = "samples.json"  # in the folder of a run's samples
 app = App()
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass
+class _Asked:
     """The options of `generate`."""
 
     target: AskedModel = None
@@ -64,17 +64,18 @@ class Options:
 
 @app.command()
 @shows("seed", "generation")
-@with_options_of(Options)
-def generate(given: Options) -> None:
+@with_options_of(_Asked)
+def generate(asked: _Asked) -> None:
     """Continue the prompts of the config and keep the samples; of a target, or prompts given here, only print them.
 
     --logprobs 5 prints the probability of each token and of the 5 likeliest. --set generation.sampling.stop=[TEXT], and
     so repetition_penalty and seed. generation.together texts are written in one batch, over the ranks of the layout.
     """
-    named = {"--prompt": given.prompt is not None, "--file": given.file is not None, "--interactive": given.interactive}
-    imported = given.target is None and is_asked(given.out)
-    kept = given.target is None and given.adapter is None and not any(named.values()) and not imported
-    if given.redo and not kept:
+    target, out, prompt, redo = asked.target, asked.out, asked.prompt, asked.redo
+    named = {"--prompt": prompt is not None, "--file": asked.file is not None, "--interactive": asked.interactive}
+    imported = target is None and is_asked(out)
+    kept = target is None and asked.adapter is None and not any(named.values()) and not imported
+    if redo and not kept:
         raise ConfigError("--redo: only samples that a run keeps can be redone; leave --redo out")
     given_prompts = [option for option, is_given in named.items() if is_given]
     if len(given_prompts) > 1:
@@ -83,26 +84,26 @@ def generate(given: Options) -> None:
         "generate",
         GENERATE.sections,
         {"generation.prompts": f"{given_prompts[0]} gives the prompts; leave one out"} if given_prompts else {},
-    ).check(given.sets)
-    target = None if given.target is None else asked_model(given.target)
-    run = open_asked(target, given.out, given.preset, given.sets)
+    ).check(asked.sets)
+    target = None if target is None else asked_model(target)
+    run = open_asked(target, out, asked.preset, asked.sets)
     if kept and joins_torchrun(os.environ):
-        _join(run, redo=given.redo)
+        _join(run, redo=redo)
         return
     if kept:
-        perform(GENERATE, run, redo=given.redo)
+        perform(GENERATE, run, redo=redo)
         return
     if target is None and not imported:
         GENERATE.inputs(run)
     from trivium.interchange.target import opened
 
-    with opened(target or given.out, adapter=given.adapter) as found:
+    with opened(target or out, adapter=asked.adapter) as found:
         place = found.newest, found.tokenizer
-        if given.interactive or given.prompt is not None:
-            _stream(run, place, lines_of_input() if given.interactive else iter([str(given.prompt)]))
+        if asked.interactive or prompt is not None:
+            _stream(run, place, lines_of_input() if asked.interactive else iter([str(prompt)]))
         else:
-            sampling = parse_assignments(given.sets or (), RunConfig).get("generation", {}).get("sampling", {})
-            _print_all(run, place, given.file, sampling)
+            given = parse_assignments(asked.sets or (), RunConfig).get("generation", {}).get("sampling", {})
+            _print_all(run, place, asked.file, given)
 
 
 def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
