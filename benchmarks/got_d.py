@@ -93,13 +93,13 @@ def main(arguments: list[str] | None = None) -> int:
         write_json(Path(options.json), record)
         return 0
     documents = {topic: list(_chunks(topic, data)) for topic in TOPICS}
-    record["seeds"] = [one for file in options.with_seeds_of for one in json.loads(Path(file).read_text())["seeds"]]
+    record["seeds"] = [seed for file in options.with_seeds_of for seed in _seeds_of(json.loads(Path(file).read_text()))]
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         begin = time.process_time()
         record["seeds"].append(experiment(setting(documents, seed), seed))
         print(f"seed {seed}: {time.process_time() - begin:.0f} CPU s", flush=True)
         write_json(Path(options.json), record)
-    record["load_at_end"] = os.getloadavg()[0]
+    record["seeds"] = _seeds_of(record)
     for earlier in options.with_speed_of:
         record["speed"] = json.loads(Path(earlier).read_text())
     if options.report:
@@ -109,6 +109,11 @@ def main(arguments: list[str] | None = None) -> int:
         write_json(Path(options.report) / f"{name}.json", record)
         (Path(options.report) / f"{name}.md").write_text(page(record))
     return 0
+
+
+def _seeds_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the seeds of a record, each with the commit and the load of its run."""
+    return [{**{key: record[key] for key in ("date", "commit", "changed", "load")}, **seed} for seed in record["seeds"]]
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

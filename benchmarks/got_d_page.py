@@ -32,20 +32,20 @@ def page(record: dict[str, Any]) -> str:
         f"# Warming up on documents selected by GOT-D, {record['date'][:10]}",
         "",
         f"- machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; torch {record['torch']}, "
-        f"one thread; load average {record['load']:.1f} at the start and {record['load_at_end']:.1f} at the end",
-        f"- commit {_commit(record)}; `{record['command']}`",
+        f"one thread; load average {min(s['load'] for s in seeds):.1f} to {max(s['load'] for s in seeds):.1f}",
+        f"- commit {', '.join(dict.fromkeys(map(_commit, seeds)))}; `python benchmarks/got_d.py --json out.json "
+        f"--seeds {len(seeds)} --report benchmarks/reports`",
         f"- {len(seeds)} seeds, which draw documents, weights and order; the seeds of a row are paired",
         f"- model: {MODEL['layers']} layers, hidden {MODEL['hidden']}, vocabulary {VOCABULARY:,}, {MODEL['sequence']} "
         f"positions; trained on {DOCUMENTS['trained on']:,} documents of {WORDS} words "
         f"({_shares(TRAINED_ON)}), {seeds[0]['steps']:,} steps of 1,024 tokens",
         f"- candidates: {DOCUMENTS['candidates']:,} other documents in the same mix. Target: {_shares(TARGET)}; "
         f"{DOCUMENTS['tuning']} documents for tuning, {DOCUMENTS['tested']} others for the loss",
-        "- GOT-D compares the target with what the model was trained on (`--from`); `epsilon` and other settings are the "
-        "defaults",
-        "- Learning rates were set on another seed by the loss after tuning without a warm-up. A first run of one seed at "
-        "1e-3 was discarded: there the tuning itself raised the loss on the target, with and without any warm-up. With "
-        "`epsilon` in units of the mean cost, as it was in that run, hashed words selected 80 % prose; it has been in "
-        "units of the standard deviation since",
+        "- GOT-D compares the target with what the model was trained on (`--from`), with default settings",
+        "- Learning rates were set on another seed by the loss after tuning without a warm-up. A first run of one seed "
+        "at 1e-3 was discarded: there the tuning itself raised the loss on the target, with and without a warm-up. In "
+        "that run `epsilon` was 0.05 of the mean cost, and hashed words selected 80 % prose; its unit is now the "
+        "standard deviation of the costs",
         "",
         *_verdict(seeds),
         "",
@@ -77,7 +77,7 @@ def page(record: dict[str, Any]) -> str:
         *(f"| {_name(a)} | {_name(b)} | {_mean(s['overlap'][f'{a}/{b}'] for s in seeds):.3f} |"
           for a, b in (key.split("/") for key in seeds[0]["overlap"])),
         "",
-        "Shares of the topics that GOT-D selects by hashed words under several values of `epsilon` (default 0.05):",
+        "Shares of the topics that GOT-D selects by hashed words under several values of `epsilon` (default 0.1):",
         "",
         f"| epsilon | {' | '.join(TOPICS)} |",
         "|---:|---:|---:|---:|",

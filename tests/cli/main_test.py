@@ -86,7 +86,7 @@ def test_help_lists_every_command_under_its_group(call):
     listed = [line[0] for line in lines if line and line[0] in names]
     groups = dict.fromkeys(verb.group for verb in VERBS)
     assert listed == [word for group in groups for word in (f"{group}:", *(v.name for v in VERBS if v.group == group))]
-    assert list(groups) == ["Start", "Data", "Plan", "Train", "Use", "Prove"]
+    assert list(groups) == ["Start", "Data", "Plan", "Train", "Tune", "Use", "Prove"]
 
 
 @pytest.mark.parametrize("verb", [v.name for v in VERBS])

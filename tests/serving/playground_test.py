@@ -13,6 +13,7 @@ import requests  # noqa: E402
 
 from evaluation.models import TOKENIZER, plan_of  # noqa: E402
 from serving.browser import CHROMIUM, browser  # noqa: E402
+from serving.chat_test import WRITER  # noqa: E402
 from serving.serve_test import LIMITS, listening  # noqa: E402
 from trivium.evaluation.answer import NativeScorer  # noqa: E402
 from trivium.model.whole import WholeModel  # noqa: E402
@@ -161,3 +162,43 @@ def test_errors_are_shown_and_page_stays_usable(page):
             "const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s)"
         )
         assert page.ask("typeof window.ran") == "undefined"
+
+
+SHOWN_TURNS = "[...document.querySelectorAll('.turn')].map((t) => [t.className, t.textContent])"
+
+
+def talk(page, message, **settings):
+    fields = {"max_tokens": 8, "temperature": 0.8, "top_p": 1, "seed": 1, "message": message} | settings
+    page.ask("".join(f"at({json.dumps(k)}).value = {json.dumps(v)};" for k, v in fields.items()))
+    press = "at('message').dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', bubbles: true}))"
+    page.ask(press)
+    page.wait_for("!at('send').disabled")
+
+
+def test_chat_shows_the_servers_answers_to_the_whole_conversation(page):
+    with listening(LIMITS, WRITER) as (url, _):
+        page.go(url + "/")
+        page.ask("at('system').value = 'Be brief.'")
+        messages, shown = [{"role": "system", "content": "Be brief."}], []
+        for said in ("Item 7?", "And <b>8</b>?"):
+            talk(page, said)
+            messages.append({"role": "user", "content": said})
+            asked = {"messages": messages, "max_tokens": 8, "temperature": 0.8, "top_p": 1, "seed": 1}
+            answer = requests.post(f"{url}/v1/chat/completions", json=asked, timeout=30).json()["choices"][0]["message"]
+            messages.append({"role": "assistant", "content": answer["content"]})
+            shown += [["turn user", said], ["turn assistant", answer["content"]]]
+            assert page.ask(SHOWN_TURNS) == shown and page.ask("at('message').value") == ""
+        assert page.ask("document.querySelectorAll('.turn b').length") == 0
+        page.ask("at('clear').click()")
+        assert page.ask(SHOWN_TURNS) == [] and page.ask("turns.length") == 0
+
+
+def test_chat_returns_a_refused_message_and_goes_on(page):
+    with listening(LIMITS, WRITER) as (url, _):
+        page.go(url + "/")
+        long = "x " * 200
+        talk(page, long)
+        assert "are more than the model's" in page.ask("at('problem').textContent")
+        assert page.ask(SHOWN_TURNS) == [] and page.ask("at('message').value") == long
+        talk(page, "Item 7?")
+        assert page.ask("at('problem').textContent") == "" and len(page.ask(SHOWN_TURNS)) == 2

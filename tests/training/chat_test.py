@@ -23,6 +23,7 @@ from trivium.training.batches import inputs_of
 from trivium.training.config import TrainingConfig
 from trivium.training.lineage import trace as lineage
 from trivium.training.loop import TrainingJob
+from trivium.training.metrics import METRICS, read
 from trivium.training.record import read_record
 from trivium.training.supervision.job import start
 from trivium.training.trainer import Samples, Trainer
@@ -162,3 +163,17 @@ def test_a_trained_token_leads_to_its_conversation(tmp_path: Path) -> None:
         assert found[one["document"]].ids[one["offset"]] == one["token"]
         assert one["agrees"]
     assert len({one["document"] for one in led}) == 2 * BATCH
+
+
+@pytest.mark.broad
+def test_a_training_on_conversations_resumes_exactly_on_other_data_ranks(tmp_path: Path) -> None:
+    written(tmp_path / "tokens", many(60))
+    config = TrainingConfig(steps=6, validation_samples=2, restarts=0)
+    logged = []
+    for name, then in (("unbroken", None), ("moved", (3, plan()))):
+        start(TrainingJob(plan(data=2), config, 5, tmp_path / "tokens", tmp_path / name), then=then)
+        steps = [m for m in read(tmp_path / name / METRICS) if "batch_hash" in m]
+        logged.append(([m["batch_hash"] for m in steps], [m["loss"] for m in steps]))
+    assert len(logged[0][0]) == 6
+    assert logged[0][0] == logged[1][0]
+    assert logged[0][1] == pytest.approx(logged[1][1], rel=1e-10)

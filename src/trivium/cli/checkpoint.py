@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.model_argument import asked_model, model_path
-from trivium.cli.options import DEFAULT_OUT, Out, directory_of, refuse_given
+from trivium.cli.options import DEFAULT_OUT, AskedAdapter, Out, directory_of, refuse_given
 from trivium.cli.paths import local_path
 from trivium.cli.settings import App
 from trivium.cli.show import layout_text, say, table
@@ -187,12 +187,44 @@ def average(
     say(f"  {path}; train from it with --set {shlex.quote(setting)}")
 
 
-@app.command("export", short_help="Write a checkpoint as a Hugging Face folder.")
+@app.command(short_help="Put adapters into the weights of their layers.")
+def merge(
+    which: Which = None,
+    out: Out = DEFAULT_OUT,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", parser=local_path, metavar="DIR", help="Where it goes; default: DIR/merged of --out."),
+    ] = None,
+) -> None:
+    """Write a checkpoint without adapters that computes the same, to evaluate, export or train from."""
+    from trivium.interchange.merge import merge as put_in
+
+    say(f"  {put_in(_opened(_one(which, out)), to or out / 'merged')}")
+
+
+@app.command(short_help="Take merged adapters out of the weights again.")
+def unmerge(
+    merged: Annotated[Path, typer.Argument(parser=local_path, metavar="MERGED", help="The merged checkpoint.")],
+    adapted: Annotated[
+        Path, typer.Argument(parser=local_path, metavar="ADAPTED", help="The checkpoint that was merged.")
+    ],
+    to: Annotated[Path, typer.Option("--to", parser=local_path, metavar="DIR", help="Where the base goes.")] = Path(
+        "unmerged"
+    ),
+) -> None:
+    """Write the base of a merged checkpoint; its weights are those of the base to rounding."""
+    from trivium.interchange.merge import unmerge as take_out
+
+    one, other = (_opened(_place(str(place), DEFAULT_OUT)) for place in (merged, adapted))
+    say(f"  {take_out(one, other, to)}")
+
+
+@app.command("export", short_help="Write a checkpoint as a Hugging Face folder, or its adapters as one of PEFT.")
 def export_(
     folder: Annotated[Path, typer.Argument(parser=local_path, metavar="DIR", help="The new folder.")],
     which: Which = None,
     out: Out = DEFAULT_OUT,
-    to: Annotated[str, typer.Option("--to", metavar="hf", help="hf: Hugging Face transformers.")] = "hf",
+    to: Annotated[str, typer.Option("--to", metavar="hf|peft", help="hf: transformers; peft: its adapters.")] = "hf",
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -204,7 +236,12 @@ def export_(
     from trivium.interchange.export import export_hf
     from trivium.interchange.target import opened, tokenizer_near
 
-    _known(to, "--to")
+    if to == "peft":
+        from trivium.interchange.peft import export_peft
+
+        say(f"  {export_peft(_opened(_one(which, out)), folder)}")
+        return
+    _known(to, "--to", "hf, peft")
     foreign = which is not None and (is_hub_name(which) or describes_model(Path(which)))
     with opened(asked_model(str(which)), tokenizer) if foreign else nullcontext() as target:
         source = _opened(_one(which, out) if target is None else target.newest)
@@ -229,22 +266,24 @@ def import_(
         typer.Option("--to", parser=local_path, metavar="DIR", help="Where it goes; default: DIR/imported of --out."),
     ] = None,
     out: Out = DEFAULT_OUT,
+    adapter: AskedAdapter = None,
 ) -> None:
     """Take the weights of a GPT-2, Llama, Mistral, Qwen or OLMo (README names each), and the tokenizer beside them.
 
     Without --to, --out becomes a run that trains from these weights, generates and exports. With --to, a preset beside
-    the new checkpoint does.
+    the new checkpoint does. MODEL may be a PEFT folder that names its base, or --adapter names one.
     """
     from trivium.cli.imported import began_run, refuse_preset, write_preset
     from trivium.cli.model_argument import PRESET
     from trivium.interchange.bring import import_hf, tokenizer_files
+    from trivium.interchange.target import base_and_adapter, import_adapted
 
-    _known(source, "--from")
-    folder, root = asked_model(folder), to or out / "imported"
+    _known(source, "--from", "hf")
+    (folder, adapter), root = base_and_adapter(asked_model(folder), adapter), to or out / "imported"
     refuse_preset(root)
-    path = import_hf(folder, root)
+    path = import_hf(folder, root) if adapter is None else import_adapted(folder, adapter, root)
     say(f"  {path}")
-    if carried := tokenizer_files(folder):
+    if carried := tokenizer_files(root):
         say(f"  {', '.join(carried)}: copied beside it")
     for line in write_preset(path):
         say(f"  {line}")
@@ -260,9 +299,9 @@ def import_(
     say(f"    {shlex.join(['trivium', 'train', '--out', run])}")
 
 
-def _known(name: str, option: str) -> None:
+def _known(name: str, option: str, known: str) -> None:
     if name != "hf":
-        raise ConfigError(f"{option} {name} is not a known format; known: hf")
+        raise ConfigError(f"{option} {name} is not a known format; known: {known}")
 
 
 @app.command(short_help="Delete checkpoints, never the last good one.")

@@ -18,7 +18,7 @@ from trivium.cli.benchmarks import (
     tell,
 )
 from trivium.cli.model_argument import asked_model, model_path
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Reads, Redo, Sets, given_for, open_run
+from trivium.cli.options import DEFAULT_OUT, AskedAdapter, Out, Preset, Reads, Redo, Sets, given_for, open_run
 from trivium.cli.paths import local_path
 from trivium.cli.settings import App, Command, shows
 from trivium.cli.show import percent, percent_range, progress_of, say, table
@@ -116,6 +116,7 @@ def evaluate(
     every: Annotated[
         bool, typer.Option("--every", help="Every checkpoint of the run: accuracy against tokens.")
     ] = False,
+    adapter: AskedAdapter = None,
     sets: Sets = None,
 ) -> None:
     """Score held-out tasks zero- and few-shot; or published ones, beside the paper's figures.
@@ -132,7 +133,7 @@ def evaluate(
 
     asked, target = Asked(tasks, data, config_of(shots, limit, sets or ()), every), asked_model(target)
     results, places = None, []
-    with opened(target, asked.config.tokenizer) as found, progress_of("evaluate") as progress:
+    with opened(target, asked.config.tokenizer, adapter) as found, progress_of("evaluate") as progress:
         keeping = kept(found, asked, json)
         for results in evaluate_target(found, asked, progress):
             places = keeping.write(results)

@@ -1,8 +1,10 @@
 """`trivium generate`: a checkpoint continues prompts."""
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +12,7 @@ import typer
 
 from trivium.cli.benchmarks import answered
 from trivium.cli.model_argument import asked_model, is_asked
-from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Redo, Sets, open_asked
+from trivium.cli.options import DEFAULT_OUT, AskedAdapter, AskedModel, Out, Preset, Reads, Redo, Sets, open_asked
 from trivium.cli.run_config import RunConfig
 from trivium.cli.settings import App, shows
 from trivium.cli.show import say, say_aside, tell
@@ -41,6 +43,7 @@ def generate(
         bool, typer.Option("--interactive", help="Continue each line of standard input until it ends.")
     ] = False,
     out: Out = DEFAULT_OUT,
+    adapter: AskedAdapter = None,
     preset: Preset = None,
     sets: Sets = None,
     redo: Redo = False,
@@ -52,7 +55,7 @@ def generate(
     """
     named = {"--prompt": prompt is not None, "--file": file is not None, "--interactive": interactive}
     imported = target is None and is_asked(out)
-    kept = target is None and not any(named.values()) and not imported
+    kept = target is None and adapter is None and not any(named.values()) and not imported
     if redo and not kept:
         raise ConfigError("--redo: only samples that a run keeps can be redone; leave --redo out")
     given_prompts = [option for option, is_given in named.items() if is_given]
@@ -75,10 +78,10 @@ def generate(
         GENERATE.inputs(run)
     from trivium.interchange.target import opened
 
-    with opened(target or out) as found:
+    with opened(target or out, adapter=adapter) as found:
         place = found.newest, found.tokenizer
         if interactive or prompt is not None:
-            _stream(run, place, _lines_of_input() if interactive else iter([str(prompt)]))
+            _stream(run, place, lines_of_input() if interactive else iter([str(prompt)]))
         else:
             given = parse_assignments(sets or (), RunConfig).get("generation", {}).get("sampling", {})
             _print_all(run, place, file, given)
@@ -168,13 +171,18 @@ def _token_line(token: Result) -> str:
     return f"  {token['token']!r} {token['logprob']:.3f}{whole}" + (f"  ({others})" if others else "")
 
 
-def _lines_of_input() -> Iterator[str]:
-    """What is typed, line by line; a prompt is shown only to people."""
+def lines_of_input() -> Iterator[str]:
+    """Yield the lines of standard input that are not blank. A terminal shows a prompt and edits lines."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        with suppress(ImportError):
+            importlib.import_module("readline")  # gives `input` a history and the keys that edit a line
     while True:
-        if sys.stdin.isatty():
-            print("> ", end="", flush=True)
-        line = sys.stdin.readline()
-        if not line:
+        try:
+            line = input("> ") if is_terminal else sys.stdin.readline()
+        except EOFError:
+            return
+        if not line and not is_terminal:
             return
         if line.strip():
             yield line.rstrip("\n")

@@ -211,11 +211,14 @@ def _refuse_other_work(asked: Asked, model: str) -> None:
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    from trivium.evaluation.judges.meta import POLICIES
+
     rows = [
-        (system, str(about["n"]), str(about["unparsable"]), _number(about["mean"]))
+        (system, str(about["n"]), str(about["without_score"]), *(_number(about["mean"][p]) for p in POLICIES))
         for system, about in found["systems"].items()
     ]
-    yield from table(rows, header=("system", "items", "without score", "mean score"))
+    header = ("system", "items", "without score", *(f"mean ({policy})" for policy in POLICIES))
+    yield from table(rows, header=header)
     yield f"  {counted(found['answers'], 'answer')} of {found['model']}, prompt {found['prompt']}"
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in found["reasons"].items())
     yield f"  {found['unparsable']:,} could not be parsed" + (f": {reasons}" if reasons else "")
@@ -225,7 +228,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield "  errors: " + ", ".join(f"{count:,} {severity}" for severity, count in found["errors"].items())
     if found["tokens_per_answer"] is not None:
         of_reasoning = found["reasoning_tokens_per_answer"]
-        yield f"  {found['tokens_per_answer']:,.1f} tokens for each answer, {of_reasoning:,.1f} of them reasoning"
+        more = "" if of_reasoning is None else f", {of_reasoning:,.1f} of them reasoning"
+        yield f"  {found['tokens_per_answer']:,.1f} tokens for each answer, all attempts together{more}"
 
 
 @app.command(short_help="Compare judges with people, and with each other.")

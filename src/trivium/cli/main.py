@@ -30,7 +30,8 @@ GO_ON = (
     "judge",
     "prove",
 )  # after an interruption; other verbs begin anew
-ASKING = ("evaluate", "incontext", "bias", "generate", "judge", "serve")  # a model, which may be brought in for it
+# These verbs ask a model, which may be brought in for it.
+ASKING = ("evaluate", "incontext", "bias", "generate", "chat", "judge", "serve")
 MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
 
@@ -61,6 +62,7 @@ VERBS = (
     Verb("metrics", "Train", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
     Verb("checkpoint", "Train", "trivium.cli.checkpoint", "List, verify, exchange and remove checkpoints."),
     Verb("generate", "Use", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
+    Verb("chat", "Use", "trivium.cli.chat", "Talk with a tuned model on a terminal or through a pipe."),
     Verb("serve", "Use", "trivium.cli.serve", "Answer over HTTP, with a playground, on this machine."),
     Verb("evaluate", "Use", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
     Verb("incontext", "Use", "trivium.cli.incontext", "Study how answers depend on the solved examples before them."),

@@ -40,6 +40,10 @@ AskedModel = Annotated[
         help="A run, a checkpoint, a Hugging Face folder or hf:ORG/NAME. Without it: the run of --out.",
     ),
 ]
+AskedAdapter = Annotated[
+    Path | None,
+    typer.Option("--adapter", parser=local_path, metavar="DIR", help="A PEFT folder with adapters for the model."),
+]
 SameAsOut = Annotated[Path | None, typer.Argument(parser=local_path, metavar="RUN", help="The same as --out RUN.")]
 Preset = Annotated[
     str | None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.cli.model_argument import asked_model
-from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Sets, open_asked
+from trivium.cli.options import DEFAULT_OUT, AskedAdapter, AskedModel, Out, Preset, Reads, Sets, open_asked
 from trivium.cli.settings import App, shows
 from trivium.cli.show import say
 from trivium.errors import ConfigError, MachineError
@@ -20,7 +20,13 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @app.command()
 @shows("seed", "serve")
-def serve(target: AskedModel = None, out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None) -> None:
+def serve(
+    target: AskedModel = None,
+    out: Out = DEFAULT_OUT,
+    adapter: AskedAdapter = None,
+    preset: Preset = None,
+    sets: Sets = None,
+) -> None:
     """Answer /v1/completions and /v1/chat/completions as OpenAI's do, and show a playground; on this machine alone
     unless told otherwise.
 
@@ -46,7 +52,7 @@ def serve(target: AskedModel = None, out: Out = DEFAULT_OUT, preset: Preset = No
     keys = read_keys(Path(config.keys)) if config.keys else None
     with (
         _listener(config) as place,  # first: a port that is taken is told before a model is read
-        opened(target or out) as found,
+        opened(target or out, adapter=adapter) as found,
     ):
         writer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=config.together)
         name = name_of((found.run or target or out).resolve())

@@ -25,11 +25,10 @@ def family_of(model: ModelShape) -> Family:
     if model.adapters:
         raise ConfigError(
             f"plan.model.adapters has {len(model.adapters)} groups, and no architecture of Hugging Face has adapters "
-            f"in its layers; export the model that training.start_from began with"
+            f"in its layers; export them to a folder of PEFT (--to peft), or merge them first with `trivium checkpoint "
+            f"merge`"
         )
-    every = families()
-    settings = sorted({name for family in every.values() for name in (*family.settings, *family.free)} | set(VARIED))
-    named = [family for family in every.values() if _computes(family, model, settings)]
+    every, settings, named = families(), _settings(), families_of(model)
     if not named:
         given = ", ".join(f"plan.model.{name} {getattr(model, name)}" for name in settings)
         known = "; ".join(f"{n}: {', '.join(map(str, f.settings.values()))}" for n, f in every.items())
@@ -45,6 +44,17 @@ def family_of(model: ModelShape) -> Family:
             f"train with plan.model.window=null for a model that is to be exported"
         )
     return min(saying, key=lambda family: family.rank)
+
+
+def families_of(model: ModelShape) -> list[Family]:
+    """Return the families that compute the same as a model without adapters."""
+    settings = _settings()
+    return [family for family in families().values() if _computes(family, model, settings)]
+
+
+def _settings() -> list[str]:
+    """Return the settings by which families differ."""
+    return sorted({name for family in families().values() for name in (*family.settings, *family.free)} | set(VARIED))
 
 
 def _computes(family: Family, model: ModelShape, settings: Sequence[str]) -> bool:
@@ -136,10 +146,11 @@ def twins(model: ModelShape, family: Family | None = None) -> Iterator[Twin]:
     family: the tensors' family; by default the one of the export.
     """
     names = (family or family_of(model)).names(model)
-    return (_twin(row, names) for row in parameters(model))
+    return (twin_of(row, names) for row in parameters(model))
 
 
-def _twin(row: Parameter, names: Names) -> Twin:
+def twin_of(row: Parameter, names: Names) -> Twin:
+    """Return a parameter with its Hugging Face tensors. names: those of its family."""
     if isinstance(row.owner, str):
         return _unfused(row, names.ends[row.name], transposed=False)
     module, _, kind = row.name.split(".", 2)[2].rpartition(".")

@@ -1,5 +1,6 @@
 """Find checkpoints and tokenizer of a run, a checkpoint or a Hugging Face folder."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trivium.checkpoint.format import published
+from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, DataError
 from trivium.families.common.hf_config import is_model_folder
-from trivium.interchange.bring import import_hf
+from trivium.interchange.bring import import_hf, tokenizer_files
+from trivium.interchange.peft import base_named_by, is_adapter_folder, with_adapters
 from trivium.tokens.manifest import tokens_of_training
 from trivium.tokens.tokenizer import tokenizer_file
 
@@ -37,19 +40,56 @@ class Target:
 
 
 @contextmanager
-def opened(place: str | Path, tokenizer: str | Path | None = None) -> Iterator[Target]:
-    """Open a target. A Hugging Face folder is imported into a temporary folder, which is removed afterwards.
+def opened(
+    place: str | Path, tokenizer: str | Path | None = None, adapter: str | Path | None = None
+) -> Iterator[Target]:
+    """Open a target. A Hugging Face folder is imported into a temporary folder, which is removed afterwards; so is a
+    model with the adapters of a PEFT folder.
 
-    tokenizer: tokenizer.json or its folder; None searches near the target. Raises DataError if nothing is there,
-    and CheckpointError for a checkpoint without tokenizer.
+    tokenizer: tokenizer.json or its folder; None searches near the target. adapter: a PEFT folder for the target. The
+    target may be that folder itself, which then names its base. Raises DataError if nothing is there, and
+    CheckpointError for a checkpoint without tokenizer and for adapters of another base.
     """
     place, words = Path(place), None if tokenizer is None else tokenizer_file(str(tokenizer))
+    place, adapter = base_and_adapter(place, None if adapter is None else Path(adapter))
+    if adapter is not None:
+        with opened(place, words) as base, tempfile.TemporaryDirectory(prefix="trivium-peft-") as folder:
+            adapted = with_adapters(Checkpoint.open(base.newest), adapter, Path(folder))
+            yield Target((adapted,), base.tokenizer)
+        return
     if is_model_folder(place):
         with tempfile.TemporaryDirectory(prefix="trivium-hf-") as folder:
             words = words or _existing(place / "tokenizer.json", place)
             yield Target((import_hf(place, Path(folder)),), words)
         return
     yield _native(place, words)
+
+
+def import_adapted(base: Path, adapter: Path, root: Path) -> Path:
+    """Write a base with the adapters of a PEFT folder as a checkpoint under `root`, with the files of the base's
+    tokenizer beside it, and return its directory."""
+    with opened(base) as target:
+        path = with_adapters(Checkpoint.open(target.newest), adapter, root)
+        for name in tokenizer_files(target.tokenizer.parent):
+            shutil.copyfile(target.tokenizer.parent / name, root / name)
+    return path
+
+
+def base_and_adapter(place: Path, adapter: Path | None) -> tuple[Path, Path | None]:
+    """Return the model and the PEFT folder that a user means, who may have named the folder alone."""
+    return (_base_of(place), place) if adapter is None and is_adapter_folder(place) else (place, adapter)
+
+
+def _base_of(folder: Path) -> Path:
+    """Return the base that a PEFT folder names, if it is on this machine."""
+    named = base_named_by(folder)
+    for place in (Path(named), folder / named):
+        if place.is_dir():
+            return place
+    raise DataError(
+        f"{folder} is an adapter of {named!r}, which is no folder here; name the base as MODEL (hf:{named} takes it "
+        f"from the Hub), and give --adapter {folder}"
+    )
 
 
 def _native(place: Path, tokenizer: Path | None) -> Target:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from trivium.checkpoint.agree import found_by_first
+from trivium.checkpoint.base import BASE_HASH, base_sha256
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
-from trivium.errors import Preempted, TriviumError
+from trivium.errors import CheckpointError, Preempted, TriviumError
 from trivium.model.stage import Stage
 from trivium.objectives.objective import LOSS
 from trivium.objectives.preferences.losses import Preference
@@ -275,6 +276,7 @@ class Loop:
             self.note({"event": "resumed", "step": start.state.step, "layout": to_tree(self.plan.layout)})
         if start.weights is not None:
             read_together(begin_with, self.trainer, start.weights)
+        self.base = self._base_of(start)
         self.step = self.first_step = start.state.step if start.state else 0
         found_by_first(lambda: drop_abandoned(root, start.abandoned), mesh, TriviumError)
         self._find_beside(start)
@@ -304,6 +306,14 @@ class Loop:
     def with_beside(self, data: TokenDataset) -> TokenDataset:
         """Return samples with what the objective needs beside their tokens."""
         return data if self._beside is None else self._beside.of_dataset(data)
+
+    def _base_of(self, start: Start) -> dict[str, Any]:
+        """Return what a checkpoint tells of the base of its adapters: its hash, and the folder that it came from."""
+        given = start.state or start.weights
+        if not self.plan.model.adapters or given is None or (start.state and BASE_HASH not in start.state.manifest):
+            return {}
+        named = {key: given.manifest[key] for key in ("imported_from",) if key in given.manifest}
+        return {BASE_HASH: found_by_first(lambda: base_sha256(given), self.mesh, CheckpointError), **named}
 
     def _finish(self) -> None:
         for observer in self.observers:
@@ -351,6 +361,7 @@ class Loop:
             "tokens_seen": self.tokens_seen,
             "training": to_tree(self.config),
             **self.identity,
+            **self.base,
             **progress_of(self.trainer),
             "left_out": self.entries,
             **({} if self._beside is None else {self._beside.name: self._beside.of}),
@@ -364,7 +375,8 @@ class Loop:
         manifest = read_tokens_manifest(self.job.tokens)
         return {
             **self.summary,
-            "unigram_entropy": manifest.get("unigram_entropy"),
+            # No loss of pairs can be compared with it.
+            "unigram_entropy": None if self.trainer.objective.of_pairs else manifest.get("unigram_entropy"),
             **{f"final_{name}": loss for name, loss in self.final_losses.items()},
             "layout": {k: getattr(self.plan.layout, k) for k in DEGREES},
             "device": device_name(self.mesh.device),

@@ -86,6 +86,8 @@ def test_tie_calibration_equals_its_definition_with_missing_scores(seed):
     expected, found = naive_calibration(human, judge), tie_calibration(human, judge)
     assert found.thresholds.tolist() == list(expected)
     assert found.accuracies.tolist() == pytest.approx(list(expected.values()))
+    for threshold, accuracy in expected.items():
+        assert np.nanmean(pairs_of(human, judge).by_segment(threshold)) == pytest.approx(accuracy)
     best = max(expected.values())
     assert found.threshold == next(t for t, a in expected.items() if a > best - 1e-9)
 
@@ -215,6 +217,14 @@ def test_planted_judges_are_ranked_by_every_measure():
         found = [value(name, human, judge) for judge in judges]
         assert found == sorted(found, reverse=True), name
         assert name == "system_accuracy" or found[0] > found[2], name
+
+
+def test_coarse_and_length_biased_judges_rank_below_the_judge_that_they_distort():
+    human, fine = made(13, systems=8, segments=400, noise=0.2)
+    length = np.random.default_rng(4).integers(10, 90, size=human.shape)
+    for name in ("tau_c", "spearman", "pearson", "spearman_by_segment"):
+        found = [value(name, human, judge) for judge in (fine, np.round(fine), fine + length / 20, length)]
+        assert found == sorted(found, reverse=True) and abs(found[-1]) < 0.1, name
 
 
 def test_pairs_that_lack_a_score_are_no_pairs():

@@ -1,7 +1,6 @@
 """Asking a judge: nothing is asked twice, nothing is lost, and the key is never stored or shown."""
 
 import threading
-import time
 
 import pytest
 
@@ -45,6 +44,21 @@ def test_recorded_answers_are_not_asked_for_again(tmp_path):
         judge([*ITEMS, Item("A", "9", "s", "t")], prompt_named("da"), NoBackend(), record, config, model="made")
 
 
+def test_order_of_rows_and_other_rows_do_not_change_a_score(tmp_path):
+    prompts = {}
+
+    def reply(body, _):
+        prompts.setdefault(number(body), set()).add(body["messages"][-1]["content"])
+        return completion(str(10 * number(body)))
+
+    with serving(reply) as (url, _):
+        one = ask(tmp_path, url)
+        (tmp_path / "answers.jsonl").unlink()
+        other = ask(tmp_path, url, ITEMS[::-1][:3])
+    assert {j.item: j.score for j in other}.items() <= {j.item: j.score for j in one}.items()
+    assert all(len(texts) == 1 for texts in prompts.values())
+
+
 def test_equal_texts_of_two_systems_are_asked_about_once(tmp_path):
     same = [item._replace(system="B") for item in ITEMS]
     with serving(lambda body, _: completion("50")) as (url, bodies):
@@ -67,18 +81,20 @@ def test_what_was_answered_before_a_failure_is_kept(tmp_path):
 
 
 def test_answers_to_requests_in_flight_are_kept_when_another_fails(tmp_path):
-    failed = threading.Event()
+    config = build(JudgeConfig, {"requests": 3, "retries": 0})
+    endpoints, together = [], threading.Barrier(3)
 
     def reply(body, _):
+        together.wait(10)  # all three are in flight
         if number(body) == 0:
-            failed.set()
             return 400, {"error": "no"}, {}
-        failed.wait(5)
-        time.sleep(0.1)
+        endpoints[0]._stop.wait(10)  # until the failure was seen
         return completion("50")
 
+    record = Record.open(tmp_path / "answers.jsonl")
     with serving(reply) as (url, bodies), pytest.raises(ConfigError, match="refused the request"):
-        ask(tmp_path, url, requests=3)
+        endpoints.append(Endpoint(url, "made", config))
+        judge(ITEMS, prompt_named("da"), endpoints[0], record, config, model="made")
     assert len(bodies) == 3  # nothing was sent after the failure
     assert len(Record.open(tmp_path / "answers.jsonl").answers) == 2
 
@@ -151,6 +167,14 @@ def test_response_without_text_is_an_unparsable_answer(tmp_path):
     with serving(lambda body, _: completion(None)) as (url, _):
         (found,) = ask(tmp_path, url, ITEMS[:1], attempts=1)
     assert found.score is None
+
+
+def test_endpoint_that_does_not_answer_is_given_up(tmp_path):
+    silence = threading.Event()
+    with serving(lambda body, _: silence.wait(5) or completion("70")) as (url, _):
+        with pytest.raises(MachineError, match=r"no answer in 0.2 s, 2 times; run the same command again"):
+            ask(tmp_path, url, ITEMS[:1], timeout_seconds=0.2, retries=1)
+        silence.set()
 
 
 def test_endless_response_is_cut_off(tmp_path):

@@ -97,6 +97,9 @@ def test_experts_of_summeval_are_averaged(tmp_path):
     row = {"id": "dm-1", "model_id": "M8", "decoded": "A made summary.", "expert_annotations": experts}
     path = write(tmp_path / "model_annotations.aligned.jsonl", [json.dumps(row)])
     assert read_ratings(path, "coherence").scores == {("M8", "dm-1"): (8 / 3,)}
+    paired = {**row, "text": "A made article.", "references": ["A made reference.", "Another."]}
+    (item,) = read_items(write(tmp_path / "paired.jsonl", [json.dumps(paired)]))
+    assert item[:5] == ("M8", "dm-1", "A made article.", "A made summary.", "A made reference.")
     with pytest.raises(DataError, match="coherence, consistency, fluency, relevance; give one of them as --aspect"):
         read_ratings(path)
 

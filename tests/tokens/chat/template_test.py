@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,48 @@ def test_mask_is_that_of_transformers() -> None:
         assert found.counted.tolist() == expected["assistant_masks"]
 
 
+def published() -> list[Path]:
+    """Templates of published models, which trl has."""
+    found = find_spec("trl")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("trl is not installed, which has the templates of published models")
+    return sorted((Path(found.submodule_search_locations[0]) / "chat_templates").glob("*.jinja"))
+
+
+@pytest.mark.broad
+def test_published_templates_give_the_text_and_the_masks_of_transformers() -> None:
+    turns = [
+        Turn("user", 'Hi <b> & "q"'),
+        Turn("assistant", "Yo.\n\nOk"),
+        Turn("user", "More?"),
+        Turn("assistant", "No."),
+    ]
+    given, rendered, masks = [turn._asdict() for turn in turns], 0, 0
+    for path in published():
+        ours, theirs = ChatTemplate(path.read_text(), MARKS, path.name), fast(path.read_text())
+        try:
+            text = theirs.apply_chat_template(given, tokenize=False)
+        except Exception:  # a template for images; each raises its own kind
+            with pytest.raises(DataError):
+                ours.render(turns)
+            continue
+        assert ours.render(turns) == text, path.name
+        prompted = theirs.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
+        assert ours.render(turns, True) == prompted, path.name
+        rendered += 1
+        if "Yo." not in text:
+            with pytest.raises(DataError, match="leaves out what the assistant says"):
+                encode_conversation(Conversation(tuple(turns), path.name), ours, tokenizer())
+        elif ours.has_tags:
+            expected = theirs.apply_chat_template(given, return_dict=True, return_assistant_tokens_mask=True)
+            found = encode_conversation(Conversation(tuple(turns), path.name), ours, tokenizer())
+            assert found.ids.tolist() == expected["input_ids"], path.name
+            assert found.counted.tolist() == expected["assistant_masks"], path.name
+            masks += 1
+    assert rendered > 60
+    assert masks > 25
+
+
 @pytest.mark.parametrize(
     ("name", "end"),
     [
@@ -66,6 +109,13 @@ def test_the_end_of_a_turn_is_found_in_the_template(name: str, end: str) -> None
     template = ChatTemplate(TEMPLATES[name], MARKS)
     assert template.end_of_turn == end
     assert end_of_turn_ids(template, tokenizer()) == [tokenizer().words[end]]
+
+
+def test_an_answer_ends_with_the_first_special_token_after_it() -> None:
+    source = "{% for m in messages %}{{ m.content + '<|im_end|>\n' }}{% endfor %}{{ eos_token }}"
+    template = ChatTemplate(source, MARKS)
+    assert template.end_of_turn == "<|im_end|>\n</s>"
+    assert end_of_turn_ids(template, tokenizer()) == [tokenizer().words["<|im_end|>"]]
 
 
 @pytest.mark.parametrize(

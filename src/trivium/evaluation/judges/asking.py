@@ -15,7 +15,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.evaluation.judges.config import JudgeConfig
 from trivium.evaluation.judges.parse import Parsed
 from trivium.evaluation.judges.prompts import Message, Prompt
-from trivium.evaluation.judges.ratings import Item
+from trivium.evaluation.judges.ratings import Item, mean_of
 from trivium.finite import dumps
 from trivium.jsonlines import read_rows
 from trivium.progress import Progress, silent
@@ -143,15 +143,18 @@ class Judged:
     item: Item
     samples: list[Parsed]
     answer_tokens: int = 0
-    reasoning_tokens: int = 0
+    reasoning_tokens: int | None = None
     attempts: int = 0
     has_tokens: bool = True
 
     @property
     def score(self) -> float | None:
         """The mean over the samples that could be parsed, None if there are none."""
-        known = [parsed.score for parsed in self.samples if parsed.score is not None]
-        return sum(known) / len(known) if known else None
+        return self.score_with(None)
+
+    def score_with(self, instead: float | None) -> float | None:
+        """The mean with a value in place of samples that could not be parsed; None leaves them out."""
+        return mean_of([instead if parsed.score is None else parsed.score for parsed in self.samples])
 
     def line(self) -> dict[str, Any]:
         """Return the line of the file of scores."""
@@ -164,7 +167,7 @@ class Judged:
             "errors": [dict(parsed.errors) for parsed in self.samples if parsed.errors],
             "attempts": self.attempts,
             "answer_tokens": self.answer_tokens if self.has_tokens else None,
-            "reasoning_tokens": self.reasoning_tokens if self.has_tokens else None,
+            "reasoning_tokens": self.reasoning_tokens,
         }
 
 
@@ -212,7 +215,8 @@ def judge(
             judged.attempts += 1
             judged.has_tokens &= answer.answer_tokens is not None
             judged.answer_tokens += answer.answer_tokens or 0
-            judged.reasoning_tokens += answer.reasoning_tokens or 0
+            if answer.reasoning_tokens is not None:
+                judged.reasoning_tokens = (judged.reasoning_tokens or 0) + answer.reasoning_tokens
         open_ones = [(n, s) for n, s in open_ones if found[n].samples[s].score is None]
         if not open_ones:
             break

@@ -12,6 +12,7 @@ from trivium.evaluation.judges.prompts import Prompt
 from trivium.evaluation.judges.ratings import (
     Ratings,
     has_answers_of_geval,
+    mean_of,
     read_answers_of_geval,
     read_ratings,
     score_of,
@@ -30,6 +31,9 @@ def write_scores(folder: Path, judged: Sequence[Judged], prompt: Prompt, about: 
     known = [parsed.score for parsed in samples if parsed.score is not None]
     counted = [one for one in judged if one.has_tokens]
     answers = sum(len(one.samples) for one in counted)
+    reasoning = [one.reasoning_tokens for one in counted if one.reasoning_tokens is not None]
+    # Likelihoods have no lowest value, and every output has one.
+    mean, worst = mean_of(known), min(known, default=None) if prompt.reads == "likelihood" else prompt.lowest
     summary = {
         "format": FORMAT,
         **about,
@@ -39,13 +43,12 @@ def write_scores(folder: Path, judged: Sequence[Judged], prompt: Prompt, about: 
         "reasons": dict(Counter(parsed.reason for parsed in samples if parsed.score is None)),
         "repeated": sum(one.attempts - len(one.samples) for one in judged),
         "errors": _errors(samples) if prompt.reads == "errors" else None,
-        "mean": sum(known) / len(known) if known else None,
-        # Likelihoods have no lowest value, and every output has one.
-        "worst": min(known, default=None) if prompt.reads == "likelihood" else prompt.lowest,
+        "mean": mean,
+        "worst": worst,
         "tokens_per_answer": sum(one.answer_tokens for one in counted) / answers if answers else None,
-        "reasoning_tokens_per_answer": sum(one.reasoning_tokens for one in counted) / answers if answers else None,
+        "reasoning_tokens_per_answer": sum(reasoning) / answers if reasoning and answers else None,
         "answers_without_token_counts": len(samples) - answers,
-        "systems": _systems(judged),
+        "systems": _systems(judged, worst, mean),
     }
     write_whole(folder / SCORES, "".join(f"{dumps(one.line(), ensure_ascii=False)}\n" for one in judged))
     write_json(folder / SUMMARY, summary)
@@ -72,13 +75,18 @@ def _errors(samples: Sequence[Parsed]) -> dict[str, int]:
     return dict(total)
 
 
-def _systems(judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
-    """Return each system's number of items and mean score over those that have one."""
-    found: dict[str, list[float | None]] = {}
+def _systems(judged: Sequence[Judged], worst: float | None, mean: float | None) -> dict[str, dict[str, Any]]:
+    """Return each system's number of items, those without a score, and its mean score for each treatment of answers
+    that could not be parsed."""
+    found: dict[str, list[Judged]] = {}
     for one in judged:
-        found.setdefault(one.item.system, []).append(one.score)
+        found.setdefault(one.item.system, []).append(one)
+    instead = {"drop": None, "worst": worst, "mean": mean}
     return {
-        system: {"n": len(scores), "unparsable": scores.count(None), "mean": sum(known) / len(known) if known else None}
-        for system, scores in found.items()
-        for known in [[score for score in scores if score is not None]]
+        system: {
+            "n": len(some),
+            "without_score": sum(one.score is None for one in some),
+            "mean": {policy: mean_of([one.score_with(value) for one in some]) for policy, value in instead.items()},
+        }
+        for system, some in found.items()
     }

@@ -14,7 +14,7 @@ from trivium.errors import DataError
 from trivium.evaluation.judges.agreement import Floats, measures, resamples, tie_calibration
 from trivium.evaluation.judges.compare import compare
 from trivium.evaluation.judges.config import MetaConfig
-from trivium.evaluation.judges.ratings import Key, Ratings
+from trivium.evaluation.judges.ratings import Key, Ratings, mean_of
 from trivium.progress import Progress, silent
 
 FORMAT = "trivium-judge-meta-1"
@@ -30,11 +30,12 @@ def meta(
     without: Sequence[str] = (),
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Return {format, human, judges, tests}, described in docs/judges.md. without: systems that are left out.
+    """Return {format, human, judges, tests}, where a judge has policies: {policy: {measure: {value, interval}}}.
 
-    Items count that people have scored and all judges were asked about. Raises DataError if there are none.
+    without: systems that are left out. Items count that people have scored and all judges were asked about. Raises
+    DataError if there are none.
     """
-    gold = {key: _mean(values) for key, values in human.scores.items()}
+    gold = {key: mean_of(values) for key, values in human.scores.items()}
     gold_known = {key: value for key, value in gold.items() if value is not None and key[0] not in without}
     keys = [key for key in gold_known if all(key in judge.scores for judge in judges)]
     _check(human, judges, keys, without)
@@ -105,22 +106,17 @@ def _matrix(places: tuple[Any, ...], shape: tuple[int, int], values: Sequence[fl
     return found
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
 def _scores(judge: Ratings, keys: Sequence[Key], policy: Policy) -> list[float | None]:
     """Return the score of each item: the mean of its answers, with what the policy puts in place of unparsable
     ones."""
     if policy == "drop":
-        return [_mean(judge.scores[key]) for key in keys]
+        return [mean_of(judge.scores[key]) for key in keys]
     known = [value for key in keys for value in judge.scores[key] if value is not None]
     if not known:
         raise DataError(f"no answer of {judge.name} about these items could be parsed, so that it has no scores")
     lowest = min(known) if judge.worst is None else judge.worst
     instead = lowest if policy == "worst" else sum(known) / len(known)
-    return [_mean([instead if value is None else value for value in judge.scores[key]]) for key in keys]
+    return [mean_of([instead if value is None else value for value in judge.scores[key]]) for key in keys]
 
 
 def _about(judge: Ratings, keys: Sequence[Key]) -> dict[str, Any]:
@@ -131,7 +127,7 @@ def _about(judge: Ratings, keys: Sequence[Key]) -> dict[str, Any]:
         "prompt": judge.about.get("prompt"),
         "answers": len(answers),
         "unparsable": answers.count(None),
-        "dropped_items": sum(_mean(judge.scores[key]) is None for key in keys),
+        "dropped_items": sum(mean_of(judge.scores[key]) is None for key in keys),
         "without_human_score": len(judge.scores) - len(keys),
         "tokens_per_answer": judge.tokens,
     }

@@ -7,7 +7,7 @@ its recorded answers.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,6 +113,12 @@ def has_answers_of_geval(path: Path) -> bool:
     return path.suffix == ".json" and any("all_responses" in row for row, _ in _summaries(path))
 
 
+def mean_of(scores: Sequence[float | None]) -> float | None:
+    """Return the mean of the scores that are known, None if there are none."""
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known else None
+
+
 def score_of(value: Any, where: str) -> float | None:
     """Return a finite number, or None for null. Raises DataError for anything else."""
     if value is None:
@@ -143,11 +149,21 @@ def _items(path: Path) -> Iterator[tuple[Item, str]]:
         return
     for value, number in read_rows(path, remedy=REMEDY):
         where = f"{path}, line {number}"
-        line = _object(value, where)
+        line = _paired(_object(value, where))
         source, output, system = (_text(line, name, where) for name in ("source", "output", "system"))
         segment = str(line["segment"]) if line.get("segment") is not None else source
         more = [_optional(line, name, where) for name in ("reference", "source_language", "target_language")]
         yield Item(system, segment, source, output, *more), where
+
+
+def _paired(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row of SummEval that has been paired with its article under the names of other rows."""
+    if "decoded" not in row:
+        return row
+    references = row.get("references")
+    first = references[0] if isinstance(references, list) and references else None
+    names = {"source": "text", "output": "decoded", "system": "model_id", "segment": "id"}
+    return {"reference": first, **{ours: row.get(theirs) for ours, theirs in names.items()}}
 
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:
@@ -281,8 +297,7 @@ def _lines_of_scores(path: Path, aspect: str | None) -> dict[Key, tuple[float | 
             key = _text(row, "model_id", where), _text(row, "id", where)
             experts = [_object(e, where) for e in row["expert_annotations"] or ()]
             given = [_aspect({"scores": expert}, aspect, where) for expert in experts]
-            known = [score for score in given if score is not None]
-            scores: tuple[float | None, ...] = (sum(known) / len(known) if known else None,)
+            scores: tuple[float | None, ...] = (mean_of(given),)
         else:
             key = _text(row, "system", where), str(row.get("segment", ""))
             if not key[1]:

@@ -84,13 +84,15 @@ def encode_prompt(turns: Sequence[Turn], template: ChatTemplate, tokenizer: Toke
 
 
 def end_of_turn_ids(template: ChatTemplate, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that end an answer: a single special token for nearly all templates.
+    """Return the ids that end an answer: those up to the first special token, which is one for nearly all templates.
 
     A template that writes nothing after an answer is given the end-of-text token.
     """
     if not template.end_of_turn:
         return [tokenizer.end_of_text]
-    return list(tokenizer.encode_marked([template.end_of_turn])[0].ids)
+    ids = list(tokenizer.encode_marked([template.end_of_turn])[0].ids)
+    special = _guard_of(tokenizer).ids
+    return ids[: next((n for n, token in enumerate(ids, 1) if token in special), len(ids))]
 
 
 def _encoded(
@@ -105,8 +107,7 @@ def _encoded(
         for texts, (_, mark) in zip(_rendered(batch, requests, template), guarded, strict=True)
     ]
     if template.has_tags:
-        # The tags of the turns before the first that counts do not count.
-        wholes = [whole._replace(spans=whole.spans[sum(len(b.spans) for b in before) :]) for whole, *before in rendered]
+        wholes = [_by_tags(texts, template) for texts in rendered]
     else:
         wholes = [_by_prefixes(one, texts, template) for one, texts in zip(batch, rendered, strict=True)]
     encodings = tokenizer.encode_marked([whole.text for whole in wholes])
@@ -128,6 +129,16 @@ def _asked_by_tags(turns: Sequence[Turn], counted: Sequence[int]) -> list[tuple[
 def _asked_by_prefixes(turns: Sequence[Turn], counted: Sequence[int]) -> list[tuple[int, bool]]:
     """Return the texts to render: all turns, and for each that counts the text before it and the text after it."""
     return [(len(turns), False), *(pair for n in counted for pair in ((n, True), (n + 1, False)))]
+
+
+def _by_tags(texts: Sequence[_Marked], template: ChatTemplate) -> _Marked:
+    """Return the whole text with a span for each answer, and the mark that ends it if that follows the tag.
+
+    texts: those of `_asked_by_tags`. The tags of the turns before the first that counts do not count.
+    """
+    whole, *before = texts
+    end, spans = template.end_of_turn, whole.spans[sum(len(text.spans) for text in before) :]
+    return whole._replace(spans=[(a, b + len(end) * whole.text.startswith(end, b)) for a, b in spans])
 
 
 def _by_prefixes(one: Conversation, texts: Sequence[_Marked], template: ChatTemplate) -> _Marked:
@@ -192,10 +203,15 @@ def _rendered(batch: Sequence[Conversation], requests: Sequence[Request], templa
 
 
 class _Guard(NamedTuple):
-    """What a message may not become. ids: of the special tokens. begins, ends: their parts at either end."""
+    """What a message may not become.
+
+    ids: of the special tokens. refused: those without the one of text that has no other. begins, ends: parts at either
+    end of the tokens.
+    """
 
     spelled: re.Pattern[str]
     ids: frozenset[int]
+    refused: frozenset[int]
     begins: frozenset[str]
     ends: frozenset[str]
     longest: int
@@ -214,9 +230,12 @@ def _guard_of(tokenizer: Tokenizer) -> _Guard:
     chatml = [token for token in (START, END) if token in tokenizer.words]
     tokens = sorted({*tokenizer.guarded, *chatml}, key=lambda token: (-len(token), token))
     long = [token for token in tokens if len(token) > 1]
+    ids = frozenset(tokenizer.words[token] for token in tokens if token in tokenizer.words)
+    unknown = {tokenizer.words[tokenizer.unknown]} - {tokenizer.end_of_text}
     return _Guard(
         re.compile("|".join(map(re.escape, long)) or r"(?!)"),
-        frozenset(tokenizer.words[token] for token in tokens if token in tokenizer.words),
+        ids,
+        ids - unknown,
         frozenset(token[:size] for token in long for size in range(1, len(token))),
         frozenset(token[size:] for token in long for size in range(1, len(token))),
         max(map(len, long), default=1),
@@ -251,12 +270,11 @@ def _ids(whole: _Marked, encoding: tokenizers.Encoding, tokenizer: Tokenizer, na
             counted[first : _behind(encoding, end, len(ids))] = 1
     touched = {token for cut in whole.cuts if (token := encoding.char_to_token(cut)) is not None}
     guard = _guard_of(tokenizer)
-    unknown = {tokenizer.words[tokenizer.unknown]} - {tokenizer.end_of_text}  # of text without another id
     for token in sorted(touched, reverse=True):
         begin, end = _place(encoding, token)
         if ids[token] in guard.ids and any(begin < cut < end for cut in whole.cuts):
             spelled = _as_text(whole.text[begin:end], tokenizer)
-            if guard.ids.intersection(spelled) - unknown:
+            if guard.refused.intersection(spelled):
                 raise DataError(
                     f"{name}{': ' if name else ''}a message contains {shown(whole.text[begin:end])}, which this "
                     "tokenizer cannot write as text; remove it"

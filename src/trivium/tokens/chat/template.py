@@ -102,9 +102,17 @@ class ChatTemplate:
 
     @cached_property
     def end_of_turn(self) -> str:
-        """The text that ends an answer, such as <|im_end|>, without white space; empty if there is none."""
+        """The text that ends an answer, such as <|im_end|>, without white space; empty if there is none.
+
+        Raises DataError if the template does not write what an assistant says.
+        """
         answer = NONCHARACTERS[-1]
         text = self.render([Turn("user", "a"), Turn("assistant", answer)])
+        if answer not in text:
+            raise DataError(
+                f"{self.origin} leaves out what the assistant says: of an answer it writes {shown(text)!r}; give a "
+                f"template for messages whose content is a text, in {FILE}"
+            )
         return text.rpartition(answer)[2].strip()
 
     def save(self, folder: Path) -> Path:

@@ -1,0 +1,487 @@
+"""Adapters in the folders of PEFT: adapter_config.json beside adapter_model.safetensors.
+
+Where we store several matrices as one, such as queries, keys and values of a Llama, PEFT may have an adapter of rank r
+for each. They are read as one adapter: their A lie one above the other, and B is block-diagonal, which computes the
+same and needs no other kind of layer than an adapter of ours. Written, A is the same for each matrix, B is cut into
+their rows, and the ranks that a matrix does not use are left out, so that what was read is written again.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from trivium.checkpoint.base import BASE_HASH, base_sha256
+from trivium.checkpoint.format import STRUCTURE, step_name
+from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.pieces import Entry, Part, write_pieces
+from trivium.checkpoint.reshard import parts_of, write_whole
+from trivium.config import Tree, to_tree
+from trivium.errors import CheckpointError, ConfigError, DataError
+from trivium.families.common.family import Family
+from trivium.interchange.merge import adapted_layers, added_tensors
+from trivium.interchange.names import Twin, families_of, family_of, twin_of, twins
+from trivium.plan.adapters import ADAPTER, Adapted, AdapterGroup
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.parameters import Box
+from trivium.provenance import publishing_new, write_json
+from trivium.untrusted import check_regular, read_json
+
+Tensor = torch.Tensor
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+# Fields that change what is computed, and the values with which nothing else is. PEFT's other fields do not matter to a
+# reader of the tensors.
+_MUST: Mapping[str, tuple[Any, ...]] = MappingProxyType({
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "modules_to_save": (None, []),
+    "lora_bias": (False, None),
+    "use_qalora": (False, None),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, []),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+})  # fmt: skip
+# Ways to begin that change the weights of the base, so that an adapter fits no base but the changed one.
+_CHANGES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
+MAX_PATTERN_CHARACTERS, MAX_REPEATS = 200, 3  # of a pattern of a file, whose matching then takes no time
+_REPEATED_GROUP, _REPEAT = re.compile(r"\)[*+{?]"), re.compile(r"[*+{]")
+
+
+class _Module(NamedTuple):
+    """An adapter of one matrix of theirs: scale (x A^T) B^T is added. magnitude: the norms of the rows, of DoRA."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+    magnitude: Tensor | None
+
+
+class _Linear(NamedTuple):
+    """An adapter of ours: the number of its layer, the name of the linear layer within it, kind, settings, and
+    parameters by name."""
+
+    layer: int
+    name: str
+    kind: str
+    settings: Tree
+    added: dict[str, Tensor]
+
+
+class Adapters(NamedTuple):
+    """The adapters of a PEFT folder for a model. tensors: by the names of our parameters."""
+
+    groups: tuple[AdapterGroup, ...]
+    tensors: dict[str, Tensor]
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    """Whether a folder has an adapter of PEFT."""
+    return (folder / CONFIG).is_file()
+
+
+def base_named_by(folder: Path) -> str:
+    """Return the base model that a PEFT folder names. Raises DataError if it names none."""
+    named = _read_config(folder).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        raise DataError(
+            f"{folder / CONFIG}: base_model_name_or_path is {named!r}, and the adapter needs its base model; name the "
+            f"base as MODEL and give --adapter {folder}"
+        )
+    return named
+
+
+def with_adapters(base: Checkpoint, folder: Path, root: Path) -> Path:
+    """Write the weights of `base` and the adapters of a PEFT folder as a checkpoint under `root`.
+
+    Returns its directory. Raises DataError if the folder does not fit the base, and CheckpointError if it says that it
+    was trained on another one.
+    """
+    model = base.plan.model
+    if model.adapters:
+        raise ConfigError(
+            f"{base.directory} has adapters already, and {folder} would be others; merge them first: "
+            f"`trivium checkpoint merge {base.directory} --to DIR`"
+        )
+    found = read_adapters(folder, model)
+    known, here = _metadata(folder / WEIGHTS).get(BASE_HASH), base_sha256(base)
+    if known not in (None, here):
+        raise CheckpointError(
+            f"{folder} was trained on a base whose weights have sha256 {known[:12]}…, and those of {base.directory} "
+            f"have {here[:12]}…; name the base of the adapter"
+        )
+    about = {k: v for k, v in base.manifest.items() if k not in STRUCTURE}
+    about |= {
+        BASE_HASH: here,
+        "plan": {**about["plan"], "model": to_tree(model.model_copy(update={"adapters": found.groups}))},
+    }
+    parts = [p for name in base.names if name.startswith("weights/") for p in parts_of(base, name)]
+    for name, values in found.tensors.items():
+        shape = tuple(values.shape)
+        box = Box(tuple(0 for _ in shape), shape)
+        parts.append(Part(f"weights/{name}", shape, box, values.dtype, partial(_given, values)))
+    if (root / step_name(base.step)).exists():
+        raise ConfigError(f"{root / step_name(base.step)} exists already; choose another --to")
+    return write_whole(root, base.step, about, [parts])
+
+
+def read_adapters(folder: Path, model: ModelShape) -> Adapters:
+    """Read a PEFT folder for a model without adapters. Raises DataError if it does not fit, or computes something that
+    this engine does not."""
+    config = _read_config(folder)
+    _refuse_other_kinds(config, folder / CONFIG)
+    tensors = _read_tensors(folder / WEIGHTS)
+    source = _Read(folder, config, tensors)
+    family = _family(model, tensors)
+    found = [linear for twin in _linear_twins(model, family) if (linear := source.joined(twin, family, model))]
+    unused = sorted(tensors.keys() - source.used)
+    if unused:
+        raise DataError(
+            f"{folder / WEIGHTS} has {len(unused)} tensors of no linear layer in a layer of the base, the first "
+            f"'{unused[0]}'; adapters are on the linear layers of attention and feed-forward halves: train the adapter "
+            f"without that module, or name its own base"
+        )
+    if not found:
+        raise DataError(f"{folder / WEIGHTS} has no adapter of a layer of the base; download the folder again")
+    named = {f"layers.{x.layer}.{x.name}.{ADAPTER}.{part}": v for x in found for part, v in x.added.items()}
+    return Adapters(_groups(found, model), named)
+
+
+class _Read:
+    """A PEFT folder that is being read. used: the names of tensors that were taken."""
+
+    def __init__(self, folder: Path, config: Tree, tensors: Mapping[str, Tensor]) -> None:
+        self.folder, self.config, self.tensors = folder, config, tensors
+        self.used: set[str] = set()
+
+    def joined(self, twin: Twin, family: Family, model: ModelShape) -> _Linear | None:
+        """Return the adapter of a linear layer, made of those of the matrices that are stored together in it; None if
+        none of these has one."""
+        names = [name.removesuffix(".weight") for name in twin.theirs]
+        shapes = [_shape(x, family, model) for x in twin.to_hf(torch.empty(twin.ours.shape, device="meta"))]
+        found = [self._module(name, *shape) for name, shape in zip(names, shapes, strict=True)]
+        some = [module for module in found if module is not None]
+        if not some:
+            return None
+        dora = [module.magnitude is not None for module in some]
+        if any(dora) and (not all(dora) or len(some) < len(found)):
+            raise DataError(
+                f"{self.folder / WEIGHTS}: DoRA is on some of {', '.join(names)}, and not on all; they are one matrix "
+                f"here: train the adapter on all of them, or on none"
+            )
+        together = len({module.scale for module in some}) == 1 and len(some) == len(found)
+        if together and all(torch.equal(module.a, some[0].a) for module in some):
+            a, pieces = some[0].a, [module.b for module in some]
+        else:
+            a, pieces = _block_diagonal(found, [shape[0] for shape in shapes])
+        r, scale = len(a), some[0].scale
+        added = {"a": a, "b": _of_columns(twin, r, family, model).from_hf(tuple(pieces))}
+        if any(dora):
+            magnitudes = tuple(m.magnitude.unsqueeze(1) for m in some if m.magnitude is not None)
+            added["m"] = _of_columns(twin, 1, family, model).from_hf(magnitudes).squeeze(-1)
+        settings: Tree = {"r": r, "alpha": scale * r}
+        if self.config.get("use_rslora"):
+            settings = {"r": r, "alpha": scale * math.sqrt(r), "rslora": True}
+        if self.config.get("lora_dropout"):
+            settings["dropout"] = self.config["lora_dropout"]
+        assert isinstance(twin.ours.owner, int), "linear layers are in layers"
+        return _Linear(twin.ours.owner, _short(twin), "dora" if any(dora) else "lora", settings, added)
+
+    def _module(self, name: str, outputs: int, inputs: int) -> _Module | None:
+        keys = {part: f"{PREFIX}{name}.{part}" for part in (A, B, MAGNITUDE)}
+        here = {part: self.tensors[key] for part, key in keys.items() if key in self.tensors}
+        if not here:
+            return None
+        self.used |= {keys[part] for part in here}
+        wanted = {A, B, *((MAGNITUDE,) if self.config.get("use_dora") else ())}
+        if here.keys() != wanted:
+            raise DataError(
+                f"{self.folder / WEIGHTS} has {', '.join(sorted(here))} of {name}, and must have "
+                f"{', '.join(sorted(wanted))}; download the folder again"
+            )
+        r = len(here[A])
+        rights = {A: (r, inputs), B: (outputs, r), MAGNITUDE: (outputs,)}
+        for part, tensor in here.items():
+            if tuple(tensor.shape) != rights[part] or r == 0:
+                raise DataError(
+                    f"{self.folder / WEIGHTS}: '{keys[part]}' is {tuple(tensor.shape)}, and for the base it must be "
+                    f"{rights[part]}; name the base of the adapter"
+                )
+        return _Module(here[A], here[B], self._scale(name, r), here.get(MAGNITUDE))
+
+    def _scale(self, name: str, r: int) -> float:
+        """Return the factor of B A of a module."""
+        alpha = self._by_pattern("alpha_pattern", name, self.config.get("lora_alpha", 8))
+        said = self._by_pattern("rank_pattern", name, self.config.get("r", 8))
+        if said != r or not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < math.inf:
+            raise DataError(
+                f"{self.folder / CONFIG}: {name} has rank {said!r} and alpha {alpha!r}, and its tensors have rank {r}; "
+                f"alpha must be a number above 0: correct the file, or download the folder again"
+            )
+        return alpha / (math.sqrt(r) if self.config.get("use_rslora") else r)
+
+    def _by_pattern(self, field: str, name: str, default: Any) -> Any:
+        """Return the value of the first pattern that matches a module, as PEFT does."""
+        patterns = self.config.get(field) or {}
+        if not isinstance(patterns, dict):
+            raise DataError(f"{self.folder / CONFIG}: {field} is {patterns!r}, and must be an object of patterns")
+        for pattern, value in patterns.items():
+            if pattern == name or self._compiled(field, pattern).match(name):
+                return value
+        return default
+
+    def _compiled(self, field: str, pattern: str) -> re.Pattern[str]:
+        repeats = len(_REPEAT.findall(pattern))
+        if len(pattern) <= MAX_PATTERN_CHARACTERS and repeats <= MAX_REPEATS and not _REPEATED_GROUP.search(pattern):
+            try:
+                return re.compile(rf"(.*\.)?({pattern})$")
+            except re.error:
+                pass
+        raise DataError(
+            f"{self.folder / CONFIG}: {field} has the pattern {pattern[:MAX_PATTERN_CHARACTERS]!r}, which is no "
+            f"regular expression, or has a repeated group or more than {MAX_REPEATS} repeats; write the names of "
+            f"modules instead"
+        )
+
+
+@dataclass
+class _Written:
+    """What a PEFT folder will have. ranks, alphas: by the name of a module."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    alphas: dict[str, float] = field(default_factory=dict)
+
+    def add(self, each: Adapted, added: Mapping[str, Tensor], twin: Twin, family: Family, model: ModelShape) -> None:
+        """Add the adapters of the matrices that are stored together in a linear layer."""
+        names = [name.removesuffix(".weight") for name in twin.theirs]
+        adapter: Any = each.adapter
+        pieces = _of_columns(twin, adapter.r, family, model).to_hf(added["b"])
+        magnitudes: tuple[Tensor | None, ...] = (None,) * len(pieces)
+        if "m" in added:
+            magnitudes = tuple(
+                x.squeeze(-1) for x in _of_columns(twin, 1, family, model).to_hf(added["m"].unsqueeze(-1))
+            )
+        for name, b, magnitude in zip(names, pieces, magnitudes, strict=True):
+            used = b.any(dim=0)
+            if not added["b"].any():
+                used = torch.ones_like(used)  # B has not been trained, and shows nothing
+            if not used.any():
+                if magnitude is None:
+                    continue
+                used[0] = True  # DoRA scales the rows of a matrix that LoRA leaves alone
+            rank = int(used.sum())
+            self.ranks[name] = rank
+            self.alphas[name] = adapter.scale * (math.sqrt(rank) if adapter.rslora else rank)
+            self.tensors[f"{PREFIX}{name}.{A}"] = added["a"][used].contiguous()
+            self.tensors[f"{PREFIX}{name}.{B}"] = b[:, used].contiguous()
+            if magnitude is not None:
+                self.tensors[f"{PREFIX}{name}.{MAGNITUDE}"] = magnitude.contiguous()
+
+    def config(self, model: ModelShape, family: Family, kind: str, base: str) -> Tree:
+        """Return adapter_config.json. Ranks and alphas that differ from the most frequent are told by name."""
+        rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (self.ranks, self.alphas))
+        rslora = all(group.settings.get("rslora", False) for group in model.adapters)
+        dropouts = [group.made().dropout for group in model.adapters]
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base or None,
+            "inference_mode": True,
+            "bias": "none",
+            "r": rank,
+            "lora_alpha": alpha,
+            "lora_dropout": max(dropouts),
+            "target_modules": _targets(self.ranks, model.layers, family.names(model).layer),
+            "rank_pattern": {re.escape(k): v for k, v in self.ranks.items() if v != rank},
+            "alpha_pattern": {re.escape(k): v for k, v in self.alphas.items() if v != alpha},
+            "use_rslora": rslora,
+            "use_dora": kind == "dora",
+            "fan_in_fan_out": family.names(model).transposed,
+            "modules_to_save": None,
+        }
+
+
+def export_peft(source: Checkpoint, folder: str | Path, *, base: str = "") -> Path:
+    """Write the adapters of a verified checkpoint as a PEFT folder, and return it. base: the name or path of the base
+    model, which the folder tells.
+
+    Raises ConfigError if the checkpoint has no adapters, or some that one PEFT folder cannot have together.
+    """
+    folder, model, adapted = Path(folder), source.plan.model, adapted_layers(source)
+    ways = {(_kind(group), bool(group.settings.get("rslora", False))) for group in model.adapters}
+    if len(ways) > 1:
+        told = ", ".join(f"{kind}{' with rslora' if rslora else ''}" for kind, rslora in sorted(ways))
+        raise ConfigError(
+            f"plan.model.adapters has {told}, and a PEFT folder has one of them; merge them instead: "
+            f"`trivium checkpoint merge {source.directory} --to DIR`"
+        )
+    bare = model.model_copy(update={"adapters": ()})
+    family, written = _family_of(source, bare), _Written()
+    for twin in _linear_twins(bare, family):
+        if twin.ours.name in adapted:
+            number, each = adapted[twin.ours.name]
+            written.add(each, added_tensors(source, number, each), twin, family, bare)
+    kind = next(iter(ways))[0]
+    with publishing_new(folder, "name a new folder") as unfinished:
+        entries = [
+            Entry(key, values.dtype, tuple(values.shape), partial(_given, values))
+            for key, values in sorted(written.tensors.items())
+        ]
+        write_pieces(unfinished / WEIGHTS, entries, about={"format": "pt", BASE_HASH: base_sha256(source)})
+        write_json(unfinished / CONFIG, written.config(model, family, kind, base or _named(source).get("folder", "")))
+    return folder
+
+
+def _given(values: Tensor) -> Tensor:
+    return values
+
+
+def _kind(group: AdapterGroup) -> str:
+    """Return the kind of adapter as which PEFT has it: the noise of lora_ggpo is one of training alone."""
+    return "lora" if group.kind == "lora_ggpo" else group.kind
+
+
+def _named(source: Checkpoint) -> Tree:
+    """Return what a checkpoint tells of the folder that its base was imported from."""
+    found: Tree = source.manifest.get("imported_from", {})
+    return found
+
+
+def _family_of(source: Checkpoint, model: ModelShape) -> Family:
+    """Return the family of the base, whose modules have the adapters; by default that of an export."""
+    named = _named(source).get("architecture", ())
+    return next((family for family in families_of(model) if family.architecture in named), family_of(model))
+
+
+def _family(model: ModelShape, tensors: Iterable[str]) -> Family:
+    """Return the family whose modules have adapters: several may compute the same, with other names."""
+
+    def matches(family: Family) -> bool:
+        names = (name.removesuffix(".weight") for twin in _linear_twins(model, family) for name in twin.theirs)
+        return not known.isdisjoint(f"{PREFIX}{name}.{A}" for name in names)
+
+    known = set(tensors)
+    return next((family for family in families_of(model) if matches(family)), family_of(model))
+
+
+def _linear_twins(model: ModelShape, family: Family) -> Iterator[Twin]:
+    """Yield the linear layers of a model without adapters."""
+    for twin in twins(model, family):
+        row = twin.ours
+        if isinstance(row.owner, int) and row.split is not None and len(row.shape) > 1:
+            yield twin
+
+
+def _short(twin: Twin) -> str:
+    """Return the name of a linear layer within its layer."""
+    return twin.ours.name.split(".", 2)[2].removesuffix(".weight")
+
+
+def _of_columns(twin: Twin, columns: int, family: Family, model: ModelShape) -> Twin:
+    """Return the twin of a matrix that has the outputs of this one and so many inputs, such as B."""
+    row = replace(twin.ours, shape=(*twin.ours.shape[:-1], columns))
+    return twin_of(row, family.names(model)._replace(transposed=False))
+
+
+def _shape(there: Tensor, family: Family, model: ModelShape) -> tuple[int, int]:
+    """Return the outputs and inputs of a matrix of theirs."""
+    first, second = there.shape
+    return (second, first) if family.names(model).transposed else (first, second)
+
+
+def _block_diagonal(found: Iterable[_Module | None], outputs: Iterable[int]) -> tuple[Tensor, list[Tensor]]:
+    """Return the A of several modules one above the other, and the B of each with zeros for the others' A."""
+    some = [module for module in found if module is not None]
+    a, scale = torch.cat([module.a for module in some]), some[0].scale
+    pieces, start = [], 0
+    for module, rows in zip(found, outputs, strict=True):
+        b = torch.zeros(rows, len(a), dtype=a.dtype)
+        if module is not None:
+            stop = start + len(module.a)
+            b[:, start:stop] = module.b if module.scale == scale else module.b * (module.scale / scale)
+            start = stop
+        pieces.append(b)
+    return a, pieces
+
+
+def _groups(found: Iterable[_Linear], model: ModelShape) -> tuple[AdapterGroup, ...]:
+    """Return the groups of plan.model.adapters: one for a linear layer that has the same adapter in every layer, else
+    one for each."""
+    by_name: dict[str, list[_Linear]] = {}
+    for linear in found:
+        by_name.setdefault(linear.name, []).append(linear)
+    groups = []
+    for name, several in by_name.items():
+        first = several[0]
+        alike = len(several) == model.layers and all(x[2:4] == first[2:4] for x in several)
+        for each in [first] if alike else several:
+            place = f"layers.*.{name}" if alike else f"layers.{each.layer}.{name}"
+            groups.append(AdapterGroup(match=place, kind=each.kind, settings=each.settings))
+    return tuple(groups)
+
+
+def _targets(modules: Iterable[str], layers: int, layer: str) -> list[str]:
+    """Return target_modules: the last names of modules that every layer has, and the full names of others."""
+    split = [(name, name.removeprefix(layer.format(n) + ".")) for n in range(layers) for name in modules
+             if name.startswith(layer.format(n) + ".")]  # fmt: skip
+    times = Counter(short for _, short in split)
+    return sorted({short if times[short] == layers else name for name, short in split})
+
+
+def _read_config(folder: Path) -> Tree:
+    try:
+        found = read_json(folder / CONFIG)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / CONFIG} cannot be read: {error}; download the folder again") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{folder / CONFIG} is {type(found).__name__}, and must be an object; download it again")
+    return found
+
+
+def _refuse_other_kinds(config: Tree, where: Path) -> None:
+    """Raise DataError if an adapter computes something that this engine does not."""
+    for key, values in _MUST.items():
+        if config.get(key, values[0]) not in values:
+            raise DataError(
+                f"{where}: {key} is {config[key]!r}, and this engine computes {values[0]!r}; train the adapter without "
+                f"it, or merge it into its base with PEFT (merge_and_unload) and import the result"
+            )
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and _CHANGES_BASE.match(begun):
+        raise DataError(
+            f"{where}: init_lora_weights is {begun!r}, which changes the weights of the base; save the adapter with "
+            f"PEFT's path_initial_model_for_weight_conversion, which makes a LoRA of it"
+        )
+    dropout = config.get("lora_dropout", 0.0)
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise DataError(f"{where}: lora_dropout is {dropout!r}, and must be a number from 0 to less than 1")
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; save the adapter as safetensors, as other formats can run code")
+    try:
+        check_regular(path)
+        with safe_open(str(path), framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+    except (OSError, SafetensorError, UnicodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}; download it again") from None
+
+
+def _metadata(path: Path) -> Mapping[str, str]:
+    with safe_open(str(path), framework="pt") as file:
+        return file.metadata() or {}
