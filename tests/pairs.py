@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from plans import small
 from trivium.certify.oracle.layers import embedded, layer, logits_of, with_adapters
+from trivium.certify.oracle.terms import Chance
 from trivium.certify.plain import keep_all, order_of
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
@@ -80,7 +81,7 @@ def reader(model: ModelShape, reference: Weights | None = None) -> Read:
 def log_probabilities(weights: Weights, model: ModelShape, text: Tensor) -> Tensor:
     """Return the log-probability of each target of texts [B, S + 1] by the plain model, [B, S]."""
     tokens, targets = text[:, :-1], text[:, 1:]
-    weights = with_adapters(dict(weights), model)
+    weights = with_adapters(dict(weights), model, lambda site: Chance(lambda x, rate: x, None))
     order = order_of(model, tokens)
     x = embedded(weights, model, tokens, order)
     for n in range(model.layers):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from cost.counted_memory import counted as kept
 from plans import small
 from ranks import on_ranks
 from training_steps import losses
@@ -17,6 +18,8 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.config import build
+from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
+from trivium.cost.case import MODES, case_of
 from trivium.cost.compute import model_flops
 from trivium.cost.hardware import this_machine
 from trivium.cost.memory import memory_of_rank, worst_rank
@@ -122,7 +125,21 @@ def counted(place: Place, plans: list[Plan]) -> None:
 
 def test_what_a_rank_holds_of_adapters_is_what_is_predicted() -> None:
     bf16 = {"precision": {"weights": "bf16"}}
-    on_ranks(2, counted, [adapted(data=2, zero=1, **bf16), adapted(data=2, zero=3, **bf16), adapted(tensor=2, **bf16)])
+    plans = [adapted(data=2, zero=1, **bf16), adapted("dora", data=2, zero=3, **bf16)]
+    on_ranks(2, counted, [*plans, adapted("lora_ggpo", tensor=2, **bf16)])
+
+
+@pytest.mark.parametrize("kind", adapter_kinds())
+def test_adapters_keep_for_the_backward_what_is_predicted(kind: str) -> None:
+    """To the byte, where every linear layer has one."""
+    every = {"adapters": [{"kind": kind, "settings": {"r": 3, "dropout": 0.1}}]}
+    for split in ({}, {"tensor": 2}, {"tensor": 2, "sequence_parallel": True}):
+        plan = small(model=every, precision={"weights": "bf16"}, **split)
+        case, modes = case_of(plan), [MODES[plan.recompute.mode_of(n)] for n in range(plan.model.layers)]
+        layers = sum(float(layer_bytes(case, mode)) for mode in modes)
+        assert kept(plan, 0, "with memory").bytes == layers + embedding_bytes(case) + head_bytes(case) + logits_bytes(
+            case
+        )
 
 
 def test_a_search_prices_and_keeps_adapters() -> None:

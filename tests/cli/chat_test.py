@@ -102,6 +102,16 @@ def test_settings_that_are_not_read_are_refused(run, capsys, monkeypatch):
         said(capsys, monkeypatch, run, ["x " * 200])
 
 
+def test_template_beside_the_tokens_of_a_run_is_used(run, capsys, monkeypatch):
+    template = run / "tokens" / "chat_template.jinja"
+    template.write_text("{{ raise_exception('this model has no ' ~ messages[0].role) }}")
+    try:
+        with pytest.raises(DataError, match="this model has no system"):
+            said(capsys, monkeypatch, run, ["Item 7"], "--system", "Be brief.")
+    finally:
+        template.unlink()
+
+
 @pytest.mark.broad
 def test_terminal_shows_a_prompt_and_answers(run):
     ours, theirs = pty.openpty()

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, ConfigError, DataError
+from trivium.interchange import peft as peft_folder
 from trivium.interchange.bring import import_hf
 from trivium.interchange.merge import adapted_layers, merge, unmerge
 from trivium.interchange.names import family_of
@@ -129,6 +130,22 @@ def test_folder_of_peft_computes_the_same_here_and_again_there(name: str, settin
     if not settings.get("use_dora"):
         bare = unmerge(Checkpoint.open(merged), Checkpoint.open(path), tmp_path / "bare")
         torch.testing.assert_close(logits(bare), logits(base), rtol=0, atol=1e-10 * scale)
+
+
+def test_an_adapter_that_is_lost_at_export_changes_what_peft_computes(tmp_path: Path, monkeypatch) -> None:
+    """The law above can fail: a folder without one of its adapters loads, and computes something else."""
+    base, folder = _llama(tmp_path)
+    path = with_adapters(base, folder, tmp_path / "adapted")
+    add = peft_folder._Written.add
+
+    def lose(self: Any, each: Any, added: Any, twin: Any, *more: Any) -> None:
+        if not twin.ours.name.startswith("layers.1.mlp.down"):
+            add(self, each, added, twin, *more)
+
+    monkeypatch.setattr(peft_folder._Written, "add", lose)
+    written = export_peft(Checkpoint.open(path), tmp_path / "written")
+    back = peft.PeftModel.from_pretrained(base_model("llama", tmp_path / "base"), written).double().eval()
+    assert float((logits_there(back) - logits(path)).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize(("name", "dora"), [("llama", False), ("llama", True), ("gpt2", False), ("neox", True)])

@@ -142,9 +142,9 @@ def test_what_communicates_or_waits_is_opaque(plan: Plan, region: type, context:
 
 def test_a_region_that_communicates_is_opaque_in_all_that_a_block_calls() -> None:
     called = {name for name, value in vars(Region).items() if callable(value) and not name.startswith("_")}
-    between_blocks = {"leave", "positions"}
-    assert between_blocks < called
-    assert called - between_blocks <= vars(opaque_region()).keys()
+    traced = {"leave", "positions", "square_sums"}  # between blocks, or on one rank alone
+    assert traced < called
+    assert called - traced <= vars(opaque_region()).keys()
 
 
 def test_what_is_between_two_products_that_are_not_traced_is_one_graph() -> None:

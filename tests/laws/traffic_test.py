@@ -19,6 +19,8 @@ from trivium.training.trainer import Samples, Trainer
 
 QWEN3 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "each_head", "bias": "qkv"}
 OLMO2 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
+DORA = {**ROTARY, "adapters": [{"kind": "dora", "settings": {"r": 3}}]}
+GGPO = {**ROTARY, "adapters": [{"kind": "lora_ggpo", "match": "layers.[12].*"}, {"match": "*.mlp.*"}]}
 ADAPTED = {**ROTARY, "adapters": [{"match": "*.[mo]*[pt]", "settings": {"r": 3}}, {"match": "layers.1.*"}]}
 
 
@@ -45,6 +47,10 @@ PLANS = {
         small(tensor=2, model=QWEN3),
         small(tensor=2, model=ADAPTED, recompute={"mode": "layer"}),
         small(tensor=2, model=ADAPTED, sequence_parallel=True, recompute={"mode": "layer", "every": 2}),
+        small(tensor=2, model=DORA, sequence_parallel=True, precision={"weights": "bf16"}, recompute={"mode": "layer"}),
+        small(tensor=2, model=GGPO, precision={"weights": "bf16"}),
+        small(data=2, zero=2, model=GGPO, precision={"weights": "bf16"}),
+        small(data=2, zero=3, model=GGPO),
         small(tensor=2, model=OLMO2, precision={"weights": "bf16"}, recompute={"mode": "layer"}),
         small(tensor=2, model=OLMO2, sequence_parallel=True, recompute={"mode": "attention"}),
         small(tensor=2, model=QWEN3, sequence_parallel=True),

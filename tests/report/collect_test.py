@@ -9,6 +9,7 @@ import pytest
 import trivium.report.collect as module
 from report.fake_run import METRICS, stations, write_run
 from trivium.errors import DataError
+from trivium.report.cards import cards
 from trivium.report.collect import MAX_CURVE_POINTS, Curve, collect, results
 
 KEYS = {
@@ -313,3 +314,14 @@ def test_results_of_older_checkpoint_name_both_steps(tmp_path):
     assert another == dict.fromkeys(of_a_model - {"bias_series"}, {"step": 20, "newest": 20})
     shutil.rmtree(tmp_path / "a" / "training" / "checkpoints")
     assert collect(tmp_path / "a")["older"] == {}
+
+
+@pytest.mark.parametrize(("method", "of_pairs"), [("dpo", True), ("next_token", False), (None, False)])
+def test_a_loss_of_preference_pairs_is_not_called_nats_per_token(tmp_path, method, of_pairs):
+    more = {"objective": {"method": method, "settings": {}}} if method else {}
+    begun = {**BEGUN, "training": {**BEGUN["training"], **more}}
+    report = collect(write_run(tmp_path, **{"training/run.json": begun}))
+    assert report["training"]["of_pairs"] is of_pairs
+    notes = [card.note for card in cards(report)]
+    assert any("perplexity" in note for note in notes) is not of_pairs
+    assert any("preference pairs" in note for note in notes) is of_pairs

@@ -132,10 +132,13 @@ def test_stream_equals_response(client, more):
 def test_answer_ends_at_the_end_of_its_turn(client):
     lengths = set()
     for seed in range(6):
-        answer = ask(client, seed=seed, max_tokens=64, temperature=5, logit_bias={str(END): 20}).json()
+        answer = ask(client, seed=seed, max_tokens=64, temperature=5, logit_bias={str(END): 20}, logprobs=True).json()
         (choice,) = answer["choices"]
         assert choice["finish_reason"] == "stop" and MARKS[1] not in choice["message"]["content"]
-        lengths.add(answer["usage"]["completion_tokens"])
+        tokens = choice["logprobs"]["content"]
+        assert bytes(b for t in tokens for b in t["bytes"]).decode(errors="replace") == choice["message"]["content"]
+        assert answer["usage"]["completion_tokens"] == len(tokens) + 1
+        lengths.add(len(tokens))
     assert len(lengths) > 2
     at_once = ask(client, logit_bias={str(END): 100}).json()
     assert at_once["choices"][0]["message"]["content"] == "" and at_once["usage"]["completion_tokens"] == 1
@@ -265,20 +268,20 @@ def test_penalties_count_what_the_model_wrote(penalties):
     """score - frequency penalty * count - presence penalty * (count > 0), without the tokens of the prompt."""
     frequency, presence = penalties
     settings = Drawing(temperature=0, max_tokens=16, frequency_penalty=frequency, presence_penalty=presence)
-    prompt, drawn = WORDS.encode("Item 7 Item 7 opens"), []
-    draft = WRITER.draft(prompt, settings, seed=1, bias={40: 3.0})
-    draft.done = lambda ids: False
-    WRITER.write_drafts([draft])
+    plain = settings.model_copy(update={"frequency_penalty": 0.0, "presence_penalty": 0.0})
+
+    def written(prompt, settings, **more):
+        draft = WRITER.draft(prompt, settings, seed=1, **more)
+        draft.done = lambda ids: False
+        WRITER.write_drafts([draft])
+        return draft.ids
+
+    prompt, drawn = WORDS.encode("Item 7 opens"), []
+    prompt += written(prompt, plain)  # so that the model would write the same tokens again
     for _ in range(16):
         scores = WRITER.model.logits([[*prompt, *drawn]])[0, -1].clone()
         scores[40] += 3.0
         for token in set(drawn):
             scores[token] -= frequency * drawn.count(token) + presence
         drawn.append(int(scores.argmax()))
-    assert draft.ids == drawn
-    plain = WRITER.draft(
-        prompt, settings.model_copy(update={"frequency_penalty": 0.0, "presence_penalty": 0.0}), seed=1
-    )
-    plain.done = lambda ids: False
-    WRITER.write_drafts([plain])
-    assert plain.ids != drawn
+    assert written(prompt, settings, bias={40: 3.0}) == drawn != written(prompt, plain)

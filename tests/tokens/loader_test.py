@@ -17,7 +17,7 @@ def dataset(tmp_path_factory):
 
 
 def test_targets_are_inputs_shifted_by_one(dataset):
-    tokens, targets, weights = dataset.rows(3, 8)
+    tokens, targets, weights, *_ = dataset.rows(3, 8)
     assert tokens.shape == targets.shape == weights.shape == (8, 24)
     assert tokens.dtype == targets.dtype == np.int64 and weights.dtype == np.float32
     assert np.array_equal(tokens[:, 1:], targets[:, :-1])

@@ -48,7 +48,8 @@ class Dora(Lora):
         more = self.scale * added_product(reads, linear, added)
         unbiased = y if reads.bias is None else y - reads.bias.flatten()
         # In this form it is the base's own result, to the bit, as long as B is 0.
-        return y + (c - 1) * (unbiased + more) + more
+        found: Tensor = y + (c - 1) * (unbiased + more) + more
+        return found
 
     def merged(self, weight: "Tensor", added: Mapping[str, Any]) -> "Tensor":
         whole = super().merged(weight, added)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from trivium.adapters.lora import Lora
-from trivium.plan.adapters import Linear
+from trivium.plan.adapters import Linear, Sums
 from trivium.plan.layers.part import Kept, Place, Row
 
 if TYPE_CHECKING:
@@ -58,10 +58,15 @@ class LoraGgpo(Lora):
         if self.is_noisy:
             yield Kept(prod(base.shape) / at.tensor)  # W + E
 
+    def sums(self, base: Row) -> Sums:
+        sums = self.is_noisy and not base.splits_outputs
+        return super().sums(base)._replace(remembered=2 * prod(base.shape[:-1]) if sums else 0)
+
     def weight(self, weight: "Tensor", added: Mapping[str, Any], normal: Callable[[], "Tensor"] | None) -> "Tensor":
         if normal is None or not self.is_noisy:
             return weight
-        return weight + added["deviation"].unsqueeze(-1) * normal()
+        noise: Tensor = added["deviation"].detach().unsqueeze(-1) * normal()
+        return weight + noise
 
     def remembered(
         self, base: Row, linear: Linear, added: Mapping[str, Any], gradients: Mapping[str, Any]

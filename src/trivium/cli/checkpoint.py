@@ -215,7 +215,8 @@ def unmerge(
     """Write the base of a merged checkpoint; its weights are those of the base to rounding."""
     from trivium.interchange.merge import unmerge as take_out
 
-    say(f"  {take_out(*(_opened(_place(str(place), DEFAULT_OUT)) for place in (merged, adapted)), to)}")
+    one, other = (_opened(_place(str(place), DEFAULT_OUT)) for place in (merged, adapted))
+    say(f"  {take_out(one, other, to)}")
 
 
 @app.command("export", short_help="Write a checkpoint as a Hugging Face folder, or its adapters as one of PEFT.")

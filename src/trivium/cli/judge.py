@@ -228,7 +228,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield "  errors: " + ", ".join(f"{count:,} {severity}" for severity, count in found["errors"].items())
     if found["tokens_per_answer"] is not None:
         of_reasoning = found["reasoning_tokens_per_answer"]
-        yield f"  {found['tokens_per_answer']:,.1f} tokens for each answer, {of_reasoning:,.1f} of them reasoning"
+        more = "" if of_reasoning is None else f", {of_reasoning:,.1f} of them reasoning"
+        yield f"  {found['tokens_per_answer']:,.1f} tokens for each answer, all attempts together{more}"
 
 
 @app.command(short_help="Compare judges with people, and with each other.")

@@ -396,11 +396,15 @@ def _noted(progress: Progress, out: Path, describe: Note) -> Progress:
 
 
 def _lines(result: Result) -> list[str]:
-    loss, unigram = result["validation_loss"], result["unigram_entropy"]
+    loss, entropy = f"validation loss {result['validation_loss']:.3f}", result["unigram_entropy"]
+    of_text = f"{loss} nats per token" + (
+        "" if entropy is None else f"; unigram entropy of the same text {entropy:.3f}"
+    )
+    accuracy = result.get("validation_reward_accuracy")
     lines = [
         f"  {format_count(result['parameters'])} parameters, {result['steps']} steps, "
         f"{format_count(result['tokens'])} tokens, {layout_text(result['layout'])}",
-        f"  validation loss {loss:.3f} nats per token; unigram entropy of the same text {unigram:.3f}",
+        f"  {of_text if accuracy is None else f'{loss}; held-out pairs in the right order: {accuracy:.1%}'}",
     ]
     if len(moved := result.get("moved", {})) == 2:
         lines.append(

@@ -52,6 +52,8 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
     for row in rows:
         _add_bucket(traffic, plan, row, at, micro_batches)
     _add_matrices(traffic, plan, rows, at)
+    if plan.model.adapters_remember:
+        _add_remembered(traffic, plan, rows, at)
     _add_scalars(traffic, plan)
     return {axis: Counter({k: v for k, v in c.items() if v}) for axis, c in traffic.items()}
 
@@ -120,7 +122,7 @@ def _gathered_for_weights(plan: Plan, stage: int) -> int:
 def _adapters(plan: Plan, number: int) -> Counter[str]:
     """Return the tensor traffic of one micro-batch because of a layer's adapters, forward and backward."""
     layer = plan.model.each_layer[number]
-    entering, leaving, for_weights = layer.adapter_sums
+    entering, leaving, for_weights, _ = layer.adapter_sums
     bytes_of_one = plan.local_sequence * plan.batch.micro * BYTES[plan.precision.weights]
     again = plan.recompute.mode_of(number) == "layer"
     summed = (leaving * (1 + again) + entering) * bytes_of_one
@@ -188,6 +190,25 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
         sharers["all_gather"] += times * mine * BYTES[plan.precision.weights]
         if "holders" in traffic:
             traffic["holders"]["all_reduce"] += mine * BYTES[plan.reduction_dtype]
+
+
+def _add_remembered(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at: Coordinate) -> None:
+    """Add what adapters exchange to remember something of a step: all gradients, at ZeRO stage 3 the weights of their
+    layers, and sums over tensor ranks."""
+    layers = [n for stage in plan.stages_of(at.pipeline) for n in plan.layers_of(stage)]
+    every = [(n, e) for n in layers for e in plan.model.each_layer[n].adapted or () if e.adapter.remembers]
+    summed = sum(each.adapter.sums(each.base).remembered for _, each in every)
+    if plan.layout.tensor > 1:
+        traffic["tensor"]["all_reduce"] += summed * BYTES[plan.precision.masters]
+    if plan.zero == 0 or plan.layout.sharers == 1 or not every:
+        return
+    sharers, share = traffic.get("sharers", traffic["replicas"]), plan.layout.sharers
+    gradients = sum(row.padded // share for row in rows if row.trains)
+    sharers["all_gather"] += gradients * BYTES[plan.precision.masters]
+    for number, each in every if plan.zero >= 3 else ():
+        names = {f"layers.{number}.{row.name}" for row in (each.base, *each.rows)}
+        held = [row for row in rows if any(item.parameter.name in names for item in row.items)]
+        sharers["all_gather"] += sum(row.padded // share for row in held) * BYTES[plan.precision.weights]
 
 
 def _add_matrices(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at: Coordinate) -> None:

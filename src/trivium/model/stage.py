@@ -1,7 +1,6 @@
 """The part of the transformer between two pipeline borders."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -17,7 +16,6 @@ from trivium.model.layers.embedding import Embedding
 from trivium.model.layers.half import Around
 from trivium.model.layers.head import Head, Losses
 from trivium.model.layers.kinds import kind_of
-from trivium.model.layers.linear import Added
 from trivium.model.layers.wiring import module_of
 from trivium.model.likelihood import Likelihoods, likelihoods
 from trivium.parallel.context.attention import Context
@@ -127,24 +125,6 @@ def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Con
     arithmetic = operations.arithmetic(plan.precision.arithmetic)
     region = regions(mesh.tensor, plan.sequence_parallel, arithmetic, row_chunks=plan.row_chunks)
     return region, contexts(mesh.context, plan.context_attention, operations.attention)
-
-
-@contextmanager
-def adapters_off(stages: Iterable[Stage]) -> Iterator[None]:
-    """Inside, the stages compute what they do without their adapters."""
-    adapted = [
-        (module, adapter)
-        for stage in stages
-        for module in stage.modules()
-        if isinstance(adapter := getattr(module, "adapter", None), Added)
-    ]
-    try:
-        for module, _ in adapted:
-            setattr(module, "adapter", None)  # noqa: B010  # not every module has one
-        yield
-    finally:
-        for module, adapter in adapted:
-            module.adapter = adapter
 
 
 def build_stages(plan: Plan, mesh: Mesh, *, seed: int | None) -> dict[int, Stage]:

@@ -35,28 +35,30 @@ class ObjectiveConfig(Config):
 
     def problems(self, model: ModelShape) -> list[str]:
         """Return why the objective cannot train a model, each with its remedy."""
-        made = self.made()
+        made, method = self.made(), f"training.objective.method {self.method}"
         if isinstance(made, NextToken):
             return []
+        why = "it compares log-probabilities without dropout"
         wrong: list[tuple[str, object, object, str]] = [
             ("z_loss", model.z_loss, 0.0, "it minimises no term of the model")
         ]
         if made.of_pairs:
-            wrong += [
-                ("documents", model.documents, "apart", "the completions of a pair are documents of one sample"),
-                ("dropout", model.dropout, 0.0, "it compares log-probabilities without dropout"),
-            ]
-        if isinstance(made, Distillation) and made.top > model.vocabulary:
-            return [
-                f"training.objective.settings.top is {made.top}, more than plan.model.vocabulary ({model.vocabulary}); "
-                f"lower it"
-            ]
-        return [
-            f"plan.model.{name} is {value}, and training.objective.method {self.method} needs {needed}: {why}; set "
-            f"plan.model.{name}={needed}"
-            for name, value, needed, why in wrong
+            apart = "the completions of a pair are documents of one sample"
+            wrong += [("documents", model.documents, "apart", apart), ("dropout", model.dropout, 0.0, why)]
+        found = [
+            f"plan.model.{name} is {value}, and {method} needs {needed}: {reason}; set plan.model.{name}={needed}"
+            for name, value, needed, reason in wrong
             if value != needed
         ]
+        dropout = max((group.made().dropout for group in model.adapters), default=0.0)
+        if made.of_pairs and dropout:
+            found.append(f"plan.model.adapters has dropout {dropout:g}, and {method} needs 0: {why}; set it to 0")
+        if isinstance(made, Distillation) and made.top > model.vocabulary:
+            found.append(
+                f"training.objective.settings.top is {made.top}, more than plan.model.vocabulary ({model.vocabulary}); "
+                f"lower it"
+            )
+        return found
 
     @model_validator(mode="after")
     def _checked(self) -> "ObjectiveConfig":

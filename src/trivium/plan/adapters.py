@@ -51,11 +51,13 @@ class Reads(NamedTuple):
 class Sums(NamedTuple):
     """Numbers for each position that tensor ranks exchange because of an adapter: `entering` a tensor region (a gather
     or nothing forward, a sum backward) and `leaving` one (a sum forward, a gather or nothing backward). for_weights:
-    the numbers that each forward sums whatever the positions, in fp32 or wider."""
+    the numbers that each forward sums whatever the positions, in fp32 or wider. remembered: those that `remembered`
+    sums once in a step, in the dtype of masters."""
 
     entering: int = 0
     leaving: int = 0
     for_weights: int = 0
+    remembered: int = 0
 
 
 class Adapter(Config):

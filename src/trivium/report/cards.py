@@ -35,6 +35,8 @@ def _loss(training: Tree) -> Card:
         label, loss = "Training loss", steps[-1]["loss"]
     if loss is None:
         return Card(label, UNKNOWN, "not measured yet")
+    if training.get("of_pairs"):
+        return Card(label, f"{loss:.3f}", "mean over preference pairs", _sparkline(steps))
     entropy = training["unigram_entropy"]
     below = f", {entropy - loss:.2f} nats below token frequencies" if entropy is not None and loss < entropy else ""
     return Card(label, f"{loss:.3f}", f"perplexity {_perplexity(loss)}{below}", _sparkline(steps))

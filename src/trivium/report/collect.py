@@ -70,6 +70,7 @@ KEYS = (
     "provenance",
     "seconds",
 )
+OF_TEXT = ("next_token", "distill")  # methods of an objective whose validation loss is nats per token
 # The page omits these sections if there are no results.
 OPTIONAL = ("corpus", "extraction", "answers", "tasks", "incontext", "bias_series")
 
@@ -244,6 +245,7 @@ def _training(run: Path) -> dict[str, Any] | None:
     return {
         **summary,
         "plan": begun and begun["plan"],
+        "of_pairs": _method(begun) not in OF_TEXT,
         "step_seconds": metrics.seconds or None,
         "resumed_from": resumed_from(_whole_lines(events)),
         "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},
@@ -251,6 +253,12 @@ def _training(run: Path) -> dict[str, Any] | None:
         "asked": list(_lines(run / "training" / "tasks.jsonl", AskedMoment)),
         "timeline": _stage(run, "training/timeline.json", list[Span]),
     }
+
+
+def _method(begun: Any) -> str:
+    """Return the method of the objective. Trainings of earlier versions do not name it."""
+    objective = begun["training"].get("objective") if begun else None
+    return str(objective.get("method")) if isinstance(objective, dict) else OF_TEXT[0]
 
 
 def _so_far(run: Path, begun: Any, metrics: _Steps) -> dict[str, Any] | None:

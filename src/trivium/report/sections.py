@@ -101,12 +101,11 @@ def _outdated(report: Tree, section: str, verb: str) -> str:
 def _training(report: Tree) -> Section:
     training = report["training"]
     loss, entropy = training["validation_loss"], training["unigram_entropy"]
-    rows = [
-        ("layout", layout_text(training["layout"])),
-        ("schedule", str(training["schedule"] or "unknown")),
-        ("validation loss", nats_text(loss)),
-        ("unigram entropy of the same text", nats_text(entropy)),
-    ]
+    rows = [("layout", layout_text(training["layout"])), ("schedule", str(training["schedule"] or "unknown"))]
+    if training.get("of_pairs"):
+        rows.append(("validation loss", "unknown" if loss is None else f"{loss:.3f}, mean over preference pairs"))
+    else:
+        rows += [("validation loss", nats_text(loss)), ("unigram entropy of the same text", nats_text(entropy))]
     if loss is not None and entropy is not None:
         rows.append(("learned from context", nats_text(entropy - loss)))
     rows += [(name, f"{training[name]:,}") for name in ("parameters", "steps", "tokens") if training[name]]

@@ -1,6 +1,7 @@
 """Generated texts as JSON: as texts or as messages, with the spelling, log-probabilities and alternatives of tokens."""
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from trivium.serving.detokenize import Detokenizer, bytes_of, spelling
@@ -73,6 +74,10 @@ class MessageForm:
         """ends: ids that end a text, which are no part of its content."""
         self._tokenizer, self._ends = tokenizer, ends
 
+    @cached_property
+    def _bytes_of(self) -> Callable[[int], list[int] | None]:
+        return bytes_of(self._tokenizer)  # which takes milliseconds for a large vocabulary
+
     def choice(self, piece: Piece) -> dict[str, Any]:
         """Return a whole message."""
         message = {"role": "assistant", "content": piece.text, "refusal": None}
@@ -90,10 +95,10 @@ class MessageForm:
 
     def _content(self, placed: Sequence[Placed]) -> list[dict[str, Any]]:
         """Return tokens with their log-probabilities in nats, their bytes, and the top alternatives."""
-        spell, spelt_bytes = spelling(self._tokenizer), bytes_of(self._tokenizer)
+        spell = spelling(self._tokenizer)
 
         def row(token: int, logprob: float | None) -> dict[str, Any]:
-            return {"token": spell(token), "logprob": logprob, "bytes": spelt_bytes(token)}
+            return {"token": spell(token), "logprob": logprob, "bytes": self._bytes_of(token)}
 
         tokens = [p.token for p in placed if p.token.id not in self._ends]
         return [row(t.id, t.logprob) | {"top_logprobs": [row(*other) for other in t.top]} for t in tokens]

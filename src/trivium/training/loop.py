@@ -375,7 +375,8 @@ class Loop:
         manifest = read_tokens_manifest(self.job.tokens)
         return {
             **self.summary,
-            "unigram_entropy": manifest.get("unigram_entropy"),
+            # No loss of pairs can be compared with it.
+            "unigram_entropy": None if self.trainer.objective.of_pairs else manifest.get("unigram_entropy"),
             **{f"final_{name}": loss for name, loss in self.final_losses.items()},
             "layout": {k: getattr(self.plan.layout, k) for k in DEGREES},
             "device": device_name(self.mesh.device),

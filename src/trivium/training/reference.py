@@ -1,7 +1,7 @@
 """The reference of preferences: the log-probability of each target under the weights that training starts from.
 
-It is computed once, before the first step, under the layout of the training, and stored beside the tokens. With
-adapters it is computed without them.
+It is computed once, before the first step, under the layout of the training, and stored beside the tokens. New
+adapters change nothing yet at that moment, so their reference is the model without them.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ import numpy as np
 from trivium.checkpoint.agree import found_by_first
 from trivium.config import to_tree
 from trivium.errors import CheckpointError, DataError
-from trivium.model.stage import adapters_off
 from trivium.plan.plan import Plan
 from trivium.provenance import fingerprint
 from trivium.tokens.beside import Beside
@@ -40,15 +39,14 @@ def with_reference(beside: Beside, trainer: Trainer, splits: Sequence[TokenDatas
     """
     mesh = trainer.mesh
     if not found_by_first(lambda: beside.exists, mesh, DataError):
-        if not begins and not trainer.plan.model.adapters:
+        if not begins:
             raise CheckpointError(
                 f"{beside.folder} has no {REFERENCE}.json any more, and training has changed the weights that computed "
                 f"it; restore it, or begin again in another --out"
             )
 
         def computed(samples: Samples) -> dict[str, np.ndarray]:
-            with adapters_off(trainer.stages.values()):
-                return {REFERENCE: trainer.log_probabilities(samples)}
+            return {REFERENCE: trainer.log_probabilities(samples)}
 
         write_beside(beside, trainer, splits, computed)
     beside.refuse_other_weights(found_by_first(beside.check, mesh, DataError))

@@ -130,6 +130,7 @@ def test_list_of_errors_that_was_cut_is_not_parsed():
     assert mqm.parse(LISTED, config).score == -12
     assert mqm.parse(LISTED, config, cut=True).reason == "cut off at max_tokens"
     assert prompt_named("da").parse("85", config, cut=True).score == 85
+    assert prompt_named("da").parse("<think>Let me", config, cut=True).reason == "cut off at max_tokens"
 
 
 @pytest.mark.parametrize("text", ["<think>", "- ", "1 ", "score ", "score:", "accuracy ", "0 -", "(", "\n", "a" * 10])

@@ -1,5 +1,6 @@
 """Which tokens of a conversation count, and that no message becomes a special token."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +10,7 @@ from trivium.errors import DataError
 from trivium.tokens.chat.conversation import Conversation, Turn
 from trivium.tokens.chat.encode import Encoded, encode_answer, encode_conversation, encode_conversations, encode_prompt
 from trivium.tokens.chat.template import CHATML, ChatTemplate, Request, Text, read_template
+from trivium.tokens.tokenizer import Tokenizer
 
 TAGGED, CHATML_ALONE = ChatTemplate(TEMPLATES["tagged"], MARKS), ChatTemplate(TEMPLATES["chatml"], MARKS)
 END = tokenizer().words["<|im_end|>"]
@@ -180,3 +182,14 @@ def test_a_batch_that_takes_too_long_together_is_rendered_one_by_one(monkeypatch
     many = [conversation("Hi", f"Yo {n}") for n in range(5)]
     encoded = list(encode_conversations(many, template, tokenizer()))
     assert [parts(one, 1) for one in encoded] == [[f"Yo {n}<|im_end|>"] for n in range(5)]
+
+
+def test_the_tokenizer_is_not_read_again_for_each_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-2's description has megabytes of JSON, which takes much longer to parse than a conversation to encode."""
+    read, known, loads = [], Tokenizer(tokenizer().description, tokenizer().marks), json.loads
+    monkeypatch.setattr(json, "loads", lambda text, **more: read.append(len(text)) or loads(text, **more))
+    found = []
+    for count in (1, 50):
+        list(encode_conversations([conversation("<s>", f"Yo {n}") for n in range(count)], TAGGED, known))
+        found.append(len([size for size in read if size > 5_000]))
+    assert 0 < found[0] == found[1] < 10

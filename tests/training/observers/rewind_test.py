@@ -154,7 +154,7 @@ def test_abandoned_checkpoint_is_deleted_only_after_the_state_is_restored(tokens
     write_entries(out, [{"step": 8, "cause": "nan", "gaps": [[56, 64]]}])
     good = (out / CHECKPOINTS / "step-00000006").rename(tmp_path / "good")
     damage(out, 3)
-    says = rf"none of the 1 checkpoints .*delete \S+{LEFT_OUT} to go on from step-00000009,"
+    says = rf"none of the 1 checkpoints .*delete \S+{LEFT_OUT} to resume from step-00000009,"
     with pytest.raises(CheckpointError, match=says):
         start(job(tokens, out, "rewind", steps=9))
     assert kept(out) == [3, 9]

@@ -100,7 +100,7 @@ def test_padding_repeats_the_last_sample_with_weight_0() -> None:
 
     read = padded(of_numbers, 3)
     for first, count, rows in ((0, 2, [0, 1]), (1, 4, [1, 2, 2, 2]), (2, 1, [2]), (3, 2, [2, 2]), (9, 1, [2])):
-        tokens, targets, weights = read(first, count)
+        tokens, targets, weights, *_ = read(first, count)
         assert (tokens == numbers[rows]).all() and (targets == -numbers[rows]).all()
         there = max(0, min(3 - first, count))
         assert (weights[:there] == 7).all() and not weights[there:].any()

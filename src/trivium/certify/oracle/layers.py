@@ -90,7 +90,7 @@ def with_adapters(weights: Weights, model: ModelShape, chance_of: Callable[[str]
 
 def remembered(weights: Weights, model: ModelShape, gradients: Weights) -> dict[str, Tensor]:
     """Return the parameters that adapters make of the weights and gradients of a step."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, group in adapted_weights(model, weights).items():
         twin, at = twin_of(group), f"{name.removesuffix('.weight')}.adapter."
         if hasattr(twin, "remembered"):

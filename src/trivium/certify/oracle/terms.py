@@ -88,4 +88,5 @@ def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
 
 def apply(w: Tensor, x: Tensor) -> Tensor:
     """x [..., inputs] and w [..., outputs, inputs] -> x W^T; outputs have as many dimensions as those of w."""
-    return torch.tensordot(x, w, dims=([-1], [-1]))
+    found: Tensor = torch.tensordot(x, w, dims=([-1], [-1]))
+    return found

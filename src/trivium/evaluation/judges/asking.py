@@ -143,7 +143,7 @@ class Judged:
     item: Item
     samples: list[Parsed]
     answer_tokens: int = 0
-    reasoning_tokens: int = 0
+    reasoning_tokens: int | None = None
     attempts: int = 0
     has_tokens: bool = True
 
@@ -167,7 +167,7 @@ class Judged:
             "errors": [dict(parsed.errors) for parsed in self.samples if parsed.errors],
             "attempts": self.attempts,
             "answer_tokens": self.answer_tokens if self.has_tokens else None,
-            "reasoning_tokens": self.reasoning_tokens if self.has_tokens else None,
+            "reasoning_tokens": self.reasoning_tokens,
         }
 
 
@@ -215,7 +215,8 @@ def judge(
             judged.attempts += 1
             judged.has_tokens &= answer.answer_tokens is not None
             judged.answer_tokens += answer.answer_tokens or 0
-            judged.reasoning_tokens += answer.reasoning_tokens or 0
+            if answer.reasoning_tokens is not None:
+                judged.reasoning_tokens = (judged.reasoning_tokens or 0) + answer.reasoning_tokens
         open_ones = [(n, s) for n, s in open_ones if found[n].samples[s].score is None]
         if not open_ones:
             break

@@ -31,6 +31,7 @@ def write_scores(folder: Path, judged: Sequence[Judged], prompt: Prompt, about: 
     known = [parsed.score for parsed in samples if parsed.score is not None]
     counted = [one for one in judged if one.has_tokens]
     answers = sum(len(one.samples) for one in counted)
+    reasoning = [one.reasoning_tokens for one in counted if one.reasoning_tokens is not None]
     # Likelihoods have no lowest value, and every output has one.
     mean, worst = mean_of(known), min(known, default=None) if prompt.reads == "likelihood" else prompt.lowest
     summary = {
@@ -45,7 +46,7 @@ def write_scores(folder: Path, judged: Sequence[Judged], prompt: Prompt, about: 
         "mean": mean,
         "worst": worst,
         "tokens_per_answer": sum(one.answer_tokens for one in counted) / answers if answers else None,
-        "reasoning_tokens_per_answer": sum(one.reasoning_tokens for one in counted) / answers if answers else None,
+        "reasoning_tokens_per_answer": sum(reasoning) / answers if reasoning and answers else None,
         "answers_without_token_counts": len(samples) - answers,
         "systems": _systems(judged, worst, mean),
     }

@@ -32,7 +32,8 @@ def meta(
 ) -> dict[str, Any]:
     """Return {format, human, judges, tests}, where a judge has policies: {policy: {measure: {value, interval}}}.
 
-    without: systems that are left out. Items count that people have scored and all judges were asked about. Raises DataError if there are none.
+    without: systems that are left out. Items count that people have scored and all judges were asked about. Raises
+    DataError if there are none.
     """
     gold = {key: mean_of(values) for key, values in human.scores.items()}
     gold_known = {key: value for key, value in gold.items() if value is not None and key[0] not in without}

@@ -14,6 +14,7 @@ from trivium.evaluation.judges.parse import LOWEST_MQM, Parsed, errors_in, numbe
 from trivium.evaluation.judges.ratings import Item
 from trivium.untrusted import read_text
 
+CUT = "cut off at max_tokens"  # reason of an answer without a score
 FOLDER = "evaluation/judges/prompts"  # inside the package
 
 
@@ -61,9 +62,10 @@ class Prompt(Config):
     def parse(self, answer: str, config: JudgeConfig, *, cut: bool = False) -> Parsed:
         """Read an answer. cut: whether it reached the limit of tokens; a list of errors may then lack its end."""
         if self.reads == "number":
-            return number_in(answer, self.lowest, self.highest, label=self.label)
+            found = number_in(answer, self.lowest, self.highest, label=self.label)
+            return Parsed(None, CUT) if cut and found.score is None else found
         if cut:
-            return Parsed(None, "cut off at max_tokens")
+            return Parsed(None, CUT)
         return errors_in(answer, max_errors=config.max_errors, non_translation=config.non_translation)
 
 

@@ -203,10 +203,15 @@ def _rendered(batch: Sequence[Conversation], requests: Sequence[Request], templa
 
 
 class _Guard(NamedTuple):
-    """What a message may not become. ids: of the special tokens. begins, ends: their parts at either end."""
+    """What a message may not become.
+
+    ids: of the special tokens. refused: those without the one of text that has no other. begins, ends: parts at either
+    end of the tokens.
+    """
 
     spelled: re.Pattern[str]
     ids: frozenset[int]
+    refused: frozenset[int]
     begins: frozenset[str]
     ends: frozenset[str]
     longest: int
@@ -225,9 +230,12 @@ def _guard_of(tokenizer: Tokenizer) -> _Guard:
     chatml = [token for token in (START, END) if token in tokenizer.words]
     tokens = sorted({*tokenizer.guarded, *chatml}, key=lambda token: (-len(token), token))
     long = [token for token in tokens if len(token) > 1]
+    ids = frozenset(tokenizer.words[token] for token in tokens if token in tokenizer.words)
+    unknown = {tokenizer.words[tokenizer.unknown]} - {tokenizer.end_of_text}
     return _Guard(
         re.compile("|".join(map(re.escape, long)) or r"(?!)"),
-        frozenset(tokenizer.words[token] for token in tokens if token in tokenizer.words),
+        ids,
+        ids - unknown,
         frozenset(token[:size] for token in long for size in range(1, len(token))),
         frozenset(token[size:] for token in long for size in range(1, len(token))),
         max(map(len, long), default=1),
@@ -262,12 +270,11 @@ def _ids(whole: _Marked, encoding: tokenizers.Encoding, tokenizer: Tokenizer, na
             counted[first : _behind(encoding, end, len(ids))] = 1
     touched = {token for cut in whole.cuts if (token := encoding.char_to_token(cut)) is not None}
     guard = _guard_of(tokenizer)
-    unknown = {tokenizer.words[tokenizer.unknown]} - {tokenizer.end_of_text}  # of text without another id
     for token in sorted(touched, reverse=True):
         begin, end = _place(encoding, token)
         if ids[token] in guard.ids and any(begin < cut < end for cut in whole.cuts):
             spelled = _as_text(whole.text[begin:end], tokenizer)
-            if guard.ids.intersection(spelled) - unknown:
+            if guard.refused.intersection(spelled):
                 raise DataError(
                     f"{name}{': ' if name else ''}a message contains {shown(whole.text[begin:end])}, which this "
                     "tokenizer cannot write as text; remove it"
