@@ -112,6 +112,7 @@ def test_key_comes_from_the_named_variable_alone(study, tmp_path, monkeypatch, c
         (["--prompt", "likelihood"], "needs --model"),
         (["--prompt", "relevence"], "did you mean 'relevance'"),
         ([], "contains no answers; give --model-name"),
+        (["--out", __file__], "is a file; name a folder"),
     ],
 )
 def test_options_that_contradict_are_refused(study, tmp_path, words, message):

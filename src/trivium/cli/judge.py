@@ -135,6 +135,8 @@ app.command(SCORE, short_help="Score each row of a file, as `trivium judge FILE`
 
 def _refuse(asked: Asked, prompt: "Prompt") -> None:
     """Raise ConfigError for options that contradict each other."""
+    if asked.out.exists() and not asked.out.is_dir():
+        raise ConfigError(f"--out {asked.out} is a file; name a folder")
     if asked.model is not None and asked.endpoint is not None:
         raise ConfigError("--model and --endpoint were given together; give the one that judges")
     if asked.endpoint is not None and asked.model_name is None:
@@ -331,4 +333,4 @@ def _measure(found: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None, form: str = ".3f") -> str:
-    return "-" if value is None or value != value else format(value, form)
+    return "-" if value is None else format(value, form)

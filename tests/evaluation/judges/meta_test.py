@@ -1,5 +1,6 @@
-"""Agreement of judges with people: treatments of unparsable answers, intervals, and what is told about items."""
+"""Agreement of judges with people: treatments of unparsable answers, intervals, tests and counts of items."""
 
+import json
 import math
 
 import numpy as np
@@ -106,6 +107,15 @@ def test_judges_are_tested_against_each_other():
     (test,) = found["tests"]
     assert test["judges"] == ["good", "bad"]
     assert test["measures"]["pearson"]["p"] < 0.02 and test["measures"]["segment_accuracy"]["p"] < 0.02
+
+
+def test_undefined_measures_are_none_in_tests_too():
+    human, judge = planted(4, 0.2)
+    constant = ratings("constant", np.full_like(human, 2))
+    found = meta(ratings("people", human), [ratings("judge", judge), constant], CONFIG)
+    json.dumps(found, allow_nan=False)
+    assert found["tests"][0]["measures"]["pearson"] == {"difference": None, "p": None}
+    assert found["tests"][0]["measures"]["system_accuracy"]["p"] is not None
 
 
 def test_single_system_or_segment_lacks_what_it_cannot_have():

@@ -28,7 +28,7 @@ TAU_ITEMS = 20_000_000  # items over all permutations of tau, which is computed 
 
 def compare(human: Floats, one: Floats, other: Floats, *, seed: int, permutations: int) -> dict[str, dict[str, Any]]:
     """Return for each measure the difference of the two judges and its two-sided p-value, over the items that have
-    all three scores."""
+    all three scores; None where it is undefined."""
     there = np.isfinite(human) & np.isfinite(one) & np.isfinite(other)
     human, one, other = (np.where(there, scores, np.nan) for scores in (human, one, other))
     ones = np.ones((1, human.shape[1]))
@@ -42,14 +42,16 @@ def compare(human: Floats, one: Floats, other: Floats, *, seed: int, permutation
     found = {}
     for name in values[0]:
         difference = float(values[0][name][0] - values[1][name][0])
-        found[name] = {"difference": difference, "p": _p_value(difference, null.get(name))}
+        known = np.isfinite(difference)
+        found[name] = {
+            "difference": difference if known else None,
+            "p": _p_value(difference, null[name]) if known and name in null else None,
+        }
     return found
 
 
-def _p_value(difference: float, null: Floats | None) -> float:
+def _p_value(difference: float, null: Floats) -> float:
     """Return how often permutations give as large a difference; the observed order counts as one of them."""
-    if null is None or not np.isfinite(difference):
-        return float("nan")
     known = null[np.isfinite(null)]
     return float((1 + (np.abs(known) >= abs(difference) - 1e-12).sum()) / (1 + len(known)))
 
