@@ -101,14 +101,16 @@ def page(record: dict[str, Any]) -> str:
         f"`{record['command']}` at {commits(record)}, torch {record['torch']}, {machine['processor']}, "
         f"{machine['cores']} cores; load before each row: {', '.join(loads)}. {SAYS}",
     ]
+    if any(row["load_before"] > machine["cores"] for row in record["rows"]):
+        lines += ["", "The machine was loaded: seconds of the processor say more than those of the clock."]
     for result in record["rows"]:
         lines += [
             *("", f"## {result['name']}", "", f"{result['rounds']} measured steps of each.", ""),
-            "| | seconds per step | tokens per second | peak memory above imports (MiB) |",
-            "| --- | --- | --- | --- |",
+            "| | seconds per step | of the processor | tokens per second | peak memory above imports (MiB) |",
+            "| --- | --- | --- | --- | --- |",
         ]
         lines += [
-            f"| {name} | {seconds['median']:.3f} | {result['tokens_per_second'][name]:,.0f} | "
+            f"| {name} | {seconds['median']:.3f} | {seconds['cpu']:.3f} | {result['tokens_per_second'][name]:,.0f} | "
             f"{result['memory'][name]['above_imports'] / (1 << 20):,.0f} |"
             for name, seconds in result["seconds"].items()
         ]
