@@ -73,7 +73,8 @@ def predicted(plan: Plan, stage: int) -> float:
 @pytest.mark.broad
 @pytest.mark.parametrize("number", range(SAMPLED))
 def test_predicted_bytes_are_those_counted_on_both_ends_of_a_small_model(number: int) -> None:
-    plan = random.Random(0).sample(swept(8), SAMPLED)[number]
+    bare = [plan for plan in swept(8) if not plan.model.adapters]  # others: tests/adapters
+    plan = random.Random(0).sample(bare, SAMPLED)[number]
     for weights in ("fp32", "bf16", "fp64"):
         typed = plan.model_copy(update={"precision": Precision(weights=weights)})
         for stage in {0, plan.last_stage}:

@@ -18,6 +18,7 @@ from trivium.parallel.sharding import buckets
 from trivium.parallel.sharding.buckets import Bucket
 from trivium.plan.layers.layer import Layer
 from trivium.plan.model_shape import ModelShape
+from trivium.tokens.rows import Rows
 from trivium.training import batches, trainer
 from trivium.training.batches import Packing
 
@@ -105,9 +106,9 @@ def documents_see_each_other(original, mesh):
 def positions_run_on(original, mesh):
     """Positions do not start again with a packed document."""
 
-    def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
-        right: Packing = original(tokens, end_of_text)
-        return right._replace(positions=np.tile(np.arange(tokens.shape[1]), (len(tokens), 1)))
+    def packing(rows: Rows, end_of_text: int) -> Packing:
+        right: Packing = original(rows, end_of_text)
+        return right._replace(positions=np.tile(np.arange(rows.tokens.shape[1]), (len(rows.tokens), 1)))
 
     return packing
 

@@ -18,7 +18,7 @@ from trivium.plan.precision import Precision
 from trivium.tokens.rows import Rows
 from trivium.training import trainer
 from trivium.training.batches import Read
-from trivium.training.trainer import Samples, Trainer
+from trivium.training.trainer import Samples
 
 Tensor = torch.Tensor
 
@@ -173,15 +173,10 @@ def norms_and_biases_decayed(original, mesh):
     return lambda plan, pipeline: tuple(decayed(row) for row in original(plan, pipeline))
 
 
-@fault(Trainer, "_inputs", REPLICAS)
+@fault(Samples, "share", REPLICAS)
 def replicas_read_the_same(original, mesh):
     """Every data rank reads the first replica's samples: the batch is smaller than it says."""
-
-    def inputs(self: Trainer, samples: Samples, step: int | None) -> Any:
-        first = samples.first - self.mesh.at.data * samples.sequences // self.plan.layout.data
-        return original(self, replace(samples, first=first), step)
-
-    return inputs
+    return lambda self, rank, ranks: original(self, 0, ranks)
 
 
 @fault(trainer, "DropoutKey", plan(data=2, model={"dropout": 0.2}))

@@ -87,7 +87,7 @@ def test_report_can_be_read_in_a_browser(page, report, window, tmp_path):
     folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
     page.screenshot(folder / f"{report.parent.name}-{window}.png")
     cards = page.run(CARDS)
-    assert len(cards) == 7
+    assert len(cards) == 8
     assert all(0 <= c["left"] < c["right"] <= width and 0 <= c["top"] < c["bottom"] <= height for c in cards)
     for part in ("as loaded", "with everything unfolded"):
         if part != "as loaded":
