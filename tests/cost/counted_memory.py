@@ -57,7 +57,7 @@ def _inputs(plan: Plan) -> Inputs:
     return Inputs(
         tokens,
         torch.zeros_like(tokens),
-        weights=torch.ones((here, micro), dtype=torch.float32),
+        weights=torch.ones((here, micro), dtype=DTYPES[plan.precision.masters]),
         positions=torch.zeros_like(tokens) if apart else None,
         sight=_sight(plan),
         here=torch.zeros(here, dtype=torch.int64),

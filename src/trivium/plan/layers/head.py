@@ -28,7 +28,7 @@ class Head(Part):
         yield from self.norm.kept(at)
         yield Kept(at.split * at.positions, "index")
         yield Kept(at.split * at.positions, "flag")
-        yield Kept(at.positions, "fp32")  # weights of the targets
+        yield Kept(at.positions, "wide")  # weights of the targets
 
     def kept_by_loss(self, at: Place) -> Iterator[Kept]:
         """Yield what the cross-entropy keeps: the gradient of the logits where a rank has the whole vocabulary, else

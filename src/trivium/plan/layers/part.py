@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Number = float | NDArray[Any]
 Owner = int | Literal["embedding", "head"]
 Initial = Literal["normal", "residual", "uniform", "ones", "zeros", "row_norms"]
-Kind = Literal["weights", "wide", "index", "flag", "fp32"]
+Kind = Literal["weights", "wide", "index", "flag"]
 Recomputed = Literal["attention", "activation_function"]
 
 
@@ -171,7 +171,7 @@ class Place:
     @property
     def element_bytes(self) -> dict[Kind, Number]:
         """Bytes of one element of each kind that a backward needs."""
-        return {"weights": self.weight_bytes, "wide": self.master_bytes, "index": 8, "flag": 1, "fp32": 4}
+        return {"weights": self.weight_bytes, "wide": self.master_bytes, "index": 8, "flag": 1}
 
 
 class Division(NamedTuple):
