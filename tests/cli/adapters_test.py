@@ -1,5 +1,6 @@
 """`--adapter`, and a folder of PEFT as MODEL, in every verb that takes them."""
 
+import io
 import json
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def test_adapters_are_beside_their_base_or_name_it(root: Path, capsys: pytest.Ca
         said(capsys, root / "peft"),
     }
     assert len(texts) == 1 and bare not in texts
+
+
+def test_chat_takes_adapters(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = []
+    for words in ((root / "base-hf",), (root / "base-hf", "--adapter", root / "peft"), (root / "peft",)):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Item 7\n"))
+        trivium("chat", *words, sets=FEW)
+        answers.append(capsys.readouterr().out)
+    bare, beside, named = answers
+    assert beside == named != bare
 
 
 def test_adapters_come_in_and_go_out_and_into_the_weights(

@@ -8,7 +8,7 @@ import typer
 
 from trivium.cli.generate import lines_of_input
 from trivium.cli.model_argument import asked_model
-from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Reads, Sets, open_asked
+from trivium.cli.options import DEFAULT_OUT, AskedAdapter, AskedModel, Out, Preset, Reads, Sets, open_asked
 from trivium.cli.run_config import RunConfig
 from trivium.cli.settings import App, shows
 from trivium.cli.show import say, say_aside, tell
@@ -35,6 +35,7 @@ def chat(
         str | None, typer.Option("--system", metavar="TEXT", help="A message that tells the model how to answer.")
     ] = None,
     out: Out = DEFAULT_OUT,
+    adapter: AskedAdapter = None,
     preset: Preset = None,
     sets: Sets = None,
 ) -> None:
@@ -52,7 +53,7 @@ def chat(
     from trivium.serving.chat import Chat
     from trivium.serving.writer import Writer
 
-    with opened(target or out) as found:
+    with opened(target or out, adapter=adapter) as found:
         writer = Writer(NativeScorer.open(found.newest, found.tokenizer))
         settings = run.config.generation.drawing(seed=run.config.seed)
         if "max_tokens" not in given:
