@@ -318,7 +318,7 @@ def _curate(
 def _harvest_lines(result: Result) -> list[str]:
     lines = [
         f"  {result['documents']:,} documents, {format_bytes(result['text_bytes'])} of text from "
-        f"{result['files']:,} files; {result['heldout']:,} documents held out for evaluation, "
+        f"{counted(result['files'], 'file')}; {result['heldout']:,} documents held out for evaluation, "
         f"{result['evaluation_items']:,} items made from them"
     ]
     if "planted" in result:

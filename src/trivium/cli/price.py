@@ -14,7 +14,7 @@ from trivium.cli.machine import DRIVERS, cores, memory_bytes, version_of
 from trivium.cli.run_config import HERE, LAYOUTS, Given, RunConfig, is_machine_file, resolve
 from trivium.config import differing, leaves, written
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import Machine, machine_from_file, machine_named, this_machine
+from trivium.cost.hardware import THIS_MACHINE, Machine, machine_from_file, machine_named, this_machine
 from trivium.errors import ConfigError, MachineError
 from trivium.plan.sizes import MAX_PLAN_RANKS
 from trivium.planner.explain import price_lines
@@ -40,8 +40,8 @@ Gpus = Annotated[
 
 
 def machine_of(name: str) -> Machine:
-    """A machine by name, or by the path of a machine file; "here" is the one this runs on."""
-    if name == HERE:
+    """A machine by name, or by the path of a machine file; "here" (in plans "this-machine") is the one this runs on."""
+    if name in (HERE, THIS_MACHINE):
         return this_machine(cores(), memory_bytes())
     return machine_from_file(Path(name)) if is_machine_file(name) else machine_named(name)
 

@@ -32,7 +32,7 @@ Share = Annotated[float, Field(ge=1e-6, le=1)]
 Seconds = Annotated[float, Field(ge=0, le=1e30)]
 Generation = Literal["ampere", "hopper", "blackwell", "cpu"]
 
-HERE = "this-machine"  # machines/this-machine.yaml, with the cores and memory that were found
+THIS_MACHINE = "this-machine"  # machines/this-machine.yaml, with the cores and memory that were found
 FOLDER = "cost/machines"  # in the package
 MEASURED = 2.0  # how far what is measured on a machine may be outside of what is believed possible of all
 USABLE = 0.92  # share of a device's memory; allocator and libraries, which no estimate counts, need the rest
@@ -207,7 +207,7 @@ def this_machine(cores: int, memory_bytes: int) -> Machine:
     if cores < 1 or memory_bytes < cores:
         raise ConfigError(f"a machine of {cores} cores and {memory_bytes} bytes of memory cannot run a plan")
     found = {"devices_per_node": cores, "memory_bytes": memory_bytes // cores}
-    return machine_named(HERE).model_copy(update=found)
+    return machine_named(THIS_MACHINE).model_copy(update=found)
 
 
 def _shipped(name: str) -> Tree:

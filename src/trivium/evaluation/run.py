@@ -20,6 +20,7 @@ from trivium.evaluation.windows import encode_all
 from trivium.progress import Progress, silent
 from trivium.tokens.encode import add_one
 from trivium.tokens.tokenizer import Tokenizer
+from trivium.units import counted
 
 FORMAT = "trivium-results-1"
 Scores = NDArray[np.float64]
@@ -50,7 +51,7 @@ def evaluate(
     done, total = 0, sum(len(requests) for *_, requests in rounds)
     results: dict[str, dict[str, Any]] = {task.name: {} for task in tasks}
     for task, shots, requests in rounds:
-        progress(done, total, f"{task.name}, {shots} shots")
+        progress(done, total, f"{task.name}, {counted(shots, 'shot')}")
         answers, baseline = ask(scorer, requests), ask(unigram, requests) if unigram else None
         result = result_of(task, answers, config=config, seed=seed, baseline=baseline)
         results[task.name][str(shots)] = result | {"prompt_hash": prompt_hash(requests)}

@@ -18,7 +18,7 @@ from trivium.config import Tree, build, to_tree
 from trivium.cost.case import case_of
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.constants import priors, shipped_constants
-from trivium.cost.hardware import HERE, Link, Machine, believed, machine_named
+from trivium.cost.hardware import THIS_MACHINE, Link, Machine, believed, machine_named
 from trivium.cost.kernels import Device
 from trivium.cost.layer import BACKWARD_ATTENTION, CAUSAL_SHARE
 from trivium.cost.stack import own_stack
@@ -100,7 +100,7 @@ def write_machine(path: Path, machine: Machine) -> None:
 def _with_rates(measured: Measured, name: str) -> Machine:
     """Return the nearest shipped machine with the rates that single measurements give."""
     known = (machine for part, machine in KNOWN.items() if part in measured.device)
-    base = HERE if measured.is_cpu else next(known, UNKNOWN)
+    base = THIS_MACHINE if measured.is_cpu else next(known, UNKNOWN)
     tree = to_tree(machine_named(base)) | {"name": name, "device": measured.device, "nodes": 1}
     when = f"measured on {datetime.now(UTC).date().isoformat()} by `trivium plan probe`"
     tree["devices_per_node"], tree["memory_bytes"] = measured.devices, measured.memory_bytes

@@ -62,20 +62,18 @@ def judge(plan: Plan, steps: int, host: Host, planned: Machine, share: float = U
         seconds = steps * _step_seconds(plan, _cores_of_all_hosts(plan, host))
         without = "no accelerator" if not host.accelerators else f"{len(host.accelerators)} accelerators are too few"
         where, each = f"{counted(host.cores, 'core')}, {without}", " together"
-    processes = counted(ranks, "rank")
+    processes = f"{counted(ranks, 'rank')} of this plan need{'s' * (ranks == 1)}"
     need = f"{format_bytes(needed)}{each} of {format_bytes(free)} free"
     long = "" if seconds is None else f"; {counted(steps, 'step')} take about {format_seconds(seconds)}"
     problems = []
     if needed > free:
-        problems.append(
-            f"{processes} of this plan need {format_bytes(needed)}{each}, and {format_bytes(free)} is free here"
-        )
+        problems.append(f"{processes} {format_bytes(needed)}{each}, and {format_bytes(free)} is free here")
     if seconds is not None and seconds > LONGEST_SECONDS:
         problems.append(
             f"{counted(steps, 'step')} would take about {format_seconds(seconds)}, and the limit is "
             f"{format_seconds(LONGEST_SECONDS)}"
         )
-    return Verdict(needed, free, seconds, where, f"{where}: {processes} need {need}{long}", tuple(problems))
+    return Verdict(needed, free, seconds, where, f"{where}: {processes} {need}{long}", tuple(problems))
 
 
 class Change(NamedTuple):
