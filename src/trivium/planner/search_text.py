@@ -141,7 +141,8 @@ def ranking_lines(plan: Plan, ranking: Ranking) -> list[str]:
     own = ranking.place_of(full_batch(plan).model_copy(update={"layout": layout}))
     standing = f"number {own:,} of {number:,}" if own else "outside the space searched"
     return [
-        f"What a search over {number:,} plans that fit finds for this machine: the best five layouts, seconds per step",
+        f"The best five layouts of {number:,} plans for {counted(plan.layout.world_size, 'rank')} that fit on this "
+        "machine, seconds per step",
         *(f"  {place}. {choice_text(winner)}; {_limits_text(winner)}" for place, winner in enumerate(best, 1)),
         f"  this run's plan is {standing}; a demonstration exercises axes that one machine does not need",
     ]

@@ -21,7 +21,7 @@ from trivium.report.parts import Drawn, Section, Table
 from trivium.report.ranks import alike, categories
 from trivium.report.verdicts import CPU
 from trivium.report.words import bytes_text, killed_text, layout_text, median_figure, moment_text, nats_text, small_text
-from trivium.units import format_count, format_seconds
+from trivium.units import counted, format_count, format_seconds
 
 Tree = dict[str, Any]
 
@@ -123,10 +123,11 @@ def _training(report: Tree) -> Section:
         ]
         asked = figures.accuracy_against_tokens(series)
         drawn.append(Drawn("Published tasks during the training", asked, "picture"))
+    stopped = f", {counted(len(interruptions), 'interruption')}" if interruptions else ""
     return Section(
         "training",
         "Training",
-        gist=f"{training['steps'] or 0:,} steps" + (f", {len(interruptions)} interruptions" if interruptions else ""),
+        gist=f"{training['steps'] or 0:,} steps{stopped}",
         shows="Loss on the training batches and on held-out text, learning rate, throughput, and the parts of a step.",
         reading="The dashed line is the entropy of token frequencies in the held-out text: a model that knew nothing "
         "else would reach it.",
