@@ -25,6 +25,7 @@ from trivium.cost.hardware import this_machine
 from trivium.cost.memory import memory_of_rank, worst_rank
 from trivium.errors import ConfigError
 from trivium.interchange.names import family_of
+from trivium.kernels.cpu import gelu
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.adapters import adapter_kinds, is_added
 from trivium.plan.model_shape import ModelShape
@@ -140,6 +141,17 @@ def test_adapters_keep_for_the_backward_what_is_predicted(kind: str) -> None:
         assert kept(plan, 0, "with memory").bytes == layers + embedding_bytes(case) + head_bytes(case) + logits_bytes(
             case
         )
+
+
+def test_base_and_adapter_both_compute_the_activation_function_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a large GELU may be written in place of what it read, which the other product reads too."""
+    monkeypatch.setattr(gelu, "MIN_ELEMENTS", 1)
+    wide = {"model": {"activation": "gelu_tanh"}, "precision": {"weights": "fp64"}}
+    again, kept = adapted(**wide, recompute={"activation_function": True}), adapted(**wide)
+    assert again.model.feed_forward == "plain"
+    both = [Trainer(plan, Mesh.single(), seed=1, rule=AdamRule()) for plan in (again, kept)]
+    first, second = (losses(trainer, range(3)) for trainer in both)
+    assert first == pytest.approx(second, rel=1e-12)
 
 
 def test_a_search_prices_and_keeps_adapters() -> None:

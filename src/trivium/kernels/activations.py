@@ -45,6 +45,25 @@ class Gelu:
         return value, lambda grad: torch.ops.aten.gelu_backward(grad, x, approximate=self.approximate)
 
 
+class Shared:
+    """An activation function of numbers that others read too, so that its backward does not overwrite them."""
+
+    def __init__(self, function: "Activation") -> None:
+        self.function = function
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the value."""
+        return self.function(x)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return the value without a graph."""
+        return self.function.value(x)
+
+    def value_again(self, x: Tensor) -> tuple[Tensor, Pullback]:
+        """Return the value, and its pullback."""
+        return self.function.value_again(x.clone())
+
+
 class Gated:
     """x [..., 2 E], the gate first -> function(gate) up [..., E].
 

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from trivium.kernels.activations import Activation
+from trivium.kernels.activations import Activation, Shared
 from trivium.kernels.dropout import Columns, DropoutKey, Dropped, keyed_dropout
 from trivium.model.inputs import Inputs
 from trivium.parallel.tensor.regions import Region
@@ -122,6 +122,8 @@ class RowLinear(Linear):
 
     def of_activated(self, x: torch.Tensor, inputs: Inputs, function: Activation) -> torch.Tensor:
         """Compute the same of function(x), which is not kept: the backward computes it again."""
+        if self.adapter is not None:  # which reads x too
+            function = Shared(function)
         if self.adds_bias_itself:
             y = self.region.linear(x, self._weight(inputs), self.bias, function)
         else:
