@@ -27,6 +27,17 @@ def test_the_settings_that_a_refusal_names_pass_when_typed(call, monkeypatch, ve
     assert call(*command, "--dry-run").returncode == 0
 
 
+def test_the_command_that_a_refusal_names_has_the_text_to_train_on(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(this_host, "memory_bytes", lambda: LAPTOP.memory_bytes)
+    monkeypatch.setattr(this_host, "cores", lambda: LAPTOP.cores)
+    text = tmp_path / "text.txt"
+    text.write_text("Some words.\n\n" * 200)
+    words = ("train", "--out", str(tmp_path / "run"), "--preset", "gpt-125m", "--set", "plan.batch.micro=16")
+    refused = call(*words, "--data", str(text))
+    assert refused.returncode == MachineError.exit_code
+    assert f"settings that work here: trivium train --data {text} --out" in refused.stderr
+
+
 def test_a_training_is_refused_before_anything_is_written(call, monkeypatch, tmp_path):
     monkeypatch.setattr(this_host, "memory_bytes", lambda: 1 << 20)
     assert call("demo", "--out", str(tmp_path / "run")).returncode == MachineError.exit_code

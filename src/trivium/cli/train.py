@@ -106,6 +106,7 @@ def train(asked: Asked) -> None:
     sets = with_curation(asked.sets, asked.curation)
     given = planned(given_for(out, asked.preset, sets, asked.ranks), asked.gpus, out)
     raw = asked.data if tokens is None else None
+    words = ("train",) if raw is None else ("train", "--data", raw)
     if raw is not None and under_torchrun(os.environ):
         first = shlex.join(["trivium", "corpus", "run", given.preset, "--data", raw, "--out", str(out)])
         raise ConfigError(f"--data {raw}: every process of this job would prepare it; run `{first}` before the job")
@@ -119,11 +120,11 @@ def train(asked: Asked) -> None:
             prepare(out, given, raw, sets, dry_run=True)
         for line in would(out, given, tokens) if raw is None else ():
             say(line)
-        check_host(open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo)
+        check_host(open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo, words=words)
         return
     run, weights = with_weights(open_run(out, given, tokens=tokens))
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        check_host(run, given, insists=asked.any_machine, redo=redo)
+        check_host(run, given, insists=asked.any_machine, redo=redo, words=words)
     if raw is not None:
         prepare(out, given, raw, sets, dry_run=False)
         run = replace(run, tokens=None)
