@@ -10,6 +10,7 @@ that value and gradient take no further pass over the scores. Every term is a fi
 """
 
 import pkgutil
+from abc import ABC, abstractmethod
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 LOSS = "loss"  # the name of what is minimised, without terms: by default the cross-entropy
 
 
-class Term:
+class Term(ABC):
     """A loss of each target, weighted as its cross-entropy is. Training adds it; validation does not."""
 
     name: ClassVar[str]  # among the losses of a step, and in metrics.jsonl
 
+    @abstractmethod
     def value(self, logs: "Tensor") -> "Tensor":
         """Return the term of each token. logs: the logarithms of their sums of exponentials."""
-        raise NotImplementedError(f"{type(self).__name__} has no value")
 
+    @abstractmethod
     def slope(self, logs: "Tensor") -> "Tensor":
         """Return the derivative of `value` by `logs`."""
-        raise NotImplementedError(f"{type(self).__name__} has no slope")
 
 
 Terms = tuple[Term, ...]

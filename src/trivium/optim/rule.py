@@ -10,6 +10,7 @@ import torch, so that plans and costs can read its states.
 """
 
 import pkgutil
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -40,12 +41,12 @@ class Rule(Config):
     unit: ClassVar[Literal["element", "matrix"]] = "element"
     states: ClassVar[tuple[State, ...]] = ()
 
+    @abstractmethod
     def direction(self, gradient: "Tensor", states: Mapping[str, "Tensor"], step: int) -> "Tensor":
         """Update `states` in place and return the direction of a gradient [n], as a tensor of its own.
 
         step: the number of the update, counted from 1.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no direction")
 
     def transform(self, matrix: "Tensor") -> "Tensor":
         """Return the update of a matrix [rows, columns] from its direction; asked only where the unit is a matrix."""

@@ -5,6 +5,7 @@ plans and costs can read its parameters.
 """
 
 import pkgutil
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -70,9 +71,9 @@ class Adapter(Config):
 
     dropout: float = 0.0
 
+    @abstractmethod
     def rows(self, base: Row) -> Iterator[Row]:
         """Yield the parameters that are added."""
-        raise NotImplementedError(f"{type(self).__name__} has no rows")
 
     def products(self, base: Row, at: Place) -> list[Product]:
         """Return the matrix products that are added."""
@@ -108,21 +109,21 @@ class Adapter(Config):
         after clipping, by the name of a parameter."""
         return {}
 
+    @abstractmethod
     def adapted(self, y: Tensor, reads: Reads, linear: Linear, added: Mapping[str, Tensor]) -> Tensor:
         """Return the result of the adapted layer.
 
         y: that of the layer alone. added: the parameters by name. Shapes and splits are those of the layer.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not adapt a result")
 
+    @abstractmethod
     def merged(self, weight: Tensor, added: Mapping[str, Tensor]) -> Tensor:
         """Return the weight with which a layer without an adapter computes the same in evaluation, given the unsplit
         weight and parameters."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be merged")
 
+    @abstractmethod
     def unmerged(self, weight: Tensor, added: Mapping[str, Tensor]) -> Tensor:
         """Return the weight of which `merged` makes this one, to rounding. Raises ConfigError if it is lost."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be unmerged")
 
 
 class Adapted(NamedTuple):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -111,9 +112,9 @@ class Asked(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    @abstractmethod
     def alternatives(self) -> int | None:
         """The number of alternatives per token; None if no log-probabilities are requested."""
-        raise NotImplementedError(f"{type(self).__name__} says how many")
 
     @property
     def echoes(self) -> bool:

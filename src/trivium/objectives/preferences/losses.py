@@ -5,6 +5,7 @@ the completion's tokens. Its gradient is therefore that of the tokens' cross-ent
 completion. r = s - s of the reference.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
@@ -63,13 +64,13 @@ class Preference(Objective):
     of_pairs: ClassVar[bool] = True
     reference: ClassVar[bool] = True  # whether it compares with the model before training
 
+    @abstractmethod
     def losses(self, pairs: Pairs) -> "Tensor":
         """Return the loss of each pair, [pairs]."""
-        raise NotImplementedError(f"{type(self).__name__} has no losses")
 
+    @abstractmethod
     def reward(self, side: Side) -> "Tensor":
         """Return the implicit reward of each completion, [pairs]."""
-        raise NotImplementedError(f"{type(self).__name__} has no reward")
 
     def names(self, model: ModelShape) -> tuple[str, ...]:
         return (LOSS, *MEASURES)
