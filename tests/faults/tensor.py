@@ -91,7 +91,7 @@ def row_bias_gradient_not_reduced(original, mesh):
 def head_norm_gradient_not_reduced(original, mesh):
     """The norm over each head of queries and keys keeps the gradient of this tensor rank's heads where there is no
     sequence parallelism, as other norms may."""
-    return lambda plan, p: original(plan, p) if plan.sequence_parallel else original(plan, replace(p, per_head=False))
+    return lambda plan, p: original(plan, p) if plan.sequence_parallel else original(plan, replace(p, summed=False))
 
 
 @fault(norm_over_heads, "all_reduce_", plan(tensor=2, model=OLMO2))

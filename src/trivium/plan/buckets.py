@@ -156,7 +156,7 @@ def is_tied(plan: Plan, parameter: Parameter) -> bool:
 def partial_over(plan: Plan, parameter: Parameter) -> tuple[PartialOver, ...]:
     """The groups over which a parameter's gradient is partial, besides the data ranks."""
     over: list[PartialOver] = []
-    parted = parameter.per_head or (parameter.per_position and plan.sequence_parallel)
+    parted = parameter.summed or (parameter.per_position and plan.sequence_parallel)
     if parted and plan.layout.tensor > 1:
         over.append("tensor")
     of_heads = plan.heads_in_turns and parameter.owner == "head"

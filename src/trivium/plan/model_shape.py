@@ -76,8 +76,8 @@ class ModelShape(LayerForm):
 
     @property
     def ffn_width(self) -> int:
-        """Columns of the feed-forward layer."""
-        return next(d.size for d in self.divisions if d.field == "ffn")
+        """Columns of the feed-forward layer; of a layer of experts, those of one expert."""
+        return next(d.size for d in self.divisions if d.field in ("ffn", "experts.columns"))
 
     @property
     def std(self) -> float:

@@ -10,6 +10,7 @@ from trivium.config import Positive
 MAX_LAYERS = 10_000
 MAX_COLUMNS = 1_000_000  # width of the residual stream or of a head, and number of heads
 MAX_FFN_COLUMNS = 10_000_000  # columns of the feed-forward layer
+MAX_EXPERTS = 100_000  # experts of a layer
 MAX_IDS = 100_000_000
 MAX_POSITIONS = 1_000_000_000
 MAX_SEQUENCES = 1_000_000  # sequences of a batch

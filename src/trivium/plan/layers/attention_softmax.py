@@ -96,8 +96,8 @@ class AttentionSoftmax(Part):
         qkv = (self.queries + 2 * self.keys, self.hidden)
         yield from linear("qkv", qkv, split=0, bias=self.qkv_bias, fused=groups)
         if self.qk_norm == "each_head":
-            yield vector("query_norm.weight", D, "ones", per_head=True)
-            yield vector("key_norm.weight", D, "ones", per_head=True)
+            yield vector("query_norm.weight", D, "ones", summed=True)
+            yield vector("key_norm.weight", D, "ones", summed=True)
         elif self.qk_norm == "all_heads":  # one weight for each column; the columns are split as the heads are
             yield vector("query_norm.weight", self.queries, "ones", split=0)
             yield vector("key_norm.weight", self.keys, "ones", split=0)

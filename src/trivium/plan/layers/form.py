@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 
 from trivium.config import Config, Short
 from trivium.errors import nearest
+from trivium.plan.experts import Experts
 from trivium.plan.rope_scaling import Above0, RopeScaling
 from trivium.plan.sizes import Columns, Layers, Positions, Wide
 
@@ -31,7 +32,9 @@ class LayerForm(Config):
     )
     score_scale: Above0 | None = None  # factor of attention scores; None: 1 / sqrt(columns of a head)
     score_cap: Above0 | None = None  # soft cap of attention scores: cap tanh(score / cap); None: no cap
-    feed_forward: Literal["plain", "gated", "gated_gelu"] = "plain"  # plain: MLP; gated: SwiGLU or GeGLU
+    # plain: MLP; gated: SwiGLU or GeGLU; experts: a router chooses among gated ones for each token
+    feed_forward: Literal["plain", "gated", "gated_gelu", "experts"] = "plain"
+    experts: Experts | None = None  # experts of feed_forward 'experts'
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"  # activation of a plain MLP: GELU in its tanh form, or exact
     ffn: Wide | None = None  # columns of the MLP; None: 4 x hidden (plain), 8/3 x hidden rounded up to 64 (gated)
     # kind of all norms; rms_norm_offset: RMSNorm that multiplies by 1 + weight (Gemma)
@@ -72,6 +75,7 @@ VARIED = (
     "qk_norm",
     "window",
     "feed_forward",
+    "experts",
     "ffn",
     "norm_position",
     "rope_base",

@@ -14,6 +14,7 @@ from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.head import Head
 from trivium.plan.layers.head_capped import HeadCapped
 from trivium.plan.layers.head_scaled import HeadScaled
+from trivium.plan.layers.mlp_experts import MlpExperts
 from trivium.plan.layers.mlp_gated import MlpGated
 from trivium.plan.layers.mlp_gated_gelu import MlpGatedGelu
 from trivium.plan.layers.mlp_plain import MlpPlain
@@ -33,8 +34,8 @@ HALVES = {"attention": "attention", "mlp": "feed-forward"}  # names in parameter
 NORMS: Mapping[str, type[LayerNorm | RmsNorm]] = MappingProxyType(
     {"layer_norm": LayerNorm, "rms_norm": RmsNorm, "rms_norm_offset": RmsNormOffset}
 )
-FEED_FORWARDS: Mapping[str, type[MlpPlain | MlpGated]] = MappingProxyType(
-    {"plain": MlpPlain, "gated": MlpGated, "gated_gelu": MlpGatedGelu}
+FEED_FORWARDS: Mapping[str, type[MlpPlain | MlpGated | MlpExperts]] = MappingProxyType(
+    {"plain": MlpPlain, "gated": MlpGated, "gated_gelu": MlpGatedGelu, "experts": MlpExperts}
 )
 WIRINGS: Mapping[str, type[Sequential]] = MappingProxyType(
     {"sequential": Sequential, "side_by_side": SideBySide, "sandwich": Sandwich}

@@ -65,8 +65,9 @@ class Row:
     the residual stream (GPT-2, Megatron-LM). "uniform" is uniform in ±1 / sqrt(inputs). "row_norms" are
     the norms of the rows of the weight beside which an adapter adds it.
     per_position: it acts on each position alone. Under sequence parallelism the gradient of a tensor rank covers only
-    its own positions, and must be summed over tensor ranks. per_head: it acts on each head alone. Tensor ranks always
-    divide the heads, so its gradient is always summed.
+    its own positions, and must be summed over tensor ranks. summed: tensor ranks always compute parts of its gradient,
+    because it acts on each head alone, and they divide the heads, or because it weights what each computes a part of.
+    by_expert: its first dimension is the number of experts, which expert ranks divide.
     padded: `split` is the vocabulary, which is padded first. fused: the matrices that are stored together.
     """
 
@@ -76,7 +77,8 @@ class Row:
     decay: bool = True
     initial: Initial = "normal"
     per_position: bool = False
-    per_head: bool = False
+    summed: bool = False
+    by_expert: bool = False
     padded: bool = False
     trainable: bool = True
     fused: Fused | None = None

@@ -1,0 +1,85 @@
+"""The feed-forward half of experts: a router chooses for each token, and a shared expert may take all of them.
+
+Switch Transformer (arXiv 2101.03961), Mixtral (arXiv 2401.04088), DeepSeekMoE (arXiv 2401.06066).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trivium.plan.experts import Experts
+from trivium.plan.layers.form import LayerForm
+from trivium.plan.layers.mlp_gated import MlpGated
+from trivium.plan.layers.part import Division, Fused, Kept, Number, Part, Place, Product, Row, linear
+
+
+@dataclass(frozen=True)
+class MlpExperts(Part):
+    """Gate and up of all experts are one parameter [experts, 2, columns, hidden], and down is [experts, hidden,
+    columns]; both are split along the columns, and divided among expert ranks."""
+
+    hidden: int
+    columns: int
+    experts: Experts
+
+    @classmethod
+    def of(cls, form: LayerForm) -> "MlpExperts":
+        """The feed-forward half that the settings describe."""
+        assert form.experts is not None, "`problems` asks for the settings of experts"
+        columns = MlpGated.of(form).columns if form.experts.columns is None else form.experts.columns
+        return cls(form.hidden, columns, form.experts)
+
+    @classmethod
+    def problems(cls, form: LayerForm) -> Iterator[str]:
+        """Yield the contradictions among its settings."""
+        if form.experts is None:
+            yield (
+                "plan.model.feed_forward is 'experts', and plan.model.experts is not given; set "
+                "plan.model.experts.count and plan.model.experts.chosen"
+            )
+        else:
+            yield from form.experts.problems()
+        yield from MlpGated.problems(form)
+
+    def rows(self) -> Iterator[Row]:
+        E, F, H = self.experts.count, self.columns, self.hidden
+        yield Row("router.weight", (E, H), summed=True)
+        if self.experts.bias_rate is not None:
+            yield Row("router.bias", (E,), decay=False, initial="zeros", trainable=False)
+        each_gate_and_up, each_down = Fused((2 * E, F), 0, (1,) * (2 * E)), Fused((E, H), 0, (1,) * E)
+        yield Row("experts.up.weight", (E, 2, F, H), split=2, by_expert=True, fused=each_gate_and_up)
+        yield Row("experts.down.weight", (E, H, F), split=2, initial="residual", by_expert=True, fused=each_down)
+        if self.experts.shared:
+            both = Fused((2, self.experts.shared), along=0, sizes=(1, 1))
+            yield Row("shared.up.weight", (2, self.experts.shared, H), split=1, fused=both)
+            yield from linear("shared.down", (H, self.experts.shared), split=1, bias=False)
+        if self.experts.shared_gate:
+            yield Row("shared_gate.weight", (1, H), summed=True)
+
+    def divisions(self) -> Iterator[Division]:
+        yield Division("experts.columns", self.columns, "columns", "columns of an expert")
+        if self.experts.shared:
+            yield Division("experts.shared", self.experts.shared, "columns", "columns of the shared expert")
+
+    @property
+    def active_columns(self) -> int:
+        """Columns of all experts that a token visits."""
+        return self.experts.chosen * self.columns + self.experts.shared
+
+    def products(self, at: Place) -> list[Product]:
+        columns = self.active_columns / at.tensor
+        return [
+            Product(self.experts.count, self.hidden, enters=True),
+            Product(2 * columns, self.hidden, enters=True),
+            Product(self.hidden, columns, enters=False),
+        ]
+
+    def activation(self, at: Place) -> tuple[Number, Number]:
+        return 2 * self.active_columns / at.tensor, self.active_columns / at.tensor
+
+    def kept(self, at: Place) -> Iterator[Kept]:
+        inner = at.positions * self.active_columns / at.tensor
+        yield Kept(2 * inner)  # gate and up
+        yield Kept(inner, recomputed="activation_function")
+        yield Kept(2 * at.positions * self.experts.chosen * self.hidden)  # inputs and outputs of the chosen experts
+        yield Kept(at.positions * self.experts.count, "wide")  # scores
+        yield Kept(at.positions * self.experts.chosen, "index")
