@@ -44,7 +44,7 @@ class MlpExperts(Part):
         E, F, H = self.experts.count, self.columns, self.hidden
         yield Row("router.weight", (E, H), summed=True)
         if self.experts.bias_rate is not None:
-            yield Row("router.bias", (E,), decay=False, initial="zeros", trainable=False)
+            yield Row("router.bias", (E,), decay=False, initial="zeros", trainable=False, wide=True)
         each_gate_and_up, each_down = Fused((2 * E, F), 0, (1,) * (2 * E)), Fused((E, H), 0, (1,) * E)
         yield Row("experts.up.weight", (E, 2, F, H), split=2, by_expert=True, fused=each_gate_and_up)
         yield Row("experts.down.weight", (E, H, F), split=2, initial="residual", by_expert=True, fused=each_down)
