@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config, NotNegative, Positive
+from trivium.config import Config, NotNegative, Positive, Tree
 from trivium.plan.rope_scaling import Above0
 from trivium.plan.sizes import MAX_EXPERTS, Wide
 
@@ -45,6 +45,11 @@ class Experts(Config):
     # change of each expert's bias after a step, towards an even load; the bias is added to scores only for the choice
     # (arXiv 2408.15664); None: there is no bias
     bias_rate: Rate | None = None
+
+    def of_weights(self) -> Tree:
+        """Return the settings on which weights depend, as plain data: those of losses and of dropping may change."""
+        free = {"capacity", "balance_loss", "balance_convention", "balance_scope", "router_z_loss", "bias_rate"}
+        return {**self.model_dump(exclude=free), "bias": self.bias_rate is not None}
 
     def problems(self) -> Iterator[str]:
         """Yield the contradictions among the settings."""
