@@ -156,6 +156,38 @@ class _ScatterSequence(torch.autograd.Function):
         return all_gather(grads[0].contiguous(), ctx.group), None
 
 
+class _EnterWhole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return all_reduce_(grads[0].clone(memory_format=torch.contiguous_format), ctx.group), None
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return all_gather(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(grads[0].contiguous(), ctx.group), None
+
+
+def enter_whole(x: Tensor, group: Group) -> Tensor:
+    """Forward: identity. Backward: all-reduce. Enters a tensor region with the whole sequence."""
+    return x if group.handle is None else _EnterWhole.apply(x, group)
+
+
+def gather_sequence(x: Tensor, group: Group) -> Tensor:
+    """Forward: all-gather of positions. Backward: reduce-scatter. Enters a region under sequence parallelism."""
+    return x if group.handle is None else _GatherSequence.apply(x, group)
+
+
 def sum_over(x: Tensor, group: Group) -> Tensor:
     """Forward: all-reduce. Backward: identity. Leaves a row-split region."""
     return x if group.handle is None else _SumOver.apply(x, group)

@@ -12,6 +12,7 @@ import torch
 
 from trivium.certify.oracle.attention_softmax import ATTENTION_SOFTMAX
 from trivium.certify.oracle.feed_forward import MLP_GATED, MLP_GATED_GELU, MLP_PLAIN
+from trivium.certify.oracle.mlp_experts import MLP_EXPERTS
 from trivium.certify.oracle.norms import LAYER_NORM, RMS_NORM, RMS_NORM_OFFSET
 from trivium.certify.oracle.terms import (
     AdaptedWeights,
@@ -32,7 +33,7 @@ NORMS: Mapping[str, Twin] = MappingProxyType(
     {"layer_norm": LAYER_NORM, "rms_norm": RMS_NORM, "rms_norm_offset": RMS_NORM_OFFSET}
 )
 FEED_FORWARDS: Mapping[str, Twin] = MappingProxyType(
-    {"plain": MLP_PLAIN, "gated": MLP_GATED, "gated_gelu": MLP_GATED_GELU}
+    {"plain": MLP_PLAIN, "gated": MLP_GATED, "gated_gelu": MLP_GATED_GELU, "experts": MLP_EXPERTS}
 )
 WIRINGS: Mapping[str, Twin] = MappingProxyType(
     {"sequential": SEQUENTIAL, "side_by_side": SIDE_BY_SIDE, "sandwich": SANDWICH}

@@ -194,7 +194,7 @@ class Bucket:
 
     def add_product(self, slot: Slot, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
         """Add grad^T x to the sum of a slot's gradient; grad [T, O], x [T, I]."""
-        self._parts().add_product(slot.start, grad, x, arithmetic)
+        self._parts().add_product(slot.start, slot.stop, grad, x, arithmetic)
 
     def _parts(self) -> GradientSum:
         """Return the buffer to which the current backward adds gradients."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from trivium.comms.collectives import all_reduce_, scatter_sequence, sum_over
+from trivium.comms.collectives import all_reduce_, enter_whole, gather_sequence, scatter_sequence, sum_over
 from trivium.comms.group import Group
 from trivium.kernels.activations import Activation
 from trivium.kernels.arithmetic import Arithmetic
@@ -56,6 +56,10 @@ class Region:
             return self.linear(x, weight, bias)
         entry = Entry(self.group, self.split_sequence)
         return column_product(x, weight, bias, self.weight_gradients, self.arithmetic, entry)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[S here, B, H] -> [S, B, H] on every rank; its gradient is a sum of the ranks' parts."""
+        return gather_sequence(x, self.group) if self.split_sequence else enter_whole(x, self.group)
 
     def leave(self, x: Tensor) -> Tensor:
         """Partial sums [S, B, H] -> their sum, [S here, B, H]."""
