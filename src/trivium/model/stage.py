@@ -49,7 +49,7 @@ class Stage(nn.Module):
         self.embedding: Embedding | None = None
         if has_table:
             self.embedding = kind_of(model.embedding_part)(model, ends, borrowed=borrowed)
-        around = {n: Around(n, region, context, plan.recompute, self.operations) for n in layers}
+        around = {n: Around(n, region, context, plan.recompute, self.operations, mesh.expert) for n in layers}
         blocks = {str(n): module_of(model.each_layer[n], around[n]) for n in layers}
         self.layers = nn.ModuleDict(blocks)
         self.head: Head | None = kind_of(model.head_part)(model, ends, self.operations) if self.is_last else None

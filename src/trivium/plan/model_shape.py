@@ -76,6 +76,12 @@ class ModelShape(LayerForm):
         return tuple(dict.fromkeys(every))
 
     @property
+    def expert_counts(self) -> tuple[int, ...]:
+        """The numbers of experts of its layers of experts, each once, ascending."""
+        rows = (row for layer, _ in self.counted_layers for row in layer.rows if row.by_expert)
+        return tuple(sorted({row.shape[0] for row in rows}))
+
+    @property
     def ffn_width(self) -> int:
         """Columns of the feed-forward layer; of a layer of experts, those of one expert."""
         return next(d.size for d in self.divisions if d.field in ("ffn", "experts.columns"))

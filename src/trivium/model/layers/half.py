@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from trivium.comms.group import Group
 from trivium.kernels.operations import Operations
 from trivium.model.inputs import Inputs
 from trivium.model.layers.linear import RowLinear
@@ -19,13 +20,14 @@ from trivium.plan.recompute import Recompute
 
 class Around(NamedTuple):
     """The surroundings of a half: the number of its layer, its tensor region and context ranks, what the backward pass
-    recomputes, and the operations of the device."""
+    recomputes, the operations of the device, and the ranks that divide the experts."""
 
     layer: int
     region: Region
     context: Context
     recompute: Recompute
     operations: Operations
+    expert: Group
 
     @property
     def recomputes_attention(self) -> bool:
