@@ -14,14 +14,13 @@ from plans import small
 from trivium.certify.certificate import RULE
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.mesh import Mesh
-from trivium.config import build, to_tree
+from trivium.config import to_tree
 from trivium.errors import DataError
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import export_hf, logits
 from trivium.interchange.names import shape_of, twins
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, parameters
-from trivium.plan.plan import Plan
 from trivium.training.state import begin_with
 from trivium.training.trainer import Samples, Trainer
 
