@@ -35,6 +35,9 @@ class Experts(Config):
     # tokens that an expert takes, as a multiple of their mean; others skip it, so that the result depends on the
     # layout; None: no token is dropped
     capacity: Above0 | None = None
+    # tokens of the busiest expert rank over their mean, from which memory and seconds of plans are estimated: 1 to 1.5
+    # in a trained model, 3 and more in its first steps; training does not read it
+    imbalance: Annotated[float, Field(ge=1)] = 1.25
     balance_loss: Rate = 0.0  # factor of the loss that rewards an even load (arXiv 2101.03961); 0: there is none
     # whose balance_loss: megatron adds layers, and an even load gives the factor itself; transformers pools layers, and
     # an even load gives `chosen` times the factor
