@@ -8,12 +8,12 @@ from trivium.plan.plan import Plan
 
 
 def small(tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any) -> Plan:
-    """Return a valid reduced plan. `model` and `batch` are merged into its own; `order` and `shards` belong to the
-    layout."""
+    """Return a valid reduced plan. `model` and `batch` are merged into its own; `order`, `shards` and `expert` belong
+    to the layout."""
     model = {"layers": 4, "hidden": 24, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 8}
     batch = {"sequences": 16, "micro": 2}
     layout = {"tensor": tensor, "pipeline": pipeline, "data": data, "chunks": chunks, "context": context}
-    layout |= {name: more.pop(name) for name in ("order", "shards") if name in more}
+    layout |= {name: more.pop(name) for name in ("order", "shards", "expert") if name in more}
     return Plan(
         model={**model, **more.pop("model", {})},
         batch={**batch, **more.pop("batch", {})},

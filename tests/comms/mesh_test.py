@@ -41,14 +41,15 @@ def orders(degrees: dict[str, int]) -> Iterator[tuple[str, ...]]:
 def test_a_rank_has_its_place_in_every_group(place: Place) -> None:
     halves = {
         4: ({"data": 2, "context": 2}, {"pipeline": 2, "context": 2}),
-        8: ({"tensor": 2, "data": 2, "context": 2, "shards": 2},),
+        8: ({"tensor": 2, "data": 2, "context": 2, "shards": 2}, {"data": 4, "context": 2, "shards": 4, "expert": 2}),
     }
     for degrees in halves[place.world_size]:
         for order in orders(degrees):
             layout = Layout(**degrees, order=order)
             mesh = Mesh.connect(layout, place.rank, place.world_size)
             assert mesh.at == layout.coordinate(place.rank), order
-            across = (mesh.replicas, mesh.ends, mesh.sharers, mesh.holders)
+            of_experts = (mesh.expert, mesh.expert_replicas, mesh.expert_sharers)
+            across = (mesh.replicas, mesh.ends, mesh.sharers, mesh.holders, *of_experts)
             for group in (mesh.tensor, mesh.data, mesh.context, mesh.pipeline, *across):
                 if group.handle is not None:
                     assert dist.get_rank(group.handle) == group.index, (group.role, order)
@@ -59,6 +60,9 @@ def test_a_rank_has_its_place_in_every_group(place: Place) -> None:
             number, place_in_copy = divmod(mesh.replicas.index, layout.sharers)
             assert (mesh.holders.index, mesh.sharers.index) == (number, place_in_copy), order
             assert mesh.sharers.size * mesh.holders.size == layout.replicas, order
+            assert mesh.expert.index == layout.expert_rank(mesh.at), order
+            assert mesh.expert_sharers.index == layout.expert_sharer(mesh.at), order
+            assert mesh.expert_sharers.size * mesh.holders.size == mesh.expert_replicas.size, order
             mesh.disconnect()
 
 

@@ -157,7 +157,7 @@ def test_what_is_between_two_products_that_are_not_traced_is_one_graph() -> None
         operations = operations_of("cpu")
         region = opaque_region()(mesh.tensor, False, operations.arithmetic(plan.precision.arithmetic))
         context = Context(mesh.context, "ring", operations.attention)
-        block = module_of(plan.model.each_layer[0], Around(0, region, context, plan.recompute, operations))
+        block = module_of(plan.model.each_layer[0], Around(0, region, context, plan.recompute, operations, mesh.expert))
         block.compile_training(None)
         block(torch.randn(plan.activation_shape, requires_grad=True), Inputs(torch.zeros(8, 2).long()))
     of_a_block = ["norm", "attention per head", "bias, sum and norm", "GELU", "bias and sum"]

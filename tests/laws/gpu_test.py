@@ -132,7 +132,7 @@ def test_products_of_narrow_matrices_are_summed_without_rounding(
     exact = torch.zeros(outputs, inputs, dtype=torch.float64, device=device)
     for _ in range(3):
         grad, x = (torch.randn(tokens, n, device=device).to(dtype) for n in (outputs, inputs))
-        total.add_product(0, grad, x, operations_of("cuda").products)
+        total.add_product(0, grad.shape[1] * x.shape[1], grad, x, operations_of("cuda").products)
         exact += grad.double().T @ x.double()
     if not widens(grad, torch.float32):
         pytest.skip(f"{torch.cuda.get_device_name(device)} adds no {dtype} products to fp32 sums")

@@ -111,7 +111,7 @@ def test_what_was_put_off_is_added_without_a_graph() -> None:
             return True
 
         def add(self, weight: torch.nn.Parameter, grad: torch.Tensor, x: torch.Tensor, arithmetic: Arithmetic) -> None:
-            total.add_product(0, grad, x, arithmetic)
+            total.add_product(0, grad.shape[1] * x.shape[1], grad, x, arithmetic)
 
         def added(self, weight: torch.nn.Parameter) -> None:
             raise AssertionError("it was put off")

@@ -5,7 +5,7 @@ import torch
 
 from plans import small
 from trivium.certify.layouts import ROTARY
-from trivium.comms.group import Group
+from trivium.comms.group import ROLES, Group
 from trivium.comms.mesh import Mesh
 from trivium.model.stage import Stage
 from trivium.plan.parameters import TOKENS, local_shape, parameters
@@ -24,7 +24,7 @@ def mesh_of(plan: Plan, rank: int) -> Mesh:
     """A mesh without communicators: enough to build, not to run."""
     layout = plan.layout
     groups = {a: Group(a, layout.peers(rank, a), layout.peers(rank, a).index(rank), None) for a in layout.order}
-    alone = {name: Group(name, (rank,), 0, None) for name in ("ends", "replicas", "sharers", "holders")}
+    alone = {name: Group(name, (rank,), 0, None) for name in ROLES if name not in groups}
     return Mesh(layout, rank, torch.device("meta"), **alone, **groups)
 
 

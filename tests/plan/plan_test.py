@@ -6,7 +6,7 @@ import pytest
 
 from plans import small
 from trivium.certify.layouts import ROTARY
-from trivium.config import build, merge
+from trivium.config import Tree, build, merge
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.layout import Axis, Coordinate, Layout
@@ -84,6 +84,10 @@ def test_all_problems_are_listed_at_once() -> None:
         assert law in told
 
 
+def _experts(count: int) -> Tree:
+    return {"model__feed_forward": "experts", "model__experts": {"count": count, "chosen": 1}}
+
+
 SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 4}
 
 
@@ -107,6 +111,24 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
         ({"layout__data": 4, "layout__shards": 3}, "must divide the 4 replicas (data 4 x context 1)"),
         ({"layout__data": 4, "layout__shards": 3}, "set it to 2 or 4 or null"),
         ({"layout__data": 4, "layout__shards": 2, "zero": 0}, "set plan.zero to 1, 2 or 3"),
+        (
+            {"layout__data": 4, "layout__context": 2, "layout__expert": 3},
+            "plan.layout.expert (3) must divide the 8 replicas (data 4 x context 2); set it to 2 or 4",
+        ),
+        (
+            {"layout__data": 8, "layout__shards": 2, "layout__expert": 4},
+            "plan.layout.expert (4) must divide plan.layout.shards (2), so that those who share a copy have all "
+            "experts; set it to 2",
+        ),
+        (
+            {"layout__data": 2, "layout__expert": 2},
+            "plan.layout.expert is 2, and no layer of the model has experts to divide; set plan.layout.expert to 1, or",
+        ),
+        (
+            {"layout__data": 4, "layout__expert": 4, "model__bias": "none", **_experts(6)},
+            "plan.model.experts.count (6) must be a multiple of plan.layout.expert (4): an expert rank holds whole "
+            "experts; set plan.layout.expert to 2",
+        ),
         ({"model__feed_forward": "gated"}, "plan.model.bias is 'all', and plan.model.feed_forward 'gated'"),
         (
             {"model__positions": "rotary", "model__rope_columns": 3},
@@ -293,6 +315,27 @@ def test_sharers_and_holders_are_the_rows_and_columns_of_the_replicas(order: tup
         assert all(len(set(row) & set(column)) in (0, 1) for column in columns)
     assert len(layout.peer_sets("data", "context")) == 4
     assert Layout(data=4, context=2).sharers == 8 and Layout(data=4, context=2).copies == 1
+
+
+@pytest.mark.parametrize("order", [("data", "context", "tensor"), ("context", "tensor", "data")])
+def test_expert_ranks_are_neighbouring_replicas_and_share_copies_like_them(order: tuple[Axis, ...]) -> None:
+    layout = Layout(tensor=2, data=4, context=2, shards=4, expert=2, order=order)
+    sets = layout.expert_sets(), layout.expert_replica_sets(), layout.expert_sharer_sets()
+    for found, size in zip(sets, (2, layout.expert_replicas, layout.expert_sharers), strict=True):
+        assert sorted(rank for peers in found for rank in peers) == list(range(16))
+        assert {len(peers) for peers in found} == {size}
+    for peers in (peers for found in sets for peers in found):
+        assert len({layout.coordinate(rank).tensor for rank in peers}) == 1
+        assert list(peers) == sorted(peers)
+    of = [{rank: peers for peers in found for rank in peers} for found in (*sets, layout.holder_sets())]
+    for rank in range(16):
+        at = layout.coordinate(rank)
+        expert, replicas, sharers, holders = (peers_of[rank] for peers_of in of)
+        assert expert[layout.expert_rank(at)] == rank == sharers[layout.expert_sharer(at)]
+        assert {layout.expert_rank(layout.coordinate(peer)) for peer in replicas} == {layout.expert_rank(at)}
+        # Ranks with the same slice of experts are those with the same slice of everything else.
+        assert set(replicas) >= set(sharers) and set(replicas) >= set(holders)
+        assert set(sharers) & set(holders) == {rank} and len(sharers) * len(holders) == len(replicas)
 
 
 def test_an_order_names_each_axis_once_and_none_that_has_ranks_is_left_out() -> None:

@@ -324,6 +324,7 @@ _NAMES = {
     "plan.layout.pipeline": "pp pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size",
     "plan.layout.data": "dp data_parallel data_parallel_size",
     "plan.layout.context": "cp context_parallel context_parallel_size",
+    "plan.layout.expert": "ep expert_parallel expert_parallel_size expert_model_parallel_size",
     "plan.layout.chunks": "vpp virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage",
     "plan.zero": "zero_stage fsdp use_distributed_optimizer",
     "plan.precision.weights": "mixed_precision torch_dtype bf16 fp16",

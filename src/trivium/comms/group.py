@@ -14,7 +14,7 @@ from trivium.plan.layout import AXES
 
 Tensor = torch.Tensor
 
-ROLES = (*AXES, "replicas", "ends", "sharers", "holders")
+ROLES = (*AXES, "replicas", "ends", "sharers", "holders", "expert", "expert_replicas", "expert_sharers")
 TAGS = range(1 << 30, (1 << 31) - 1)  # smaller numbers are tags of pipeline transfers
 
 

@@ -15,7 +15,7 @@ from trivium.config import written
 from trivium.errors import ConfigError
 from trivium.plan.layout import AXES, Axis, Coordinate, Layout
 
-URGENT = ("tensor", "context", "pipeline")  # the next computation waits for messages of these groups
+URGENT = ("tensor", "context", "pipeline", "expert")  # the next computation waits for messages of these groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,8 @@ class Mesh:
     replicas: the ranks that hold the same weights (data and context). ends: the pipeline ranks with the first and the
     last stage, which share a tied embedding; all of them with a round-robin head (`zb-turns`). sharers: the replicas
     that share one copy of the state that ZeRO shards, possibly all. holders: the ranks with the same slice, one of each
-    copy.
+    copy. expert: the neighbouring replicas that divide the experts of each layer. expert_replicas, expert_sharers:
+    those of the replicas and of the sharers that hold the same experts. Slices of experts have the same holders.
     """
 
     layout: Layout
@@ -39,6 +40,9 @@ class Mesh:
     ends: Group
     sharers: Group
     holders: Group
+    expert: Group
+    expert_replicas: Group
+    expert_sharers: Group
 
     @property
     def at(self) -> Coordinate:
@@ -63,7 +67,7 @@ class Mesh:
     def refuse_other(self, layout: Layout, ends: tuple[int, ...]) -> None:
         """Raise ConfigError unless the mesh was connected for this layout and these ends; otherwise nobody would do the
         work of the missing ranks."""
-        for name in (*AXES, "shards"):
+        for name in (*AXES, "shards", "expert"):
             asked, here = getattr(layout, name), getattr(self.layout, name)
             if asked != here:
                 raise ConfigError(
@@ -115,6 +119,9 @@ class Mesh:
         groups.setdefault("replicas", groups["data"])
         groups.setdefault("sharers", groups["replicas"])
         groups.setdefault("holders", Group("holders", (rank,), 0, None))
+        groups.setdefault("expert", Group("expert", (rank,), 0, None))
+        groups.setdefault("expert_replicas", groups["replicas"])
+        groups.setdefault("expert_sharers", groups["expert_replicas" if layout.copies == 1 else "sharers"])
         if groups["pipeline"].size > 1 and dist.get_backend() == "nccl":
             greet_neighbours(groups["pipeline"], device)
         return cls(layout=layout, rank=rank, device=device, **groups)
@@ -142,6 +149,10 @@ def _sets_of_ranks(layout: Layout, held: tuple[int, ...]) -> dict[str, list[tupl
         found["replicas"] = layout.peer_sets(*layout.replica_axes)
     if layout.copies > 1:
         found["sharers"], found["holders"] = layout.sharer_sets(), layout.holder_sets()
+    if layout.expert > 1:
+        found["expert"], found["expert_replicas"] = layout.expert_sets(), layout.expert_replica_sets()
+        if layout.copies > 1:
+            found["expert_sharers"] = layout.expert_sharer_sets()
     found["ends"] = [tuple(peers[rank] for rank in sorted(held)) for peers in found["pipeline"]]
     return found
 

@@ -174,7 +174,7 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
         if plan.zero >= 3 and plan.layout.replicas > 1:
             sharers = traffic.get("sharers", traffic["replicas"])
             gathered = _gathers(plan, row, at, micro_batches) * mine
-            sharers["all_gather"] += gathered * BYTES[plan.precision.weights]
+            sharers["all_gather"] += gathered * BYTES[plan.precision.masters if row.wide else plan.precision.weights]
         return
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated

@@ -49,7 +49,7 @@ class Stage(nn.Module):
         self.embedding: Embedding | None = None
         if has_table:
             self.embedding = kind_of(model.embedding_part)(model, ends, borrowed=borrowed)
-        around = {n: Around(n, region, context, plan.recompute, self.operations) for n in layers}
+        around = {n: Around(n, region, context, plan.recompute, self.operations, mesh.expert) for n in layers}
         blocks = {str(n): module_of(model.each_layer[n], around[n]) for n in layers}
         self.layers = nn.ModuleDict(blocks)
         self.head: Head | None = kind_of(model.head_part)(model, ends, self.operations) if self.is_last else None
@@ -154,7 +154,8 @@ def placed(stage: Stage, name: str, plan: Plan, mesh: Mesh, *, seed: int | None)
     path, _, own = name.rpartition(".")
     module, row = stage.get_submodule(path), stage.table[name]
     bare: nn.Parameter = getattr(module, own)
-    parameter = nn.Parameter(torch.zeros(bare.shape, dtype=bare.dtype, device=mesh.device))
+    dtype = DTYPES[plan.precision.masters] if row.wide else bare.dtype
+    parameter = nn.Parameter(torch.zeros(bare.shape, dtype=dtype, device=mesh.device))
     setattr(module, own, parameter)
     if seed is not None:  # padded vocabulary rows stay zero
         box = shard_box(row, plan.model, plan.layout, mesh.tensor.index)

@@ -65,7 +65,8 @@ class BucketRow(NamedTuple):
     spans: the elements of each group; the padding belongs to the last. trains: whether they have gradients; frozen
     parameters have buckets of their own. partial_over: groups over which their gradients are summed before the data
     ranks: tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in turns).
-    tied: it holds a table whose gradient has two parts, and is complete only after the step's last backward."""
+    tied: it holds a table whose gradient has two parts, and is complete only after the step's last backward. wide: its
+    weights have the dtype of master weights."""
 
     items: tuple[Item, ...]
     spans: tuple[Span, ...]
@@ -73,20 +74,21 @@ class BucketRow(NamedTuple):
     partial_over: tuple[PartialOver, ...]
     tied: bool
     padded: int  # elements
+    wide: bool = False
 
 
 def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     """The buckets of a pipeline rank: last layers first."""
-    kinds: dict[tuple[tuple[PartialOver, ...], bool, bool, Owner | None], list[Item]] = {}
+    kinds: dict[tuple[tuple[PartialOver, ...], bool, bool, bool, Owner | None], list[Item]] = {}
     for item in reversed(list(held(plan, pipeline))):
         p = item.parameter
         # At ZeRO stage 3 the weights of one module are gathered and freed together, apart from the others'.
         owner = p.owner if plan.zero >= 3 else None
-        key = partial_over(plan, p), is_tied(plan, p), plan.optimizer.trains(p), owner
+        key = partial_over(plan, p), is_tied(plan, p), plan.optimizer.trains(p), p.wide, owner
         kinds.setdefault(key, []).append(item)
     return tuple(
-        _row(items, plan, over, tied=tied, trains=trains)
-        for (over, tied, trains, _), every in kinds.items()
+        _row(items, plan, over, tied=tied, trains=trains)._replace(wide=wide)
+        for (over, tied, trains, wide, _), every in kinds.items()
         for items in in_buckets(every, lambda item: item.room, plan.layout.sharers)
     )
 

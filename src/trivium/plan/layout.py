@@ -1,7 +1,7 @@
 """Layout of ranks on the axes of parallelism. Pure data, without torch."""
 
 import itertools
-from math import isqrt
+from math import gcd, isqrt
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -43,6 +43,8 @@ class Layout(Config):
     shards: Annotated[int, Field(ge=2, le=MAX_PLAN_RANKS)] | None = (
         None  # number of neighbouring replicas over which ZeRO shards; null: all
     )
+    # expert parallelism: neighbouring replicas that divide the experts of each layer; the number of ranks stays
+    expert: Annotated[Degree, Short("ep")] = 1
 
     @property
     def world_size(self) -> int:
@@ -62,6 +64,16 @@ class Layout(Config):
     def copies(self) -> int:
         """Number of copies of the state that ZeRO shards."""
         return self.replicas // self.sharers
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts: over these, their gradients are summed."""
+        return self.replicas // self.expert
+
+    @property
+    def expert_sharers(self) -> int:
+        """Ranks with the same experts that share one copy of what ZeRO shards."""
+        return self.sharers // self.expert
 
     @property
     def stages(self) -> int:
@@ -112,10 +124,22 @@ class Layout(Config):
 
     def sharer(self, at: Coordinate) -> int:
         """The number of a rank among those that share its copy of what ZeRO shards."""
-        replica = 0
+        return self._replica_number(at) % self.sharers
+
+    def expert_rank(self, at: Coordinate) -> int:
+        """The number of a rank among those that divide the experts of a layer."""
+        return self._replica_number(at) % self.expert
+
+    def expert_sharer(self, at: Coordinate) -> int:
+        """The number of a rank among those with the same experts that share its copy of what ZeRO shards."""
+        return self.sharer(at) // self.expert
+
+    def _replica_number(self, at: Coordinate) -> int:
+        """The number of a rank among its replicas, ascending: the inverse of `replica`."""
+        number = 0
         for axis in self.replica_axes:
-            replica = replica * self.degree(axis) + getattr(at, axis)
-        return replica % self.sharers
+            number = number * self.degree(axis) + getattr(at, axis)
+        return number
 
     def sharer_sets(self) -> list[tuple[int, ...]]:
         """The sets of ranks that share one copy of what ZeRO shards: neighbours among the replicas."""
@@ -126,6 +150,20 @@ class Layout(Config):
         """The sets of ranks that hold the same slice, one of each copy."""
         sets = self.peer_sets(*self.replica_axes)
         return [peers[n :: self.sharers] for peers in sets for n in range(self.sharers)]
+
+    def expert_sets(self) -> list[tuple[int, ...]]:
+        """The sets of ranks that divide the experts of a layer: neighbours among the replicas."""
+        sets, size = self.peer_sets(*self.replica_axes), self.expert
+        return [peers[n : n + size] for peers in sets for n in range(0, len(peers), size)]
+
+    def expert_replica_sets(self) -> list[tuple[int, ...]]:
+        """The sets of ranks that hold the same experts."""
+        sets = self.peer_sets(*self.replica_axes)
+        return [peers[n :: self.expert] for peers in sets for n in range(self.expert)]
+
+    def expert_sharer_sets(self) -> list[tuple[int, ...]]:
+        """The sets of ranks that hold the same experts and share one copy of what ZeRO shards."""
+        return [sharers[n :: self.expert] for sharers in self.sharer_sets() for n in range(self.expert)]
 
     def problems(self, world_size: int | None = None) -> list[str]:
         """Contradictions inside the layout, and with the number of processes if that is known."""
@@ -153,12 +191,23 @@ class Layout(Config):
                 f"context {self.context}): each copy of the sharded state has as many ranks; set it to "
                 f"{' or '.join(map(str, [*legal, 'null']))}"
             )
+        found += self._expert_problems()
         if world_size is not None and world_size != self.world_size:
             found.append(
                 f"plan.layout: {self._product()} = {self.world_size} ranks, but there are {world_size} processes; "
                 f"{self._fitting(world_size)}"
             )
         return found
+
+    def _expert_problems(self) -> list[str]:
+        if self.replicas % self.expert:
+            rule = f"the {self.replicas} replicas (data {self.data} x context {self.context})"
+        elif self.sharers % self.expert:
+            rule = f"plan.layout.shards ({self.sharers}), so that those who share a copy have all experts"
+        else:
+            return []
+        legal = degrees_dividing(gcd(self.replicas, self.sharers), self.expert)
+        return [f"plan.layout.expert ({self.expert}) must divide {rule}; set it to {' or '.join(map(str, legal))}"]
 
     def _product(self) -> str:
         context = f" x context {self.context}" if self.context > 1 else ""

@@ -78,6 +78,7 @@ class Plan(Config):
             *compiler_problems(self.model, compiled=self.compiled),
             *recording_problems(self.model, self.precision, self.zero, recorded=self.cuda_graphs),
             *self._shards_problems(),
+            *self._expert_problems(),
             *self.optimizer.problems(self.model),
         ]
 
@@ -256,6 +257,23 @@ class Plan(Config):
         return [
             f"plan.layout.shards is {self.layout.shards} but plan.zero is 0, which shards nothing; set plan.zero to 1, "
             f"2 or 3, or plan.layout.shards to null"
+        ]
+
+    def _expert_problems(self) -> list[str]:
+        expert, counts = self.layout.expert, self.model.expert_counts
+        if expert == 1 or self.model.problems():
+            return []
+        if not counts:
+            return [
+                f"plan.layout.expert is {expert}, and no layer of the model has experts to divide; set "
+                f"plan.layout.expert to 1, or plan.model.feed_forward to experts"
+            ]
+        legal = degrees_dividing(gcd(*counts, self.layout.replicas, self.layout.sharers), expert)
+        return [
+            f"plan.model.experts.count ({count}) must be a multiple of plan.layout.expert ({expert}): an expert rank "
+            f"holds whole experts; set plan.layout.expert to {' or '.join(map(str, legal))}"
+            for count in counts
+            if count % expert
         ]
 
     def _given_problems(self) -> list[str]:

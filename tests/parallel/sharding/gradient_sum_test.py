@@ -143,7 +143,7 @@ def test_products_add_up_at_their_places(order: list[int], given: torch.dtype) -
             outputs, inputs = shapes[start]
             grad, x = torch.randn(7, outputs).to(given), torch.randn(7, inputs).to(given)
             expected[start : start + outputs * inputs] += (grad.T @ x).flatten().double()
-            found.add_product(start, grad, x, PRODUCTS)
+            found.add_product(start, start + grad.shape[1] * x.shape[1], grad, x, PRODUCTS)
         torch.testing.assert_close(found.whole(), expected, rtol=1e-12, atol=1e-14)
         found.clear()
 
@@ -161,7 +161,7 @@ def test_products_of_narrow_matrices_are_not_rounded_where_the_device_adds_them_
         total.flat.untyped_storage().resize_(36)
         total.flat.fill_(torch.nan)  # as memory may be found
         for grad, x in products:
-            total.add_product(2, grad, x, PRODUCTS)
+            total.add_product(2, 2 + grad.shape[1] * x.shape[1], grad, x, PRODUCTS)
         assert not total.whole()[[0, 1, 8]].any()
         return float((total.whole()[2:8].view(3, 2) - exact).norm() / exact.norm())
 

@@ -13,6 +13,7 @@ import torch
 from trivium.certify.oracle.attention_latent import ATTENTION_LATENT
 from trivium.certify.oracle.attention_softmax import ATTENTION_SOFTMAX
 from trivium.certify.oracle.feed_forward import MLP_GATED, MLP_GATED_GELU, MLP_PLAIN
+from trivium.certify.oracle.mlp_experts import MLP_EXPERTS
 from trivium.certify.oracle.norms import LAYER_NORM, RMS_NORM, RMS_NORM_OFFSET
 from trivium.certify.oracle.terms import (
     AdaptedWeights,
@@ -35,7 +36,7 @@ NORMS: Mapping[str, Twin] = MappingProxyType(
     {"layer_norm": LAYER_NORM, "rms_norm": RMS_NORM, "rms_norm_offset": RMS_NORM_OFFSET}
 )
 FEED_FORWARDS: Mapping[str, Twin] = MappingProxyType(
-    {"plain": MLP_PLAIN, "gated": MLP_GATED, "gated_gelu": MLP_GATED_GELU}
+    {"plain": MLP_PLAIN, "gated": MLP_GATED, "gated_gelu": MLP_GATED_GELU, "experts": MLP_EXPERTS}
 )
 WIRINGS: Mapping[str, Twin] = MappingProxyType(
     {"sequential": SEQUENTIAL, "side_by_side": SIDE_BY_SIDE, "sandwich": SANDWICH}
@@ -128,12 +129,19 @@ def _layer(model: ModelShape, n: int) -> Iterator[tuple[str, Rule]]:
     yield from FEED_FORWARDS[s.form.feed_forward].rules(s, f"{at}.mlp")
 
 
-def layer(weights: Weights, model: ModelShape, n: int, x: Tensor, order: Order, drop: Drop) -> Tensor:
-    """x [B, S, H] behind layer n."""
+def layer(
+    weights: Weights, model: ModelShape, n: int, x: Tensor, order: Order, drop: Drop, heard: dict[int, Tensor]
+) -> Tensor:
+    """x [B, S, H] behind layer n. heard: gets what its feed-forward half reads."""
     s, at = settings_of(model, n), f"layers.{n}"
+
+    def feed_forward(y: Tensor) -> Tensor:
+        heard[n] = y
+        return FEED_FORWARDS[s.form.feed_forward].compute(weights, s, y, f"{at}.mlp")
+
     halves = {
         "attention": lambda y: ATTENTIONS[s.form.attention].compute(weights, s, y, f"{at}.attention", order),
-        "mlp": lambda y: FEED_FORWARDS[s.form.feed_forward].compute(weights, s, y, f"{at}.mlp"),
+        "mlp": feed_forward,
     }
     norm = partial(NORMS[s.form.norm].compute, weights, s)
     return WIRINGS[s.form.wiring].compute(

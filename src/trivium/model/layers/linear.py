@@ -118,6 +118,16 @@ class OuterLinear(Linear):
         return y if self.adapter is None else self.adapter(y, x, self, inputs)
 
 
+class InnerLinear(Linear):
+    """A linear layer inside a tensor region, whose inputs have entered it and whose outputs have not left it."""
+
+    splits_outputs = True
+
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S, B, inputs] -> [S, B, outputs]: columns of this rank, or its part of a sum."""
+        return self.region.linear(x, self._weight(inputs))
+
+
 class RowLinear(Linear):
     """A linear layer whose inputs are split over tensor ranks: partial sums first, the bias once after them."""
 

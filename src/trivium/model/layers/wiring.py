@@ -36,6 +36,9 @@ class Wiring(nn.Module, ABC):
 
     def compile_training(self, options: dict[str, Any] | None) -> None:
         """Let torch.compile fuse what a training step computes; hooks, and recomputing of layers, stay outside."""
+        for half in (self.attention, self.mlp):
+            if not half.traced:
+                half.forward = torch.compiler.disable(half.forward)  # type: ignore[method-assign]
         self._of_training = torch.compile(self._forward, dynamic=False, options=options)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
@@ -75,7 +78,7 @@ class Sequential(Wiring):
 
     def _leave(self, half: Half, y: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """Return what is added to the residual stream."""
-        y = half.last.add_bias(y)
+        y = half.add_bias(y)
         y = y if self.norm_first else half.norm(y)
         return inputs.drop(y, self.rate, half.site, self.region)
 

@@ -15,5 +15,5 @@ class Sandwich(Sequential):
 
     def _leave(self, half: Half, y: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """Return what is added to the residual stream."""
-        y = half.get_submodule("after_norm")(half.last.add_bias(y))
+        y = half.get_submodule("after_norm")(half.add_bias(y))
         return inputs.drop(y, self.rate, half.site, self.region)

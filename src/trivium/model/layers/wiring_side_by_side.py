@@ -19,4 +19,4 @@ class SideBySide(Wiring):
         return x + added + self._leave(mlp, mlp(mlp.norm(x), inputs), inputs)
 
     def _leave(self, half: Half, y: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        return inputs.drop(half.last.add_bias(y), self.rate, half.site, self.region)
+        return inputs.drop(half.add_bias(y), self.rate, half.site, self.region)

@@ -45,11 +45,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Dtypes:
-    """weights; gradients: as they accumulate; reduction: of gradients on the wire."""
+    """weights; gradients: as they accumulate; reduction: of gradients on the wire; masters."""
 
     weights: torch.dtype
     gradients: torch.dtype
     reduction: torch.dtype
+    masters: torch.dtype
 
 
 class Bucket:
@@ -64,7 +65,8 @@ class Bucket:
         alone = Group("sharers", (mesh.rank,), 0, None)
         self.sharers, self.holders = (mesh.sharers, mesh.holders) if zero >= 1 else (alone, mesh.replicas)
         self.zero, self.dtypes = zero, dtypes
-        self.weights = torch.zeros(row.padded, dtype=dtypes.weights, device=mesh.device)
+        dtype = dtypes.masters if row.wide else dtypes.weights
+        self.weights = torch.zeros(row.padded, dtype=dtype, device=mesh.device)
         for slot in slots:
             view = self.weights[slot.start : slot.stop].view(slot.parameter.shape)
             view.copy_(slot.parameter.detach())
@@ -194,7 +196,7 @@ class Bucket:
 
     def add_product(self, slot: Slot, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
         """Add grad^T x to the sum of a slot's gradient; grad [T, O], x [T, I]."""
-        self._parts().add_product(slot.start, grad, x, arithmetic)
+        self._parts().add_product(slot.start, slot.stop, grad, x, arithmetic)
 
     def _parts(self) -> GradientSum:
         """Return the buffer to which the current backward adds gradients."""
@@ -257,6 +259,16 @@ class Bucket:
             self._pending = None
 
     # Weights
+
+    def add_to(self, slot: Slot, change: Tensor) -> None:
+        """Add to a frozen parameter; every rank calls this alike, and no message is sent."""
+        if self.zero < 3:
+            self.weights[slot.start : slot.stop].add_(change.flatten())
+            return
+        first, size = self.owned.start, len(self.shard)
+        start, stop = max(slot.start, first), min(slot.stop, first + size)
+        if start < stop:
+            self.shard[start - first : stop - first].add_(change.flatten()[start - slot.start : stop - slot.start])
 
     def publish(self) -> None:
         """Start to gather the updated slices of the sharding group on all ranks that keep full weights (ZeRO-1 and

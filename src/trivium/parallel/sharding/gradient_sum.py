@@ -56,15 +56,15 @@ class GradientSum:
         self._stops |= {s: s + part.numel() for s, part in parts.items()}
         return places
 
-    def add_product(self, start: int, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
-        """Add grad^T x at the place that begins at `start`; grad [T, O], x [T, I]."""
-        stop = start + grad.shape[1] * x.shape[1]
+    def add_product(self, start: int, stop: int, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
+        """Add grad^T x at the place from `start` to `stop`; grad [T, O], x [T, I]. An arithmetic of several matrices
+        adds as many products."""
         is_whole = not self._stops and stop - start == len(self._empty)
         if is_whole and not arithmetic.widens(grad, self._empty.dtype):
             self.add(start, arithmetic.gradient_of_weight(grad, x))
             return
         self._open()
-        place = self.flat[start:stop].view(grad.shape[1], x.shape[1])
+        place = self.flat[start:stop].view(-1, x.shape[1])
         arithmetic.add_gradient_of_weight(place, grad, x, first=start not in self._stops)
         self._stops[start] = stop
 

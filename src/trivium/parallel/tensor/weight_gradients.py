@@ -58,7 +58,7 @@ class _InParameters:
         if weight.grad is None:
             weight.grad = arithmetic.gradient_of_weight(grad, x).view_as(weight)
         else:
-            arithmetic.add_gradient_of_weight(weight.grad.view(grad.shape[1], x.shape[1]), grad, x)
+            arithmetic.add_gradient_of_weight(weight.grad.view(-1, x.shape[1]), grad, x)
 
     def added(self, weight: torch.nn.Parameter) -> None:
         """Do nothing: autograd's hooks already report it."""

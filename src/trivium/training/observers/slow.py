@@ -141,7 +141,9 @@ class Slow(Observer):
     def _waits(self) -> tuple[float, float, float]:
         mesh = self.mesh
         # Some of these may be one group.
-        of_gradients = {mesh.replicas, mesh.sharers, mesh.holders, mesh.ends} - {mesh.tensor, mesh.context}
+        of_experts = {mesh.expert_replicas, mesh.expert_sharers}
+        of_gradients = {mesh.replicas, mesh.sharers, mesh.holders, mesh.ends, *of_experts}
+        of_gradients -= {mesh.tensor, mesh.context}
         return mesh.tensor.waited[0], mesh.context.waited[0], sum(group.waited[0] for group in of_gradients)
 
 

@@ -1,0 +1,77 @@
+"""The feed-forward half of experts, from its definition: every expert computes every token, and a matrix of weights,
+zero for experts that were not chosen, adds them up.
+
+Legend: B sequences, S positions, H hidden, E experts, F columns of an expert.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from trivium.certify.oracle.terms import Rule, Settings, Tensor, Twin, Weights, linear
+from trivium.plan.experts import Experts
+
+
+def _experts(s: Settings) -> Experts:
+    assert s.form.experts is not None, "a half of experts has their settings"
+    return s.form.experts
+
+
+def _rules(s: Settings, at: str) -> Iterator[tuple[str, Rule]]:
+    own, H = _experts(s), s.form.hidden
+    columns = own.columns or s.form.ffn or (8 * H + 191) // 192 * 64
+    yield f"{at}.router.weight", s.matrix(own.count, H)
+    if own.bias_rate is not None:
+        yield f"{at}.router.bias", Rule((own.count,))
+    yield f"{at}.experts.up.weight", s.matrix(own.count, 2, columns, H)
+    yield f"{at}.experts.down.weight", s.matrix(own.count, H, columns, residual=True)
+    if own.shared:
+        yield f"{at}.shared.up.weight", s.matrix(2, own.shared, H)
+        yield f"{at}.shared.down.weight", s.matrix(H, own.shared, residual=True)
+    if own.shared_gate:
+        yield f"{at}.shared_gate.weight", s.matrix(1, H)
+
+
+def _compute(weights: Weights, s: Settings, x: Tensor, at: str) -> Tensor:
+    own = _experts(s)
+    scores = scores_of(own, x @ weights[f"{at}.router.weight"].T)
+    share = scores * chosen(own, scores, weights.get(f"{at}.router.bias"))
+    if own.normalized:
+        share = share / (share.sum(-1, keepdim=True) + (1e-20 if own.scores == "sigmoid" else 0.0))
+    gate, up = torch.einsum("bsh,ecfh->cbsef", x, weights[f"{at}.experts.up.weight"])
+    each = torch.einsum("bsef,ehf->bseh", F.silu(gate) * up, weights[f"{at}.experts.down.weight"])
+    y = own.scale * torch.einsum("bse,bseh->bsh", share, each)
+    if not own.shared:
+        return y
+    gate, up = linear(weights, x, f"{at}.shared.up").unbind(-2)
+    shared = linear(weights, F.silu(gate) * up, f"{at}.shared.down")
+    return y + shared * (torch.sigmoid(linear(weights, x, f"{at}.shared_gate")) if own.shared_gate else 1.0)
+
+
+def scores_of(own: Experts, logits: Tensor) -> Tensor:
+    """Return the scores [B, S, E] of the router's logits."""
+    return torch.softmax(logits, -1) if own.scores == "softmax" else 1 / (1 + torch.exp(-logits))
+
+
+def chosen(own: Experts, scores: Tensor, bias: Tensor | None) -> Tensor:
+    """Return 1 for the experts that each token visits, and 0 for the others: [B, S, E]."""
+    order = (scores if bias is None else scores + bias).detach()
+    if own.groups > 1:
+        best = order.unflatten(-1, (own.groups, -1)).sort(-1, descending=True).values
+        of_group = best[..., 0] if own.group_score == "largest" else best[..., 0] + best[..., 1]
+        open_ = _best(of_group, own.chosen_groups).repeat_interleave(own.count // own.groups, -1)
+        order = torch.where(open_ > 0, order, -torch.inf)
+    return _best(order, own.chosen)
+
+
+def _best(values: Tensor, count: int) -> Tensor:
+    """Return 1 at the `count` largest values, found one after the other, and 0 elsewhere."""
+    found = torch.zeros_like(values)
+    for _ in range(count):
+        place = values.masked_fill(found > 0, -torch.inf).argmax(-1, keepdim=True)
+        found = found.scatter(-1, place, 1.0)
+    return found
+
+
+MLP_EXPERTS = Twin(_rules, _compute)

@@ -1,0 +1,89 @@
+"""The feed-forward half of experts.
+
+Legend: S positions, B sequences, H hidden, T = S x B tokens, E experts, F columns of an expert here.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trivium.model.inputs import Inputs
+from trivium.model.layers.half import Around, Half
+from trivium.model.layers.linear import InnerLinear
+from trivium.model.layers.routing import Router
+from trivium.parallel.expert.network import Rows, networks
+from trivium.plan.layers.mlp_experts import MlpExperts as Described
+
+
+class MlpExperts(Half):
+    """Each token visits the experts that the router chooses, and the shared expert beside them.
+
+    Tensor ranks have all positions, route them alike and compute some columns of every expert; their results are
+    summed where the half leaves the tensor region.
+    """
+
+    traced = False
+
+    def __init__(self, part: Described, around: Around) -> None:
+        super().__init__(around)
+        experts, ranks = part.experts, around.region.group.size
+        self.function = around.operations.gated["silu"]
+        self.router = Router(experts, part.hidden)
+        self.experts = Matrices(experts.count, part.columns // ranks, part.hidden)
+        self.shared = Shared(experts.shared // ranks, part.hidden, around) if experts.shared else None
+        self.shared_gate = Gate(part.hidden) if experts.shared_gate else None
+
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, H] -> [S here, B, H]."""
+        x = self.region.enter(x)
+        y = self._experts(x.flatten(0, 1), inputs).view_as(x)
+        if self.shared is not None:
+            shared = self.shared(x, inputs)
+            y = y + (shared if self.shared_gate is None else shared * self.shared_gate(x))
+        return self.region.leave(y)
+
+    def _experts(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[T, H] -> [T, H]."""
+        numbers = inputs.numbers.expand(inputs.shape).flatten()
+        watched = None if inputs.loads is None else inputs.loads.router(self.layer, self.router.experts)
+        chosen, weights = self.router(x, numbers, watched)
+        rows, own = Rows.of(chosen, len(self.experts.up.weight)), self.experts
+        weights = torch.empty_like(weights.flatten()).index_copy(0, rows.places.flatten(), weights.flatten())
+        later, arithmetic = self.region.weight_gradients, self.region.arithmetic
+        return networks(x, weights, rows, own.up.weight, own.down.weight, self.function, later, arithmetic)
+
+
+class Matrices(nn.Module):
+    """The matrices of all experts: `up` [E, 2, F, H], the gate first, and `down` [E, H, F]."""
+
+    def __init__(self, count: int, columns: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Module(), nn.Module()
+        self.up.weight = nn.Parameter(torch.empty(count, 2, columns, hidden))
+        self.down.weight = nn.Parameter(torch.empty(count, hidden, columns))
+
+
+class Shared(nn.Module):
+    """The expert that all tokens visit."""
+
+    def __init__(self, columns: int, hidden: int, around: Around) -> None:
+        super().__init__()
+        self.function = around.operations.gated["silu"]
+        self.up = InnerLinear((2, columns), hidden, around.region, bias=False)
+        self.down = InnerLinear(hidden, columns, around.region, bias=False)
+
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S, B, H] inside the region -> this rank's part of the sum [S, B, H]."""
+        return self.down(self.function(self.up(x, inputs)), inputs)
+
+
+class Gate(nn.Module):
+    """The factor of the shared expert: a sigmoid of a product with its inputs."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, hidden))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[S, B, H] -> [S, B, 1]."""
+        return F.linear(x, self.weight).sigmoid()

@@ -1,0 +1,1 @@
+"""Expert parallelism: each rank holds some of the experts of a layer."""

@@ -1,0 +1,117 @@
+"""The gated feed-forward networks of experts, each of which computes its own rows.
+
+Legend: T tokens, N rows of all experts, E experts, H hidden, F columns of an expert here, K rows of a token.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from trivium.kernels.activations import Activation
+from trivium.kernels.arithmetic import Arithmetic
+from trivium.kernels.grouped import Groups, grouped
+from trivium.parallel.tensor.weight_gradients import WeightGradients
+
+Tensor = torch.Tensor
+
+
+class Rows(NamedTuple):
+    """The rows in the order of their experts. tokens [N]: the token of each; places [T, K]: the rows of each token;
+    groups: the rows of each expert."""
+
+    tokens: Tensor
+    places: Tensor
+    groups: Groups
+
+    @classmethod
+    def of(cls, chosen: Tensor, experts: int) -> "Rows":
+        """The rows of the chosen experts [T, K] of each token; those of one expert in the order of the tokens."""
+        sorted_, order = chosen.flatten().sort(stable=True)
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order), device=order.device)
+        numbers = torch.arange(experts, device=order.device)
+        ends = torch.searchsorted(sorted_, numbers, right=True, out_int32=True)
+        return cls(order // chosen.shape[1], places.view_as(chosen), Groups(ends))
+
+    def spread(self, x: Tensor) -> Tensor:
+        """x [T, H] -> the row of each token for each of its experts [N, H]."""
+        return x.index_select(0, self.tokens)
+
+    def summed(self, rows: Tensor) -> Tensor:
+        """rows [N, H] -> the sum of each token's rows [T, H], computed in fp32 or wider and rounded once."""
+        return F.embedding_bag(self.places, rows, mode="sum")
+
+
+class _How(NamedTuple):
+    """Hidden in a tuple from autograd, which would make a leaf of a weight that is an argument."""
+
+    rows: Rows
+    function: Activation
+    weights: tuple[torch.nn.Parameter, torch.nn.Parameter]
+    later: WeightGradients | None
+    arithmetic: Arithmetic
+
+
+def networks(
+    x: Tensor,
+    weights: Tensor,
+    rows: Rows,
+    up: torch.nn.Parameter,
+    down: torch.nn.Parameter,
+    function: Activation,
+    later: WeightGradients,
+    arithmetic: Arithmetic,
+) -> Tensor:
+    """Sum of each token's experts, times their weights: x [T, H], weights [N], up [E, 2, F, H], down [E, H, F] -> [T, H].
+
+    The weights multiply what `down` reads, so that the backward needs no expert's result. It computes the function
+    again, from what it read.
+    """
+    takes = later.takes(up) and later.takes(down)
+    how = _How(rows, function, (up, down), later if takes else None, grouped(arithmetic, rows.groups))
+    matrices = up.flatten(1, 2), down
+    first, second = (w.detach() for w in matrices) if takes else matrices
+    found: Tensor = _Networks.apply(x, weights, first, second, how)
+    return found
+
+
+class _Networks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, up: Tensor, down: Tensor, how: _How) -> Tensor:
+        read = how.arithmetic.product(how.rows.spread(x), up)
+        ctx.save_for_backward(x, weights, up, down, read)
+        ctx.how = how
+        inner = how.function.value(read).mul_(weights.unsqueeze(1))
+        return how.rows.summed(how.arithmetic.product(inner, down))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weights, up, down, read = ctx.saved_tensors
+        rows, function, parameters, later, arithmetic = ctx.how
+        factor = weights.unsqueeze(1)
+        grad = rows.spread(grads[0])
+        inner, pullback = function.value_again(read)
+        d_inner = arithmetic.gradient_of_inputs(grad, down)
+        d_weights = (inner * d_inner).sum(-1, dtype=weights.dtype)
+        d_read = pullback(d_inner.mul_(factor))
+        d_down = _of_weight(ctx.needs_input_grad[3], parameters[1], grad, inner.mul_(factor), later, arithmetic)
+        del grad, inner, d_inner
+        d_up = _of_weight(ctx.needs_input_grad[2], parameters[0], d_read, rows.spread(x), later, arithmetic)
+        d_x = rows.summed(arithmetic.gradient_of_inputs(d_read, up))
+        return d_x, d_weights, None if d_up is None else d_up.view_as(up), d_down, None
+
+
+def _of_weight(
+    wanted: bool,
+    parameter: torch.nn.Parameter,
+    grad: Tensor,
+    x: Tensor,
+    later: WeightGradients | None,
+    arithmetic: Arithmetic,
+) -> Tensor | None:
+    """Return the gradient of a weight [E, O, I] where autograd wants it; hand its factors on where it does not."""
+    if later is not None:
+        later.take(parameter, grad, x, arithmetic)
+        return None
+    return arithmetic.gradient_of_weight(grad, x).view(-1, grad.shape[1], x.shape[1]) if wanted else None
