@@ -72,7 +72,7 @@ KEYS = (
 )
 OF_TEXT = ("next_token", "distill")  # methods of an objective whose validation loss is nats per token
 # The page omits these sections if there are no results.
-OPTIONAL = ("corpus", "extraction", "answers", "tasks", "incontext", "bias_series")
+OPTIONAL = ("corpus", "extraction", "experts", "answers", "tasks", "incontext", "bias_series")
 
 
 def collect(run: Path) -> dict[str, Any]:
@@ -203,8 +203,13 @@ class _Steps:
     validation_loss: float | None = None  # the newest one
     losses: Curve = field(default_factory=Curve)
     validation: Curve = field(default_factory=Curve)
+    loads: Curve = field(default_factory=Curve)
 
     def add(self, metric: dict[str, Any]) -> None:
+        layers = metric.pop("experts", None)
+        if layers:
+            told = {n: {name: load[name] for name in ("largest", "entropy", "dropped")} for n, load in layers.items()}
+            self.loads.add({"step": metric["step"], "tokens": metric["tokens"], "layers": told})
         step, tokens, seconds, loss = metric["step"], metric["tokens"], metric["seconds"], metric["loss"]
         if step > self.done:
             self.done = step
@@ -223,10 +228,10 @@ def _is_plain_step(metric: Any) -> bool:
     """Whether a metric has every figure of a step as a finite number. Such a record needs no schema, which would take
     ten times as long as reading it; a sum finds missing figures, other types and NaN at once."""
     try:
-        return "validation_loss" not in metric and math.isfinite(
+        return not metric.keys() & {"validation_loss", "experts"} and math.isfinite(
             metric["step"] + metric["tokens"] + metric["loss"] + metric["lr"] + metric["sequences"] + metric["seconds"]
         )
-    except (KeyError, TypeError, OverflowError):
+    except (AttributeError, KeyError, TypeError, OverflowError):
         return False
 
 
@@ -249,6 +254,7 @@ def _training(run: Path) -> dict[str, Any] | None:
         "step_seconds": metrics.seconds or None,
         "resumed_from": resumed_from(_whole_lines(events)),
         "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},
+        "loads": metrics.loads.points(),
         "interruptions": interruptions(_whole_lines(events)),
         "asked": list(_lines(run / "training" / "tasks.jsonl", AskedMoment)),
         "timeline": _stage(run, "training/timeline.json", list[Span]),

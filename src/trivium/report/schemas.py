@@ -82,6 +82,12 @@ class Begun(Result):
     training: dict[str, Any]
 
 
+class Load(Result):
+    largest: Number = None
+    entropy: Number = None
+    dropped: int | None = None
+
+
 class Metric(Result):
     step: int
     tokens: Number = None
@@ -90,6 +96,7 @@ class Metric(Result):
     validation_loss: Number = None
     sequences: int | None = None
     seconds: Number = None
+    experts: dict[str, Load] | None = None
 
 
 class Span(Result):

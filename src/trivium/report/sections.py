@@ -16,6 +16,7 @@ from trivium.report.answers import (
 )
 from trivium.report.collect import OPTIONAL, STAGES
 from trivium.report.corpus import corpus_section, extraction_section, funnel_section
+from trivium.report.experts import experts_section
 from trivium.report.outdated import older_text, outdated_text
 from trivium.report.parts import Drawn, Section, Table
 from trivium.report.ranks import alike, categories
@@ -49,6 +50,7 @@ def facts(report: Tree) -> list[str]:
 _STAGE_OF = {
     "funnel": "curated",
     "training": "training",
+    "experts": "training",
     "schedule": "training",
     "memory": "training",
     "resume_proof": "resume",
@@ -66,6 +68,7 @@ def sections(report: Tree) -> list[Section]:
         ("corpus", "Corpus statistics", "corpus show", corpus_section),
         ("extraction", "Extraction", "", extraction_section),
         ("training", "Training", "train", _training),
+        ("experts", "Experts", "train", experts_section),
         ("schedule", "Pipeline schedule", "train", _schedule),
         ("memory", "Memory per rank", "train", _memory),
         ("resume_proof", "Resume after a kill", "prove", _resume),
@@ -79,7 +82,7 @@ def sections(report: Tree) -> list[Section]:
         ("plan", "Plan", "plan", _plan),
         ("provenance", "Provenance", "demo", _provenance),
     )
-    parts = {**report, "schedule": _spans(report)}
+    parts = {**report, "schedule": _spans(report), "experts": (report["training"] or {}).get("loads")}
     return [
         replace(make(report), outdated=_outdated(report, name, verb))
         if parts[name]
