@@ -112,7 +112,8 @@ class ModelShape(LayerForm):
         settings may exchange weights. A learned table of positions has as many rows as a sequence."""
         free = _FREE if self.positions == "learned" else {*_FREE, "sequence"}
         spelt_out = {"kv_heads": self.kv, "head_width": self.head_columns, "ffn": self.ffn_width}
-        return {**self.model_dump(exclude=free), **spelt_out}
+        experts = None if self.experts is None else self.experts.of_weights()
+        return {**self.model_dump(exclude=free), **spelt_out, "experts": experts}
 
     def problems(self) -> list[str]:
         """Contradictions inside the shape."""
