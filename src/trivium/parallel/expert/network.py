@@ -63,9 +63,9 @@ def networks(
     later: WeightGradients,
     arithmetic: Arithmetic,
 ) -> Tensor:
-    """Sum of each token's experts, times their weights: x [T, H], weights [N], up [E, 2, F, H], down [E, H, F] -> [T, H].
+    """Return the sum of each token's experts times their weights [T, H].
 
-    The weights multiply what `down` reads, so that the backward needs no expert's result. It computes the function
+    x [T, H], weights [N], up [E, 2, F, H], down [E, H, F]. The weights multiply what `down` reads, so that the backward needs no expert's result. It computes the function
     again, from what it read.
     """
     takes = later.takes(up) and later.takes(down)
