@@ -145,7 +145,7 @@ def stage_step(shape: StageShape, mesh: Mesh, copies: Copies, **more: Any) -> St
         stage = Stage(plan, 1, mesh)
     stage = stage.to_empty(device=mesh.device).to(torch.bfloat16)
     _draw(stage)
-    dtypes = Dtypes(torch.bfloat16, DTYPES[plan.gradient_dtype], DTYPES[plan.reduction_dtype])
+    dtypes = Dtypes(torch.bfloat16, DTYPES[plan.gradient_dtype], DTYPES[plan.reduction_dtype], torch.float32)
     parameters = dict(stage.named_parameters())
     buckets = make_buckets(
         bucket_table(plan, 1), lambda item: parameters[item.parameter.name], mesh, zero=plan.zero, dtypes=dtypes

@@ -6,9 +6,10 @@ another part, add a row: what is deleted, and a few quick tests that do not conc
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,22 +36,18 @@ class Row(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    for path in sorted((ROOT / "optim/rules").glob("[a-z]*.py")):
-        if path.name != "adamw.py":
-            yield Row(
-                f"optim/rules/{path.name}",
-                (
-                    "optim/groups_test.py::test_groups_that_contradict_the_model_are_refused",
-                    "kernels/adamw_test.py::test_calls_are_of_several_slices_or_of_one",
-                ),
-            )
     for path in sorted((ROOT / "training/observers").glob("[a-z]*.py")):
         others = [f"training/observers/{test}" for name, test in OBSERVERS.items() if name != path.stem]
         yield Row(f"training/observers/{path.name}", ("training/loop_test.py", *others))
     rules = set((ROOT / "optim/rules").glob("[a-z]*.py")) - {ROOT / "optim/rules/adamw.py"}
     terms = set((ROOT / "objectives/terms").glob("[a-z]*.py"))
+    trained = ("training/loop_test.py", "training/same_work_test.py")
+    of_rules = (
+        "optim/groups_test.py::test_groups_that_contradict_the_model_are_refused",
+        "kernels/adamw_test.py::test_calls_are_of_several_slices_or_of_one",
+    )
     for path in sorted([*rules, *terms, *(ROOT / "families").glob("[a-z]*.py")]):
-        yield Row(str(path.relative_to(ROOT)), ("training/loop_test.py", "training/same_work_test.py"))
+        yield Row(str(path.relative_to(ROOT)), (*trained, *of_rules) if path in rules else trained)
     engine = (
         "model/generation_test.py",
         "model/oracle_test.py",
@@ -62,21 +59,35 @@ def rows() -> Iterator[Row]:
         yield Row(folder, engine)
 
 
-RUN = """
-import sys
-import pytest
-import trivium
-from trivium.cli.main import main
+# What the tests import of others, which takes longer than the tests.
+LIBRARIES = ["hypothesis", "pydantic", "pytest", "scipy.optimize", "scipy.stats", "torch._dynamo", "typer", "yaml"]
 
-_, root, *tests = sys.argv
-assert trivium.__file__.startswith(root), trivium.__file__
-sys.argv[1:] = ["--help"]
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
-sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
-"""
+
+def run_without(copy: Path, tests: list[str], log: Path) -> None:
+    """`trivium --help` and the tests, in a process that has imported nothing of the package."""
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ["PYTHONPATH"] = str(copy.parent)
+    sys.path.insert(0, str(copy.parent))
+    import trivium
+    from trivium.cli.main import main
+
+    assert trivium.__file__.startswith(str(copy)), trivium.__file__
+    sys.argv[1:] = ["--help"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, end.code
+    sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    """Starts processes that have the libraries already."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    return context
 
 
 @pytest.fixture(scope="module")
@@ -100,17 +111,15 @@ def test_deletable_modules_are_not_imported_elsewhere(row: Row) -> None:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.deleted)
-def test_remaining_modules_work_after_deletion(row: Row, copy: Path, tmp_path: Path) -> None:
-    part = copy / row.deleted
+def test_remaining_modules_work_after_deletion(
+    row: Row, processes: ForkServerContext, copy: Path, tmp_path: Path
+) -> None:
+    part, log = copy / row.deleted, tmp_path / "log"
     hidden = part.rename(tmp_path / "hidden")
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", RUN, str(copy), *(str(TESTS / test) for test in row.tests)],
-            cwd=TESTS.parent,
-            env={**os.environ, "PYTHONPATH": str(copy.parent), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
+        done = processes.Process(target=run_without, args=(copy, [str(TESTS / test) for test in row.tests], log))
+        done.start()
+        done.join()
     finally:
         hidden.rename(part)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.exitcode == 0, log.read_text()[-6000:]

@@ -4,18 +4,22 @@ from pathlib import Path
 
 import pytest
 
+from trivium.cli import planned as planning
 from trivium.cli.planned import planned
 from trivium.cli.run_config import Given, resolve
 from trivium.config import to_tree
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
+from trivium.planner.this_host import Host
 from trivium.provenance import write_json
 
 QUICK = ("search.schedules=[1f1b]", "search.finalists=4", "search.micro=[1]", "search.context=[1]")
 
 
 @pytest.fixture
-def told() -> list[str]:
+def told(monkeypatch) -> list[str]:
+    """What is said on a host that has a GPU."""
+    monkeypatch.setattr(planning, "host_found", lambda: Host(2, 1 << 30, (("NVIDIA H100", 80 << 30),)))
     return []
 
 
@@ -25,6 +29,14 @@ def test_the_planner_chooses_a_layout_for_so_many_gpus_and_says_why_in_one_line(
     assert config.plan.compiled and config.tokens.tokenizer == "hf:meta-llama/Meta-Llama-3-8B"
     assert len(told) == 1 and told[0].startswith("layout for 64 GPUs of dgx-h100: tensor ")
     assert "plans that fit, compute" in told[0]
+
+
+@pytest.mark.parametrize(("sets", "says"), [((), True), (("machine=dgx-h100",), False), (("machine=here",), False)])
+def test_a_host_without_gpus_says_for_which_machine_it_plans(told, monkeypatch, sets, says) -> None:
+    monkeypatch.setattr(planning, "host_found", lambda: Host(2, 1 << 30))
+    planned(Given("gpt2", (*QUICK, *sets)), 1, None, told.append)
+    line = "this host has no GPU: the layout is planned for dgx-h100 (--machine names another)"
+    assert (told[0] == line) is says and len(told) == 1 + says
 
 
 def test_one_gpu_is_not_plural(told) -> None:

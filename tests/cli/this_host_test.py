@@ -5,9 +5,10 @@ import shlex
 import pytest
 
 from trivium.cli import price as this_host
+from trivium.cli.planned import planned
 from trivium.cli.price import host_found, host_lines
 from trivium.cli.run_config import Given
-from trivium.errors import MachineError
+from trivium.errors import DataError, MachineError
 from trivium.planner.this_host import Host
 
 LAPTOP = Host(cores=2, memory_bytes=16 << 30)
@@ -50,8 +51,35 @@ def test_who_insists_is_warned_and_goes_on():
 
 
 def test_the_refusal_keeps_the_settings_that_were_given():
-    with pytest.raises(MachineError, match="--set seed=7 .*training.steps="):
+    with pytest.raises(MachineError, match="--seed 7 .*--steps "):
         host_lines(Given("gpt-125m", ("seed=7",)), 19073, ["train"], insists=False, host=LAPTOP)
+
+
+def test_a_refusal_leaves_out_the_settings_that_change_nothing():
+    """The planner's choice repeats most fields of the preset; whoever types the command has to give the others."""
+    given = planned(Given("gpt2"), 1, None, lambda line: None)
+    with pytest.raises(MachineError) as refused:
+        host_lines(given, 2000, ["train", "--data", "x.txt"], insists=False, host=LAPTOP)
+    typed = shlex.split(str(refused.value).partition("work here: trivium ")[2].partition("\n")[0])
+    assert {"--dp", "--steps"} <= {*typed}
+    assert not {"cuda_graphs", "null", "--set"} & {part for word in typed for part in word.replace("=", ".").split(".")}
+    assert "a small model, in about" in str(refused.value)
+    assert "trivium train --data x.txt --preset demo" in str(refused.value)
+
+
+def test_text_that_is_missing_is_reported_before_what_this_host_lacks(call, tmp_path):
+    done = call("train", "--model", "llama-3-8b", "--data", str(tmp_path / "none.txt"), "--out", str(tmp_path / "run"))
+    assert done.returncode == DataError.exit_code
+    assert "none.txt does not exist" in done.stderr
+
+
+def test_only_a_dry_run_that_ends_well_says_that_nothing_was_started(call, monkeypatch, tmp_path):
+    words = ("train", "--dry-run", "--out", str(tmp_path / "run"))
+    assert call(*words).stdout.splitlines()[-1] == "nothing was started or written"
+    monkeypatch.setattr(this_host, "memory_bytes", lambda: 1 << 20)
+    refused = call(*words)
+    assert refused.returncode == MachineError.exit_code
+    assert "nothing was started" not in refused.stdout
 
 
 def test_under_torchrun_the_ranks_of_this_host_are_known():

@@ -118,7 +118,7 @@ def test_each_matrix_has_one_rank_and_all_ranks_about_as_much_work(layout: dict)
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_the_matrices_of_experts_are_given_out_among_those_who_share_the_same_experts(zero: int) -> None:
-    groups = {"groups": [{"match": "layers.*.weight", "rule": "muon"}]}
+    groups = {"groups": [{"match": "*norm*"}, {"match": "layers.*.weight", "rule": "muon"}]}
     plan = small(data=4, tensor=2, expert=2, zero=zero, model={**EXPERTS, "layers": 6}, optimizer=groups)
     rows = bucket_table(plan, 0)
     trained = [row for row in rows if row.trains]

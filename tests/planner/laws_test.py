@@ -26,6 +26,8 @@ OTHERS = {
     },
     "llama with one key-value head": {**ROTARY, "kv_heads": 1, "head": "untied", "sequence": 16},
 }
+EXPERTS = {**ROTARY, "ffn": 12, "feed_forward": "experts", "experts": {"count": 6, "chosen": 2, "shared": 24}}
+OTHERS["experts after a dense layer"] = {**EXPERTS, "first": [{"times": 1, "feed_forward": "gated", "experts": None}]}
 MODELS = {name: ModelShape(**{**BASE, **other}) for name, other in OTHERS.items()}
 CHOICES = {
     "sequences": (12, 16),
@@ -42,6 +44,7 @@ CHOICES = {
     "sequence_parallel": (0, 1),
     "zero": (1,),
     "shards": (0,),
+    "expert": (1,),
 }
 
 
@@ -72,6 +75,18 @@ def test_shards_divide_replicas_and_need_something_to_shard():
     assert any(ok and plan.layout.copies > 1 for ok, plan in zip(expected, plans, strict=True))
 
 
+@pytest.mark.parametrize("name", ["gpt", "experts after a dense layer"])
+def test_expert_ranks_divide_experts_replicas_and_those_who_share_a_copy(name):
+    few = {name: values[:1] for name, values in CHOICES.items()}
+    shards = {"zero": (0, 1), "shards": (0, 2, 4), "expert": (1, 2, 3, 4, 6)}
+    grid = product({**few, "data": (1, 2, 4, 6), "context": (1, 2), **shards})
+    every = Candidates(Subject(MODELS[name], 12, Precision()), grid)
+    plans = [every.plan_at(row) for row in range(len(every))]
+    expected = [plan.check(plan.layout.world_size) == [] for plan in plans]
+    assert legal(every.subject, grid).tolist() == expected
+    assert (name == "gpt") == (not any(expected & (grid["expert"] > 1)))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
     """Every column at once, and every field of a model that a law could read."""
@@ -98,6 +113,7 @@ def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
             "head": draw.choice(["tied", "untied"]),
             "dropout": draw.choice([0.0, 0.1]),
             **(llama if seed % 2 else {}),
+            **({"feed_forward": "experts", "experts": {"count": 4, "chosen": 2}} if seed % 4 == 1 else {}),
         }
     )
     assert model.problems() == []
@@ -110,6 +126,7 @@ def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
         "function_again": (0, 1),
         "zero": (0, 1, 2, 3),
         "shards": (0, 0, 2, 4),
+        "expert": (1, 1, 2, 4),
     }
     subject = Subject(model, 12, Precision())
     every = Candidates(subject, Grid({name: draw.choice(values, 3000) for name, values in choices.items()}))
@@ -119,12 +136,13 @@ def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
     assert any(expected) and not all(expected)
 
 
-@pytest.mark.parametrize("name", ["heads", "kv_heads", "ffn", *(law.name for law in LAWS)])
+@pytest.mark.parametrize("name", ["heads", "kv_heads", "ffn", "experts", *(law.name for law in LAWS)])
 def test_every_law_can_be_broken_and_names_the_numbers(name):
     broken = 0
     for model, law in [(m, law) for m in MODELS.values() for law in laws_of(m) if law.name == name]:
         subject = Subject(model, 12, Precision())
         grid = product({**CHOICES, "tensor": (1, 2, 5), "pipeline": (1, 2, 6), "shards": (0, 5)})
+        grid = grid if law.name not in ("expert", "expert_shards", "experts") else grid.cross(expert=[2, 5])
         for row in np.flatnonzero(~law.keeps(subject, grid))[:3]:
             at = {column: int(grid[column][row]) for column in grid.columns}
             text = told(law, subject, at)

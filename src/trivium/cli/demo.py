@@ -28,7 +28,7 @@ from trivium.cli.options import (
     open_run,
 )
 from trivium.cli.plan import PLAN
-from trivium.cli.price import AnyMachine, dry_run_lines
+from trivium.cli.price import NOTHING_DONE, AnyMachine, dry_run_lines
 from trivium.cli.prove import PROVE
 from trivium.cli.report import make_report
 from trivium.cli.run_config import resolve
@@ -81,8 +81,10 @@ def demo(
     run = replace(run, tokens=None)  # it makes its own, whatever was trained here before
     trains_anew = start is not None and NAMES.index(start) <= NAMES.index(TRAIN.name)
     check_host(run, given, insists=any_machine, redo=trains_anew, words=("demo",))
-    if not dry_run:
-        walk(run, redo_from=start)
+    if dry_run:
+        say(NOTHING_DONE)
+        return
+    walk(run, redo_from=start)
 
 
 def moving(run: Run, sets: Sequence[str] | None, ranks: int | None) -> Run:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trivium.cli.price import machine_of
+from trivium.cli.price import host_found, machine_of
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace
@@ -53,7 +53,7 @@ def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[st
     if plan is not None:
         tell(f"layout for {counted(gpus, 'GPU')}: that of the run in {out}")
     else:
-        plan = _found(wanted, gpus, pinned(stated), tell)
+        plan = _found(wanted, gpus, stated, tell)
     chosen = {path: value for path, value in leaves(to_tree(plan), "plan.") if path in (*_SEARCHED, _ACTIVATION)}
     return _without_ramp(_overridden(given, {**_RESET, **chosen}, stated), stated, tell)
 
@@ -77,10 +77,14 @@ def _kept(wanted: RunConfig, gpus: int, out: Path | None) -> Plan | None:
     return None
 
 
-def _found(wanted: RunConfig, gpus: int, restrictions: Tree, tell: Callable[[str], None]) -> Plan:
-    """Search for the layout, and say in one line which was chosen and why."""
+def _found(wanted: RunConfig, gpus: int, stated: Mapping[str, Any], tell: Callable[[str], None]) -> Plan:
+    """Search for the layout, and say in one line which was chosen and why. stated: values of overrides by path."""
+    restrictions, has_machine = pinned(stated), "machine" in stated
     space = build_named(SearchSpace, merge(to_tree(wanted.search), restrictions), "--gpus, search")
-    found = best_search(wanted.plan, machine_of(wanted.machine), gpus, space)
+    machine = machine_of(wanted.machine)
+    if not has_machine and machine.sharing == "exclusive" and (host := host_found()) and not host.accelerators:
+        tell(f"this host has no GPU: the layout is planned for {machine.name} (--machine names another)")
+    found = best_search(wanted.plan, machine, gpus, space)
     if not len(found.ranking.order):
         raise ConfigError(f"--gpus {gpus}: {does_not_fit(found)}")
     tell(f"layout for {counted(gpus, 'GPU')} of {found.machine.name}: {because(found)}")

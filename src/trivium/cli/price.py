@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated
@@ -12,6 +13,7 @@ import typer
 
 from trivium.cli.machine import DRIVERS, cores, memory_bytes, version_of
 from trivium.cli.run_config import HERE, LAYOUTS, Given, RunConfig, is_machine_file, resolve
+from trivium.cli.settings import settings_of
 from trivium.config import differing, leaves, written
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import THIS_MACHINE, Machine, machine_from_file, machine_named, this_machine
@@ -64,7 +66,7 @@ def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:
     rate = rate_line(config.training, config.plan)
     told = [f"on the planned machine, {config.machine} (in full: trivium plan show):"]
     told += price_lines(config.plan, machine, price)
-    return [*lines, "", *told, whole, rate, "nothing was started or written"], []
+    return [*lines, "", *told, whole, rate], []
 
 
 def setting_lines(config: RunConfig) -> list[str]:
@@ -84,8 +86,10 @@ def setting_lines(config: RunConfig) -> list[str]:
     return ["settings that differ from the defaults (in full: trivium config show):", *lines]
 
 
+NOTHING_DONE = "nothing was started or written"  # the last line of a dry run
 LINE_COLUMNS, SECTION_COLUMNS, VALUE_COLUMNS = 116, 22, 50  # widths of the list of settings
 MOST_SETTING_LINES = 12
+TRAINED = ("seed", "plan.", "training.")  # settings whose options every command that trains has
 SMI_SECONDS = 2.0  # nvidia-smi takes half a second
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -150,9 +154,21 @@ def _refusal(given: Given, config: RunConfig, steps: int, words: Sequence[str], 
         remedy = f"the nearest settings that work here: {_command(words, _changed(given, change))}"
     return (
         f"this host ({found.where}) cannot run this training: {'; '.join(found.problems)}\n{remedy}\n"
-        f"`trivium plan show` prices a plan for its own machine, which is {config.machine}; --any-machine "
+        f"{_smaller(given, words, host)}`trivium plan show` prices a plan for its own machine, which is {config.machine}; --any-machine "
         f"starts it here anyway"
     )
+
+
+def _smaller(given: Given, words: Sequence[str], host: Host) -> str:
+    """Return a line with the command that trains the demo's model on the same text, if this host can run it."""
+    demo = Given("demo")
+    if "--data" not in words or words[0] != "train" or given.preset == demo.preset or host.ranks:
+        return ""
+    config = resolve(demo)
+    found = verdict_here(config, config.training.steps, host)
+    if found.problems or found.seconds is None:
+        return ""
+    return f"a small model, in about {format_seconds(found.seconds)}: {shlex.join(['trivium', *words])} --preset demo\n"
 
 
 def _changed(given: Given, change: Change) -> Given:
@@ -163,11 +179,28 @@ def _changed(given: Given, change: Change) -> Given:
 
 
 def _command(words: Sequence[str], given: Given) -> str:
-    """Return the command as it is typed."""
+    """Return the command as it is typed, in few words."""
     ranks = [] if given.ranks is None else ["--ranks", str(given.ranks)]
-    sets = [word for each in given.assignments for word in ("--set", each)]
     preset = [] if given.defaults else ["--preset", given.preset]  # for commands without --model
+    options = {setting.path: setting.option for setting in settings_of(RunConfig, TRAINED) if not setting.is_switch}
+    sets: list[str] = []
+    for each in _effective(given):
+        path, _, value = each.partition("=")
+        is_short = path in options and path.startswith(TRAINED)
+        sets += [options[path], value] if is_short else ["--set", each]
     return shlex.join(["trivium", *words, *preset, *ranks, *sets])
+
+
+def _effective(given: Given) -> list[str]:
+    """Return the assignments without those that change nothing."""
+    kept, whole = list(given.assignments), resolve(given)
+    for each in given.assignments:
+        fewer = [*kept]
+        fewer.remove(each)
+        with suppress(ConfigError):
+            if resolve(given._replace(assignments=tuple(fewer))) == whole:
+                kept = fewer
+    return kept
 
 
 def _accelerators(environment: Mapping[str, str]) -> tuple[tuple[str, int], ...] | None:

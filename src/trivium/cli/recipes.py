@@ -11,7 +11,7 @@ from trivium.cli.evaluate import EVALUATE
 from trivium.cli.generate import GENERATE
 from trivium.cli.options import Corpus, DryRun, Sets, open_run
 from trivium.cli.paths import local_path
-from trivium.cli.price import AnyMachine, dry_run_lines, host_found, host_lines, machine_of
+from trivium.cli.price import NOTHING_DONE, AnyMachine, dry_run_lines, host_found, host_lines, machine_of
 from trivium.cli.report import make_report
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
@@ -85,6 +85,7 @@ def run(
             raise ConfigError("\n".join(problems))
         say(f"text: {data or recipe.data or recipe.text}")
         say(host_lines(given, resolve(given).training.steps, ["recipes", "run", name], insists=True)[0])
+        say(NOTHING_DONE)
         return
     _perform(name, recipe, given, data, out or Path("runs") / name, any_machine=any_machine)
     curve = _curve(name, out or Path("runs") / name, resolve(given))

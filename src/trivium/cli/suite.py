@@ -12,7 +12,7 @@ from trivium.cli.benchmarks import Asked, about_checkpoint, rows_of
 from trivium.cli.bias import open_writer
 from trivium.cli.corpus import CURATE, HARVEST
 from trivium.cli.options import DryRun, Out, Ranks, Sets, open_run
-from trivium.cli.price import AnyMachine, machine_of
+from trivium.cli.price import NOTHING_DONE, AnyMachine, machine_of
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import progress_of, say, table
@@ -138,7 +138,7 @@ def _price_lines(configs: Mapping[str, RunConfig]) -> list[str]:
         *table(rows, header=header),
         f"  {counted(len(steps), 'checkpoint')} of each size: after steps {listed(steps, 14)}",
         f"  all sizes in turn: about {format_seconds(seconds)}, and {format_bytes(size_bytes)} of checkpoints",
-        "  nothing was started or written",
+        f"  {NOTHING_DONE}",
     ]
 
 

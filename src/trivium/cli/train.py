@@ -33,7 +33,7 @@ from trivium.cli.options import (
     with_options_of,
 )
 from trivium.cli.planned import planned
-from trivium.cli.price import AnyMachine, Gpus, dry_run_lines, host_lines, machine_of
+from trivium.cli.price import NOTHING_DONE, AnyMachine, Gpus, dry_run_lines, host_lines, machine_of
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
@@ -112,7 +112,7 @@ def train(asked: Asked) -> None:
         raise ConfigError(f"--data {raw}: every process of this job would prepare it; run `{first}` before the job")
     if asked.dry_run:
         lines, problems = dry_run_lines(given)
-        for line in [*lines[:-1], *([] if problems else _never_read(given, tokens or out / "tokens")), *lines[-1:]]:
+        for line in [*lines, *([] if problems else _never_read(given, tokens or out / "tokens"))]:
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
@@ -121,6 +121,7 @@ def train(asked: Asked) -> None:
         for line in would(out, given, tokens) if raw is None else ():
             say(line)
         check_host(open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo, words=words)
+        say(NOTHING_DONE)
         return
     run, weights = with_weights(open_run(out, given, tokens=tokens))
     if os.environ.get("LOCAL_RANK", "0") == "0":

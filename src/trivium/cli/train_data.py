@@ -11,18 +11,24 @@ from trivium.cli.run_config import Given
 from trivium.cli.show import say
 from trivium.cli.stage import Run, perform
 from trivium.cli.tokenize import TOKENIZE, check_batch
+from trivium.errors import DataError
 
 # A byte-level tokenizer makes at most one token of a byte. Ends of documents add far less than this.
 _MOST_TOKENS_PER_BYTE, _MOST_TOKENS_PER_FILE = 1.01, 8
 
 
 def tokens_at(data: str) -> Path | None:
-    """Return the token directory that --data names, itself or as its run directory, or None if it names other data."""
+    """Return the token directory that --data names, itself or as its run directory, or None if it names other data.
+
+    Raises DataError for a path where there is nothing.
+    """
     from trivium.tokens.manifest import MANIFEST
 
     named = path_or_url(data, "--data")
     if isinstance(named, str):
         return None
+    if not named.exists() and not pairs_at(data):
+        raise DataError(f"--data {named} does not exist; give a file or folder that does")
     return next((folder for folder in (named, named / "tokens") if (folder / MANIFEST).is_file()), None)
 
 

@@ -20,7 +20,7 @@ from trivium.cli.model_argument import asked_model, model_path
 from trivium.cli.options import DryRun, Ranks, Redo, Sets, open_run, refuse_inside, with_options_of
 from trivium.cli.paths import local_path
 from trivium.cli.planned import planned
-from trivium.cli.price import AnyMachine, Gpus, dry_run_lines
+from trivium.cli.price import NOTHING_DONE, AnyMachine, Gpus, dry_run_lines
 from trivium.cli.run_config import LAYOUTS, Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import percent, percent_range, progress_of, say
@@ -198,6 +198,7 @@ def _dry_run(asked: Asked, given: Given, stage: Stage, run: Run) -> None:
     if problems:
         raise ConfigError("\n".join(problems))
     check_host(open_run(asked.out, given), given, insists=asked.any_machine, redo=True, words=_words(asked))
+    say(NOTHING_DONE)
 
 
 def _words(asked: Asked) -> list[str]:

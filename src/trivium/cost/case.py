@@ -103,6 +103,11 @@ class Case(Place):
         return self.replicas / self.sharers
 
     @property
+    def expert_sharers(self) -> Number:
+        """Size of the sharding group of experts: those of `sharers` that hold the same experts."""
+        return self.sharers / np.asarray(self.expert)
+
+    @property
     def ranks(self) -> Number:
         """Number of ranks of the run."""
         return self.tensor * self.pipeline * self.replicas
@@ -126,6 +131,7 @@ def case_of(plan: Plan) -> Case:
         chunks=layout.chunks,
         data=layout.data,
         context=layout.context,
+        expert=layout.expert,
         shards=layout.shards or 0,
         micro=plan.batch.micro,
         micro_batches=plan.batch.micro_batches(layout),

@@ -28,7 +28,8 @@ class Strides(NamedTuple):
     """Distance in ranks between neighbours along each axis, or the result of `even_stride`.
 
     replicas: along the nearer of the data and context axes. sharers, holders: within the sharding and the replicate
-    groups (HSDP) of the replicas.
+    groups (HSDP) of the replicas. expert, expert_sharers: among the ranks that divide the experts of a layer, and among
+    those that share one copy of the state of the same experts.
     """
 
     tensor: Number
@@ -37,6 +38,8 @@ class Strides(NamedTuple):
     pipeline: Number
     sharers: Number
     holders: Number
+    expert: Number = 1
+    expert_sharers: Number = 1
 
 
 def all_reduce_seconds(tensor_bytes: Number, degree: Number, link: Link | GroupLink) -> Number:
@@ -87,6 +90,9 @@ def default_strides(case: Case, machine: Machine) -> Strides:
     c, near = case, case.tensor * case.context
     strides = Strides(1, c.tensor, c.tensor, near * c.data, c.tensor, c.tensor * c.sharers)
     degrees = Strides(c.tensor, c.context, c.replicas, c.pipeline, c.sharers, c.copies)
+    if np.any(np.asarray(c.expert) > 1):
+        strides = strides._replace(expert=c.tensor, expert_sharers=c.tensor * c.expert)
+        degrees = degrees._replace(expert=c.expert, expert_sharers=c.expert_sharers)
     every = zip(degrees, strides, strict=True)
     return Strides(*(even_stride(machine, c.ranks, degree, stride) for degree, stride in every))
 

@@ -46,8 +46,8 @@ def layer_flops(layer: Layer, sequence: int, tokens: int, mode: Mode = "none") -
     backward has two products per product, and one where the weight is frozen by adapters."""
     at = Place(sequence=sequence)
     every = layer.products(at)
-    products = tokens * sum(2.0 * p.columns * p.inner for p in every)
-    of_weights = tokens * sum(2.0 * p.columns * p.inner for p in every if p.trained)
+    products = tokens * sum(p.flops for p in every)
+    of_weights = tokens * sum(p.flops for p in every if p.trained)
     scores = (half.scores(at) for half in layer.halves.values())
     # Scores and weighted values are two products of keys x head width for each token and head.
     core = sum(2 * 2.0 * tokens * s.reach * s.heads * s.width for s in scores if s is not None)

@@ -57,7 +57,7 @@ class Estimate:
     def bubble_fraction(self) -> float:
         """Waiting over working time of the busiest rank while the pipeline runs."""
         p = self.parts
-        busy = p.compute + p.tensor_collectives + p.context_collectives
+        busy = p.compute + p.tensor_collectives + p.context_collectives + p.expert_collectives
         return float((p.bubble + p.pipeline_transfers) / busy)
 
     @property
@@ -208,10 +208,11 @@ def strides_of(layout: Layout, machine: Machine) -> Strides:
     """Return the distance in ranks between neighbours along each axis, in the layout's order of axes. For the groups of
     replicas, the stride is that of the slowest group."""
     # The placement on nodes repeats after this many replicas; a scaling curve may have 10^9 replicas.
-    alike, ranks = machine.devices_per_node * (layout.shards or 1), layout.world_size
+    alike, ranks = machine.devices_per_node * (layout.shards or 1) * layout.expert, layout.world_size
     layout = layout.model_copy(update={"data": min(layout.data, alike + layout.data % alike)})
     replicas = _groups(layout, *layout.replica_axes)
     copies = replicas.reshape(-1, layout.copies, layout.sharers)
+    of_experts = copies.reshape(-1, layout.sharers // layout.expert, layout.expert).swapaxes(1, 2)
     every = (
         _groups(layout, "tensor"),
         _groups(layout, "context"),
@@ -219,6 +220,8 @@ def strides_of(layout: Layout, machine: Machine) -> Strides:
         _groups(layout, "pipeline"),
         copies.reshape(-1, layout.sharers),
         copies.swapaxes(1, 2).reshape(-1, layout.copies),
+        replicas.reshape(-1, layout.expert),
+        of_experts.reshape(-1, layout.sharers // layout.expert),
     )
     return Strides(*(_stride_of(groups, machine, ranks) for groups in every))
 

@@ -4,7 +4,7 @@ Matrix products follow a roofline whose ceiling is lower for shapes that fill ti
 lengths. All other operations are bound by memory bandwidth.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -54,6 +54,10 @@ class Device:
         """Bytes per second that element-wise operations reach."""
         return self.machine.memory_bandwidth * self.constants.memory
 
+    def widened(self, width: Number) -> "Device":
+        """Return the device for operands of at least `width` bytes."""
+        return replace(self, width=np.maximum(self.width, width))
+
     def moved(self, moved_bytes: Number, operations: Number = 1.0) -> Number:
         """Return the seconds of memory-bound operations."""
         return moved_bytes / self.memory + operations * self.constants.operation_seconds
@@ -79,13 +83,13 @@ class Device:
         seconds: Number = np.maximum(2.0 * m * n * k * batch / speed, moved / self.memory)
         return seconds + self.constants.operation_seconds
 
-    def weight_gradient(self, m: Number, n: Number, k: Number) -> Number:
-        """Return the seconds of the gradient of a weight n x k for m rows. A CPU first transposes the rows of
-        gradients."""
-        seconds = self.product(n, k, m)
+    def weight_gradient(self, m: Number, n: Number, k: Number, batch: Number = 1) -> Number:
+        """Return the seconds of the gradients of `batch` weights n x k for m rows each. A CPU first transposes the rows
+        of gradients."""
+        seconds = self.product(n, k, m, batch)
         if self.machine.generation != "cpu":
             return seconds
-        moved: Number = 2 * self.width * m * n / self.memory
+        moved: Number = 2 * self.width * m * n * batch / self.memory
         return seconds + moved
 
     def _filled(self, m: Number, n: Number, batch: Number) -> Number:

@@ -13,9 +13,10 @@ from trivium.cost.case import ATTENTION, LAYER, NONE, Case
 from trivium.cost.kernels import Device
 from trivium.cost.stack import Stack
 from trivium.plan.layers.layer import Layer
-from trivium.plan.layers.part import Number, Scores
+from trivium.plan.layers.part import Number, Product, Scores
 
-FORWARD_OPERATIONS, TENSOR_OPERATIONS = 26, 6  # launches per layer, and additional ones with tensor parallelism
+# Launches per layer, and additional ones with tensor parallelism, and where a router chooses among experts.
+FORWARD_OPERATIONS, TENSOR_OPERATIONS, EXPERT_OPERATIONS = 26, 6, 30
 BACKWARD_OVER_FORWARD = 1.4  # ratio of launches
 BACKWARD_ATTENTION = 2.5 / 0.9  # FLOPs of fused attention's backward and their speed, over the forward's
 ATTENTION_OPERATIONS_SHARE = 0.3  # share of a forward's launches
@@ -57,7 +58,8 @@ def layer_work(case: Case, device: Device, stack: Stack) -> Work:
 
 def launch_work(case: Case, device: Device, stack: Stack) -> Work:
     """Return the seconds that the host needs to launch a layer's kernels: a lower bound for the layer's time."""
-    operations = FORWARD_OPERATIONS + TENSOR_OPERATIONS * (np.asarray(case.tensor) > 1)
+    routed = case.of_a_layer(lambda layer: float(any(np.any(half.dispatched(case)) for half in layer.halves.values())))
+    operations = FORWARD_OPERATIONS + TENSOR_OPERATIONS * (np.asarray(case.tensor) > 1) + EXPERT_OPERATIONS * routed
     operations = operations * (1 - stack.replays * np.asarray(case.recorded))
     forward = device.constants.launch_seconds * operations
     return Work(
@@ -84,7 +86,7 @@ def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
 def attention_seconds(case: Case, device: Device) -> tuple[Number, ...]:
     """Return the seconds of the attention core, forward and backward. Fused attention computes the visible scores;
     unfused attention computes batched products, softmax and dropout over the full score matrices."""
-    return _of_a_layer(case, lambda layer: _attention_of(layer, case, device))
+    return of_a_layer(case, lambda layer: _attention_of(layer, case, device))
 
 
 def _attention_of(layer: Layer, case: Case, device: Device) -> tuple[Number, Number]:
@@ -107,7 +109,7 @@ def _scores_seconds(scores: Scores, case: Case, device: Device) -> tuple[Number,
     return forward, np.where(kept, 2 * products + device.moved(11.0 * squares, 3), fused_backward)
 
 
-def _of_a_layer(case: Case, seconds: Callable[[Layer], tuple[Number, ...]]) -> tuple[Number, ...]:
+def of_a_layer(case: Case, seconds: Callable[[Layer], tuple[Number, ...]]) -> tuple[Number, ...]:
     """Return the means of several figures over the model's layers."""
     (first, share), *others = [(seconds(layer), share) for layer, share in case.different_layers]
     if not others:
@@ -134,21 +136,26 @@ def _by_mode(case: Case, *, attention: Number, layer: Number) -> Number:
 
 
 def _products(case: Case, device: Device) -> tuple[Number, ...]:
-    """Return the seconds of a layer's products: forward; the last forward product, unless a norm reads its result; and
-    backward."""
-    positions = case.positions
+    """Return the seconds of a layer's products: forward; the last forward product, unless recomputation includes it;
+    and backward."""
 
     def seconds(layer: Layer) -> tuple[Number, Number, Number]:
         products = layer.products(case)
-        forward = [device.product(positions, p.columns, p.inner) for p in products]
-        backward = sum(
-            device.product(positions, p.inner, p.columns)
-            + (device.weight_gradient(positions, p.columns, p.inner) if p.trained else 0.0)
-            for p in products
-        )
-        return sum(forward), 0.0 if layer.wiring.norm_reads_last_product else forward[-1], backward
+        each = [product_seconds(product, case, device) for product in products]
+        repeated = layer.wiring.norm_reads_last_product or products[-1].repeated
+        return sum(f for f, _ in each), 0.0 if repeated else each[-1][0], sum(b for _, b in each)
 
-    return _of_a_layer(case, seconds)
+    return of_a_layer(case, seconds)
+
+
+def product_seconds(product: Product, case: Case, device: Device) -> tuple[Number, Number]:
+    """Return the seconds of a product, forward and backward."""
+    p, on = product, device.widened(case.master_bytes) if product.wide else device
+    rows = case.positions * p.visits / p.matrices
+    backward = on.product(rows, p.inner, p.columns, p.matrices)
+    if p.trained:
+        backward = backward + on.weight_gradient(rows, p.columns, p.inner, p.matrices)
+    return on.product(rows, p.columns, p.inner, p.matrices), backward
 
 
 def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Number]:
@@ -161,7 +168,7 @@ def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Numb
         return sum(each.forward for each in every), sum(each.backward for each in every) + unfused
 
     traffic = _traffic(case, device, stack)
-    forward, backward = _of_a_layer(case, moved)
+    forward, backward = of_a_layer(case, moved)
     return device.moved(traffic * forward, 9), device.moved(traffic * backward, 14)
 
 

@@ -30,6 +30,7 @@ from trivium.cost.rank_parameters import (
     elements_of_rank,
     embedding_parameters,
     largest_parameter,
+    layer_experts,
     layer_parameters,
     rank_parameters,
     slice_elements,
@@ -146,8 +147,10 @@ def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstima
         parts = _LeftBehind(*(entries(v, which) for v in left))
         of_rank = rank_parameters(some, at.layers, at.first, at.last)
         trained = of_rank * some.trained
-        owned = np.where(np.asarray(some.zero) >= 1, slice_elements(some, trained), trained)
-        elements = Elements(of_rank, trained, some.states * some.master_bytes * owned)
+        experts = layer_experts(some) * at.layers
+        owned = np.where(np.asarray(some.zero) >= 1, slice_elements(some, trained, experts * some.trained), trained)
+        state_bytes = some.states * some.master_bytes * owned
+        elements = Elements(of_rank, trained, state_bytes, experts, experts * some.trained)
         held = _held(some, parts, at, elements)
         here = MemoryEstimate(**{k: np.broadcast_to(v, np.shape(which)).copy() for k, v in held.items()})
         worst = here if worst is None else _replaced(worst, which, here)
@@ -248,7 +251,7 @@ def _held(
 ) -> dict[str, Number]:
     """Return the fields of an estimate for a rank at a memory peak. elements: of its parameters."""
     c, zero, trained = case, np.asarray(case.zero), elements.trained
-    owned = slice_elements(c, trained)
+    owned = slice_elements(c, trained, elements.trained_experts)
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
     gradient = c.gradient_bytes + (np.where(narrow, c.weight_bytes, 0) if counting == "paper" else 0)
     embedding, logits = at.embedded * left.embedding, at.headed * left.logits
@@ -258,7 +261,8 @@ def _held(
     # With several stages another one may continue, and deferred weight gradients keep their factors.
     frees = (np.asarray(c.chunks) == 1) & (np.asarray(c.puts_off) == 0) & (np.asarray(at.headed) > 0)
     return {
-        "weights": c.weight_bytes * np.where(zero >= 3, slice_elements(c, elements.held), elements.held),
+        "weights": c.weight_bytes
+        * np.where(zero >= 3, slice_elements(c, elements.held, elements.experts), elements.held),
         "gradients": gradients,
         "opened": opened,
         "masters": np.where(narrow, c.master_bytes, 0) * np.where(zero >= 1, owned, trained),

@@ -9,9 +9,17 @@ from numpy.typing import NDArray
 from trivium.cost.case import LAYER, NONE, Case
 from trivium.cost.collectives import GroupLink, all_gather_seconds, all_reduce_seconds, exchange_seconds, send_seconds
 from trivium.cost.kernels import Device
-from trivium.cost.layer import attention_seconds, ends_work, launch_work, layer_work, recomputed_share
+from trivium.cost.layer import (
+    attention_seconds,
+    ends_work,
+    launch_work,
+    layer_work,
+    of_a_layer,
+    product_seconds,
+    recomputed_share,
+)
 from trivium.cost.overlap import moved_when_triggered, pipelined_seconds, tiled_seconds, tiles_of
-from trivium.cost.rank_parameters import layer_parameters, table_parameters
+from trivium.cost.rank_parameters import layer_experts, layer_parameters, table_parameters
 from trivium.cost.setting import Setting
 from trivium.plan.layers.layer import HALVES, Layer
 from trivium.plan.layers.part import Exchanged, Number
@@ -19,19 +27,22 @@ from trivium.plan.layers.part import Exchanged, Number
 LOSS_BYTES = 8  # per position in each all-reduce of the loss
 LOSS_REDUCTIONS = 3  # largest score, sum of exponentials, the target's score
 SUM_BYTES = 4  # per position for each additional sum of a layer over tensor ranks
+EXPERT_MATRICES = 2  # parameters that hold a layer's experts
 
 
 class Piece(NamedTuple):
-    """Seconds by category. gathers: collectives of weights and gradients per micro-batch (ZeRO stage 3)."""
+    """Seconds by category. expert: tokens that are sent to the ranks that have their experts, and back. gathers:
+    collectives of weights and gradients per micro-batch (ZeRO stage 3)."""
 
     compute: Number = 0.0
     tensor: Number = 0.0
     context: Number = 0.0
+    expert: Number = 0.0
     gathers: Number = 0.0
 
     @property
     def total(self) -> Number:
-        return self.compute + self.tensor + self.context + self.gathers
+        return self.compute + self.tensor + self.context + self.expert + self.gathers
 
     def plus(self, other: "Piece") -> "Piece":
         """Return the sum of both, by category."""
@@ -126,12 +137,12 @@ def prices(at: Setting) -> Prices:
     return Prices(
         layer_forward=forward.times(slowness),
         layer_backward=backward.times(slowness),
-        embedding_forward=Piece(ends.embedding, tensor, 0.0, gathered).times(slowness),
-        embedding_backward=Piece(ends.embedding / 2, tensor / 2, 0.0, twice * scattered).times(slowness),
-        head_forward=Piece(ends.head_forward, small, 0.0, gathered).times(slowness),
-        head_backward=Piece(ends.head_backward, _backward_messages(at, tensor).sent, 0.0, gathered + scattered).times(
-            slowness
-        ),
+        embedding_forward=Piece(ends.embedding, tensor, gathers=gathered).times(slowness),
+        embedding_backward=Piece(ends.embedding / 2, tensor / 2, gathers=twice * scattered).times(slowness),
+        head_forward=Piece(ends.head_forward, small, gathers=gathered).times(slowness),
+        head_backward=Piece(
+            ends.head_backward, _backward_messages(at, tensor).sent, gathers=gathered + scattered
+        ).times(slowness),
         transfer=_transfer_seconds(at) * slowness,
     )
 
@@ -159,17 +170,20 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     tensor_again = again * tensor_forward
     context_forward, context_backward = context_seconds(at)
     context_again = recomputed_share(case) * (np.asarray(case.recompute) != NONE) * context_forward
+    expert_forward, expert_backward = expert_seconds(at)
+    expert_again = again * expert_forward
     # The host launches kernels while the device computes or communicates, so its time is a lower bound for the layer.
-    forward = np.maximum(work.forward, floor.forward - tensor_forward - context_forward)
-    repeated = np.maximum(work.again, floor.again - tensor_again - context_again)
-    backward = np.maximum(work.backward, floor.backward - tensor_backward - context_backward)
+    forward = np.maximum(work.forward, floor.forward - tensor_forward - context_forward - expert_forward)
+    repeated = np.maximum(work.again, floor.again - tensor_again - context_again - expert_again)
+    backward = np.maximum(work.backward, floor.backward - tensor_backward - context_backward - expert_backward)
     gather_forward, gather_backward = _layer_gathers(at, forward + tensor_forward, backward + repeated)
     return (
-        Piece(forward, tensor_forward, context_forward, gather_forward),
+        Piece(forward, tensor_forward, context_forward, expert_forward, gather_forward),
         Piece(
             backward + repeated + _accumulation(at, device),
             tensor_backward + tensor_again,
             context_backward + context_again,
+            expert_backward + expert_again,
             gather_backward,
         ),
     )
@@ -248,9 +262,10 @@ def sublayers(at: Setting) -> list[Sublayer]:
 
 def _summed_products(case: Case) -> list[tuple[str, bool, Number]]:
     """Return the products of `sublayers`: name, whether in the backward, and inner length. In a model with different
-    layers, the first layer represents all."""
+    layers, the first layer represents all. Results of experts are weighted before they are summed, and do not count."""
     layer = case.different_layers[0][0]
-    products = [(HALVES[name], p) for name, half in layer.halves.items() for p in half.products(case)]
+    halves = {HALVES[name]: half for name, half in layer.halves.items() if not np.any(half.dispatched(case))}
+    products = [(name, product) for name, half in halves.items() for product in half.products(case)]
     return [
         *((f"{name} output", False, p.inner) for name, p in products if not p.enters),
         *((f"gradient of {name}'s input", True, p.columns) for name, p in products if p.enters),
@@ -312,7 +327,12 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
     if not asked.any():
         return 0.0, 0.0
     matrices = case.of_a_layer(lambda layer: float(sum(len(row.shape) > 1 for row in layer.rows)))
-    gather, scatter = _sharded_seconds(at, layer_parameters(case), matrices)
+    common, experts = layer_parameters(case), layer_experts(case)
+    gather, scatter = _sharded_seconds(at, common - experts, matrices, case.sharers, at.strides.sharers)
+    if np.any(experts):
+        group = case.expert_sharers, at.strides.expert_sharers
+        of_experts = _sharded_seconds(at, experts, EXPERT_MATRICES, *group)
+        gather, scatter = gather + of_experts[0], scatter + of_experts[1]
     if at.stack.gathers_by_parameter:
         again = recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
         return np.where(asked, gather, 0.0), np.where(asked, (1 + again) * gather + scatter, 0.0)
@@ -329,28 +349,55 @@ def _table_traffic(at: Setting, concurrent_seconds: Number) -> tuple[Number, Num
     asked = np.asarray(at.case.zero) >= 3
     if not asked.any():
         return 0.0, 0.0
-    gather, scatter = _sharded_seconds(at, table_parameters(at.case), 1)
+    gather, scatter = _sharded_seconds(at, table_parameters(at.case), 1, at.case.sharers, at.strides.sharers)
     shown = scatter if at.stack.gathers_by_parameter else at.added(concurrent_seconds, scatter)
     return np.where(asked, gather, 0.0), np.where(asked, shown, 0.0)
 
 
-def _sharded_seconds(at: Setting, elements: Number, matrices: Number) -> tuple[Number, Number]:
-    """Return the seconds to gather the weights of `elements` parameters in the sharding group, and to reduce-scatter
+def _sharded_seconds(
+    at: Setting, elements: Number, matrices: Number, sharers: Number, stride: Number
+) -> tuple[Number, Number]:
+    """Return the seconds to gather the weights of `elements` parameters in a sharding group, and to reduce-scatter
     their gradients.
 
     A stack that gathers by parameter starts one collective per matrix. DeepSpeed also fills the output of a gather with
     zeros first, and PyTorch copies each rank's part out of the buffer of a gather or into that of a reduction.
     """
-    case, link = at.case, at.link(at.case.sharers, at.strides.sharers)
+    case, link = at.case, at.link(sharers, stride)
     weights, gradients = elements * case.weight_bytes, elements * case.reduction_bytes
-    gather = all_gather_seconds(weights, case.sharers, link)
-    scatter = all_gather_seconds(gradients, case.sharers, link)
+    gather = all_gather_seconds(weights, sharers, link)
+    scatter = all_gather_seconds(gradients, sharers, link)
     if not at.stack.gathers_by_parameter:
         return gather, scatter
-    starts = (matrices - 1) * all_gather_seconds(0.0, case.sharers, link)
-    parts = matrices * case.sharers
+    starts = (matrices - 1) * all_gather_seconds(0.0, sharers, link)
+    parts = matrices * sharers
     copied = at.device.moved(weights, matrices) + at.device.moved(2 * weights, parts)
     return gather + starts + copied, scatter + starts + at.device.moved(2 * gradients, parts)
+
+
+def expert_seconds(at: Setting) -> tuple[Number, Number]:
+    """Return the exposed seconds in which expert ranks exchange tokens in a layer, forward and backward: the numbers of
+    tokens, the tokens on their way to their experts, and the results on their way back."""
+    if not np.any(np.asarray(at.case.expert) > 1):
+        return 0.0, 0.0
+    return of_a_layer(at.case, lambda layer: _dispatch_seconds(at, layer))
+
+
+def _dispatch_seconds(at: Setting, layer: Layer) -> tuple[Number, Number]:
+    case, forward, backward = at.case, 0.0, 0.0
+    for half in layer.halves.values():
+        numbers = half.dispatched(case)
+        if not np.any(numbers):
+            continue
+        sent = case.positions * numbers * case.weight_bytes
+        once, counts = (
+            exchange_seconds(at.machine, moved, case.expert, at.strides.expert, at.constants.fabric)
+            for moved in (sent, 0.0)
+        )
+        shared = [product_seconds(product, case, at.device) for product in half.beside_dispatch(case)]
+        forward = forward + counts + at.added(sum(f for f, _ in shared), once) + once
+        backward = backward + at.added(sum(b for _, b in shared), once) + once
+    return forward, backward
 
 
 def context_seconds(at: Setting) -> tuple[Number, Number]:

@@ -14,11 +14,14 @@ from trivium.plan.precision import BYTES
 
 
 class Elements(NamedTuple):
-    """Elements of all buckets of a rank, elements of the trained buckets, and bytes of the optimizer's states."""
+    """Elements of all buckets of a rank, elements of the trained buckets, and bytes of the optimizer's states. experts,
+    trained_experts: those of both that expert ranks divide, which are sharded among fewer ranks."""
 
     held: Number
     trained: Number
     state_bytes: Number
+    experts: Number = 0.0
+    trained_experts: Number = 0.0
 
 
 def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
@@ -38,16 +41,28 @@ def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
     return Elements(sum(row.padded for row in rows), sum(row.padded for row in rows if row.trains), states)
 
 
-def slice_elements(case: Case, elements: Number) -> Number:
-    """Return how many of a bucket's elements one rank updates: its padded slice under ZeRO, else all of them."""
-    sharers = np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
-    owned: Number = padded(elements, sharers) / sharers
+def slice_elements(case: Case, elements: Number, experts: Number = 0.0) -> Number:
+    """Return how many of a bucket's elements one rank updates: its padded slice under ZeRO, else all of them. experts:
+    those of the elements that expert ranks divide."""
+    if np.any(experts):
+        return _slice(case, elements - experts, case.sharers) + _slice(case, experts, case.expert_sharers)
+    return _slice(case, elements, case.sharers)
+
+
+def _slice(case: Case, elements: Number, sharers: Number) -> Number:
+    among = np.where(np.asarray(case.zero) >= 1, sharers, 1)
+    owned: Number = padded(elements, among) / among
     return owned
 
 
 def layer_parameters(case: Case) -> Number:
-    """Return the parameters of one layer on one tensor rank."""
+    """Return the parameters of one layer on one rank."""
     return case.of_a_layer(lambda layer: _held(layer.rows, case))
+
+
+def layer_experts(case: Case) -> Number:
+    """Return the parameters of one layer that expert ranks divide, on one rank."""
+    return case.of_a_layer(lambda layer: _held((row for row in layer.rows if row.by_expert), case))
 
 
 def embedding_parameters(case: Case) -> Number:
@@ -87,7 +102,8 @@ def _largest(rows: Iterable[Row], case: Case) -> Number:
 
 
 def _elements(row: Row, case: Case) -> Number:
-    """Return the elements of a row on one tensor rank."""
+    """Return the elements of a row on one rank."""
     if row.padded:
         return table_parameters(case)
-    return row.elements if row.split is None else row.elements / case.tensor
+    elements = row.elements if row.split is None else row.elements / case.tensor
+    return elements / case.expert if row.by_expert else elements

@@ -7,7 +7,7 @@ import numpy as np
 from trivium.cost.case import Case
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.prices import Prices
-from trivium.cost.rank_parameters import elements_of_rank, rank_parameters, table_parameters
+from trivium.cost.rank_parameters import elements_of_rank, layer_experts, rank_parameters, table_parameters
 from trivium.cost.setting import Setting
 from trivium.cost.stages import layers_by_stage, layers_of_ranks
 from trivium.plan.buckets import bucket_elements
@@ -22,11 +22,17 @@ STEP_OPERATIONS = 100  # launched once per step, in addition to those of the lay
 
 
 class Fullest(NamedTuple):
-    """elements: trained parameters of the rank with most. layers: layers of the first rank, whose backward ends
-    last."""
+    """elements: trained parameters of the rank with most. layers: layers of the first rank, whose backward ends last.
+    experts: those of the elements that expert ranks divide."""
 
     elements: Number
     layers: Number
+    experts: Number = 0.0
+
+    def sharded(self, case: Case) -> Number:
+        """Return the elements of one rank if its sharding groups divide them."""
+        common = (self.elements - self.experts) / case.sharers
+        return common + self.experts / case.expert_sharers if np.any(self.experts) else common
 
 
 class Halves(NamedTuple):
@@ -46,14 +52,16 @@ def fullest_of(case: Case) -> Fullest:
         np.where(alone | folded, 0, rank_parameters(case, last, 0, 1)),
     )
     most = np.maximum(np.maximum(ranks[0], np.where(alone, 0, ranks[1])), ranks[2])
-    return Fullest(most * case.trained, first)
+    held = np.where(most == ranks[0], first, np.where(most == ranks[2], last, middle))  # layers of the fullest rank
+    return Fullest(most * case.trained, first, layer_experts(case) * held * case.trained)
 
 
 def fullest_of_plan(plan: Plan) -> Fullest:
     """Return the fullest rank of any plan, from its buckets."""
-    elements = max(elements_of_rank(plan, rank).trained for rank in range(plan.layout.pipeline))
+    every = (elements_of_rank(plan, rank) for rank in range(plan.layout.pipeline))
+    most = max(every, key=lambda elements: elements.trained)
     layers = layers_by_stage(plan)
-    return Fullest(elements, sum(len(layers[stage]) for stage in plan.stages_of(0)))
+    return Fullest(most.trained, sum(len(layers[stage]) for stage in plan.stages_of(0)), most.trained_experts)
 
 
 def data_seconds(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
@@ -68,10 +76,10 @@ def data_seconds(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
 def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
     """Return the seconds of the optimizer step: memory traffic and launches."""
     case, device, elements = at.case, at.device, fullest.elements
-    owned = elements / np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
-    held = elements / np.where(np.asarray(case.zero) >= 3, case.sharers, 1)
-    sharded = (COMPILED_OWNED_BYTES if at.stack.compiled else OWNED_BYTES) + STATE_BYTES * np.asarray(case.states)
-    seconds = device.moved(sharded * owned + HELD_BYTES * held, 0.0)
+    sharded, zero = fullest.sharded(case), np.asarray(case.zero)
+    owned, held = np.where(zero >= 1, sharded, elements), np.where(zero >= 3, sharded, elements)
+    of_owned = (COMPILED_OWNED_BYTES if at.stack.compiled else OWNED_BYTES) + STATE_BYTES * np.asarray(case.states)
+    seconds = device.moved(of_owned * owned + HELD_BYTES * held, 0.0)
     if np.any(case.matrices):
         seconds = seconds + _matrix_seconds(at, fullest)
     if at.stack.deepspeed:
@@ -85,9 +93,10 @@ def _matrix_seconds(at: Setting, fullest: Fullest) -> Number:
     """Return the seconds of matrix updates, of which each rank computes a part, and of the exchange of directions and
     updates in the sharding group and among tensor ranks."""
     case, device = at.case, at.device
-    sharers = np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
+    shares = np.asarray(case.zero) >= 1
+    sharers = np.where(shares, case.sharers, 1)
     flops = case.matrix_flops / (case.pipeline * case.tensor * sharers)
-    own = case.matrices * fullest.elements / sharers * case.master_bytes
+    own = case.matrices * np.where(shares, fullest.sharded(case), fullest.elements) * case.master_bytes
     among_sharers = all_gather_seconds(own, sharers, at.link(sharers, at.strides.sharers))
     among_tensor = all_gather_seconds(own, case.tensor, at.link(case.tensor, at.strides.tensor))
     found: Number = flops / (device.peak * device.gemm) + 2 * (among_sharers + among_tensor)
@@ -96,7 +105,7 @@ def _matrix_seconds(at: Setting, fullest: Fullest) -> Number:
 
 def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     """Return the exposed seconds of the replicas' traffic below ZeRO stage 3."""
-    (reduce, gather), copies = _halves(at, fullest.elements), _copies_seconds(at, fullest.elements)
+    (reduce, gather), copies = _halves(at, fullest), _copies_seconds(at, fullest)
     zero, stack = np.asarray(at.case.zero), at.stack
     often = (zero == 2) & stack.reduces_often
     if not stack.overlaps_data:
@@ -113,7 +122,7 @@ def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
 
 def _shown_of_copies(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     """Return the exposed seconds of the replicate groups' traffic at ZeRO stage 3."""
-    copies = _copies_seconds(at, fullest.elements)
+    copies = _copies_seconds(at, fullest)
     return _beside_last_backward(at, pieces, fullest, copies) if at.stack.overlaps_data else copies
 
 
@@ -136,21 +145,29 @@ def _micro_batches_beside(at: Setting) -> Number:
     return np.where(interleaved, np.minimum(case.pipeline, case.micro_batches), 1)
 
 
-def _halves(at: Setting, elements: Number) -> Halves:
-    case = at.case
-    link = at.link(case.sharers, at.strides.sharers)
-    starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, case.sharers, link)
-    reduce = all_gather_seconds(elements * case.reduction_bytes, case.sharers, link) + starts
-    gather = all_gather_seconds(elements * case.weight_bytes, case.sharers, link) + starts
+def _halves(at: Setting, fullest: Fullest) -> Halves:
+    case, common = at.case, fullest.elements - fullest.experts
+    found = _halves_in_group(at, common, case.sharers, at.strides.sharers)
+    if not np.any(fullest.experts):
+        return found
+    experts = _halves_in_group(at, fullest.experts, case.expert_sharers, at.strides.expert_sharers)
+    return Halves(*(a + b for a, b in zip(found, experts, strict=True)))
+
+
+def _halves_in_group(at: Setting, elements: Number, sharers: Number, stride: Number) -> Halves:
+    case, link = at.case, at.link(sharers, stride)
+    starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, sharers, link)
+    reduce = all_gather_seconds(elements * case.reduction_bytes, sharers, link) + starts
+    gather = all_gather_seconds(elements * case.weight_bytes, sharers, link) + starts
     return Halves(reduce, np.where(np.asarray(case.zero) >= 1, gather, reduce))
 
 
-def _copies_seconds(at: Setting, elements: Number) -> Number:
+def _copies_seconds(at: Setting, fullest: Fullest) -> Number:
     """Return the seconds to sum a rank's gradient slice over its replicate group."""
     case = at.case
     link = at.link(case.copies, at.strides.holders)
-    starts = (_buckets(at, elements) - 1) * all_reduce_seconds(0.0, case.copies, link)
-    return all_reduce_seconds(elements / case.sharers * case.reduction_bytes, case.copies, link) + starts
+    starts = (_buckets(at, fullest.elements) - 1) * all_reduce_seconds(0.0, case.copies, link)
+    return all_reduce_seconds(fullest.sharded(case) * case.reduction_bytes, case.copies, link) + starts
 
 
 def _late_share(at: Setting, elements: Number) -> Number:
@@ -178,7 +195,7 @@ def _buckets(at: Setting, elements: Number) -> Number:
     if not at.stack.buckets:
         return 1
     tied = np.asarray(at.case.tied)
-    others = elements - tied * table_parameters(at.case)
+    others = np.maximum(0, elements - tied * table_parameters(at.case))
     return tied + np.ceil(others / bucket_elements(at.case.sharers))
 
 

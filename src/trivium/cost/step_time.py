@@ -38,6 +38,7 @@ class StepSeconds:
     compute: Number
     tensor_collectives: Number
     context_collectives: Number
+    expert_collectives: Number
     bubble: Number
     pipeline_transfers: Number
     data_collectives: Number
@@ -96,6 +97,7 @@ def parts_of_step(
         compute=factor * work.compute,
         tensor_collectives=factor * work.tensor,
         context_collectives=factor * work.context,
+        expert_collectives=factor * work.expert,
         bubble=factor * bubble,
         pipeline_transfers=factor * moving,
         data_collectives=factor * (work.gathers + crowd * data_seconds(at, pieces, fullest)),

@@ -179,7 +179,7 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
     if not row.trains:
         if plan.zero >= 3 and slices > 1:
             gathered = _gathers(plan, row, at, micro_batches) * mine
-            sharers["all_gather"] += gathered * BYTES[plan.precision.weights]
+            sharers["all_gather"] += gathered * BYTES[plan.precision.masters if row.wide else plan.precision.weights]
         return
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated

@@ -19,7 +19,6 @@ from trivium.hub import name_of
 from trivium.interchange.names import INDEX, WEIGHTS, Twin, family_named, ids_of, marks_of, shape_of, twins
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype, Precision
 from trivium.provenance import file_sha256
@@ -115,8 +114,7 @@ def _dtype(where: Mapping[str, Stored], rows: Iterable[Twin], folder: Path) -> s
 
 
 def _part(twin: Twin, where: Mapping[str, Stored], folder: Path, dtype: torch.dtype) -> Part:
-    shape = twin.ours.shape
-    wanted = [tuple(x.shape) for x in twin.to_hf(torch.empty(shape, device="meta"))]
+    wanted = [tuple(x.shape) for x in twin.to_hf(torch.empty(twin.box.shape, device="meta"))]
 
     def values() -> torch.Tensor:
         found = tuple(_read(where[name].file, name) for name in twin.theirs)
@@ -128,7 +126,7 @@ def _part(twin: Twin, where: Mapping[str, Stored], folder: Path, dtype: torch.dt
                 )
         return twin.from_hf(found).to(dtype)
 
-    return Part(f"weights/{twin.ours.name}", shape, Box(tuple(0 for _ in shape), shape), dtype, values)
+    return Part(f"weights/{twin.ours.name}", twin.ours.shape, twin.box, dtype, values)
 
 
 def _files(folder: Path) -> dict[str, Stored]:

@@ -1,6 +1,5 @@
 """Export a checkpoint as a Hugging Face folder, which is verified before it gets its name."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from trivium.families.common.family import Tensors, families
 from trivium.interchange.names import INDEX, WEIGHTS, Twin, config_of, ids_of, twins
 from trivium.model.whole import WholeModel
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import Box
+from trivium.plan.parameters import Box, count, parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype
 from trivium.provenance import publishing_new, write_json
@@ -99,20 +98,14 @@ def _write_weights(source: Checkpoint, plan: Plan, folder: Path, dtype: torch.dt
 
 
 def _entries(source: Checkpoint, twin: Twin, dtype: torch.dtype) -> Iterator[Entry]:
-    """Yield the exported tensors of one parameter. It is read again for each, so that only one is in memory."""
-    shape = twin.ours.shape
-    shapes = [tuple(x.shape) for x in twin.to_hf(torch.empty(shape, device="meta"))]
+    """Yield the exported tensors of a region. It is read again for each, so that only one is in memory."""
+    shapes = [tuple(x.shape) for x in twin.to_hf(torch.empty(twin.box.shape, device="meta"))]
     for number, (key, there) in enumerate(zip(twin.theirs, shapes, strict=True)):
 
         def values(number: int = number) -> torch.Tensor:
-            return twin.to_hf(whole(source, twin.ours.name, shape, dtype))[number]
+            return twin.to_hf(source.read(f"weights/{twin.ours.name}", twin.box, dtype))[number]
 
         yield Entry(key, dtype, there, values)
-
-
-def whole(source: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return the full weights of a parameter."""
-    return source.read(f"weights/{name}", Box(tuple(0 for _ in shape), shape), dtype)
 
 
 def _marks(source: Checkpoint, model: ModelShape, words: Tokenizer | None) -> dict[str, Any]:
@@ -167,7 +160,7 @@ def _write_words(folder: Path, model: ModelShape, marks: Mapping[str, Any], word
 def compared_positions(model: ModelShape) -> int:
     """Return the sequence length, halved until comparing ROWS rows stays within MAX_FLOPS and MAX_BYTES, or
     MIN_POSITIONS."""
-    weights = sum(math.prod(twin.ours.shape) for twin in twins(model))
+    weights = count(model)
     positions = model.sequence
     while positions > MIN_POSITIONS:
         scores = model.heads * positions**2
@@ -206,8 +199,9 @@ def _difference(source: Checkpoint, plan: Plan, folder: Path, positions: int) ->
 
 def _engines(source: Checkpoint, plan: Plan, precision: Dtype) -> WholeModel:
     model = WholeModel(plan.model, precision=precision, device=torch.device("cpu"))
-    for twin in twins(plan.model):
-        model.load(twin.ours.name, whole(source, twin.ours.name, twin.ours.shape, model.dtype))
+    for row in parameters(plan.model):
+        box = Box(tuple(0 for _ in row.shape), row.shape)
+        model.load(row.name, source.read(f"weights/{row.name}", box, model.dtype))
     return model
 
 

@@ -1,6 +1,7 @@
 """Map models to Hugging Face architectures: the settings in config.json, and the names and layout of tensors."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +11,9 @@ from trivium.errors import ConfigError, DataError
 from trivium.families.common.family import Family, Names, families
 from trivium.families.common.hf_config import refuse_other_kinds
 from trivium.plan.layers.form import VARIED
-from trivium.plan.layers.part import Parameter
+from trivium.plan.layers.part import Fused, Parameter
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import parameters
+from trivium.plan.parameters import Box, parameters
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # all weights in one file, or the index of several
 Tensors = tuple[torch.Tensor, ...]
@@ -58,13 +59,15 @@ def _settings() -> list[str]:
 
 
 def _computes(family: Family, model: ModelShape, settings: Sequence[str]) -> bool:
-    """Whether a family has a model's settings, which may differ from layer to layer in windows and what is free."""
+    """Whether a family has a model's settings, which may differ from layer to layer where the family says so."""
     free = {*SIZES, *family.free}
     runs = {name for run in (*model.first, *model.pattern) for name in run.settings}
     wanted = {
         name: family.settings.get(name, ModelShape.model_fields[name].default) for name in settings if name not in free
     }
-    return runs <= {"window", *family.free} and all(getattr(model, name) == value for name, value in wanted.items())
+    return runs <= {*family.differs, *family.free} and all(
+        getattr(model, name) == value for name, value in wanted.items()
+    )
 
 
 def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:
@@ -132,53 +135,90 @@ def ids_of(mark: Any) -> list[Any]:
 
 
 class Twin(NamedTuple):
-    """A parameter and its Hugging Face tensors. `to_hf` and `from_hf` convert the values."""
+    """A region of a parameter and its Hugging Face tensors. `to_hf` and `from_hf` convert the values of the region.
+
+    The region is the whole parameter, or one expert of it.
+    """
 
     ours: Parameter
+    box: Box
     theirs: tuple[str, ...]
     to_hf: Callable[[torch.Tensor], Tensors]
     from_hf: Callable[[Tensors], torch.Tensor]
 
 
 def twins(model: ModelShape, family: Family | None = None) -> Iterator[Twin]:
-    """Yield every parameter with its Hugging Face tensors, in the order of the parameter table.
+    """Yield every parameter with its Hugging Face tensors, in the order of the parameter table, expert by expert.
 
     family: the tensors' family; by default the one of the export.
     """
     names = (family or family_of(model)).names(model)
-    return (twin_of(row, names) for row in parameters(model))
+    for row in parameters(model):
+        if row.by_expert:
+            yield from (_twin_of_expert(row, expert, names) for expert in range(row.shape[0]))
+        else:
+            yield twin_of(row, names)
 
 
 def twin_of(row: Parameter, names: Names) -> Twin:
     """Return a parameter with its Hugging Face tensors. names: those of its family."""
     if isinstance(row.owner, str):
         return _unfused(row, names.ends[row.name], transposed=False)
-    module, _, kind = row.name.split(".", 2)[2].rpartition(".")
-    theirs = tuple(f"{names.layer.format(row.owner)}.{name}.{kind}" for name in names.modules[module])
+    module, theirs = _module(row), _theirs(row, names)
     transposed = names.transposed and len(row.shape) > 1
     fused = row.fused
     if fused is None or (len(theirs) == 1 and module not in names.joined):
         return _unfused(row, theirs[0], transposed=transposed)
-
-    def joined(pieces: Tensors) -> torch.Tensor:
-        return torch.cat(fused.viewed(pieces), dim=fused.along).reshape(row.shape)
-
+    joined = partial(_joined, fused, row.shape)
     if module not in names.joined:
-        return Twin(row, theirs, fused.pieces, joined)
+        return Twin(row, _whole(row), theirs, fused.pieces, joined)
     sizes = [len(piece) for piece in fused.pieces(torch.empty(row.shape, device="meta"))]
     return Twin(
         row,
+        _whole(row),
         theirs,
         lambda w: (_transposed(torch.cat(fused.pieces(w)), transposed),),
         lambda there: joined(torch.split(_transposed(there[0], transposed), sizes)),
     )
 
 
+def _twin_of_expert(row: Parameter, expert: int, names: Names) -> Twin:
+    """Return one expert of a parameter that holds all of them; its matrices are separate tensors of Hugging Face."""
+    assert row.fused is not None, f"{row.name} holds the matrices of {row.shape[0]} experts"
+    view, along, sizes = row.fused.view, row.fused.along, row.fused.sizes
+    experts, shape = row.shape[0], (1, *row.shape[1:])
+    own = Fused((view[0] // experts, *view[1:]), along, sizes[: len(sizes) // experts])
+    theirs = tuple(name.format(expert) for name in _theirs(row, names))
+    box = Box((expert, *(0 for _ in shape[1:])), shape)
+    return Twin(row, box, theirs, own.pieces, partial(_joined, own, shape))
+
+
+def _module(row: Parameter) -> str:
+    """Return the name of a parameter's module within its layer."""
+    return row.name.split(".", 2)[2].rpartition(".")[0]
+
+
+def _theirs(row: Parameter, names: Names) -> tuple[str, ...]:
+    """Return the names of the tensors of a layer's parameter, with {} for the number of an expert."""
+    module, kind = _module(row), row.name.rpartition(".")[2]
+    kind = names.kinds.get(f"{module}.{kind}", kind)
+    layer = names.layer.format(row.owner)
+    return tuple(f"{layer}.{name}.{kind}" for name in names.modules[module])
+
+
+def _joined(fused: Fused, shape: tuple[int, ...], pieces: Tensors) -> torch.Tensor:
+    return torch.cat(fused.viewed(pieces), dim=fused.along).reshape(shape)
+
+
+def _whole(row: Parameter) -> Box:
+    return Box(tuple(0 for _ in row.shape), row.shape)
+
+
 def _unfused(row: Parameter, theirs: str, *, transposed: bool) -> Twin:
     def convert(w: torch.Tensor) -> torch.Tensor:
         return _transposed(w, transposed)
 
-    return Twin(row, (theirs,), lambda w: (convert(w),), lambda there: convert(there[0]))
+    return Twin(row, _whole(row), (theirs,), lambda w: (convert(w),), lambda there: convert(there[0]))
 
 
 def _transposed(w: torch.Tensor, is_transposed: bool) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from trivium.kernels.dropout import DropoutKey, keyed_dropout
 from trivium.kernels.sight import Sight
 from trivium.model.kv_cache import KVCache
+from trivium.model.loads import Loads
 from trivium.parallel.tensor.divergence import Teacher, Top
 from trivium.parallel.tensor.regions import Region
 
@@ -20,6 +21,7 @@ class Inputs:
     not 0, in [S B], where there are so few that the losses of the others need not be computed. positions [S, B]: each
     token's number within its document, None for within the sequence. sight: which positions see which, and which are
     here. dropout: None in evaluation. memory: the KV cache of what was read before, when only what follows is read.
+    loads: takes what routers choose, in training.
 
     asked: whether the head returns losses summed over the targets with their weights, or that of each target, or the
     likeliest tokens. teacher: from which the student's loss is taken, in distillation.
@@ -37,6 +39,7 @@ class Inputs:
     here: torch.Tensor | None = None  # [S], numbers within the sequence; None for all, in order
     dropout: DropoutKey | None = None
     memory: KVCache | None = None
+    loads: Loads | None = None
     asked: Literal["sums", "each"] | Top = "sums"
     teacher: Teacher | None = None
     order: torch.Tensor = field(init=False)

@@ -154,7 +154,8 @@ def placed(stage: Stage, name: str, plan: Plan, mesh: Mesh, *, seed: int | None)
     path, _, own = name.rpartition(".")
     module, row = stage.get_submodule(path), stage.table[name]
     bare: nn.Parameter = getattr(module, own)
-    parameter = nn.Parameter(torch.zeros(bare.shape, dtype=bare.dtype, device=mesh.device))
+    dtype = DTYPES[plan.precision.masters] if row.wide else bare.dtype
+    parameter = nn.Parameter(torch.zeros(bare.shape, dtype=dtype, device=mesh.device))
     setattr(module, own, parameter)
     if seed is not None:  # padded vocabulary rows stay zero
         box = shard_box(row, plan.model, plan.layout, mesh.tensor.index, mesh.expert.index)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trivium.config import Config
 from trivium.objectives import terms
+from trivium.objectives.routers import router_loss_names
 from trivium.plan.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def terms_of(model: ModelShape) -> Terms:
 
 def loss_names(model: ModelShape) -> tuple[str, ...]:
     """Return the names of the losses of a training step, the cross-entropy first."""
-    return (LOSS, *(term.name for term in terms_of(model)))
+    return (LOSS, *(term.name for term in terms_of(model)), *router_loss_names(model))
 
 
 class Objective(Config):

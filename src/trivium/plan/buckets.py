@@ -66,6 +66,7 @@ class _Kind(NamedTuple):
     tied: bool
     trains: bool
     by_expert: bool
+    wide: bool
     owner: Owner | None
 
 
@@ -77,7 +78,8 @@ class BucketRow(NamedTuple):
     parameters have buckets of their own. partial_over: groups over which their gradients are summed before the data
     ranks: tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in turns).
     tied: it holds a table whose gradient has two parts, and is complete only after the step's last backward.
-    by_expert: expert ranks divide its parameters, so that replicas and sharers are those with the same experts."""
+    by_expert: expert ranks divide its parameters, so that replicas and sharers are those with the same experts. wide:
+    its weights have the dtype of master weights."""
 
     items: tuple[Item, ...]
     spans: tuple[Span, ...]
@@ -85,6 +87,7 @@ class BucketRow(NamedTuple):
     partial_over: tuple[PartialOver, ...]
     tied: bool
     by_expert: bool
+    wide: bool
     padded: int  # elements
 
 
@@ -96,7 +99,7 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
         # At ZeRO stage 3 the weights of one module are gathered and freed together, apart from the others'.
         owner = p.owner if plan.zero >= 3 else None
         by_expert = p.by_expert and plan.layout.expert > 1
-        key = _Kind(partial_over(plan, p), is_tied(plan, p), plan.optimizer.trains(p), by_expert, owner)
+        key = _Kind(partial_over(plan, p), is_tied(plan, p), plan.optimizer.trains(p), by_expert, p.wide, owner)
         kinds.setdefault(key, []).append(item)
     return tuple(
         _row(items, plan, kind)
@@ -149,7 +152,8 @@ def _row(items: list[Item], plan: Plan, kind: _Kind) -> BucketRow:
         decayed = sum(item.room for item in several if item.parameter.decay)
         spans.append(Span(group, start, decayed, start + sum(item.room for item in several)))
     spans[-1] = spans[-1]._replace(stop=size)
-    return BucketRow(tuple(ordered), tuple(spans), kind.trains, kind.over, kind.tied, kind.by_expert, padded=size)
+    over, tied, trains, by_expert, wide, _ = kind
+    return BucketRow(tuple(ordered), tuple(spans), trains, over, tied, by_expert, wide, padded=size)
 
 
 def padded(elements: Any, sharers: Any = 1) -> Any:

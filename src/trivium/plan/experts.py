@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config, NotNegative, Positive
+from trivium.config import Config, NotNegative, Positive, Tree
 from trivium.plan.rope_scaling import Above0
 from trivium.plan.sizes import MAX_EXPERTS, Wide
 
@@ -35,6 +35,9 @@ class Experts(Config):
     # tokens that an expert takes, as a multiple of their mean; others skip it, so that the result depends on the
     # layout; None: no token is dropped
     capacity: Above0 | None = None
+    # tokens of the busiest expert rank over their mean, from which memory and seconds of plans are estimated: 1 to 1.5
+    # in a trained model, 3 and more in its first steps; training does not read it
+    imbalance: Annotated[float, Field(ge=1)] = 1.25
     balance_loss: Rate = 0.0  # factor of the loss that rewards an even load (arXiv 2101.03961); 0: there is none
     # whose balance_loss: megatron adds layers, and an even load gives the factor itself; transformers pools layers, and
     # an even load gives `chosen` times the factor
@@ -45,6 +48,11 @@ class Experts(Config):
     # change of each expert's bias after a step, towards an even load; the bias is added to scores only for the choice
     # (arXiv 2408.15664); None: there is no bias
     bias_rate: Rate | None = None
+
+    def of_weights(self) -> Tree:
+        """Return the settings on which weights depend, as plain data: those of losses and of dropping may change."""
+        free = {"capacity", "balance_loss", "balance_convention", "balance_scope", "router_z_loss", "bias_rate"}
+        return {**self.model_dump(exclude=free), "bias": self.bias_rate is not None}
 
     def problems(self) -> Iterator[str]:
         """Yield the contradictions among the settings."""

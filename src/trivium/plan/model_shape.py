@@ -11,6 +11,7 @@ from pydantic import Field
 
 from trivium.config import NotNegative, Short, Tree
 from trivium.plan.adapters import AdapterGroup, group_of
+from trivium.plan.experts import Experts
 from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.form import LayerForm, Run
 from trivium.plan.layers.head import Head
@@ -90,6 +91,12 @@ class ModelShape(LayerForm):
         """Standard deviation of the initial weights."""
         return self.init_std or math.sqrt(1 / (3 * self.hidden))
 
+    @property
+    def experts_by_layer(self) -> dict[int, Experts]:
+        """The settings of experts of each layer that has some, by its number."""
+        every = enumerate(_forms_of(self))
+        return {n: form.experts for n, form in every if form.feed_forward == "experts" and form.experts is not None}
+
     def form_of(self, layer: int) -> LayerForm:
         """The settings of a layer, by its number in the model."""
         return _forms_of(self)[layer]
@@ -105,7 +112,8 @@ class ModelShape(LayerForm):
         settings may exchange weights. A learned table of positions has as many rows as a sequence."""
         free = _FREE if self.positions == "learned" else {*_FREE, "sequence"}
         spelt_out = {"kv_heads": self.kv, "head_width": self.head_columns, "ffn": self.ffn_width}
-        return {**self.model_dump(exclude=free), **spelt_out}
+        experts = None if self.experts is None else self.experts.of_weights()
+        return {**self.model_dump(exclude=free), **spelt_out, "experts": experts}
 
     def problems(self) -> list[str]:
         """Contradictions inside the shape."""
@@ -121,6 +129,7 @@ class ModelShape(LayerForm):
                 f"plan.model.end_of_text ({self.end_of_text}) must be one of the ids below plan.model.vocabulary "
                 f"({self.vocabulary})"
             )
+        found += self._balance_problems()
         return list(dict.fromkeys(found)) or list(self._adapter_problems())
 
     @property
@@ -139,6 +148,20 @@ class ModelShape(LayerForm):
     def adapters_remember(self) -> bool:
         """Whether adapters tell the next step something of the gradients."""
         return any(group.made().remembers for group in self.adapters)
+
+    def _balance_problems(self) -> Iterator[str]:
+        """Yield where layers are pooled whose loads cannot be."""
+        every = self.experts_by_layer.values()
+        if not any(e.balance_loss and e.balance_convention == "transformers" for e in every):
+            return
+        for name in ("count", "chosen", "balance_loss", "balance_convention", "balance_scope"):
+            found = list(dict.fromkeys(getattr(e, name) for e in every))
+            if len(found) > 1:
+                yield (
+                    f"plan.model.experts.{name} is {found[0]} in one layer and {found[1]} in another, and "
+                    f"balance_convention 'transformers' pools layers; give all layers of experts the same, or take "
+                    f"'megatron'"
+                )
 
     def _adapter_problems(self) -> Iterator[str]:
         used = self.used_adapters

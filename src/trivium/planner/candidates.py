@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -117,7 +117,9 @@ def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:
     kinds = [
         (SCHEDULE_NAMES.index(name), chunks) for name in space.schedules for chunks in space.chunks_for(name, layers)
     ]
+    experts = space.expert or divisors(gcd(*subject.model.expert_counts)) or (1,)
     return [
+        {"expert": list(experts)},
         {"micro": list(space.micro)},
         {"schedule": [k[0] for k in kinds], "chunks": [k[1] for k in kinds]},
         {"sequence_parallel": [int(value) for value in space.sequence_parallel]},

@@ -24,6 +24,7 @@ class SearchSpace(Config):
     tensor: Degrees = None  # degrees of tensor parallelism; null: any
     pipeline: Degrees = None  # degrees of pipeline parallelism; null: any
     data: Degrees = None  # degrees of data parallelism; null: any
+    expert: Degrees = None  # degrees of expert parallelism; null: any
     context: tuple[Degree, ...] = (1, 2, 4, 8)  # degrees of context parallelism
     micro: tuple[Sequences, ...] = (1, 2, 4, 8, 16)  # sequences of a micro-batch
     # pipeline schedules; plans without a pipeline have the first one with one stage per rank

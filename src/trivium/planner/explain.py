@@ -116,6 +116,7 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
     per_stage = [len(layers) for layers in layers_by_stage(plan)[: layout.stages]]
     head = " and the head's, which all ranks have" if plan.heads_in_turns else ""
     context = f" x context {layout.context}" if layout.context > 1 else ""
+    expert = f", expert {layout.expert}" if layout.expert > 1 else ""
     padded = model.padded_vocabulary(layout.tensor)
     lines = [
         f"model         {format_count(count(model))} parameters: {model.layers} layers, hidden "
@@ -124,7 +125,7 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
         f"{model.head} embeddings, sequence {model.sequence:,}",
         f"machine       {machine.name}: {_machine_text(machine)}",
         f"layout        tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}{context} = "
-        f"{counted(layout.world_size, 'rank')}; {counted(layout.stages, 'stage')}, layers in each: "
+        f"{counted(layout.world_size, 'rank')}{expert}; {counted(layout.stages, 'stage')}, layers in each: "
         f"{_spread(per_stage)}{head}",
         f"batch         {batch.sequences:,} sequences = {counted(layout.data, 'replica')} x {micro_batches} "
         f"micro-batches x {batch.micro}; {plan.tokens(batch.sequences):,} tokens per step",

@@ -121,7 +121,7 @@ class Candidates:
             {
                 "model": self.subject.model,
                 "layout": {
-                    **{name: at[name] for name in ("tensor", "pipeline", "data", "context", "chunks")},
+                    **{name: at[name] for name in ("tensor", "pipeline", "data", "context", "expert", "chunks")},
                     "shards": at["shards"] or None,
                 },
                 "batch": {"sequences": at["sequences"], "micro": at["micro"]},
@@ -162,6 +162,7 @@ def columns_of(plan: Plan) -> dict[str, int]:
         "sequence_parallel": int(plan.sequence_parallel),
         "zero": plan.zero,
         "shards": plan.layout.shards or 0,
+        "expert": plan.layout.expert,
     }
 
 
@@ -173,6 +174,7 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         "chunks",
         "data",
         "context",
+        "expert",
         "micro",
         "recompute",
         "recompute_every",

@@ -5,6 +5,7 @@ They are those of Plan.check (plan/constraints.py): a row satisfies all of them 
 """
 
 from collections.abc import Callable
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +71,14 @@ def _sequence(subject: Subject, grid: Grid) -> Mask:
     return divides_sequence(subject.model.sequence, grid["context"], grid["tensor"], grid["sequence_parallel"])
 
 
+def _expert(subject: Subject, grid: Grid) -> Mask:
+    return (grid["data"] * grid["context"]) % grid["expert"] == 0
+
+
+def _expert_shards(subject: Subject, grid: Grid) -> Mask:
+    return grid["shards"] % grid["expert"] == 0
+
+
 def _shards(subject: Subject, grid: Grid) -> Mask:
     shards = grid["shards"]
     return divides_replicas(shards, grid["data"] * grid["context"]) & has_shards(shards, grid["zero"])
@@ -83,6 +92,12 @@ LAWS = (
         "context {context} cuts a sequence of {m.sequence} into two pieces a rank, which are not equal",
     ),
     Law("layers", ("pipeline",), _layers, "pipeline {pipeline} is more than the {m.layers} layers"),
+    Law(
+        "expert",
+        ("expert", "data", "context"),
+        _expert,
+        "expert {expert} does not divide the replicas, data {data} x context {context}",
+    ),
     Law(
         "batch",
         ("data", "micro", "sequences"),
@@ -119,6 +134,12 @@ LAWS = (
         _shards,
         "shards {shards} do not divide data {data} x context {context}, or ZeRO {zero} shards nothing",
     ),
+    Law(
+        "expert_shards",
+        ("shards", "expert"),
+        _expert_shards,
+        "shards {shards} are not a multiple of expert {expert}, so that no copy of the sharded state has all experts",
+    ),
 )
 
 
@@ -133,8 +154,18 @@ def inside_a_node(limit: int, ranks: int) -> Law:
 
 
 def laws_of(model: ModelShape) -> tuple[Law, ...]:
-    """Return the constraints on plans of a model: sizes that tensor ranks must divide, and LAWS."""
-    return (*(_divided(division) for division in model.divisions), *LAWS)
+    """Return the constraints on plans of a model: sizes that tensor ranks must divide, experts, and LAWS."""
+    return (*(_divided(division) for division in model.divisions), _experts(model), *LAWS)
+
+
+def _experts(model: ModelShape) -> Law:
+    counts = model.expert_counts
+    said = f"does not divide the {' and '.join(map(str, counts))} experts" if counts else "needs layers of experts"
+
+    def keeps(subject: Subject, grid: Grid) -> Mask:
+        return gcd(*counts) % grid["expert"] == 0 if counts else grid["expert"] == 1
+
+    return Law("experts", ("expert",), keeps, f"expert {{expert}} {said}")
 
 
 def _divided(division: Division) -> Law:

@@ -115,7 +115,7 @@ def _space_of_finalists(found: Found) -> SearchSpace:
     grid = ranking.priced.candidates.grid.take(rows)
     chosen = {
         name: np.unique(grid[name]).tolist()
-        for name in ("micro", "context", "zero", "shards", "recompute", "sequence_parallel")
+        for name in ("micro", "context", "expert", "zero", "shards", "recompute", "sequence_parallel")
     }
     chosen["shards"] = [number or None for number in chosen["shards"]]
     chosen["recompute"] = [MODE_NAMES[mode] for mode in chosen["recompute"]]
@@ -163,10 +163,35 @@ def _models(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMiss
     for field, value, obstacle in _other_sizes(asked, found.machine, best.plan):
         model = asked.model_copy(update={field: value})
         if value > 0 and not model.problems():
-            subject = replace(found.subject, model=model)
             change = f"{field} {value:,} instead of {getattr(asked, field):,}"
-            for miss in _best_of(change, obstacle, replace(found, subject=subject), space, best):
-                yield replace(miss, obstacle=_memory_obstacle(found, miss.plan) or obstacle)
+            yield from _with_model(change, obstacle, model, found, space, best)
+    widened = space.model_copy(update={"expert": found.space.expert})
+    for count, obstacle in _other_counts(asked, best.plan.layout.replicas):
+        experts = asked.experts.model_copy(update={"count": count})
+        model = asked.model_copy(update={"experts": experts})
+        if not model.problems():
+            change = f"{count:,} experts instead of {asked.experts.count:,}"
+            yield from _with_model(change, obstacle, model, found, widened, best)
+
+
+def _with_model(
+    change: str, obstacle: str, model: ModelShape, found: Found, space: SearchSpace, best: Winner
+) -> Iterator[NearMiss]:
+    """Yield the best plan of another model, if there is one."""
+    subject = replace(found.subject, model=model)
+    for miss in _best_of(change, obstacle, replace(found, subject=subject), space, best):
+        yield replace(miss, obstacle=_memory_obstacle(found, miss.plan) or obstacle)
+
+
+def _other_counts(model: ModelShape, replicas: int) -> Iterator[tuple[int, str]]:
+    """Yield numbers of experts that as many expert ranks divide as the replicas allow, and what obstructs them now."""
+    if model.experts is None or len(model.expert_counts) != 1:
+        return
+    count = model.experts.count
+    for degree in (n for n in (2, 4, 8, 16, 32, 64) if replicas % n == 0 and n < count and count % n):
+        below = count // degree * degree
+        for other in (below, below + degree):
+            yield other, f"expert {degree} does not divide the {count} experts"
 
 
 def _memory_obstacle(found: Found, plan: Plan) -> str | None:

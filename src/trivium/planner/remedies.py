@@ -20,10 +20,11 @@ def does_not_fit(found: Found) -> str:
     held, limit = found.ranking.priced.memory_bytes, found.ranking.priced.memory_limit
     smallest = found.ranking.priced.candidates.plan_at(int(held.argmin()))
     layout = smallest.layout
+    expert = f", expert {layout.expert}" if found.subject.model.expert_counts else ""
     return (
         f"none of {len(held):,} legal plans fits on {found.machine.name}: a rank may hold {format_bytes(limit)}, and "
         f"the smallest plan (tensor {layout.tensor}, pipeline {layout.pipeline}, data {layout.data}, context "
-        f"{layout.context}, micro {smallest.batch.micro}, recompute {smallest.recompute.words}, ZeRO stage "
+        f"{layout.context}{expert}, micro {smallest.batch.micro}, recompute {smallest.recompute.words}, ZeRO stage "
         f"{smallest.zero}) holds {format_bytes(held.min())}, {format_bytes(held.min() - limit)} too much; "
         f"{'; '.join(remedies(found)) or 'use a machine with more memory'}"
     )
@@ -41,7 +42,7 @@ def remedies(found: Found) -> Iterator[str]:
         (None not in space.shards, "one copy shared by all replicas", {"shards": (None,)}),
         *(
             (getattr(space, axis) is not None, f"another degree of {axis}", {axis: None})
-            for axis in ("tensor", "pipeline", "data")
+            for axis in ("tensor", "pipeline", "data", "expert")
         ),
     ]
     for excluded, change, update in wider:

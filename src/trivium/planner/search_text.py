@@ -26,6 +26,7 @@ CELLS: dict[str, Callable[[Winner], str]] = {
     "chunks": lambda winner: str(winner.plan.layout.chunks),
     "data": lambda winner: str(winner.plan.layout.data),
     "context": lambda winner: str(winner.plan.layout.context),
+    "expert": lambda winner: str(winner.plan.layout.expert),
     "micro": lambda winner: str(winner.plan.batch.micro),
     "schedule": lambda winner: winner.plan.schedule,
     "recompute": lambda winner: winner.plan.recompute.words,
@@ -158,9 +159,11 @@ def best_of_layouts(ranking: Ranking) -> list[Winner]:
 
 def table_lines(winners: list[Winner]) -> list[str]:
     """Return a table with one line per plan, under a line of column names."""
-    rows = [list(CELLS), *([cell(winner) for cell in CELLS.values()] for winner in winners)]
+    routed = any(winner.plan.model.expert_counts for winner in winners)
+    cells = {name: cell for name, cell in CELLS.items() if routed or name != "expert"}
+    rows = [list(cells), *([cell(winner) for cell in cells.values()] for winner in winners)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligned = [str.ljust if name in LEFT_ALIGNED else str.rjust for name in CELLS]
+    aligned = [str.ljust if name in LEFT_ALIGNED else str.rjust for name in cells]
     return [
         "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)).rstrip()
         for row in rows
@@ -218,7 +221,8 @@ def _zero_text(plan: Plan) -> str:
 def _layout_text(layout: Layout) -> str:
     chunks = f" x {layout.chunks} chunks" if layout.chunks > 1 else ""
     context = f", context {layout.context}" if layout.context > 1 else ""
-    return f"tensor {layout.tensor}, pipeline {layout.pipeline}{chunks}, data {layout.data}{context}"
+    expert = f", expert {layout.expert}" if layout.expert > 1 else ""
+    return f"tensor {layout.tensor}, pipeline {layout.pipeline}{chunks}, data {layout.data}{context}{expert}"
 
 
 def heads_text(model: ModelShape) -> str:

@@ -45,7 +45,7 @@ def _complexity(ranking: Ranking) -> NDArray[np.int64]:
     """Return what makes each simulated plan complicated, the most important first: the order of docs/planner.md."""
     rows = _rows(ranking)
     grid, subject = ranking.priced.candidates.grid.take(rows), ranking.priced.candidates.subject
-    axes = sum(((grid[axis] > 1).astype(np.int64) for axis in AXES), np.zeros(len(rows), np.int64))
+    axes = sum(((grid[axis] > 1).astype(np.int64) for axis in (*AXES, "expert")), np.zeros(len(rows), np.int64))
     return np.stack(
         [
             axes,

@@ -4,7 +4,8 @@ import base64
 import hashlib
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import ChoiceLoader, Environment, PackageLoader
+from markupsafe import Markup
 
 from trivium.finite import dumps
 from trivium.units import plain
@@ -26,6 +27,24 @@ def policy(*scripts: str, functions_from_text: bool = False) -> str:
     return (
         f"default-src 'none'; script-src {allowed}{more}; style-src 'unsafe-inline'; "
         "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def render_page(
+    template: str, script: str, *libraries: str, package: str = "trivium.report", title: str, **values: Any
+) -> str:
+    """Render a page that needs no network; all data is escaped. package: the one that has the template. script: the
+    template of the page's own script. libraries: the scripts that it needs. values: of the template."""
+    environment = environment_of_pages()
+    if package != "trivium.report":
+        environment.loader = ChoiceLoader([PackageLoader(package), PackageLoader("trivium.report")])
+    scripts = [*libraries, str(environment.get_template(script).render())]
+    return environment.get_template(template).render(
+        title=title,
+        scripts=[Markup(text) for text in scripts],
+        # Plotly compiles functions from strings for some figures, and adds inline styles.
+        policy=policy(*scripts, functions_from_text=bool(libraries)),
+        **values,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from trivium.provenance import write_whole
-from trivium.report.embed import embedded_json, environment_of_pages, policy
+from trivium.report.embed import embedded_json, render_page
 from trivium.units import format_bytes, format_seconds
 
 TIME_DIGITS = 7  # significant digits of seconds: 0.01 s precision in a step of a day
@@ -78,15 +78,14 @@ def write_chart(path: Path, chart: Chart) -> None:
 
 def render_chart(chart: Chart) -> str:
     """Render the page; all data is escaped."""
-    environment = environment_of_pages()
-    script = str(environment.get_template("gantt.js").render())
-    return environment.get_template("gantt.html").render(
+    return render_page(
+        "gantt.html",
+        "gantt.js",
+        title=chart.title,
         chart=chart,
         duration=format_seconds(chart.duration),
         summary=summary(chart),
         data=Markup(embedded_json(drawing(chart))),
-        script=Markup(script),
-        policy=policy(script),
     )
 
 

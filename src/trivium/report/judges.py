@@ -4,12 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import plotly.graph_objects as go
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
-from trivium.report.embed import environment_of_pages, policy
 from trivium.report.figures import error_bars, look, plain_label, sized
-from trivium.report.page import figure_json
+from trivium.report.page import render_with_figures
 from trivium.report.parts import Drawn, Table
 
 Tree = Mapping[str, Any]
@@ -22,17 +19,13 @@ DRAWN = {
 
 def render(found: Tree) -> str:
     """Render a `trivium-judge-meta-1` as a page that needs no network."""
-    environment = environment_of_pages()
-    script, plotly = str(environment.get_template("page.js").render()), get_plotlyjs()
-    return environment.get_template("judges.html").render(
+    return render_with_figures(
+        "judges.html",
+        title=f"Judges of {found['human']['name']}",
         human=found["human"],
         figures=figures(found),
         agreement=agreement_table(found),
         without=[judge["name"] for judge in found["judges"] if judge["tokens_per_answer"] is None],
-        figure_json=figure_json,
-        plotly=Markup(plotly),
-        script=Markup(script),
-        policy=policy(plotly, script, functions_from_text=True),
     )
 
 

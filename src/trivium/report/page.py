@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 from trivium.provenance import write_json, write_whole
 from trivium.report.cards import cards
 from trivium.report.collect import STAGES, collect, results
-from trivium.report.embed import embedded_json, environment_of_pages, policy
+from trivium.report.embed import embedded_json, render_page
 from trivium.report.sections import facts, sections
 from trivium.report.verdicts import Verdict, limits, verdicts
 
@@ -64,9 +64,6 @@ def render(report: dict[str, Any], command: str, name: str = "") -> str:
     The demo and other runs have a template each. All data is escaped: as text, or as JSON that cannot close its
     element.
     """
-    environment = environment_of_pages()
-    script = str(environment.get_template("page.js").render())
-    plotly = get_plotlyjs()
     demo = is_demo(report)
     shown = sections(report)
     claims = [v for v in verdicts(report) if demo or v.state != "not tried"]
@@ -74,8 +71,9 @@ def render(report: dict[str, Any], command: str, name: str = "") -> str:
     pictures = [drawn for tier in tiers for section in shown for drawn in section.figures if drawn.tier == tier]
     for drawn in pictures:
         drawn.figure.layout.height = min(max(drawn.figure.layout.height, 300), 420)  # pixels, as neighbours share a row
-    return environment.get_template("demo.html" if demo else "run.html").render(
-        name=name,
+    return render_with_figures(
+        "demo.html" if demo else "run.html",
+        title="Trivium demo" if demo else name or "Run",
         facts=facts(report),
         status=_status(report["training"]),
         cards=cards(report),
@@ -89,11 +87,6 @@ def render(report: dict[str, Any], command: str, name: str = "") -> str:
         failed=any(v.state == "failed" for v in claims),
         limits=limits(report),
         next_command=command,
-        figure_json=figure_json,
-        plotly=Markup(plotly),
-        script=Markup(script),
-        # Plotly compiles functions from strings for some figures, and adds inline styles.
-        policy=policy(plotly, script, functions_from_text=True),
     )
 
 
@@ -126,6 +119,11 @@ def closing_lines(report: dict[str, Any], command: str) -> list[str]:
 def _state(verdict: Verdict) -> str:
     """Return the state of a claim that does not hold, unless its text says so already."""
     return "" if verdict.state in ("proven", "not shown") else f" ({verdict.state})"
+
+
+def render_with_figures(template: str, **values: Any) -> str:
+    """Render a page that draws figures with Plotly, which it contains."""
+    return render_page(template, "page.js", get_plotlyjs(), figure_json=figure_json, **values)
 
 
 def figure_json(figure: go.Figure) -> Markup:

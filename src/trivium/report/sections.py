@@ -144,7 +144,11 @@ def _training(report: Tree) -> Section:
 
 # The parts of a step: label, the corresponding parts of the estimate, and the measured phase.
 STEP_PARTS = (
-    ("stages, with tensor and context collectives", ("compute", "tensor_collectives", "context_collectives"), "stages"),
+    (
+        "stages, with their collectives",
+        ("compute", *(f"{axis}_collectives" for axis in ("tensor", "context", "expert"))),
+        "stages",
+    ),
     ("waiting for other stages", ("bubble", "pipeline_transfers"), "waiting"),
     ("reducing gradients and updating", ("data_collectives", "optimizer"), "update"),
     ("reading the batch, agreeing on the loss", (), "other"),

@@ -4,13 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
-from jinja2 import ChoiceLoader, PackageLoader
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
-from trivium.report.embed import environment_of_pages, policy
 from trivium.report.figures import DASHES, GREY, look, plain_label, sized
-from trivium.report.page import figure_json
+from trivium.report.page import render_with_figures
 from trivium.report.parts import Drawn, Section, Table
 from trivium.report.words import shots_text
 from trivium.units import counted, format_count, listed
@@ -23,20 +19,14 @@ SHARE = {"tickformat": ".0%", "rangemode": "tozero"}
 
 def render(suite: Tree, command: str) -> str:
     """Render the page. command: the one that made the suite."""
-    environment = environment_of_pages()
-    assert environment.loader is not None, "the pages of reports have templates"
-    environment.loader = ChoiceLoader([PackageLoader("trivium.suite"), environment.loader])
-    script, plotly = str(environment.get_template("page.js").render()), get_plotlyjs()
-    return environment.get_template("suite.html").render(
+    return render_with_figures(
+        "suite.html",
+        package="trivium.suite",
         title=f"{suite['family'].capitalize()}: {', '.join(s['size'] for s in suite['sizes'])}",
         order=order_line(suite),
         sizes=sizes_table(suite),
         sections=sections(suite),
         command=command,
-        figure_json=figure_json,
-        plotly=Markup(plotly),
-        script=Markup(script),
-        policy=policy(plotly, script, functions_from_text=True),
     )
 
 

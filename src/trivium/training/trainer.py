@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ from trivium.training.loss_scale import LEAST, LossScale
 from trivium.training.pairs import Weighed, weighed
 from trivium.training.recorded_step import RecordedStep
 from trivium.training.remembered import remember
+from trivium.training.routers import LayerLoad, Routers
 
 Scale = float | torch.Tensor  # scale of losses
 Kept = Callable[[int, Losses], None]  # takes a micro-batch's number and what its `Inputs` asked of each target
@@ -63,7 +65,8 @@ class StepResult(NamedTuple):
 
     losses: means over the batch's targets by their weights, in nats, or over its pairs, by name. gradient_norm: before
     clipping. update_seconds: of the optimizer's step, with the wait for reduced gradients and the all-gather of
-    weights; on a GPU only if the step was measured, and otherwise the time to launch it.
+    weights; on a GPU only if the step was measured, and otherwise the time to launch it. loads: of the experts of each
+    layer that has some, by its number.
     """
 
     losses: Mapping[str, float]
@@ -72,6 +75,7 @@ class StepResult(NamedTuple):
     update_seconds: float
     asked: bool = False  # whether some rank received a request to end
     batch_hash: str = ""  # hash of the rows that all ranks read
+    loads: Mapping[int, LayerLoad] = MappingProxyType({})
 
     @property
     def loss(self) -> float:
@@ -151,7 +155,12 @@ class Trainer:
             lambda item: placed(self.stages[item.stage], item.parameter.name, plan, mesh, seed=birth),
             mesh,
             zero=plan.zero,
-            dtypes=Dtypes(DTYPES[plan.precision.weights], DTYPES[plan.gradient_dtype], DTYPES[plan.reduction_dtype]),
+            dtypes=Dtypes(
+                DTYPES[plan.precision.weights],
+                DTYPES[plan.gradient_dtype],
+                DTYPES[plan.reduction_dtype],
+                DTYPES[plan.precision.masters],
+            ),
         )
         share_table(self.stages, plan)
         if plan.zero >= 3:
@@ -173,6 +182,9 @@ class Trainer:
         if plan.model.adapters_remember:
             shards = self.optimizer.shards
             self.optimizer.before_update = partial(remember, self.stages.values(), self.buckets, shards)
+        self._routers = Routers(plan, mesh, self.buckets) if plan.model.experts_by_layer else None
+        if self._routers is not None:
+            self.optimizer.after_update = self._routers.update_biases
         self._watch = GradientWatch(self.trained)
         for stage in self.stages.values():
             stage.weight_gradients.sums = self._watch
@@ -215,6 +227,7 @@ class Trainer:
             loss_scale=scale,
             asks=asks,
             digest=self._digest,
+            loads=self._routers.sums if self._routers else None,
             accepts=_judge(accepts, scale) if self.loss_scale else accepts,
         )
         if measure:
@@ -231,7 +244,8 @@ class Trainer:
                 )
             self.loss_scale.update(finite=finite)
         batch_hash = str(Digest(*totals.digest))
-        return StepResult(totals.losses, totals.gradient_norm, run, update_seconds, totals.asked > 0, batch_hash)
+        loads = self._routers.told(totals.loads) if self._routers else {}
+        return StepResult(totals.losses, totals.gradient_norm, run, update_seconds, totals.asked > 0, batch_hash, loads)
 
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
         """Run forward and backward of the batch; the buckets then have the gradients, whose reduction has begun.
@@ -246,8 +260,9 @@ class Trainer:
             self._set_mode(training=True)
             share = loss_scale / max(1.0, of_pairs.pairs)
             inputs = self._inputs(given._replace(rows=of_pairs.rows), None)
-            run = self._run(samples.sequences, inputs, share, measure=measure)
-            return replace(run, losses=self._shares(of_pairs, share))
+            with self._watched(samples.sequences, inputs, loss_scale) as (watched, losses):
+                run = self._run(samples.sequences, watched, share, measure=measure)
+            return replace(run, losses=self._shares(of_pairs, share) | losses)
         self._set_mode(training=True)
         inputs = self._inputs(given, step)
         scale = self._scale_of_losses(inputs, loss_scale)
@@ -255,7 +270,27 @@ class Trainer:
             return self._replayed(samples.sequences, inputs, scale)
         self.forget_recording()
         self._ran.add(samples.sequences)
-        return self._run(samples.sequences, inputs, scale, measure=measure)
+        with self._watched(samples.sequences, inputs, loss_scale) as (watched, losses):
+            run = self._run(samples.sequences, watched, scale, measure=measure)
+        return replace(run, losses=run.losses | losses)
+
+    @contextmanager
+    def _watched(
+        self, sequences: int, inputs: Sequence[Inputs], loss_scale: float
+    ) -> Iterator[tuple[Sequence[Inputs], dict[str, torch.Tensor]]]:
+        """Yield micro-batches whose routers are watched, and a dictionary that has their losses afterwards."""
+        losses: dict[str, torch.Tensor] = {}
+        if self._routers is None:
+            yield inputs, losses
+            return
+
+        @torch.no_grad()
+        def count(counted: Sequence[Inputs]) -> None:
+            program = self._program(sequences, forward_only=True)[self.mesh.at.pipeline]
+            self._executor(counted, 1.0, ()).run(program)
+
+        yield self._routers.watching(inputs, sequences, loss_scale, count), losses
+        losses |= self._routers.finish(loss_scale)
 
     def _run(
         self, sequences: int, inputs: Sequence[Inputs], scale: Scale, *, measure: bool = False, reduces: bool = True
@@ -491,6 +526,10 @@ def _forward(
 ) -> Callable[[torch.Tensor | None, int], tuple[torch.Tensor | None, Losses]]:
     def forward(x: torch.Tensor | None, m: int) -> tuple[torch.Tensor | None, Losses]:
         goes_on()
+        loads = inputs[m].loads
+        if loads is not None and loads.counts_only:
+            hidden = stage.hidden(x, inputs[m])
+            return (None if stage.is_last else hidden), {}
         found: torch.Tensor | Losses = stage(x, inputs[m])
         if isinstance(found, torch.Tensor):
             return found, {}

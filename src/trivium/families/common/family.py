@@ -32,8 +32,9 @@ class Names(NamedTuple):
 
     prefix: of every tensor but the head's. layer: what a layer's tensors begin with, with {} for its number. ends:
     full names outside the layers. modules: of a layer's modules, below `layer`; several where we store several
-    matrices as one parameter. joined: modules of which theirs stores queries of all heads, then keys, then values, in
-    one tensor. transposed: whether matrices are stored [inputs, outputs].
+    matrices as one parameter, and with {} for the number of an expert. joined: modules of which theirs stores queries
+    of all heads, then keys, then values, in one tensor. transposed: whether matrices are stored [inputs, outputs].
+    kinds: last names of tensors that differ from ours, by the names of our parameters.
     """
 
     prefix: str
@@ -42,6 +43,7 @@ class Names(NamedTuple):
     modules: Mapping[str, tuple[str, ...]]
     joined: tuple[str, ...] = ()
     transposed: bool = False
+    kinds: Mapping[str, str] = MappingProxyType({})
 
 
 class Family(NamedTuple):
@@ -51,7 +53,7 @@ class Family(NamedTuple):
     must give. must: fields that may have these values only; the first is the default of transformers. unsaid: other
     defaults of transformers. tied: whether the head is tied where config.json does not say.
     free: settings that `read` and `write` convert. Those that only other families decide or convert have their
-    defaults.
+    defaults. differs: settings besides these in which its layers may differ.
     read: settings of a model from a config.json (the second argument names the file in messages; raises DataError).
     write: fields of config.json for a model; raises ConfigError where they cannot say what the model computes.
     names: of its tensors, for a model. can_say: whether config.json can say which layers have a window.
@@ -72,6 +74,7 @@ class Family(NamedTuple):
     tied: bool = False
     rank: int = 0
     free: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ("window",)
 
 
 @cache

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator, ConfigDict, Field
 
 from trivium.config import Config, NotNegative, Positive, build
 from trivium.errors import ConfigError, DataError
@@ -44,9 +44,27 @@ class HfConfig(Config):
     max_position_embeddings: Positive | None = None
     original_max_position_embeddings: Positive | None = None
     head_dim: Positive | None = None
-    sliding_window: Positive | None = None
+    sliding_window: NotNegative | None = None  # transformers writes 0 where Qwen2-MoE uses none
     max_window_layers: NotNegative | None = None
     use_sliding_window: bool | None = None
+    num_experts: Positive | None = None
+    num_local_experts: Positive | None = None
+    n_routed_experts: Positive | None = None
+    num_experts_per_tok: Positive | None = None
+    moe_intermediate_size: Positive | None = None
+    shared_expert_intermediate_size: NotNegative | None = None
+    n_shared_experts: NotNegative | None = None
+    norm_topk_prob: bool | None = None
+    router_aux_loss_coef: Annotated[float, Field(ge=0)] | None = None
+    router_jitter_noise: float | None = None
+    mlp_only_layers: tuple[NotNegative, ...] | None = None
+    decoder_sparse_step: Positive | None = None
+    first_k_dense_replace: NotNegative | None = None
+    n_group: Positive | None = None
+    topk_group: Positive | None = None
+    routed_scaling_factor: float | None = None
+    qkv_bias: bool | None = None
+    clip_qkv: float | None = None
     layer_types: tuple[str, ...] | None = None
     activation_function: str | None = None
     hidden_act: str | None = None

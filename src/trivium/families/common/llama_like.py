@@ -49,7 +49,7 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 NORMS_AFTER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"attention.norm": ("post_attention_layernorm",), "mlp.norm": ("post_feedforward_layernorm",)}
 )
-RANKS: Mapping[Windows, int] = MappingProxyType({"none": 0, "sized": 1, "typed": 2, "used": 2, "mixed": 2})
+RANKS: Mapping[Windows, int] = MappingProxyType({"none": 0, "sized": 1})  # others: 2
 
 
 def llama_like(
@@ -59,13 +59,15 @@ def llama_like(
     *,
     windows: Windows = "none",
     rope: Rope = "alike",
+    must: Mapping[str, tuple[Any, ...]] = NOTHING,
     unsaid: Mapping[str, Any] = NOTHING,
     said: Mapping[str, Any] = NOTHING,
 ) -> Family:
     """A family of Llama's blocks.
 
     settings: those that differ from Llama's. windows: how config.json says which layers have one. rope: whether it says
-    for these and for the others separately how they are rotated. said: fields that an export has besides.
+    for these and for the others separately how they are rotated. must: fields that may have these values only, besides
+    those of all. said: fields that an export has besides.
     """
     decided = {**SETTINGS, **settings}
     modules = {**MODULES, **(NORMS_AFTER if decided["norm_position"] == "after" else {})}
@@ -109,14 +111,14 @@ def llama_like(
         architecture=architecture,
         settings=MappingProxyType(decided),
         sizes=SIZES,
-        must=MUST,
+        must=MappingProxyType({**MUST, **must}),
         read=read,
         write=write,
         names=lambda model: names,
         logits=logits,
         can_say=lambda model: can_say(model, windows),
         unsaid=unsaid,
-        rank=RANKS[windows],
+        rank=RANKS.get(windows, 2),
         free=("activation",),  # the activation is free in a half without a gate
     )
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from trivium.families.common.attention import attend
+from trivium.families.common.experts_logits import mixture
 from trivium.families.common.family import Config, Tensors
 
 Tensor = torch.Tensor
@@ -56,8 +57,11 @@ def logits(config: Config, tensors: Tensors, tokens: Tensor) -> Tensor:
         y = linear(y, f"{at}.self_attn.o_proj")
         x = x + (norm(y, f"{at}.post_attention_layernorm") if after else y)
         y = x if after else norm(x, f"{at}.post_attention_layernorm")
-        y = F.silu(linear(y, f"{at}.mlp.gate_proj")) * linear(y, f"{at}.mlp.up_proj")
-        y = linear(y, f"{at}.mlp.down_proj")
+        if f"{at}.mlp.down_proj.weight" in names:
+            y = F.silu(linear(y, f"{at}.mlp.gate_proj")) * linear(y, f"{at}.mlp.up_proj")
+            y = linear(y, f"{at}.mlp.down_proj")
+        else:
+            y = mixture(config, tensors, y, at)
         x = x + (norm(y, f"{at}.post_feedforward_layernorm") if after else y)
     table = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return norm(x, "model.norm") @ get(table).T

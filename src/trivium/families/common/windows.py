@@ -8,8 +8,10 @@ from trivium.plan.model_shape import ModelShape
 
 # none: never. sized: every layer, where `sliding_window` has a size. typed: those that `layer_types` names, or every
 # one. mixed: those that it names, or all but every fourth. used: with `use_sliding_window` besides, those that
-# `layer_types` names, or from `max_window_layers` on.
-Windows = Literal["none", "sized", "typed", "mixed", "used"]
+# `layer_types` names, or from `max_window_layers` on; used_in_turn: or every second before `max_window_layers`;
+# used_in_all: every layer.
+Windows = Literal["none", "sized", "typed", "mixed", "used", "used_in_turn", "used_in_all"]
+_USED, _ALIKE = ("used", "used_in_turn", "used_in_all"), ("sized", "used_in_all")
 WINDOW, ALL = "sliding_attention", "full_attention"
 # Defaults of transformers: max_window_layers, and the period of layers with full attention in mixed models.
 _UNSAID, _MIXED = 28, 4
@@ -20,9 +22,11 @@ def windows_of(config: Mapping[str, Any], kind: Windows, where: str) -> dict[str
     if kind == "none":
         return {}
     size, layers = config.get("sliding_window"), config["num_hidden_layers"]
-    if kind == "used" and not config.get("use_sliding_window"):
+    if kind in _USED and not config.get("use_sliding_window"):
         size = None
-    first, every = (0, None) if kind == "sized" else _layers(config, kind, size, where)
+    if size == 0:
+        raise DataError(f"{where}: sliding_window is 0; it must be greater than or equal to 1, or null for no window")
+    first, every = (0, None) if kind in _ALIKE else _layers(config, kind, size, where)
     if size is None or first >= layers:
         return {}
     found: dict[str, Any] = {"window": size}
@@ -42,9 +46,12 @@ def windows_config(model: ModelShape, kind: Windows) -> dict[str, Any]:
     if kind == "sized":
         return {"sliding_window": size}
     if size is None:
-        return {"use_sliding_window": False} if kind == "used" else {"sliding_window": None}
-    first = next(n for n, window in enumerate(windows) if window is not None)
-    used = {"use_sliding_window": True, "max_window_layers": first} if kind == "used" else {}
+        return {"use_sliding_window": False} if kind in _USED else {"sliding_window": None}
+    used = {"use_sliding_window": True} if kind in _USED else {}
+    if kind == "used_in_all":
+        return {**used, "sliding_window": size}
+    if kind == "used":
+        used["max_window_layers"] = next(n for n, window in enumerate(windows) if window is not None)
     types = [ALL if window is None else WINDOW for window in windows]
     return {**used, "sliding_window": size, "layer_types": types}
 
@@ -52,8 +59,9 @@ def windows_config(model: ModelShape, kind: Windows) -> dict[str, Any]:
 def can_say(model: ModelShape, kind: Windows) -> bool:
     """Whether a config.json of this kind has words for the windows of a model."""
     windows = {model.form_of(n).window for n in range(model.layers)}
-    most = {"none": windows <= {None}, "sized": len(windows) == 1}
-    return most.get(kind, len(windows - {None}) <= 1)
+    if kind == "none":
+        return windows <= {None}
+    return len(windows) == 1 if kind in _ALIKE else len(windows - {None}) <= 1
 
 
 def _layers(config: Mapping[str, Any], kind: Windows, size: int | None, where: str) -> tuple[int, int | None]:
@@ -61,6 +69,9 @@ def _layers(config: Mapping[str, Any], kind: Windows, size: int | None, where: s
     given, layers = config.get("layer_types"), config["num_hidden_layers"]
     if given is None and kind == "mixed":
         given = [WINDOW if (n + 1) % _MIXED else ALL for n in range(layers)]
+    if given is None and kind == "used_in_turn":
+        before = config.get("max_window_layers", _UNSAID) if size is not None else 0
+        given = [WINDOW if n < before and n % 2 == 0 else ALL for n in range(layers)]
     if given is None:
         first = config.get("max_window_layers", _UNSAID) if kind == "used" else 0
         if first is None:

@@ -45,7 +45,8 @@ class MlpExperts(Half):
     def _experts(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[T, H] -> [T, H]."""
         numbers = inputs.numbers.expand(inputs.shape).flatten()
-        chosen, weights = self.router(x, numbers)
+        watched = None if inputs.loads is None else inputs.loads.router(self.layer, self.router.experts)
+        chosen, weights = self.router(x, numbers, watched)
         rows, own = Rows.of(chosen, len(self.experts.up.weight)), self.experts
         weights = torch.empty_like(weights.flatten()).index_copy(0, rows.places.flatten(), weights.flatten())
         later, arithmetic = self.region.weight_gradients, self.region.arithmetic

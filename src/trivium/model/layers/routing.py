@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trivium.model.loads import Router as Watched
 from trivium.plan.experts import Experts
 
 Tensor = torch.Tensor
@@ -32,12 +33,17 @@ class Router(nn.Module):
         has_bias = experts.bias_rate is not None
         self.bias = nn.Parameter(torch.empty(experts.count), requires_grad=False) if has_bias else None
 
-    def forward(self, x: Tensor, numbers: Tensor) -> Routes:
-        """x [T, H]. numbers [T]: of each token within its sequence; they decide between equal scores."""
+    def forward(self, x: Tensor, numbers: Tensor, watched: Watched | None = None) -> Routes:
+        """x [T, H]. numbers [T]: of each token within its sequence; they decide between equal scores. watched: counts
+        what is chosen, and has losses."""
         wide = torch.promote_types(x.dtype, torch.float32)
         logits = F.linear(x.to(wide), self.weight.to(wide))
+        if watched is not None:
+            logits = watched.attached(logits)
         scores = logits.softmax(-1) if self.experts.scores == "softmax" else logits.sigmoid()
         chosen = self.choice(scores.detach(), numbers)
+        if watched is not None:
+            watched.count(scores, chosen)
         return Routes(chosen, self._weights(scores.gather(1, chosen)))
 
     def choice(self, scores: Tensor, numbers: Tensor) -> Tensor:

@@ -45,11 +45,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Dtypes:
-    """weights; gradients: as they accumulate; reduction: of gradients on the wire."""
+    """weights; gradients: as they accumulate; reduction: of gradients on the wire; masters."""
 
     weights: torch.dtype
     gradients: torch.dtype
     reduction: torch.dtype
+    masters: torch.dtype
 
 
 class Bucket:
@@ -66,7 +67,8 @@ class Bucket:
         sharers = mesh.expert_sharers if row.by_expert else mesh.sharers
         self.sharers, self.holders = (sharers, mesh.holders) if zero >= 1 else (alone, self.replicas)
         self.zero, self.dtypes = zero, dtypes
-        self.weights = torch.zeros(row.padded, dtype=dtypes.weights, device=mesh.device)
+        dtype = dtypes.masters if row.wide else dtypes.weights
+        self.weights = torch.zeros(row.padded, dtype=dtype, device=mesh.device)
         for slot in slots:
             view = self.weights[slot.start : slot.stop].view(slot.parameter.shape)
             view.copy_(slot.parameter.detach())
@@ -259,6 +261,16 @@ class Bucket:
             self._pending = None
 
     # Weights
+
+    def add_to(self, slot: Slot, change: Tensor) -> None:
+        """Add to a frozen parameter; every rank calls this alike, and no message is sent."""
+        if self.zero < 3:
+            self.weights[slot.start : slot.stop].add_(change.flatten())
+            return
+        first, size = self.owned.start, len(self.shard)
+        start, stop = max(slot.start, first), min(slot.stop, first + size)
+        if start < stop:
+            self.shard[start - first : stop - first].add_(change.flatten()[start - slot.start : stop - slot.start])
 
     def publish(self) -> None:
         """Start to gather the updated slices of the sharding group on all ranks that keep full weights (ZeRO-1 and

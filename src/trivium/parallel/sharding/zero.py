@@ -51,14 +51,15 @@ class AdamRule:
 class Totals(NamedTuple):
     """Numbers of the whole model and batch, the same on every rank.
 
-    gradient_norm: before clipping. losses: by name. asked: how many ranks were asked to end. digest: sums over all
-    ranks.
+    gradient_norm: before clipping. losses: by name. asked: how many ranks were asked to end. digest, loads: sums over
+    all ranks.
     """
 
     gradient_norm: float
     losses: Mapping[str, float]
     asked: int = 0
     digest: tuple[int, ...] = ()
+    loads: tuple[float, ...] = ()
 
     @property
     def loss(self) -> float:
@@ -94,6 +95,8 @@ class ShardedOptimizer:
         self.on_reduced: Callable[[int, Tensor], None] | None = None  # sees each shard's gradient before clipping
         # Sees the factor of the gradients right before an update.
         self.before_update: Callable[[Tensor | float], None] = lambda factor: None
+        # Sees the loads of a step, summed over all ranks, after an update that was accepted.
+        self.after_update: Callable[[Tensor], None] = lambda loads: None
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -118,13 +121,15 @@ class ShardedOptimizer:
         loss_scale: float = 1.0,
         asks: bool = False,
         digest: tuple[int, int] = (0, 0),
+        loads: Tensor | None = None,
         accepts: Callable[[Totals], bool] | None = None,
     ) -> Totals:
         """Update the weights from the accumulated gradients and clear them.
 
         losses: this rank's shares of the batch's means. They and the gradients are multiplied by `loss_scale`.
         asks: this rank was asked to end. The sum over ranks tells all of them after the same step.
-        digest: two whole numbers of this rank, which are summed too; the sums stay below 2^53.
+        digest: two whole numbers of this rank, which are summed too; the sums stay below 2^53. loads: more of them, in
+        fp64, which `after_update` sees.
         accepts: sees the totals before the update and may refuse it. It must depend only on the totals and on what all
         ranks know, so that all ranks decide alike.
         With a loss scale, a norm that is not finite means that gradients overflowed: no rank updates anything.
@@ -138,8 +143,10 @@ class ShardedOptimizer:
             if self.on_reduced is not None:
                 self.on_reduced(number, shard.gradient() / loss_scale)
         shares = self._shares(list(losses.values()), loss_scale, (asks, *digest))
+        if loads is not None:
+            shares = torch.cat([shares, loads])
         sums, totals_of = sum_over_ranks_begin(shares, self.mesh), partial(_totals, tuple(losses))
-        if self.rule.clip == 0 and loss_scale == 1.0 and accepts is None:
+        if self.rule.clip == 0 and loss_scale == 1.0 and accepts is None and loads is None:
             # without waiting: where the pipeline drains early, others are still at work
             self._update(lr, 1.0)
             return totals_of(sums.wait().tolist())
@@ -152,6 +159,8 @@ class ShardedOptimizer:
                 self._clear()
                 return totals
         self._update(lr, self._factor(found[0], loss_scale))
+        if loads is not None:
+            self.after_update(found[-len(loads) :])
         return totals_of(told())
 
     def _factor(self, square: Tensor, loss_scale: float) -> Tensor | float:
@@ -372,5 +381,6 @@ def loss_share(loss: Tensor, mesh: Mesh) -> Tensor:
 
 
 def _totals(names: Sequence[str], sums: Sequence[float]) -> Totals:
-    square, asked, high, low, *losses = sums
-    return Totals(math.sqrt(square), dict(zip(names, losses, strict=True)), round(asked), (round(high), round(low)))
+    square, asked, high, low, *rest = sums
+    losses, loads = dict(zip(names, rest[: len(names)], strict=True)), tuple(rest[len(names) :])
+    return Totals(math.sqrt(square), losses, round(asked), (round(high), round(low)), loads)

@@ -6,10 +6,12 @@ Switch Transformer (arXiv 2101.03961), Mixtral (arXiv 2401.04088), DeepSeekMoE (
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from trivium.plan.experts import Experts
 from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.mlp_gated import MlpGated
-from trivium.plan.layers.part import Division, Fused, Kept, Number, Part, Place, Product, Row, linear
+from trivium.plan.layers.part import Division, Fused, Kept, Moved, Number, Part, Place, Product, Row, linear
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class MlpExperts(Part):
         E, F, H = self.experts.count, self.columns, self.hidden
         yield Row("router.weight", (E, H), summed=True)
         if self.experts.bias_rate is not None:
-            yield Row("router.bias", (E,), decay=False, initial="zeros", trainable=False)
+            yield Row("router.bias", (E,), decay=False, initial="zeros", trainable=False, wide=True)
         each_gate_and_up, each_down = Fused((2 * E, F), 0, (1,) * (2 * E)), Fused((E, H), 0, (1,) * E)
         yield Row("experts.up.weight", (E, 2, F, H), split=2, by_expert=True, fused=each_gate_and_up)
         yield Row("experts.down.weight", (E, H, F), split=2, initial="residual", by_expert=True, fused=each_down)
@@ -60,26 +62,58 @@ class MlpExperts(Part):
         if self.experts.shared:
             yield Division("experts.shared", self.experts.shared, "columns", "columns of the shared expert")
 
-    @property
-    def active_columns(self) -> int:
-        """Columns of all experts that a token visits."""
-        return self.experts.chosen * self.columns + self.experts.shared
+    def load(self, at: Place) -> Number:
+        """Rows of the busiest expert rank over their mean, with the imbalance of the settings."""
+        expected = np.minimum(self.experts.imbalance, self.largest_load(at.expert))
+        capacity = self.experts.capacity
+        return expected if capacity is None else np.minimum(expected, capacity)
+
+    def largest_load(self, ranks: Number) -> Number:
+        """Rows of an expert rank over their mean if all tokens choose as many of its experts as possible."""
+        visits = np.minimum(self.experts.chosen, self.experts.count / np.asarray(ranks))
+        found: Number = visits * ranks / self.experts.chosen
+        return found
+
+    def visits(self, at: Place) -> Number:
+        """Rows that the experts of the busiest rank compute for each position of a rank."""
+        return self.experts.chosen * self.load(at)
 
     def products(self, at: Place) -> list[Product]:
-        columns = self.active_columns / at.tensor
+        columns, visits, own = self.columns / at.tensor, self.visits(at), self.experts.count / at.expert
         return [
-            Product(self.experts.count, self.hidden, enters=True),
-            Product(2 * columns, self.hidden, enters=True),
-            Product(self.hidden, columns, enters=False),
+            Product(self.experts.count, self.hidden, enters=True, wide=True),
+            Product(2 * columns, self.hidden, enters=True, visits=visits, matrices=own),
+            Product(self.hidden, columns, enters=False, visits=visits, matrices=own, repeated=True),
+            *self.beside_dispatch(at),
         ]
 
+    def beside_dispatch(self, at: Place) -> list[Product]:
+        columns = self.experts.shared / at.tensor
+        if not self.experts.shared:
+            return []
+        return [Product(2 * columns, self.hidden, enters=True), Product(self.hidden, columns, enters=False)]
+
+    def dispatched(self, at: Place) -> Number:
+        return self.visits(at) * self.hidden
+
+    def active_columns(self, at: Place) -> Number:
+        """Columns of all experts that a position visits, on one tensor rank."""
+        return (self.visits(at) * self.columns + self.experts.shared) / at.tensor
+
     def activation(self, at: Place) -> tuple[Number, Number]:
-        return 2 * self.active_columns / at.tensor, self.active_columns / at.tensor
+        return 2 * self.active_columns(at), self.active_columns(at)
+
+    def moved(self, at: Place) -> Moved:
+        """Scores in fp32; the activation function, and its result times the weights of rows; rows that are copied to
+        where their expert reads them, and summed. Expert ranks sort the rows that arrive, and sort the results back."""
+        inner, rows = at.positions * self.active_columns(at), at.positions * self.visits(at) * self.hidden
+        scores, sorts = 24.0 * at.positions * self.experts.count, 8.0 * (np.asarray(at.expert) > 1)
+        return Moved(10.0 * inner + scores + (7.0 + sorts) * rows, 20.0 * inner + scores + (10.0 + sorts) * rows)
 
     def kept(self, at: Place) -> Iterator[Kept]:
-        inner = at.positions * self.active_columns / at.tensor
+        inner = at.positions * self.active_columns(at)
         yield Kept(2 * inner)  # gate and up
         yield Kept(inner, recomputed="activation_function")
-        yield Kept(2 * at.positions * self.experts.chosen * self.hidden)  # inputs and outputs of the chosen experts
+        yield Kept(2 * at.positions * self.visits(at) * self.hidden)  # inputs and outputs of the chosen experts
         yield Kept(at.positions * self.experts.count, "wide")  # scores
         yield Kept(at.positions * self.experts.chosen, "index")

@@ -69,6 +69,7 @@ class Row:
     because it acts on each head alone, and they divide the heads, or because it weights what each computes a part of.
     by_expert: its first dimension is the number of experts, which expert ranks divide.
     padded: `split` is the vocabulary, which is padded first. fused: the matrices that are stored together.
+    wide: it has the dtype of master weights, as small steps would be lost in a narrower one.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Row:
     padded: bool = False
     trainable: bool = True
     fused: Fused | None = None
+    wide: bool = False
 
     @property
     def elements(self) -> int:
@@ -144,8 +146,9 @@ class Place:
     """The sizes of one rank's work on one micro-batch, from which a part is priced.
 
     sequence: positions of the whole sequence. vocabulary: rows of the table over all tensor ranks, padding included.
-    ring: whether context ranks attend in a ring rather than by exchanging heads (Ulysses). separate: whether packed
-    documents are masked from each other. wide_weights: whether weights have the dtype of master weights.
+    expert: ranks that divide the experts of a layer. ring: whether context ranks attend in a ring rather than by
+    exchanging heads (Ulysses). separate: whether packed documents are masked from each other. wide_weights: whether
+    weights have the dtype of master weights.
     """
 
     sequence: Number = 1
@@ -153,6 +156,7 @@ class Place:
     micro: Number = 1
     tensor: Number = 1
     context: Number = 1
+    expert: Number = 1
     sequence_parallel: Number = 0  # 0 or 1
     ring: Number = 1  # 0 or 1
     apart: Number = 0  # 0 or 1
@@ -204,19 +208,32 @@ class Product:
 
     enters: the weight is split by its outputs, so that the product reads from between tensor regions. Otherwise it is
     split by its inputs, and tensor ranks sum the results. trained: the backward computes the gradient of the weight.
+    visits: rows of the product for each position; experts compute one for each visit of a token. matrices: weights
+    among which the rows are divided, those of a rank's experts. wide: its operands have the dtype of master weights.
+    repeated: recomputation before a backward includes it even if it is the last product.
     """
 
     columns: Number
     inner: Number
     enters: bool
     trained: bool = True
+    visits: Number = 1
+    matrices: Number = 1
+    wide: bool = False
+    repeated: bool = False
+
+    @property
+    def flops(self) -> Number:
+        """FLOPs of the product for each position."""
+        return 2.0 * self.columns * self.inner * self.visits
 
     def deferred(self, at: Place) -> Number:
         """Elements that are kept until the gradient of the weight is computed: the input of the product and the
         gradient of its output. Between tensor regions the input may be divided over tensor ranks."""
         if not self.trained:
             return 0.0
-        return at.positions * self.inner / (at.along if self.enters else 1) + at.positions * self.columns
+        rows = at.positions * self.visits
+        return rows * self.inner / (at.along if self.enters else 1) + rows * self.columns
 
 
 @dataclass(frozen=True)
@@ -306,6 +323,15 @@ class Part:
     def exchanged(self, at: Place) -> Exchanged | None:
         """Return what it exchanges with other context ranks, if anything."""
         return None
+
+    def dispatched(self, at: Place) -> Number:
+        """Return how many numbers of each position a rank sends to the ranks that have experts, itself included. Each
+        pass sends as many back."""
+        return 0.0
+
+    def beside_dispatch(self, at: Place) -> list[Product]:
+        """Return those of its products that are computed while its tokens are sent to other ranks."""
+        return []
 
     @property
     def sums(self) -> int:
