@@ -7,10 +7,13 @@ from trivium.certify.layouts import generated_plans
 from trivium.config import Tree
 from trivium.plan.plan import Plan
 
-
 # The settings of a model of experts; `first` has the dense layer.
 EXPERTS: Tree = {
-    **{"norm": "rms_norm", "positions": "rotary", "bias": "none", "feed_forward": "experts", "ffn": 12},
+    "norm": "rms_norm",
+    "positions": "rotary",
+    "bias": "none",
+    "feed_forward": "experts",
+    "ffn": 12,
     "experts": {"count": 4, "chosen": 2, "shared": 8},
     "first": [{"times": 1, "feed_forward": "gated"}],
 }
