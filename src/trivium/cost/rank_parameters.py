@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trivium.cost.case import Case, mean, state_bytes
-from trivium.plan.buckets import bucket_table, padded
+from trivium.plan.buckets import bucket_table, padded, slices_of
 from trivium.plan.layers.part import Number, Row
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
@@ -30,11 +30,11 @@ def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
     sharer: the rank's number in its sharding group. Its slices may belong to other groups of the optimizer than those
     of its peers.
     """
-    masters, shares = BYTES[plan.precision.masters], plan.layout.sharers if plan.zero >= 1 else 1
-    rows, states = bucket_table(plan, pipeline), 0
+    masters, rows, states = BYTES[plan.precision.masters], bucket_table(plan, pipeline), 0
     for row in (row for row in rows if row.trains):
-        size = row.padded // shares
-        first = sharer % shares * size
+        slices = slices_of(plan, row)
+        size = row.padded // slices
+        first = (sharer // plan.layout.expert if row.by_expert else sharer) % slices * size
         for span in row.spans:
             inside = min(span.stop, first + size) - max(span.start, first)
             states += max(0, inside) * state_bytes(span.group, plan.optimizer, masters)
