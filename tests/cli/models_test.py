@@ -15,7 +15,7 @@ def test_list_has_every_preset_with_its_parameters(call) -> None:
     sizes = {one["name"]: one["parameters"] for one in listed}
     assert sizes["llama-3-8b"] == 8_030_261_248 and sizes["pythia-70m"] == 70_426_624
     lines = call("models").stdout.splitlines()
-    assert lines[0].split() == "name parameters layers hidden heads context vocabulary tokenizer licence".split()
+    assert lines[0].split() == "name parameters active layers hidden heads context vocabulary tokenizer licence".split()
     assert len(lines) == 1 + len(preset_names())
 
 

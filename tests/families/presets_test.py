@@ -6,7 +6,7 @@ import pytest
 
 from trivium.config import about_preset, preset_names, read_preset, shipped_names
 from trivium.interchange.names import shape_of
-from trivium.plan.parameters import count, parameters
+from trivium.plan.parameters import count, count_active, parameters
 from trivium.plan.plan import Plan
 
 PARAMETERS = {
@@ -57,6 +57,14 @@ PARAMETERS = {
     "gemma-3-12b": 11_766_034_176,
     "gemma-3-27b": 27_009_346_304,
 }
+# Of mixtures of experts, all and those that one token uses. The totals are those of the weights on Hugging Face.
+OF_EXPERTS = {
+    "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
+    "olmoe-1b-7b": (6_919_161_856, 1_282_017_280),
+    "qwen1.5-moe-a2.7b": (14_315_784_192, 2_689_173_504),
+    "qwen3-30b-a3b": (30_532_122_624, 3_353_032_704),
+}
+PARAMETERS |= {name: total for name, (total, _) in OF_EXPERTS.items()}
 # Of Pythia, and without embedding and head (EleutherAI/pythia, README).
 PYTHIA = {
     "14m": (14_067_712, 1_189_888),
@@ -178,6 +186,85 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 512,
         "sliding_window_pattern": 6,
     },
+    "mixtral-8x7b": {
+        "architectures": ["MixtralForCausalLM"],
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "vocab_size": 32000,
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.02,
+    },
+    "olmoe-1b-7b": {
+        "architectures": ["OlmoeForCausalLM"],
+        "num_hidden_layers": 16,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 1024,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "vocab_size": 50304,
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": False,
+        "clip_qkv": None,
+        "norm_topk_prob": False,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "router_aux_loss_coef": 0.01,
+    },
+    "qwen1.5-moe-a2.7b": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "num_hidden_layers": 24,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 5632,
+        "max_position_embeddings": 8192,
+        "rope_theta": 1000000.0,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-06,
+        "tie_word_embeddings": False,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 1408,
+        "norm_topk_prob": False,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "shared_expert_intermediate_size": 5632,
+        "sliding_window": 32768,
+        "use_sliding_window": False,
+    },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "vocab_size": 151936,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-06,
+        "tie_word_embeddings": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "router_aux_loss_coef": 0.001,
+        "use_sliding_window": False,
+    },
 }
 
 
@@ -185,6 +272,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     plan = Plan.from_preset(name)
     assert plan.check() == [] and count(plan.model) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", OF_EXPERTS)
+def test_a_preset_of_experts_has_the_published_number_of_active_parameters(name: str) -> None:
+    assert count_active(Plan.from_preset(name).model) == OF_EXPERTS[name][1]
 
 
 @pytest.mark.parametrize("size", PYTHIA)
@@ -211,10 +303,12 @@ def test_a_preset_has_the_settings_of_its_published_config(name: str) -> None:
 
 
 def test_presets_for_gpus_are_compiled_and_recorded() -> None:
-    """But for MT-NLG's, which is the plan of the paper, the demo, and CUDA graphs under a loss scale that changes."""
+    """But for MT-NLG's, which is the plan of the paper, the demo, and CUDA graphs of experts or under a loss scale that
+    changes."""
     for name in set(preset_names()) - {"demo", "mt-nlg-530b"}:
         plan = Plan.from_preset(name)
-        assert plan.compiled and plan.cuda_graphs is (plan.precision.weights != "fp16"), name
+        recorded = plan.precision.weights != "fp16" and not plan.model.expert_counts
+        assert plan.compiled and plan.cuda_graphs is recorded, name
         assert plan.check() == [], name
 
 

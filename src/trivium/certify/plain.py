@@ -65,12 +65,13 @@ def losses_of(
     counts: Tensor,
     drop: Drop,
     normal: Callable[[str, tuple[int, ...]], Tensor] | None = None,
+    heard: dict[int, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Return the losses of a batch by name, as means over its targets: the cross-entropy in nats, called "loss", and
     what training adds to it. Where no target counts they are 0.
 
     text: token ids [B, S + 1]. counts: how much each of them counts as a target. normal: the noise of a step; None in
-    evaluation.
+    evaluation. heard: gets what each layer's feed-forward half reads, [B, S, H].
     """
     tokens, targets = text[:, :-1], text[:, 1:]
 
@@ -81,7 +82,7 @@ def losses_of(
     order = order_of(model, tokens)
     x = drop(embedded(weights, model, tokens, order), "embedding")
     for n in range(model.layers):
-        x = layer(weights, model, n, x, order, drop)
+        x = layer(weights, model, n, x, order, drop, {} if heard is None else heard)
     logits = logits_of(weights, model, x)
     share = counts[:, 1:].double() * order.counts
     share = share / share.sum() if share.any() else share

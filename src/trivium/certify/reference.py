@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from trivium.certify.courses import SHORT, Course, rate, schedules
 from trivium.certify.oracle.layers import rules_of
 from trivium.certify.oracle.optimizer import PlainOptimizer, Recipe
+from trivium.certify.oracle.routers import moved_biases, router_losses
 from trivium.certify.plain import dropping, first_weights, keep_all, losses_of, noise
 from trivium.certify.rules import departures, repetitions
 from trivium.config import to_tree
@@ -94,7 +95,9 @@ def validated(plan: Plan) -> int:
 
 def reference_key(plan: Plan, course: Course = SHORT) -> str:
     """Equal keys: the same reference."""
-    return fingerprint([to_tree(plan.model), to_tree(plan.optimizer), _sizes(plan, course), course.scheduled])
+    scopes = {e.balance_scope for e in plan.model.experts_by_layer.values() if e.balance_loss}
+    micro = plan.batch.micro if "micro_batch" in scopes else None
+    return fingerprint([to_tree(plan.model), to_tree(plan.optimizer), _sizes(plan, course), course.scheduled, micro])
 
 
 def random_text(plan: Plan, first: int, count: int, seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
@@ -143,11 +146,14 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
         trained = {k: weights[k].requires_grad_() for k in optimizer.trained}
         drop = dropping(plan.model, SEED, step, samples, streams)
         text, counts = map(torch.from_numpy, random_text(plan, first, size))
-        here = losses_of(weights, plan.model, text, counts, drop, noise(SEED, step))
+        heard: dict[int, torch.Tensor] = {}
+        here = losses_of(weights, plan.model, text, counts, drop, noise(SEED, step), heard)
+        here |= router_losses(weights, plan.model, heard, plan.batch.micro)
         gradient = torch.autograd.grad(torch.stack([*here.values()]).sum(), list(trained.values()))
         found = dict(zip(trained, gradient, strict=True))
         losses.append({name: float(loss.detach()) for name, loss in here.items()})
         norms.append(optimizer.step(found))
+        optimizer.weights |= moved_biases(weights, plan.model, heard, optimizer.groups)
         gradients.append(found)
         first += size
         if step == 0:

@@ -10,12 +10,12 @@ from trivium.cli.settings import App
 from trivium.cli.show import say_either, table
 from trivium.config import about_preset, leaves, preset_names, to_tree, written
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import count
+from trivium.plan.parameters import count, count_active
 from trivium.units import format_count
 
 app = App()
 
-_FACTS = ("parameters", "layers", "hidden", "heads", "context", "vocabulary", "tokenizer", "licence")
+_FACTS = ("parameters", "active", "layers", "hidden", "heads", "context", "vocabulary", "tokenizer", "licence")
 _UNKNOWN = "-"
 
 
@@ -33,7 +33,8 @@ def models(
 ) -> None:
     """List the models that --model accepts by name, or show one with all its settings.
 
-    Parameters are counted from the settings, without the padding of the vocabulary.
+    Parameters are counted from the settings, without the padding of the vocabulary. `active` are those that one token
+    uses: all but those of the experts that it does not visit.
     """
     if name is None:
         every = {each: facts(each, resolve(Given(each))) for each in preset_names()}
@@ -53,6 +54,7 @@ def facts(name: str, config: RunConfig) -> dict[str, Any]:
     model, about = config.plan.model, about_preset(name)
     values = (
         count(model),
+        count_active(model),
         model.layers,
         model.hidden,
         model.heads,
@@ -71,7 +73,7 @@ def _family(name: str) -> str:
 
 def _table_lines(every: dict[str, dict[str, Any]]) -> list[str]:
     rows = [
-        (name, format_count(found["parameters"]), *(_text(found[fact]) for fact in _FACTS[1:]))
+        (name, *(format_count(found[fact]) for fact in _FACTS[:2]), *(_text(found[fact]) for fact in _FACTS[2:]))
         for name, found in every.items()
     ]
     return table(rows, header=("name", *_FACTS), indent=0)

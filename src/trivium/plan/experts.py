@@ -51,8 +51,8 @@ class Experts(Config):
 
     def of_weights(self) -> Tree:
         """Return the settings on which weights depend, as plain data: those of losses and of dropping may change."""
-        free = {"capacity", "balance_loss", "balance_convention", "balance_scope", "router_z_loss", "bias_rate"}
-        return {**self.model_dump(exclude=free), "bias": self.bias_rate is not None}
+        free = {"capacity", "imbalance", "balance_loss", "balance_convention", "balance_scope", "router_z_loss"}
+        return {**self.model_dump(exclude=free | {"bias_rate"}), "bias": self.bias_rate is not None}
 
     def problems(self) -> Iterator[str]:
         """Yield the contradictions among the settings."""

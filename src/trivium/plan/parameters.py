@@ -80,6 +80,21 @@ def count(model: ModelShape) -> int:
     return sum(p.elements for p in parameters(model))
 
 
+def count_active(model: ModelShape) -> int:
+    """Parameters of the model that one token uses, padding apart: all but those of the experts that it does not
+    visit."""
+    return sum(_used(p, model) for p in parameters(model))
+
+
+def _used(parameter: Parameter, model: ModelShape) -> int:
+    if not parameter.by_expert:
+        return parameter.elements
+    assert isinstance(parameter.owner, int), "experts are in layers"
+    experts = model.form_of(parameter.owner).experts
+    assert experts is not None, "a layer of experts has their settings"
+    return parameter.elements // experts.count * experts.chosen
+
+
 def _embedding(model: ModelShape) -> Iterator[Parameter]:
     return owned(_end(model, model.embedding_part), "embedding", "embedding")
 

@@ -126,12 +126,19 @@ def _layer(model: ModelShape, n: int) -> Iterator[tuple[str, Rule]]:
     yield from FEED_FORWARDS[s.form.feed_forward].rules(s, f"{at}.mlp")
 
 
-def layer(weights: Weights, model: ModelShape, n: int, x: Tensor, order: Order, drop: Drop) -> Tensor:
-    """x [B, S, H] behind layer n."""
+def layer(
+    weights: Weights, model: ModelShape, n: int, x: Tensor, order: Order, drop: Drop, heard: dict[int, Tensor]
+) -> Tensor:
+    """x [B, S, H] behind layer n. heard: gets what its feed-forward half reads."""
     s, at = settings_of(model, n), f"layers.{n}"
+
+    def feed_forward(y: Tensor) -> Tensor:
+        heard[n] = y
+        return FEED_FORWARDS[s.form.feed_forward].compute(weights, s, y, f"{at}.mlp")
+
     halves = {
         "attention": lambda y: ATTENTION_SOFTMAX.compute(weights, s, y, f"{at}.attention", order),
-        "mlp": lambda y: FEED_FORWARDS[s.form.feed_forward].compute(weights, s, y, f"{at}.mlp"),
+        "mlp": feed_forward,
     }
     norm = partial(NORMS[s.form.norm].compute, weights, s)
     return WIRINGS[s.form.wiring].compute(

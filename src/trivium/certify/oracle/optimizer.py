@@ -63,7 +63,8 @@ class PlainOptimizer:
         self.weights, self.recipe, self.model, self.steps = weights, recipe, model, 0
         self.groups = {name: _first_match(name, groups) for name in weights}
         added = [name for name in weights if ".adapter." in name]
-        fixed = [name for name in added if name.endswith(".deviation")]  # which follows from each step
+        # What follows from each step: the noise of adapters, and the biases of routers.
+        fixed = [name for name in weights if name.endswith((".adapter.deviation", ".router.bias"))]
         self.trained = [name for name in added or weights if self.groups[name].trainable and name not in fixed]
         self._states: dict[str, dict[str, Tensor]] = {name: {} for name in weights}
 

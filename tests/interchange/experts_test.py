@@ -1,0 +1,205 @@
+"""Mixtures of experts in folders of Hugging Face: transformers' models come in and go out, equal in fp64."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from plans import small
+from trivium.certify.certificate import RULE
+from trivium.checkpoint.load import Checkpoint
+from trivium.comms.mesh import Mesh
+from trivium.config import to_tree
+from trivium.errors import DataError
+from trivium.interchange.bring import import_hf
+from trivium.interchange.export import export_hf, logits
+from trivium.interchange.names import shape_of, twins
+from trivium.model.whole import WholeModel
+from trivium.plan.parameters import Box, parameters
+from trivium.training.state import begin_with
+from trivium.training.trainer import Samples, Trainer
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+VOCABULARY, SEQUENCE = 60, 12
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": SEQUENCE,
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+    "router_aux_loss_coef": 0.0,
+}
+EXPERTS = {**SMALL, "num_experts": 6, "num_experts_per_tok": 2}
+QWEN = {**EXPERTS, "moe_intermediate_size": 24}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", {**SMALL, "num_local_experts": 4}),
+    "mixtral, tied, through a window": (
+        "Mixtral",
+        {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 5, "tie_word_embeddings": True},
+    ),
+    "olmoe": ("Olmoe", EXPERTS),
+    "olmoe, normalized": ("Olmoe", {**EXPERTS, "num_key_value_heads": 4, "norm_topk_prob": True}),
+    "qwen2-moe": ("Qwen2Moe", {**QWEN, "shared_expert_intermediate_size": 40}),
+    "qwen2-moe, some layers dense, through a window": (
+        "Qwen2Moe",
+        {
+            **QWEN,
+            "num_hidden_layers": 4,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [0],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3-moe": ("Qwen3Moe", {**QWEN, "head_dim": 12, "norm_topk_prob": True}),
+    "qwen3-moe, every second layer dense, through a window": (
+        "Qwen3Moe",
+        {
+            **QWEN,
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+        },
+    ),
+}
+ROUNDING = 1e-11  # of logits and gradients of these models in fp64, relative to the largest
+
+
+@contextmanager
+def in_fp64() -> Iterator[None]:
+    """Let transformers compute in fp64 what it computes in fp32 whatever the model's dtype: norms, angles, scores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "float32", torch.float64)
+        patch.setattr(torch, "float", torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        yield
+
+
+def theirs(name: str, folder: Path, **more: Any) -> Any:
+    """Return a model of transformers in fp64, with random weights that are saved in `folder`."""
+    family, settings = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**{**settings, **more})
+    config._experts_implementation = "eager"  # the only one in fp64
+    torch.manual_seed(3)
+    with in_fp64():
+        model = getattr(transformers, f"{family}ForCausalLM")(config).double()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn(p.shape, dtype=p.dtype) / 4)
+    model.save_pretrained(folder)
+    return model
+
+
+def there(model: Any, rows: torch.Tensor) -> torch.Tensor:
+    with in_fp64(), torch.no_grad():
+        found: torch.Tensor = model(rows).logits
+    return found
+
+
+def ours(checkpoint: Checkpoint) -> WholeModel:
+    whole = WholeModel(checkpoint.plan.model, precision="fp64", device=torch.device("cpu"))
+    for p in parameters(checkpoint.plan.model):
+        whole.load(p.name, checkpoint.read(f"weights/{p.name}", Box((0,) * len(p.shape), p.shape), torch.float64))
+    return whole
+
+
+def tokens(rows: int, positions: int = SEQUENCE) -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (rows, positions), generator=torch.Generator().manual_seed(1))
+
+
+def away(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_folder_of_transformers_comes_back_unchanged_with_equal_logits(tmp_path: Path, name: str) -> None:
+    model, rows = theirs(name, tmp_path / "theirs"), tokens(3)
+    expected = there(model, rows)
+    checkpoint = Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours"))
+    assert away(ours(checkpoint).logits(rows.tolist()), expected) <= ROUNDING
+    export_hf(checkpoint, tmp_path / "back", tokenizer=None)
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "back"))
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    assert away(logits(tmp_path / "back", rows, torch.float64), expected) <= ROUNDING, "the plain reading of the folder"
+    again, how = json.loads((tmp_path / "back" / "config.json").read_text()), {"experts_implementation": "eager"}
+    assert shape_of(again, "config.json") == checkpoint.plan.model
+    with in_fp64():
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float64, **how)
+    assert torch.equal(there(loaded, rows), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
+    model = theirs(name, tmp_path / "theirs")
+    checkpoint = Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours"))
+    shape, rows = checkpoint.plan.model, tokens(2, SEQUENCE + 1)
+    plan = small(model=to_tree(shape), batch={"sequences": 2, "micro": 2}, zero=0, precision={"weights": "fp64"})
+    trainer = Trainer(plan, Mesh.single(), seed=1, rule=RULE)
+    begin_with(trainer, checkpoint)
+    trainer.accumulate(0, Samples.of_ids(rows.numpy().reshape(-1), plan, 0))
+    flat = rows.reshape(-1)[: 2 * SEQUENCE + 1]
+    with in_fp64():
+        found = model(flat[:-1].view(2, SEQUENCE)).logits
+        torch.nn.functional.cross_entropy(found.flatten(0, 1), flat[1:]).backward()
+    gradients = as_on_disk(model)
+    for twin in twins(shape):
+        expected = twin.from_hf(tuple(gradients[name] for name in twin.theirs))
+        bucket, slot = next((b, slot) for b in trainer.buckets for slot in b.slots if slot.row.name == twin.ours.name)
+        own = bucket.gradients[slot.start : slot.stop].view(slot.parameter.shape)
+        own = own[twin.box.within(Box((0,) * own.dim(), tuple(own.shape)))]
+        assert (own - expected).abs().max() <= ROUNDING * max(1.0, float(expected.abs().max())), twin.theirs
+
+
+def as_on_disk(model: Any) -> dict[str, torch.Tensor]:
+    """Return the gradients of a model of transformers by the names of the tensors in its folder."""
+    mixtral = type(model).__name__ == "MixtralForCausalLM"
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    found: dict[str, torch.Tensor] = {}
+    for name, p in model.named_parameters():
+        name = name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+        at, _, last = name.rpartition(".")
+        gradient = torch.zeros_like(p) if p.grad is None else p.grad
+        if last == "gate_up_proj":
+            for expert, both in enumerate(gradient):
+                for part, each in zip(names, both.chunk(2), strict=False):
+                    found[f"{at}.{expert}.{part}.weight"] = each
+        elif last == "down_proj":
+            found |= {f"{at}.{expert}.{names[2]}.weight": each for expert, each in enumerate(gradient)}
+        else:
+            found[name] = gradient
+    return found
+
+
+MISSING = "model.layers.1.mlp.experts.4.up_proj.weight"
+
+
+def test_folder_without_a_tensor_of_one_expert_is_refused_with_its_name(tmp_path: Path) -> None:
+    theirs("qwen3-moe", tmp_path / "theirs")
+    file = tmp_path / "theirs" / "model.safetensors"
+    held = load_file(file)
+    for tensors, said in (
+        ({name: x for name, x in held.items() if name != MISSING}, f"has no tensor '{MISSING}'"),
+        ({**held, MISSING.replace("4", "6"): held[MISSING].clone()}, f"the first '{MISSING.replace('4', '6')}'"),
+        ({**held, MISSING: held[MISSING][:-1].contiguous()}, rf"'{MISSING}' is \(23, 32\), .* must be \(24, 32\)"),
+    ):
+        save_file(tensors, file)
+        with pytest.raises(DataError, match=said):
+            import_hf(tmp_path / "theirs", tmp_path / "ours")
+        assert not (tmp_path / "ours" / "step-00000000").exists()
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match="model.safetensors cannot be read"):
+        import_hf(tmp_path / "theirs", tmp_path / "ours")
