@@ -107,11 +107,11 @@ class MlpExperts(Part):
         return 2 * self.active_columns(at), self.active_columns(at)
 
     def moved(self, at: Place) -> Moved:
-        """Scores in fp32; the activation function, and its result times the weights of rows; rows that are copied to
-        where their expert reads them, and summed. Expert ranks sort the rows that arrive, and sort the results back."""
+        """Scores in fp32; the activation function; rows that are copied to where their expert reads them, and summed.
+        Expert ranks sort the rows that arrive, and sort the results back."""
         inner, rows = at.positions * self.active_columns(at), at.positions * self.visits(at) * self.hidden
         scores, sorts = 24.0 * at.positions * self.experts.count, 8.0 * (np.asarray(at.expert) > 1)
-        return Moved(10.0 * inner + scores + (7.0 + sorts) * rows, 20.0 * inner + scores + (10.0 + sorts) * rows)
+        return Moved(6.0 * inner + scores + (7.0 + sorts) * rows, 10.0 * inner + scores + (10.0 + sorts) * rows)
 
     def kept(self, at: Place) -> Iterator[Kept]:
         inner = at.positions * self.active_columns(at)

@@ -7,7 +7,7 @@ prices one plan or thousands at once.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,16 @@ class Row:
     @property
     def elements(self) -> int:
         return prod(self.shape)
+
+    def of_expert_rank(self, expert: int) -> Self:
+        """Return the row of one of `expert` ranks, which divide the experts; the row itself without experts."""
+        if not self.by_expert or expert == 1:
+            return self
+        fused = self.fused
+        if fused is not None:  # experts are the first of what is fused
+            view = (fused.view[0] // expert, *fused.view[1:])
+            fused = Fused(view, fused.along, fused.sizes[: len(fused.sizes) // expert])
+        return replace(self, shape=(self.shape[0] // expert, *self.shape[1:]), fused=fused)
 
     @property
     def splits_outputs(self) -> bool:
