@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -79,59 +80,13 @@ def deepseek(
     """Return a version of DeepSeek; versions differ in the function of their routers' scores. interleaves: whether
     config.json says which columns are rotated together; neighbours, otherwise."""
     scores = mixture.must.get("scores", "softmax")
-
-    def read(config: Config, where: str) -> Tree:
-        heads = config["num_attention_heads"]
-        if config["num_key_value_heads"] not in (None, heads):
-            raise DataError(
-                f"{where}: num_key_value_heads is {config['num_key_value_heads']!r}, and latent attention has as many "
-                f"as num_attention_heads ({heads})"
-            )
-        neighbours = not interleaves or config.get("rope_interleave", True)
-        return {
-            "layers": config["num_hidden_layers"],
-            "hidden": config["hidden_size"],
-            "heads": heads,
-            "ffn": config["intermediate_size"],
-            "sequence": config["max_position_embeddings"],
-            "norm_epsilon": config["rms_norm_eps"],
-            "latent": {ours: config[theirs] for ours, theirs in LATENT.items()} | {"norm_epsilon": LATENT_EPSILON},
-            "rope_pairs": "neighbours" if neighbours else "halves",
-            **_rope(config, where),
-        }
-
-    def write(model: ModelShape) -> Tree:
-        latent = _latent_of(model, architecture)
-        interleaved = model.rope_pairs == "neighbours"
-        if not (interleaved or interleaves):
-            raise ConfigError(
-                f"plan.model.rope_pairs is '{model.rope_pairs}', and {architecture} rotates neighbours; train with "
-                f"plan.model.rope_pairs=neighbours for a model that is to be exported"
-            )
-        return {
-            "model_type": model_type,
-            "max_position_embeddings": model.sequence,
-            "hidden_size": model.hidden,
-            "num_hidden_layers": model.layers,
-            "num_attention_heads": model.heads,
-            "num_key_value_heads": model.heads,
-            **{theirs: getattr(latent, ours) for ours, theirs in LATENT.items()},
-            "hidden_act": "silu",
-            "rms_norm_eps": model.norm_epsilon,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            **_rope_config(model),
-            **({"rope_interleave": interleaved} if interleaves else {}),
-            "moe_layer_freq": 1,
-        }
-
     family = Family(
         architecture=architecture,
         settings=MappingProxyType({**SETTINGS, "attention": "latent"}),
         sizes=(*SIZES, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
         must=MappingProxyType({**MUST, "moe_layer_freq": (1,), **must}),
-        read=read,
-        write=write,
+        read=partial(_read, interleaves=interleaves),
+        write=lambda model: {"model_type": model_type, **_write(model, architecture, interleaves=interleaves)},
         names=lambda model: NAMES,
         logits=logits,
         unsaid=MappingProxyType({**UNSAID, **unsaid}),
@@ -150,6 +105,51 @@ def deepseek(
         write=lambda experts: {**_shared_config(experts, architecture), **mixture.write(experts)},
     )
     return with_experts(family, shared)
+
+
+def _read(config: Config, where: str, *, interleaves: bool) -> Tree:
+    heads = config["num_attention_heads"]
+    if config["num_key_value_heads"] not in (None, heads):
+        raise DataError(
+            f"{where}: num_key_value_heads is {config['num_key_value_heads']!r}, and latent attention has as many as "
+            f"num_attention_heads ({heads})"
+        )
+    neighbours = not interleaves or config.get("rope_interleave", True)
+    return {
+        "layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "heads": heads,
+        "ffn": config["intermediate_size"],
+        "sequence": config["max_position_embeddings"],
+        "norm_epsilon": config["rms_norm_eps"],
+        "latent": {ours: config[theirs] for ours, theirs in LATENT.items()} | {"norm_epsilon": LATENT_EPSILON},
+        "rope_pairs": "neighbours" if neighbours else "halves",
+        **_rope(config, where),
+    }
+
+
+def _write(model: ModelShape, architecture: str, *, interleaves: bool) -> Tree:
+    latent, interleaved = _latent_of(model, architecture), model.rope_pairs == "neighbours"
+    if not (interleaved or interleaves):
+        raise ConfigError(
+            f"plan.model.rope_pairs is '{model.rope_pairs}', and {architecture} rotates neighbours; train with "
+            f"plan.model.rope_pairs=neighbours for a model that is to be exported"
+        )
+    return {
+        "max_position_embeddings": model.sequence,
+        "hidden_size": model.hidden,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.heads,
+        **{theirs: getattr(latent, ours) for ours, theirs in LATENT.items()},
+        "hidden_act": "silu",
+        "rms_norm_eps": model.norm_epsilon,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        **_rope_config(model),
+        **({"rope_interleave": interleaved} if interleaves else {}),
+        "moe_layer_freq": 1,
+    }
 
 
 def _scores(model: ModelShape) -> str:
