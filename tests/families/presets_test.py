@@ -63,6 +63,9 @@ OF_EXPERTS = {
     "olmoe-1b-7b": (6_919_161_856, 1_282_017_280),
     "qwen1.5-moe-a2.7b": (14_315_784_192, 2_689_173_504),
     "qwen3-30b-a3b": (30_532_122_624, 3_353_032_704),
+    "deepseek-v2-lite": (15_706_484_224, 2_661_150_208),
+    "deepseek-v2": (235_741_434_880, 21_375_800_320),
+    "deepseek-v3": (671_026_419_200, 37_552_297_472),  # without the modules that predict several tokens
 }
 PARAMETERS |= {name: total for name, (total, _) in OF_EXPERTS.items()}
 # Of Pythia, and without embedding and head (EleutherAI/pythia, README).
@@ -78,9 +81,70 @@ PYTHIA = {
     "6.9b": (6_857_302_016, 6_444_163_072),
     "12b": (11_846_072_320, 11_327_027_200),
 }
+_DEEPSEEK: dict[str, Any] = {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+    "rms_norm_eps": 1e-06,
+    "moe_layer_freq": 1,
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+_YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn"}
 COUNTED_ELSEWHERE = ("pythia-",)  # in PYTHIA
 # The fields of the published config.json files that decide what a model computes.
 CONFIGS: dict[str, dict[str, Any]] = {
+    "deepseek-v2-lite": {
+        **_DEEPSEEK,
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "vocab_size": 102400,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": None,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "scoring_func": "softmax",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 1,
+        "rope_scaling": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    },
+    "deepseek-v3": {
+        **_DEEPSEEK,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "q_lora_rank": 1536,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "num_nextn_predict_layers": 1,
+        "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "n_layer": 12,
