@@ -8,6 +8,7 @@ dropout, z-loss, which stages hold more layers than others, whether sizes are od
 
 import itertools
 from collections.abc import Callable, Iterator
+from math import gcd
 
 from trivium.config import Tree, merge
 from trivium.errors import ConfigError
@@ -46,7 +47,7 @@ def reduced(plan: Plan) -> Plan:
             f"{MAX_RANKS}: lower plan.layout.data ({plan.layout.data}), pipeline ({plan.layout.pipeline}) or tensor "
             f"({plan.layout.tensor}); what a degree computes does not depend on its size"
         )
-    for candidates in (_fewer_sequences, _fewer_layers, _narrower, _fewer_words, _shorter):
+    for candidates in (_fewer_sequences, _fewer_layers, _fewer_experts, _narrower, _fewer_words, _shorter):
         plan = _first_legal(plan, candidates)
     return plan
 
@@ -56,7 +57,8 @@ def thin_and_long(plan: Plan) -> Plan:
     there is one, of many steps."""
 
     def alone(plan: Plan) -> Iterator[Tree]:
-        few: Tree = {"layout": {"data": 1, "shards": None}}
+        expert = gcd(plan.layout.expert, plan.layout.context)
+        few: Tree = {"layout": {"data": 1, "shards": None, "expert": expert}}
         yield {**few, "batch": {"sequences": plan.batch.sequences // plan.layout.data}}
         yield few  # a ramp reaches no other batch
 
@@ -203,6 +205,26 @@ def _narrower(plan: Plan) -> Iterator[Tree]:
             columns = 7 if model.ffn_width // tensor % 2 else 8
             yield {"model": {**shape, "ffn": None if _plain_width(plan) else columns * tensor}}
             yield {"model": {**shape, "ffn": columns * tensor}}
+
+
+def _fewer_experts(plan: Plan) -> Iterator[Tree]:
+    """Two or three groups at most, of as few experts as expert ranks and the choice allow, each as wide as a reduced
+    feed-forward layer."""
+    given, tensor = plan.model.experts, plan.layout.tensor
+    if given is None:
+        return
+
+    def narrow(columns: int) -> int:
+        return min(columns, (7 if columns // tensor % 2 else 8) * tensor)
+
+    groups = min(given.groups, 3)
+    for chosen, count in itertools.product(range(1, given.chosen + 1), range(groups, given.count, groups)):
+        experts: Tree = {"count": count, "chosen": chosen, "groups": groups, "shared": narrow(given.shared)}
+        experts["chosen_groups"] = min(given.chosen_groups, 2 if groups > 2 else groups)
+        experts["columns"] = None if given.columns is None else narrow(given.columns)
+        several = min(chosen, 2) == min(given.chosen, 2)  # a token visits one expert, or several
+        if several and count > chosen and count % plan.layout.expert == 0:
+            yield {"model": {"experts": experts}}
 
 
 def _plain_width(plan: Plan) -> bool:
