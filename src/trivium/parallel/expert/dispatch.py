@@ -89,7 +89,7 @@ class Dispatch:
         self._here = Rows.of(ids.unsqueeze(1), here)
 
     def arrived(self) -> tuple[Tensor, Tensor, Rows]:
-        """Wait for the tokens that visit this rank's experts [R, H], with their weights [R] in the order of the rows."""
+        """Wait for the tokens that visit the experts here [R, H]. Return them with the weights [R] of their rows."""
         x, weights = (wait() for wait in self._sent)
         return x, self._here.in_order(weights.unsqueeze(1)), self._here
 

@@ -38,8 +38,8 @@ def networks(
 ) -> Tensor:
     """Return the sum of each token's experts times their weights [T, H].
 
-    x [T, H], weights [N], up [E, 2, F, H], down [E, H, F]. The weights multiply what `down` reads, so that the backward needs no expert's result. It computes the function
-    again, from what it read.
+    x [T, H], weights [N], up [E, 2, F, H], down [E, H, F]. The weights multiply what `down` reads, so that the backward
+    needs no expert's result. It computes the function again, from what that read.
     """
     takes = later.takes(up) and later.takes(down)
     how = _How(rows, function, (up, down), later if takes else None, grouped(arithmetic, rows.groups))
