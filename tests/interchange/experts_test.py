@@ -1,5 +1,6 @@
 """Mixtures of experts in folders of Hugging Face: transformers' models come in and go out, equal in fp64."""
 
+import importlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from plans import small
+from ranks import on_ranks
 from trivium.certify.certificate import RULE
 from trivium.checkpoint.load import Checkpoint
+from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import DataError
@@ -21,7 +24,8 @@ from trivium.interchange.export import export_hf, logits
 from trivium.interchange.names import shape_of, twins
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, parameters
-from trivium.training.state import begin_with
+from trivium.plan.plan import Plan
+from trivium.training.state import begin_with, save_state
 from trivium.training.trainer import Samples, Trainer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -125,6 +129,11 @@ def away(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+def assert_equal_folders(one: Path, two: Path) -> None:
+    before, after = (load_file(folder / "model.safetensors") for folder in (one, two))
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_folder_of_transformers_comes_back_unchanged_with_equal_logits(tmp_path: Path, name: str) -> None:
     model, rows = theirs(name, tmp_path / "theirs"), tokens(3)
@@ -132,8 +141,7 @@ def test_folder_of_transformers_comes_back_unchanged_with_equal_logits(tmp_path:
     checkpoint = Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours"))
     assert away(ours(checkpoint).logits(rows.tolist()), expected) <= ROUNDING
     export_hf(checkpoint, tmp_path / "back", tokenizer=None)
-    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "back"))
-    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    assert_equal_folders(tmp_path / "theirs", tmp_path / "back")
     assert away(logits(tmp_path / "back", rows, torch.float64), expected) <= ROUNDING, "the plain reading of the folder"
     again, how = json.loads((tmp_path / "back" / "config.json").read_text()), {"experts_implementation": "eager"}
     assert shape_of(again, "config.json") == checkpoint.plan.model
@@ -142,9 +150,10 @@ def test_folder_of_transformers_comes_back_unchanged_with_equal_logits(tmp_path:
     assert torch.equal(there(loaded, rows), expected)
 
 
+@pytest.mark.parametrize("balance_loss", [0.0, 0.5])
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
-    model = theirs(name, tmp_path / "theirs")
+def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str, balance_loss: float) -> None:
+    model = theirs(name, tmp_path / "theirs", router_aux_loss_coef=balance_loss, output_router_logits=True)
     checkpoint = Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours"))
     shape, rows = checkpoint.plan.model, tokens(2, SEQUENCE + 1)
     plan = small(model=to_tree(shape), batch={"sequences": 2, "micro": 2}, zero=0, precision={"weights": "fp64"})
@@ -153,8 +162,9 @@ def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str) -> Non
     trainer.accumulate(0, Samples.of_ids(rows.numpy().reshape(-1), plan, 0))
     flat = rows.reshape(-1)[: 2 * SEQUENCE + 1]
     with in_fp64():
-        found = model(flat[:-1].view(2, SEQUENCE)).logits
-        torch.nn.functional.cross_entropy(found.flatten(0, 1), flat[1:]).backward()
+        found = model(flat[:-1].view(2, SEQUENCE))
+        balance = model.router_aux_loss_coef * balance_of(found.router_logits, model)
+        (torch.nn.functional.cross_entropy(found.logits.flatten(0, 1), flat[1:]) + balance).backward()
     gradients = as_on_disk(model)
     for twin in twins(shape):
         expected = twin.from_hf(tuple(gradients[name] for name in twin.theirs))
@@ -162,6 +172,14 @@ def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str) -> Non
         own = bucket.gradients[slot.start : slot.stop].view(slot.parameter.shape)
         own = own[twin.box.within(Box((0,) * own.dim(), tuple(own.shape)))]
         assert (own - expected).abs().max() <= ROUNDING * max(1.0, float(expected.abs().max())), twin.theirs
+
+
+def balance_of(router_logits: tuple[torch.Tensor, ...], model: Any) -> torch.Tensor:
+    """Return the balance loss of transformers, without its factor."""
+    there = importlib.import_module(type(model).__module__)
+    count, chosen = model.config.num_experts, model.config.num_experts_per_tok
+    found: torch.Tensor = there.load_balancing_loss_func(router_logits, count, chosen)
+    return found
 
 
 def as_on_disk(model: Any) -> dict[str, torch.Tensor]:
@@ -203,3 +221,35 @@ def test_folder_without_a_tensor_of_one_expert_is_refused_with_its_name(tmp_path
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DataError, match="model.safetensors cannot be read"):
         import_hf(tmp_path / "theirs", tmp_path / "ours")
+
+
+def save_in_layout(place: Place, plan: Plan, start: Path, root: Path) -> None:
+    """Save the weights of a checkpoint as a trainer of this layout holds them."""
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
+    trainer = Trainer(plan, mesh, seed=1, rule=RULE)
+    begin_with(trainer, Checkpoint.open(start))
+    save_state(trainer, root, 1)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2},
+    "sharded": {"data": 2, "zero": 3},
+    "expert": {"data": 2, "expert": 2, "zero": 0},
+    "expert, sharded": {"data": 4, "expert": 2, "zero": 1},
+    "expert over context, and tensor": {"context": 2, "expert": 2, "tensor": 2, "zero": 2},
+    "expert, and pipeline": {"data": 3, "expert": 3, "pipeline": 2, "zero": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[] if name == "expert" else pytest.mark.broad) for name in LAYOUTS]
+)
+def test_checkpoint_of_any_layout_is_exported_with_all_experts(tmp_path: Path, layout: str) -> None:
+    theirs("qwen2-moe", tmp_path / "theirs")
+    start = import_hf(tmp_path / "theirs", tmp_path / "ours")
+    shape = {**to_tree(Checkpoint.open(start).plan.model), "vocabulary_multiple": 2}
+    plan = small(model=shape, batch={"sequences": 12, "micro": 1}, precision={"weights": "fp64"}, **LAYOUTS[layout])
+    on_ranks(plan.layout.world_size, save_in_layout, plan, start, tmp_path / "saved")
+    export_hf(Checkpoint.open(tmp_path / "saved" / "step-00000001"), tmp_path / "back", tokenizer=None)
+    assert_equal_folders(tmp_path / "theirs", tmp_path / "back")

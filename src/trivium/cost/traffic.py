@@ -25,10 +25,12 @@ OF_COPIES = ("sharers", "holders")  # only with several copies; with one, the re
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Bytes of one micro-batch's activation. outside: as each tensor rank holds it outside tensor-parallel regions."""
+    """Bytes of one micro-batch's activation. outside: as each tensor rank holds it outside tensor-parallel regions.
+    column: of one of its columns."""
 
     whole: int
     outside: int
+    column: int
     per_token: int  # one number per token of the micro-batch, in the dtype of the softmax
 
 
@@ -77,22 +79,23 @@ def _sent(plan: Plan, pipeline: int, micro_batches: int) -> int:
 
 def _sizes(plan: Plan) -> _Sizes:
     tokens = plan.local_sequence * plan.batch.micro
-    whole = tokens * plan.model.hidden * BYTES[plan.precision.weights]
+    column = tokens * BYTES[plan.precision.weights]
+    whole = plan.model.hidden * column
     split = plan.layout.tensor if plan.sequence_parallel else 1
-    return _Sizes(whole, whole // split, tokens * BYTES[plan.precision.masters])
+    return _Sizes(whole, whole // split, column, tokens * BYTES[plan.precision.masters])
 
 
 def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
     """Return the tensor traffic of one micro-batch in one stage, forward and backward."""
     total: Counter[str] = Counter()
-    enters = leaves = 0  # passes through a region's border, forward; each has one pass backward
+    enters = leaves = 0  # columns that enter regions, and passes that leave them, forward; each has one pass backward
     again_enters = again_leaves = 0  # in a recomputed forward
     for number in plan.layers_of(stage):
         layer = plan.model.each_layer[number]
         regions = layer.wiring.regions
-        enters, leaves = enters + regions, leaves + regions
+        enters, leaves = enters + layer.entering, leaves + regions
         if plan.recompute.mode_of(number) == "layer":
-            again_enters += regions
+            again_enters += layer.entering
             # Recomputing stops at the last tensor that is needed: the sum that ends the layer is not, unless the
             # backward reads it, or the product is computed in chunks that end with their sums.
             needed = layer.wiring.reads_last_product or layer.adapts_last_product or plan.row_chunks > 1
@@ -102,28 +105,28 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
             total["all_reduce"] += passes * layer.sums * sizes.per_token
         total += _adapters(plan, number)
     if stage == plan.last_stage:
-        enters += 1
+        enters += plan.model.hidden
         total["all_reduce"] += 3 * sizes.per_token  # largest score; sum of exponentials and the target's score
     embeds = int(stage == 0)
     if plan.sequence_parallel:
-        gathers = leaves + enters + again_enters + _gathered_for_weights(plan, stage)
-        total["all_gather"] += gathers * sizes.outside
-        total["reduce_scatter"] += (leaves + again_leaves + embeds + enters) * sizes.whole
+        gathers = enters + again_enters + _gathered_for_weights(plan, stage)
+        total["all_gather"] += leaves * sizes.outside + gathers * sizes.column // plan.layout.tensor
+        total["reduce_scatter"] += (leaves + again_leaves + embeds) * sizes.whole + enters * sizes.column
     else:
-        total["all_reduce"] += (leaves + again_leaves + embeds + enters) * sizes.whole
+        total["all_reduce"] += (leaves + again_leaves + embeds) * sizes.whole + enters * sizes.column
     return total
 
 
 def _gathered_for_weights(plan: Plan, stage: int) -> int:
-    """Return how many activations the backward of a stage gathers for the gradients of weights: the input of each
-    trained weight that is split by its outputs, and the gradient of what a trained table of tokens embeds."""
+    """Return how many columns the backward of a stage gathers for the gradients of weights: the input of each trained
+    weight that is split by its outputs, and the gradient of what a trained table of tokens embeds."""
     first, last = stage == 0, stage == plan.last_stage
     rows = stage_parameters(plan.model, plan.layers_of(stage), first=first, last=last)
     trained = {row.name: row for row in rows if plan.optimizer.trains(row)}
     own = [row for row in trained.values() if isinstance(row.owner, int) and not is_added(row)]
-    entering = sum(row.splits_outputs for row in own)
+    entering = sum(row.shape[-1] for row in own if row.splits_outputs)
     table = TOKENS if plan.model.head == "tied" else "head.weight"
-    return entering + (first and TOKENS in trained) + (last and table in trained)
+    return entering + plan.model.hidden * ((first and TOKENS in trained) + (last and table in trained))
 
 
 def _adapters(plan: Plan, number: int) -> Counter[str]:

@@ -3,7 +3,7 @@
 import filecmp
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
         )
     family = family_named(config, str(folder / "config.json"))
     rows, names = list(twins(model, family)), family.names(model)
-    _refuse_unused(stored, rows, folder)
+    _refuse_unused([name for name in stored if not name.startswith(family.besides(config))], rows, folder)
     # Some folders omit the prefix of the inner model.
     where = {f"{prefix}{n}": p for n, p in stored.items() for prefix in (names.prefix,)} | stored
     for twin in rows:
@@ -103,17 +103,20 @@ def tokenizer_files(folder: Path) -> list[str]:
     return names if FILE in names else []
 
 
-def _dtype(where: Mapping[str, Stored], rows: Iterable[Twin], folder: Path) -> str:
-    """Return the dtype that represents all weights exactly; norms may have a wider dtype than matrices."""
-    used = {where[name].dtype: name for twin in rows for name in twin.theirs}
-    unknown = sorted(used.keys() - _OURS.keys())
+def _dtype(where: Mapping[str, Stored], rows: Sequence[Twin], folder: Path) -> str:
+    """Return the dtype that represents all weights exactly; norms may have a wider dtype than matrices. Parameters that
+    are wide anyway do not matter."""
+    every = {where[name].dtype: name for twin in rows for name in twin.theirs}
+    used = {where[name].dtype: name for twin in rows for name in twin.theirs if not twin.ours.wide}
+    unknown = sorted(every.keys() - _OURS.keys())
     if unknown:
-        raise DataError(f"{folder}: tensor '{used[unknown[0]]}' is {unknown[0]}; known: {', '.join(_OURS)}")
+        raise DataError(f"{folder}: tensor '{every[unknown[0]]}' is {unknown[0]}; known: {', '.join(_OURS)}")
     widest = next(dtype for dtype in _OURS if dtype in used)
     return "F32" if widest == "BF16" and "F16" in used else widest  # neither of the two can represent the other
 
 
 def _part(twin: Twin, where: Mapping[str, Stored], folder: Path, dtype: torch.dtype) -> Part:
+    dtype = torch.promote_types(dtype, torch.float32) if twin.ours.wide else dtype
     wanted = [tuple(x.shape) for x in twin.to_hf(torch.empty(twin.box.shape, device="meta"))]
 
     def values() -> torch.Tensor:

@@ -69,7 +69,7 @@ def export_hf(source: Checkpoint, folder: str | Path, *, tokenizer: str | Path |
     marks = _marks(source, plan.model, words)
     config = config_of(plan.model, dtype=NAMES[dtype]) | marks
     with publishing_new(folder, "name a new folder") as partial:
-        files = _write_weights(source, plan, partial, TORCH_DTYPES[dtype])
+        files = _write_weights(source, plan, partial)
         write_json(partial / "config.json", config)
         _write_words(partial, plan.model, _with_template(partial, tokenizer, marks, words), words)
         positions = compared_positions(plan.model)
@@ -77,8 +77,8 @@ def export_hf(source: Checkpoint, folder: str | Path, *, tokenizer: str | Path |
     return Exported(folder, difference, files, positions)
 
 
-def _write_weights(source: Checkpoint, plan: Plan, folder: Path, dtype: torch.dtype) -> int:
-    entries = [entry for twin in twins(plan.model) for entry in _entries(source, twin, dtype)]
+def _write_weights(source: Checkpoint, plan: Plan, folder: Path) -> int:
+    entries = [entry for twin in twins(plan.model) for entry in _entries(source, twin)]
     total = sum(entry.bytes for entry in entries)
     check_room(folder, total, "name another folder")
     files: list[list[Entry]] = [[]]
@@ -97,13 +97,15 @@ def _write_weights(source: Checkpoint, plan: Plan, folder: Path, dtype: torch.dt
     return len(files)
 
 
-def _entries(source: Checkpoint, twin: Twin, dtype: torch.dtype) -> Iterator[Entry]:
+def _entries(source: Checkpoint, twin: Twin) -> Iterator[Entry]:
     """Yield the exported tensors of a region. It is read again for each, so that only one is in memory."""
+    name = f"weights/{twin.ours.name}"
+    dtype = TORCH_DTYPES[source.manifest["tensors"][name]["dtype"]]
     shapes = [tuple(x.shape) for x in twin.to_hf(torch.empty(twin.box.shape, device="meta"))]
     for number, (key, there) in enumerate(zip(twin.theirs, shapes, strict=True)):
 
         def values(number: int = number) -> torch.Tensor:
-            return twin.to_hf(source.read(f"weights/{twin.ours.name}", twin.box, dtype))[number]
+            return twin.to_hf(source.read(name, twin.box, dtype))[number]
 
         yield Entry(key, dtype, there, values)
 

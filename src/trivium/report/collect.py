@@ -253,6 +253,7 @@ def _training(run: Path) -> dict[str, Any] | None:
         "of_pairs": _method(begun) not in OF_TEXT,
         "step_seconds": metrics.seconds or None,
         "resumed_from": resumed_from(_whole_lines(events)),
+        "layouts": layouts_of(_whole_lines(events), summary["layout"]),
         "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},
         "loads": metrics.loads.points(),
         "interruptions": interruptions(_whole_lines(events)),
@@ -393,6 +394,27 @@ def resumed_from(events: Iterable[Mapping[str, Any]]) -> int:
         if event.get("event") == "resumed" and isinstance(event.get("step"), int):
             after = event["step"]
     return after
+
+
+def layouts_of(events: Iterable[Mapping[str, Any]], last: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return {after, layout, predicted_seconds} of every part of a training that had a layout of its own: the step
+    after which it began, and the predicted seconds of a step, or None. last: the layout at the end."""
+    found: list[dict[str, Any]] = []
+
+    def add(after: int, layout: Any, seconds: Any = None) -> None:
+        if isinstance(layout, dict) and not (found and layout_text(found[-1]["layout"]) == layout_text(layout)):
+            known = seconds if isinstance(seconds, int | float) else None
+            found.append({"after": after, "layout": layout, "predicted_seconds": known})
+
+    for event in events:
+        step = event.get("step")
+        if event.get("event") != "resumed" or not isinstance(step, int):
+            continue
+        found = [part for part in found if part["after"] < step]  # the steps after it are done again
+        if not found and step:
+            add(0, event.get("layout_before"))
+        add(step if found else 0, event.get("layout"), event.get("predicted_seconds"))
+    return found or [{"after": 0, "layout": last, "predicted_seconds": None}]
 
 
 def _text(event: Mapping[str, Any]) -> str | None:

@@ -69,6 +69,7 @@ class Summary(Result):
     tokens: int | None = None
     parameters: int | None = None
     memory: list[RankMemory] = []
+    memory_layout: dict[str, Any] = {}  # in which memory and phases were measured
     phases: list[RankPhases] = []
     finished: bool = True
     steps_planned: int | None = None  # planned steps of an unfinished training

@@ -104,6 +104,17 @@ class Row:
         """Whether it is a matrix whose outputs are divided over tensor ranks, so that each reads the full input."""
         return len(self.shape) > 1 and self.split is not None and self.split < len(self.shape) - 1
 
+    @property
+    def splits_inputs(self) -> bool:
+        """Whether it is a matrix whose inputs are divided over tensor ranks, so that each computes a part of a sum."""
+        return len(self.shape) > 1 and self.split == len(self.shape) - 1
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is the weight of a linear layer of one matrix: split over tensor ranks, or outside of their
+        regions, where every rank holds all of it."""
+        return len(self.shape) > 1 and (self.split is not None or self.per_position) and not self.by_expert
+
 
 @dataclass(frozen=True)
 class Parameter(Row):
@@ -303,6 +314,10 @@ class Part:
     def products(self, at: Place) -> list[Product]:
         """Return its matrix products with weights, in order."""
         return []
+
+    def entering(self, hidden: int) -> tuple[int, ...]:
+        """Return the columns of what enters its tensor region, one number for each message. hidden: of its input."""
+        return (hidden,)
 
     def kept(self, at: Place) -> Iterator[Kept]:
         """Yield what its backward needs."""
