@@ -26,6 +26,13 @@ DORA = {**ROTARY, "adapters": [{"kind": "dora", "settings": {"r": 3}}]}
 GGPO = {**ROTARY, "adapters": [{"kind": "lora_ggpo", "match": "layers.[12].*"}, {"match": "*.mlp.*"}]}
 ADAPTED = {**ROTARY, "adapters": [{"match": "*.[mo]*[pt]", "settings": {"r": 3}}, {"match": "layers.1.*"}]}
 
+ROUTED = {"count": 4, "chosen": 2, "columns": 8, "balance_loss": 0.01, "bias_rate": 0.01, "router_z_loss": 0.01}
+IN_ALL = {**ROUTED, "balance_scope": "global_batch"}
+POOLED = {**ROUTED, "balance_convention": "transformers", "balance_scope": "sequence"}
+EXPERTS, EXPERTS_IN_ALL, EXPERTS_POOLED = (
+    {**ROTARY, "kv_heads": 2, "feed_forward": "experts", "experts": each} for each in (ROUTED, IN_ALL, POOLED)
+)
+
 
 def frozen(*patterns: str) -> dict[str, Any]:
     """Return the optimizer of a plan that trains no parameter with such a name."""
@@ -80,6 +87,16 @@ PLANS = {
         ),
         small(data=2, zero=3, optimizer=frozen("embedding.*", "layers.0.*", "layers.1.mlp.up.*")),
         small(data=2, zero=2, optimizer=frozen("layers.0.*", "layers.1.mlp.up.*")),
+        small(tensor=2, model=EXPERTS, precision={"weights": "bf16"}),
+        small(tensor=2, model={**EXPERTS_IN_ALL, "qk_norm": "all_heads"}, sequence_parallel=True),
+        small(pipeline=2, model=EXPERTS_POOLED),
+        small(context=2, model=EXPERTS_POOLED, recompute={"mode": "layer"}),
+        small(context=2, model=EXPERTS_IN_ALL, precision={"weights": "bf16"}),
+        small(context=2, model=EXPERTS_IN_ALL, context_attention="ulysses"),
+        small(data=2, zero=3, model=EXPERTS_IN_ALL, precision={"weights": "bf16"}),
+        small(data=2, zero=3, model={**EXPERTS_IN_ALL, "head": "untied"}),
+        small(data=2, model=EXPERTS_IN_ALL, batch={"sequences": 4}),
+        small(pipeline=2, chunks=2, schedule="zb-turns", model=EXPERTS_POOLED, batch={"sequences": 10}),
     ],
     4: [
         small(tensor=2, pipeline=2, sequence_parallel=True),
@@ -102,6 +119,7 @@ PLANS = {
         small(data=4, zero=1, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
         small(data=4, zero=2, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
         small(data=2, context=2, zero=3, shards=2),
+        small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-v", model=EXPERTS_POOLED),
     ],
     8: [small(tensor=2, pipeline=2, data=2, chunks=2, sequence_parallel=True, model={"z_loss": 1e-4})],
 }

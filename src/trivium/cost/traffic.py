@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from trivium.cost.router_traffic import add_routers
 from trivium.objectives.objective import loss_names
+from trivium.objectives.routers import counts_first
 from trivium.plan.adapters import Adapted, is_added
 from trivium.plan.buckets import BucketRow, bucket_table, slices_of
 from trivium.plan.layers.part import Exchanged, Place, owned
@@ -57,6 +59,7 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
     if plan.model.adapters_remember:
         _add_remembered(traffic, plan, rows, at)
     _add_scalars(traffic, plan)
+    add_routers(traffic, plan, at, micro_batches)
     return {axis: Counter({k: v for k, v in c.items() if v}) for axis, c in traffic.items()}
 
 
@@ -124,7 +127,8 @@ def _gathered_for_weights(plan: Plan, stage: int) -> int:
     rows = stage_parameters(plan.model, plan.layers_of(stage), first=first, last=last)
     trained = {row.name: row for row in rows if plan.optimizer.trains(row)}
     own = [row for row in trained.values() if isinstance(row.owner, int) and not is_added(row)]
-    entering = sum(row.shape[-1] for row in own if row.splits_outputs)
+    keeps = tuple(f"layers.{number}.mlp." for number in plan.model.experts_by_layer)  # experts keep what has entered
+    entering = sum(row.shape[-1] for row in own if row.splits_outputs and not row.name.startswith(keeps))
     table = TOKENS if plan.model.head == "tied" else "head.weight"
     return entering + plan.model.hidden * ((first and TOKENS in trained) + (last and table in trained))
 
@@ -261,9 +265,11 @@ def _gathers(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> 
     """Return how often ZeRO stage 3 gathers a bucket per step: for each forward and backward, an embedding only for the
     forward."""
     first = row.items[0]
+    again = counts_first(plan, micro_batches) * micro_batches  # for the forwards that count loads, without the head
     if first.parameter.owner != "embedding":
-        return 2 * plan.taken(at.pipeline, first.stage, micro_batches)
-    embeds = 0 if first.borrowed else micro_batches
+        in_layer = first.parameter.owner != "head"
+        return 2 * plan.taken(at.pipeline, first.stage, micro_batches) + again * in_layer
+    embeds = 0 if first.borrowed else micro_batches + again
     predicts = row.tied and (first.borrowed or _has_both_ends(plan, at))
     return embeds + (2 * plan.taken(at.pipeline, plan.last_stage, micro_batches) if predicts else 0)
 
