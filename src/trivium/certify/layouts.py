@@ -29,6 +29,20 @@ LATENT: Tree = {"kv_rank": 5, "plain_columns": 3, "rotated_columns": 4, "value_c
 DEEPSEEK: Tree = {**ROTARY, "attention": "latent", "rope_pairs": "neighbours"}
 LLAMA3, YARN = ({"kind": kind, **_IN_PART} for kind in ("llama3", "yarn"))
 EXPERT_DEGREES = (1, 2, 4)
+# Routers of Mixtral, DeepSeek-V3, Qwen2-MoE and others; losses are large, so that they change gradients.
+EXPERTS: tuple[Tree, ...] = (
+    {"count": 4, "chosen": 2, "balance_loss": 0.3, "router_z_loss": 0.1},
+    {
+        **{"count": 8, "chosen": 3, "scores": "sigmoid", "scale": 2.5, "shared": 24, "bias_rate": 0.05},
+        **{"groups": 4, "chosen_groups": 2, "group_score": "two_largest"},
+        **{"balance_loss": 0.2, "balance_scope": "sequence"},
+    },
+    {
+        **{"count": 12, "chosen": 2, "normalized": False, "shared": 24, "shared_gate": True},
+        **{"balance_loss": 0.3, "balance_convention": "transformers"},
+    },
+    {"count": 4, "chosen": 1, "bias_rate": 0.1, "balance_loss": 0.3, "balance_scope": "global_batch"},
+)
 # The first layer has another adapter than the others, which leave the output of attention alone.
 ADAPTERS: tuple[Tree, ...] = (
     {"match": "layers.0.*", "settings": {"r": 3, "alpha": 2.0, "rslora": True}},
@@ -72,6 +86,11 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {**ROTARY, **OFFSET}, "queries": 2},
         {"model": {**ROTARY, **OFFSET, "qk_norm": "each_head", "norm_epsilon": 0.1}},
         {"model": {**ROTARY, **OFFSET, "qk_norm": "all_heads", "norm_epsilon": 0.1}, "queries": 2},
+        *({"model": {**ROTARY, "feed_forward": "experts", "experts": experts}} for experts in EXPERTS),
+        {
+            "model": {**ROTARY, "feed_forward": "experts", "experts": EXPERTS[1], "first": [{"feed_forward": "gated"}]},
+            "queries": 2,
+        },
     ),
     "activation": _every("activation"),
     "wiring": tuple(merge(c, {"model": epsilon_of(c["model"])}) for c in _every("wiring")),
