@@ -170,14 +170,16 @@ class AdapterGroup(Config):
 
 
 def group_of(groups: Sequence[AdapterGroup], number: int, row: Row) -> int | None:
-    """Return the number of the first group that takes a row of layer `number`; None for what gets no adapter.
-
-    A linear layer is a matrix that is split over tensor ranks.
-    """
-    if row.split is None or len(row.shape) < 2:
+    """Return the number of the first group that takes a row of layer `number`; None for what gets no adapter."""
+    if not is_linear(row):
         return None
     name = f"layers.{number}.{row.name.removesuffix('.weight')}"
     return next((n for n, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
+
+
+def is_linear(row: Row) -> bool:
+    """Whether a row is the matrix of a linear layer that may have an adapter: one that is split over tensor ranks."""
+    return row.adapts and row.split is not None and len(row.shape) > 1
 
 
 def adapted_rows(groups: tuple[AdapterGroup, ...], number: int, rows: Iterable[Row]) -> tuple[Adapted, ...]:
