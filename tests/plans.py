@@ -4,7 +4,19 @@ from functools import cache
 from typing import Any
 
 from trivium.certify.layouts import generated_plans
+from trivium.config import Tree
 from trivium.plan.plan import Plan
+
+# The settings of a model of experts; `first` has the dense layer.
+EXPERTS: Tree = {
+    "norm": "rms_norm",
+    "positions": "rotary",
+    "bias": "none",
+    "feed_forward": "experts",
+    "ffn": 12,
+    "experts": {"count": 4, "chosen": 2, "shared": 8},
+    "first": [{"times": 1, "feed_forward": "gated"}],
+}
 
 
 def small(tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any) -> Plan:

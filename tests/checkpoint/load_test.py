@@ -43,9 +43,7 @@ def read(place: Place, plan: Plan, root: Path, largest_bytes: int) -> None:
     wanted = 0
     for bucket in trainer.buckets:
         held = bucket.owned if plan.zero == 3 else slice(0, bucket.padded)
-        elements = [
-            sum(p.box.elements for p in places(bucket, part, plan, mesh.tensor.index)) for part in (held, bucket.owned)
-        ]
+        elements = [sum(p.box.elements for p in places(bucket, part, plan, mesh)) for part in (held, bucket.owned)]
         wanted += (elements[0] + 2 * elements[1]) * trainer.buckets[0].weights.element_size()
     assert sum(checkpoint.traffic.values()) == sum(reads) == wanted
     assert max(reads) <= largest_bytes, "one parameter at a time"

@@ -22,6 +22,7 @@ from trivium.evaluation.tasks.passages import VERSIONS
 from trivium.interchange.export import export_hf
 from trivium.interchange.target import opened
 from trivium.provenance import STAMP, describe, write_json
+from trivium.report.verdicts import significant_scores
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +268,20 @@ def test_prompts_that_were_cut_are_told_of_all_that_were_asked(scene, tmp_path, 
         ["100.0", "%"],
     ]
     assert "cut: so many of the prompts, one for each choice, were longer than the model's 64 tokens" in told
+
+
+def test_the_table_has_the_scores_that_the_report_calls_significant():
+    """One in twenty of many scores is above chance by luck: both correct for their number."""
+    known = {"interval": [0.52, 0.68], "chance": 0.5, "unigram": 0.5, "unigram_p": 0.01, "confidence": 0.95, "n": 150}
+    known |= {"accuracy": 0.6, "nats_per_byte": 1.4, "unigram_nats_per_byte": 1.9, "truncated_fraction": 0.0}
+    sure = known | {"accuracy": 0.9, "interval": [0.84, 0.94], "unigram_p": 1e-20}
+    tasks = {"sure": {"0": sure}, **{f"lucky{n}": {"0": known} for n in range(9)}}
+    _, *rows, others = EVALUATE.summary({"tasks": tasks, "skipped": {}, "model": {"sequence": 128}})
+    assert [row.split()[0] for row in rows] == ["sure"]
+    assert others.startswith(
+        "  not significantly better than chance and token frequencies, corrected for 10 scores: luc"
+    )
+    assert significant_scores(tasks).keys() == {("sure", "0")}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.06])

@@ -267,3 +267,16 @@ def test_a_training_with_checkpoints_is_set_aside_only_when_that_is_asked_for(
         else:
             with pytest.raises(ConfigError, match="left as it is"):
                 train.ask(run, changed)
+
+
+def test_the_memory_of_ranks_is_told_with_the_layout_that_they_had() -> None:
+    """After a move to another layout, the summary has the last layout, and the memory is that of the first."""
+    first, last = {"tensor": 2, "pipeline": 1, "data": 1}, {"tensor": 1, "pipeline": 1, "data": 1}
+    held = {"weights": 1 << 20}
+    ranks = [{"rank": n, "coordinate": {"tensor": n}, "categories": held, "predicted": held} for n in range(2)]
+    result = {"parameters": 1, "steps": 2, "tokens": 3, "validation_loss": 1.0, "unigram_entropy": None}
+    *_, title, row = train.TRAIN.summary({**result, "layout": last, "memory_layout": first, "memory": ranks})
+    assert title == "  memory counted (predicted) in the first layout, tensor 2 x pipeline 1 x data 1 = 2 ranks:"
+    assert row == "    ranks 0-1: weights 1 MiB (1 MiB)"
+    *_, title, row = train.TRAIN.summary({**result, "layout": first, "memory_layout": first, "memory": ranks})
+    assert title == "  memory counted (predicted):"

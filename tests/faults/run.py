@@ -12,18 +12,18 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from faults import adapters, context, data, depth, optimizer, parts, pipeline, steps, tensor, ways, weights
+from faults import adapters, context, data, depth, latent, optimizer, parts, pipeline, steps, tensor, ways, weights
 from faults.mutant import Mutant
 from trivium.certify.certificate import Certificate, examine
 from trivium.certify.reference import compute_reference
 from trivium.certify.sweep import (
     CPU,
-    certify,
     collect,
     connect_mesh,
     describe,
@@ -42,23 +42,24 @@ from trivium.provenance import write_json
 
 CATALOGUE = {
     kind: tuple(m for m in vars(kind).values() if isinstance(m, Mutant))
-    for kind in (tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters)
+    for kind in (tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent)
 }
 EVERY_MUTANT = tuple(m for mutants in CATALOGUE.values() for m in mutants)
 TRIAL_SECONDS = 60  # time limit for one fault on one plan
 
 
 class Trial(NamedTuple):
-    """A plan to certify while a fault is in the code."""
+    """A plan to certify while a fault is in the code, or none."""
 
     name: str
-    mutant: Mutant
     plan: Plan
+    way: Way
+    mutant: Mutant | None = None
 
     @property
     def kind(self) -> tuple[int, str]:
         """World size and code path. Trials of one kind can share their ranks."""
-        return self.plan.layout.world_size, self.mutant.way.name
+        return self.plan.layout.world_size, self.way.name
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,10 @@ class Verdict:
 
 def try_mutants(mutants: Sequence[Mutant], *, progress: Progress = silent) -> list[Verdict]:
     """Return the verdict on each fault, in order."""
-    trials = [Trial(f"{m.name} {k}", m, m.way.shaped(p)) for m in mutants for k, p in enumerate(m.plans)]
-    distinct = list({(t.plan, t.mutant.way): t for t in trials})
-    certificates = certify([plan for plan, _ in distinct], ways=[way for _, way in distinct])
-    passes = dict(zip(distinct, (c.passed for c in certificates), strict=True))
-    trials = [t for t in trials if passes[t.plan, t.mutant.way]]
+    faulty = [Trial(f"{m.name} {k}", m.way.shaped(p), m.way, m) for m in mutants for k, p in enumerate(m.plans)]
+    distinct = list({(t.plan, t.way): t for t in faulty})
+    sound = {which: Trial(f"no fault {n}", *which) for n, which in enumerate(distinct)}
+    trials = [*sound.values(), *faulty]
     results: dict[str, Caught | str | None] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -106,7 +106,8 @@ def try_mutants(mutants: Sequence[Mutant], *, progress: Progress = silent) -> li
         for kind in sorted({t.kind for t in trials}):
             results |= _try_together([t for t in trials if t.kind == kind], folder)
             progress(len(results), len(trials), f"faults on {kind[0]} ranks")
-    return [_verdict(m, [results.get(f"{m.name} {k}") for k in range(len(m.plans))]) for m in mutants]
+    found = {t.name: results[t.name] for t in faulty if results[sound[t.plan, t.way].name] is None}
+    return [_verdict(m, [found.get(f"{m.name} {k}") for k in range(len(m.plans))]) for m in mutants]
 
 
 def _verdict(mutant: Mutant, results: Sequence[Caught | str | None]) -> Verdict:
@@ -117,7 +118,7 @@ def _verdict(mutant: Mutant, results: Sequence[Caught | str | None]) -> Verdict:
 
 def _try_together(trials: Sequence[Trial], folder: Path) -> dict[str, Caught | str | None]:
     """Run all trials in the same ranks. If a fault ends them, run each trial in its own ranks instead."""
-    way, ranks = trials[0].mutant.way, trials[0].plan.layout.world_size
+    way, ranks = trials[0].way, trials[0].plan.layout.world_size
     try:
         run_ranks(_trial_rank, ranks, trials, way, folder, timeout_seconds=TRIAL_SECONDS * len(trials))
     except TriviumError as error:
@@ -134,10 +135,10 @@ def _try_together(trials: Sequence[Trial], folder: Path) -> dict[str, Caught | s
 
 def _trial_rank(place: Place, trials: Sequence[Trial], way: Way, folder: Path) -> None:
     with way.taken(), connected(place, timeout_seconds=30, device=CPU):
-        for name, mutant, plan in trials:
+        for name, plan, _, mutant in trials:
             mesh = connect_mesh(plan, place, way)
-            with mutant.applied(mesh):
-                if mutant.everywhere:
+            with mutant.applied(mesh) if mutant else nullcontext():
+                if mutant and mutant.everywhere:
                     reference = compute_reference(plan, way.course)
                 else:
                     reference = reference_of(plan, way, folder)

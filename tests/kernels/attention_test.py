@@ -87,6 +87,52 @@ def test_values_and_gradients_are_the_formulas(
             )
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("columns", [4, 9])  # of values, where queries and keys have 6
+@pytest.mark.parametrize("attention", [Attention(), CpuAttention()])
+def test_values_may_have_another_width_than_queries(attention: Attention, columns: int, dtype: torch.dtype) -> None:
+    """Through a window, of packed documents, with a mask, and as a tile of a ring."""
+    (q, k, _), _ = made((2, 3, 3, 9, 6), dtype)
+    v, grad = torch.randn(9, 2, 3, columns, dtype=dtype).permute(1, 2, 0, 3), torch.randn(2, 3, 9, columns, dtype=dtype)
+    within = {"rtol": TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
+    for sight in (Sight((), None), *sights(2, 9)):
+        ours, theirs = ([x.clone().requires_grad_() for x in (q, k, v)] for _ in range(2))
+        found, expected = attention.attend(*ours, sight), plainly(*theirs, sight)
+        found.backward(grad)
+        expected.backward(grad.double())
+        torch.testing.assert_close(found.double(), expected, **within)
+        for mine, right in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine.grad, right.grad, rtol=4 * within["rtol"], atol=8 * within["atol"])
+    seen = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    masked = attention.attend_masked(q, k, v, q.new_zeros(seen.shape).masked_fill_(~seen, -math.inf))
+    torch.testing.assert_close(masked.double(), plainly(q, k, v, Sight((), None)), **within)
+    out, sums, about = attention.tile(q, k, v, mask=seen)
+    torch.testing.assert_close(out.double(), plainly(q, k, v, Sight((), None)), **within)
+    known = Known(out.to(dtype), out, sums, about)
+    given = [x.clone().requires_grad_() for x in (q, k, v)]
+    plainly(*given, Sight((), None)).backward(grad.double())
+    for mine, right in zip(
+        attention.tile_gradients(grad, (q, k, v), known, triangle=False, mask=seen), given, strict=True
+    ):
+        torch.testing.assert_close(mine.to(dtype), right.grad, rtol=8 * within["rtol"], atol=8 * within["atol"])
+
+
+@pytest.mark.parametrize("columns", [16, 48])  # of values, where queries and keys have 32
+def test_an_accelerators_kernels_are_given_one_width(columns: int) -> None:
+    """Here only shapes can be seen."""
+    with FakeTensorMode():
+        q, k, v, grad = (
+            torch.empty(2, 4, 8, width, device="cuda", dtype=torch.bfloat16) for width in (32, 32, columns, columns)
+        )
+        attention = CudaAttention()
+        for sight in (Sight((), None), Sight((), None, 3)):
+            assert attention.attend(q, k, v, sight).shape == v.shape
+        out, sums, about = attention.tile(q, k, v, triangle=True)
+        given = grad, (q, k, v), Known(out, out, sums, about)
+        found = attention.tile_gradients(*given, triangle=True, mask=None)
+        assert out.shape == v.shape and [x.shape for x in found] == [q.shape, k.shape, v.shape]
+
+
 def test_a_reach_changes_nothing_of_what_is_kept_or_where_it_lies() -> None:
     """So that a layer takes the memory that is predicted for it, with a window and documents or without."""
     for shape in SHAPES:

@@ -8,7 +8,7 @@ import torch
 from plans import brief, small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE
-from trivium.certify.layouts import ROTARY
+from trivium.certify.layouts import DEEPSEEK, LATENT, ROTARY
 from trivium.certify.reference import random_rows
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
@@ -19,6 +19,9 @@ from trivium.training.trainer import Samples, Trainer
 
 QWEN3 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "each_head", "bias": "qkv"}
 OLMO2 = {**ROTARY, "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
+LITE = {**DEEPSEEK, "latent": LATENT}
+DEEPSEEK_V2 = {**DEEPSEEK, "latent": {**LATENT, "query_rank": 6}}
+ADAPTED_LATENT = {**DEEPSEEK_V2, "adapters": [{"match": "*.*_down"}, {"kind": "dora", "match": "layers.1.*"}]}
 DORA = {**ROTARY, "adapters": [{"kind": "dora", "settings": {"r": 3}}]}
 GGPO = {**ROTARY, "adapters": [{"kind": "lora_ggpo", "match": "layers.[12].*"}, {"match": "*.mlp.*"}]}
 ADAPTED = {**ROTARY, "adapters": [{"match": "*.[mo]*[pt]", "settings": {"r": 3}}, {"match": "layers.1.*"}]}
@@ -56,6 +59,13 @@ PLANS = {
         small(tensor=2, model=QWEN3, sequence_parallel=True),
         small(context=2, model=QWEN3),
         small(context=2, model=QWEN3, context_attention="ulysses"),
+        small(tensor=2, model=LITE),
+        small(tensor=2, model=LITE, recompute={"mode": "layer"}, sequence_parallel=True),
+        small(tensor=2, model=DEEPSEEK_V2, sequence_parallel=True, recompute={"mode": "attention"}),
+        small(tensor=2, model=ADAPTED_LATENT, sequence_parallel=True),
+        small(tensor=2, model=ADAPTED_LATENT, recompute={"mode": "layer"}),
+        small(context=2, model=LITE, recompute={"mode": "attention"}, precision={"weights": "bf16"}),
+        small(context=2, model=DEEPSEEK_V2, context_attention="ulysses", recompute={"mode": "attention"}),
         small(data=2, zero=1, precision={"weights": "bf16", "communication": "bf16"}),
         *(
             small(tensor=2, sequence_parallel=True, optimizer=frozen(*names), **more)

@@ -8,7 +8,7 @@ import torch
 
 from plans import small
 from ranks import on_ranks
-from trivium.certify.layouts import ROTARY
+from trivium.certify.layouts import DEEPSEEK, LATENT, ROTARY
 from trivium.certify.plain import first_weights
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
@@ -21,11 +21,19 @@ from trivium.plan.parameters import Box, parameters, shard_box
 from trivium.seeds import generator_for
 
 LLAMA = {**ROTARY, "kv_heads": 2, "head": "untied", "ffn": 24, "hidden": 32}
+LITE = {**DEEPSEEK, "latent": LATENT, "ffn": 24}
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": LLAMA,
     "window everywhere": {**LLAMA, "window": 4},
     "window": {**LLAMA, "window": 4, "pattern": [{"times": 1}, {"window": None}]},
+    "latent": LITE,
+    "latent of queries": {
+        **LITE,
+        "latent": {**LATENT, "query_rank": 6},
+        "window": 4,
+        "pattern": [{}, {"window": None}],
+    },
     "window in gpt": {"window": 3, "first": [{"times": 1, "window": None}]},
 }
 GREEDY = Choice(0.0, 0, 1.0, 0)

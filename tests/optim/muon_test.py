@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable
+from math import prod
 from unittest import mock
 
 import pytest
 import torch
 from torch.optim import _muon
 
-from plans import small
+from plans import EXPERTS, small
 from ranks import ranks
 from trivium.certify.layouts import ROTARY
 from trivium.certify.oracle.optimizer import PlainOptimizer, Recipe
@@ -16,7 +17,7 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.optim.rules.muon import Muon
 from trivium.parallel.sharding.whole_matrices import _exchanged, transformed
-from trivium.plan.buckets import bucket_table
+from trivium.plan.buckets import bucket_table, slices_of
 from trivium.plan.layout import Layout
 from trivium.plan.matrices import matrix_shapes, rounds_of_work
 from trivium.plan.optimizer import Group
@@ -113,6 +114,31 @@ def test_each_matrix_has_one_rank_and_all_ranks_about_as_much_work(layout: dict)
     ranks = plan.layout.sharers * plan.layout.tensor
     assert all(len({(w.sharer, w.tensor) for w in works}) == len(works) <= ranks for works in rounds)
     assert len(rounds) <= len(names) / ranks + 2
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_the_matrices_of_experts_are_given_out_among_those_who_share_the_same_experts(zero: int) -> None:
+    groups = {"groups": [{"match": "*norm*"}, {"match": "layers.*.weight", "rule": "muon"}]}
+    plan = small(data=4, tensor=2, expert=2, zero=zero, model={**EXPERTS, "layers": 6}, optimizer=groups)
+    rows = bucket_table(plan, 0)
+    trained = [row for row in rows if row.trains]
+    rounds = rounds_of_work(plan, rows)
+    for works in rounds:
+        (slices,) = {slices_of(plan, trained[work.bucket]) for work in works}
+        (by_expert,) = {trained[work.bucket].by_expert for work in works}
+        assert slices == (1 if zero == 0 else 2 if by_expert else 4)
+        assert all(0 <= work.sharer < slices for work in works)
+    works = [work for works in rounds for work in works]
+    assert sorted(work.parameter.name for work in works) == sorted(
+        p.name for p in parameters(plan.model) if isinstance(p.owner, int) and len(p.shape) > 1
+    )
+    for work in works:
+        whole = next(p for p in parameters(plan.model) if p.name == work.parameter.name)
+        every, here = matrix_shapes(whole), matrix_shapes(work.parameter)
+        assert here == (every[: len(every) // 2] if whole.by_expert else every)
+        split, shape = work.parameter.split, list(work.parameter.shape)
+        shape[split or 0] //= 2 if split is not None else 1
+        assert work.shape == tuple(shape) and work.stop - work.start == prod(shape)
 
 
 @ranks(3)

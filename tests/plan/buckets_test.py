@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plans import small
-from trivium.plan.buckets import BUCKET_ELEMENTS, LONE_BUCKET_ELEMENTS, bucket_table, held, in_buckets, partial_over
+from plans import EXPERTS, small
+from trivium.plan.buckets import (
+    ALIGNMENT_ELEMENTS,
+    BUCKET_ELEMENTS,
+    LONE_BUCKET_ELEMENTS,
+    bucket_table,
+    held,
+    in_buckets,
+    partial_over,
+    slices_of,
+)
 from trivium.plan.parameters import TOKENS
 
 
@@ -63,6 +72,25 @@ def test_at_stage_3_a_bucket_is_of_one_module() -> None:
     assert all(len({i.parameter.owner for i in row.items}) == 1 for row in bucket_table(plan, 0))
     together = bucket_table(small(data=2, zero=1), 0)
     assert len(together) < len(bucket_table(plan, 0))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize(("degrees", "slices"), [({}, 4), ({"shards": 4}, 2), ({"shards": 2}, 1)])
+def test_experts_have_buckets_that_ranks_with_the_same_experts_slice(zero: int, degrees: dict, slices: int) -> None:
+    if zero == 0 and degrees:
+        return
+    plan = small(data=4, context=2, expert=2, zero=zero, model=EXPERTS, **degrees)
+    rows = bucket_table(plan, 0)
+    for row in rows:
+        assert {item.parameter.by_expert for item in row.items} == {row.by_expert}
+        mine = slices_of(plan, row)
+        assert mine == (1 if zero == 0 else slices if row.by_expert else plan.layout.sharers)
+        assert row.padded % (mine * ALIGNMENT_ELEMENTS) == 0
+        if row.by_expert:
+            assert all(item.elements == item.parameter.elements // 2 for item in row.items)
+    assert {row.by_expert for row in rows} == {False, True}
+    alone = small(data=4, context=2, zero=zero, model=EXPERTS)
+    assert not any(row.by_expert for row in bucket_table(alone, 0)), "all ranks hold all experts"
 
 
 @pytest.mark.parametrize(("tensor", "parallel"), [(1, False), (2, False), (2, True)])

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from plans import small
@@ -11,7 +12,7 @@ from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.layout import Axis, Coordinate, Layout
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import count, local_shape, parameters, shard_box
+from trivium.plan.parameters import Box, count, local_shape, parameters, shard_box
 from trivium.plan.partition import Partition
 from trivium.plan.plan import Plan
 
@@ -95,6 +96,8 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
     ("changes", "law"),
     [
         ({"layout__data": 3}, "nearest: 12 or 18"),
+        ({"model__feed_forward": "experts", "model__bias": "none"}, "plan.model.experts is not given"),
+        ({"model__attention": "latent"}, "plan.model.latent is not given"),
         ({"layout__chunks": 2, "layout__pipeline": 1}, "chunks interleave"),
         ({"layout__chunks": 2, "layout__pipeline": 2}, "plan.schedule=interleaved"),
         ({"partition__layers": (1, 2)}, "names 2 stages"),
@@ -411,12 +414,19 @@ def test_published_models_have_the_parameters_that_their_folders_hold(model: dic
 EVERY_LLAMA = {"bias": "qkv", "qk_norm": "each_head", "head_width": 12}
 
 
+OF_EXPERTS = {"feed_forward": "experts", "experts": {"count": 8, "chosen": 2, "shared": 4, "bias_rate": 0.1}}
 OLMO2 = {"qk_norm": "all_heads", "norm_position": "after"}
 
 
-@pytest.mark.parametrize(("family", "settings"), [("gpt", {}), ("llama", {}), ("llama", EVERY_LLAMA), ("llama", OLMO2)])
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("gpt", {}), ("llama", {}), ("llama", EVERY_LLAMA), ("llama", OLMO2), ("llama", OF_EXPERTS)],
+)
 @pytest.mark.parametrize("tensor", [1, 2, 4])
-def test_shards_of_every_parameter_cover_it_exactly_once(family: str, settings: dict[str, object], tensor: int) -> None:
+@pytest.mark.parametrize("expert", [1, 4])
+def test_shards_of_every_parameter_cover_it_exactly_once(
+    family: str, settings: dict[str, object], tensor: int, expert: int
+) -> None:
     model = ModelShape(
         **{**{"gpt": {}, "llama": ROTARY}[family], **settings},
         layers=2,
@@ -427,12 +437,15 @@ def test_shards_of_every_parameter_cover_it_exactly_once(family: str, settings: 
         sequence=8,
         head="untied",
     )
-    layout = Layout(tensor=tensor)
+    layout = Layout(tensor=tensor, data=expert, expert=expert)
     for p in parameters(model):
-        boxes = [shard_box(p, model, layout, t) for t in range(tensor)]
-        covered = sum(b.elements for b in boxes)
-        assert covered == (p.elements if p.split is not None else p.elements * tensor)
+        boxes = [shard_box(p, model, layout, t, e) for t in range(tensor) for e in range(expert)]
         assert all(all(n <= m for n, m in zip(b.shape, local_shape(p, model, layout))) for b in boxes)
+        copies = np.zeros(p.shape, dtype=int)
+        for box in boxes:
+            copies[box.within(Box((0,) * len(p.shape), p.shape))] += 1
+        every = (1 if p.split is not None else tensor) * (1 if p.by_expert else expert)
+        assert (copies == every).all(), p.name
 
 
 def test_a_copy_with_another_batch_has_its_own_ramp_table() -> None:

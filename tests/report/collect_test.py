@@ -9,8 +9,10 @@ import pytest
 import trivium.report.collect as module
 from report.fake_run import METRICS, stations, write_run
 from trivium.errors import DataError
+from trivium.provenance import write_json
 from trivium.report.cards import cards
 from trivium.report.collect import MAX_CURVE_POINTS, Curve, collect, results
+from trivium.report.sections import sections
 
 KEYS = {
     "funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples", "provenance",
@@ -325,3 +327,26 @@ def test_a_loss_of_preference_pairs_is_not_called_nats_per_token(tmp_path, metho
     notes = [card.note for card in cards(report)]
     assert any("perplexity" in note for note in notes) is not of_pairs
     assert any("preference pairs" in note for note in notes) is of_pairs
+
+
+def test_loads_of_experts_are_a_picture_a_card_and_a_section_of_models_that_have_some(tmp_path):
+    folder = tmp_path / "training"
+    folder.mkdir()
+    write_json(folder / "run.json", {"plan": {"model": {}}, "training": {"steps": 9}})
+    lines = [
+        {"step": n, "tokens": 10 * n, "loss": 2.0, "lr": 1e-3, "sequences": 1, "seconds": 0.5}
+        | {"experts": {"1": {"largest": 1 + 1 / n, "entropy": 0.9, "shares": [0.7, 0.3], "dropped": n}}}
+        for n in (1, 2, 4)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = collect(tmp_path)
+    assert [point["layers"]["1"]["largest"] for point in report["training"]["loads"]] == [2.0, 1.5, 1.25]
+    assert "experts" not in report["training"]["curves"]["steps"][0]  # 256 numbers a layer
+    assert {card.label: card.value for card in cards({**report, "machine": None})}["Busiest expert"] == "1.25"
+    section = {s.name: s for s in sections(report)}["experts"]
+    assert section.tables[0].rows == [("1", "1.25", "0.900", "4")]
+    assert list(section.figures[0].figure.data[0].z[0]) == [2.0, 1.5, 1.25]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line | {"experts": None}) + "\n" for line in lines))
+    dense = collect(tmp_path)
+    assert "experts" not in {s.name for s in sections(dense)} and dense["training"]["loads"] == []
+    assert "Busiest expert" not in {card.label for card in cards({**dense, "machine": None})}

@@ -5,6 +5,7 @@ import pytest
 from report.fake_run import METRICS, stations, write_run
 from trivium.report.collect import collect
 from trivium.report.sections import busiest, sections, step_time
+from trivium.report.verdicts import verdicts
 from trivium.report.words import median_figure
 
 PHASES = {"stages": 0.15, "waiting": 0.02, "update": 0.02, "other": 0.01}
@@ -59,6 +60,31 @@ def test_steps_before_the_last_resume_do_not_count(tmp_path):
     files["training/events.jsonl"] = "".join(json.dumps(event) + "\n" for event in resumed)
     (table,) = step_time(collect(write_run(tmp_path, **files)))
     assert table.rows[0][2] == "500 ms"
+
+
+def test_each_layout_of_a_training_is_compared_with_its_own_prediction(tmp_path):
+    """The plan predicts the first layout, whose memory and phases were measured; the resume predicts the second."""
+    first, second = {"tensor": 2, "pipeline": 2, "data": 2}, {"tensor": 1, "pipeline": 1, "data": 2}
+    files = stations()
+    steps = [{"step": n, "loss": 1.0, "sequences": 8, "seconds": 0.4 if n <= 4 else 0.1} for n in range(1, 9)]
+    files["training/metrics.jsonl"] = "".join(json.dumps(step) + "\n" for step in steps)
+    resumed = {"event": "resumed", "step": 4, "layout": second, "layout_before": first, "predicted_seconds": 0.05}
+    files["training/events.jsonl"] = json.dumps(resumed) + "\n"
+    files["training/run.json"] = {"plan": {"layout": first}, "training": {}}
+    files["training/summary.json"] |= {"layout": second, "memory_layout": first, "steps": 8}
+    files["training/summary.json"]["phases"] = [{"rank": 0, "coordinate": {}, "seconds": PHASES}]
+    files["plan/plan.json"] |= {"plan": {"layout": first}, "estimate": {"seconds": 0.2, "parts": PARTS}}
+    report = collect(write_run(tmp_path, **files))
+    whole, parts = step_time(report)
+    assert whole.rows == [
+        ("tensor 2 x pipeline 2 x data 2", "200 ms", "400 ms", "2.00"),
+        ("tensor 1 x pipeline 1 x data 2", "50 ms", "100 ms", "2.00"),
+    ]
+    assert parts.headings[0] == "part of a step, tensor 2 x pipeline 2 x data 2"
+    told = [verdict.text for verdict in verdicts(report)]
+    both = "tensor 2 x pipeline 2 x data 2, then (after step 4) tensor 1 x pipeline 1 x data 2"
+    assert any(f"Trained on {both}, the model" in text for text in told)
+    assert any("its one rank of tensor 2 x pipeline 2 x data 2" in text for text in told)
 
 
 def test_only_steps_of_largest_batch_count():

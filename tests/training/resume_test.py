@@ -76,11 +76,15 @@ def test_a_training_that_moves_to_another_layout_is_the_same_training(tokens: Pa
     begun, then = plan(data=2, weights="fp64"), plan(weights="fp64")
     unbroken, moved = tmp_path / "unbroken", tmp_path / "moved"
     start(job(tokens, unbroken, begun))
-    summary = start(job(tokens, moved, begun), then=(5, then))
+    priced = replace(job(tokens, moved, begun), step_seconds=lambda of: 0.25 * of.layout.world_size)
+    summary = start(priced, then=(5, then))
     assert summary["layout"]["data"] == 1 and len(summary["memory"]) == 2
     assert read_record(moved).plan == begun
     events = [(e["event"], e["step"]) for e in read(moved / EVENTS)]
     assert ("saved", 5) in events and ("resumed", 5) in events
+    (resumed,) = (e for e in read(moved / EVENTS) if e["event"] == "resumed")
+    assert (resumed["layout_before"]["data"], resumed["layout"]["data"], resumed["predicted_seconds"]) == (2, 1, 0.25)
+    assert summary["memory_layout"]["data"] == 2
     assert losses(moved) == pytest.approx(losses(unbroken), rel=1e-9)
     assert losses(moved).keys() == set(range(1, STEPS + 1))
 

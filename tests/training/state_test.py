@@ -107,7 +107,7 @@ def values_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Weights and moments by kind and name, of a single process."""
     found = {}
     for shard in trainer.optimizer.shards:
-        for place in places(shard.bucket, shard.bucket.owned, trainer.plan, 0):
+        for place in places(shard.bucket, shard.bucket.owned, trainer.plan, trainer.mesh):
             first, count = place.first - shard.bucket.owned.start, place.box.elements
             tensors = {"weights": shard.bucket.shard[first : first + count], **shard.tensors(first, count)}
             for kind, values in tensors.items():

@@ -38,12 +38,12 @@ class Dora(Lora):
 
     def sums(self, base: Row) -> Sums:
         found = super().sums(base)
-        return found if base.splits_outputs else found._replace(for_weights=prod(base.shape[:-1]))
+        return found._replace(for_weights=prod(base.shape[:-1])) if base.splits_inputs else found
 
     def adapted(self, y: "Tensor", reads: Reads, linear: Linear, added: Mapping[str, Any]) -> "Tensor":
         weight, (a, b) = linear.weight.detach(), (added[name].detach() for name in "ab")
         squares = linear.region.square_sums(weight + self.difference(weight, {"a": a, "b": b}))
-        squares = squares if linear.splits_outputs else linear.region.summed(squares)
+        squares = linear.region.summed(squares) if linear.splits_inputs else squares
         c = (added["m"] / squares.sqrt().to(weight.dtype)).flatten()
         more = self.scale * added_product(reads, linear, added)
         unbiased = y if reads.bias is None else y - reads.bias.flatten()

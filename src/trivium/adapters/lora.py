@@ -4,7 +4,8 @@ rsLoRA (arXiv 2312.03732) has s = alpha / sqrt(r). Dropout acts on the inputs of
 
 Of a layer that is split by its outputs, every tensor rank holds all of A and its own rows of B; of one that is split by
 its inputs, its own columns of A and all of B. Either way tensor ranks exchange the r numbers of x A^T for each
-position, and nothing else besides the messages of the layer.
+position, and nothing else besides the messages of the layer. Of a layer outside of the tensor region, every rank holds
+all of both, and nothing is exchanged.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,8 @@ class Lora(Adapter):
             yield Row("a", (self.r, inputs), initial="uniform", per_position=True)
             yield Row("b", (*outputs, self.r), base.split, initial="zeros", fused=base.fused)
         else:
-            yield Row("a", (self.r, inputs), 1, initial="uniform")
+            inside = base.splits_inputs
+            yield Row("a", (self.r, inputs), 1 if inside else None, initial="uniform", per_position=not inside)
             yield Row("b", (*outputs, self.r), initial="zeros", per_position=True)
 
     def products(self, base: Row, at: Place) -> list[Product]:
@@ -49,16 +51,16 @@ class Lora(Adapter):
         if base.splits_outputs:
             into = Product(self.r / at.along, inputs, enters=False)
             return [into, Product(prod(outputs) / at.tensor, self.r, enters=True)]
-        return [
-            Product(self.r, inputs / at.tensor, enters=False),
-            Product(prod(outputs) / at.along, self.r, enters=True),
-        ]
+        out = Product(prod(outputs) / at.along, self.r, enters=True)
+        if base.splits_inputs:
+            return [Product(self.r, inputs / at.tensor, enters=False), out]
+        return [Product(self.r / at.along, inputs, enters=True), out]
 
     def kept(self, base: Row, at: Place) -> Iterator[Kept]:
         yield Kept(at.positions * self.r / at.along)  # x A^T
 
     def sums(self, base: Row) -> Sums:
-        return Sums(entering=self.r) if base.splits_outputs else Sums(leaving=self.r)
+        return Sums(entering=self.r * base.splits_outputs, leaving=self.r * base.splits_inputs)
 
     def adapted(self, y: "Tensor", reads: Reads, linear: Linear, added: Mapping[str, Any]) -> "Tensor":
         return y + self.scale * added_product(reads, linear, added)
@@ -80,8 +82,10 @@ def added_product(reads: Reads, linear: Linear, added: Mapping[str, Any]) -> "Te
     region, a, b = linear.region, added["a"], added["b"]
     if linear.splits_outputs:
         found: Tensor = region.column_product(region.linear(reads.x, a, function=reads.dropped), b)
-    else:
+    elif linear.splits_inputs:
         found = region.linear(region.row_product(reads.x, a, reads.dropped), b)
+    else:
+        found = region.linear(region.linear(reads.x, a, function=reads.dropped), b)
     return found
 
 

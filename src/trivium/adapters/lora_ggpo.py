@@ -56,10 +56,10 @@ class LoraGgpo(Lora):
     def kept(self, base: Row, at: Place) -> Iterator[Kept]:
         yield from super().kept(base, at)
         if self.is_noisy:
-            yield Kept(prod(base.shape) / at.tensor)  # W + E
+            yield Kept(prod(base.shape) / (1 if base.split is None else at.tensor))  # W + E
 
     def sums(self, base: Row) -> Sums:
-        sums = self.is_noisy and not base.splits_outputs
+        sums = self.is_noisy and base.splits_inputs
         return super().sums(base)._replace(remembered=2 * prod(base.shape[:-1]) if sums else 0)
 
     def weight(self, weight: "Tensor", added: Mapping[str, Any], normal: Callable[[], "Tensor"] | None) -> "Tensor":
@@ -77,7 +77,7 @@ class LoraGgpo(Lora):
         change = change + self.difference(weight, {"a": a, "b": gradients["b"]})
         region = linear.region
         squares = [region.square_sums(weight + self.difference(weight, {"a": a, "b": b})), region.square_sums(change)]
-        if not linear.splits_outputs:
+        if linear.splits_inputs:
             squares = [region.summed(each) for each in squares]
         w, g = (each.sqrt() for each in squares)
         return {"deviation": (self.sigma * w + self.beta * g**EXPONENT) / sqrt(prod(base.shape[:-1]))}

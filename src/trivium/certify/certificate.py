@@ -320,7 +320,7 @@ def _gradients(
     least = _share_of_largest(least_share, whole)
     for number, shard in enumerate(trainer.optimizer.shards):
         owned = shard.bucket.owned
-        for place in places(shard.bucket, owned, trainer.plan, trainer.mesh.tensor.index):
+        for place in places(shard.bucket, owned, trainer.plan, trainer.mesh):
             first = place.first - owned.start
             here = captured[number][first : first + place.box.elements]
             yield _tensor("gradient", place.slot.row.name, here, whole, place.box, least)
@@ -330,7 +330,7 @@ def _weights(quantity: str, trainer: Trainer, whole: Tensors, least_share: float
     least = _share_of_largest(least_share, whole)
     for bucket in trainer.buckets:
         bucket.hold()
-        for place in places(bucket, slice(0, bucket.padded), trainer.plan, trainer.mesh.tensor.index):
+        for place in places(bucket, slice(0, bucket.padded), trainer.plan, trainer.mesh):
             here = bucket.weights[place.first : place.first + place.box.elements]
             yield _tensor(quantity, place.slot.row.name, here, whole, place.box, least)
         bucket.drop()
@@ -349,7 +349,7 @@ def _whole(trainer: Trainer, buckets: Sequence[Bucket], values_of: Callable[[int
         .view(place.box.shape)
         .to("cpu", torch.float64, copy=True)
         for number, bucket in enumerate(buckets)
-        for place in places(bucket, bucket.owned, trainer.plan, trainer.mesh.tensor.index)
+        for place in places(bucket, bucket.owned, trainer.plan, trainer.mesh)
     }
 
 
@@ -362,7 +362,7 @@ def _answered_for(trainer: Trainer) -> dict[str, int]:
     for bucket in trainer.buckets:
         if bucket.holders.index != 0:
             continue
-        for place in places(bucket, bucket.owned, trainer.plan, trainer.mesh.tensor.index):
+        for place in places(bucket, bucket.owned, trainer.plan, trainer.mesh):
             if place.slot.counts:
                 name = place.slot.row.name
                 answered[name] = answered.get(name, 0) + place.box.elements

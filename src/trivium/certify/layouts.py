@@ -25,6 +25,8 @@ OFFSET: Tree = {"norm": "rms_norm_offset", "feed_forward": "gated_gelu"}
 AFTER: Tree = {"norm_position": "after", "norm_epsilon": MIN_EPSILON_AFTER}
 # Rotary positions slowed so that both pairs of columns are in part, and sequences go beyond the original positions.
 _IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
+LATENT: Tree = {"kv_rank": 5, "plain_columns": 3, "rotated_columns": 4, "value_columns": 5, "norm_epsilon": 0.1}
+DEEPSEEK: Tree = {**ROTARY, "attention": "latent", "rope_pairs": "neighbours"}
 LLAMA3, YARN = ({"kind": kind, **_IN_PART} for kind in ("llama3", "yarn"))
 # The first layer has another adapter than the others, which leave the output of attention alone.
 ADAPTERS: tuple[Tree, ...] = (
@@ -63,6 +65,9 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {**ROTARY, "rope_scaling": LLAMA3, **AFTER}},
         {"model": {**ROTARY, "rope_scaling": YARN}, "queries": 2},
         {"model": {"norm": "rms_norm", "positions": "rotary", "rope_columns": 2}, "queries": 2},
+        {"model": {**DEEPSEEK, "latent": LATENT}},
+        {"model": {**DEEPSEEK, "latent": {**LATENT, "query_rank": 6}, "rope_scaling": {**YARN, "mscale_all_dim": 0.7}}},
+        {"model": {**ROTARY, "rope_pairs": "neighbours", "norm_epsilon": 0.1}, "queries": 2},
         {"model": {**ROTARY, **OFFSET}, "queries": 2},
         {"model": {**ROTARY, **OFFSET, "qk_norm": "each_head", "norm_epsilon": 0.1}},
         {"model": {**ROTARY, **OFFSET, "qk_norm": "all_heads", "norm_epsilon": 0.1}, "queries": 2},

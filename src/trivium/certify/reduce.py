@@ -1,9 +1,10 @@
 """A plan made small enough to certify in seconds, with everything kept that decides which code runs.
 
 Kept: layout with its shards, chunks, schedule, ZeRO stage, recompute, sequence parallelism, how ranks attend over a
-split sequence, documents, kinds of parts, head, query heads per key-value head, heads of a width of their own, biases
-and norms of queries and keys, norm position, rope scaling, windows (in some layers or all, whether they hide anything),
-dropout, z-loss, which stages hold more layers than others, whether sizes are odd, and how the vocabulary is padded.
+split sequence, documents, kinds of parts, head, latents, query heads per key-value head, heads of a width of their own,
+biases and norms of queries and keys, norm position, rope scaling, windows (in some layers or all, whether they hide
+anything), dropout, z-loss, which stages hold more layers than others, whether sizes are odd, and how the vocabulary is
+padded.
 """
 
 import itertools
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from trivium.config import Tree, merge
 from trivium.errors import ConfigError
+from trivium.plan.latent import Latent
 from trivium.plan.layers.form import Run
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
@@ -20,6 +22,7 @@ MIN_SEQUENCE = 10  # a half of what each of two context ranks holds is then odd
 MAX_WINDOW = 5  # positions: it hides something of the smallest sequence, and reaches over blocks and pieces of it
 MIN_VOCABULARY_ROWS = 8  # on a tensor rank
 MAX_STAGE_LAYERS = 3
+MAX_LATENT_COLUMNS = {"kv_rank": 7, "query_rank": 9, "plain_columns": 3, "rotated_columns": 4, "value_columns": 5}
 # A norm after a half enlarges the rounding noise of small values by up to 1 / sqrt(epsilon): with 1e-5, five
 # layers made 7e-11 of 1e-16.
 MIN_EPSILON_AFTER = 0.1
@@ -200,9 +203,18 @@ def _narrower(plan: Plan) -> Iterator[Tree]:
             shape["kv_heads"] = None if model.kv_heads is None else groups
             shape["head_width"] = None if model.head_width is None else width
             shape["rope_columns"] = None if model.rope_columns is None else min(model.rope_columns, 2)
+            shape["latent"] = None if model.latent is None else _narrow(model.latent)
             columns = 7 if model.ffn_width // tensor % 2 else 8
             yield {"model": {**shape, "ffn": None if _plain_width(plan) else columns * tensor}}
             yield {"model": {**shape, "ffn": columns * tensor}}
+
+
+def _narrow(latent: Latent) -> Tree:
+    """Return latents and heads with few columns; those of the parts are then different."""
+    return {
+        name: None if (size := getattr(latent, name)) is None else min(size, most)
+        for name, most in MAX_LATENT_COLUMNS.items()
+    }
 
 
 def _plain_width(plan: Plan) -> bool:

@@ -26,7 +26,10 @@ PLAIN: Tree = {
     "norm_position": "before",
     "rope_base": 10000.0,
     "rope_columns": None,
+    "rope_pairs": "halves",
     "rope_scaling": None,
+    "attention": "softmax",
+    "latent": None,
 }  # the default
 # Every choice as it is where nobody chose; those that take most away first.
 SIMPLER: tuple[Tree, ...] = (

@@ -127,7 +127,7 @@ def describe(plan: Plan) -> str:
 
 def _parts(model: ModelShape) -> list[str]:
     """The names of parts that are not the default ones."""
-    names = ("norm", "feed_forward", "activation", "positions", "wiring")
+    names = ("norm", "attention", "feed_forward", "activation", "positions", "rope_pairs", "wiring")
     parts = [getattr(model, name) for name in names if getattr(model, name) != _default_of(name)]
     return parts + ([f"bias {model.bias}"] if model.bias != _default_of("bias") else [])
 

@@ -39,6 +39,7 @@ from trivium.errors import ConfigError
 from trivium.evaluation.config import BenchmarkConfig
 from trivium.progress import Progress
 from trivium.provenance import fingerprint, write_json
+from trivium.report.verdicts import significant_scores
 from trivium.units import counted, listed
 
 app = App()
@@ -213,7 +214,8 @@ def _versions(run: Run) -> dict[str, str]:
 
 def _lines(result: Result) -> list[str]:
     every = [(task, shots, s) for task, by_shots in result["tasks"].items() for shots, s in by_shots.items()]
-    scores = [each for each in every if _is_better(each[2])]
+    better = significant_scores(result["tasks"])
+    scores = [each for each in every if each[:2] in better]
     rows = [
         (
             *(task, shots, percent(s["accuracy"]), percent_range(s["interval"])),
@@ -225,19 +227,17 @@ def _lines(result: Result) -> list[str]:
     ]
     header = ("task", "shots", "accuracy", "interval", "chance", "unigram", "nats/byte (unigram)", "n", "cut")
     lines = table(rows, header=header) if rows else []
-    if others := [f"{task} with {counted(int(shots), 'shot')}" for task, shots, s in every if not _is_better(s)]:
-        lines.append(f"  not surely better than chance or token frequencies: {listed(others, len(others))}")
+    if others := [
+        f"{task} with {counted(int(shots), 'shot')}" for task, shots, _ in every if (task, shots) not in better
+    ]:
+        many = f"corrected for {counted(len(every), 'score')}"
+        lines.append(
+            f"  not significantly better than chance and token frequencies, {many}: {listed(others, len(others))}"
+        )
     lines += [f"  SKIPPED {task}: {why}" for task, why in result["skipped"].items()]
     if any(s["truncated_fraction"] for _, _, s in every):
         lines.append(cut_line("so many of the prompts", result["model"]))
     return lines
-
-
-def _is_better(score: Result) -> bool:
-    """Whether an accuracy is above chance with its whole interval, and above token frequencies by the paired test."""
-    beyond_chance = score["interval"][0] > score["chance"]
-    beyond_counts = score["accuracy"] > score["unigram"] and score["unigram_p"] < 1 - score["confidence"]
-    return bool(beyond_chance and beyond_counts)
 
 
 EVALUATE = Stage(

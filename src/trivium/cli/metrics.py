@@ -30,6 +30,7 @@ from trivium.units import format_count, format_flops
 
 POLL_SECONDS = 1.0
 SHOWN = 10  # steps, where nothing else is said
+EXPERTS = "experts"  # in a record: the loads of experts, by layer
 # Headings and widths: 80 columns of a terminal hold a line.
 COLUMNS: Mapping[str, int] = {
     "step": 8,
@@ -41,6 +42,9 @@ COLUMNS: Mapping[str, int] = {
     "tokens/s": 10,
     "FLOP/s": 12,
 }
+# With experts the others are narrower, so that there is room for `load`: the largest load over the mean, in the layer
+# where that is largest.
+COLUMNS_WITH_LOADS = {**COLUMNS, "step": 7, "tokens": 7, "loss": 8, "lr": 9, "tokens/s": 9, "load": 7}
 # Of a record, in the order of the columns after the step.
 FORMS: Mapping[str, Callable[[float], str]] = {
     "tokens": format_count,
@@ -145,12 +149,14 @@ def _hand_over(batches: Iterator[Iterable[Mapping[str, Any]]], to: str, run: Pat
 def _print(batches: Iterator[Iterable[Mapping[str, Any]]], last: int, live: Path | None) -> None:
     """Print the newest steps, then those that come: a line each or, for a run that is followed on a terminal, one line
     that is rewritten until the last step is printed."""
-    say(_line(COLUMNS))
-    for record in deque(next(batches), last):
-        say(_line(_cells(record)))
+    before = deque(next(batches), last)
+    columns = COLUMNS_WITH_LOADS if any(EXPERTS in record for record in before) else COLUMNS
+    say(_line(columns, columns))
+    for record in before:
+        say(_line(_cells(record), columns))
     if live is None:
         for record in chain.from_iterable(batches):
-            say(_line(_cells(record)))
+            say(_line(_cells(record), columns))
         return
     newest: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
     with progress_of("train", sys.stdout, long_notes=True) as progress:
@@ -160,7 +166,7 @@ def _print(batches: Iterator[Iterable[Mapping[str, Any]]], last: int, live: Path
                 steps, note = _live_note(live)
                 progress(int(newest[-1]["step"]), steps, note(list(newest)))
     for record in list(newest)[-1:]:
-        say(_line(_cells(record)))
+        say(_line(_cells(record), columns))
 
 
 def _live_note(run: Path) -> tuple[int, Note]:
@@ -173,15 +179,17 @@ def _live_note(run: Path) -> tuple[int, Note]:
     return record.training.steps, note_of(record.plan, record.training.steps, peak)
 
 
-def _line(cells: Iterable[str]) -> str:
-    return "".join(f" {cell:>{width - 1}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
+def _line(cells: Iterable[str], columns: Mapping[str, int]) -> str:
+    return "".join(f" {cell:>{width - 1}}" for cell, width in zip(cells, columns.values(), strict=False))
 
 
 def _cells(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the cells of COLUMNS; empty where the record has no such number."""
+    """Yield the cells of COLUMNS_WITH_LOADS; empty where the record has no such number."""
     yield str(record["step"])
     for name, form in FORMS.items():
         yield form(record[name]) if name in record else ""
+    loads = record.get(EXPERTS) or {}
+    yield f"{max(load['largest'] for load in loads.values()):.2f}" if loads else ""
 
 
 def _batches(lines: Any, folder: Path, *, follow: bool) -> Iterator[Iterable[Mapping[str, Any]]]:

@@ -152,23 +152,28 @@ def _refusal(given: Given, config: RunConfig, steps: int, words: Sequence[str], 
     remedy = "no layout, micro-batch, recompute mode or batch of it fits; train a smaller model, as --preset demo"
     if change is not None:
         remedy = f"the nearest settings that work here: {_command(words, _changed(given, change))}"
-    return (
-        f"this host ({found.where}) cannot run this training: {'; '.join(found.problems)}\n{remedy}\n"
-        f"{_smaller(given, words, host)}`trivium plan show` prices a plan for its own machine, which is {config.machine}; --any-machine "
-        f"starts it here anyway"
+    return "\n".join(
+        [
+            f"this host ({found.where}) cannot run this training: {'; '.join(found.problems)}",
+            remedy,
+            *_smaller(given, words, host),
+            f"`trivium plan show` prices a plan for its own machine, which is {config.machine}; --any-machine starts "
+            f"it here anyway",
+        ]
     )
 
 
-def _smaller(given: Given, words: Sequence[str], host: Host) -> str:
+def _smaller(given: Given, words: Sequence[str], host: Host) -> list[str]:
     """Return a line with the command that trains the demo's model on the same text, if this host can run it."""
     demo = Given("demo")
     if "--data" not in words or words[0] != "train" or given.preset == demo.preset or host.ranks:
-        return ""
+        return []
     config = resolve(demo)
     found = verdict_here(config, config.training.steps, host)
     if found.problems or found.seconds is None:
-        return ""
-    return f"a small model, in about {format_seconds(found.seconds)}: {shlex.join(['trivium', *words])} --preset demo\n"
+        return []
+    command = shlex.join(["trivium", *words, "--preset", demo.preset])
+    return [f"a small model, in about {format_seconds(found.seconds)}: {command}"]
 
 
 def _changed(given: Given, change: Change) -> Given:

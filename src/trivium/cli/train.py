@@ -4,7 +4,9 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -41,16 +43,18 @@ from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, 
 from trivium.cli.tokenize import check_batch, check_vocabulary, never_read_lines
 from trivium.cli.train_data import prepare, tokens_at
 from trivium.config import Tree, as_value, leaves, to_tree, written
+from trivium.cost.estimate import estimate
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
+from trivium.report.ranks import Alike, alike
 from trivium.training.record import recipe_of
 from trivium.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from trivium.planner.fastest import Fastest
 
-RANKS_TOLD = 8  # with their memory, when a training has ended
+GROUPS_TOLD = 8  # groups of ranks with equal memory that the summary of a training lists
 
 app = App()
 
@@ -216,8 +220,20 @@ def job_for(run: Run, out: Path) -> Any:
     from trivium.training.loop import TrainingJob
 
     return TrainingJob(
-        plan=run.config.plan, training=run.config.training, seed=run.config.seed, tokens=run.folder("tokens"), out=out
+        plan=run.config.plan,
+        training=run.config.training,
+        seed=run.config.seed,
+        tokens=run.folder("tokens"),
+        out=out,
+        step_seconds=partial(_step_seconds, run.config.machine),
     )
+
+
+def _step_seconds(machine: str, plan: Plan) -> float | None:
+    """Return the predicted seconds of a step; None if the machine is too small for the plan."""
+    with suppress(ConfigError):
+        return estimate(plan, machine_of(machine)).seconds
+    return None
 
 
 def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
@@ -415,19 +431,22 @@ def _lines(result: Result) -> list[str]:
         )
     if idle := result["steps"] - result.get("updates", result["steps"]):
         lines.append(f"  {idle} of these steps changed nothing: an overflow of fp16, or a spike that was skipped")
-    ranks = result.get("memory", ())
-    lines += [_memory_line(rank) for rank in ranks[:RANKS_TOLD]]
-    if len(ranks) > RANKS_TOLD:
-        lines.append(f"  and of {counted(len(ranks) - RANKS_TOLD, 'rank')} more in training/summary.json")
+    groups = alike(result.get("memory", []))
+    where = result.get("memory_layout", result["layout"])
+    first = "" if where == result["layout"] else f" in the first layout, {layout_text(where)}"
+    if groups:
+        lines.append(f"  memory counted (predicted){first}:")
+    lines += [f"    {_memory_text(group)}" for group in groups[:GROUPS_TOLD]]
+    if len(groups) > GROUPS_TOLD:
+        lines.append(
+            f"    and of {sum(len(g.ranks) for g in groups[GROUPS_TOLD:])} more ranks in training/summary.json"
+        )
     return lines
 
 
-def _memory_line(rank: Mapping[str, Any]) -> str:
-    counted, predicted = rank["categories"], rank["predicted"]
-    parts = ", ".join(
-        f"{name} {format_bytes(counted[name])} ({format_bytes(predicted.get(name, 0))})" for name in counted
-    )
-    return f"  rank {rank['rank']}: {parts} counted (predicted)"
+def _memory_text(group: Alike) -> str:
+    parts = (f"{k} {format_bytes(v)} ({format_bytes(group.predicted.get(k, 0))})" for k, v in group.counted.items())
+    return f"{group.name}: {', '.join(parts)}"
 
 
 TRAIN = Stage(

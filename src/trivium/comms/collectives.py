@@ -109,6 +109,20 @@ def all_to_all_uneven(send: Sequence[Tensor], receive: Sequence[Tensor], group: 
     group.wait_for(group.transport.all_to_all_uneven(send, receive, group))
 
 
+def all_to_all_rows_begin(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group) -> PendingResult:
+    """Start to send consecutive rows of x to the ranks of the group, and to receive rows into one tensor, both in the
+    order of the ranks, outside autograd; do not modify `x` before `wait()` has returned.
+
+    send, receive: the number of rows for each rank, and from it.
+    """
+    if group.handle is None:
+        return PendingResult(None, x)
+    x, out = x.contiguous(), x.new_empty((sum(receive), *x.shape[1:]))
+    group.count("all_to_all", x)
+    work = group.transport.all_to_all_uneven(x.split(list(send)), out.split(list(receive)), group)
+    return PendingResult(work, out, group=group)
+
+
 def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
     """Send tensors to the next rank of the group, and return those of the previous rank."""
     return rotate_begin(tensors, group)()

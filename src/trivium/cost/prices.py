@@ -380,11 +380,14 @@ def expert_seconds(at: Setting) -> tuple[Number, Number]:
     tokens, the tokens on their way to their experts, and the results on their way back."""
     if not np.any(np.asarray(at.case.expert) > 1):
         return 0.0, 0.0
-    return of_a_layer(at.case, lambda layer: _dispatch_seconds(at, layer))
+    forward, backward = of_a_layer(at.case, lambda layer: _dispatch_seconds(at, layer))
+    return forward, backward
 
 
 def _dispatch_seconds(at: Setting, layer: Layer) -> tuple[Number, Number]:
-    case, forward, backward = at.case, 0.0, 0.0
+    case = at.case
+    forward: Number = 0.0
+    backward: Number = 0.0
     for half in layer.halves.values():
         numbers = half.dispatched(case)
         if not np.any(numbers):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trivium.cost.case import Case, mean, state_bytes
-from trivium.plan.buckets import bucket_table, padded
+from trivium.plan.buckets import BucketRow, bucket_table, padded, slices_of
 from trivium.plan.layers.part import Number, Row
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
@@ -15,13 +15,15 @@ from trivium.plan.precision import BYTES
 
 class Elements(NamedTuple):
     """Elements of all buckets of a rank, elements of the trained buckets, and bytes of the optimizer's states. experts,
-    trained_experts: those of both that expert ranks divide, which are sharded among fewer ranks."""
+    trained_experts: those of both that expert ranks divide, which are sharded among fewer ranks. wide: those of `held`
+    that have the dtype of master weights."""
 
     held: Number
     trained: Number
     state_bytes: Number
     experts: Number = 0.0
     trained_experts: Number = 0.0
+    wide: Number = 0.0
 
 
 def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
@@ -30,15 +32,22 @@ def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
     sharer: the rank's number in its sharding group. Its slices may belong to other groups of the optimizer than those
     of its peers.
     """
-    masters, shares = BYTES[plan.precision.masters], plan.layout.sharers if plan.zero >= 1 else 1
-    rows, states = bucket_table(plan, pipeline), 0
+    masters, rows, states = BYTES[plan.precision.masters], bucket_table(plan, pipeline), 0
     for row in (row for row in rows if row.trains):
-        size = row.padded // shares
-        first = sharer % shares * size
+        slices = slices_of(plan, row)
+        size = row.padded // slices
+        first = (sharer // plan.layout.expert if row.by_expert else sharer) % slices * size
         for span in row.spans:
             inside = min(span.stop, first + size) - max(span.start, first)
             states += max(0, inside) * state_bytes(span.group, plan.optimizer, masters)
-    return Elements(sum(row.padded for row in rows), sum(row.padded for row in rows if row.trains), states)
+    experts = [row for row in rows if row.by_expert]
+    return Elements(*_padded(rows), states, *_padded(experts), wide=sum(row.padded for row in rows if row.wide))
+
+
+def _padded(rows: Iterable[BucketRow]) -> tuple[int, int]:
+    """Return the elements of all buckets, and those of the trained ones."""
+    sizes = [(row.padded, row.padded * row.trains) for row in rows]
+    return sum(size for size, _ in sizes), sum(trained for _, trained in sizes)
 
 
 def slice_elements(case: Case, elements: Number, experts: Number = 0.0) -> Number:
@@ -61,8 +70,14 @@ def layer_parameters(case: Case) -> Number:
 
 
 def layer_experts(case: Case) -> Number:
-    """Return the parameters of one layer that expert ranks divide, on one rank."""
-    return case.of_a_layer(lambda layer: _held((row for row in layer.rows if row.by_expert), case))
+    """Return the parameters of one layer that several expert ranks divide, on one rank."""
+    experts = case.of_a_layer(lambda layer: _held((row for row in layer.rows if row.by_expert), case))
+    return (np.asarray(case.expert) > 1) * experts
+
+
+def layer_wide(case: Case) -> Number:
+    """Return the parameters of one layer that have the dtype of master weights, on one rank."""
+    return case.of_a_layer(lambda layer: _held((row for row in layer.rows if row.wide), case))
 
 
 def embedding_parameters(case: Case) -> Number:

@@ -1,14 +1,14 @@
 """Bytes that a rank passes to each collective in one optimizer step, by axis, as the runtime counts them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trivium.objectives.objective import loss_names
 from trivium.plan.adapters import Adapted, is_added
-from trivium.plan.buckets import BucketRow, bucket_table
+from trivium.plan.buckets import BucketRow, bucket_table, slices_of
 from trivium.plan.layers.part import Exchanged, Place, owned
-from trivium.plan.layout import Coordinate
+from trivium.plan.layout import Coordinate, Layout
 from trivium.plan.matrices import rounds_of_work
 from trivium.plan.parameters import TOKENS, stage_parameters
 from trivium.plan.plan import Plan
@@ -25,16 +25,18 @@ OF_COPIES = ("sharers", "holders")  # only with several copies; with one, the re
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Bytes of one micro-batch's activation. outside: as each tensor rank holds it outside tensor-parallel regions."""
+    """Bytes of one micro-batch's activation. outside: as each tensor rank holds it outside tensor-parallel regions.
+    column: of one of its columns."""
 
     whole: int
     outside: int
+    column: int
     per_token: int  # one number per token of the micro-batch, in the dtype of the softmax
 
 
 def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
     """Return the traffic of the rank at a coordinate in a step with the full batch."""
-    traffic: Traffic = {role: Counter() for role in (*ROLES, *OF_COPIES * (plan.layout.copies > 1))}
+    traffic: Traffic = {role: Counter() for role in _roles(plan.layout)}
     micro_batches = plan.batch.micro_batches(plan.layout)
     sizes = _sizes(plan)
     if plan.layout.tensor > 1:
@@ -58,6 +60,13 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
     return {axis: Counter({k: v for k, v in c.items() if v}) for axis, c in traffic.items()}
 
 
+def _roles(layout: Layout) -> Iterator[str]:
+    yield from ROLES
+    yield from OF_COPIES if layout.copies > 1 else ()
+    if layout.expert > 1:
+        yield from ("expert", "expert_replicas", *(("expert_sharers",) if layout.copies > 1 else ()))
+
+
 def _sent(plan: Plan, pipeline: int, micro_batches: int) -> int:
     """Return how many activations and gradients a pipeline rank sends in a step: one per micro-batch to each
     neighbouring stage on another rank."""
@@ -70,22 +79,23 @@ def _sent(plan: Plan, pipeline: int, micro_batches: int) -> int:
 
 def _sizes(plan: Plan) -> _Sizes:
     tokens = plan.local_sequence * plan.batch.micro
-    whole = tokens * plan.model.hidden * BYTES[plan.precision.weights]
+    column = tokens * BYTES[plan.precision.weights]
+    whole = plan.model.hidden * column
     split = plan.layout.tensor if plan.sequence_parallel else 1
-    return _Sizes(whole, whole // split, tokens * BYTES[plan.precision.masters])
+    return _Sizes(whole, whole // split, column, tokens * BYTES[plan.precision.masters])
 
 
 def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
     """Return the tensor traffic of one micro-batch in one stage, forward and backward."""
     total: Counter[str] = Counter()
-    enters = leaves = 0  # passes through a region's border, forward; each has one pass backward
+    enters = leaves = 0  # columns that enter regions, and passes that leave them, forward; each has one pass backward
     again_enters = again_leaves = 0  # in a recomputed forward
     for number in plan.layers_of(stage):
         layer = plan.model.each_layer[number]
         regions = layer.wiring.regions
-        enters, leaves = enters + regions, leaves + regions
+        enters, leaves = enters + layer.entering, leaves + regions
         if plan.recompute.mode_of(number) == "layer":
-            again_enters += regions
+            again_enters += layer.entering
             # Recomputing stops at the last tensor that is needed: the sum that ends the layer is not, unless the
             # backward reads it, or the product is computed in chunks that end with their sums.
             needed = layer.wiring.reads_last_product or layer.adapts_last_product or plan.row_chunks > 1
@@ -95,28 +105,28 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
             total["all_reduce"] += passes * layer.sums * sizes.per_token
         total += _adapters(plan, number)
     if stage == plan.last_stage:
-        enters += 1
+        enters += plan.model.hidden
         total["all_reduce"] += 3 * sizes.per_token  # largest score; sum of exponentials and the target's score
     embeds = int(stage == 0)
     if plan.sequence_parallel:
-        gathers = leaves + enters + again_enters + _gathered_for_weights(plan, stage)
-        total["all_gather"] += gathers * sizes.outside
-        total["reduce_scatter"] += (leaves + again_leaves + embeds + enters) * sizes.whole
+        gathers = enters + again_enters + _gathered_for_weights(plan, stage)
+        total["all_gather"] += leaves * sizes.outside + gathers * sizes.column // plan.layout.tensor
+        total["reduce_scatter"] += (leaves + again_leaves + embeds) * sizes.whole + enters * sizes.column
     else:
-        total["all_reduce"] += (leaves + again_leaves + embeds + enters) * sizes.whole
+        total["all_reduce"] += (leaves + again_leaves + embeds) * sizes.whole + enters * sizes.column
     return total
 
 
 def _gathered_for_weights(plan: Plan, stage: int) -> int:
-    """Return how many activations the backward of a stage gathers for the gradients of weights: the input of each
-    trained weight that is split by its outputs, and the gradient of what a trained table of tokens embeds."""
+    """Return how many columns the backward of a stage gathers for the gradients of weights: the input of each trained
+    weight that is split by its outputs, and the gradient of what a trained table of tokens embeds."""
     first, last = stage == 0, stage == plan.last_stage
     rows = stage_parameters(plan.model, plan.layers_of(stage), first=first, last=last)
     trained = {row.name: row for row in rows if plan.optimizer.trains(row)}
     own = [row for row in trained.values() if isinstance(row.owner, int) and not is_added(row)]
-    entering = sum(row.splits_outputs for row in own)
+    entering = sum(row.shape[-1] for row in own if row.splits_outputs)
     table = TOKENS if plan.model.head == "tied" else "head.weight"
-    return entering + (first and TOKENS in trained) + (last and table in trained)
+    return entering + plan.model.hidden * ((first and TOKENS in trained) + (last and table in trained))
 
 
 def _adapters(plan: Plan, number: int) -> Counter[str]:
@@ -165,11 +175,12 @@ def _exchange(plan: Plan, layer: int, exchanged: Exchanged, positions: int, rank
 
 def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> None:
     # Sums over other groups come after the data ranks', so each rank sums only its slice.
-    mine = row.padded // (plan.layout.sharers if plan.zero >= 1 else 1)
+    slices = slices_of(plan, row)
+    mine = row.padded // slices
     accumulated = mine * BYTES[plan.gradient_dtype]
+    sharers, replicas = _among(traffic, row)
     if not row.trains:
-        if plan.zero >= 3 and plan.layout.replicas > 1:
-            sharers = traffic.get("sharers", traffic["replicas"])
+        if plan.zero >= 3 and slices > 1:
             gathered = _gathers(plan, row, at, micro_batches) * mine
             sharers["all_gather"] += gathered * BYTES[plan.precision.masters if row.wide else plan.precision.weights]
         return
@@ -177,19 +188,23 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
         traffic["tensor"]["all_reduce"] += accumulated
     if "ends" in row.partial_over and at.pipeline in plan.ends:
         traffic["ends"]["all_reduce"] += accumulated
-    if plan.layout.replicas == 1:
-        return
     reduced = row.padded * BYTES[plan.reduction_dtype]
-    if plan.zero == 0:
-        traffic["replicas"]["all_reduce"] += reduced
-    else:
-        sharers = traffic.get("sharers", traffic["replicas"])
+    if plan.zero == 0 and (plan.layout.expert_replicas if row.by_expert else plan.layout.replicas) > 1:
+        replicas["all_reduce"] += reduced
+    if slices > 1:
         times = _contributions(plan, row, at, micro_batches) if plan.zero >= 2 else 1
         sharers["reduce_scatter"] += times * reduced
         times = _gathers(plan, row, at, micro_batches) if plan.zero >= 3 else 1
         sharers["all_gather"] += times * mine * BYTES[plan.precision.weights]
-        if "holders" in traffic:
-            traffic["holders"]["all_reduce"] += mine * BYTES[plan.reduction_dtype]
+    if plan.zero >= 1 and "holders" in traffic:
+        traffic["holders"]["all_reduce"] += mine * BYTES[plan.reduction_dtype]
+
+
+def _among(traffic: Traffic, row: BucketRow) -> tuple[Counter[str], Counter[str]]:
+    """Return the traffic among the ranks that share the slices of a bucket, and among all that hold its weights."""
+    of = "expert_" if row.by_expert else ""
+    replicas = traffic[f"{of}replicas"]
+    return traffic.get(f"{of}sharers", replicas), replicas
 
 
 def _add_remembered(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at: Coordinate) -> None:
@@ -200,33 +215,34 @@ def _add_remembered(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at:
     summed = sum(each.adapter.sums(each.base).remembered for _, each in every)
     if plan.layout.tensor > 1:
         traffic["tensor"]["all_reduce"] += summed * BYTES[plan.precision.masters]
-    if plan.zero == 0 or plan.layout.sharers == 1 or not every:
+    if not every:
         return
-    sharers, share = traffic.get("sharers", traffic["replicas"]), plan.layout.sharers
-    gradients = sum(row.padded // share for row in rows if row.trains)
-    sharers["all_gather"] += gradients * BYTES[plan.precision.masters]
-    for number, each in every if plan.zero >= 3 else ():
-        names = {f"layers.{number}.{row.name}" for row in (each.base, *each.rows)}
-        held = [row for row in rows if any(item.parameter.name in names for item in row.items)]
-        sharers["all_gather"] += sum(row.padded // share for row in held) * BYTES[plan.precision.weights]
+    for row in rows:
+        sharers, slices = _among(traffic, row)[0], slices_of(plan, row)
+        if slices == 1:
+            continue
+        held = {item.parameter.name for item in row.items}
+        if row.trains:
+            sharers["all_gather"] += row.padded // slices * BYTES[plan.precision.masters]
+        for number, each in every if plan.zero >= 3 else ():
+            if held & {f"layers.{number}.{own.name}" for own in (each.base, *each.rows)}:
+                sharers["all_gather"] += row.padded // slices * BYTES[plan.precision.weights]
 
 
 def _add_matrices(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at: Coordinate) -> None:
     """Add the exchange of matrix directions and updates with the ranks that compute them, including a rank's own
     share."""
-    sharers, own = (plan.layout.sharers, plan.layout.sharer(at)) if plan.zero >= 1 else (1, 0)
     trained, size = [row for row in rows if row.trains], BYTES[plan.precision.masters]
-    moved = Counter[str]()
     for work in (work for works in rounds_of_work(plan, rows) for work in works):
-        start, stop = work.within(trained[work.bucket].padded // sharers, own)
-        whole = work.stop - work.start
-        moved["sharers"] += stop - start + whole * (work.sharer == own)
-        if work.sharer == own and work.parameter.split is not None:
-            moved["tensor"] += whole + plan.layout.tensor * whole * (work.tensor == at.tensor)
-    if sharers > 1:
-        traffic.get("sharers", traffic["replicas"])["all_to_all"] += moved["sharers"] * size
-    if plan.layout.tensor > 1:
-        traffic["tensor"]["all_to_all"] += moved["tensor"] * size
+        row, whole = trained[work.bucket], work.stop - work.start
+        slices, own = slices_of(plan, row), 0
+        if slices > 1:
+            own = plan.layout.expert_sharer(at) if row.by_expert else plan.layout.sharer(at)
+            start, stop = work.within(row.padded // slices, own)
+            _among(traffic, row)[0]["all_to_all"] += (stop - start + whole * (work.sharer == own)) * size
+        if work.sharer == own and work.parameter.split is not None and plan.layout.tensor > 1:
+            moved = whole + plan.layout.tensor * whole * (work.tensor == at.tensor)
+            traffic["tensor"]["all_to_all"] += moved * size
 
 
 def _contributions(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> int:

@@ -29,7 +29,7 @@ from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.families.common.family import Family
 from trivium.interchange.merge import adapted_layers, added_tensors
 from trivium.interchange.names import Twin, families_of, family_of, twin_of, twins
-from trivium.plan.adapters import ADAPTER, Adapted, AdapterGroup, is_linear
+from trivium.plan.adapters import ADAPTER, Adapted, AdapterGroup
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
 from trivium.provenance import publishing_new, write_json
@@ -382,7 +382,7 @@ def _linear_twins(model: ModelShape, family: Family) -> Iterator[Twin]:
     """Yield the linear layers of a model without adapters, beside which there may be some."""
     for twin in twins(model, family):
         row = twin.ours
-        if isinstance(row.owner, int) and is_linear(row):
+        if isinstance(row.owner, int) and row.is_linear:
             yield twin
 
 

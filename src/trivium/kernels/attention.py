@@ -1,6 +1,6 @@
 """Causal attention: the reference in plain torch, of which a backend overrides what it computes faster.
 
-Legend: B sequences, N heads, G key-value heads, S queries, K keys, D head width.
+Legend: B sequences, N heads, G key-value heads, S queries, K keys, D head width, V head width of values.
 """
 
 import math
@@ -81,6 +81,13 @@ class Attention:
         tile is then its share in all."""
         assert mask is not None, "without a fused kernel a tile needs a mask"
         return gradients_by_scores(grad, qkv, known, mask)
+
+
+def as_wide(*given: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors padded with zeros to one width, for kernels that take no values of another width than queries'.
+    Zeros change neither scores, as long as their scale is given, nor the results that are wanted."""
+    width = max(x.shape[-1] for x in given)
+    return tuple(x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given)
 
 
 def attend_by_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

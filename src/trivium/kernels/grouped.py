@@ -20,6 +20,11 @@ class Groups:
 
     ends: Tensor
 
+    @property
+    def counts(self) -> Tensor:
+        """[G], int64: the number of rows of each group."""
+        return self.ends.diff(prepend=self.ends.new_zeros(1)).long()
+
     @cached_property
     def slices(self) -> list[slice]:
         """The rows of each group. The host waits for their numbers once."""

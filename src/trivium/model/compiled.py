@@ -29,7 +29,7 @@ def options_for(activation_shape: tuple[int, int, int]) -> dict[str, Any] | None
 @cache
 def opaque_region() -> type[Region]:
     """Return the class of regions whose products communicate or defer gradients."""
-    return _opaque(Region, "linear", "column_product", "row_product", "norm_over_heads", "summed")
+    return _opaque(Region, "linear", "column_product", "row_product", "enter", "norm_over_heads", "summed")
 
 
 @cache

@@ -1,4 +1,5 @@
-"""The KV cache: keys and values of tokens already read, so that what follows is computed without reading them again.
+"""The KV cache: keys and values of tokens already read, or their latents, so that what follows is computed without
+reading them again.
 
 Legend: S positions of a reading, B sequences, N heads here, G key-value heads here, D head width, K slots held.
 """
@@ -22,7 +23,7 @@ class KVCache:
     def __init__(self, slots: int) -> None:
         self.slots, self.used = slots, 0
         self.mask: Tensor | None = None
-        self._held: dict[int, tuple[Tensor, Tensor]] = {}
+        self._held: dict[int, tuple[Tensor, ...]] = {}
         self._places: Tensor | None = None  # [B, slots]
         self._through: dict[int, Tensor] = {}  # this reading's mask, by window
 
@@ -40,18 +41,32 @@ class KVCache:
         """q [B, N, S, D], k and v [B, G, S, D] of the tokens being read -> [B, N, S, D].
 
         window: how many positions each sees, itself included; None: all that the mask shows."""
-        end = self.used + k.shape[2]
-        if layer not in self._held:
-            shape = (*k.shape[:2], self.slots, k.shape[3])
-            self._held[layer] = (k.new_empty(shape), v.new_empty(shape))
-        keys, values = self._held[layer]
-        keys[:, :, self.used : end] = k
-        values[:, :, self.used : end] = v
+        keys, values = self.write(layer, k, v)
         if self.mask is None:
             return attention.attend(q, k, v, Sight((), None, window))
-        keys, values = keys[:, :, :end], values[:, :, :end]
-        mask = self.mask if window is None else self._mask_through(window, end)
-        return attention.attend_masked(q, keys, values, mask)
+        return attention.attend_masked(q, keys, values, self.mask_through(window))
+
+    def write(self, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
+        """Write what a layer caches of the tokens being read, [B, G, S, D] each; return it behind what is held,
+        [B, G, K, D] each."""
+        end = self.used + new[0].shape[2]
+        if layer not in self._held:
+            self._held[layer] = tuple(x.new_empty((*x.shape[:2], self.slots, x.shape[3])) for x in new)
+        for room, x in zip(self._held[layer], new, strict=True):
+            room[:, :, self.used : end] = x
+        return tuple(room[:, :, :end] for room in self._held[layer])
+
+    def mask_through(self, window: int | None) -> Tensor:
+        """The mask [B or 1, 1, S, K] of this reading, which besides hides what is a window or more behind."""
+        assert self.mask is not None, "the first reading has no mask"
+        if window is None:
+            return self.mask
+        if window not in self._through:
+            assert self._places is not None, f"window {window}: nothing was placed"
+            places = self._places[:, : self.mask.shape[-1]]
+            behind = places[:, self.used :, None] - places[:, None, :]  # B S K
+            self._through[window] = self.mask.masked_fill((behind >= window).unsqueeze(1), -torch.inf)
+        return self._through[window]
 
     def keep(self, tokens: int) -> None:
         """What the last reading wrote, its first `tokens`, stays."""
@@ -59,14 +74,5 @@ class KVCache:
 
     def only(self, rows: Tensor) -> None:
         """Go on with these sequences alone; rows [sequences to keep]."""
-        self._held = {layer: (k[rows], v[rows]) for layer, (k, v) in self._held.items()}
+        self._held = {layer: tuple(x[rows] for x in held) for layer, held in self._held.items()}
         self._places = None if self._places is None else self._places[rows]
-
-    def _mask_through(self, window: int, end: int) -> Tensor:
-        """The mask [B, 1, S, K] of this reading, which hides besides what is a window or more behind."""
-        if window not in self._through:
-            assert self.mask is not None and self._places is not None, f"window {window}: nothing was placed"
-            places = self._places[:, :end]
-            behind = places[:, self.used :, None] - places[:, None, :]  # B S K
-            self._through[window] = self.mask.masked_fill((behind >= window).unsqueeze(1), -torch.inf)
-        return self._through[window]

@@ -158,7 +158,7 @@ def placed(stage: Stage, name: str, plan: Plan, mesh: Mesh, *, seed: int | None)
     parameter = nn.Parameter(torch.zeros(bare.shape, dtype=dtype, device=mesh.device))
     setattr(module, own, parameter)
     if seed is not None:  # padded vocabulary rows stay zero
-        box = shard_box(row, plan.model, plan.layout, mesh.tensor.index)
+        box = shard_box(row, plan.model, plan.layout, mesh.tensor.index, mesh.expert.index)
         values = initial_values(row, plan.model, seed, box)
         parameter[tuple(slice(0, n) for n in box.shape)] = values.to(parameter.device, parameter.dtype)
     return parameter

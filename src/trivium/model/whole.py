@@ -54,6 +54,7 @@ class WholeModel:
     ) -> None:
         mesh = mesh or Mesh.single(device)
         plan = answering_plan(model, mesh.layout, precision)
+        mesh = mesh if mesh.expert.size == 1 else _to_answer(mesh)
         self._hold(plan, mesh, build_stages(plan, mesh, seed=None))
 
     @classmethod
@@ -159,8 +160,13 @@ class WholeModel:
         return self._last.likelihoods(hidden, rows=rows, targets=targets)
 
     def told(self, ids: torch.Tensor) -> torch.Tensor:
-        """The ids that the last stage chose, [B], on every pipeline rank; the others give zeros of that shape."""
-        return all_reduce_(ids, self.mesh.pipeline)
+        """The ids that the last stage chose, [B], on every pipeline rank; the others give zeros of that shape.
+
+        Ranks that divide experts all get what the first of them chose, because rounding may let others choose another.
+        """
+        expert = self.mesh.expert
+        ids = ids if expert.index == 0 else torch.zeros_like(ids)
+        return all_reduce_(all_reduce_(ids, self.mesh.pipeline), expert)
 
     def finish(self) -> None:
         """Wait until the next stage has taken everything."""
@@ -168,13 +174,14 @@ class WholeModel:
 
 
 def _to_answer(mesh: Mesh) -> Mesh:
-    """The same ranks, each replica for itself; what they say to one another is counted apart."""
+    """The same ranks, each replica for itself; what they say to one another is counted apart. Ranks that divide experts
+    are one replica, all of whose ranks do the same work."""
 
     def apart(group: Group) -> Group:
         return replace(group, traffic=Counter(), waited=[0.0])
 
-    layout = mesh.layout.model_copy(update={"data": mesh.replicas.size, "context": 1})
-    replicas = apart(mesh.replicas)
+    replicas = apart(mesh.expert_replicas)
+    layout = mesh.layout.model_copy(update={"data": replicas.size, "context": 1})
     return replace(
         mesh,
         layout=layout,
@@ -182,6 +189,7 @@ def _to_answer(mesh: Mesh) -> Mesh:
         pipeline=apart(mesh.pipeline),
         data=replicas,
         replicas=replicas,
+        expert=apart(mesh.expert),
         context=Group("context", (mesh.rank,), 0, None),
     )
 

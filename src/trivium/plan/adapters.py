@@ -27,12 +27,13 @@ ADAPTER = "adapter"  # between the name of a linear layer and those of the added
 
 class Linear(Protocol):
     """What an adapter knows of a linear layer: the layer's own parameters, the tensor region in which it runs, and
-    whether tensor ranks split its outputs or its inputs."""
+    whether tensor ranks split its outputs, its inputs, or neither, where it is outside of the region."""
 
     weight: Any
     bias: Any
     region: Any
     splits_outputs: bool
+    splits_inputs: bool
 
 
 class Reads(NamedTuple):
@@ -65,8 +66,8 @@ class Adapter(Config):
     """Parameters and products that are added to one linear layer; the fields are the settings that a plan may give.
 
     base: the row of the weight of that layer, [..., outputs, inputs]. Its `split` is the dimension of the inputs in a
-    layer that is split by its inputs, and otherwise one of the outputs. dropout: the share of the inputs of the added
-    product that training zeroes.
+    layer that is split by its inputs, one of the outputs in a layer that is split by these, and otherwise None.
+    dropout: the share of the inputs of the added product that training zeroes.
     """
 
     dropout: float = 0.0
@@ -171,15 +172,10 @@ class AdapterGroup(Config):
 
 def group_of(groups: Sequence[AdapterGroup], number: int, row: Row) -> int | None:
     """Return the number of the first group that takes a row of layer `number`; None for what gets no adapter."""
-    if not is_linear(row):
+    if not row.is_linear:
         return None
     name = f"layers.{number}.{row.name.removesuffix('.weight')}"
     return next((n for n, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
-
-
-def is_linear(row: Row) -> bool:
-    """Whether a row is the matrix of a linear layer that may have an adapter: one that is split over tensor ranks."""
-    return row.adapts and row.split is not None and len(row.shape) > 1
 
 
 def adapted_rows(groups: tuple[AdapterGroup, ...], number: int, rows: Iterable[Row]) -> tuple[Adapted, ...]:
@@ -203,9 +199,10 @@ def frozen(rows: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(replace(row, trainable=False) for row in rows)
 
 
-def adapter_kinds() -> list[str]:
+@cache
+def adapter_kinds() -> tuple[str, ...]:
     """Return the names of all kinds of adapter, sorted."""
-    return sorted(found.name for found in pkgutil.iter_modules([f"{place}/adapters" for place in trivium.__path__]))
+    return tuple(sorted(found.name for found in pkgutil.iter_modules([f"{place}/adapters" for place in trivium.__path__])))
 
 
 @cache

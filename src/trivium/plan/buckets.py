@@ -1,6 +1,7 @@
 """The division of a rank's parameters into flat buffers: the table that the runtime fills and the cost model prices.
 
-A bucket holds parameters whose gradients are summed over the same groups; frozen ones have separate buckets.
+A bucket holds parameters whose gradients are summed over the same groups; frozen ones have separate buckets, and so
+have those of experts where expert ranks divide them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +40,7 @@ class Item(NamedTuple):
 
     parameter: Parameter
     stage: int
-    elements: int  # elements of this tensor rank's shard
+    elements: int  # elements of this rank's shard
     borrowed: bool
 
     @property
@@ -58,6 +59,17 @@ class Span(NamedTuple):
     stop: int
 
 
+class _Kind(NamedTuple):
+    """What the parameters of a bucket have in common. owner: None if they may have several."""
+
+    over: tuple[PartialOver, ...]
+    tied: bool
+    trains: bool
+    by_expert: bool
+    wide: bool
+    owner: Owner | None
+
+
 class BucketRow(NamedTuple):
     """Parameters that share a flat buffer, sorted by the group of the optimizer that updates them. In each group those
     with weight decay come first, otherwise in the order in which the backward finishes them.
@@ -65,32 +77,44 @@ class BucketRow(NamedTuple):
     spans: the elements of each group; the padding belongs to the last. trains: whether they have gradients; frozen
     parameters have buckets of their own. partial_over: groups over which their gradients are summed before the data
     ranks: tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in turns).
-    tied: it holds a table whose gradient has two parts, and is complete only after the step's last backward. wide: its
-    weights have the dtype of master weights."""
+    tied: it holds a table whose gradient has two parts, and is complete only after the step's last backward.
+    by_expert: expert ranks divide its parameters, so that replicas and sharers are those with the same experts. wide:
+    its weights have the dtype of master weights."""
 
     items: tuple[Item, ...]
     spans: tuple[Span, ...]
     trains: bool
     partial_over: tuple[PartialOver, ...]
     tied: bool
+    by_expert: bool
+    wide: bool
     padded: int  # elements
-    wide: bool = False
 
 
 def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     """The buckets of a pipeline rank: last layers first."""
-    kinds: dict[tuple[tuple[PartialOver, ...], bool, bool, bool, Owner | None], list[Item]] = {}
+    kinds: dict[_Kind, list[Item]] = {}
     for item in reversed(list(held(plan, pipeline))):
         p = item.parameter
         # At ZeRO stage 3 the weights of one module are gathered and freed together, apart from the others'.
         owner = p.owner if plan.zero >= 3 else None
-        key = partial_over(plan, p), is_tied(plan, p), plan.optimizer.trains(p), p.wide, owner
+        by_expert = p.by_expert and plan.layout.expert > 1
+        key = _Kind(partial_over(plan, p), is_tied(plan, p), plan.optimizer.trains(p), by_expert, p.wide, owner)
         kinds.setdefault(key, []).append(item)
     return tuple(
-        _row(items, plan, over, tied=tied, trains=trains)._replace(wide=wide)
-        for (over, tied, trains, wide, _), every in kinds.items()
-        for items in in_buckets(every, lambda item: item.room, plan.layout.sharers)
+        _row(items, plan, kind)
+        for kind, every in kinds.items()
+        for items in in_buckets(every, lambda item: item.room, _sharers(plan, by_expert=kind.by_expert))
     )
+
+
+def slices_of(plan: Plan, row: BucketRow) -> int:
+    """Return the number of slices of a bucket that different ranks update."""
+    return _sharers(plan, by_expert=row.by_expert) if plan.zero >= 1 else 1
+
+
+def _sharers(plan: Plan, *, by_expert: bool) -> int:
+    return plan.layout.expert_sharers if by_expert else plan.layout.sharers
 
 
 def bucket_elements(sharers: Number) -> Number:
@@ -118,17 +142,18 @@ def in_buckets(items: Iterable[Entry], room_of: Callable[[Entry], int], sharers:
         yield filling
 
 
-def _row(items: list[Item], plan: Plan, over: tuple[PartialOver, ...], *, tied: bool, trains: bool) -> BucketRow:
+def _row(items: list[Item], plan: Plan, kind: _Kind) -> BucketRow:
     group_of = {item: plan.optimizer.number_of(item.parameter.name) for item in items}
     ordered = sorted(items, key=lambda item: (group_of[item], not item.parameter.decay))
-    size = padded(sum(item.room for item in items), plan.layout.sharers)
+    size = padded(sum(item.room for item in items), _sharers(plan, by_expert=kind.by_expert))
     spans: list[Span] = []
     for group, own in groupby(ordered, key=group_of.__getitem__):
         several, start = list(own), spans[-1].stop if spans else 0
         decayed = sum(item.room for item in several if item.parameter.decay)
         spans.append(Span(group, start, decayed, start + sum(item.room for item in several)))
     spans[-1] = spans[-1]._replace(stop=size)
-    return BucketRow(tuple(ordered), tuple(spans), trains, over, tied, padded=size)
+    over, tied, trains, by_expert, wide, _ = kind
+    return BucketRow(tuple(ordered), tuple(spans), trains, over, tied, by_expert, wide, padded=size)
 
 
 def padded(elements: Any, sharers: Any = 1) -> Any:

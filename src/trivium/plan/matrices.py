@@ -9,7 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from trivium.optim.rule import Rule
-from trivium.plan.buckets import BucketRow
+from trivium.plan.buckets import BucketRow, slices_of
 from trivium.plan.layers.part import Parameter
 from trivium.plan.parameters import local_shape
 from trivium.plan.plan import Plan
@@ -18,7 +18,8 @@ from trivium.plan.plan import Plan
 class Work(NamedTuple):
     """A parameter, and the rank that updates its matrices, by its numbers among sharers and tensor ranks.
 
-    bucket: its number among the trained ones. [start, stop): its elements there. shape: of a tensor rank's shard.
+    parameter: as expert ranks divide it. bucket: its number among the trained ones. [start, stop): its elements there.
+    shape: of a tensor rank's shard.
     """
 
     parameter: Parameter
@@ -39,16 +40,26 @@ class Work(NamedTuple):
 
 def rounds_of_work(plan: Plan, rows: Sequence[BucketRow]) -> list[list[Work]]:
     """The matrices of a pipeline rank's trained buckets, in rounds in which every rank works on one parameter at most.
+    The buckets of a round have the same sharers.
 
     Without ZeRO every replica computes all updates, so that only its tensor ranks share them.
     """
-    sharers, tensor = plan.layout.sharers if plan.zero >= 1 else 1, plan.layout.tensor
+    trained = [row for row in rows if row.trains]
     rules = [group.made({}) for group in plan.optimizer.every]
-    found = [
-        (update_flops(rules[work.group], work.parameter), work)
-        for work in _parameters(plan, rows)
-        if rules[work.group].unit == "matrix"
+    works = [work for work in _parameters(plan, trained) if rules[work.group].unit == "matrix"]
+    kinds: dict[bool, list[tuple[float, Work]]] = {}
+    for work in works:
+        flops = update_flops(rules[work.group], work.parameter)
+        kinds.setdefault(trained[work.bucket].by_expert, []).append((flops, work))
+    return [
+        round_of_work
+        for found in kinds.values()
+        for round_of_work in _rounds(found, slices_of(plan, trained[found[0][1].bucket]), plan.layout.tensor)
     ]
+
+
+def _rounds(found: Sequence[tuple[float, Work]], sharers: int, tensor: int) -> list[list[Work]]:
+    """Give out works, with the operations of each, to sharers and tensor ranks."""
     done = [0.0] * (sharers * tensor)
     rounds: list[list[Work]] = []
     taken = [0] * len(done)
@@ -79,11 +90,11 @@ def update_flops(rule: Rule, parameter: Parameter) -> float:
 def _parameters(plan: Plan, rows: Sequence[BucketRow]) -> Iterator[Work]:
     if not plan.optimizer.groups:
         return
-    for number, row in enumerate(row for row in rows if row.trains):
+    for number, row in enumerate(rows):
         start = 0
         for item in row.items:
             p, stop = item.parameter, start + item.elements
             if len(p.shape) >= 2:
-                shape = local_shape(p, plan.model, plan.layout)
-                yield Work(p, plan.optimizer.number_of(p.name), number, start, stop, shape, 0, 0)
+                shape, group = local_shape(p, plan.model, plan.layout), plan.optimizer.number_of(p.name)
+                yield Work(p.of_expert_rank(plan.layout.expert), group, number, start, stop, shape, 0, 0)
             start += item.room

@@ -56,17 +56,20 @@ def padded_rows(parameter: Parameter, model: ModelShape, layout: Layout) -> int:
 
 
 def local_shape(parameter: Parameter, model: ModelShape, layout: Layout) -> tuple[int, ...]:
-    """Shape of one tensor rank's shard, padding included."""
-    shape = list(parameter.shape)
+    """Shape of the shard of a rank, padding included."""
+    shape = list(parameter.of_expert_rank(layout.expert).shape)
     if parameter.padded or (parameter.split is not None and layout.tensor > 1):
         assert parameter.split is not None, f"{parameter.name} is not split"
         shape[parameter.split] = padded_rows(parameter, model, layout) // layout.tensor
     return tuple(shape)
 
 
-def shard_box(parameter: Parameter, model: ModelShape, layout: Layout, tensor: int) -> Box:
-    """The region of the unsplit, unpadded tensor that tensor rank `tensor` holds; it may be empty of rows."""
-    start, shape = [0] * len(parameter.shape), list(parameter.shape)
+def shard_box(parameter: Parameter, model: ModelShape, layout: Layout, tensor: int, expert: int) -> Box:
+    """The region of the unsplit, unpadded tensor that the rank with these indices in its tensor and expert groups
+    holds; it may be empty of rows."""
+    start, shape = [0] * len(parameter.shape), list(parameter.of_expert_rank(layout.expert).shape)
+    if parameter.by_expert:
+        start[0] = expert * shape[0]
     if parameter.split is not None:
         rows = local_shape(parameter, model, layout)[parameter.split]
         size = parameter.shape[parameter.split]

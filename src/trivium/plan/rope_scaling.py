@@ -1,5 +1,6 @@
 """Frequency scaling of rotary positions, for a model that reads longer sequences than it was first trained on."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,7 +11,11 @@ Kind = Literal["linear", "llama3", "yarn"]
 Above0 = Annotated[float, Field(gt=0)]
 
 NEEDED = {"linear": (), "llama3": ("original", "slow", "fast"), "yarn": ("original", "slow", "fast")}
-UNKNOWN = {"linear": ("original", "slow", "fast", "attention"), "llama3": ("attention",), "yarn": ()}
+UNKNOWN = {
+    "linear": ("original", "slow", "fast", "attention", "mscale_all_dim"),
+    "llama3": ("attention", "mscale_all_dim"),
+    "yarn": (),
+}
 
 
 class RopeScaling(Config):
@@ -19,7 +24,8 @@ class RopeScaling(Config):
     "linear": all frequencies are divided by `factor` (arXiv 2306.15595). "llama3" and "yarn": a pair that turns less
     than `slow` times over the `original` positions is divided by `factor`, one that turns more than `fast` times is
     unchanged, and those between are divided in part, by the number of their turns ("llama3", arXiv 2407.21783) or by
-    their place among the pairs ("yarn", arXiv 2309.00071). "yarn" also multiplies sines and cosines by `attention`.
+    their place among the pairs ("yarn", arXiv 2309.00071). "yarn" also multiplies sines and cosines by `attention`, and
+    scores by (0.1 mscale_all_dim ln(factor) + 1)² where that is given (DeepSeek-V2).
     """
 
     kind: Kind  # formula of the scaling
@@ -28,6 +34,14 @@ class RopeScaling(Config):
     slow: Above0 | None = None  # llama3, yarn: pairs with fewer turns over `original` are scaled in full
     fast: Above0 | None = None  # llama3, yarn: pairs with more turns over `original` are unchanged
     attention: Above0 | None = None  # yarn: factor of sines and cosines; None: 0.1 ln(factor) + 1, at least 1
+    mscale_all_dim: Above0 | None = None  # yarn: by how much scores grow with the factor; None: they do not
+
+    @property
+    def factor_of_scores(self) -> float:
+        """The factor of attention scores, beside 1 / sqrt(columns of a head)."""
+        if self.mscale_all_dim is None or self.factor <= 1:
+            return 1.0
+        return (0.1 * self.mscale_all_dim * math.log(self.factor) + 1) ** 2
 
     def problems(self, base: float) -> list[str]:
         """Contradictions inside, and with `base`, the model's rope_base."""

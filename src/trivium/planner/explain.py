@@ -19,6 +19,7 @@ from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, Action, is_split, ops, render
 from trivium.planner.config import SearchSpace
+from trivium.planner.experts import expert_lines
 from trivium.planner.grid import Subject
 from trivium.planner.near_misses import interleaving_misses, turns_misses
 from trivium.planner.published import full_batch, mt_nlg_plan, published_for
@@ -91,6 +92,7 @@ def plan_lines(plan: Plan, machine: Machine, share: float = USABLE) -> list[str]
         *_schedule_lines(plan),
         *_place_lines(plan, machine),
         *_memory_lines(price),
+        *expert_lines(plan, price.memory_limit),
         *_seconds_lines(plan, machine, price),
         *(f"near miss     {line}" for line in near_misses(plan, machine, price.seconds, share)),
     ]
@@ -99,7 +101,8 @@ def plan_lines(plan: Plan, machine: Machine, share: float = USABLE) -> list[str]
 
 def price_lines(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
     """Describe a plan and its price in few lines, without its schedule, the places of its ranks, and near misses."""
-    lines = [*_choice_lines(plan, machine), *_memory_lines(price), *_seconds_lines(plan, machine, price)]
+    of_memory = [*_memory_lines(price), *expert_lines(plan, price.memory_limit)]
+    lines = [*_choice_lines(plan, machine), *of_memory, *_seconds_lines(plan, machine, price)]
     return [part for line in lines for part in _wrapped(line)]
 
 
@@ -221,6 +224,9 @@ def _place_lines(plan: Plan, machine: Machine) -> list[str]:
         shown.append(f"and {more} more {'tensor groups' if run > 1 else 'ranks'}")
     if layout.world_size > on_node:
         shown.append(f"groups over nodes: {_crossing_axes(layout, machine.devices_per_node)}")
+        if layout.expert > 1:
+            nodes = {node_of(rank, machine.devices_per_node) for rank in layout.expert_sets()[0]}
+            shown.append(f"ranks that divide the experts of a layer: on {counted(len(nodes), 'node')}")
         if layout.copies > 1:
             sharers = layout.peers(0, *layout.replica_axes)[: layout.sharers]
             nodes = {node_of(rank, machine.devices_per_node) for rank in sharers}

@@ -13,6 +13,7 @@ import numpy as np
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.memory import worst_rank
+from trivium.plan.experts import Experts
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.partition import Partition
 from trivium.plan.plan import Plan, head_length
@@ -166,11 +167,10 @@ def _models(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMiss
             change = f"{field} {value:,} instead of {getattr(asked, field):,}"
             yield from _with_model(change, obstacle, model, found, space, best)
     widened = space.model_copy(update={"expert": found.space.expert})
-    for count, obstacle in _other_counts(asked, best.plan.layout.replicas):
-        experts = asked.experts.model_copy(update={"count": count})
+    for experts, obstacle in _other_experts(asked, found.ranks):
         model = asked.model_copy(update={"experts": experts})
         if not model.problems():
-            change = f"{count:,} experts instead of {asked.experts.count:,}"
+            change = f"{experts.count:,} experts instead of {asked.expert_counts[0]:,}"
             yield from _with_model(change, obstacle, model, found, widened, best)
 
 
@@ -183,15 +183,19 @@ def _with_model(
         yield replace(miss, obstacle=_memory_obstacle(found, miss.plan) or obstacle)
 
 
-def _other_counts(model: ModelShape, replicas: int) -> Iterator[tuple[int, str]]:
-    """Yield numbers of experts that as many expert ranks divide as the replicas allow, and what obstructs them now."""
+def _other_experts(model: ModelShape, ranks: int) -> Iterator[tuple[Experts, str]]:
+    """Yield the nearest numbers of experts that more expert ranks would divide, and why they do not now."""
     if model.experts is None or len(model.expert_counts) != 1:
         return
-    count = model.experts.count
-    for degree in (n for n in (2, 4, 8, 16, 32, 64) if replicas % n == 0 and n < count and count % n):
+    count, seen = model.experts.count, set[int]()
+    for degree in (n for n in (2, 4, 8, 16, 32, 64) if ranks % n == 0 and n < count and count % n):
         below = count // degree * degree
-        for other in (below, below + degree):
-            yield other, f"expert {degree} does not divide the {count} experts"
+        for other in {below, below + degree} - seen:
+            yield (
+                model.experts.model_copy(update={"count": other}),
+                f"expert {degree} does not divide the {count} experts",
+            )
+        seen |= {below, below + degree}
 
 
 def _memory_obstacle(found: Found, plan: Plan) -> str | None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from trivium.report.experts import load_card
 from trivium.report.parts import Card
 from trivium.report.verdicts import significant_scores
 from trivium.report.words import median_figure, percent_text, shots_text
@@ -20,6 +21,7 @@ def cards(report: Tree) -> list[Card]:
     if training is not None:
         found = [_loss(training), _speed(training), _share_of_peak(training, report.get("machine")), _time(report)]
         found.append(_cost(training, report.get("machine")))
+        found += [load_card(training["loads"])] if training["loads"] else []
     if answers := report.get("answers"):
         before, after = (percent_text(answers[name]["accuracy"]) for name in ("before", "after"))
         found.append(Card("Answers exactly right", after, f"of {answers['after']['n']}; {before} before the tuning"))

@@ -72,7 +72,7 @@ KEYS = (
 )
 OF_TEXT = ("next_token", "distill")  # methods of an objective whose validation loss is nats per token
 # The page omits these sections if there are no results.
-OPTIONAL = ("corpus", "extraction", "answers", "tasks", "incontext", "bias_series")
+OPTIONAL = ("corpus", "extraction", "experts", "answers", "tasks", "incontext", "bias_series")
 
 
 def collect(run: Path) -> dict[str, Any]:
@@ -203,8 +203,13 @@ class _Steps:
     validation_loss: float | None = None  # the newest one
     losses: Curve = field(default_factory=Curve)
     validation: Curve = field(default_factory=Curve)
+    loads: Curve = field(default_factory=Curve)
 
     def add(self, metric: dict[str, Any]) -> None:
+        layers = metric.pop("experts", None)
+        if layers:
+            told = {n: {name: load[name] for name in ("largest", "entropy", "dropped")} for n, load in layers.items()}
+            self.loads.add({"step": metric["step"], "tokens": metric["tokens"], "layers": told})
         step, tokens, seconds, loss = metric["step"], metric["tokens"], metric["seconds"], metric["loss"]
         if step > self.done:
             self.done = step
@@ -223,10 +228,10 @@ def _is_plain_step(metric: Any) -> bool:
     """Whether a metric has every figure of a step as a finite number. Such a record needs no schema, which would take
     ten times as long as reading it; a sum finds missing figures, other types and NaN at once."""
     try:
-        return "validation_loss" not in metric and math.isfinite(
+        return not metric.keys() & {"validation_loss", "experts"} and math.isfinite(
             metric["step"] + metric["tokens"] + metric["loss"] + metric["lr"] + metric["sequences"] + metric["seconds"]
         )
-    except (KeyError, TypeError, OverflowError):
+    except (AttributeError, KeyError, TypeError, OverflowError):
         return False
 
 
@@ -248,7 +253,9 @@ def _training(run: Path) -> dict[str, Any] | None:
         "of_pairs": _method(begun) not in OF_TEXT,
         "step_seconds": metrics.seconds or None,
         "resumed_from": resumed_from(_whole_lines(events)),
+        "layouts": layouts_of(_whole_lines(events), summary["layout"]),
         "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},
+        "loads": metrics.loads.points(),
         "interruptions": interruptions(_whole_lines(events)),
         "asked": list(_lines(run / "training" / "tasks.jsonl", AskedMoment)),
         "timeline": _stage(run, "training/timeline.json", list[Span]),
@@ -387,6 +394,27 @@ def resumed_from(events: Iterable[Mapping[str, Any]]) -> int:
         if event.get("event") == "resumed" and isinstance(event.get("step"), int):
             after = event["step"]
     return after
+
+
+def layouts_of(events: Iterable[Mapping[str, Any]], last: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return {after, layout, predicted_seconds} of every part of a training that had a layout of its own: the step
+    after which it began, and the predicted seconds of a step, or None. last: the layout at the end."""
+    found: list[dict[str, Any]] = []
+
+    def add(after: int, layout: Any, seconds: Any = None) -> None:
+        if isinstance(layout, dict) and not (found and layout_text(found[-1]["layout"]) == layout_text(layout)):
+            known = seconds if isinstance(seconds, int | float) else None
+            found.append({"after": after, "layout": layout, "predicted_seconds": known})
+
+    for event in events:
+        step = event.get("step")
+        if event.get("event") != "resumed" or not isinstance(step, int):
+            continue
+        found = [part for part in found if part["after"] < step]  # the steps after it are done again
+        if not found and step:
+            add(0, event.get("layout_before"))
+        add(step if found else 0, event.get("layout"), event.get("predicted_seconds"))
+    return found or [{"after": 0, "layout": last, "predicted_seconds": None}]
 
 
 def _text(event: Mapping[str, Any]) -> str | None:

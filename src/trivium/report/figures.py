@@ -186,6 +186,19 @@ def throughput(steps: list[Tree]) -> go.Figure:
     return sized(figure, 300, "tokens", {"title": "tokens per second", "rangemode": "tozero"})
 
 
+def loads(steps: Sequence[Tree]) -> go.Figure:
+    """Draw how much more than the mean the busiest expert of each layer has, against tokens."""
+    names = list(steps[-1]["layers"])
+    busiest = [[step["layers"].get(name, {}).get("largest") for step in steps] for name in names]
+    bar = {"title": "busiest / mean"}
+    figure = go.Figure()
+    figure.add_heatmap(
+        x=_tokens(list(steps)), y=[plain_label(name) for name in names], z=busiest, zmin=1, colorscale="Viridis"
+    )
+    figure.update_traces(colorbar=bar)
+    return sized(figure, 120 + 14 * max(8, len(names)), "tokens", {"title": "layer", "type": "category"})
+
+
 def _tokens(records: list[Tree]) -> list[float]:
     return [r["step"] if r["tokens"] is None else r["tokens"] for r in records]
 

@@ -69,6 +69,7 @@ class Summary(Result):
     tokens: int | None = None
     parameters: int | None = None
     memory: list[RankMemory] = []
+    memory_layout: dict[str, Any] = {}  # in which memory and phases were measured
     phases: list[RankPhases] = []
     finished: bool = True
     steps_planned: int | None = None  # planned steps of an unfinished training
@@ -82,6 +83,12 @@ class Begun(Result):
     training: dict[str, Any]
 
 
+class Load(Result):
+    largest: Number = None
+    entropy: Number = None
+    dropped: int | None = None
+
+
 class Metric(Result):
     step: int
     tokens: Number = None
@@ -90,6 +97,7 @@ class Metric(Result):
     validation_loss: Number = None
     sequences: int | None = None
     seconds: Number = None
+    experts: dict[str, Load] | None = None
 
 
 class Span(Result):

@@ -1,5 +1,6 @@
 """The sections of the page. Each says what a figure shows, what it proves, and what it does not prove."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,11 +17,21 @@ from trivium.report.answers import (
 )
 from trivium.report.collect import OPTIONAL, STAGES
 from trivium.report.corpus import corpus_section, extraction_section, funnel_section
-from trivium.report.outdated import older_text, outdated_text
+from trivium.report.experts import experts_section
+from trivium.report.outdated import of_another_plan, older_text, outdated_text
 from trivium.report.parts import Drawn, Section, Table
 from trivium.report.ranks import alike, categories
 from trivium.report.verdicts import CPU
-from trivium.report.words import bytes_text, killed_text, layout_text, median_figure, moment_text, nats_text, small_text
+from trivium.report.words import (
+    bytes_text,
+    killed_text,
+    layout_text,
+    layouts_text,
+    median_figure,
+    moment_text,
+    nats_text,
+    small_text,
+)
 from trivium.units import counted, format_count, format_seconds
 
 Tree = dict[str, Any]
@@ -34,7 +45,7 @@ def facts(report: Tree) -> list[str]:
             found.append(f"{format_count(training['parameters'])} parameters")
         if model := (training["plan"] or {}).get("model"):
             found.append(f"{model.get('layers', '?')} layers, hidden {model.get('hidden', '?')}")
-        found.append(layout_text(training["layout"]))
+        found.append(layouts_text(training["layouts"]))
         if training["device"]:
             found.append("CPU" if training["device"] == CPU else training["device"])
     stamps = list((report["provenance"] or {}).values())
@@ -49,6 +60,7 @@ def facts(report: Tree) -> list[str]:
 _STAGE_OF = {
     "funnel": "curated",
     "training": "training",
+    "experts": "training",
     "schedule": "training",
     "memory": "training",
     "resume_proof": "resume",
@@ -66,6 +78,7 @@ def sections(report: Tree) -> list[Section]:
         ("corpus", "Corpus statistics", "corpus show", corpus_section),
         ("extraction", "Extraction", "", extraction_section),
         ("training", "Training", "train", _training),
+        ("experts", "Experts", "train", experts_section),
         ("schedule", "Pipeline schedule", "train", _schedule),
         ("memory", "Memory per rank", "train", _memory),
         ("resume_proof", "Resume after a kill", "prove", _resume),
@@ -79,7 +92,7 @@ def sections(report: Tree) -> list[Section]:
         ("plan", "Plan", "plan", _plan),
         ("provenance", "Provenance", "demo", _provenance),
     )
-    parts = {**report, "schedule": _spans(report)}
+    parts = {**report, "schedule": _spans(report), "experts": (report["training"] or {}).get("loads")}
     return [
         replace(make(report), outdated=_outdated(report, name, verb))
         if parts[name]
@@ -101,7 +114,7 @@ def _outdated(report: Tree, section: str, verb: str) -> str:
 def _training(report: Tree) -> Section:
     training = report["training"]
     loss, entropy = training["validation_loss"], training["unigram_entropy"]
-    rows = [("layout", layout_text(training["layout"])), ("schedule", str(training["schedule"] or "unknown"))]
+    rows = [("layout", layouts_text(training["layouts"])), ("schedule", str(training["schedule"] or "unknown"))]
     if training.get("of_pairs"):
         rows.append(("validation loss", "unknown" if loss is None else f"{loss:.3f}, mean over preference pairs"))
     else:
@@ -156,17 +169,47 @@ STEP_PARTS = (
 
 
 def step_time(report: Tree) -> list[Table]:
-    """Return the table of predicted and measured times, or [] if none was measured."""
+    """Return the tables of predicted and measured times, or [] if none was measured. Each layout of a training is
+    compared with its own prediction."""
     estimate, training = _priced(report).get("estimate") or {}, report["training"]
-    measured = median_figure(training, "seconds")
-    if measured is None:
-        return []
-    rows = [_step_row("step of the full batch, median", estimate.get("seconds"), measured)]
     longest, parts = busiest(training["phases"]), estimate.get("parts") or {}
+    rows, of_parts = [], []
     for name, predicted, phase in STEP_PARTS if longest else ():
         found = [parts[part] for part in predicted if part in parts]
-        rows.append(_step_row(name, sum(found) if found else None, longest[phase]))
-    return [Table(("part of a step", "predicted", "measured", "measured / predicted"), rows)]
+        of_parts.append(_step_row(name, sum(found) if found else None, longest[phase]))
+    compared = ("predicted", "measured", "measured / predicted")
+    if len(training["layouts"]) == 1:
+        measured = median_figure(training, "seconds")
+        if measured is None:
+            return []
+        rows = [_step_row("step of the full batch, median", estimate.get("seconds"), measured), *of_parts]
+        return [Table(("part of a step", *compared), rows)]
+    for part, last in zip(training["layouts"], [*(p["after"] for p in training["layouts"][1:]), math.inf], strict=True):
+        measured = median_figure(training, "seconds", (part["after"], last))
+        if measured is not None:
+            rows.append(_step_row(layout_text(part["layout"]), _predicted_seconds(report, part), measured))
+    tables = [Table(("step of the full batch, median", *compared), rows)] if rows else []
+    if of_parts:
+        tables.append(
+            Table(
+                (f"part of a step, {layout_text(training['memory_layout'] or training['layout'])}", *compared), of_parts
+            )
+        )
+    return tables
+
+
+def _predicted_seconds(report: Tree, part: Tree) -> float | None:
+    """Return the predicted seconds of a step under one of the training's layouts: those of its resume, or the plan's,
+    if that has this layout."""
+    if part["predicted_seconds"] is not None:
+        return float(part["predicted_seconds"])
+    told, trained = report["plan"] or {}, report["training"]["plan"] or {}
+    priced = told.get("plan") or {}
+    other = of_another_plan(priced.get("model"), trained.get("model"))
+    if other or layout_text(priced.get("layout") or {}) != layout_text(part["layout"]):
+        return None
+    seconds: float | None = (told.get("estimate") or {}).get("seconds")
+    return seconds
 
 
 def _priced(report: Tree) -> Tree:

@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal, NamedTuple
 
 from trivium.report.outdated import outdated_text
-from trivium.report.words import chance_text, layout_text, scores_of, shots_text
+from trivium.report.words import chance_text, layout_text, layouts_text, scores_of, shots_text
 
 # "not shown" means that a figure falls short where it may, as for a tiny model; "failed", that it must not.
 State = Literal["proven", "failed", "not shown", "not tried"]
@@ -34,7 +34,7 @@ def verdicts(report: dict[str, Any]) -> list[Verdict]:
         *(planted if report["planted"] or report["honest"] else ()),
         ("training", "train", _learned(report["training"])),
         ("resume", "prove", _resumed(report["resume_proof"])),
-        ("training", "train", _counted(report["memory"])),
+        ("training", "train", _counted(report["memory"], report["training"])),
         ("evaluation", "evaluate", _answers(report["evaluation"])),
         ("evaluation", "evaluate", _above_chance(report["evaluation"])),
     )
@@ -129,11 +129,10 @@ def _learned(training: dict[str, Any] | None) -> Verdict:
         return Verdict("not tried", "The model learns more than token frequencies")
     if loss is None:
         return Verdict("failed", "Training ended without a finite validation loss")
-    layout = layout_text(training["layout"])
     return Verdict(
         "proven" if loss < entropy else "failed",
-        f"Trained on {layout}, the model has a validation loss of {loss:.2f} nats per token; token frequencies "
-        f"alone give {entropy:.2f}",
+        f"Trained on {layouts_text(training['layouts'])}, the model has a validation loss of {loss:.2f} nats "
+        f"per token; token frequencies alone give {entropy:.2f}",
     )
 
 
@@ -151,7 +150,7 @@ def _resumed(proof: dict[str, Any] | None) -> Verdict:
     )
 
 
-def _counted(memory: list[dict[str, Any]] | None) -> Verdict:
+def _counted(memory: list[dict[str, Any]] | None, training: dict[str, Any] | None) -> Verdict:
     claim = "Weights, gradients and optimizer state take the bytes predicted before the run"
     rows = [row for row in memory or [] if row["predicted"] and row["categories"]]
     if not rows:
@@ -163,6 +162,8 @@ def _counted(memory: list[dict[str, Any]] | None) -> Verdict:
         return Verdict("failed", f"{claim}: not so on ranks {', '.join(map(str, off))}")
     off_by = _activations_off(rows)
     ranks = "its one rank" if len(rows) == 1 else f"all {len(rows)} ranks"
+    if training and len(training["layouts"]) > 1:
+        ranks += f" of {layout_text(training['memory_layout'] or training['layout'])}"
     beside = "so do activations" if off_by == 0 else f"activations were predicted within {off_by}%"
     return Verdict("proven", f"{claim}, to the byte, on {ranks}; {beside}")
 

@@ -1,6 +1,7 @@
 """Format figures as text for the tables of the page."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
@@ -26,6 +27,13 @@ def layout_text(layout: Mapping[str, Any]) -> str:
         if axis in layout and (axis != "context" or layout[axis] != 1)
     ]
     return " x ".join(axes) or "an unknown layout"
+
+
+def layouts_text(parts: Sequence[Mapping[str, Any]]) -> str:
+    """Format the layouts of a training as tensor 2 x data 2, then (after step 40) data 2."""
+    first, *others = parts
+    then = [f"then (after step {part['after']:,}) {layout_text(part['layout'])}" for part in others]
+    return ", ".join([layout_text(first["layout"]), *then])
 
 
 def killed_text(killed: dict[str, Any]) -> str:
@@ -79,9 +87,11 @@ def small_text(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.2g}"
 
 
-def median_figure(training: Tree, name: str) -> float | None:
-    """Return the median of a figure over the steps with the largest batch since the last resume; None if unknown."""
-    steps = [s for s in training["curves"]["steps"] if s["step"] > training["resumed_from"]]
+def median_figure(training: Tree, name: str, within: tuple[float, float] | None = None) -> float | None:
+    """Return the median of a figure over the steps with the largest batch since the last resume; None if unknown.
+    within: the step after which they begin and the last of them, if they are others."""
+    after, last = within or (training["resumed_from"], math.inf)
+    steps = [s for s in training["curves"]["steps"] if after < s["step"] <= last]
     largest = max((s.get("sequences") or 0 for s in steps), default=0)
     found = [s[name] for s in steps if s.get(name) and (s.get("sequences") or 0) == largest]
     return median(found) if found else None

@@ -57,6 +57,7 @@ class TrainingJob:
     examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps. questions: hashes
     of its tasks' questions by name, which must be equal on all hosts. until: the step after which these ranks save and
     end, if it is not `training.steps`. begun: the plan with which the training began, if it moved to `plan` on purpose.
+    step_seconds: predicts the seconds of a step under a plan, for the events.
     """
 
     plan: Plan
@@ -68,6 +69,7 @@ class TrainingJob:
     questions: Mapping[str, str] = field(default_factory=dict)
     until: int | None = None
     begun: Plan | None = None
+    step_seconds: Callable[[Plan], float | None] | None = None
 
     @property
     def last(self) -> int:
@@ -273,7 +275,7 @@ class Loop:
         self.trainer.goes_on = self.alive
         if start.state is not None:
             read_together(restore, self.trainer, start.state)
-            self.note({"event": "resumed", "step": start.state.step, "layout": to_tree(self.plan.layout)})
+            self._note_resumed(start.state)
         if start.weights is not None:
             read_together(begin_with, self.trainer, start.weights)
         self.base = self._base_of(start)
@@ -283,6 +285,13 @@ class Loop:
         self.data = self.with_beside(self.all_data).leaving_out(left_out_of(self.entries))
         for observer in self.observers:
             observer.resume(self)
+
+    def _note_resumed(self, state: Checkpoint) -> None:
+        """Note under which layout the training goes on, and under which the checkpoint was written."""
+        event = {"event": "resumed", "step": state.step, "layout": to_tree(self.plan.layout)}
+        event["layout_before"] = state.manifest["plan"]["layout"]
+        seconds = self.job.step_seconds(self.plan) if self.job.step_seconds and self.is_first_rank else None
+        self.note(event if seconds is None else event | {"predicted_seconds": seconds})
 
     def _find_beside(self, start: Start) -> None:
         """Verify what the objective needs beside the tokens. A reference is computed if there is none."""

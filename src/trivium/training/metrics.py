@@ -35,12 +35,19 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _has_loads(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(load, dict) and _is_number(load.get("largest")) for load in value.values()
+    )
+
+
 # The fields that readers compute with or print, and what their values must be.
 FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("step", "tokens", "samples", "sequences", "entries"), _is_count),
     **dict.fromkeys(("time", "seconds", "loss", "validation_loss", "lr", "gradient_norm"), _is_number),
     **dict.fromkeys(("tokens_per_second", "model_flops_per_second", "loss_scale"), _is_number),
     **dict.fromkeys(("event", "cause", "batch_hash"), _is_text),
+    "experts": _has_loads,
 }
 
 
@@ -96,8 +103,13 @@ def newest_steps(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     with open_regular(path) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-        return [r for r in _records(file) if isinstance(r.get("loss"), float) and "step" in r]
+        size, back = os.fstat(file.fileno()).st_size, 4096
+        while True:  # a line with the loads of many experts is longer
+            file.seek(max(0, size - back))
+            newest = [r for r in _records(file) if isinstance(r.get("loss"), float) and "step" in r]
+            if newest or back >= size:
+                return newest
+            back *= 4
 
 
 def last_step(path: Path) -> int:

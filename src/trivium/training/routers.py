@@ -3,9 +3,10 @@
 Legend: L layers of experts in the whole model, E their largest number of experts, G sequences or 1.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,10 +24,30 @@ Counting = Callable[[Sequence[Inputs]], object]  # runs the forward of all micro
 
 
 class LayerLoad(NamedTuple):
-    """The choices of a layer's tokens in a step. counts: of each expert. dropped: those beyond an expert's capacity."""
+    """The choices of a layer's tokens in a step. counts: of each expert. dropped: those beyond an expert's capacity;
+    None where there is none."""
 
     counts: tuple[int, ...]
-    dropped: int
+    dropped: int | None = None
+
+    @property
+    def largest(self) -> float:
+        """The largest load, divided by the mean."""
+        return max(self.counts) * len(self.counts) / (sum(self.counts) or 1)
+
+    @property
+    def entropy(self) -> float:
+        """The entropy of the shares, divided by that of an even load."""
+        total = sum(self.counts)
+        entropy = sum(n / total * math.log(total / n) for n in self.counts if n)
+        return entropy / math.log(len(self.counts)) if len(self.counts) > 1 else 1.0
+
+    def told(self) -> dict[str, Any]:
+        """Return the loads in brief, for a line of metrics."""
+        total = sum(self.counts) or 1
+        shares = [float(f"{n / total:.3g}") for n in self.counts]
+        found = {"largest": round(self.largest, 4), "entropy": round(self.entropy, 4), "shares": shares}
+        return found if self.dropped is None else {**found, "dropped": self.dropped}
 
 
 class Routers:
@@ -154,5 +175,6 @@ class Routers:
         found = {}
         for number, (layer, experts) in enumerate(self.experts.items()):
             row = [round(x) for x in sums[number * self.width : (number + 1) * self.width]]
-            found[layer] = LayerLoad(tuple(row[: experts.count]), row[-1])
+            dropped = None if experts.capacity is None else row[-1]
+            found[layer] = LayerLoad(tuple(row[: experts.count]), dropped)
         return found

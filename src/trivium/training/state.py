@@ -14,6 +14,7 @@ from trivium.checkpoint.load import Checkpoint, widest_kind
 from trivium.checkpoint.pieces import is_finite
 from trivium.checkpoint.save import Fragment, save
 from trivium.checkpoint.verify import NOT_FINITE
+from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
 from trivium.model.initialise import row_norms
@@ -158,7 +159,7 @@ def _load_weights(trainer: Trainer, checkpoint: Checkpoint, *, from_widest: bool
         part, values = slice(0, bucket.padded), bucket.weights
         if trainer.plan.zero >= 3:
             part, values = bucket.owned, bucket.shard
-        for place in places(bucket, part, trainer.plan, trainer.mesh.tensor.index):
+        for place in places(bucket, part, trainer.plan, trainer.mesh):
             kind = widest_kind(checkpoint, place.slot.row.name) if from_widest else "weights"
             _load(values, place.first - part.start, checkpoint, kind, place)
             trainer.goes_on()
@@ -182,15 +183,15 @@ def _load(values: torch.Tensor, first: int, checkpoint: Checkpoint, kind: str, p
 
 
 def _owned_places(trainer: Trainer, bucket: Bucket) -> Iterator[Place]:
-    return places(bucket, bucket.owned, trainer.plan, trainer.mesh.tensor.index)
+    return places(bucket, bucket.owned, trainer.plan, trainer.mesh)
 
 
-def places(bucket: Bucket, part: slice, plan: Plan, tensor: int) -> Iterator[Place]:
-    """Yield the boxes of unsharded tensors in elements `part` of a bucket, without padding. tensor: the tensor rank."""
+def places(bucket: Bucket, part: slice, plan: Plan, mesh: Mesh) -> Iterator[Place]:
+    """Yield the boxes of unsharded tensors in elements `part` of a bucket of this rank, without padding."""
     for slot in bucket.slots:
         start, stop = max(part.start, slot.start), min(part.stop, slot.stop)
         shape = local_shape(slot.row, plan.model, plan.layout)
-        shard = shard_box(slot.row, plan.model, plan.layout, tensor)
+        shard = shard_box(slot.row, plan.model, plan.layout, mesh.tensor.index, mesh.expert.index)
         real = Box(tuple(0 for _ in shape), shard.shape)
         for first, local in boxes_of_range(start - slot.start, stop - slot.start, shape):
             box = local.intersect(real)

@@ -84,7 +84,7 @@ def test_over_tensor_ranks_and_the_ends_of_a_pipeline_every_element_counts_once(
         with pretended(plan.layout, rank) as mesh:
             trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
             for shard in trainer.optimizer.shards:
-                for place in places(shard.bucket, shard.bucket.owned, plan, mesh.at.tensor):
+                for place in places(shard.bucket, shard.bucket.owned, plan, mesh):
                     first = place.first - shard.bucket.owned.start
                     here = range(first, first + place.box.elements)
                     inside = (range(len(shard.master))[where] for where in shard.counted)

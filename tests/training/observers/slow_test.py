@@ -10,6 +10,7 @@ import pytest
 from chaos.scene import job, plan, write_tokens
 from trivium.comms.mesh import Group, Mesh
 from trivium.parallel.pipeline.executor import Span
+from trivium.plan.batch import Batch
 from trivium.plan.layout import Layout
 from trivium.plan.schedule import Action, Op
 from trivium.seeds import generator_for
@@ -70,9 +71,9 @@ def test_rank_is_compared_with_the_median_of_its_peers_without_itself(degrees) -
 
 
 def test_comparing_thousands_of_peers_takes_a_moment() -> None:
-    begin = time.monotonic()
+    begin = time.thread_time()
     (found,) = slow_ranks({"reading": [*[1.0] * 2239, 5.0]}, Layout(data=2240), 1.5)
-    assert found.rank == 2239 and time.monotonic() - begin < 3
+    assert found.rank == 2239 and time.thread_time() - begin < 3
 
 
 def test_waits_are_not_work(monkeypatch) -> None:
@@ -150,12 +151,13 @@ def test_slow_link_is_an_event_with_its_ranks(tmp_path: Path, monkeypatch, capfd
 
     def late(self, work) -> None:
         begin = time.perf_counter()
-        time.sleep(0.1)
+        time.sleep(0.01)
         self.waited[0] += time.perf_counter() - begin
         right(self, work)
 
     monkeypatch.setattr(Group, "wait_for", late)
-    start(job(write_tokens(tmp_path), tmp_path / "run", plan(layout), steps=2, supervision={"slow_every": 2}))
+    few_waits = plan(layout).model_copy(update={"batch": Batch(sequences=8, micro=4)})
+    start(job(write_tokens(tmp_path), tmp_path / "run", few_waits, steps=2, supervision={"slow_every": 2}))
     (event,) = events(tmp_path / "run", "slow link")
     assert (event["link"], event["ranks"], event["step"]) == (link, [0, 1], 2)
     assert event["seconds"] > 0.75 * event["step_seconds"]

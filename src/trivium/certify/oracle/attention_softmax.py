@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from trivium.certify.oracle.norms import rms
-from trivium.certify.oracle.positions import rotated
+from trivium.certify.oracle.positions import enlarged, rotated
 from trivium.certify.oracle.terms import Order, Rule, Settings, Tensor, Twin, Weights, linear
 
 
@@ -49,7 +49,7 @@ def _compute(weights: Weights, s: Settings, x: Tensor, at: str, order: Order) ->
         n = f.rope_columns if f.rope_columns is not None else D
         q, k = (torch.cat([rotated(f, y[..., :n], order.numbers), y[..., n:]], dim=-1) for y in (q, k))
     scores = torch.einsum("bsgnd,btgd->bgnst", q, k.squeeze(3))
-    scores = scores * (f.score_scale if f.score_scale is not None else 1 / math.sqrt(D))
+    scores = scores * (f.score_scale if f.score_scale is not None else 1 / math.sqrt(D)) * enlarged(f)
     if f.score_cap is not None:
         scores = f.score_cap * torch.tanh(scores / f.score_cap)
     sees = order.sees if f.window is None else order.sees.triu(1 - f.window)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trivium.certify.oracle.attention_latent import ATTENTION_LATENT
 from trivium.certify.oracle.attention_softmax import ATTENTION_SOFTMAX
 from trivium.certify.oracle.feed_forward import MLP_GATED, MLP_GATED_GELU, MLP_PLAIN
 from trivium.certify.oracle.mlp_experts import MLP_EXPERTS
@@ -29,6 +30,8 @@ from trivium.certify.oracle.wiring import SANDWICH, SEQUENTIAL, SIDE_BY_SIDE, Dr
 from trivium.plan.adapters import AdapterGroup
 from trivium.plan.model_shape import ModelShape
 
+LATENT = ("query", "query_down", "query_up", "kv_down", "kv_up")  # linear layers of latent attention
+ATTENTIONS: Mapping[str, Twin] = MappingProxyType({"softmax": ATTENTION_SOFTMAX, "latent": ATTENTION_LATENT})
 NORMS: Mapping[str, Twin] = MappingProxyType(
     {"layer_norm": LAYER_NORM, "rms_norm": RMS_NORM, "rms_norm_offset": RMS_NORM_OFFSET}
 )
@@ -72,7 +75,7 @@ def _added(model: ModelShape, rules: Mapping[str, Rule]) -> Iterator[tuple[str, 
 
 def adapted_weights(model: ModelShape, names: Iterable[str]) -> dict[str, AdapterGroup]:
     """Return the weights of linear layers that have an adapter, by name, each with the first group that matches."""
-    ends = ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
+    ends = ("attention.qkv", *(f"attention.{n}" for n in LATENT), "attention.out", "mlp.up", "mlp.down")
     linear = [name.removesuffix(".weight") for name in names if name.endswith(tuple(f"{end}.weight" for end in ends))]
     found = {name: [g for g in model.adapters if re.fullmatch(fnmatch.translate(g.match), name)] for name in linear}
     return {f"{name}.weight": groups[0] for name, groups in found.items() if groups}
@@ -122,7 +125,7 @@ def _layer(model: ModelShape, n: int) -> Iterator[tuple[str, Rule]]:
     s, at = settings_of(model, n), f"layers.{n}"
     norm = NORMS[s.form.norm]
     yield from WIRINGS[s.form.wiring].rules(s, at, norm)
-    yield from ATTENTION_SOFTMAX.rules(s, f"{at}.attention")
+    yield from ATTENTIONS[s.form.attention].rules(s, f"{at}.attention")
     yield from FEED_FORWARDS[s.form.feed_forward].rules(s, f"{at}.mlp")
 
 
@@ -137,7 +140,7 @@ def layer(
         return FEED_FORWARDS[s.form.feed_forward].compute(weights, s, y, f"{at}.mlp")
 
     halves = {
-        "attention": lambda y: ATTENTION_SOFTMAX.compute(weights, s, y, f"{at}.attention", order),
+        "attention": lambda y: ATTENTIONS[s.form.attention].compute(weights, s, y, f"{at}.attention", order),
         "mlp": feed_forward,
     }
     norm = partial(NORMS[s.form.norm].compute, weights, s)

@@ -11,7 +11,12 @@ from trivium.plan.layers.form import LayerForm
 def rotated(form: LayerForm, x: Tensor, numbers: Tensor) -> Tensor:
     """x [B, S, G, n, columns of a head] with its pairs of columns rotated by position, and longer where YaRN is."""
     D = x.shape[-1]
-    return rotate(x, numbers, [_slowed(form, D, d) for d in range(D // 2)]) * _length(form)
+    speeds = [_slowed(form, D, d) for d in range(D // 2)]
+    if form.rope_pairs == "halves":
+        return rotate(x, numbers, speeds) * _length(form)
+    apart = torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
+    pairs = rotate(apart, numbers, speeds).chunk(2, dim=-1)
+    return torch.stack(pairs, dim=-1).flatten(-2) * _length(form)
 
 
 def rotate(x: Tensor, numbers: Tensor, speeds: list[float]) -> Tensor:
@@ -54,3 +59,11 @@ def _length(form: LayerForm) -> float:
     if given.attention is not None:
         return given.attention
     return 1.0 if given.factor <= 1 else 0.1 * math.log(given.factor) + 1
+
+
+def enlarged(form: LayerForm) -> float:
+    """Return the factor by which YaRN enlarges scores (DeepSeek-V2's code)."""
+    given = form.rope_scaling
+    if given is None or not given.mscale_all_dim or given.factor <= 1:
+        return 1.0
+    return (1 + 0.1 * given.mscale_all_dim * math.log(given.factor)) ** 2

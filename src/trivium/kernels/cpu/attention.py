@@ -28,7 +28,7 @@ class CpuAttention(Attention):
         return super().attend_joined(qkv, sight)
 
     def attend_before(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if block_attention.suits(q):
+        if block_attention.suits(q) or v.shape[-1] != q.shape[-1]:
             return block_attention.attend(q, k, v)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
@@ -37,6 +37,8 @@ class CpuAttention(Attention):
         return block_attention.attend(q, k, v, sight)
 
     def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        if v.shape[-1] != q.shape[-1]:  # for which torch would store all scores
+            return fused_attention.attend(q, k, v, hiding=mask)[0]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
     def fuses(self, q: Tensor) -> bool:

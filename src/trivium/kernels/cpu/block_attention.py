@@ -11,7 +11,8 @@ on a Zen 3).
 If the CPU multiplies bf16 numbers slowly, the kernel reads fp32 copies of some heads at a time; what is kept for the
 backward stays in bf16.
 
-Legend: B sequences, N heads, G key-value heads, S positions, D head width, Q queries of a block, K keys in its reach.
+Legend: B sequences, N heads, G key-value heads, S positions, D head width, V head width of values, Q queries of a
+block, K keys in its reach.
 """
 
 import math
@@ -59,7 +60,8 @@ def suits(q: Tensor, *, joined: bool = False) -> bool:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight = ALL_BEFORE) -> Tensor:
-    """Return the attention [B, N, S, D] of q [B, N, S, D] to k and v [B, G, S, D], of all positions in order.
+    """Return the attention [B, N, S, V] of q [B, N, S, D] to k [B, G, S, D] and v [B, G, S, V], of all positions in
+    order.
 
     The result has its positions first in memory, as the next product reads it. It keeps the same tensors for the
     backward as torch's attention, whatever the mask.
@@ -117,10 +119,10 @@ class _Joined(torch.autograd.Function):
 
 
 def _attend(qkv: Sequence[Tensor], sight: Sight) -> tuple[Tensor, Tensor]:
-    """The result [B, N, S, D], and the logarithms [B, N, S] of the sums of exponentials."""
+    """The result [B, N, S, V], and the logarithms [B, N, S] of the sums of exponentials."""
     q, k, v = qkv
-    B, N, S, D = q.shape
-    out = q.new_empty(S, B, N, D).permute(1, 2, 0, 3)
+    B, N, S, _ = q.shape
+    out = q.new_empty(S, B, N, v.shape[-1]).permute(1, 2, 0, 3)
     # In one tensor: small ones that stay leave holes between large ones that go.
     log_sums = q.new_empty(B, N, S, dtype=torch.promote_types(q.dtype, torch.float32))
     blocks = _blocks(S, sight)

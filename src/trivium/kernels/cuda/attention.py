@@ -1,12 +1,14 @@
 """Causal attention by the fused kernels of accelerators, which know windows and packed documents but take no mask.
 
-Legend: B sequences, N heads, G key-value heads, S queries, K keys, D head width.
+Legend: B sequences, N heads, G key-value heads, S queries, K keys, D head width, V head width of values.
 """
+
+import math
 
 import torch
 import torch.nn.functional as F
 
-from trivium.kernels.attention import About, Attention, Known
+from trivium.kernels.attention import About, Attention, Known, as_wide
 from trivium.kernels.dtypes import NARROW
 from trivium.kernels.sight import Sight
 
@@ -31,8 +33,8 @@ class CudaAttention(Attention):
         end to end."""
         if not self.fuses(q):
             return super().attend_within(q, k, v, sight)
-        B, _, S, _ = q.shape
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        (B, _, S, _), columns, scale = q.shape, v.shape[-1], 1 / math.sqrt(q.shape[-1])
+        q, k, v = (x.transpose(1, 2) for x in as_wide(q, k, v))
         edges, longest = None, S
         if sight.starts is not None:
             edges, longest = sight.documents(q.device)
@@ -41,10 +43,10 @@ class CudaAttention(Attention):
         reach = {} if sight.window is None else {"window_size_left": sight.window - 1, "window_size_right": 0}
         no_dropout, no_mask_back = 0.0, False
         out, *_ = torch.ops.aten._flash_attention_forward(
-            *(q, k, v, edges, edges, longest, longest, no_dropout, not reach, no_mask_back), **reach
+            *(q, k, v, edges, edges, longest, longest, no_dropout, not reach, no_mask_back), **reach, scale=scale
         )
         found: Tensor = out.view(B, S, *out.shape[-2:]).transpose(1, 2)
-        return found
+        return found.narrow(-1, 0, columns)
 
     def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """Compute the reference with the heads of a group as further positions, which attend to the same keys.
@@ -55,7 +57,8 @@ class CudaAttention(Attention):
         if N == G:
             return super().attend_masked(q, k, v, mask)
         rows = q.reshape(B, G, N // G * S, D)
-        return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask.repeat(1, 1, N // G, 1)).reshape(q.shape)
+        found = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask.repeat(1, 1, N // G, 1))
+        return found.reshape(B, N, S, -1)
 
     def fuses(self, q: Tensor) -> bool:
         """Whether the fused kernel takes such queries: 16-bit numbers, on Ampere or newer."""
@@ -68,8 +71,9 @@ class CudaAttention(Attention):
         """Compute the reference, fused if there is no mask."""
         if mask is not None:
             return super().tile(q, k, v, mask=mask)
-        out, sums, *about = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, triangle)
-        return out, sums, tuple(about[:6])
+        kernel, scale = torch.ops.aten._scaled_dot_product_flash_attention, 1 / math.sqrt(q.shape[-1])
+        out, sums, *about = kernel(*as_wide(q, k, v), 0.0, triangle, scale=scale)
+        return out.narrow(-1, 0, v.shape[-1]), sums, tuple(about[:6])
 
     def tile_gradients(
         self, grad: Tensor, qkv: tuple[Tensor, Tensor, Tensor], known: Known, *, triangle: bool, mask: Tensor | None
@@ -78,12 +82,13 @@ class CudaAttention(Attention):
         if mask is not None:
             return super().tile_gradients(grad, qkv, known, triangle=triangle, mask=mask)
         starts_q, starts_k, most_q, most_k, seed, offset = known.about
-        d_q, d_k, d_v = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            grad.contiguous(),
-            *qkv,
-            *(known.out, known.sums.contiguous()),
+        grad, q, k, v, out = as_wide(grad, *qkv, known.out)
+        found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *(grad.contiguous(), q, k, v, out, known.sums.contiguous()),
             *(starts_q, starts_k, most_q, most_k, 0.0, triangle, seed, offset),
+            scale=1 / math.sqrt(qkv[0].shape[-1]),
         )
+        d_q, d_k, d_v = (d.narrow(-1, 0, x.shape[-1]) for d, x in zip(found, qkv, strict=True))
         return d_q, d_k, d_v
 
 

@@ -49,7 +49,8 @@ class Added(nn.Module):
         takes its own."""
         generator = torch.Generator(device=weight.device).manual_seed(seed_for(key.seed, "noise", self.site, key.step))
         whole = torch.randn(self.base.shape, generator=generator, device=weight.device)
-        assert self.base.split is not None, "linear layers are split"
+        if self.base.split is None:
+            return whole.to(weight.dtype)
         here = weight.shape[self.base.split]
         return whole.narrow(self.base.split, self.region.group.index * here, here).to(weight.dtype)
 
@@ -58,10 +59,10 @@ class Added(nn.Module):
         rate, key, region = self.adapter.dropout, inputs.dropout, self.region
         if rate == 0 or key is None:
             return function
-        # The inputs of a layer that is split by its outputs lie between tensor regions.
-        here = region.positions(inputs.shape[0]) if linear.splits_outputs else slice(None)
+        # Inputs that are split lie within the tensor region, others outside of it.
+        here = slice(None) if linear.splits_inputs else region.positions(inputs.shape[0])
         columns = None
-        if not linear.splits_outputs:
+        if linear.splits_inputs:
             whole = self.base.shape[-1]
             columns = Columns(region.group.index * (whole // region.group.size), whole)
 
@@ -76,7 +77,8 @@ class Linear(nn.Module):
     """y = x W^T (+ b), and what an adapter makes of it. outputs: one size, or several if the weight has as many
     dimensions more."""
 
-    splits_outputs: bool
+    splits_outputs = False
+    splits_inputs = False
     adapter: Added | None
 
     def __init__(self, outputs: int | tuple[int, ...], inputs: int, region: Region, *, bias: bool) -> None:
@@ -107,6 +109,15 @@ class ColumnLinear(Linear):
         return y if self.adapter is None else self.adapter(y, x, self, inputs)
 
 
+class OuterLinear(Linear):
+    """A linear layer outside of tensor regions, whose weight every tensor rank holds."""
+
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, inputs] -> [S here, B, outputs]."""
+        y = self.region.linear(x, self._weight(inputs), self.bias)
+        return y if self.adapter is None else self.adapter(y, x, self, inputs)
+
+
 class InnerLinear(Linear):
     """A linear layer inside a tensor region, whose inputs have entered it and whose outputs have not left it."""
 
@@ -120,7 +131,7 @@ class InnerLinear(Linear):
 class RowLinear(Linear):
     """A linear layer whose inputs are split over tensor ranks: partial sums first, the bias once after them."""
 
-    splits_outputs = False
+    splits_inputs = True
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, inputs here] -> [S here, B, outputs], which `add_bias` completes."""

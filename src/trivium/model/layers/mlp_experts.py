@@ -11,7 +11,9 @@ from trivium.model.inputs import Inputs
 from trivium.model.layers.half import Around, Half
 from trivium.model.layers.linear import InnerLinear
 from trivium.model.layers.routing import Router
-from trivium.parallel.expert.network import Rows, networks
+from trivium.parallel.expert.dispatch import Dispatch
+from trivium.parallel.expert.network import networks
+from trivium.parallel.expert.rows import Rows
 from trivium.plan.layers.mlp_experts import MlpExperts as Described
 
 
@@ -26,31 +28,43 @@ class MlpExperts(Half):
 
     def __init__(self, part: Described, around: Around) -> None:
         super().__init__(around)
+        self.part = part
         experts, ranks = part.experts, around.region.group.size
         self.function = around.operations.gated["silu"]
         self.router = Router(experts, part.hidden)
-        self.experts = Matrices(experts.count, part.columns // ranks, part.hidden)
+        self.group = around.expert
+        self.experts = Matrices(experts.count // self.group.size, part.columns // ranks, part.hidden)
         self.shared = Shared(experts.shared // ranks, part.hidden, around) if experts.shared else None
         self.shared_gate = Gate(part.hidden) if experts.shared_gate else None
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H]."""
-        x = self.region.enter(x)
-        y = self._experts(x.flatten(0, 1), inputs).view_as(x)
-        if self.shared is not None:
-            shared = self.shared(x, inputs)
-            y = y + (shared if self.shared_gate is None else shared * self.shared_gate(x))
-        return self.region.leave(y)
-
-    def _experts(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        """[T, H] -> [T, H]."""
+        whole = self.region.enter(x)
+        x = whole.flatten(0, 1)
         numbers = inputs.numbers.expand(inputs.shape).flatten()
-        watched = None if inputs.loads is None else inputs.loads.router(self.layer, self.router.experts)
+        watched = None if inputs.loads is None else inputs.loads.router(self.layer, self.part.experts)
         chosen, weights = self.router(x, numbers, watched)
-        rows, own = Rows.of(chosen, len(self.experts.up.weight)), self.experts
-        weights = torch.empty_like(weights.flatten()).index_copy(0, rows.places.flatten(), weights.flatten())
-        later, arithmetic = self.region.weight_gradients, self.region.arithmetic
+        count = self.part.experts.count
+        if self.group.size == 1:
+            rows = Rows.of(chosen, count)
+            y, shared = self._networks(x, rows.in_order(weights), rows), self._shared(whole, inputs)
+        else:
+            dispatch = Dispatch(x, chosen, weights, count, self.group)
+            shared = self._shared(whole, inputs)  # while the tokens are on their way
+            y = dispatch.combined(self._networks(*dispatch.arrived()))
+        y = y.view_as(whole)
+        return self.region.leave(y if shared is None else y + shared)
+
+    def _networks(self, x: torch.Tensor, weights: torch.Tensor, rows: Rows) -> torch.Tensor:
+        own, later, arithmetic = self.experts, self.region.weight_gradients, self.region.arithmetic
         return networks(x, weights, rows, own.up.weight, own.down.weight, self.function, later, arithmetic)
+
+    def _shared(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor | None:
+        """[S, B, H] -> this rank's part of the shared expert's result."""
+        if self.shared is None:
+            return None
+        y = self.shared(x, inputs)
+        return y if self.shared_gate is None else y * self.shared_gate(x)
 
 
 class Matrices(nn.Module):

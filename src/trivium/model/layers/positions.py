@@ -4,7 +4,7 @@ Legend: B sequences, S positions, N heads, G key-value heads, D columns of a hea
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,21 +12,42 @@ from trivium.plan.layers.positions import Rotary
 from trivium.plan.rope_scaling import RopeScaling
 
 
+class Pairs(NamedTuple):
+    """The columns that are rotated together: neighbours, or d and d + D/2, as in Hugging Face's Llama checkpoints.
+    last: whether the last columns of a wider head are rotated, not the first."""
+
+    neighbours: bool
+    last: bool
+
+    def of(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the first and the second column of each pair of x [..., D], as views."""
+        return (x[..., ::2], x[..., 1::2]) if self.neighbours else x.chunk(2, dim=-1)
+
+
 class Rotation:
     """Rotates queries and keys as a description says."""
 
     def __init__(self, part: Rotary) -> None:
         self.D, self.base, self.scaling = part.columns, part.base, part.scaling
+        self.pairs = Pairs(part.neighbours, part.last)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """q [B, N, S, D], k [B, G, S, D], positions [B or 1, S]. The pairs of columns (d, d + columns / 2) are rotated,
-        as in Hugging Face's Llama checkpoints."""
-        angles = (positions.to(torch.float64).unsqueeze(-1) * self.angles(q.device)).unsqueeze(1)  # B 1 S D/2
+        """q [B, N, S, D], k [B, G, S, D], positions [B or 1, S] -> both rotated."""
+        waves = self._waves(positions, q)
+        return _Turn.apply(q, *waves, self.pairs), _Turn.apply(k, *waves, self.pairs)
+
+    def alone(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """x [B, N, S, D], positions [B or 1, S] -> x rotated."""
+        found: torch.Tensor = _Turn.apply(x, *self._waves(positions, x), self.pairs)
+        return found
+
+    def _waves(self, positions: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines [B or 1, 1, S, D/2]."""
+        angles = (positions.to(torch.float64).unsqueeze(-1) * self.angles(like.device)).unsqueeze(1)
         cos, sin = angles.cos(), angles.sin()
         if self.magnitude != 1:
             cos, sin = cos * self.magnitude, sin * self.magnitude
-        cos, sin = cos.to(q.dtype), sin.to(q.dtype)
-        return _Turn.apply(q, cos, sin), _Turn.apply(k, cos, sin)
+        return cos.to(like.dtype), sin.to(like.dtype)
 
     def angles(self, device: torch.device) -> torch.Tensor:
         """Return the angle of each pair of columns at position 1, [D/2] in fp64."""
@@ -63,30 +84,31 @@ class Rotation:
 
 
 class _Turn(torch.autograd.Function):
-    """Rotation of pairs of columns, written half by half into one tensor with the memory layout of the input. The
-    backward pass is the inverse rotation. With autograd, forward and backward would each concatenate two halves made of
-    four products."""
+    """Rotation of pairs of columns, written into one tensor with the memory layout of the input. The backward pass is
+    the inverse rotation. With autograd, forward and backward would each concatenate two halves made of four products.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: Pairs) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin)
+        ctx.pairs = pairs
+        return _turned(x, cos, sin, pairs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turned(grads[0], cos, -sin), None, None
+        return _turned(grads[0], cos, -sin, ctx.pairs), None, None, None
 
 
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The first columns of x rotated, as many as have an angle; the others as they are. It lies in memory as x does."""
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: Pairs) -> torch.Tensor:
+    """As many columns of x rotated as have an angle; the others as they are. It lies in memory as x does."""
     columns = 2 * cos.shape[-1]
     if columns < x.shape[-1]:
-        found = x.clone()
-        found[..., :columns] = _turned(x[..., :columns], cos, sin)
+        found, some = x.clone(), slice(-columns, None) if pairs.last else slice(columns)
+        found[..., some] = _turned(x[..., some], cos, sin, pairs)
         return found
-    turned = x * torch.cat([cos, cos], dim=-1)
-    (a, b), (of_a, of_b) = x.chunk(2, dim=-1), turned.chunk(2, dim=-1)
+    turned = x * (cos.repeat_interleave(2, -1) if pairs.neighbours else torch.cat([cos, cos], dim=-1))
+    (a, b), (of_a, of_b) = pairs.of(x), pairs.of(turned)
     of_a.addcmul_(b, sin, value=-1)
     of_b.addcmul_(a, sin)
     return turned

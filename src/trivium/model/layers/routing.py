@@ -41,8 +41,12 @@ class Router(nn.Module):
         if watched is not None:
             logits = watched.attached(logits)
         scores = logits.softmax(-1) if self.experts.scores == "softmax" else logits.sigmoid()
-        chosen = self.choice(scores.detach(), numbers)
-        if watched is not None:
+        if watched is None:
+            chosen = self.choice(scores.detach(), numbers)
+        else:  # a recomputed forward routes as the first one did
+            chosen = watched.chosen = (
+                self.choice(scores.detach(), numbers) if watched.chosen is None else watched.chosen
+            )
             watched.count(scores, chosen)
         return Routes(chosen, self._weights(scores.gather(1, chosen)))
 

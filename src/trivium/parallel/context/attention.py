@@ -2,7 +2,7 @@
 
 Ulysses (arXiv 2309.14509): all-to-all, so that each rank sees all positions of some heads. Ring: ring_attention.py.
 
-Legend: B sequences, N heads, G key-value heads, S positions here, D head width.
+Legend: B sequences, N heads, G key-value heads, S positions here, D head width, V of values.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Context:
         return self.attend(q, k, v, sight)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        """q [B, N, S, D], k and v [B, G, S, D] of this rank's positions -> [B, N, S, D]."""
+        """q [B, N, S, D], k [B, G, S, D] and v [B, G, S, V] of this rank's positions -> [B, N, S, V]."""
         if self.group.size == 1:
             return self.attention.attend(q, k, v, sight)
         if self.mode == "ring":

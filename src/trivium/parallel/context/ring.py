@@ -4,7 +4,8 @@ The next ones are under way while these are attended to, and their gradients fol
 PyTorch's fused kernels', whose sums over keys are joined here. Where a kernel takes no mask, and only some of a tile
 is seen, scores are written down.
 
-Legend: B sequences, N heads, G key-value heads, S positions here, K positions of the keys at hand, D head width.
+Legend: B sequences, N heads, G key-value heads, S positions here, K positions of the keys at hand, D head width,
+V head width of values.
 """
 
 import math
@@ -25,7 +26,7 @@ Arriving = Callable[[], tuple[Tensor, ...]]  # waits for what neighbours send
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, sight: Sight, group: Group, attention: Attention) -> Tensor:
-    """q [B, N, S, D], k and v [B, G, S, D] of this rank's positions -> [B, N, S, D]."""
+    """q [B, N, S, D], k [B, G, S, D] and v [B, G, S, V] of this rank's positions -> [B, N, S, V]."""
     found: Tensor = _Ring.apply(q, k, v, sight, group, attention)
     return found
 
@@ -34,7 +35,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: Sight, group: Group, attention: Attention) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
-        out = torch.zeros(q.shape, dtype=wide, device=q.device)
+        out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=wide, device=q.device)
         log_sum = torch.full(q.shape[:-1], -math.inf, dtype=wide, device=q.device)
         about: About = ()
         for owner, keys, values in _passing(k, v, group):
@@ -58,10 +59,10 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         q, k, v, out, log_sum = ctx.saved_tensors
         sight, group, attention, wide = ctx.sight, ctx.group, ctx.attention, out.dtype
-        grad, narrow, d_q = grads[0], out.to(q.dtype), torch.zeros_like(out)
+        grad, narrow, d_q = grads[0], out.to(q.dtype), torch.zeros(q.shape, dtype=wide, device=q.device)
         arriving: Arriving | None = None
         for owner, keys, values in _passing(k, v, group):
-            d_k, d_v = (torch.zeros(k.shape, dtype=wide, device=k.device) for _ in range(2))
+            d_k, d_v = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v))
             for tile in _tiles(sight, group.index, owner, has_kernel=attention.fuses(q)):
                 here, there = tile.here, tile.there
                 k_there, v_there = (per_head(x[:, :, there], q) for x in (keys, values))

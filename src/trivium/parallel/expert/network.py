@@ -1,46 +1,19 @@
 """The gated feed-forward networks of experts, each of which computes its own rows.
 
-Legend: T tokens, N rows of all experts, E experts, H hidden, F columns of an expert here, K rows of a token.
+Legend: T tokens, N rows of all experts, E experts, H hidden, F columns of an expert here.
 """
 
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from trivium.kernels.activations import Activation
 from trivium.kernels.arithmetic import Arithmetic
-from trivium.kernels.grouped import Groups, grouped
+from trivium.kernels.grouped import grouped
+from trivium.parallel.expert.rows import Rows
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
-
-
-class Rows(NamedTuple):
-    """The rows in the order of their experts. tokens [N]: the token of each; places [T, K]: the rows of each token;
-    groups: the rows of each expert."""
-
-    tokens: Tensor
-    places: Tensor
-    groups: Groups
-
-    @classmethod
-    def of(cls, chosen: Tensor, experts: int) -> "Rows":
-        """The rows of the chosen experts [T, K] of each token; those of one expert in the order of the tokens."""
-        sorted_, order = chosen.flatten().sort(stable=True)
-        places = torch.empty_like(order)
-        places[order] = torch.arange(len(order), device=order.device)
-        numbers = torch.arange(experts, device=order.device)
-        ends = torch.searchsorted(sorted_, numbers, right=True, out_int32=True)
-        return cls(order // chosen.shape[1], places.view_as(chosen), Groups(ends))
-
-    def spread(self, x: Tensor) -> Tensor:
-        """x [T, H] -> the row of each token for each of its experts [N, H]."""
-        return x.index_select(0, self.tokens)
-
-    def summed(self, rows: Tensor) -> Tensor:
-        """rows [N, H] -> the sum of each token's rows [T, H], computed in fp32 or wider and rounded once."""
-        return F.embedding_bag(self.places, rows, mode="sum")
 
 
 class _How(NamedTuple):
@@ -63,10 +36,10 @@ def networks(
     later: WeightGradients,
     arithmetic: Arithmetic,
 ) -> Tensor:
-    """Sum of each token's experts, times their weights: x [T, H], weights [N], up [E, 2, F, H], down [E, H, F] -> [T, H].
+    """Return the sum of each token's experts times their weights [T, H].
 
-    The weights multiply what `down` reads, so that the backward needs no expert's result. It computes the function
-    again, from what it read.
+    x [T, H], weights [N], up [E, 2, F, H], down [E, H, F]. The weights multiply what `down` reads, so that the backward
+    needs no expert's result. It computes the function again, from what that read.
     """
     takes = later.takes(up) and later.takes(down)
     how = _How(rows, function, (up, down), later if takes else None, grouped(arithmetic, rows.groups))

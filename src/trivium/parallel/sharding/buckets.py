@@ -63,7 +63,9 @@ class Bucket:
         self.spans, self.trains = row.spans, row.trains
         self.partial_over = tuple(groups[over] for over in row.partial_over)
         alone = Group("sharers", (mesh.rank,), 0, None)
-        self.sharers, self.holders = (mesh.sharers, mesh.holders) if zero >= 1 else (alone, mesh.replicas)
+        self.replicas = mesh.expert_replicas if row.by_expert else mesh.replicas
+        sharers = mesh.expert_sharers if row.by_expert else mesh.sharers
+        self.sharers, self.holders = (sharers, mesh.holders) if zero >= 1 else (alone, self.replicas)
         self.zero, self.dtypes = zero, dtypes
         dtype = dtypes.masters if row.wide else dtypes.weights
         self.weights = torch.zeros(row.padded, dtype=dtype, device=mesh.device)

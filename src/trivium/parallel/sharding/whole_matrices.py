@@ -24,25 +24,26 @@ class WholeMatrices:
 
     def __init__(self, buckets: Sequence[Bucket], tensor: Group) -> None:
         self._slices = [len(bucket.shard) for bucket in buckets]
-        self._sharers, self._tensor = buckets[0].sharers, tensor
+        self._sharers, self._tensor = [bucket.sharers for bucket in buckets], tensor
 
     def own(self, work: Work) -> slice:
         """This rank's elements of a parameter, in its slice of the bucket."""
-        return slice(*work.within(self._slices[work.bucket], self._sharers.index))
+        return slice(*work.within(self._slices[work.bucket], self._sharers[work.bucket].index))
 
     def updates(self, works: Sequence[Work], directions: Sequence[Tensor], rules: Sequence[Rule]) -> list[Tensor]:
         """Return the updates of this rank's elements from their directions, both flat and one for each parameter."""
-        here = [work for work in works if work.sharer == self._sharers.index]
-        every = range(self._sharers.size)
+        sharers = self._sharers[works[0].bucket]  # those of all the works
+        here = [work for work in works if work.sharer == sharers.index]
+        every = range(sharers.size)
         sent = [[d for w, d in zip(works, directions, strict=True) if w.sharer == s] for s in every]
         sizes = [[self._size(work, s) for work in here] for s in every]
         like = directions[0]
-        arrived = _exchanged(sent, sizes, self._sharers, like)
+        arrived = _exchanged(sent, sizes, sharers, like)
         shards = [torch.cat(pieces).view(w.shape) for w, pieces in zip(here, zip(*arrived, strict=True), strict=True)]
         done = self._of_shards(here, shards, rules, like)
         back = [shard.reshape(-1).split([row[n] for row in sizes]) for n, shard in enumerate(done)]
-        own = [[self._size(w, self._sharers.index) for w in works if w.sharer == s] for s in every]
-        returned = _exchanged([[pieces[s] for pieces in back] for s in every], own, self._sharers, like)
+        own = [[self._size(w, sharers.index) for w in works if w.sharer == s] for s in every]
+        returned = _exchanged([[pieces[s] for pieces in back] for s in every], own, sharers, like)
         left = [iter(pieces) for pieces in returned]
         return [next(left[work.sharer]) for work in works]
 

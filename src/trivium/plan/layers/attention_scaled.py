@@ -28,13 +28,13 @@ class AttentionScaled(AttentionSoftmax):
         found = super().of(form)
         assert isinstance(found, cls), f"{found} is of another kind"
         offset = form.norm == "rms_norm_offset"
-        return replace(found, scale=form.score_scale, cap=form.score_cap, offset_norms=offset)
+        return replace(found, scale=form.scale_of_scores, cap=form.score_cap, offset_norms=offset)
 
     @staticmethod
     def is_needed(form: LayerForm) -> bool:
         """Whether the settings ask for more than AttentionSoftmax has."""
         offset = form.norm == "rms_norm_offset" and form.qk_norm != "none"
-        return form.score_scale is not None or form.score_cap is not None or offset
+        return form.scale_of_scores is not None or form.score_cap is not None or offset
 
     def rows(self) -> Iterator[Row]:
         for row in super().rows():

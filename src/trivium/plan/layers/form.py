@@ -1,5 +1,6 @@
 """The settings of a layer, flat, as a person writes them. Each part reads those that concern it."""
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -9,6 +10,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 from trivium.config import Config, Short
 from trivium.errors import nearest
 from trivium.plan.experts import Experts
+from trivium.plan.latent import Latent
 from trivium.plan.rope_scaling import Above0, RopeScaling
 from trivium.plan.sizes import Columns, Layers, Positions, Wide
 
@@ -22,6 +24,10 @@ class LayerForm(Config):
 
     hidden: Annotated[Columns, Short("hidden")]  # width of the residual stream
     heads: Annotated[Columns, Short("heads")]  # number of attention heads
+    # softmax: queries, keys and values are products with the input; latent: keys and values are products with a latent,
+    # which is narrow
+    attention: Literal["softmax", "latent"] = "softmax"
+    latent: Latent | None = None  # latents of attention 'latent'
     kv_heads: Columns | None = None  # key-value heads; fewer than heads: grouped-query attention; None: as many
     head_width: Columns | None = None  # columns of an attention head; None: hidden / heads
     bias: Bias = "all"  # linear layers that have biases: all, those of queries, keys and values, or none
@@ -47,6 +53,8 @@ class LayerForm(Config):
     positions: Literal["learned", "rotary"] = "learned"  # position encoding: a table of vectors, or rotary
     rope_base: Annotated[float, Field(gt=0)] = 10000.0  # base of the rotary frequencies
     rope_columns: Columns | None = None  # columns of each head that are rotated; None: all
+    # columns of a head that are rotated together: d and d + rope_columns / 2 (Llama), or 2 d and 2 d + 1 (DeepSeek)
+    rope_pairs: Literal["halves", "neighbours"] = "halves"
     rope_scaling: RopeScaling | None = None  # scaling of the rotary frequencies for longer sequences; None: no scaling
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # probability of dropout after the embedding and each sublayer
     embedding_scale: Above0 = 1.0  # factor of the embedding
@@ -57,8 +65,18 @@ class LayerForm(Config):
 
     @property
     def head_columns(self) -> int:
-        """Columns of an attention head."""
+        """Columns of an attention head; of latent attention, those of its queries and keys."""
+        if self.attention == "latent" and self.latent is not None:
+            return self.latent.head_columns
         return self.hidden // self.heads if self.head_width is None else self.head_width
+
+    @property
+    def scale_of_scores(self) -> float | None:
+        """The factor of attention scores; None for 1 / sqrt(columns of a head)."""
+        longer = 1.0 if self.rope_scaling is None else self.rope_scaling.factor_of_scores
+        if longer == 1:
+            return self.score_scale
+        return longer * (1 / math.sqrt(self.head_columns) if self.score_scale is None else self.score_scale)
 
     @property
     def kv(self) -> int:
@@ -69,6 +87,8 @@ class LayerForm(Config):
 # Settings that may differ from layer to layer.
 VARIED = (
     "heads",
+    "attention",
+    "latent",
     "kv_heads",
     "head_width",
     "bias",
@@ -80,6 +100,7 @@ VARIED = (
     "norm_position",
     "rope_base",
     "rope_columns",
+    "rope_pairs",
     "rope_scaling",
 )
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from trivium.plan.adapters import Adapted, AdapterGroup, Sums, adapted_rows, frozen
+from trivium.plan.layers.attention_latent import AttentionLatent
 from trivium.plan.layers.attention_scaled import AttentionScaled
 from trivium.plan.layers.attention_softmax import AttentionSoftmax
 from trivium.plan.layers.embedding import Embedding
@@ -42,7 +43,9 @@ WIRINGS: Mapping[str, type[Sequential]] = MappingProxyType(
 )
 
 
-def _attention(form: LayerForm) -> type[AttentionSoftmax]:
+def _attention(form: LayerForm) -> type[AttentionSoftmax | AttentionLatent]:
+    if form.attention == "latent":
+        return AttentionLatent
     return AttentionScaled if AttentionScaled.is_needed(form) else AttentionSoftmax
 
 
@@ -118,6 +121,11 @@ class Layer:
             yield from half.kept(at)
         for each in self.adapted or ():
             yield from each.adapter.kept(each.base, at)
+
+    @property
+    def entering(self) -> int:
+        """Columns of all that enters a tensor region."""
+        return sum(sum(half.entering(self.wiring.hidden)) for half in self.halves.values())
 
     @property
     def sums(self) -> int:

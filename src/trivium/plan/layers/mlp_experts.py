@@ -13,6 +13,9 @@ from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.mlp_gated import MlpGated
 from trivium.plan.layers.part import Division, Fused, Kept, Moved, Number, Part, Place, Product, Row, linear
 
+# Where `problems` asks for the settings, a plan can still be described, and checked for other problems.
+NOT_GIVEN = Experts(count=1, chosen=1)
+
 
 @dataclass(frozen=True)
 class MlpExperts(Part):
@@ -26,9 +29,9 @@ class MlpExperts(Part):
     @classmethod
     def of(cls, form: LayerForm) -> "MlpExperts":
         """The feed-forward half that the settings describe."""
-        assert form.experts is not None, "`problems` asks for the settings of experts"
-        columns = MlpGated.of(form).columns if form.experts.columns is None else form.experts.columns
-        return cls(form.hidden, columns, form.experts)
+        experts = form.experts or NOT_GIVEN
+        columns = MlpGated.of(form).columns if experts.columns is None else experts.columns
+        return cls(form.hidden, columns, experts)
 
     @classmethod
     def problems(cls, form: LayerForm) -> Iterator[str]:
@@ -107,11 +110,11 @@ class MlpExperts(Part):
         return 2 * self.active_columns(at), self.active_columns(at)
 
     def moved(self, at: Place) -> Moved:
-        """Scores in fp32; the activation function, and its result times the weights of rows; rows that are copied to
-        where their expert reads them, and summed. Expert ranks sort the rows that arrive, and sort the results back."""
+        """Scores in fp32; the activation function; rows that are copied to where their expert reads them, and summed.
+        Expert ranks sort the rows that arrive, and sort the results back."""
         inner, rows = at.positions * self.active_columns(at), at.positions * self.visits(at) * self.hidden
         scores, sorts = 24.0 * at.positions * self.experts.count, 8.0 * (np.asarray(at.expert) > 1)
-        return Moved(10.0 * inner + scores + (7.0 + sorts) * rows, 20.0 * inner + scores + (10.0 + sorts) * rows)
+        return Moved(6.0 * inner + scores + (7.0 + sorts) * rows, 10.0 * inner + scores + (10.0 + sorts) * rows)
 
     def kept(self, at: Place) -> Iterator[Kept]:
         inner = at.positions * self.active_columns(at)

@@ -7,7 +7,7 @@ prices one plan or thousands at once.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,7 @@ class Row:
     because it acts on each head alone, and they divide the heads, or because it weights what each computes a part of.
     by_expert: its first dimension is the number of experts, which expert ranks divide.
     padded: `split` is the vocabulary, which is padded first. fused: the matrices that are stored together.
-    adapts: whether there may be an adapter beside it, where it is the matrix of a linear layer.
+    adapts: whether there may be an adapter beside it, if it is the weight of a linear layer.
     wide: it has the dtype of master weights, as small steps would be lost in a narrower one.
     """
 
@@ -91,10 +91,31 @@ class Row:
     def elements(self) -> int:
         return prod(self.shape)
 
+    def of_expert_rank(self, expert: int) -> Self:
+        """Return the row of one of `expert` ranks, which divide the experts; the row itself without experts."""
+        if not self.by_expert or expert == 1:
+            return self
+        fused = self.fused
+        if fused is not None:  # experts are the first of what is fused
+            view = (fused.view[0] // expert, *fused.view[1:])
+            fused = Fused(view, fused.along, fused.sizes[: len(fused.sizes) // expert])
+        return replace(self, shape=(self.shape[0] // expert, *self.shape[1:]), fused=fused)
+
     @property
     def splits_outputs(self) -> bool:
         """Whether it is a matrix whose outputs are divided over tensor ranks, so that each reads the full input."""
         return len(self.shape) > 1 and self.split is not None and self.split < len(self.shape) - 1
+
+    @property
+    def splits_inputs(self) -> bool:
+        """Whether it is a matrix whose inputs are divided over tensor ranks, so that each computes a part of a sum."""
+        return len(self.shape) > 1 and self.split == len(self.shape) - 1
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is the weight of a linear layer that may have an adapter: split over tensor ranks, or outside of
+        their regions, where every rank holds all of it."""
+        return self.adapts and len(self.shape) > 1 and (self.split is not None or self.per_position)
 
 
 @dataclass(frozen=True)
@@ -295,6 +316,10 @@ class Part:
     def products(self, at: Place) -> list[Product]:
         """Return its matrix products with weights, in order."""
         return []
+
+    def entering(self, hidden: int) -> tuple[int, ...]:
+        """Return the columns of what enters its tensor region, one number for each message. hidden: of its input."""
+        return (hidden,)
 
     def kept(self, at: Place) -> Iterator[Kept]:
         """Yield what its backward needs."""

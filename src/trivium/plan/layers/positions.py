@@ -32,17 +32,25 @@ class Learned(Part):
 
 @dataclass(frozen=True)
 class Rotary(Part):
-    """Rotates pairs of columns of queries and keys by an angle that grows with the position (arXiv 2104.09864)."""
+    """Rotates pairs of columns of queries and keys by an angle that grows with the position (arXiv 2104.09864).
+
+    neighbours: whether the columns of a pair are neighbours, not half of `columns` apart. last: whether the last
+    columns of a head are rotated, not the first, where a head has more of them.
+    """
 
     columns: int
     base: float
     scaling: RopeScaling | None
+    neighbours: bool = False
+    last: bool = False
 
     @classmethod
     def of(cls, form: LayerForm) -> "Rotary":
         """The rotation that the settings describe."""
-        columns = form.head_columns if form.rope_columns is None else form.rope_columns
-        return cls(columns, form.rope_base, form.rope_scaling)
+        columns, latent = form.head_columns if form.rope_columns is None else form.rope_columns, False
+        if form.attention == "latent" and form.latent is not None:
+            columns, latent = form.latent.rotated_columns, True
+        return cls(columns, form.rope_base, form.rope_scaling, form.rope_pairs == "neighbours", latent)
 
     @classmethod
     def problems(cls, form: LayerForm) -> Iterator[str]:
@@ -63,13 +71,18 @@ class Rotary(Part):
                 f"plan.model.{name} ({value}) must be even: rotary positions rotate pairs of columns; nearest: "
                 f"{form.head_columns - 1 or 2} or {form.head_columns + 1} columns"
             )
+        yield from cls.problems_of_scaling(form)
+
+    @classmethod
+    def problems_of_scaling(cls, form: LayerForm) -> Iterator[str]:
+        """Yield the contradictions among the settings of the scaling."""
         if form.rope_scaling is not None:
             yield from form.rope_scaling.problems(form.rope_base)
 
     @classmethod
     def _unread(cls, form: LayerForm) -> Iterator[str]:
         """Settings of rotary positions, where positions are learned."""
-        for name in ("rope_base", "rope_columns", "rope_scaling"):
+        for name in ("rope_base", "rope_columns", "rope_pairs", "rope_scaling"):
             default = LayerForm.model_fields[name].default
             if getattr(form, name) != default:
                 value = (
@@ -77,7 +90,7 @@ class Rotary(Part):
                     if name == "rope_scaling" and form.rope_scaling
                     else getattr(form, name)
                 )
-                shown = "null" if default is None else f"{default:g}"
+                shown = "null" if default is None else default if isinstance(default, str) else f"{default:g}"
                 yield (
                     f"plan.model.{name} is {value}, and plan.model.positions 'learned' has no rotation; set "
                     f"plan.model.positions=rotary or plan.model.{name}={shown}"

@@ -82,15 +82,17 @@ def compare_replicas(trainer: Trainer) -> None:
 def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
     """Yield each group of ranks with the values of this rank that all of them replicate."""
     plan, mesh = trainer.plan, trainer.mesh
-    over_replicas, over_holders = list[Held](), list[Held]()
-    over_tensor, over_ends = list[Held](), list[Held]()
+    found: dict[Group, list[Held]] = {
+        group: [] for group in (mesh.replicas, mesh.expert_replicas, mesh.holders, mesh.tensor, mesh.ends)
+    }
     shards = {id(shard.bucket): shard for shard in trainer.optimizer.shards}
     for bucket in trainer.buckets:
         name, owned = bucket.slots[0].row.name, bucket.owned.start
         states = _states(shards[id(bucket)]) if bucket.trains else []
         weights, start = (bucket.weights, 0) if plan.zero < 3 else (bucket.shard, owned)
-        (over_replicas if plan.zero < 3 else over_holders).append(Held(f"weights from {name} on", weights))
-        over_holders += [Held(f"{kind} from {name} on", values) for kind, values, _ in states]
+        owners = bucket.holders  # at stage 0 the replicas
+        found[bucket.replicas if plan.zero < 3 else owners].append(Held(f"weights from {name} on", weights))
+        found[owners] += [Held(f"{kind} from {name} on", values) for kind, values, _ in states]
         alike = [("weights", weights, start), *((kind, values, owned + at) for kind, values, at in states)]
         for slot in bucket.slots:
             cut = [
@@ -98,13 +100,10 @@ def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
                 for kind, values, at in alike
             ]
             if slot.row.split is None and (mesh.tensor in bucket.partial_over or sums_in_one_order(mesh)):
-                over_tensor += cut
+                found[mesh.tensor] += cut
             if mesh.ends in bucket.partial_over:
-                over_ends += cut
-    yield mesh.replicas, over_replicas
-    yield mesh.replicas if plan.zero == 0 else mesh.holders, over_holders
-    yield mesh.tensor, over_tensor
-    yield mesh.ends, over_ends
+                found[mesh.ends] += cut
+    yield from found.items()
 
 
 def _states(shard: Shard) -> list[tuple[str, Tensor, int]]:

@@ -38,6 +38,8 @@ class Metrics(Observer):
             "tokens_per_second": tokens / seconds,
             "model_flops_per_second": tokens * flops_per_token(plan.model) / seconds,
         }
+        if result.loads:
+            record["experts"] = {str(layer): load.told() for layer, load in result.loads.items()}
         if loop.refusal:
             record["spike"] = loop.refusal
         if loop.trainer.loss_scale:

@@ -19,7 +19,7 @@ from trivium.errors import NOT_WORTH_REPEATING, ConfigError, Preempted, TriviumE
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.loop import CHECKPOINTS, TrainingJob, dataset_of, identity_of
+from trivium.training.loop import CHECKPOINTS, DEGREES, TrainingJob, dataset_of, identity_of
 from trivium.training.metrics import METRICS, append_event, last_step, warn
 from trivium.training.rank import observer_classes, train_rank
 from trivium.training.rates import recipe_problems
@@ -292,6 +292,7 @@ def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> d
     summary: dict[str, Any] = read_json(job.out / "result.json")
     ranks = [read_json(path) for path in sorted((job.out / "ranks").glob("rank-*.json"))]
     ranks = [r for r in ranks if r["rank"] < job.described.layout.world_size]
+    summary["memory_layout"] = {k: getattr(job.described.layout, k) for k in DEGREES}
     summary["memory"] = [
         {k: r[k] for k in ("rank", "coordinate", "categories")} | {"predicted": dict(predicted.get(r["rank"], {}))}
         for r in ranks

@@ -29,9 +29,9 @@ def update(weight: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Updat
 
 
 def _matrices(weight: Tensor, by: Update) -> list[Tensor]:
-    """The rows of each matrix: queries, keys and values are three, gate and up are two."""
+    """The rows of each matrix: queries, keys and values are three, gate and up are two, also of every expert."""
     rows = torch.arange(weight[..., 0].numel())
     if by.name.endswith(("attention.qkv.weight", "attention.qkv.adapter.b")):
         of_group = rows.view(by.model.kv_heads or by.model.heads, -1, by.head_width)
         return [part.flatten() for part in (of_group[:, :-2], of_group[:, -2], of_group[:, -1])]
-    return list(rows.view(2, -1)) if weight.dim() == 3 else [rows]
+    return list(rows.view(math.prod(weight.shape[:-2]), -1))
