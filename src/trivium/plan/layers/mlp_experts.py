@@ -4,7 +4,7 @@ Switch Transformer (arXiv 2101.03961), Mixtral (arXiv 2401.04088), DeepSeekMoE (
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,6 +46,9 @@ class MlpExperts(Part):
         yield from MlpGated.problems(form)
 
     def rows(self) -> Iterator[Row]:
+        return (replace(row, adapts=False) for row in self._rows())
+
+    def _rows(self) -> Iterator[Row]:
         E, F, H = self.experts.count, self.columns, self.hidden
         yield Row("router.weight", (E, H), summed=True)
         if self.experts.bias_rate is not None:

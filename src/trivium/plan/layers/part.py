@@ -69,6 +69,7 @@ class Row:
     because it acts on each head alone, and they divide the heads, or because it weights what each computes a part of.
     by_expert: its first dimension is the number of experts, which expert ranks divide.
     padded: `split` is the vocabulary, which is padded first. fused: the matrices that are stored together.
+    adapts: whether there may be an adapter beside it, if it is the weight of a linear layer.
     wide: it has the dtype of master weights, as small steps would be lost in a narrower one.
     """
 
@@ -82,6 +83,7 @@ class Row:
     by_expert: bool = False
     padded: bool = False
     trainable: bool = True
+    adapts: bool = True
     fused: Fused | None = None
     wide: bool = False
 
@@ -111,9 +113,9 @@ class Row:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is the weight of a linear layer of one matrix: split over tensor ranks, or outside of their
-        regions, where every rank holds all of it."""
-        return len(self.shape) > 1 and (self.split is not None or self.per_position) and not self.by_expert
+        """Whether it is the weight of a linear layer that may have an adapter: split over tensor ranks, or outside of
+        their regions, where every rank holds all of it."""
+        return self.adapts and len(self.shape) > 1 and (self.split is not None or self.per_position)
 
 
 @dataclass(frozen=True)
