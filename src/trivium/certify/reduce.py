@@ -156,8 +156,10 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
     ranks = {count: n for n, count in enumerate(sorted({c for c in counts if c}), start=1)}
     few = [min(ranks.get(c, 0), MAX_STAGE_LAYERS) for c in counts]
     every = {"every": min(plan.recompute.every, 2)}
-    if sum(few) == 1:  # two blocks, so that one can be recomputed, or have a window, and one not
-        few = [min(c, 2) for c in counts]
+    # Two blocks, so that one can be recomputed and one not; as many as there are kinds.
+    enough = min(max(2, len(plan.model.first) + len(_reached(plan.model))), plan.model.layers)
+    while sum(few) < enough:
+        few = [min(count, n + 1) for count, n in zip(counts, few, strict=True)]
     explicit = plan.partition.layers is not None
     partition: Tree = {"layers": tuple(few) if explicit else None}
     model = {"layers": sum(few), **_runs(plan.model, sum(few))}
@@ -174,12 +176,17 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
 def _runs(model: ModelShape, layers: int) -> Tree:
     """Runs of one layer each instead of several, with the kinds of layers of the model in their order."""
     of_first = sum(run.times for run in model.first)
-    reached = itertools.takewhile(lambda n: n < model.layers - of_first, _starts(model.pattern))
     first = model.first[: max(0, layers - 1)] if model.pattern or of_first < model.layers else model.first
-    pattern = [run for run, _ in zip(model.pattern, reached, strict=False)][: layers - len(first)]
+    pattern = _reached(model)[: layers - len(first)]
     return {
         name: [{**run.settings, "times": 1} for run in runs] for name, runs in (("first", first), ("pattern", pattern))
     }
+
+
+def _reached(model: ModelShape) -> list[Run]:
+    """The runs of the pattern that the layers reach."""
+    behind_first = model.layers - sum(run.times for run in model.first)
+    return [run for run, start in zip(model.pattern, _starts(model.pattern), strict=False) if start < behind_first]
 
 
 def _starts(runs: tuple[Run, ...]) -> Iterator[int]:
@@ -222,7 +229,7 @@ def _fewer_experts(plan: Plan) -> Iterator[Tree]:
         return min(columns, (7 if columns // tensor % 2 else 8) * tensor)
 
     groups = min(given.groups, 3)
-    for chosen, count in itertools.product(range(1, given.chosen + 1), range(groups, given.count, groups)):
+    for chosen, count in itertools.product(range(1, given.chosen + 1), range(groups, given.count + 1, groups)):
         experts: Tree = {"count": count, "chosen": chosen, "groups": groups, "shared": narrow(given.shared)}
         experts["chosen_groups"] = min(given.chosen_groups, 2 if groups > 2 else groups)
         experts["columns"] = None if given.columns is None else narrow(given.columns)
