@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from trivium.cost.prices import COUNT_BYTES
 from trivium.cost.router_traffic import add_routers
 from trivium.objectives.objective import loss_names
 from trivium.objectives.routers import counts_first
@@ -51,6 +52,11 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
             for layer in plan.layers_of(stage):
                 for name, count in _context(plan, layer).items():
                     traffic["context"][name] += micro_batches * count
+    if plan.layout.expert > 1:
+        counted = counts_first(plan, micro_batches)
+        for stage in plan.stages_of(at.pipeline):
+            dispatched = sum(_dispatch(plan, layer, counted=counted) for layer in plan.layers_of(stage))
+            traffic["expert"]["all_to_all"] += micro_batches * dispatched
     traffic["pipeline"]["send"] += _sent(plan, at.pipeline, micro_batches) * sizes.outside
     rows = bucket_table(plan, at.pipeline)
     for row in rows:
@@ -175,6 +181,28 @@ def _exchange(plan: Plan, layer: int, exchanged: Exchanged, positions: int, rank
     # Recomputing the core alone stops at its last kept tensor, before the exchange of its result.
     again = {"none": 0, "attention": into, "layer": into + out}[mode]
     return Counter(all_to_all=2 * (into + out) + again)
+
+
+def _dispatch(plan: Plan, layer: int, *, counted: bool) -> int:
+    """Return the bytes that a rank sends to expert ranks for one micro-batch in one layer, forward and backward.
+    counted: a forward pass counts the loads first.
+
+    As many rows come back as go out. A rank sends more or fewer of those that it received, but all expert ranks
+    together send as many as this.
+    """
+    total, positions, own = 0, plan.local_sequence * plan.batch.micro, plan.model.each_layer[layer]
+    narrow, wide = BYTES[plan.precision.weights], max(4, BYTES[plan.precision.weights])
+    for half in own.halves.values():
+        found = half.dispatched(Place())
+        if found is not None:
+            rows, row = int(found.rows * positions), found.columns * narrow
+            out = rows * (row + wide) + found.experts * COUNT_BYTES
+            forward = out + rows * row
+            # Recomputing stops before the results are sent back, unless the backward reads what the layer adds.
+            again = forward if own.wiring.reads_last_product else out
+            again *= plan.recompute.mode_of(layer) == "layer"
+            total += forward * (1 + counted) + again + rows * (2 * row + wide)
+    return total
 
 
 def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from trivium.plan.experts import Experts
 from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.mlp_gated import MlpGated
-from trivium.plan.layers.part import Division, Fused, Kept, Moved, Number, Part, Place, Product, Row, linear
+from trivium.plan.layers.part import Dispatched, Division, Fused, Kept, Moved, Number, Part, Place, Product, Row, linear
 
 # Where `problems` asks for the settings, a plan can still be described, and checked for other problems.
 NOT_GIVEN = Experts(count=1, chosen=1)
@@ -99,8 +99,8 @@ class MlpExperts(Part):
             return []
         return [Product(2 * columns, self.hidden, enters=True), Product(self.hidden, columns, enters=False)]
 
-    def dispatched(self, at: Place) -> Number:
-        return self.visits(at) * self.hidden
+    def dispatched(self, at: Place) -> Dispatched:
+        return Dispatched(self.visits(at), self.hidden, self.experts.count)
 
     def active_columns(self, at: Place) -> Number:
         """Columns of all experts that a position visits, on one tensor rank."""

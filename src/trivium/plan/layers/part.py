@@ -278,6 +278,16 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
+class Dispatched:
+    """Rows of `columns` numbers, and a weight with each, that a rank sends for each position to the ranks that hold
+    their experts, itself included. It first tells how many rows each of the `experts` gets."""
+
+    rows: Number
+    columns: int
+    experts: int
+
+
+@dataclass(frozen=True)
 class Moved:
     """Numbers that element-wise kernels read and write, in bytes for 16-bit elements: forward, backward, and what
     Megatron-LM's fused kernels compute on their way but separate kernels do not."""
@@ -341,10 +351,9 @@ class Part:
         """Return what it exchanges with other context ranks, if anything."""
         return None
 
-    def dispatched(self, at: Place) -> Number:
-        """Return how many numbers of each position a rank sends to the ranks that have experts, itself included. Each
-        pass sends as many back."""
-        return 0.0
+    def dispatched(self, at: Place) -> Dispatched | None:
+        """Return what it sends to the ranks that hold experts, if it has experts."""
+        return None
 
     def beside_dispatch(self, at: Place) -> list[Product]:
         """Return those of its products that are computed while its tokens are sent to other ranks."""
