@@ -199,9 +199,10 @@ def frozen(rows: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(replace(row, trainable=False) for row in rows)
 
 
-def adapter_kinds() -> list[str]:
+@cache
+def adapter_kinds() -> tuple[str, ...]:
     """Return the names of all kinds of adapter, sorted."""
-    return sorted(found.name for found in pkgutil.iter_modules([f"{place}/adapters" for place in trivium.__path__]))
+    return tuple(sorted(found.name for found in pkgutil.iter_modules([f"{place}/adapters" for place in trivium.__path__])))
 
 
 @cache
