@@ -50,9 +50,21 @@ def reduced(plan: Plan) -> Plan:
             f"{MAX_RANKS}: lower plan.layout.data ({plan.layout.data}), pipeline ({plan.layout.pipeline}) or tensor "
             f"({plan.layout.tensor}); what a degree computes does not depend on its size"
         )
+    refuse_capacity(plan.model)
     for candidates in (_fewer_sequences, _fewer_layers, _fewer_experts, _narrower, _fewer_words, _shorter):
         plan = _first_legal(plan, candidates)
     return plan
+
+
+def refuse_capacity(model: ModelShape) -> None:
+    """Raise ConfigError if experts drop tokens: which ones depends on the layout."""
+    for experts in model.experts_by_layer.values():
+        if experts.capacity is not None:
+            raise ConfigError(
+                f"plan.model.experts.capacity is {experts.capacity}: which tokens an expert drops depends on how "
+                f"tokens are divided into micro-batches and over ranks, so no layout computes what one process "
+                f"computes; set plan.model.experts.capacity to null, or leave this plan uncertified"
+            )
 
 
 def thin_and_long(plan: Plan) -> Plan:

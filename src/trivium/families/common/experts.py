@@ -52,7 +52,8 @@ class Mixture(NamedTuple):
     columns; None if it is `intermediate_size`. fields: other fields by the settings that have the same values. must:
     settings that have one value in this family, where it is not the default. balance: name of the field with the factor
     of the balance loss; None if there is none. dense: layers without experts; None if all have experts. read and write:
-    settings from a config.json, and fields of a config.json, which the other fields do not tell.
+    settings from a config.json, and fields of a config.json, which the other fields do not tell. converted: the
+    settings that these convert.
     """
 
     count: str
@@ -64,6 +65,7 @@ class Mixture(NamedTuple):
     dense: Dense | None = None
     read: Callable[[Config, str], Tree] = lambda config, where: {}
     write: Callable[[Experts], Tree] = lambda experts: {}
+    converted: tuple[str, ...] = ()
 
 
 def with_experts(family: Family, mixture: Mixture) -> Family:
@@ -183,7 +185,7 @@ def _refuse_others(experts: Experts, mixture: Mixture, architecture: str) -> Non
     for setting in _COMPUTED:
         value, default = getattr(experts, setting), Experts.model_fields[setting].default
         wanted = mixture.must.get(setting, default)
-        if setting in mixture.fields or value == wanted:
+        if setting in (*mixture.fields, *mixture.converted) or value == wanted:
             continue
         if setting == "bias_rate" and None not in (value, wanted):
             continue  # there is a bias, and its rate is one of training alone

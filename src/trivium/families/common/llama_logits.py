@@ -41,7 +41,7 @@ def logits(config: Config, tensors: Tensors, tokens: Tensor) -> Tensor:
         return found.transpose(1, 2)
 
     def turn(x: Tensor, layer: int) -> Tensor:
-        speeds, length = _speeds(_rope(config, layer), D)
+        speeds, length = speeds_of(_rope(config, layer), D)
         angles = torch.arange(S).double()[:, None] * speeds
         cos, sin = (torch.cat([length * f(angles)] * 2, dim=-1).to(x) for f in (torch.cos, torch.sin))
         a, b = x[..., : D // 2], x[..., D // 2 :]
@@ -76,7 +76,7 @@ def _rope(config: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     return found
 
 
-def _speeds(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:
+def speeds_of(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:
     """Radians for each position of every pair of columns [D/2], and what sines and cosines are multiplied by."""
     kind, base = rope["rope_type"], rope["rope_theta"]
     speeds = base ** (-torch.arange(0, D, 2).double() / D)

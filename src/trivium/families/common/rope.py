@@ -87,6 +87,12 @@ def rope_config(model: ModelShape, rope: Rope = "alike") -> dict[str, Any]:
     ConfigError where these do not read the same.
     """
     scaling = _as_theirs(model.rope_scaling)
+    if model.rope_scaling is not None and model.rope_scaling.mscale_all_dim is not None:
+        raise ConfigError(
+            f"plan.model.rope_scaling.mscale_all_dim is {model.rope_scaling.mscale_all_dim:g}, and only DeepSeek's "
+            f"architectures enlarge scores by it; train with plan.model.rope_scaling.mscale_all_dim=null for a model "
+            f"that is to be exported"
+        )
     if rope == "apart" and model.rope_scaling is not None:
         raise ConfigError(
             f"plan.model.rope_scaling is of kind '{model.rope_scaling.kind}' in all layers, and Olmo3ForCausalLM of "
