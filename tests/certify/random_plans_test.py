@@ -62,7 +62,7 @@ def test_random_plans_vary_every_setting_of_a_layer() -> None:
 )
 def test_random_plans_catch_a_fault_in_a_part_of_gemma_or_granite(mutant: Mutant) -> None:
     """The first of them that has the part, on one process, passes without the fault and fails with it."""
-    plan = next(p for p in random_plans(100, 1, seed=0) if in_use(mutant, p))
+    plan = next(p for p in random_plans(200, 1, seed=0) if in_use(mutant, p))
     mesh, reference = Mesh.single(), compute_reference(plan)
     assert certificate(plan, examine(plan, mesh, reference).deviations).passed
     with mutant.applied(mesh):

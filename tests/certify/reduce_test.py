@@ -2,13 +2,33 @@
 
 import pytest
 
-from plans import small
+from plans import EXPERTS, small
 from trivium.certify.layouts import ROTARY, generated_plans
 from trivium.certify.reduce import reduced
 from trivium.errors import ConfigError
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.parameters import parameters
 from trivium.plan.plan import Plan
 
 BIG = {"layers": 30, "hidden": 960, "heads": 12, "vocabulary": 50257, "vocabulary_multiple": 128, "sequence": 2048}
+MIXTRAL = {**EXPERTS, "ffn": 3584, "experts": {"count": 8, "chosen": 2, "balance_loss": 0.02}}
+DEEPSEEK = {
+    **EXPERTS,
+    "ffn": 4608,
+    "first": [{"times": 3, "feed_forward": "gated"}],
+    "experts": {
+        "count": 256,
+        "chosen": 8,
+        "columns": 512,
+        "shared": 512,
+        "scores": "sigmoid",
+        "scale": 2.5,
+        "groups": 8,
+        "chosen_groups": 4,
+        "group_score": "two_largest",
+        "bias_rate": 0.001,
+    },
+}
 KEPT = ("layout", "schedule", "zero", "recompute", "sequence_parallel", "context_attention")
 
 
@@ -42,7 +62,18 @@ def kind(plan: Plan) -> dict[str, object]:
         "odd sequence": model.sequence % 2,
         "odd micro-batches": plan.batch.ramp is None and plan.batch.micro_batches(layout) % 2,
         "ramp": plan.batch.ramp is not None,
+        "experts": _kind_of_experts(model),
     }
+
+
+def _kind_of_experts(model: ModelShape) -> tuple[object, ...]:
+    if model.experts is None:
+        return ()
+    chosen, groups = model.experts.chosen, (model.experts.groups, model.experts.chosen_groups)
+    widths = {"count", "chosen", "groups", "chosen_groups", "shared", "columns"}
+    others = model.experts.model_dump(exclude=widths)
+    has = (model.experts.shared > 0, model.experts.columns is None)
+    return chosen > 1, groups[0] > 1, groups[1] < groups[0], *has, *others.values()
 
 
 @pytest.mark.parametrize(
@@ -71,6 +102,8 @@ def kind(plan: Plan) -> dict[str, object]:
         small(tensor=2, model={**BIG, **ROTARY, "kv_heads": 4, "hidden": 768}, sequence_parallel=True),
         small(context=4, model={**BIG, "documents": "apart", "end_of_text": 50256}),
         small(context=2, tensor=2, model={**BIG, "heads": 8}, context_attention="ulysses"),
+        small(data=4, expert=4, model={**BIG, **MIXTRAL, "first": []}),
+        small(tensor=2, data=4, expert=2, zero=3, shards=2, model={**BIG, **DEEPSEEK}),
         small(data=2, batch={"sequences": 128, "ramp": {"start": 32, "increment": 32, "samples": 4096}}, model=BIG),
     ],
 )
@@ -80,6 +113,7 @@ def test_a_big_plan_becomes_small_and_stays_of_its_kind(plan: Plan) -> None:
     assert kind(found) == kind(plan)
     assert found.model.hidden <= 64 and found.model.vocabulary <= 2000 and found.model.sequence <= 24
     assert found.model.layers <= 3 * plan.layout.stages
+    assert sum(p.elements for p in parameters(found.model)) < 50_000
     assert found.model.vocabulary >= 7  # of one word, every loss would be zero
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.benchmark_test import HANS
-from plans import small
+from plans import EXPERTS, small
 from tokens.curated import tokenized
 from trivium.errors import TriviumError
 from trivium.evaluation.answer import NativeScorer
@@ -33,6 +33,7 @@ LAYOUTS = {
         "pipeline": 2,
         "order": ("context", "pipeline", "data", "tensor"),
     },
+    "experts in slices on two of four ranks": {"context": 2, "data": 2, "zero": 3, "expert": 2, "model": EXPERTS},
     "from the last rank to the first": {
         "pipeline": 2,
         "schedule": "given",
@@ -48,7 +49,7 @@ def tokens(tmp_path_factory) -> Path:
 
 
 def job(tokens: Path, out: Path, every: int, **degrees) -> TrainingJob:
-    model = {"vocabulary": 300, "layers": 4, "sequence": 32, "dropout": 0.1}
+    model = {"vocabulary": 300, "layers": 4, "sequence": 32, "dropout": 0.1, **degrees.pop("model", {})}
     plan = small(model=model, batch={"sequences": 4, "micro": 1}, **degrees)
     training = TrainingConfig(
         steps=5, checkpoint_every=2, validation_samples=4, keep_last=5, evaluation={"every": every}

@@ -34,6 +34,15 @@ FAMILIES = {
         "pattern": [{"times": 1}, {"window": None}],
     },
     "qwen3": {**ROTARY, "kv_heads": 2, "ffn": 40, "qk_norm": "each_head", "head_width": 6},
+    "qwen3_moe": {
+        **ROTARY,
+        "kv_heads": 2,
+        "ffn": 40,
+        "qk_norm": "each_head",
+        "feed_forward": "experts",
+        "experts": {"count": 4, "chosen": 2, "columns": 24},
+        "first": [{"times": 1, "feed_forward": "gated"}],
+    },
 }
 
 

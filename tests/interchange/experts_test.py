@@ -2,15 +2,14 @@
 
 import importlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from interchange.all_in_fp64 import all_in_fp64
 from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE
@@ -19,12 +18,16 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import DataError
+from trivium.evaluation.answer import NativeScorer
+from trivium.evaluation.windows import Encoded
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import export_hf, logits
 from trivium.interchange.names import shape_of, twins
+from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
+from trivium.tokens.tokenizer import Tokenizer
 from trivium.training.state import begin_with, save_state
 from trivium.training.trainer import Samples, Trainer
 
@@ -129,23 +132,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 ROUNDING = 1e-11  # of logits and gradients of these models in fp64, relative to the largest
 
 
-@contextmanager
-def in_fp64() -> Iterator[None]:
-    """Let transformers compute in fp64 what it computes in fp32 whatever the model's dtype: norms, angles, scores."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "float32", torch.float64)
-        patch.setattr(torch, "float", torch.float64)
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        yield
-
-
 def theirs(name: str, folder: Path, **more: Any) -> Any:
     """Return a model of transformers in fp64, with random weights that are saved in `folder`."""
     family, settings = MODELS[name]
     config = getattr(transformers, f"{family}Config")(**{**settings, **more})
     config._experts_implementation = "eager"  # the only one in fp64
     torch.manual_seed(3)
-    with in_fp64():
+    with all_in_fp64():
         model = getattr(transformers, f"{family}ForCausalLM")(config).double()
         with torch.no_grad():
             for p in model.parameters():
@@ -158,7 +151,7 @@ def theirs(name: str, folder: Path, **more: Any) -> Any:
 
 
 def there(model: Any, rows: torch.Tensor) -> torch.Tensor:
-    with in_fp64(), torch.no_grad():
+    with all_in_fp64(), torch.no_grad():
         found: torch.Tensor = model(rows).logits
     return found
 
@@ -194,7 +187,7 @@ def test_folder_of_transformers_comes_back_unchanged_with_equal_logits(tmp_path:
     assert away(logits(tmp_path / "back", rows, torch.float64), expected) <= ROUNDING, "the plain reading of the folder"
     again, how = json.loads((tmp_path / "back" / "config.json").read_text()), {"experts_implementation": "eager"}
     assert shape_of(again, "config.json") == checkpoint.plan.model
-    with in_fp64():
+    with all_in_fp64():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float64, **how)
     assert torch.equal(there(loaded, rows), expected)
 
@@ -212,7 +205,7 @@ def test_gradients_equal_those_of_transformers(tmp_path: Path, name: str, balanc
     begin_with(trainer, checkpoint)
     trainer.accumulate(0, Samples.of_ids(rows.numpy().reshape(-1), plan, 0))
     flat = rows.reshape(-1)[: 2 * SEQUENCE + 1]
-    with in_fp64():
+    with all_in_fp64():
         found = model(flat[:-1].view(2, SEQUENCE))
         balance = balance_loss * balance_of(found.router_logits, model) if balance_loss else 0.0
         (torch.nn.functional.cross_entropy(found.logits.flatten(0, 1), flat[1:]) + balance).backward()
@@ -253,6 +246,23 @@ def as_on_disk(model: Any) -> dict[str, torch.Tensor]:
         else:
             found[name] = gradient
     return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_generation_and_likelihoods_with_a_cache_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
+    model = theirs(name, tmp_path / "theirs")
+    here = ours(Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours")))
+    prompts = [[5, 7, 11], [2, 3, 5, 7, 11, 13, 17], [9]]
+    drafts = [Draft(p, Choice(0, 0, 1, 0), lambda drawn: False, SEQUENCE - len(p)) for p in prompts]
+    continue_drafts(here, drafts)
+    for prompt, draft in zip(prompts, drafts, strict=True):
+        nats = there(model, torch.tensor([draft.text]))[0].log_softmax(-1)
+        assert draft.text[len(prompt) :] == nats.argmax(-1)[len(prompt) - 1 : -1].tolist()
+        asked = [Encoded(draft.text[:n], draft.text[n:]) for n in (1, 5)]
+        found = NativeScorer(here, cast(Tokenizer, None)).loglikelihood_of_ids(asked)
+        for (likelihood, _), (context, continuation) in zip(found, asked, strict=True):
+            expected = sum(float(nats[len(context) + n - 1, token]) for n, token in enumerate(continuation))
+            assert likelihood == pytest.approx(expected, rel=1e-6)  # scorers add up in fp32
 
 
 MISSING = "model.layers.1.mlp.experts.4.up_proj.weight"

@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from interchange.all_in_fp64 import all_in_fp64
 from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.interchange import peft as peft_folder
@@ -37,20 +36,21 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIZES, "hidden_size": 32, "max_position_embeddings": 16, "hidden_dropout": 0.0, "attention_dropout": 0.0},
     ),
     "qwen2": ("Qwen2", LLAMA),
+    "mixtral": ("Mixtral", {**LLAMA, "num_local_experts": 4}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            **LLAMA,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 20,
+        },
+    ),
     "phi3": ("Phi3", {**LLAMA, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}),
 }
 ALL = "all-linear"
 TOKENS = torch.randint(0, 41, (3, 12), generator=torch.Generator().manual_seed(3))
-
-
-@contextmanager
-def all_in_fp64() -> Iterator[None]:
-    """Transformers compute norms, scores and angles in fp32, whatever the dtype of a model."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "float32", torch.float64)
-        patch.setattr(torch, "float", torch.float64)
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        yield
 
 
 def logits_there(model: Any) -> torch.Tensor:
@@ -64,7 +64,7 @@ def base_model(name: str, folder: Path) -> Any:
     kind, sizes = BASES[name]
     torch.manual_seed(1)
     config = getattr(transformers, f"{kind}Config")(**{"initializer_range": 0.3, **sizes})
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     suffix = "LMHeadModel" if name == "gpt2" else "ForCausalLM"
     with all_in_fp64():
         model = getattr(transformers, f"{kind}{suffix}")(config).double().eval()
@@ -107,6 +107,8 @@ CASES = [
     ("neox", {"target_modules": ["query_key_value", "dense_4h_to_h"]}),
     ("qwen2", {"target_modules": ["k_proj"], "layers_to_transform": [1]}),
     ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"]}),
+    ("mixtral", {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
+    ("qwen2_moe", {"target_modules": ["q_proj", "k_proj", "v_proj"], "use_dora": True}),
 ]
 
 
@@ -227,6 +229,14 @@ def test_folder_for_another_model_is_refused(tmp_path: Path) -> None:
         save_file({k: v.clone() for k, v in changed.items()}, folder / WEIGHTS)
         with pytest.raises(DataError, match=told):
             with_adapters(base, folder, tmp_path / "out")
+
+
+def test_adapter_of_a_shared_expert_is_refused_by_name(tmp_path: Path) -> None:
+    there = with_random_adapters(base_model("qwen2_moe", tmp_path / "base"), target_modules=ALL)
+    there.save_pretrained(tmp_path / "peft")
+    base = Checkpoint.open(import_hf(tmp_path / "base", tmp_path / "imported"))
+    with pytest.raises(DataError, match=r"16 tensors of no linear layer .* first '.*\.mlp\.shared_expert"):
+        with_adapters(base, tmp_path / "peft", tmp_path / "adapted")
 
 
 def test_adapters_that_were_written_here_are_refused_beside_another_base(tmp_path: Path) -> None:

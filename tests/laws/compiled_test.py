@@ -35,6 +35,7 @@ from trivium.training.trainer import Samples, Trainer
 LLAMA = {**ROTARY, "kv_heads": 2, "hidden": 32, "head": "untied"}
 QWEN3 = {**LLAMA, "bias": "qkv", "qk_norm": "each_head", "head_width": 6}
 OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
+EXPERTS = {"count": 4, "chosen": 2, "shared": 6}
 YARN = {"kind": "yarn", "factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
 MANY_LAYERS = 9  # more than torch.compile takes of one function's variants before it gives up
 ALONE = [
@@ -49,6 +50,7 @@ PACKED = [
     small(model={**LLAMA, "window": 3, "layers": MANY_LAYERS, "documents": "apart"}, compiled=True),
     small(model={"layers": MANY_LAYERS, "documents": "apart"}, compiled=True, recompute={"mode": "layer"}),
     small(model={"layers": MANY_LAYERS, "documents": "apart", "z_loss": 0.05}, compiled=True, zero=3),
+    small(model={**LLAMA, "layers": MANY_LAYERS, "feed_forward": "experts", "experts": EXPERTS}, compiled=True),
 ]
 TOGETHER = [
     small(tensor=2, sequence_parallel=True, model=LLAMA, compiled=True),

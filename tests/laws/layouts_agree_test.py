@@ -2,7 +2,7 @@
 
 import pytest
 
-from plans import brief, small
+from plans import EXPERTS, brief, small
 from trivium.certify.certificate import Certificate, Deviation, certificate
 from trivium.certify.courses import STEPS
 from trivium.certify.layouts import ROTARY
@@ -96,6 +96,10 @@ LAYOUTS = {
         small(tensor=2, model={**z_loss, "vocabulary": 5, "head": "untied"}),
         small(pipeline=2, schedule="zb-h1", model={**apart, **z_loss}),
         small(data=2, zero=3, model=odd),
+        small(data=2, expert=2, zero=0, model=EXPERTS),
+        small(data=2, expert=2, zero=2, schedule="1f1b-split", model=EXPERTS),
+        small(context=2, expert=2, zero=3, recompute={"mode": "layer"}, model=EXPERTS),
+        small(tensor=2, sequence_parallel=True, recompute={"mode": "layer"}, model=EXPERTS),
     ],
     3: [
         small(tensor=3, model={"heads": 3}),
@@ -131,12 +135,21 @@ LAYOUTS = {
         small(tensor=2, context=2, sequence_parallel=True, model={**ministral, "sequence": 16}),
         small(tensor=2, context=2, sequence_parallel=True, model={**apart, **z_loss}),
         small(pipeline=2, data=2, chunks=2, schedule="zb-v", zero=3, model=z_loss),
+        small(data=4, expert=4, zero=3, model=EXPERTS),
+        small(data=4, expert=2, zero=2, shards=2, model=EXPERTS),
+        small(data=2, context=2, expert=4, zero=1, context_attention="ulysses", model=EXPERTS),
+        small(tensor=2, data=2, expert=2, zero=2, sequence_parallel=True, recompute={"mode": "layer"}, model=EXPERTS),
+        small(pipeline=2, data=2, expert=2, chunks=2, zero=1, recompute={"mode": "layer"}, model=EXPERTS),
+        small(pipeline=2, data=2, expert=2, zero=2, schedule="zb-h1", model=EXPERTS),
+        small(pipeline=2, context=2, expert=2, chunks=2, zero=3, schedule="zb-v", model=EXPERTS),
     ],
     8: [
         small(tensor=2, pipeline=2, data=2),
         small(tensor=2, pipeline=2, data=2, chunks=2, sequence_parallel=True, recompute={"mode": "layer"}),
         small(pipeline=4, data=2, model={"head": "untied"}),
         small(tensor=2, data=4, zero=3, shards=2, sequence_parallel=True),
+        small(data=4, context=2, expert=4, zero=1, order=("context", "data"), model=EXPERTS),
+        small(data=8, expert=2, zero=3, shards=4, model=EXPERTS),
     ],
 }
 

@@ -21,12 +21,14 @@ from trivium.plan.parameters import Box, parameters, shard_box
 from trivium.seeds import generator_for
 
 LLAMA = {**ROTARY, "kv_heads": 2, "head": "untied", "ffn": 24, "hidden": 32}
+EXPERTS = {"count": 8, "chosen": 2, "shared": 6, "groups": 4, "chosen_groups": 2}
 LITE = {**DEEPSEEK, "latent": LATENT, "ffn": 24}
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": LLAMA,
     "window everywhere": {**LLAMA, "window": 4},
     "window": {**LLAMA, "window": 4, "pattern": [{"times": 1}, {"window": None}]},
+    "experts": {**LLAMA, "feed_forward": "experts", "experts": EXPERTS},
     "latent": LITE,
     "latent of queries": {
         **LITE,
@@ -48,7 +50,7 @@ def model_of(shape: dict[str, Any], mesh: Mesh | None = None) -> WholeModel:
     held = {name for name, _ in model.stage.named_parameters()}
     for row in parameters(plan.model):
         if row.name in held:
-            box = shard_box(row, plan.model, model.mesh.layout, model.mesh.tensor.index)
+            box = shard_box(row, plan.model, model.mesh.layout, model.mesh.tensor.index, 0)
             whole = Box(tuple(0 for _ in row.shape), row.shape)
             model.load(row.name, values[row.name][box.within(whole)])
     return model

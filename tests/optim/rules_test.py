@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plans import small, swept
+from plans import EXPERTS, small, swept
 from ranks import on_ranks
 from training_steps import losses
 from trivium.certify.layouts import ROTARY
@@ -67,6 +67,18 @@ def test_every_layout_computes_the_update_of_one_process(rule: str, layout: dict
 def test_a_rule_updates_models_with_biases_and_a_tied_table(rule: str) -> None:
     (found,) = certify([updated_by(rule)])
     assert found.passed, (found.worst, found.worst_parameter, found.error)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("rule", OTHERS)
+def test_a_rule_updates_the_experts_that_ranks_divide_and_not_those_that_are_frozen(rule: str) -> None:
+    half_frozen = [{"match": "*norm*"}, {"match": "layers.1.mlp.experts.up.*", "trainable": False}]
+    groups = [*half_frozen, {"match": "layers.*.weight", "rule": rule}]
+    model, batch = {**EXPERTS, "layers": 3}, {"sequences": 8, "micro": 1}
+    layouts = ({"zero": 0}, {"zero": 1, "tensor": 2}, {"zero": 2, "data": 4, "shards": 2}, {"zero": 3, "data": 4})
+    plans = [updated_by(rule, model=model, **{"data": 2, "expert": 2, **layout}) for layout in layouts]
+    plans += [small(data=2, expert=2, zero=z, optimizer={"groups": groups}, model=model, batch=batch) for z in (2, 3)]
+    assert [(f.worst_parameter, f.error) for f in certify(plans) if not f.passed] == []
 
 
 @pytest.mark.broad

@@ -1,6 +1,7 @@
 """A training resumed under one random layout after another equals uninterrupted training on one process."""
 
 import json
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokens.curated import tokenized
 from trivium.certify.layouts import CHOICES, ROTARY, Base, bases
 from trivium.certify.random_plans import random_order, with_random_table
 from trivium.config import merge
+from trivium.plan.layout import divisors
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 from trivium.training.config import TrainingConfig
@@ -20,6 +22,15 @@ from trivium.training.supervision.job import start
 
 # Sizes that many degrees divide.
 MODEL = {"vocabulary": 300, "layers": 6, "hidden": 48, "heads": 12, "ffn": 48, "sequence": 24}
+# A loss of the whole batch: others depend on how it is cut into micro-batches.
+EXPERTS = {
+    "count": 12,
+    "chosen": 2,
+    "columns": 12,
+    "bias_rate": 0.01,
+    "balance_loss": 0.1,
+    "balance_scope": "global_batch",
+}
 SEQUENCES = 12
 HOW = ("zero", "sequence", "recompute", "attention", "rows")  # choices that leave the training what it is
 MAX_PLAN_RANKS = 6
@@ -35,9 +46,10 @@ def tokens(tmp_path_factory) -> Path:
 
 def model(generator: np.random.Generator) -> dict[str, Any]:
     """What one training is."""
-    family = generator.choice(["gpt", "llama"])
+    family = generator.choice(["gpt", "llama", "experts"])
     head, dropout = generator.choice(["tied", "untied"]), float(generator.choice([0.0, 0.1]))
-    shape = {**MODEL, **({"gpt": {}, "llama": ROTARY}[str(family)]), "head": str(head), "dropout": dropout}
+    settings = {"gpt": {}, "llama": ROTARY, "experts": {**ROTARY, "feed_forward": "experts", "experts": EXPERTS}}
+    shape = {**MODEL, **settings[str(family)], "head": str(head), "dropout": dropout}
     qwen = {"bias": "qkv", "qk_norm": "each_head", "head_width": 6}
     return shape if family == "gpt" or generator.integers(2) else {**shape, **qwen}
 
@@ -70,6 +82,10 @@ def drawn(shape: dict[str, Any], base: Base, generator: np.random.Generator) -> 
         schedule=base.schedule,
         batch={"micro": micro},
     )
+    if shape.get("experts"):
+        degrees = divisors(gcd(found.layout.replicas, EXPERTS["count"]))
+        layout = found.layout.model_copy(update={"expert": int(generator.choice(degrees))})
+        found = found.model_copy(update={"layout": layout})
     if base.degrees["pipeline"] == 1 or generator.integers(2):
         return found
     return with_random_table(found, generator)

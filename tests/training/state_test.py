@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from plans import small
+from plans import EXPERTS, small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE
 from trivium.certify.reference import random_rows
@@ -26,6 +26,7 @@ from trivium.training.state import begin_with, fragments, places, read_together,
 from trivium.training.trainer import Samples, Trainer
 
 FP64 = {"weights": "fp64"}
+WITH_BIASES = {**EXPERTS, "experts": {**EXPERTS["experts"], "bias_rate": 0.1, "balance_loss": 0.1}}
 LAYOUTS = [
     small(precision=FP64),
     small(tensor=2, pipeline=2, chunks=2, sequence_parallel=True, precision=FP64),
@@ -39,6 +40,18 @@ TWO_RANKS = [
     small(data=2, zero=3, precision=FP64),
     small(tensor=2, sequence_parallel=True, precision=FP64),
     small(pipeline=2, chunks=2, precision=FP64),
+]
+EXPERTS_ALONE = small(precision=FP64, model=WITH_BIASES)
+OF_EXPERTS = [
+    small(data=2, expert=2, zero=0, precision=FP64, model=WITH_BIASES),
+    small(data=2, expert=2, zero=2, precision=FP64, model=WITH_BIASES),
+    small(tensor=2, precision=FP64, model=WITH_BIASES),
+]
+FAR_EXPERTS = [
+    small(data=4, expert=4, zero=1, precision=FP64, model=WITH_BIASES),
+    small(data=4, expert=2, zero=3, shards=2, precision=FP64, model=WITH_BIASES),
+    small(data=2, tensor=2, expert=2, zero=1, precision=FP64, model=WITH_BIASES),
+    small(pipeline=2, context=2, expert=2, chunks=2, zero=3, precision=FP64, model=WITH_BIASES),
 ]
 REFUSED, SAVED, END = 2, 4, 6  # steps: one whose update is rejected, the first after the checkpoint, the end
 Totals = list[tuple[float, float]]
@@ -84,11 +97,18 @@ def resume_under(place: Place, plan: Plan, path: Path, expected: Totals) -> None
 
 
 @pytest.mark.parametrize(
-    "layouts", [pytest.param(LAYOUTS, marks=pytest.mark.broad), TWO_RANKS], ids=["up to 4 ranks", "2 ranks"]
+    ("alone", "layouts"),
+    [
+        pytest.param(LAYOUTS[0], LAYOUTS, marks=pytest.mark.broad),
+        (LAYOUTS[0], TWO_RANKS),
+        pytest.param(EXPERTS_ALONE, OF_EXPERTS, marks=pytest.mark.broad),
+        pytest.param(EXPERTS_ALONE, FAR_EXPERTS, marks=pytest.mark.broad),
+    ],
+    ids=["up to 4 ranks", "2 ranks", "experts on 2 ranks", "experts on 4 ranks"],
 )
-def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path, layouts: list[Plan]) -> None:
+def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path, alone: Plan, layouts: list[Plan]) -> None:
     """Also with the count of updates: a wrong one corrects Adam's moments by another factor."""
-    unbroken = trainer_of(LAYOUTS[0])
+    unbroken = trainer_of(alone)
     steps(unbroken, 0, SAVED)
     save_state(unbroken, tmp_path / "one", SAVED)
     expected = steps(unbroken, SAVED, END)
@@ -100,7 +120,7 @@ def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path, layou
     further = [(plan, paths[(n + away) % len(paths)], expected) for n, plan in enumerate(layouts) for away in (0, 1)]
     in_ranks(resume_under, further)
     for path in paths:
-        resume_under(None, LAYOUTS[0], path, expected)
+        resume_under(None, alone, path, expected)
 
 
 def values_of(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ A new choice is one line in CHOICES, a new axis none: both are combined with all
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -28,6 +28,34 @@ _IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
 LATENT: Tree = {"kv_rank": 5, "plain_columns": 3, "rotated_columns": 4, "value_columns": 5, "norm_epsilon": 0.1}
 DEEPSEEK: Tree = {**ROTARY, "attention": "latent", "rope_pairs": "neighbours"}
 LLAMA3, YARN = ({"kind": kind, **_IN_PART} for kind in ("llama3", "yarn"))
+EXPERT_DEGREES = (1, 2, 4)
+# Routers of Mixtral, DeepSeek-V3, Qwen2-MoE and others; losses are large, so that they change gradients.
+EXPERTS: tuple[Tree, ...] = (
+    {"count": 4, "chosen": 2, "balance_loss": 0.3, "router_z_loss": 0.1},
+    {
+        "count": 8,
+        "chosen": 3,
+        "scores": "sigmoid",
+        "scale": 2.5,
+        "groups": 4,
+        "chosen_groups": 2,
+        "group_score": "two_largest",
+        "shared": 24,
+        "balance_loss": 0.2,
+        "balance_scope": "sequence",
+        "bias_rate": 0.05,
+    },
+    {
+        "count": 12,
+        "chosen": 2,
+        "normalized": False,
+        "shared": 24,
+        "shared_gate": True,
+        "balance_loss": 0.3,
+        "balance_convention": "transformers",
+    },
+    {"count": 4, "chosen": 1, "bias_rate": 0.1, "balance_loss": 0.3, "balance_scope": "global_batch"},
+)
 # The first layer has another adapter than the others, which leave the output of attention alone.
 ADAPTERS: tuple[Tree, ...] = (
     {"match": "layers.0.*", "settings": {"r": 3, "alpha": 2.0, "rslora": True}},
@@ -71,6 +99,11 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {**ROTARY, **OFFSET}, "queries": 2},
         {"model": {**ROTARY, **OFFSET, "qk_norm": "each_head", "norm_epsilon": 0.1}},
         {"model": {**ROTARY, **OFFSET, "qk_norm": "all_heads", "norm_epsilon": 0.1}, "queries": 2},
+        *({"model": {**ROTARY, "feed_forward": "experts", "experts": experts}} for experts in EXPERTS),
+        {
+            "model": {**ROTARY, "feed_forward": "experts", "experts": EXPERTS[1], "first": [{"feed_forward": "gated"}]},
+            "queries": 2,
+        },
     ),
     "activation": _every("activation"),
     "wiring": tuple(merge(c, {"model": epsilon_of(c["model"])}) for c in _every("wiring")),
@@ -99,6 +132,8 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"layout": {"order": ("context", "pipeline", "tensor", "data")}},
     ),
     "shards": ({}, {"layout": {"shards": 2}}),
+    # Where the model has experts, the largest divisor of this that its experts and replicas allow.
+    "expert": tuple({"expert": degree} for degree in EXPERT_DEGREES),
     "z-loss": ({}, {"model": {"z_loss": 0.05}}),
     # Of Gemma and Granite. Caps are so low that they change what small models compute.
     "scores": (
@@ -112,7 +147,7 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     # Two in three without, because adapters freeze every other parameter.
     "adapters": ({}, {}, {"model": {"adapters": ADAPTERS}}),
 }
-NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `plan_of`
+NOT_OF_THE_PLAN = ("queries", "split", "ramp", "expert")  # read by `plan_of`
 CANDIDATES_PER_BASE = 24  # drawn for each base, of which the one with most new combinations is kept
 ROUNDS = 2
 FEATURES_TOGETHER = 3
@@ -221,6 +256,7 @@ def _draw(base: Base, round_number: int) -> Iterator[Drawn]:
             tree = merge(tree, CHOICES[key][number])
         plan = plan_of(base, tree)
         if not plan.check():
+            picked["expert"] = EXPERT_DEGREES.index(plan.layout.expert)
             yield Drawn(base.features | {_named(key)[number] for key, number in picked.items()}, plan)
 
 
@@ -238,7 +274,7 @@ def plan_of(base: Base, tree: Tree) -> Plan:
         "ffn": 7 * base.degrees["tensor"],
         "sequence": 2 * split_heads * -(-MIN_SEQUENCE // (2 * split_heads)) + (split_heads == 1),
     }
-    return Plan.model_validate(
+    plan = Plan.model_validate(
         {
             **{k: v for k, v in tree.items() if k not in NOT_OF_THE_PLAN},
             "model": {**model, **tree["model"]},
@@ -248,6 +284,10 @@ def plan_of(base: Base, tree: Tree) -> Plan:
             "schedule": base.schedule,
         }
     )
+    if not plan.model.expert_counts:
+        return plan
+    expert = gcd(tree.get("expert", 1), plan.layout.replicas, plan.layout.sharers, *plan.model.expert_counts)
+    return plan.model_copy(update={"layout": plan.layout.model_copy(update={"expert": expert})})
 
 
 def _layers(stages: int, split: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ padded.
 
 import itertools
 from collections.abc import Callable, Iterator
+from math import gcd
 
 from trivium.config import Tree, merge
 from trivium.errors import ConfigError
@@ -49,9 +50,21 @@ def reduced(plan: Plan) -> Plan:
             f"{MAX_RANKS}: lower plan.layout.data ({plan.layout.data}), pipeline ({plan.layout.pipeline}) or tensor "
             f"({plan.layout.tensor}); what a degree computes does not depend on its size"
         )
-    for candidates in (_fewer_sequences, _fewer_layers, _narrower, _fewer_words, _shorter):
+    refuse_capacity(plan.model)
+    for candidates in (_fewer_sequences, _fewer_layers, _fewer_experts, _narrower, _fewer_words, _shorter):
         plan = _first_legal(plan, candidates)
     return plan
+
+
+def refuse_capacity(model: ModelShape) -> None:
+    """Raise ConfigError if experts drop tokens: which ones depends on the layout."""
+    for experts in model.experts_by_layer.values():
+        if experts.capacity is not None:
+            raise ConfigError(
+                f"plan.model.experts.capacity is {experts.capacity}: which tokens an expert drops depends on how "
+                f"tokens are divided into micro-batches and over ranks, so no layout computes what one process "
+                f"computes; set plan.model.experts.capacity to null, or leave this plan uncertified"
+            )
 
 
 def thin_and_long(plan: Plan) -> Plan:
@@ -59,7 +72,8 @@ def thin_and_long(plan: Plan) -> Plan:
     there is one, of many steps."""
 
     def alone(plan: Plan) -> Iterator[Tree]:
-        few: Tree = {"layout": {"data": 1, "shards": None}}
+        expert = gcd(plan.layout.expert, plan.layout.context)
+        few: Tree = {"layout": {"data": 1, "shards": None, "expert": expert}}
         yield {**few, "batch": {"sequences": plan.batch.sequences // plan.layout.data}}
         yield few  # a ramp reaches no other batch
 
@@ -154,8 +168,10 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
     ranks = {count: n for n, count in enumerate(sorted({c for c in counts if c}), start=1)}
     few = [min(ranks.get(c, 0), MAX_STAGE_LAYERS) for c in counts]
     every = {"every": min(plan.recompute.every, 2)}
-    if sum(few) == 1:  # two blocks, so that one can be recomputed, or have a window, and one not
-        few = [min(c, 2) for c in counts]
+    # Two blocks, so that one can be recomputed and one not; as many as there are kinds.
+    enough = min(max(2, len(plan.model.first) + len(_reached(plan.model))), plan.model.layers)
+    while sum(few) < enough:
+        few = [min(count, n + 1) for count, n in zip(counts, few, strict=True)]
     explicit = plan.partition.layers is not None
     partition: Tree = {"layers": tuple(few) if explicit else None}
     model = {"layers": sum(few), **_runs(plan.model, sum(few))}
@@ -172,12 +188,17 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
 def _runs(model: ModelShape, layers: int) -> Tree:
     """Runs of one layer each instead of several, with the kinds of layers of the model in their order."""
     of_first = sum(run.times for run in model.first)
-    reached = itertools.takewhile(lambda n: n < model.layers - of_first, _starts(model.pattern))
     first = model.first[: max(0, layers - 1)] if model.pattern or of_first < model.layers else model.first
-    pattern = [run for run, _ in zip(model.pattern, reached, strict=False)][: layers - len(first)]
+    pattern = _reached(model)[: layers - len(first)]
     return {
         name: [{**run.settings, "times": 1} for run in runs] for name, runs in (("first", first), ("pattern", pattern))
     }
+
+
+def _reached(model: ModelShape) -> list[Run]:
+    """The runs of the pattern that the layers reach."""
+    behind_first = model.layers - sum(run.times for run in model.first)
+    return [run for run, start in zip(model.pattern, _starts(model.pattern), strict=False) if start < behind_first]
 
 
 def _starts(runs: tuple[Run, ...]) -> Iterator[int]:
@@ -207,6 +228,26 @@ def _narrower(plan: Plan) -> Iterator[Tree]:
             columns = 7 if model.ffn_width // tensor % 2 else 8
             yield {"model": {**shape, "ffn": None if _plain_width(plan) else columns * tensor}}
             yield {"model": {**shape, "ffn": columns * tensor}}
+
+
+def _fewer_experts(plan: Plan) -> Iterator[Tree]:
+    """Two or three groups at most, of as few experts as expert ranks and the choice allow, each as wide as a reduced
+    feed-forward layer."""
+    given, tensor = plan.model.experts, plan.layout.tensor
+    if given is None:
+        return
+
+    def narrow(columns: int) -> int:
+        return min(columns, (7 if columns // tensor % 2 else 8) * tensor)
+
+    groups = min(given.groups, 3)
+    for chosen, count in itertools.product(range(1, given.chosen + 1), range(groups, given.count + 1, groups)):
+        experts: Tree = {"count": count, "chosen": chosen, "groups": groups, "shared": narrow(given.shared)}
+        experts["chosen_groups"] = min(given.chosen_groups, 2 if groups > 2 else groups)
+        experts["columns"] = None if given.columns is None else narrow(given.columns)
+        several = min(chosen, 2) == min(given.chosen, 2)  # a token visits one expert, or several
+        if several and count > chosen and count % plan.layout.expert == 0:
+            yield {"model": {"experts": experts}}
 
 
 def _narrow(latent: Latent) -> Tree:

@@ -113,6 +113,7 @@ def describe(plan: Plan) -> str:
     words += [f"chunks {x.chunks}"] if x.chunks > 1 else []
     words += ["sequence parallel"] if plan.sequence_parallel else []
     words += [f"zero {plan.zero}" + (f" over {x.shards}" if x.shards is not None else "")]
+    words += [f"expert {x.expert}"] if x.expert > 1 else []
     words += [f"recompute {plan.recompute.mode}"] if plan.recompute.mode != "none" else []
     words += ["activation function again"] if plan.recompute.activation_function else []
     words += [f"layers {list(plan.partition.layers)}"] if plan.partition.layers is not None else []

@@ -58,7 +58,7 @@ def layer_work(case: Case, device: Device, stack: Stack) -> Work:
 
 def launch_work(case: Case, device: Device, stack: Stack) -> Work:
     """Return the seconds that the host needs to launch a layer's kernels: a lower bound for the layer's time."""
-    routed = case.of_a_layer(lambda layer: float(any(np.any(half.dispatched(case)) for half in layer.halves.values())))
+    routed = case.of_a_layer(lambda layer: sum(half.dispatched(case) is not None for half in layer.halves.values()))
     operations = FORWARD_OPERATIONS + TENSOR_OPERATIONS * (np.asarray(case.tensor) > 1) + EXPERT_OPERATIONS * routed
     operations = operations * (1 - stack.replays * np.asarray(case.recorded))
     forward = device.constants.launch_seconds * operations

@@ -27,6 +27,7 @@ from trivium.plan.layers.part import Exchanged, Number
 LOSS_BYTES = 8  # per position in each all-reduce of the loss
 LOSS_REDUCTIONS = 3  # largest score, sum of exponentials, the target's score
 SUM_BYTES = 4  # per position for each additional sum of a layer over tensor ranks
+COUNT_BYTES = 8  # for the number of rows of each expert
 EXPERT_MATRICES = 2  # parameters that hold a layer's experts
 
 
@@ -170,8 +171,8 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     tensor_again = again * tensor_forward
     context_forward, context_backward = context_seconds(at)
     context_again = recomputed_share(case) * (np.asarray(case.recompute) != NONE) * context_forward
-    expert_forward, expert_backward = expert_seconds(at)
-    expert_again = again * expert_forward
+    expert_forward, expert_backward, expert_again = expert_seconds(at)
+    expert_again = again * expert_again
     # The host launches kernels while the device computes or communicates, so its time is a lower bound for the layer.
     forward = np.maximum(work.forward, floor.forward - tensor_forward - context_forward - expert_forward)
     repeated = np.maximum(work.again, floor.again - tensor_again - context_again - expert_again)
@@ -264,7 +265,7 @@ def _summed_products(case: Case) -> list[tuple[str, bool, Number]]:
     """Return the products of `sublayers`: name, whether in the backward, and inner length. In a model with different
     layers, the first layer represents all. Results of experts are weighted before they are summed, and do not count."""
     layer = case.different_layers[0][0]
-    halves = {HALVES[name]: half for name, half in layer.halves.items() if not np.any(half.dispatched(case))}
+    halves = {HALVES[name]: half for name, half in layer.halves.items() if half.dispatched(case) is None}
     products = [(name, product) for name, half in halves.items() for product in half.products(case)]
     return [
         *((f"{name} output", False, p.inner) for name, p in products if not p.enters),
@@ -375,32 +376,35 @@ def _sharded_seconds(
     return gather + starts + copied, scatter + starts + at.device.moved(2 * gradients, parts)
 
 
-def expert_seconds(at: Setting) -> tuple[Number, Number]:
-    """Return the exposed seconds in which expert ranks exchange tokens in a layer, forward and backward: the numbers of
-    tokens, the tokens on their way to their experts, and the results on their way back."""
+def expert_seconds(at: Setting) -> tuple[Number, Number, Number]:
+    """Return the exposed seconds in which expert ranks exchange tokens in a layer, forward, backward and in a repeated
+    forward: the numbers of tokens, the tokens on their way to their experts, and the results on their way back, which a
+    repeated forward does not need."""
     if not np.any(np.asarray(at.case.expert) > 1):
-        return 0.0, 0.0
-    forward, backward = of_a_layer(at.case, lambda layer: _dispatch_seconds(at, layer))
-    return forward, backward
+        return 0.0, 0.0, 0.0
+    out, backward, back = of_a_layer(at.case, lambda layer: _dispatch_seconds(at, layer))
+    return out + back, backward, out
 
 
-def _dispatch_seconds(at: Setting, layer: Layer) -> tuple[Number, Number]:
+def _dispatch_seconds(at: Setting, layer: Layer) -> tuple[Number, Number, Number]:
+    """Return the seconds on the way out, of the backward, and on the way back."""
     case = at.case
-    forward: Number = 0.0
+    out: Number = 0.0
     backward: Number = 0.0
+    back: Number = 0.0
     for half in layer.halves.values():
-        numbers = half.dispatched(case)
-        if not np.any(numbers):
+        found = half.dispatched(case)
+        if found is None:
             continue
-        sent = case.positions * numbers * case.weight_bytes
+        sent = case.positions * found.rows * found.columns * case.weight_bytes
         once, counts = (
             exchange_seconds(at.machine, moved, case.expert, at.strides.expert, at.constants.fabric)
-            for moved in (sent, 0.0)
+            for moved in (sent, COUNT_BYTES * found.experts)
         )
         shared = [product_seconds(product, case, at.device) for product in half.beside_dispatch(case)]
-        forward = forward + counts + at.added(sum(f for f, _ in shared), once) + once
-        backward = backward + at.added(sum(b for _, b in shared), once) + once
-    return forward, backward
+        out = out + counts + at.added(sum(f for f, _ in shared), once)
+        backward, back = backward + at.added(sum(b for _, b in shared), once) + once, back + once
+    return out, backward, back
 
 
 def context_seconds(at: Setting) -> tuple[Number, Number]:

@@ -4,7 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from trivium.cost.prices import COUNT_BYTES
+from trivium.cost.router_traffic import add_routers
 from trivium.objectives.objective import loss_names
+from trivium.objectives.routers import counts_first
 from trivium.plan.adapters import Adapted, is_added
 from trivium.plan.buckets import BucketRow, bucket_table, slices_of
 from trivium.plan.layers.part import Exchanged, Place, owned
@@ -49,6 +52,11 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
             for layer in plan.layers_of(stage):
                 for name, count in _context(plan, layer).items():
                     traffic["context"][name] += micro_batches * count
+    if plan.layout.expert > 1:
+        counted = counts_first(plan, micro_batches)
+        for stage in plan.stages_of(at.pipeline):
+            dispatched = sum(_dispatch(plan, layer, counted=counted) for layer in plan.layers_of(stage))
+            traffic["expert"]["all_to_all"] += micro_batches * dispatched
     traffic["pipeline"]["send"] += _sent(plan, at.pipeline, micro_batches) * sizes.outside
     rows = bucket_table(plan, at.pipeline)
     for row in rows:
@@ -57,6 +65,7 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
     if plan.model.adapters_remember:
         _add_remembered(traffic, plan, rows, at)
     _add_scalars(traffic, plan)
+    add_routers(traffic, plan, at, micro_batches)
     return {axis: Counter({k: v for k, v in c.items() if v}) for axis, c in traffic.items()}
 
 
@@ -124,7 +133,8 @@ def _gathered_for_weights(plan: Plan, stage: int) -> int:
     rows = stage_parameters(plan.model, plan.layers_of(stage), first=first, last=last)
     trained = {row.name: row for row in rows if plan.optimizer.trains(row)}
     own = [row for row in trained.values() if isinstance(row.owner, int) and not is_added(row)]
-    entering = sum(row.shape[-1] for row in own if row.splits_outputs)
+    keeps = tuple(f"layers.{number}.mlp." for number in plan.model.experts_by_layer)  # experts keep what has entered
+    entering = sum(row.shape[-1] for row in own if row.splits_outputs and not row.name.startswith(keeps))
     table = TOKENS if plan.model.head == "tied" else "head.weight"
     return entering + plan.model.hidden * ((first and TOKENS in trained) + (last and table in trained))
 
@@ -171,6 +181,28 @@ def _exchange(plan: Plan, layer: int, exchanged: Exchanged, positions: int, rank
     # Recomputing the core alone stops at its last kept tensor, before the exchange of its result.
     again = {"none": 0, "attention": into, "layer": into + out}[mode]
     return Counter(all_to_all=2 * (into + out) + again)
+
+
+def _dispatch(plan: Plan, layer: int, *, counted: bool) -> int:
+    """Return the bytes that a rank sends to expert ranks for one micro-batch in one layer, forward and backward.
+    counted: a forward pass counts the loads first.
+
+    As many rows come back as go out. A rank sends more or fewer of those that it received, but all expert ranks
+    together send as many as this.
+    """
+    total, positions, own = 0, plan.local_sequence * plan.batch.micro, plan.model.each_layer[layer]
+    narrow, wide = BYTES[plan.precision.weights], max(4, BYTES[plan.precision.weights])
+    for half in own.halves.values():
+        found = half.dispatched(Place())
+        if found is not None:
+            rows, row = int(found.rows * positions), found.columns * narrow
+            out = rows * (row + wide) + found.experts * COUNT_BYTES
+            forward = out + rows * row
+            # Recomputing stops before the results are sent back, unless the backward reads what the layer adds.
+            again = forward if own.wiring.reads_last_product else out
+            again *= plan.recompute.mode_of(layer) == "layer"
+            total += forward * (1 + counted) + again + rows * (2 * row + wide)
+    return total
 
 
 def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> None:
@@ -261,9 +293,11 @@ def _gathers(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> 
     """Return how often ZeRO stage 3 gathers a bucket per step: for each forward and backward, an embedding only for the
     forward."""
     first = row.items[0]
+    again = counts_first(plan, micro_batches) * micro_batches  # for the forwards that count loads, without the head
     if first.parameter.owner != "embedding":
-        return 2 * plan.taken(at.pipeline, first.stage, micro_batches)
-    embeds = 0 if first.borrowed else micro_batches
+        in_layer = first.parameter.owner != "head"
+        return 2 * plan.taken(at.pipeline, first.stage, micro_batches) + again * in_layer
+    embeds = 0 if first.borrowed else micro_batches + again
     predicts = row.tied and (first.borrowed or _has_both_ends(plan, at))
     return embeds + (2 * plan.taken(at.pipeline, plan.last_stage, micro_batches) if predicts else 0)
 

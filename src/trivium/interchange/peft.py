@@ -151,8 +151,8 @@ def read_adapters(folder: Path, model: ModelShape) -> Adapters:
     if unused:
         raise DataError(
             f"{folder / WEIGHTS} has {len(unused)} tensors of no linear layer in a layer of the base, the first "
-            f"'{unused[0]}'; adapters are on the linear layers of attention and feed-forward halves: train the adapter "
-            f"without that module, or name its own base"
+            f"'{unused[0]}'; adapters are on the linear layers of attention and of feed-forward halves without experts: "
+            f"train the adapter without that module, or name its own base"
         )
     if not found:
         raise DataError(f"{folder / WEIGHTS} has no adapter of a layer of the base; download the folder again")
@@ -379,10 +379,10 @@ def _family(model: ModelShape, tensors: Iterable[str]) -> Family:
 
 
 def _linear_twins(model: ModelShape, family: Family) -> Iterator[Twin]:
-    """Yield the linear layers of a model without adapters."""
+    """Yield the linear layers of a model without adapters, beside which there may be some."""
     for twin in twins(model, family):
         row = twin.ours
-        if isinstance(row.owner, int) and row.split is not None and len(row.shape) > 1:
+        if isinstance(row.owner, int) and row.is_linear:
             yield twin
 
 

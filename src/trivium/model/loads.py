@@ -101,7 +101,7 @@ class Router:
         return found
 
     @torch.no_grad()
-    def count(self, scores: Tensor, chosen: Tensor, dropped: Tensor | None = None) -> None:
+    def count(self, scores: Tensor, chosen: Tensor) -> None:
         """Count the tokens that chose each expert. scores [T, E], chosen [T, k]: ids, before any are dropped."""
         if self.counts is not None:
             return  # a recomputed forward
@@ -114,7 +114,6 @@ class Router:
         places = places.flatten()
         zeros = torch.zeros(sets * E, dtype=torch.float64, device=chosen.device)
         self.counts = zeros.index_add_(0, places, torch.ones_like(places, dtype=zeros.dtype)).view(sets, E)
-        self.dropped = dropped
         if self.experts.balance_loss:
             p = probabilities(self.experts, scores).reshape(-1, B, E).sum(0)
             self.summed = (p if by_sequence else p.sum(0, keepdim=True)).to(torch.float64)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trivium.plan.experts import Experts
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,19 @@ def router_loss_names(model: ModelShape) -> tuple[str, ...]:
     every = model.experts_by_layer.values()
     balanced, near_zero = any(e.balance_loss for e in every), any(e.router_z_loss for e in every)
     return (BALANCE_LOSS,) * balanced + (ROUTER_Z_LOSS,) * near_zero
+
+
+def counts_first(plan: Plan, micro_batches: int) -> bool:
+    """Return whether a forward pass counts loads before the step, because a backward needs those of later micro-batches
+    or of other stages. micro_batches: of a replica."""
+    return any(
+        e.balance_loss
+        and (
+            (e.balance_scope == "global_batch" and micro_batches > 1)
+            or (e.balance_convention == "transformers" and plan.stages > 1)
+        )
+        for e in plan.model.experts_by_layer.values()
+    )
 
 
 def balance_factor(experts: Experts, layers: int) -> float:

@@ -202,7 +202,9 @@ def frozen(rows: Iterable[Row]) -> tuple[Row, ...]:
 @cache
 def adapter_kinds() -> tuple[str, ...]:
     """Return the names of all kinds of adapter, sorted."""
-    return tuple(sorted(found.name for found in pkgutil.iter_modules([f"{place}/adapters" for place in trivium.__path__])))
+    return tuple(
+        sorted(found.name for found in pkgutil.iter_modules([f"{place}/adapters" for place in trivium.__path__]))
+    )
 
 
 @cache

@@ -356,7 +356,7 @@ def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
 
 def recording_problems(model: ModelShape, precision: Precision, zero: int, *, recorded: bool) -> list[str]:
     """Return the settings that a CUDA graph cannot replay: dropout and noise, fp16 loss scaling, separate documents,
-    and ZeRO-2 or -3."""
+    experts, and ZeRO-2 or -3."""
     if not recorded:
         return []
     changing = (
@@ -367,6 +367,7 @@ def recording_problems(model: ModelShape, precision: Precision, zero: int, *, re
             model.documents == "apart",
             "plan.model.documents is 'apart', and where they begin is another work every time",
         ),
+        (bool(model.expert_counts), "plan.model.feed_forward is 'experts', whose numbers of tokens change"),
         (precision.weights == "fp16", "plan.precision.weights is 'fp16', whose loss scale changes"),
     )
     return [

@@ -14,7 +14,7 @@ from trivium.comms.collectives import all_reduce_
 from trivium.comms.mesh import Mesh
 from trivium.model.inputs import Inputs
 from trivium.model.loads import Averaging, Loads
-from trivium.objectives.routers import BALANCE_LOSS, ROUTER_Z_LOSS, router_loss_names
+from trivium.objectives.routers import BALANCE_LOSS, ROUTER_Z_LOSS, counts_first, router_loss_names
 from trivium.parallel.sharding.buckets import Bucket
 from trivium.plan.experts import Experts
 from trivium.plan.plan import Plan
@@ -86,23 +86,12 @@ class Routers:
         )
         micro = self.plan.batch.micro
         counted: Sequence[Mapping[int, Tensor] | None] = [None] * len(inputs)
-        if self._counts_first(len(inputs)):
+        if counts_first(self.plan, len(inputs)):
             first = [replace(each, loads=Loads(averaging, micro, counted={}, counts_only=True)) for each in inputs]
             counting(first)
             counted = self._fractions([each.loads for each in first if each.loads is not None])
         self._loads = [Loads(averaging, micro, before) for before in counted]
         return [replace(each, loads=loads) for each, loads in zip(inputs, self._loads, strict=True)]
-
-    def _counts_first(self, micro_batches: int) -> bool:
-        """Whether a backward needs loads of forwards after it, or of other stages."""
-        return any(
-            e.balance_loss
-            and (
-                (e.balance_scope == "global_batch" and micro_batches > 1)
-                or (e.balance_convention == "transformers" and self.plan.stages > 1)
-            )
-            for e in self.experts.values()
-        )
 
     @torch.no_grad()
     def _fractions(self, every: Sequence[Loads]) -> list[Mapping[int, Tensor]]:

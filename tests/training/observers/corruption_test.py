@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from chaos.scene import job, plan, write_tokens
-from plans import small
+from plans import EXPERTS, small
 from ranks import on_ranks
 from trivium.checkpoint.format import published
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
+from trivium.config import merge
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
@@ -38,6 +39,9 @@ LAYOUTS = (
     {"data": 4, "shards": 2, "zero": 1},
     {"data": 4, "shards": 2, "zero": 3},
     {"pipeline": 2, "chunks": 2, "schedule": "zb-turns", "zero": 0},
+    {"tensor": 2, "data": 2, "expert": 2, "zero": 1},
+    {"data": 4, "expert": 2, "shards": 2, "zero": 2},
+    {"data": 4, "expert": 2, "shards": 2, "zero": 3},
 )
 
 
@@ -48,10 +52,11 @@ def rows(first: int, count: int) -> Rows:
 
 def of(layout: dict, weights: str) -> Plan:
     given = plan({}, weights=weights, dropout=0.1)
-    degrees = {k: v for k, v in layout.items() if k in ("tensor", "pipeline", "data", "shards", "chunks")}
+    degrees = {k: v for k, v in layout.items() if k in ("tensor", "pipeline", "data", "shards", "chunks", "expert")}
     rest = {k: v for k, v in layout.items() if k not in degrees}
     batch = {"sequences": 12 if layout.get("data") == 3 else 8, "micro": 2}
-    tree = given.model_dump() | {"layout": degrees, "batch": batch} | rest
+    model = EXPERTS if "expert" in layout else {}
+    tree = merge(given.model_dump(), {"layout": degrees, "batch": batch, "model": model, **rest})
     return Plan.model_validate(tree).checked()
 
 
@@ -101,6 +106,7 @@ def names_the_rank(place: Place, given: Plan, group: str, victim: int, expected:
         ({"pipeline": 2, "zero": 0}, "ends", 1, (0, 1)),
         ({"pipeline": 2, "chunks": 2, "schedule": "zb-turns", "zero": 0}, "ends", 1, (0, 1)),
         ({"data": 4, "shards": 2, "zero": 3}, "holders", 3, (1, 3)),
+        ({"data": 4, "expert": 2, "zero": 1}, "expert_replicas", 3, (1, 3)),
     ],
 )
 def test_one_bit_names_the_rank(layout, group, victim, expected) -> None:

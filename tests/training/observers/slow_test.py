@@ -87,10 +87,11 @@ def test_waits_are_not_work(monkeypatch) -> None:
     for waited in (1.0, 0.0):
         mesh.tensor.waited[0] += waited
         mesh.replicas.waited[0] += waited / 2
+        mesh.expert.waited[0] += waited / 4
         observer.add(result, 9.0, 8)
     work, waits = observer.compare(1.5)
-    assert work == {"reading": [0.0], "stages": [2.5], "update": [1.75]}
-    assert (waits["tensor"], waits["gradients"]) == ([0.5], [0.25])
+    assert work == {"reading": [0.0], "stages": [2.375], "update": [1.75]}
+    assert (waits["tensor"], waits["gradients"], waits["experts"]) == ([0.5], [0.25], [0.125])
     mesh.tensor.waited[0] += 99.0
     observer.add(result, 9.0, 8)
     assert observer.compare(1.5)[0] == {"reading": [0.0], "stages": [0.0], "update": [2.0]}
@@ -122,6 +123,13 @@ TENSOR = SlowLink("tensor", (0, 1), 9.0, 10.0, 0.0)
             10.0,
             0.0,
             [TENSOR],
+        ),
+        (
+            {"data": 4, "expert": 2},
+            {"stages": [1.0] * 4, "experts": [0.1, 9.0, 9.0, 9.0], "gradients": [0.1] * 4},
+            10.0,
+            0.0,
+            [SlowLink("experts", (2, 3), 9.0, 10.0, 0.0)],
         ),
         ({"data": 2}, {"stages": [10.0, 1.0], "gradients": [0.0, 9.0]}, 10.0, 1.0, []),  # a slow rank
         ({"pipeline": 4}, {"stages": [1.0] * 4}, 4.0, 0.0, []),  # stages that work one after the other

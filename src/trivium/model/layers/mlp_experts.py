@@ -44,12 +44,13 @@ class MlpExperts(Half):
         numbers = inputs.numbers.expand(inputs.shape).flatten()
         watched = None if inputs.loads is None else inputs.loads.router(self.layer, self.part.experts)
         chosen, weights = self.router(x, numbers, watched)
-        count = self.part.experts.count
+        rows = Rows.of(chosen, self.part.experts.count, self.part.experts.capacity)
+        if watched is not None and self.part.experts.capacity is not None:
+            watched.dropped = torch.tensor(rows.dropped, device=x.device)
         if self.group.size == 1:
-            rows = Rows.of(chosen, count)
             y, shared = self._networks(x, rows.in_order(weights), rows), self._shared(whole, inputs)
         else:
-            dispatch = Dispatch(x, chosen, weights, count, self.group)
+            dispatch = Dispatch(x, rows, weights, self.group)
             shared = self._shared(whole, inputs)  # while the tokens are on their way
             y = dispatch.combined(self._networks(*dispatch.arrived()))
         y = y.view_as(whole)

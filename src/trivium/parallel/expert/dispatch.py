@@ -74,15 +74,15 @@ def send_rows(x: Tensor, send: list[int], receive: list[int], group: Group) -> C
 class Dispatch:
     """The tokens of a micro-batch on their way to the experts of a group of ranks, each of which holds as many."""
 
-    def __init__(self, x: Tensor, chosen: Tensor, weights: Tensor, experts: int, group: Group) -> None:
-        """Start to send tokens x [T, H], and the weights [T, K] of the chosen experts [T, K]."""
-        self._rows, self._group, here = Rows.of(chosen, experts), group, experts // group.size
-        counts = self._rows.groups.counts.view(group.size, here)
+    def __init__(self, x: Tensor, rows: Rows, weights: Tensor, group: Group) -> None:
+        """Start to send tokens x [T, H] to the experts of their rows, and the weights [T, K] of these experts."""
+        self._rows, self._group = rows, group
+        counts = rows.groups.counts.view(group.size, -1)
+        here = counts.shape[1]
         theirs = all_to_all(counts, group)
         self._send, self._receive = torch.stack([counts.sum(1), theirs.sum(1)]).tolist()
         self._sent = [
-            send_rows(part, self._send, self._receive, group)
-            for part in (spread(x, self._rows), self._rows.in_order(weights))
+            send_rows(part, self._send, self._receive, group) for part in (spread(x, rows), rows.in_order(weights))
         ]
         ids = torch.arange(here, device=x.device).repeat(group.size)
         ids = ids.repeat_interleave(theirs.flatten(), output_size=sum(self._receive))

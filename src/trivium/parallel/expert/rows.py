@@ -3,6 +3,7 @@
 Legend: T tokens, K experts of a token, N rows of all experts, H hidden.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,33 +17,53 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """tokens [N]: the token of each row; places [T, K]: the rows of each token; groups: the rows of each expert."""
+    """order [N]: of each row, its number among the choices [T K] of the tokens. places [T, K]: the row of each choice,
+    N where an expert has no room for it. groups: the rows of each expert."""
 
-    tokens: Tensor
+    order: Tensor
     places: Tensor
     groups: Groups
 
     @classmethod
-    def of(cls, chosen: Tensor, experts: int) -> "Rows":
-        """The rows of the chosen experts [T, K] of each token; those of one expert in the order of the tokens."""
+    def of(cls, chosen: Tensor, experts: int, capacity: float | None = None) -> "Rows":
+        """The rows of the chosen experts [T, K] of each token; those of one expert in the order of the tokens.
+
+        capacity: the most rows of an expert, as a multiple of their mean, rounded up. Of more, those of the last
+        tokens are dropped.
+        """
         ids, order = chosen.flatten().sort(stable=True)
-        places = torch.empty_like(order)
-        places[order] = torch.arange(len(order), device=order.device)
         numbers = torch.arange(experts, device=order.device)
         ends = torch.searchsorted(ids, numbers, right=True, out_int32=True)
-        return cls(order // chosen.shape[1], places.view_as(chosen), Groups(ends))
+        places, row_numbers = torch.empty_like(order), torch.arange(len(order), device=order.device)
+        if capacity is not None:
+            room = math.ceil(len(order) / experts * capacity)
+            starts = torch.searchsorted(ids, numbers)
+            has_room = row_numbers - starts[ids] < room
+            places.fill_(int(has_room.sum()))
+            order, ends = order[has_room], (ends - starts).clamp_(max=room).cumsum(0, dtype=torch.int32)
+            row_numbers = row_numbers[: len(order)]
+        places[order] = row_numbers
+        return cls(order, places.view_as(chosen), Groups(ends))
+
+    @property
+    def dropped(self) -> int:
+        """The number of choices for which their expert had no room."""
+        return self.places.numel() - len(self.order)
 
     def in_order(self, values: Tensor) -> Tensor:
         """values [T, K] of tokens and their experts -> [N], of the rows."""
-        return torch.empty_like(values.flatten()).index_copy(0, self.places.flatten(), values.flatten())
+        return values.flatten().index_select(0, self.order)
 
     def spread(self, x: Tensor) -> Tensor:
         """x [T, H] -> the row of each token for each of its experts [N, H], outside autograd."""
-        return x.index_select(0, self.tokens)
+        each = self.places.shape[1]
+        return x.index_select(0, self.order if each == 1 else self.order // each)
 
     def summed(self, rows: Tensor) -> Tensor:
         """rows [N, H] -> the sum of each token's rows [T, H], outside autograd. It is computed in fp32 or wider and
         rounded once."""
+        if self.dropped:
+            rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
         if self.places.shape[1] == 1:
             return rows.index_select(0, self.places.flatten())
         return F.embedding_bag(self.places, rows, mode="sum")

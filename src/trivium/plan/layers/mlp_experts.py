@@ -4,14 +4,14 @@ Switch Transformer (arXiv 2101.03961), Mixtral (arXiv 2401.04088), DeepSeekMoE (
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trivium.plan.experts import Experts
 from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.mlp_gated import MlpGated
-from trivium.plan.layers.part import Division, Fused, Kept, Moved, Number, Part, Place, Product, Row, linear
+from trivium.plan.layers.part import Dispatched, Division, Fused, Kept, Moved, Number, Part, Place, Product, Row, linear
 
 # Where `problems` asks for the settings, a plan can still be described, and checked for other problems.
 NOT_GIVEN = Experts(count=1, chosen=1)
@@ -46,6 +46,9 @@ class MlpExperts(Part):
         yield from MlpGated.problems(form)
 
     def rows(self) -> Iterator[Row]:
+        return (replace(row, adapts=False) for row in self._rows())
+
+    def _rows(self) -> Iterator[Row]:
         E, F, H = self.experts.count, self.columns, self.hidden
         yield Row("router.weight", (E, H), summed=True)
         if self.experts.bias_rate is not None:
@@ -96,8 +99,8 @@ class MlpExperts(Part):
             return []
         return [Product(2 * columns, self.hidden, enters=True), Product(self.hidden, columns, enters=False)]
 
-    def dispatched(self, at: Place) -> Number:
-        return self.visits(at) * self.hidden
+    def dispatched(self, at: Place) -> Dispatched:
+        return Dispatched(self.visits(at), self.hidden, self.experts.count)
 
     def active_columns(self, at: Place) -> Number:
         """Columns of all experts that a position visits, on one tensor rank."""

@@ -69,6 +69,7 @@ class Row:
     because it acts on each head alone, and they divide the heads, or because it weights what each computes a part of.
     by_expert: its first dimension is the number of experts, which expert ranks divide.
     padded: `split` is the vocabulary, which is padded first. fused: the matrices that are stored together.
+    adapts: whether there may be an adapter beside it, if it is the weight of a linear layer.
     wide: it has the dtype of master weights, as small steps would be lost in a narrower one.
     """
 
@@ -82,6 +83,7 @@ class Row:
     by_expert: bool = False
     padded: bool = False
     trainable: bool = True
+    adapts: bool = True
     fused: Fused | None = None
     wide: bool = False
 
@@ -111,9 +113,9 @@ class Row:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is the weight of a linear layer of one matrix: split over tensor ranks, or outside of their
-        regions, where every rank holds all of it."""
-        return len(self.shape) > 1 and (self.split is not None or self.per_position) and not self.by_expert
+        """Whether it is the weight of a linear layer that may have an adapter: split over tensor ranks, or outside of
+        their regions, where every rank holds all of it."""
+        return self.adapts and len(self.shape) > 1 and (self.split is not None or self.per_position)
 
 
 @dataclass(frozen=True)
@@ -276,6 +278,16 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
+class Dispatched:
+    """Rows of `columns` numbers, and a weight with each, that a rank sends for each position to the ranks that hold
+    their experts, itself included. It first tells how many rows each of the `experts` gets."""
+
+    rows: Number
+    columns: int
+    experts: int
+
+
+@dataclass(frozen=True)
 class Moved:
     """Numbers that element-wise kernels read and write, in bytes for 16-bit elements: forward, backward, and what
     Megatron-LM's fused kernels compute on their way but separate kernels do not."""
@@ -339,10 +351,9 @@ class Part:
         """Return what it exchanges with other context ranks, if anything."""
         return None
 
-    def dispatched(self, at: Place) -> Number:
-        """Return how many numbers of each position a rank sends to the ranks that have experts, itself included. Each
-        pass sends as many back."""
-        return 0.0
+    def dispatched(self, at: Place) -> Dispatched | None:
+        """Return what it sends to the ranks that hold experts, if it has experts."""
+        return None
 
     def beside_dispatch(self, at: Place) -> list[Product]:
         """Return those of its products that are computed while its tokens are sent to other ranks."""

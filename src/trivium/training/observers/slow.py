@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from trivium.checkpoint.agree import sums
 from trivium.comms.mesh import Mesh
-from trivium.plan.layout import Axis, Layout
+from trivium.plan.layout import Layout
 from trivium.plan.schedule import Action
 from trivium.tokens.rows import Rows
 from trivium.training.batches import Read
@@ -25,13 +25,8 @@ from trivium.units import counted, listed
 MOST_REPORTED = 8  # slow ranks, and slow links, in one comparison; there may be thousands
 # Work. reading: the rows of the batch. stages: forward and backward. update: gradient reduction and optimizer.
 PHASES = ("reading", "stages", "update")
-# Waits.
-AXES_OF: Mapping[str, tuple[Axis, ...]] = {
-    "tensor": ("tensor",),
-    "context": ("context",),
-    "gradients": ("data", "context"),
-}
-COLUMNS = (*PHASES, *AXES_OF, "step")
+WAITS = ("tensor", "context", "experts", "gradients")
+COLUMNS = (*PHASES, *WAITS, "step")
 LEAST_SHARE = 0.1  # share of a rank's work; smaller differences are not reported
 # The share of a step that a link takes when it is reported, and the share if steps also became slower.
 SHARE, SHARE_OF_SLOWER = 0.75, 0.5
@@ -107,17 +102,17 @@ class Slow(Observer):
         return timed
 
     def add(self, result: StepResult, seconds: float, sequences: int) -> None:
-        """Count a step. Its waits along tensor and context ranks are in its stages, those for gradients in its update.
-        A step with another batch size has no usual duration yet."""
+        """Count a step. Its waits for gradients are in its update, and all others in its stages. A step with another
+        batch size has no usual duration yet."""
         now = self._waits()
-        tensor, context, gradients = (b - a for a, b in zip(self._waited, now, strict=True))
+        *others, gradients = waited = [b - a for a, b in zip(self._waited, now, strict=True)]
         self._waited, self._steps = now, self._steps + 1
         if sequences != self._sequences:
             self._sequences, self._usual = sequences, 0.0
         spans = sum(s.end - s.start for s in result.run.spans if isinstance(s.event, Action))
-        stages = max(0.0, spans - tensor - context)
+        stages = max(0.0, spans - sum(others))
         update = max(0.0, result.update_seconds - gradients)
-        for name, value in zip(COLUMNS[1:], (stages, update, tensor, context, gradients, seconds), strict=True):
+        for name, value in zip(COLUMNS[1:], (stages, update, *waited, seconds), strict=True):
             self._seconds[name] += value
 
     def compare(self, factor: float) -> tuple[list[SlowRank], list[SlowLink]]:
@@ -138,13 +133,15 @@ class Slow(Observer):
         on_cpu = self.mesh.device.type == "cpu"
         return ranks, slow_links(table, layout, step_seconds, usual, factor) if on_cpu else []
 
-    def _waits(self) -> tuple[float, float, float]:
+    def _waits(self) -> tuple[float, ...]:
+        """Return the seconds of each of WAITS so far."""
         mesh = self.mesh
         # Some of these may be one group.
         of_experts = {mesh.expert_replicas, mesh.expert_sharers}
         of_gradients = {mesh.replicas, mesh.sharers, mesh.holders, mesh.ends, *of_experts}
         of_gradients -= {mesh.tensor, mesh.context}
-        return mesh.tensor.waited[0], mesh.context.waited[0], sum(group.waited[0] for group in of_gradients)
+        others = (group.waited[0] for group in (mesh.tensor, mesh.context, mesh.expert))
+        return *others, sum(group.waited[0] for group in of_gradients)
 
 
 def slow_ranks(table: Mapping[str, Sequence[float]], layout: Layout, factor: float) -> list[SlowRank]:
@@ -175,12 +172,13 @@ def slow_links(
     """Return the slow links, the worst first. table: seconds per step of every rank, by phase and kind of wait."""
     slower = usual > 0 and step_seconds > factor * usual
     least = max(MIN_SECONDS, (SHARE_OF_SLOWER if slower else SHARE) * step_seconds)
+    sets = (layout.peer_sets("tensor"), layout.peer_sets("context"), layout.expert_sets())
     waits = [
         (link, tuple(ranks), min(table[link][rank] for rank in ranks))
-        for link, axes in AXES_OF.items()
-        for ranks in layout.peer_sets(*axes)
+        for link, groups in zip(WAITS, (*sets, layout.peer_sets("data", "context")), strict=True)
+        for ranks in groups
     ]
-    busy = [*PHASES[1:], *AXES_OF]
+    busy = [*PHASES[1:], *WAITS]
     waits += [
         ("pipeline", tuple(ranks), step_seconds - sum(table[name][rank] for name in busy for rank in ranks))
         for ranks in layout.peer_sets("pipeline")
