@@ -89,7 +89,9 @@ def check(place: Place, plans: list[Plan]) -> None:
         with replaced((Replaced(batches, "SPARSE_SHARE", 0.0),)):
             found = counted(Trainer(plan, mesh, seed=1, rule=AdamRule()))
         predicted = memory_of_rank(plan, mesh.at).categories()
-        if plan.model.adapters:  # those of these plans differ by layer: tests/adapters has equal ones, to the byte
+        # Adapters of these plans differ by layer: tests/adapters has equal ones, to the byte. How many rows arrive at the
+        # experts of a rank depends on the tokens: tests/cost/experts_test.py has an even load, to the byte.
+        if plan.model.adapters or plan.layout.expert > 1:
             predicted["activations"] = found["activations"]
         assert found == predicted, f"rank {place.rank} counted {found}, predicted {predicted}: {plan}"
         mesh.disconnect()
