@@ -215,7 +215,12 @@ def test_gradients_of_experts_are_reduced_by_the_ranks_that_hold_them():
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "fp64"])
 @pytest.mark.parametrize("layout", [{}, {"tensor": 2}, {"data": 2, "expert": 2}, {"tensor": 2, "data": 2, "expert": 2}])
 @pytest.mark.parametrize(
-    "experts", [{}, {"shared": 8}, {"shared": 8, "shared_gate": True, "normalized": False, "scores": "sigmoid"}]
+    "experts",
+    [
+        {"balance_loss": 0.1},
+        {"shared": 8, "router_z_loss": 0.1},
+        {"shared": 8, "shared_gate": True, "normalized": False, "scores": "sigmoid"},
+    ],
 )
 def test_experts_keep_what_is_counted(experts, layout, weights):
     """All ranks have the same tokens here, so that as many rows arrive as leave."""

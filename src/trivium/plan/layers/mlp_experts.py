@@ -121,7 +121,8 @@ class MlpExperts(Part):
         rows, visits = positions * self.visits(at), positions * given.chosen
         yield Kept(2 * rows * self.columns / at.tensor)  # gate and up
         yield Kept(rows, "wide")  # the weight of each row
-        yield Kept(positions * given.count, "wide")  # scores
+        has_losses = given.balance_loss > 0 or given.router_z_loss > 0
+        yield Kept((1 + has_losses) * positions * given.count, "wide")  # scores, and logits for the router's losses
         yield Kept(given.normalized * (visits + positions), "wide")  # scores of the chosen experts, and their sums
         yield Kept(2 * visits, "index")  # the chosen experts, and the order of rows
         narrow, several = np.asarray(at.weight_bytes) < np.asarray(at.master_bytes), np.asarray(at.expert) > 1
