@@ -6,6 +6,7 @@ The operators are those of the processor, so what is counted is what a rank on a
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -13,11 +14,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trivium.certify.ways import Replaced, limits, replaced
+from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
 from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.dtypes import DTYPES
 from trivium.kernels.sight import Sight
 from trivium.model.inputs import Inputs
+from trivium.model.loads import Averaging, Loads
 from trivium.model.stage import Stage
 from trivium.parallel.pipeline.saved_bytes import Counted, SavedBytes
 from trivium.parallel.tensor import norm_over_heads
@@ -44,7 +47,7 @@ def counted(plan: Plan, stage: int, tensors: Tensors = "without memory") -> Coun
         x = None if stage == 0 else torch.zeros(plan.activation_shape, requires_grad=True)
         with SavedBytes(part.parameters()).counting() as found, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            y = part(x, _inputs(plan))
+            y = part(x, replace(_inputs(plan), loads=_loads(plan, mesh)))
         del y  # until here the graph kept every storage, and so every identity, in use
     return found
 
@@ -63,6 +66,13 @@ def _inputs(plan: Plan) -> Inputs:
         here=torch.zeros(here, dtype=torch.int64),
         dropout=DropoutKey(1, 0, tuple(range(micro)), plan.model.sequence),
     )
+
+
+def _loads(plan: Plan, mesh: Mesh) -> Loads:
+    """The loads of a step, with losses of routers as in training."""
+    tokens = plan.model.sequence * plan.batch.sequences
+    averaging = Averaging(plan.model.sequence, tokens, plan.model.layers, 1.0, mesh.context, mesh.replicas)
+    return Loads(averaging, plan.batch.micro)
 
 
 def _sight(plan: Plan) -> Sight:

@@ -6,10 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cost.counted_memory import counted
 from cost.plans import small
+from plans import EXPERTS as SETTINGS
+from plans import small as reduced
 from trivium.certify.layouts import ROTARY
 from trivium.config import merge
-from trivium.cost.case import case_of
+from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
+from trivium.cost.case import NONE, case_of
 from trivium.cost.compute import model_flops
 from trivium.cost.constants import shipped_constants
 from trivium.cost.estimate import Durations, estimate, strides_of
@@ -206,3 +210,23 @@ def test_gradients_of_experts_are_reduced_by_the_ranks_that_hold_them():
         step_seconds(case_of(routed(**merge(many, {"layout": {"expert": n}}))), H100).data_collectives for n in (8, 1)
     )
     assert float(alone) < 0.2 * float(together)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("layout", [{}, {"tensor": 2}, {"data": 2, "expert": 2}, {"tensor": 2, "data": 2, "expert": 2}])
+@pytest.mark.parametrize(
+    "experts",
+    [
+        {"balance_loss": 0.1},
+        {"shared": 8, "router_z_loss": 0.1},
+        {"shared": 8, "shared_gate": True, "normalized": False, "scores": "sigmoid"},
+    ],
+)
+def test_experts_keep_what_is_counted(experts, layout, weights):
+    """All ranks have the same tokens here, so that as many rows arrive as leave."""
+    model = merge(SETTINGS, {"experts": {"imbalance": 1.0, **experts}})
+    for parallel in (False, True):
+        plan = reduced(model=model, **layout, sequence_parallel=parallel, precision={"weights": weights})
+        layers = sum(layer_bytes(case_of(plan), NONE) for _ in layers_by_stage(plan)[0])
+        case, counted_bytes = case_of(plan), counted(plan, 0, "with memory").bytes
+        assert counted_bytes == embedding_bytes(case) + layers + head_bytes(case) + logits_bytes(case)

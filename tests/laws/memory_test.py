@@ -89,10 +89,12 @@ def check(place: Place, plans: list[Plan]) -> None:
         with replaced((Replaced(batches, "SPARSE_SHARE", 0.0),)):
             found = counted(Trainer(plan, mesh, seed=1, rule=AdamRule()))
         predicted = memory_of_rank(plan, mesh.at).categories()
-        # Adapters of these plans differ by layer: tests/adapters has equal ones, to the byte. What expert ranks keep
-        # depends on which experts the tokens choose, and experts of one rank keep at most what is predicted.
-        experts, bound = bool(plan.model.expert_counts), found["activations"] <= predicted["activations"]
-        if plan.model.adapters or plan.layout.expert > 1 or (experts and bound):
+        # Adapters of these plans differ by layer: tests/adapters has equal ones, to the byte. How many rows arrive at
+        # the experts of a rank depends on the tokens: tests/cost/experts_test.py has an even load, to the byte. Where
+        # some layers have experts and others have not, the mean counts, which is exact if all are treated alike.
+        mixed = plan.model.expert_counts and len(plan.model.counted_layers) > 1
+        unlike = mixed and (plan.recompute.every > 1 or plan.layout.chunks > 1)
+        if plan.model.adapters or plan.layout.expert > 1 or unlike:
             predicted["activations"] = found["activations"]
         assert found == predicted, f"rank {place.rank} counted {found}, predicted {predicted}: {plan}"
         mesh.disconnect()

@@ -6,8 +6,9 @@ collectives, and workspaces. Allocator overhead and libraries are not included.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Generic, NamedTuple
 
 import numpy as np
@@ -215,14 +216,23 @@ def _memory_of_ranks(
     plan: Plan, ranks: Iterable[int], counting: Counting = "runtime", sharer: int = 0
 ) -> list[MemoryEstimate]:
     """Return the memory of some pipeline ranks. sharer: number of the rank in its sharding group."""
-    case = case_of(plan)
-    left, worst = _left_behind(case, counting), []
+    whole, worst = case_of(plan), []
     for rank in ranks:
+        case = _of_rank(whole, plan, rank)
+        left = _left_behind(case, counting)
         elements = elements_of_rank(plan, rank, sharer)
         every = (_held(case, left, m, elements, counting) for m in peaks_of_rank(plan, rank))
         found = [MemoryEstimate(**{k: as_bytes(v) for k, v in held.items()}) for held in every]
         worst.append(max(found, key=lambda held: (held.activations, held.total)))
     return worst
+
+
+def _of_rank(case: Case, plan: Plan, pipeline: int) -> Case:
+    """Return the case with the layers of a pipeline rank, whose mean counts; a rank without layers has those of all."""
+    own = Counter(plan.model.each_layer[n] for stage in plan.stages_of(pipeline) for n in plan.layers_of(stage))
+    if len(case.different_layers) == 1 or not own:
+        return case
+    return replace(case, different_layers=tuple((layer, count / own.total()) for layer, count in own.items()))
 
 
 class _LeftBehind(NamedTuple):

@@ -6,8 +6,11 @@ from typing import NamedTuple
 from trivium.cost.case import case_of
 from trivium.cost.hardware import machine_named
 from trivium.cost.stack import stack_named
-from trivium.cost.step_time import step_seconds
+from trivium.cost.step_time import SCHEDULES, StepSeconds, step_seconds
 from trivium.plan.batch import Batch
+from trivium.plan.experts import Experts
+from trivium.plan.latent import Latent
+from trivium.plan.layers.form import Run
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
@@ -16,19 +19,26 @@ from trivium.plan.recompute import Recompute
 
 
 class Published(NamedTuple):
-    """Measured seconds per step of a plan on a named machine. source: publication. stack: name of the software."""
+    """Measured seconds per step of a plan on a named machine. source: publication. stack: name of the software.
+    scores_kept: 1 if its attention kept its scores, else 0."""
 
     plan: Plan
     machine: str
     seconds: float
     source: str
     stack: str
+    scores_kept: int = 1
+
+    @property
+    def predicted(self) -> StepSeconds:
+        """Parts of a step predicted for that software."""
+        case, schedule = replace(case_of(self.plan), scores_kept=self.scores_kept), SCHEDULES[self.plan.schedule]
+        return step_seconds(case, machine_named(self.machine), stack_named(self.stack), schedule=schedule)
 
     @property
     def predicted_seconds(self) -> float:
-        """Seconds predicted for that software, whose attention kept its scores."""
-        case = replace(case_of(self.plan), scores_kept=1)
-        return float(step_seconds(case, machine_named(self.machine), stack_named(self.stack)).seconds)
+        """Seconds of a step predicted for that software."""
+        return float(self.predicted.seconds)
 
 
 def mt_nlg_plan(data: int = 8) -> Plan:
@@ -54,6 +64,59 @@ def published_runs() -> tuple[Published, ...]:
         Published(mt_nlg_plan(data), "selene", seconds, "MT-NLG, section 2.4", "megatron-deepspeed")
         for data, seconds in ((8, 60.1), (10, 50.2), (12, 44.4))
     )
+
+
+def deepseek_v3_plan() -> Plan:
+    """DeepSeek-V3 on 256 nodes of eight H800 (arXiv 2412.19437, sections 3 and 4.2), in bf16 instead of FP8.
+
+    ZB-V stands for DualPipe, whose ranks have two stages, too. An even load is assumed.
+    """
+    experts = Experts(
+        count=256,
+        chosen=8,
+        columns=2048,
+        scores="sigmoid",
+        scale=2.5,
+        groups=8,
+        chosen_groups=4,
+        group_score="two_largest",
+        shared=2048,
+        bias_rate=0.001,
+        imbalance=1.0,
+    )
+    model = ModelShape(
+        layers=61,
+        hidden=7168,
+        heads=128,
+        attention="latent",
+        latent=Latent(kv_rank=512, query_rank=1536, plain_columns=128, rotated_columns=64, value_columns=128),
+        feed_forward="experts",
+        experts=experts,
+        first=(Run.model_validate({"times": 3, "feed_forward": "gated"}),),
+        ffn=18432,
+        norm="rms_norm",
+        positions="rotary",
+        bias="none",
+        head="untied",
+        vocabulary=129280,
+        sequence=4096,
+    )
+    return Plan(
+        model=model,
+        layout=Layout(pipeline=16, data=128, expert=64, chunks=2),
+        batch=Batch(sequences=15360, micro=1),
+        schedule="zb-v",
+        precision=Precision(weights="bf16"),
+        zero=1,
+    )
+
+
+def deepseek_v3_run() -> Published:
+    """Return DeepSeek-V3's training: 180 thousand device-hours for 10^12 tokens (arXiv 2412.19437, table 1)."""
+    plan = deepseek_v3_plan()
+    tokens = plan.tokens(plan.batch.sequences)
+    seconds = 180e3 * 3600 * tokens / 1e12 / plan.layout.world_size
+    return Published(plan, "deepseek-h800", seconds, "DeepSeek-V3, table 1", "hai-llm", scores_kept=0)
 
 
 def published_for(plan: Plan, machine: str) -> Published | None:

@@ -117,9 +117,21 @@ class MlpExperts(Part):
         return Moved(6.0 * inner + scores + (7.0 + sorts) * rows, 10.0 * inner + scores + (10.0 + sorts) * rows)
 
     def kept(self, at: Place) -> Iterator[Kept]:
-        inner = at.positions * self.active_columns(at)
-        yield Kept(2 * inner)  # gate and up
-        yield Kept(inner, recomputed="activation_function")
-        yield Kept(2 * at.positions * self.visits(at) * self.hidden)  # inputs and outputs of the chosen experts
-        yield Kept(at.positions * self.experts.count, "wide")  # scores
-        yield Kept(at.positions * self.experts.chosen, "index")
+        given, positions, shared = self.experts, at.positions, self.experts.shared
+        rows, visits = positions * self.visits(at), positions * given.chosen
+        yield Kept(2 * rows * self.columns / at.tensor)  # gate and up
+        yield Kept(rows, "wide")  # the weight of each row
+        has_losses = given.balance_loss > 0 or given.router_z_loss > 0
+        yield Kept((1 + has_losses) * positions * given.count, "wide")  # scores, and logits for the router's losses
+        yield Kept(given.normalized * (visits + positions), "wide")  # scores of the chosen experts, and their sums
+        yield Kept(2 * visits, "index")  # the chosen experts, and the order of rows
+        narrow, several = np.asarray(at.weight_bytes) < np.asarray(at.master_bytes), np.asarray(at.expert) > 1
+        yield Kept(narrow * (positions + given.count) * self.hidden, "wide")  # what the router reads
+        yield Kept(several * rows * self.hidden)  # tokens that arrived
+        yield Kept(several * rows, "index")  # and their order
+        # All tensor ranks keep all of the input, unless a wider copy of it and the tokens that arrived are enough.
+        spared = several & narrow & (shared == 0)
+        yield Kept(~spared * positions * self.hidden - positions * self.hidden / at.along)
+        yield Kept(2 * positions * shared / at.tensor)
+        yield Kept(positions * shared / at.tensor, recomputed="activation_function")
+        yield Kept(given.shared_gate * positions * (self.hidden + 1))  # the factor, and what it multiplies
