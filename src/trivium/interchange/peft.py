@@ -151,7 +151,7 @@ def read_adapters(folder: Path, model: ModelShape) -> Adapters:
     if unused:
         raise DataError(
             f"{folder / WEIGHTS} has {len(unused)} tensors of no linear layer in a layer of the base, the first "
-            f"'{unused[0]}'; adapters are on the linear layers of attention and of feed-forward halves without experts: "
+            f"'{unused[0]}'; adapters are on linear layers of attention and of feed-forward halves without experts: "
             f"train the adapter without that module, or name its own base"
         )
     if not found:

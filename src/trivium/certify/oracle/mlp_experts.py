@@ -58,7 +58,7 @@ def chosen(own: Experts, scores: Tensor, bias: Tensor | None) -> Tensor:
     """Return 1 for the experts that each token visits, and 0 for the others: [B, S, E]."""
     order = (scores if bias is None else scores + bias).detach()
     if own.groups > 1:
-        best = order.unflatten(-1, (own.groups, -1)).sort(-1, descending=True).values
+        best = order.view(*order.shape[:-1], own.groups, -1).sort(-1, descending=True).values
         of_group = best[..., 0] if own.group_score == "largest" else best[..., 0] + best[..., 1]
         open_ = _best(of_group, own.chosen_groups).repeat_interleave(own.count // own.groups, -1)
         order = torch.where(open_ > 0, order, -torch.inf)

@@ -95,7 +95,7 @@ def deepseek(
         can_say=lambda model: not has_windows(model) and _scores(model) == scores,
     )
     shared = mixture._replace(
-        count="n_routed_experts",
+        number="n_routed_experts",
         modules=MappingProxyType({**EXPERTS, **SHARED}),
         columns="moe_intermediate_size",
         balance=None,

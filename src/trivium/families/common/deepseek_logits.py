@@ -40,10 +40,10 @@ def logits(config: Config, tensors: Tensors, tokens: Tensor) -> Tensor:
             q = linear(x, f"{at}.q_proj")
         else:
             q = linear(norm(linear(x, f"{at}.q_a_proj"), f"{at}.q_a_layernorm", LATENT_EPSILON), f"{at}.q_b_proj")
-        q_plain, q_rotated = q.view(B, S, N, P + R).split((P, R), -1)
-        latent, k_rotated = linear(x, f"{at}.kv_a_proj_with_mqa").split((config["kv_lora_rank"], R), -1)
+        q_plain, q_rotated = torch.split(q.view(B, S, N, P + R), [P, R], -1)
+        latent, k_rotated = torch.split(linear(x, f"{at}.kv_a_proj_with_mqa"), [config["kv_lora_rank"], R], -1)
         kv = linear(norm(latent, f"{at}.kv_a_layernorm", LATENT_EPSILON), f"{at}.kv_b_proj")
-        k_plain, v = kv.view(B, S, N, P + V).split((P, V), -1)
+        k_plain, v = torch.split(kv.view(B, S, N, P + V), [P, V], -1)
         scores = torch.einsum("bsnp,btnp->bnst", q_plain, k_plain)
         scores = scores + torch.einsum("bsnr,btor->bnst", turned(q_rotated), turned(k_rotated.unsqueeze(2)))
         shares = (scores * scale).masked_fill(hidden, -math.inf).softmax(-1)

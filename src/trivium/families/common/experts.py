@@ -48,7 +48,7 @@ class Dense(NamedTuple):
 class Mixture(NamedTuple):
     """How the config.json of a family describes its experts.
 
-    count: name of the field with their number in an export. modules: of tensors. columns: name of the field with their
+    number: name of the field with their number in an export. modules: of tensors. columns: name of the field with their
     columns; None if it is `intermediate_size`. fields: other fields by the settings that have the same values. must:
     settings that have one value in this family, where it is not the default. balance: name of the field with the factor
     of the balance loss; None if there is none. dense: layers without experts; None if all have experts. read and write:
@@ -56,7 +56,7 @@ class Mixture(NamedTuple):
     settings that these convert.
     """
 
-    count: str
+    number: str
     modules: Mapping[str, tuple[str, ...]] = MODULES
     columns: str | None = None
     fields: Mapping[str, str] = NOTHING
@@ -96,7 +96,7 @@ def _read(config: Config, where: str, mixture: Mixture) -> Tree:
     """Return the settings of experts."""
     counts = {name: config[name] for name in _COUNTS if config.get(name) is not None}
     if len(set(counts.values())) != 1:
-        said = f"{mixture.count} is None" if not counts else " and ".join(f"{n} is {x}" for n, x in counts.items())
+        said = f"{mixture.number} is None" if not counts else " and ".join(f"{n} is {x}" for n, x in counts.items())
         raise DataError(f"{where}: {said}, and the number of experts must be one whole number above 0")
     needed = ["num_experts_per_tok", *mixture.fields.values(), mixture.columns, mixture.balance]
     for field in needed:
@@ -168,7 +168,7 @@ def _write(model: ModelShape, mixture: Mixture, architecture: str) -> Tree:
     width, dense = MlpGated.of(model).columns, [n for n, form in enumerate(forms) if form.feed_forward == "gated"]
     columns = width if experts.columns is None else experts.columns
     return {
-        mixture.count: experts.count,
+        mixture.number: experts.count,
         "num_experts_per_tok": experts.chosen,
         **({"intermediate_size": columns} if mixture.columns is None else {mixture.columns: columns}),
         **({} if mixture.columns is None else {"intermediate_size": width}),

@@ -27,7 +27,7 @@ def mixture(config: Config, tensors: Tensors, x: Tensor, at: str) -> Tensor:
 
     weights, chosen = _routed(config, tensors, flat @ get(f"{at}.gate.weight").T, f"{at}.gate")
     total = torch.zeros_like(flat)
-    for expert in chosen.unique().tolist():
+    for expert in torch.unique(chosen).tolist():
         token, place = (chosen == expert).nonzero().T
         total[token] += weights[token, place, None] * gated(flat[token], f"{at}.experts.{expert}", gate, up, down)
     if f"{at}.shared_expert.down_proj.weight" in names:

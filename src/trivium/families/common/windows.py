@@ -47,7 +47,7 @@ def windows_config(model: ModelShape, kind: Windows) -> dict[str, Any]:
         return {"sliding_window": size}
     if size is None:
         return {"use_sliding_window": False} if kind in _USED else {"sliding_window": None}
-    used = {"use_sliding_window": True} if kind in _USED else {}
+    used: dict[str, Any] = {"use_sliding_window": True} if kind in _USED else {}
     if kind == "used_in_all":
         return {**used, "sliding_window": size}
     if kind == "used":

@@ -68,14 +68,20 @@ class MlpExperts(Half):
         return y if self.shared_gate is None else y * self.shared_gate(x)
 
 
+class Matrix(nn.Module):
+    """A matrix of each expert."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+
+
 class Matrices(nn.Module):
     """The matrices of all experts: `up` [E, 2, F, H], the gate first, and `down` [E, H, F]."""
 
     def __init__(self, count: int, columns: int, hidden: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Module(), nn.Module()
-        self.up.weight = nn.Parameter(torch.empty(count, 2, columns, hidden))
-        self.down.weight = nn.Parameter(torch.empty(count, hidden, columns))
+        self.up, self.down = Matrix(count, 2, columns, hidden), Matrix(count, hidden, columns)
 
 
 class Shared(nn.Module):

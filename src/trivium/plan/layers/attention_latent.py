@@ -175,7 +175,7 @@ class AttentionLatent(Part):
         yield Kept(here * (2 if query_rank else 1), "wide")  # what the norms divide by
         yield Kept(at.positions * self.values / at.tensor)  # what `out` reads
         # What the core of attention reads, which it keeps only where it is computed again.
-        reads = at.positions * (self.queries + self.expanded) / at.tensor
+        reads: Any = at.positions * (self.queries + self.expanded) / at.tensor
         reads = reads + (np.asarray(at.along) > 1) * at.positions * self.latent.rotated_columns
         yield Kept(reads)
         yield Kept(-reads, recomputed="attention")
