@@ -13,7 +13,7 @@ import torch
 from plans import brief, small
 from trivium.certify import sweep
 from trivium.certify.certificate import Findings, certificate, examine
-from trivium.certify.layouts import ROTARY
+from trivium.certify.layouts import DEEPSEEK, LATENT, ROTARY
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.certify.sweep import certify, describe
 from trivium.comms.mesh import Mesh
@@ -35,6 +35,7 @@ from trivium.training.trainer import Samples, Trainer
 LLAMA = {**ROTARY, "kv_heads": 2, "hidden": 32, "head": "untied"}
 QWEN3 = {**LLAMA, "bias": "qkv", "qk_norm": "each_head", "head_width": 6}
 OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
+LATENTS = {**DEEPSEEK, "latent": {**LATENT, "query_rank": 6}, "head": "untied"}
 EXPERTS = {"count": 4, "chosen": 2, "shared": 6}
 YARN = {"kind": "yarn", "factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
 MANY_LAYERS = 9  # more than torch.compile takes of one function's variants before it gives up
@@ -44,6 +45,7 @@ ALONE = [
     small(model={**QWEN3, "layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention"}),
     small(model={**OLMO2, "layers": MANY_LAYERS}, compiled=True),
     small(model={**LLAMA, "window": 3, "layers": MANY_LAYERS}, compiled=True),
+    small(model={**LATENTS, "layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention"}),
     small(model={"layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention", "activation_function": True}),
 ]
 PACKED = [
@@ -57,6 +59,7 @@ TOGETHER = [
     small(tensor=2, model=QWEN3, compiled=True, recompute={"mode": "layer"}),
     small(context=2, model=QWEN3, compiled=True),
     small(tensor=2, model=OLMO2, compiled=True),
+    small(tensor=2, sequence_parallel=True, model=LATENTS, compiled=True),
     small(tensor=2, model={**LLAMA, "window": 3, "pattern": [{"times": 1}, {"window": None}]}, compiled=True),
     small(context=2, model={**LLAMA, "window": 3, "first": [{"times": 1, "window": None}]}, compiled=True),
     small(tensor=2, row_chunks=2, compiled=True, recompute={"activation_function": True}),

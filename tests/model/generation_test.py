@@ -107,23 +107,24 @@ def test_texts_that_are_all_drawn_at_temperature_1_are_those_drawn_alone() -> No
     assert [d.drawn for d in together] != likeliest
 
 
-def written_on_ranks(place: Place, degrees: dict[str, int], expected: list[list[int]]) -> None:
+def written_on_ranks(place: Place, shape: str, degrees: dict[str, int], expected: list[list[int]]) -> None:
     """Every rank of a pipeline has all texts; those of the tensor axis compute parts of each."""
     layout = Layout(**degrees)
     mesh = Mesh.connect(layout, place.rank, place.world_size)
-    model = model_of(SHAPES["window"], mesh)
+    model = model_of(SHAPES[shape], mesh)
     drafts = drafts_of(model.model)
     continue_drafts(model, drafts)
     assert [d.drawn for d in drafts] == expected
 
 
-def test_ranks_that_share_a_model_write_what_one_process_writes() -> None:
-    one = model_of(SHAPES["window"])
+@pytest.mark.parametrize("shape", ["window", "latent of queries"])
+def test_ranks_that_share_a_model_write_what_one_process_writes(shape: str) -> None:
+    one = model_of(SHAPES[shape])
     drafts = drafts_of(one.model)
     continue_drafts(one, drafts)
     expected = [d.drawn for d in drafts]
     for degrees in ({"pipeline": 2}, {"tensor": 2}):
-        on_ranks(2, written_on_ranks, degrees, expected)
+        on_ranks(2, written_on_ranks, shape, degrees, expected)
 
 
 @pytest.mark.parametrize("shape", ["gpt", "window"])

@@ -25,6 +25,11 @@ from trivium.plan.rope_scaling import RopeScaling
 
 LITE = {**DEEPSEEK, "latent": LATENT}
 V2 = {**DEEPSEEK, "latent": {**LATENT, "query_rank": 6}, "rope_scaling": {**YARN, "mscale_all_dim": 0.7}}
+V3_EXPERTS = {
+    **{"count": 4, "chosen": 2, "columns": 8, "scores": "sigmoid", "scale": 2.5, "groups": 2, "chosen_groups": 1},
+    **{"group_score": "two_largest", "shared": 8, "bias_rate": 0.01, "balance_loss": 0.1, "balance_scope": "sequence"},
+}
+V3 = {**V2, "feed_forward": "experts", "experts": V3_EXPERTS, "first": [{"times": 1, "feed_forward": "gated"}]}
 SPLIT = {"tensor": 2, "sequence_parallel": True}
 DEEPSEEK_V2 = Latent(kv_rank=512, query_rank=1536, plain_columns=128, rotated_columns=64, value_columns=128)
 
@@ -125,6 +130,9 @@ def test_settings_of_other_kinds_of_attention_are_refused(given: dict[str, Any],
         (V2, {"pipeline": 2, "schedule": "zb-h1", "recompute": {"mode": "attention"}, "model": {"window": 3}}),
         (LITE, {"data": 2, "zero": 3}),
         (V2, {**SPLIT, "recompute": {"mode": "layer"}, "model": {"adapters": ADAPTERS}}),
+        (V3, {**SPLIT, "data": 2, "expert": 2, "zero": 1}),
+        (V3, {"pipeline": 2, "data": 2, "expert": 2, "schedule": "zb-h1", "recompute": {"mode": "layer"}}),
+        (V3, {"context": 2, "expert": 2, "zero": 3}),
     ],
 )
 def test_latent_attention_is_certified_in_fp64(model: dict[str, Any], over: dict[str, Any]) -> None:
