@@ -23,7 +23,7 @@ from setting import Setting
 
 from trivium.comms.launch import Place, connected, torchrun_place
 
-OURS = ("trivium_engine", "trivium_tune")
+OURS = ("trivium_engine", "trivium_experts", "trivium_tune")
 COLLECTIVE_TIMEOUT_SECONDS = 240
 
 

@@ -114,6 +114,23 @@ def test_a_more_uneven_load_is_never_cheaper_and_has_a_limit(layout):
     assert mlp.visits(Place(expert=ranks)) == min(2, own) * ranks
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+def test_biases_of_the_router_are_held_in_the_dtype_of_masters(zero):
+    plans = [
+        routed(model={"experts": experts}, precision={"weights": "bf16"}, layout={"expert": 2}, zero=zero)
+        for experts in ({}, {"bias_rate": 0.001})
+    ]
+    more, layers, sharers = 8 if zero < 3 else 8 // 2, len(layers_by_stage(plans[0])[0]), plans[0].layout.sharers
+    without, with_biases = (memory_of_rank(plan, Coordinate(0, 0, 0)) for plan in plans)
+    rows = [row for row in bucket_table(plans[1], 0) if row.wide]
+    assert sum(len(row.items) for row in rows) == layers
+    held = sum(row.padded for row in rows) // (1 if zero < 3 else sharers)
+    assert with_biases.weights - without.weights == 4 * held >= 4 * layers * more
+    assert with_biases.optimizer == without.optimizer and with_biases.gradients == without.gradients
+    of_case = [float(memory_of_cases(case_of(plan), plan.schedule).weights[0]) for plan in plans]
+    assert of_case[1] - of_case[0] == pytest.approx(4 * layers * 8 / (1 if zero < 3 else sharers))
+
+
 def test_without_expert_ranks_no_load_is_uneven():
     plans = [routed(model={"experts": {"imbalance": n}}) for n in (1.0, 3.0)]
     assert len({estimate(plan, H100).seconds for plan in plans}) == 1

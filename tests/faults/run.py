@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from faults import adapters, context, data, depth, optimizer, parts, pipeline, steps, tensor, ways, weights
+from faults import adapters, context, data, depth, latent, optimizer, parts, pipeline, steps, tensor, ways, weights
 from faults.mutant import Mutant
 from trivium.certify.certificate import Certificate, examine
 from trivium.certify.reference import compute_reference
@@ -42,7 +42,7 @@ from trivium.provenance import write_json
 
 CATALOGUE = {
     kind: tuple(m for m in vars(kind).values() if isinstance(m, Mutant))
-    for kind in (tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters)
+    for kind in (tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent)
 }
 EVERY_MUTANT = tuple(m for mutants in CATALOGUE.values() for m in mutants)
 TRIAL_SECONDS = 60  # time limit for one fault on one plan

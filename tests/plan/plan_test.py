@@ -96,6 +96,8 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
     ("changes", "law"),
     [
         ({"layout__data": 3}, "nearest: 12 or 18"),
+        ({"model__feed_forward": "experts", "model__bias": "none"}, "plan.model.experts is not given"),
+        ({"model__attention": "latent"}, "plan.model.latent is not given"),
         ({"layout__chunks": 2, "layout__pipeline": 1}, "chunks interleave"),
         ({"layout__chunks": 2, "layout__pipeline": 2}, "plan.schedule=interleaved"),
         ({"partition__layers": (1, 2)}, "names 2 stages"),

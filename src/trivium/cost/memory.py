@@ -32,6 +32,7 @@ from trivium.cost.rank_parameters import (
     largest_parameter,
     layer_experts,
     layer_parameters,
+    layer_wide,
     rank_parameters,
     slice_elements,
     table_parameters,
@@ -150,7 +151,8 @@ def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstima
         experts = layer_experts(some) * at.layers
         owned = np.where(np.asarray(some.zero) >= 1, slice_elements(some, trained, experts * some.trained), trained)
         state_bytes = some.states * some.master_bytes * owned
-        elements = Elements(of_rank, trained, state_bytes, experts, experts * some.trained)
+        wide = layer_wide(some) * at.layers
+        elements = Elements(of_rank, trained, state_bytes, experts, experts * some.trained, wide)
         held = _held(some, parts, at, elements)
         here = MemoryEstimate(**{k: np.broadcast_to(v, np.shape(which)).copy() for k, v in held.items()})
         worst = here if worst is None else _replaced(worst, which, here)
@@ -260,9 +262,12 @@ def _held(
     opened = np.where(begun, gradients, np.minimum(gradients, c.gradient_bytes * _bucket(c, at)))
     # With several stages another one may continue, and deferred weight gradients keep their factors.
     frees = (np.asarray(c.chunks) == 1) & (np.asarray(c.puts_off) == 0) & (np.asarray(at.headed) > 0)
+    weights, wide = elements.held, elements.wide
+    if np.any(zero >= 3):
+        weights = np.where(zero >= 3, slice_elements(c, weights, elements.experts), weights)
+        wide = np.where(zero >= 3, slice_elements(c, wide), wide)
     return {
-        "weights": c.weight_bytes
-        * np.where(zero >= 3, slice_elements(c, elements.held, elements.experts), elements.held),
+        "weights": c.weight_bytes * weights + (c.master_bytes - c.weight_bytes) * wide,
         "gradients": gradients,
         "opened": opened,
         "masters": np.where(narrow, c.master_bytes, 0) * np.where(zero >= 1, owned, trained),

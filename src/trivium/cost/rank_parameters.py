@@ -15,13 +15,15 @@ from trivium.plan.precision import BYTES
 
 class Elements(NamedTuple):
     """Elements of all buckets of a rank, elements of the trained buckets, and bytes of the optimizer's states. experts,
-    trained_experts: those of both that expert ranks divide, which are sharded among fewer ranks."""
+    trained_experts: those of both that expert ranks divide, which are sharded among fewer ranks. wide: those of `held`
+    that have the dtype of master weights."""
 
     held: Number
     trained: Number
     state_bytes: Number
     experts: Number = 0.0
     trained_experts: Number = 0.0
+    wide: Number = 0.0
 
 
 def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
@@ -39,7 +41,7 @@ def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
             inside = min(span.stop, first + size) - max(span.start, first)
             states += max(0, inside) * state_bytes(span.group, plan.optimizer, masters)
     experts = [row for row in rows if row.by_expert]
-    return Elements(*_padded(rows), states, *_padded(experts))
+    return Elements(*_padded(rows), states, *_padded(experts), wide=sum(row.padded for row in rows if row.wide))
 
 
 def _padded(rows: Iterable[BucketRow]) -> tuple[int, int]:
@@ -71,6 +73,11 @@ def layer_experts(case: Case) -> Number:
     """Return the parameters of one layer that several expert ranks divide, on one rank."""
     experts = case.of_a_layer(lambda layer: _held((row for row in layer.rows if row.by_expert), case))
     return (np.asarray(case.expert) > 1) * experts
+
+
+def layer_wide(case: Case) -> Number:
+    """Return the parameters of one layer that have the dtype of master weights, on one rank."""
+    return case.of_a_layer(lambda layer: _held((row for row in layer.rows if row.wide), case))
 
 
 def embedding_parameters(case: Case) -> Number:

@@ -30,6 +30,8 @@ from trivium.plan.layers.part import (
 )
 from trivium.plan.layers.positions import Rotary
 
+# Where `problems` asks for the settings, a plan can still be described, and checked for other problems.
+NOT_GIVEN = Latent(kv_rank=1, plain_columns=1, rotated_columns=2, value_columns=1)
 # Settings of other kinds of attention.
 UNREAD = ("kv_heads", "head_width", "rope_columns", "qk_norm", "score_cap")
 
@@ -52,11 +54,10 @@ class AttentionLatent(Part):
     @classmethod
     def of(cls, form: LayerForm) -> "AttentionLatent":
         """The attention that the settings describe."""
-        assert form.latent is not None, "`problems` asks for the settings of latent attention"
         return cls(
             hidden=form.hidden,
             heads=form.heads,
-            latent=form.latent,
+            latent=form.latent or NOT_GIVEN,
             rotary=Rotary.of(form),
             scale=form.scale_of_scores,
             window=None if form.window is None or form.window >= form.sequence else form.window,

@@ -13,6 +13,9 @@ from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.mlp_gated import MlpGated
 from trivium.plan.layers.part import Division, Fused, Kept, Moved, Number, Part, Place, Product, Row, linear
 
+# Where `problems` asks for the settings, a plan can still be described, and checked for other problems.
+NOT_GIVEN = Experts(count=1, chosen=1)
+
 
 @dataclass(frozen=True)
 class MlpExperts(Part):
@@ -26,9 +29,9 @@ class MlpExperts(Part):
     @classmethod
     def of(cls, form: LayerForm) -> "MlpExperts":
         """The feed-forward half that the settings describe."""
-        assert form.experts is not None, "`problems` asks for the settings of experts"
-        columns = MlpGated.of(form).columns if form.experts.columns is None else form.experts.columns
-        return cls(form.hidden, columns, form.experts)
+        experts = form.experts or NOT_GIVEN
+        columns = MlpGated.of(form).columns if experts.columns is None else experts.columns
+        return cls(form.hidden, columns, experts)
 
     @classmethod
     def problems(cls, form: LayerForm) -> Iterator[str]:
