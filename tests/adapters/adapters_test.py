@@ -1,5 +1,6 @@
 """What holds for every kind of adapter: a new file in trivium/adapters is tested here without a change."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from cost.counted_memory import counted as kept
-from plans import small
+from plans import brief, small
 from ranks import on_ranks
 from training_steps import losses
 from trivium.certify.layouts import ROTARY
@@ -70,14 +71,14 @@ KINDS = [pytest.param(kind, marks=[pytest.mark.broad] * (kind != "lora")) for ki
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_layout_computes_adapters_as_one_process_does(kind: str) -> None:
-    found = certify([adapted(kind, **layout) for layout in LAYOUTS])
+    found = certify([brief(adapted(kind, **layout)) for layout in LAYOUTS])
     assert all(each.passed for each in found), [(each.worst, each.worst_parameter, each.error) for each in found]
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("kind", adapter_kinds())
-def test_further_layouts_compute_adapters_as_one_process_does(kind: str) -> None:
-    found = certify([adapted(kind, **layout) for layout in MORE])
+def test_further_layouts_compute_adapters_as_one_process_does() -> None:
+    kinds = itertools.cycle(adapter_kinds())
+    found = certify([brief(adapted(next(kinds), **layout)) for layout in MORE])
     assert all(each.passed for each in found), [(each.worst, each.worst_parameter, each.error) for each in found]
 
 

@@ -56,15 +56,12 @@ PACKED = [
 ]
 TOGETHER = [
     small(tensor=2, sequence_parallel=True, model=LLAMA, compiled=True),
-    small(tensor=2, model=QWEN3, compiled=True, recompute={"mode": "layer"}),
     small(context=2, model=QWEN3, compiled=True),
     small(tensor=2, model=OLMO2, compiled=True),
     small(tensor=2, sequence_parallel=True, model=LATENTS, compiled=True),
-    small(tensor=2, model={**LLAMA, "window": 3, "pattern": [{"times": 1}, {"window": None}]}, compiled=True),
     small(context=2, model={**LLAMA, "window": 3, "first": [{"times": 1, "window": None}]}, compiled=True),
     small(tensor=2, row_chunks=2, compiled=True, recompute={"activation_function": True}),
     small(pipeline=2, chunks=2, schedule="zb-v", compiled=True),
-    small(context=2, zero=2, compiled=True),
     small(context=2, context_attention="ulysses", zero=3, compiled=True, recompute={"mode": "layer"}),
 ]
 

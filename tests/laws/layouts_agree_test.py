@@ -184,7 +184,7 @@ def test_every_layout_computes_what_one_process_computes(ranks: int) -> None:
 @pytest.mark.broad
 def test_it_holds_by_the_network_as_it_does_by_memory() -> None:
     """Ranks of one host read each other's memory; those of several hosts cannot."""
-    plans = PLANS[2][1::6] + PLANS[4][::6]
+    plans = PLANS[2][1::9] + PLANS[4][::8]
     found = certify(plans, ways=[FAR])
     told = [(describe(p), c.error or c.worst) for p, c in zip(plans, found) if not c.passed]
     assert told == []
@@ -193,7 +193,7 @@ def test_it_holds_by_the_network_as_it_does_by_memory() -> None:
 @pytest.mark.broad
 def test_random_plans_compute_what_one_process_computes() -> None:
     """More of them, and larger ones: `trivium certify --random N`."""
-    plans = random_plans(12, 4, seed=1)
+    plans = random_plans(6, 4, seed=1)
     found = certify(plans, ways=WAYS)
     told = [(describe(p), c.way, c.error or c.worst) for p, c in zip(plans, found) if not c.passed]
     assert told == []

@@ -92,7 +92,7 @@ def test_generated_layouts_agree_under_every_rule_and_with_frozen_parameters() -
     )
     by_rule = [({"match": "*norm*"}, {"match": "layers.*.weight", "rule": rule}) for rule in OTHERS]
     choices = [Optimizer(groups=groups) for groups in (frozen, *by_rule)]
-    generated = [plan for plan in swept(4) if plan.model.documents == "joined"][::2]
+    generated = [plan for plan in swept(4) if plan.model.documents == "joined"][::4]
     plans = [p.model_copy(update={"optimizer": choices[n % len(choices)]}) for n, p in enumerate(generated)]
     wrong = [(plan, found) for plan, found in zip(plans, certify(plans), strict=True) if not found.passed]
     assert not wrong
