@@ -26,8 +26,18 @@ from trivium.plan.rope_scaling import RopeScaling
 LITE = {**DEEPSEEK, "latent": LATENT}
 V2 = {**DEEPSEEK, "latent": {**LATENT, "query_rank": 6}, "rope_scaling": {**YARN, "mscale_all_dim": 0.7}}
 V3_EXPERTS = {
-    **{"count": 4, "chosen": 2, "columns": 8, "scores": "sigmoid", "scale": 2.5, "groups": 2, "chosen_groups": 1},
-    **{"group_score": "two_largest", "shared": 8, "bias_rate": 0.01, "balance_loss": 0.1, "balance_scope": "sequence"},
+    "count": 4,
+    "chosen": 2,
+    "columns": 8,
+    "scores": "sigmoid",
+    "scale": 2.5,
+    "groups": 2,
+    "chosen_groups": 1,
+    "group_score": "two_largest",
+    "shared": 8,
+    "bias_rate": 0.01,
+    "balance_loss": 0.1,
+    "balance_scope": "sequence",
 }
 V3 = {**V2, "feed_forward": "experts", "experts": V3_EXPERTS, "first": [{"times": 1, "feed_forward": "gated"}]}
 SPLIT = {"tensor": 2, "sequence_parallel": True}
