@@ -94,9 +94,12 @@ def test_overflowing_steps_are_valid_json_and_in_the_summary(tokens: Path, tmp_p
 
 
 def test_memory_of_thousands_of_ranks_is_printed_in_a_few_lines() -> None:
-    counted = {"weights": 5.0}
-    ranks = [{"rank": rank, "categories": counted, "predicted": counted} for rank in range(2240)]
+    different = ({"weights": float(rank)} for rank in range(2240))
+    ranks = [
+        {"rank": rank, "coordinate": {"pipeline": rank}, "categories": counted, "predicted": counted}
+        for rank, counted in enumerate(different)
+    ]
     loss = {"validation_loss": 1.0, "unigram_entropy": 2.0}
     result = loss | {"parameters": 1, "steps": 1, "tokens": 1, "memory": ranks, "layout": plan({}).layout.model_dump()}
     lines = TRAIN.summary(result)
-    assert len(lines) < 12 and lines[-1] == "  and of 2,232 ranks more in training/summary.json"
+    assert len(lines) <= 12 and lines[-1].endswith("more ranks in training/summary.json")

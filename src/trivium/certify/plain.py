@@ -82,7 +82,7 @@ def losses_of(
     order = order_of(model, tokens)
     x = drop(embedded(weights, model, tokens, order), "embedding")
     for n in range(model.layers):
-        x = layer(weights, model, n, x, order, drop, {} if heard is None else heard)
+        x = layer(weights, model, n, x, order, drop, heard)
     logits = logits_of(weights, model, x)
     share = counts[:, 1:].double() * order.counts
     share = share / share.sum() if share.any() else share

@@ -130,13 +130,20 @@ def _layer(model: ModelShape, n: int) -> Iterator[tuple[str, Rule]]:
 
 
 def layer(
-    weights: Weights, model: ModelShape, n: int, x: Tensor, order: Order, drop: Drop, heard: dict[int, Tensor]
+    weights: Weights,
+    model: ModelShape,
+    n: int,
+    x: Tensor,
+    order: Order,
+    drop: Drop,
+    heard: dict[int, Tensor] | None = None,
 ) -> Tensor:
     """x [B, S, H] behind layer n. heard: gets what its feed-forward half reads."""
     s, at = settings_of(model, n), f"layers.{n}"
 
     def feed_forward(y: Tensor) -> Tensor:
-        heard[n] = y
+        if heard is not None:
+            heard[n] = y
         return FEED_FORWARDS[s.form.feed_forward].compute(weights, s, y, f"{at}.mlp")
 
     halves = {
