@@ -286,7 +286,7 @@ def come_late(place: Place, port: int, late: dict[int, float], told: str) -> Non
         return
     with (
         pytest.raises(TriviumError, match=told) if told else nullcontext(),
-        connected(here, timeout_seconds=3.0, meeting_seconds=5.0 if told else 30.0),
+        connected(here, timeout_seconds=8.0, meeting_seconds=5.0 if told else 30.0),
     ):
         assert not told
 
@@ -294,7 +294,7 @@ def come_late(place: Place, port: int, late: dict[int, float], told: str) -> Non
 @pytest.mark.broad
 @pytest.mark.parametrize("last", [0, 3])
 def test_a_rank_may_come_later_than_a_collective_may_take(last: int) -> None:
-    run_ranks(come_late, 4, free_port(), {last: 4.0}, "", timeout_seconds=60)
+    run_ranks(come_late, 4, free_port(), {last: 9.0}, "", timeout_seconds=60)
 
 
 def test_ranks_that_do_not_come_are_named_on_every_other_one() -> None:
