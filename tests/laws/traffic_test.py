@@ -32,6 +32,7 @@ POOLED = {**ROUTED, "balance_convention": "transformers", "balance_scope": "sequ
 ROUTERS, EXPERTS_IN_ALL, EXPERTS_POOLED = (
     {**ROTARY, "kv_heads": 2, "feed_forward": "experts", "experts": each} for each in (ROUTED, IN_ALL, POOLED)
 )
+ADAPTED_EXPERTS = {**EXPERTS_IN_ALL, "adapters": [{"match": "*", "settings": {"r": 3}}]}
 
 
 def frozen(*patterns: str) -> dict[str, Any]:
@@ -61,6 +62,7 @@ PLANS = {
         small(tensor=2, model=GGPO, precision={"weights": "bf16"}),
         small(data=2, zero=2, model=GGPO, precision={"weights": "bf16"}),
         small(data=2, zero=3, model=GGPO),
+        small(tensor=2, model=ADAPTED_EXPERTS, sequence_parallel=True, recompute={"mode": "layer"}),
         small(tensor=2, model=OLMO2, precision={"weights": "bf16"}, recompute={"mode": "layer"}),
         small(tensor=2, model=OLMO2, sequence_parallel=True, recompute={"mode": "attention"}),
         small(tensor=2, model=QWEN3, sequence_parallel=True),
