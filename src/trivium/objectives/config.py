@@ -33,6 +33,11 @@ class ObjectiveConfig(Config):
         """Return the objective."""
         return build(METHODS[self.method], self.settings)
 
+    @property
+    def forward_passes(self) -> int:
+        """How many passes score a batch before the step that trains on it."""
+        return METHODS[self.method].forward_passes
+
     def problems(self, model: ModelShape) -> list[str]:
         """Return why the objective cannot train a model, each with its remedy."""
         made, method = self.made(), f"training.objective.method {self.method}"
