@@ -13,9 +13,9 @@ from trivium.objectives.preferences.losses import PREFERENCES
 from trivium.plan.model_shape import ModelShape
 from trivium.units import listed
 
-NEXT_TOKEN_METHOD = "next_token"
+NEXT_TOKEN_METHOD, DISTILLATION = "next_token", "distill"
 METHODS: Mapping[str, type[Objective]] = MappingProxyType(
-    {NEXT_TOKEN_METHOD: NextToken, "distill": Distillation, **PREFERENCES}
+    {NEXT_TOKEN_METHOD: NextToken, DISTILLATION: Distillation, **PREFERENCES}
 )
 
 
