@@ -9,7 +9,7 @@ import torch
 
 from trivium.kernels.activations import Activation
 from trivium.kernels.arithmetic import Arithmetic
-from trivium.kernels.grouped import grouped
+from trivium.kernels.grouped import Part, grouped, parts_of
 from trivium.parallel.expert.rows import Rows
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
@@ -24,6 +24,7 @@ class _How(NamedTuple):
     weights: tuple[torch.nn.Parameter, torch.nn.Parameter]
     later: WeightGradients | None
     arithmetic: Arithmetic
+    parts: list[Part]
 
 
 def networks(
@@ -42,7 +43,8 @@ def networks(
     needs no expert's result. It computes the function again, from what that read.
     """
     takes = later.takes(up) and later.takes(down)
-    how = _How(rows, function, (up, down), later if takes else None, grouped(arithmetic, rows.groups))
+    parts = parts_of(rows.groups, arithmetic)
+    how = _How(rows, function, (up, down), later if takes else None, grouped(arithmetic, rows.groups), parts)
     matrices = up.flatten(1, 2), down
     first, second = (w.detach() for w in matrices) if takes else matrices
     found: Tensor = _Networks.apply(x, weights, first, second, how)
@@ -52,27 +54,35 @@ def networks(
 class _Networks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, up: Tensor, down: Tensor, how: _How) -> Tensor:
-        read = how.arithmetic.product(how.rows.spread(x), up)
-        ctx.save_for_backward(x, weights, up, down, read)
+        factor, tokens, read = weights.unsqueeze(1), how.rows.tokens, []
+        y = x.new_empty(len(tokens), x.shape[1])
+        for part in how.parts:
+            read.append(part.arithmetic.product(x.index_select(0, tokens[part.rows]), up[part.matrices]))
+            inner = how.function.value(read[-1]).mul_(factor[part.rows])
+            y[part.rows] = part.arithmetic.product(inner, down[part.matrices])
+        ctx.save_for_backward(x, weights, up, down, *read)
         ctx.how = how
-        inner = how.function.value(read).mul_(weights.unsqueeze(1))
-        return how.rows.summed(how.arithmetic.product(inner, down))
+        return how.rows.summed(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weights, up, down, read = ctx.saved_tensors
-        rows, function, parameters, later, arithmetic = ctx.how
-        factor = weights.unsqueeze(1)
-        grad = rows.spread(grads[0])
-        inner, pullback = function.value_again(read)
-        d_inner = arithmetic.gradient_of_inputs(grad, down)
-        d_weights = (inner * d_inner).sum(-1, dtype=weights.dtype)
-        d_read = pullback(d_inner.mul_(factor))
-        d_down = _of_weight(ctx.needs_input_grad[3], parameters[1], grad, inner.mul_(factor), later, arithmetic)
-        del grad, inner, d_inner
+        x, weights, up, down, *read = ctx.saved_tensors
+        rows, function, parameters, later, arithmetic, parts = ctx.how
+        factor, N = weights.unsqueeze(1), len(weights)
+        grad, d_weights = rows.spread(grads[0]), torch.empty_like(weights)
+        inner, d_read, d_x = (x.new_empty(N, columns) for columns in (down.shape[2], up.shape[1], x.shape[1]))
+        for part, given in zip(parts, read, strict=True):
+            here = part.rows
+            value, pullback = function.value_again(given)
+            d_value = part.arithmetic.gradient_of_inputs(grad[here], down[part.matrices])
+            d_weights[here] = (value * d_value).sum(-1, dtype=weights.dtype)
+            inner[here] = value.mul_(factor[here])
+            d_read[here] = pullback(d_value.mul_(factor[here]))
+            d_x[here] = part.arithmetic.gradient_of_inputs(d_read[here], up[part.matrices])
+        d_down = _of_weight(ctx.needs_input_grad[3], parameters[1], grad, inner, later, arithmetic)
+        del grad, inner
         d_up = _of_weight(ctx.needs_input_grad[2], parameters[0], d_read, rows.spread(x), later, arithmetic)
-        d_x = rows.summed(arithmetic.gradient_of_inputs(d_read, up))
-        return d_x, d_weights, None if d_up is None else d_up.view_as(up), d_down, None
+        return rows.summed(d_x), d_weights, None if d_up is None else d_up.view_as(up), d_down, None
 
 
 def _of_weight(
