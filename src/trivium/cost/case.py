@@ -46,8 +46,8 @@ class Case(Place):
     states per trained parameter, in elements of the masters' dtype. matrices: fraction of the trained parameters that a
     matrix rule updates. matrix_flops: FLOPs of these updates for the whole model. ends_lighter: layers fewer on the
     first and on the last stage, for partitions that count embedding and logits as layers. *_ratio: bytes of encoded
-    messages over those of exact ones: of activations between tensor ranks, of gradients, of gathered weights. forward_passes:
-    passes of the whole batch before a step that score its targets.
+    messages over those of exact ones: of activations between tensor ranks, of gradients, of gathered weights.
+    forward_passes: passes of the whole batch before a step that score its targets.
     """
 
     different_layers: Shares[Layer]

@@ -6,6 +6,7 @@ Legend: G groups, N rows of all groups, I inputs, O outputs.
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -29,6 +30,25 @@ class Groups:
     def slices(self) -> list[slice]:
         """The rows of each group. The host waits for their numbers once."""
         return [slice(start, stop) for start, stop in pairwise([0, *self.ends.tolist()])]
+
+
+class Part(NamedTuple):
+    """Rows, the groups of matrices [G, ...] they are multiplied with, and the arithmetic that does it."""
+
+    rows: slice
+    matrices: int | slice
+    arithmetic: Arithmetic
+
+
+def parts_of(groups: Groups, arithmetic: Arithmetic) -> list[Part]:
+    """Return the parts in which a device computes its rows one after the other.
+
+    On a CPU these are the groups that have rows: what is computed of one stays in a cache until the next product reads
+    it. An accelerator computes all rows at once.
+    """
+    if groups.ends.device.type != "cpu":
+        return [Part(slice(None), slice(None), grouped(arithmetic, groups))]
+    return [Part(rows, g, arithmetic) for g, rows in enumerate(groups.slices) if rows.start < rows.stop]
 
 
 def grouped(arithmetic: Arithmetic, groups: Groups) -> Arithmetic:

@@ -10,7 +10,7 @@ import torch
 
 from trivium.kernels.activations import Activation
 from trivium.kernels.arithmetic import Arithmetic
-from trivium.kernels.grouped import grouped
+from trivium.kernels.grouped import Part, grouped, parts_of
 from trivium.parallel.expert.rows import Rows
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 from trivium.plan.adapters import Factors
@@ -38,6 +38,7 @@ class _How(NamedTuple):
     both: tuple[Matrices, Matrices]
     later: WeightGradients
     arithmetic: Arithmetic
+    parts: list[Part]
 
     def products(self, given: tuple[Tensor, ...]) -> tuple["_Product", "_Product"]:
         """Return the products with both matrices. given: the tensors of all their parameters."""
@@ -61,7 +62,8 @@ def networks(
     x [T, H], weights [N], up [E, 2, F, H], down [E, H, F]. The weights multiply what `down` reads, so that the backward
     needs no expert's result. It computes the function again, from what that read.
     """
-    how = _How(rows, function, (up, down), later, grouped(arithmetic, rows.groups))
+    parts = parts_of(rows.groups, arithmetic)
+    how = _How(rows, function, (up, down), later, grouped(arithmetic, rows.groups), parts)
     given = [p.detach() if later.takes(p) else p for matrices in (up, down) for p in matrices.parameters]
     found: Tensor = _Networks.apply(x, weights, how, *given)
     return found
@@ -70,30 +72,42 @@ def networks(
 class _Networks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, how: _How, *given: Tensor) -> Tensor:
-        up, down = how.products(given)
-        read, low_up = up.of(how.rows.spread(x))
-        inner = how.function.value(read).mul_(weights.unsqueeze(1))
-        y, low_down = down.of(inner)
-        ctx.save_for_backward(x, weights, read, low_up, low_down, *given)
+        (up, down), rows, kept = how.products(given), how.rows, []
+        factor, y = weights.unsqueeze(1), x.new_empty(len(rows.tokens), x.shape[1])
+        for part in how.parts:
+            read, low_up = up.of(part, x.index_select(0, rows.tokens[part.rows]))
+            inner = how.function.value(read).mul_(factor[part.rows])
+            y[part.rows], low_down = down.of(part, inner)
+            kept += [read, low_up, low_down]
+        ctx.save_for_backward(x, weights, *kept, *given)
         ctx.how = how
-        return how.rows.summed(y)
+        return rows.summed(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weights, read, low_up, low_down, *given = ctx.saved_tensors
-        rows, function = ctx.how.rows, ctx.how.function
+        rows, function, parts = ctx.how.rows, ctx.how.function, ctx.how.parts
+        x, weights, *saved = ctx.saved_tensors
+        kept, given = saved[: 3 * len(parts)], saved[3 * len(parts) :]
         up, down = ctx.how.products(tuple(given))
-        factor = weights.unsqueeze(1)
-        grad = rows.spread(grads[0])
-        inner, pullback = function.value_again(read)
-        d_inner, d_low = down.gradient_of_inputs(grad)
-        d_weights = (inner * d_inner).sum(-1, dtype=weights.dtype)
-        d_read = pullback(d_inner.mul_(factor))
-        d_down = down.gradients(grad, inner.mul_(factor), low_down, d_low)
-        del grad, inner, d_inner
-        d_rows, d_low = up.gradient_of_inputs(d_read)
-        d_up = up.gradients(d_read, rows.spread(x), low_up, d_low)
-        return rows.summed(d_rows), d_weights, None, *d_up, *d_down
+        factor, N = weights.unsqueeze(1), len(weights)
+        grad, d_weights = rows.spread(grads[0]), torch.empty_like(weights)
+        inner, d_read, d_x = (x.new_empty(N, columns) for columns in (down.inputs, up.outputs, x.shape[1]))
+        low_up, low_down, d_low_up, d_low_down = (each.low(N) for each in (up, down, up, down))
+        for n, part in enumerate(parts):
+            here, (read, of_up, of_down) = part.rows, kept[3 * n : 3 * n + 3]
+            value, pullback = function.value_again(read)
+            d_value, d_low = down.gradient_of_inputs(part, grad[here])
+            d_weights[here] = (value * d_value).sum(-1, dtype=weights.dtype)
+            inner[here] = value.mul_(factor[here])
+            d_read[here] = pullback(d_value.mul_(factor[here]))
+            d_x[here], d_of_up = up.gradient_of_inputs(part, d_read[here])
+            for whole, own in ((low_up, of_up), (low_down, of_down), (d_low_up, d_of_up), (d_low_down, d_low)):
+                if whole is not None:
+                    whole[here] = own
+        d_down = down.gradients(grad, inner, low_down, d_low_down)
+        del grad, inner
+        d_up = up.gradients(d_read, rows.spread(x), low_up, d_low_up)
+        return rows.summed(d_x), d_weights, None, *d_up, *d_down
 
 
 class _Product:
@@ -103,23 +117,35 @@ class _Product:
         self.later, self.arithmetic, self.matrices = how.later, how.arithmetic, matrices
         self.weight, *self.factors = (each.flatten(1, -2) for each in given)
 
-    def of(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """x [N, I] -> [N, O], and s x A^T [N, R] of an adapter."""
-        y = self.arithmetic.product(x, self.weight)
+    @property
+    def inputs(self) -> int:
+        return self.weight.shape[-1]
+
+    @property
+    def outputs(self) -> int:
+        return self.weight.shape[1]
+
+    def low(self, rows: int) -> Tensor | None:
+        """Return an empty tensor [rows, R] for what an adapter computes between its matrices."""
+        return self.weight.new_empty(rows, self.factors[0].shape[1]) if self.factors else None
+
+    def of(self, part: Part, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x [N, I] -> [N, O], and s x A^T [N, R] of an adapter; rows of a part."""
+        y = part.arithmetic.product(x, self.weight[part.matrices])
         if self.matrices.added is None:
             return y, None
         a, b = self.factors
-        low = self.arithmetic.product(x, a).mul_(self.matrices.added.scale)
-        return y.add_(self.arithmetic.product(low, b)), low
+        low = part.arithmetic.product(x, a[part.matrices]).mul_(self.matrices.added.scale)
+        return y.add_(part.arithmetic.product(low, b[part.matrices])), low
 
-    def gradient_of_inputs(self, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        """grad [N, O] -> that of x [N, I], and of x A^T [N, R]."""
-        d_x = self.arithmetic.gradient_of_inputs(grad, self.weight)
+    def gradient_of_inputs(self, part: Part, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """grad [N, O] -> that of x [N, I], and of x A^T [N, R]; rows of a part."""
+        d_x = part.arithmetic.gradient_of_inputs(grad, self.weight[part.matrices])
         if self.matrices.added is None:
             return d_x, None
         a, b = self.factors
-        d_low = self.arithmetic.gradient_of_inputs(grad, b).mul_(self.matrices.added.scale)
-        return d_x.add_(self.arithmetic.gradient_of_inputs(d_low, a)), d_low
+        d_low = part.arithmetic.gradient_of_inputs(grad, b[part.matrices]).mul_(self.matrices.added.scale)
+        return d_x.add_(part.arithmetic.gradient_of_inputs(d_low, a[part.matrices])), d_low
 
     def gradients(self, grad: Tensor, x: Tensor, low: Tensor | None, d_low: Tensor | None) -> list[Tensor | None]:
         """Return the gradients of the parameters where autograd wants them; hand their factors on where it does not."""
