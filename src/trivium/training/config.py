@@ -31,8 +31,11 @@ class Supervision(Config):
     stall_seconds: Annotated[float, Field(gt=0)] = 600.0
     # timeout of a collective; where ranks may compile, stall_seconds if that is longer
     timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
-    # time that the hosts of a job wait for a lost host; used in job files for torchrun and Kubernetes
+    # time that the hosts of a job wait for a lost host; used in job files for torchrun and Kubernetes, and by --hosts
     host_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    # --hosts: time without a sign of a host after which the others continue without it
+    lease_seconds: Annotated[float, Field(ge=5)] = 15.0
+    join_seconds: Seconds = 30.0  # --hosts: time that the first hosts wait for others before they begin
     replicas_every: NotNegative = (
         100  # steps between comparisons of replicas, which are also compared before every save; 0: none
     )

@@ -57,7 +57,8 @@ class TrainingJob:
     examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps. questions: hashes
     of its tasks' questions by name, which must be equal on all hosts. until: the step after which these ranks save and
     end, if it is not `training.steps`. begun: the plan with which the training began, if it moved to `plan` on purpose.
-    step_seconds: predicts the seconds of a step under a plan, for the events.
+    step_seconds: predicts the seconds of a step under a plan, for the events. others_wait: whether hosts wait to join,
+    so that these ranks end at their next checkpoint.
     """
 
     plan: Plan
@@ -70,6 +71,7 @@ class TrainingJob:
     until: int | None = None
     begun: Plan | None = None
     step_seconds: Callable[[Plan], float | None] | None = None
+    others_wait: Callable[[], bool] = lambda: False
 
     @property
     def last(self) -> int:
@@ -229,6 +231,7 @@ class Loop:
         setup = StepSetup(self.data.rows)
         self.refusal = ""  # observers are not asked about a step that overflows fp16
         asks = self._asked() or self._heartbeat.asked_to_end
+        asks = asks or (self.is_first_rank and self._is_checkpoint_due() and self.job.others_wait())
         with setup.contexts:
             for observer in self.observers:
                 observer.before_step(self, setup)
