@@ -1,5 +1,6 @@
 """Hosts of an elastic training are killed, frozen and cut off, and return: it continues on those that are left."""
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,12 +38,13 @@ class Scene:
     """A training on the hosts of a cluster. counts: of --hosts."""
 
     def __init__(self, folder: Path, tokens: Path, cluster: Cluster, counts: str, **training: Any) -> None:
-        self.cluster, self.out = cluster, folder / "run" / "training"
+        self.cluster, self.out, self.near = cluster, folder / "run" / "training", folder / "near"
         folder.mkdir(parents=True, exist_ok=True)
         model = {"layers": 4, "hidden": 24, "heads": 4, "vocabulary": 300, "vocabulary_multiple": 2, "sequence": 8}
         supervision = {"lease_seconds": 8, "join_seconds": 60, "timeout_seconds": 60, "hang_seconds": 20}
-        given = {"steps": 100_000, "checkpoint_every": 4, "validate_every": 100_000, "validation_samples": 8}
+        given = {"steps": 100_000, "checkpoint_every": 8, "validate_every": 100_000, "validation_samples": 8}
         given |= {"decay_tokens": 1_000_000, "restarts": 5, "keep_last": 2, "supervision": supervision, **training}
+        given["near"] = {"every": 3, "folder": str(folder / "near")}
         layout = {"data": len(cluster.names)}
         config = {
             "plan": {
@@ -75,11 +77,11 @@ class Scene:
                 raise TriviumError(f"the training did not continue; {self.cluster.told()}")
             time.sleep(0.2)
 
-    def trains_on(self, hosts: set[str], after: int) -> bool:
-        """Whether a round of exactly these hosts has saved a checkpoint since so many events."""
+    def trains_on(self, after: int, *groups: set[str]) -> bool:
+        """Whether a round of exactly the hosts of a group has saved a checkpoint since so many events."""
         later = self.events("hosts met", "saved", after=after)
         rounds = [number for number, event in enumerate(later) if event["event"] == "hosts met"]
-        return bool(rounds) and set(later[rounds[-1]]["hosts"]) == hosts and len(later) - 1 > rounds[-1]
+        return bool(rounds) and set(later[rounds[-1]]["hosts"]) in groups and len(later) - 1 > rounds[-1]
 
     def losses(self) -> dict[int, float]:
         return {m["step"]: m["loss"] for m in read(self.out / METRICS) if "loss" in m}
@@ -106,35 +108,41 @@ def elastic(
     """Harm hosts, wait until those that are left train, and bring them back, sometimes after further harm."""
     cluster, draw = scene.cluster, generator_for(seed, "chaos", "hosts")
     down: dict[str, str] = {}  # kind of harm by host
-    kinds, seconds, back = Counter[str](), list[float](), list[float]()
+    kinds, seconds, back, from_copies = Counter[str](), list[float](), list[float](), 0
     scene.start(*cluster.names)
-    scene.wait_for(lambda: scene.trains_on(set(cluster.names), 0))
+    scene.wait_for(lambda: scene.trains_on(0, set(cluster.names)))
     for number in range(count):
         healthy = [name for name in cluster.names if name not in down]
         harmed = [str(name) for name in draw.permutation(healthy)[: 1 + int(draw.random() < 0.2)]]
         harmed = harmed[: len(healthy) - 1]
         kind = kinds_of_harm[int(draw.integers(len(kinds_of_harm)))]
         time.sleep(float(draw.exponential(1.0)))
-        after, saved = len(scene.events()), [e["step"] for e in scene.events("saved")]
+        # One host keeps second copies of another, so that two lost hosts may cost the steps since the last checkpoint.
+        kinds_of_save = ("saved", "copied near") if len(harmed) == 1 else ("saved",)
+        after, saved = len(scene.events()), max(e["step"] for e in scene.events(*kinds_of_save))
         at = time.time()
         for name in harmed:
             {"kill": cluster.kill, "cut": lambda n: cluster.connect(n, on=False), "freeze": cluster.freeze}[kind](name)
             down[name] = kind
+            if kind == "kill":  # with its memory
+                shutil.rmtree(scene.near / name, ignore_errors=True)
             kinds[kind] += 1
         left = set(cluster.names) - set(down)
-        scene.wait_for(lambda after=after, left=left: scene.trains_on(left, after))
+        groups = [left]
+        if len(left) == 1:  # every host that is cut off may be the one that continues
+            groups += [{name} for name, how in down.items() if how == "cut"]
+        scene.wait_for(lambda after=after, groups=groups: scene.trains_on(after, *groups))
         resumed = scene.events("resumed", after=after)
         seconds.append(resumed[-1]["time"] - at)
-        lost = [
-            f"resumed from step {e['step']}, though {saved[-1]} was saved" for e in resumed if e["step"] < saved[-1]
-        ]
+        from_copies += bool(scene.events("near copy", after=after))
+        lost = [f"resumed from step {e['step']}, though {saved} was saved" for e in resumed[:1] if e["step"] < saved]
         tally.add(f"{number}: {kind} {', '.join(harmed)}", lost, seconds[-1])
         if len(left) == 1 or draw.random() < 0.6 or number == count - 1:
             after, at = len(scene.events()), time.time()
             for name, how in down.items():
                 _bring_back(scene, name, how)
             down.clear()
-            scene.wait_for(lambda after=after: scene.trains_on(set(cluster.names), after))
+            scene.wait_for(lambda after=after: scene.trains_on(after, set(cluster.names)))
             back.append(scene.events("hosts met", after=after)[-1]["time"] - at)
     _end(scene)
     found = scene.losses()
@@ -144,6 +152,7 @@ def elastic(
     return {
         "by_kind": dict(kinds),
         "steps": max(found),
+        "resumed_from_near_copies": from_copies,
         "rounds": len(scene.events("hosts met")),
         "layouts": dict(layouts),
         "returns": len(back),
@@ -186,7 +195,7 @@ def _bitwise(folder: Path, tokens: Path, cluster: Cluster, kills: int) -> tuple[
         after, name = len(broken.events()), cluster.names[number % HOSTS]
         cluster.kill(name)
         broken.start(name)
-        broken.wait_for(lambda after=after: broken.trains_on(set(cluster.names), after))
+        broken.wait_for(lambda after=after: broken.trains_on(after, set(cluster.names)))
     for scene in (broken, unbroken):
         if scene is unbroken:
             scene.start(*cluster.names)

@@ -1,6 +1,7 @@
 """`trivium train --hosts`: the agent of this host in an elastic job (training/supervision/agent.py)."""
 
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.lease import Gone
+from trivium.checkpoint.near import Neighbour, host_folder
 from trivium.cli.price import machine_of
 from trivium.cli.stage import Met, Run, Stage, perform, state_of
 from trivium.comms.launch import Place
@@ -15,10 +17,11 @@ from trivium.config import build, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.planner.fastest import for_hosts
+from trivium.training.metrics import warn
 from trivium.training.rank import observer_classes
 from trivium.training.supervision.agent import Agent, Elastic, Fit
 from trivium.training.supervision.preemption import listening
-from trivium.training.supervision.rendezvous import GROW, Rendezvous, Round
+from trivium.training.supervision.rendezvous import GROW, Rendezvous, Round, knock, read_host
 
 _COUNTS = re.compile(r"(\d{1,6}):(\d{1,6})")
 
@@ -61,16 +64,32 @@ def train_on_hosts(run: Run, counts: str, stage: Stage, join: Callable[[Run], No
     )
     observer_classes()  # imported before ranks are forked
     with listening(lambda number: None) as requests:
-        Agent(job, Rendezvous(folder, supervision.lease_seconds), requests).run()
+        copies = host_folder(run.config.training.near.folder) if run.config.training.near.every else None
+        Agent(job, Rendezvous(folder, supervision.lease_seconds, copies=copies), requests).run()
 
 
 def _rank(run: Run, stage: Stage, join: Callable[[Run], None], folder: Path, place: Place, found: Round) -> None:
     """Train as one rank of a round, as under torchrun."""
-    run = replace(run, met=Met(build(Plan, found.plan), Gone(found.ended, found.silent), folder / GROW))
+    gone, neighbour = Gone(found.ended, found.silent), None
+    if run.config.training.near.every and len(found.members) > 1:
+        neighbour = _neighbour(folder, found)
+    run = replace(run, met=Met(build(Plan, found.plan), gone, folder / GROW, neighbour))
     if place.rank == 0:
         perform(stage, run)
     else:
         join(run)
+
+
+def _neighbour(folder: Path, found: Round) -> Neighbour | None:
+    """Return the host after this one, which keeps second copies of what this host's ranks hold."""
+    here = found.names.index(socket.gethostname())
+    name = found.names[(here + 1) % len(found.names)]
+    host = read_host(folder / f"{name}.json")
+    for address in host.addresses if host is not None else ():
+        if host is not None and knock(address, host.port) == host.life:
+            return Neighbour(address, host.port, found.secret)
+    warn(f"{name} does not answer: it keeps no copies of the states of this host")
+    return None
 
 
 def _fit(run: Run, most: int, hosts: int) -> Fit | None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from trivium.checkpoint.lease import LEASE, Holder, holding
 from trivium.checkpoint.lease import Gone as GoneHosts
+from trivium.checkpoint.near import Neighbour
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import progress_of, say, seconds_line
 from trivium.cli.workspace import Workspace, read_result
@@ -39,12 +40,13 @@ class Gone(NamedTuple):
 
 @dataclass(frozen=True)
 class Met:
-    """What the hosts of an elastic job agreed on: the plan, the hosts that are gone, and the file that asks the ranks
-    to end at their next checkpoint."""
+    """What the hosts of an elastic job agreed on: the plan, the hosts that are gone, the file that asks ranks to end at
+    their next checkpoint, and the host that keeps copies for this one."""
 
     plan: Plan
     gone: GoneHosts
     grow: Path
+    neighbour: Neighbour | None = None
 
 
 @dataclass(frozen=True)

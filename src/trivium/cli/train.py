@@ -243,6 +243,7 @@ def job_for(run: Run, out: Path) -> Any:
         out=out,
         step_seconds=partial(_step_seconds, run.config.machine),
         others_wait=(lambda: False) if run.met is None else run.met.grow.exists,
+        neighbour=None if run.met is None else run.met.neighbour,
     )
 
 

@@ -77,6 +77,14 @@ class Examination(Config):
     limit: Positive = 100  # questions of each task, chosen by the seed of the run
 
 
+class NearConfig(Config):
+    """Copies of the state near the ranks, from which a job resumes if they are newer than its checkpoints."""
+
+    # steps between copies to the memory or disk of each host and, with --hosts, of a second host; 0: none
+    every: NotNegative = 0
+    folder: str = "/dev/shm/trivium"  # folder on each host, of which a reboot may lose the contents
+
+
 class ProfileConfig(Config):
     """Traces of single steps by torch.profiler; they do not change what is computed."""
 
@@ -143,4 +151,7 @@ class TrainingConfig(Config):
     restarts: NotNegative = 2  # restarts of a failed job from the same checkpoint; a newer checkpoint renews them
     supervision: Supervision = Supervision()
     spikes: SpikesConfig = SpikesConfig()
+    near: NearConfig = NearConfig()
+    # whether each file of a checkpoint is read again after it was written. by size: if it has at most 1 GiB
+    read_back: Literal["always", "never", "by size"] = "by size"
     profile: ProfileConfig = ProfileConfig()

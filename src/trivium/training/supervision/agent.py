@@ -1,6 +1,7 @@
 """The agent of one host of an elastic job: it meets the agents of other hosts, and runs this host's ranks, round after
 round, until the training is finished (docs/decisions/0021-hosts-meet-in-a-folder.md)."""
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -170,6 +171,7 @@ class Agent:
             update={
                 "members": {host.name: host.life for host in chosen},
                 "port": unused_port(),
+                "secret": secrets.token_hex(16),
                 "plan": fit.plan,
                 "ended": tuple(name for name in before.members if name not in gone),
                 "silent": tuple(sorted(gone)),
@@ -220,6 +222,7 @@ class Agent:
         address = self.meeting.address_of(leader) if leader is not None else ""
         first, here = found.names.index(self.meeting.me.name) * self.job.ranks, self.job.ranks
         world_size = here * len(found.names)
+        self.meeting.welcome(found.secret)
         self.meeting.say(state="running", round=found.number)
         warn(f"round {found.number}: ranks {first} to {first + here - 1} of {world_size}, of {', '.join(found.names)}")
         cause = f"{found.names[0]}, which leads round {found.number}, does not answer"

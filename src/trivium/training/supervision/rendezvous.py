@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from trivium.checkpoint.near import receive
 from trivium.comms.route import addresses
 from trivium.config import Config, NotNegative, build
 from trivium.errors import ConfigError, MachineError
@@ -56,7 +57,7 @@ class Round(Config):
     """One attempt to train. members: names and lives of its hosts, the leader first. port: of the store of its ranks.
     plan: as a tree. saved: step of the newest checkpoint at its start. failures, strikes: of the job, and of hosts,
     since that checkpoint. ended: hosts whose ranks are known to have ended; silent: those whose leases had expired.
-    stops: why the job ends instead, or an empty text."""
+    stops: why the job ends instead, or an empty text. secret: lets members send copies to each other."""
 
     number: NotNegative
     members: dict[str, str] = Field(default_factory=dict)
@@ -68,6 +69,7 @@ class Round(Config):
     ended: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     stops: str = ""
+    secret: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,11 +83,17 @@ class Rendezvous:
     """This host's part of the meeting in `folder`. clock: monotonic seconds."""
 
     def __init__(
-        self, folder: Path, lease_seconds: float, name: str = "", clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        lease_seconds: float,
+        name: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        copies: Path | None = None,
     ) -> None:
+        """copies: where this host keeps copies of states that its neighbour sends."""
         self.folder, self.lease_seconds, self.clock = folder, lease_seconds, clock
         folder.mkdir(parents=True, exist_ok=True)
-        self._door = Door()
+        self._door = Door(copies)
         name = name or socket.gethostname()
         if not _NAME.fullmatch(name):
             raise MachineError(f"the name of this host ({name!r}) must be made of letters, digits, '.', '_' and '-'")
@@ -103,6 +111,10 @@ class Rendezvous:
         self._renewing.join()
         self.say(**last)
         self._door.close()
+
+    def welcome(self, secret: str) -> None:
+        """Accept copies from those who know the secret of a round."""
+        self._door.secret = secret
 
     def say(self, **changes: Any) -> None:
         """Change what this host says of itself."""
@@ -149,6 +161,7 @@ class Rendezvous:
         path = self._file(round.number)
         partial = path.with_name(f".{path.name}.{self.me.life}")
         write_json(partial, round.model_dump())
+        partial.chmod(0o600)
         try:
             os.link(partial, path)
         except FileExistsError:
@@ -196,10 +209,11 @@ class Rendezvous:
 
 
 class Door:
-    """Answers every caller with the life of this host, so that others know that they reach it and not another."""
+    """Answers every caller with the life of this host, so that others know that they reach it and not another, and
+    keeps copies that a neighbour sends."""
 
-    def __init__(self) -> None:
-        self.life = uuid.uuid4().hex
+    def __init__(self, copies: Path | None) -> None:
+        self.life, self.secret, self.copies = uuid.uuid4().hex, "", copies
         self._socket = socket.create_server(("", 0))
         self.port = int(self._socket.getsockname()[1])
         threading.Thread(target=self._answer, daemon=True, name="door").start()
@@ -208,8 +222,14 @@ class Door:
         with suppress(OSError):  # it was closed
             while True:
                 caller, _ = self._socket.accept()
-                with suppress(OSError), caller:
-                    caller.sendall(self.life.encode())
+                threading.Thread(target=self._greet, args=(caller,), daemon=True, name="caller").start()
+
+    def _greet(self, caller: socket.socket) -> None:
+        with suppress(OSError), caller:
+            caller.settimeout(KNOCK_SECONDS)
+            caller.sendall(self.life.encode())
+            if self.copies is not None:
+                receive(caller, self.copies, self.secret)
 
     def close(self) -> None:
         with suppress(OSError):
