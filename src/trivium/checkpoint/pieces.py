@@ -51,11 +51,14 @@ def write_parts(
     parts: Sequence[Part],
     cancelled: Callable[[], bool] = never,
     alive: Callable[[], None] = unheard,
+    *,
+    read_back: bool = True,
 ) -> dict[str, Any]:
-    """Write file `number` of a checkpoint; returns its description for `write_manifest`."""
+    """Write file `number` of a checkpoint; returns its description for `write_manifest`. read_back: whether to read the
+    file again and compare."""
     file = f"pieces-{number:05d}.safetensors"
     entries = [Entry(f"{n}:{part.name}", part.dtype, part.box.shape, part.values) for n, part in enumerate(parts)]
-    written = write_pieces(folder / file, entries, cancelled=cancelled, alive=alive)
+    written = write_pieces(folder / file, entries, cancelled=cancelled, alive=alive, reads_back=read_back)
     pieces = [
         {
             "name": part.name,
@@ -75,8 +78,9 @@ def write_pieces(
     about: dict[str, str] | None = None,
     cancelled: Callable[[], bool] = never,
     alive: Callable[[], None] = unheard,
+    reads_back: bool = True,
 ) -> Written:
-    """Write a safetensors file durably, and read it back.
+    """Write a safetensors file durably, and read it back unless that is not wanted.
 
     about: the file's metadata. alive: called after every block that was written or read back. Raises CheckpointError
     naming the first tensor that holds a NaN or an infinity, so that none is published.
@@ -93,7 +97,8 @@ def write_pieces(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # The format requires aligned data.
     written = write_blocks(path, _blocks(text, entries), cancelled, alive)
-    read_back(path, written, alive)
+    if reads_back:
+        read_back(path, written, alive)
     return written
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -26,6 +26,9 @@ from trivium.kernels.crossing import fetched
 from trivium.plan.parameters import Box
 from trivium.provenance import sync_directory, unheard
 from trivium.untrusted import read_json
+
+ReadBack = Literal["always", "never", "by size"]
+MOST_READ_BYTES = 1 << 30  # of a file that is read again by default
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,13 @@ class Saving:
         mesh: Mesh,
         about: dict[str, Any],
         alive: Callable[[], None] = unheard,
+        read_back: ReadBack = "by size",
     ) -> None:
         """Check that there is room, then start writing in a thread. The fragments must not change until the end.
 
-        alive: a heartbeat, called while training waits for the save.
+        alive: a heartbeat, called while training waits for the save. read_back: whether written files are read again.
         """
+        self._read_back = read_back
         self.step, self.final = step, root / step_name(step)
         self._partial = root / f".{self.final.name}.partial"
         self._fragments, self._mesh, self._about = fragments, mesh, about
@@ -155,7 +160,9 @@ class Saving:
         """Write this rank's pieces into one file, and a description of them for the manifest."""
         rank, cancelled = self._mesh.rank, self._cancelled.is_set
         parts = [fragment.part() for fragment in self._fragments]
-        described = write_parts(self._partial, rank, parts, cancelled, self._heartbeat)
+        size = sum(part.bytes for part in parts)
+        reads = self._read_back == "always" or (self._read_back == "by size" and size <= MOST_READ_BYTES)
+        described = write_parts(self._partial, rank, parts, cancelled, self._heartbeat, read_back=reads)
         self._fragments = []  # Their memory is free as soon as they are on disk.
         write_text(self._partial / f"part-{rank:05d}.json", json.dumps(described))
 

@@ -44,6 +44,8 @@ CHANGEABLE_TRAINING = (
     "restarts",
     "supervision",
     "spikes",
+    "near",
+    "read_back",
     "profile",
 )
 
