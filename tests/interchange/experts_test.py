@@ -14,6 +14,7 @@ from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE
 from trivium.checkpoint.load import Checkpoint
+from trivium.cli.imported import write_preset
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
@@ -190,6 +191,23 @@ def test_folder_of_transformers_comes_back_unchanged_with_equal_logits(tmp_path:
     with all_in_fp64():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float64, **how)
     assert torch.equal(there(loaded, rows), expected)
+
+
+def test_modules_that_predict_further_tokens_are_left_out_by_name(tmp_path: Path) -> None:
+    """Behind the last layer of a published DeepSeek-V3; without their number in config.json they are refused."""
+    theirs("deepseek-v3", folder := tmp_path / "theirs")
+    plain = ours(Checkpoint.open(import_hf(folder, tmp_path / "plain")))
+    last = plain.model.layers
+    more = {f"model.layers.{last}.{name}.weight": torch.zeros(24, 48) for name in ("eh_proj", "self_attn.o_proj")}
+    save_file({**load_file(folder / "model.safetensors"), **more}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DataError, match=f"model.layers.{last}.eh_proj.weight"):
+        import_hf(folder, tmp_path / "refused")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    found = Checkpoint.open(import_hf(folder, tmp_path / "ours"))
+    assert found.manifest["imported_from"]["left_out"] == {f"model.layers.{last}.": 2}
+    assert torch.equal(ours(found).logits(tokens(2).tolist()), plain.logits(tokens(2).tolist()))
+    assert f"2 tensors of model.layers.{last}.* are left out" in "".join(write_preset(found.directory))
 
 
 @pytest.mark.parametrize(
