@@ -9,7 +9,7 @@ import torch
 
 from trivium.kernels.activations import Activation
 from trivium.kernels.arithmetic import Arithmetic
-from trivium.kernels.grouped import Part, grouped, parts_of
+from trivium.kernels.grouped import Part, parts_of
 from trivium.parallel.expert.rows import Rows
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
@@ -23,7 +23,6 @@ class _How(NamedTuple):
     function: Activation
     weights: tuple[torch.nn.Parameter, torch.nn.Parameter]
     later: WeightGradients | None
-    arithmetic: Arithmetic
     parts: list[Part]
 
 
@@ -43,8 +42,7 @@ def networks(
     needs no expert's result. It computes the function again, from what that read.
     """
     takes = later.takes(up) and later.takes(down)
-    parts = parts_of(rows.groups, arithmetic)
-    how = _How(rows, function, (up, down), later if takes else None, grouped(arithmetic, rows.groups), parts)
+    how = _How(rows, function, (up, down), later if takes else None, parts_of(rows.groups, arithmetic))
     matrices = up.flatten(1, 2), down
     first, second = (w.detach() for w in matrices) if takes else matrices
     found: Tensor = _Networks.apply(x, weights, first, second, how)
@@ -57,9 +55,10 @@ class _Networks(torch.autograd.Function):
         factor, tokens, read = weights.unsqueeze(1), how.rows.tokens, []
         y = x.new_empty(len(tokens), x.shape[1])
         for part in how.parts:
-            read.append(part.arithmetic.product(x.index_select(0, tokens[part.rows]), up[part.matrices]))
-            inner = how.function.value(read[-1]).mul_(factor[part.rows])
-            y[part.rows] = part.arithmetic.product(inner, down[part.matrices])
+            here, product = part.rows, part.arithmetic.product
+            read.append(product(x.index_select(0, tokens[here]), part.of(up)))
+            inner = how.function.value(read[-1]).mul_(factor[here])
+            y[here] = product(inner, part.of(down))
         ctx.save_for_backward(x, weights, up, down, *read)
         ctx.how = how
         return how.rows.summed(y)
@@ -67,34 +66,35 @@ class _Networks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weights, up, down, *read = ctx.saved_tensors
-        rows, function, parameters, later, arithmetic, parts = ctx.how
-        factor, N = weights.unsqueeze(1), len(weights)
-        grad, d_weights = rows.spread(grads[0]), torch.empty_like(weights)
-        inner, d_read, d_x = (x.new_empty(N, columns) for columns in (down.shape[2], up.shape[1], x.shape[1]))
-        for part, given in zip(parts, read, strict=True):
-            here = part.rows
-            value, pullback = function.value_again(given)
-            d_value = part.arithmetic.gradient_of_inputs(grad[here], down[part.matrices])
+        how, tokens, factor = ctx.how, ctx.how.rows.tokens, weights.unsqueeze(1)
+        of_up, of_down = _Gradient(ctx, 0, up), _Gradient(ctx, 1, down)
+        d_weights, d_x = torch.empty_like(weights), x.new_empty(len(tokens), x.shape[1])
+        for part, given in zip(how.parts, read, strict=True):
+            here, gradient = part.rows, part.arithmetic.gradient_of_inputs
+            value, pullback = how.function.value_again(given)
+            grad = grads[0].index_select(0, tokens[here])
+            d_value = gradient(grad, part.of(down))
             d_weights[here] = (value * d_value).sum(-1, dtype=weights.dtype)
-            inner[here] = value.mul_(factor[here])
-            d_read[here] = pullback(d_value.mul_(factor[here]))
-            d_x[here] = part.arithmetic.gradient_of_inputs(d_read[here], up[part.matrices])
-        d_down = _of_weight(ctx.needs_input_grad[3], parameters[1], grad, inner, later, arithmetic)
-        del grad, inner
-        d_up = _of_weight(ctx.needs_input_grad[2], parameters[0], d_read, rows.spread(x), later, arithmetic)
-        return rows.summed(d_x), d_weights, None if d_up is None else d_up.view_as(up), d_down, None
+            of_down.add(part, grad, value.mul_(factor[here]))
+            d_read = pullback(d_value.mul_(factor[here]))
+            of_up.add(part, d_read, x.index_select(0, tokens[here]))
+            d_x[here] = gradient(d_read, part.of(up))
+        return how.rows.summed(d_x), d_weights, of_up.found, of_down.found, None
 
 
-def _of_weight(
-    wanted: bool,
-    parameter: torch.nn.Parameter,
-    grad: Tensor,
-    x: Tensor,
-    later: WeightGradients | None,
-    arithmetic: Arithmetic,
-) -> Tensor | None:
-    """Return the gradient of a weight [E, O, I] where autograd wants it; hand its factors on where it does not."""
-    if later is not None:
-        later.take(parameter, grad, x, arithmetic)
-        return None
-    return arithmetic.gradient_of_weight(grad, x).view(-1, grad.shape[1], x.shape[1]) if wanted else None
+class _Gradient:
+    """The gradient of one of the two weights, added up part by part where autograd wants it; the factors of the parts
+    are handed on where it does not."""
+
+    def __init__(self, ctx: Any, number: int, weight: Tensor) -> None:
+        how: _How = ctx.how
+        self.parameter, self.later, self.last = how.weights[number], how.later, how.parts[-1]
+        self.found = torch.zeros_like(weight) if ctx.needs_input_grad[2 + number] else None
+
+    def add(self, part: Part, grad: Tensor, x: Tensor) -> None:
+        """Add grad^T x of a part; grad [n, O], x [n, I]."""
+        if self.later is not None:
+            more = part is not self.last
+            self.later.take(self.parameter, grad, x, part.arithmetic, matrix=part.matrix, more=more)
+        elif self.found is not None:
+            part.arithmetic.gradient_of_weight(grad, x, into=part.of(self.found))
