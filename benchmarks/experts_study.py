@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,8 +70,9 @@ def _experts(count: int, chosen: int, *, shared: int = 0, **more: Any) -> dict[s
 
 
 LOSS, BIAS = {"balance_loss": 0.01}, {"bias_rate": 0.001}
+DENSE = "dense"
 MODELS: Mapping[str, dict[str, Any]] = {
-    "dense": {"feed_forward": "gated", "ffn": ACTIVE_COLUMNS},
+    DENSE: {"feed_forward": "gated", "ffn": ACTIVE_COLUMNS},
     "8 experts, 2 chosen, balance loss": _experts(8, 2, **LOSS),
     "8 experts, 2 chosen, bias": _experts(8, 2, **BIAS),
     "8 experts, 2 chosen, no balance": _experts(8, 2),
@@ -99,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
             "seeds": [seed for piece in pieces for seed in piece["seeds"]],
         }
     else:
-        _measure(record, options.seeds, options.steps, Path(options.json))
+        _measure(record, options.seeds, options.steps, options.models, Path(options.json))
     write_json(Path(options.json), record)
     if options.report:
         name = f"experts-study-{record['date'][:10]}"
@@ -108,13 +110,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _measure(record: dict[str, Any], seeds: Sequence[int], steps: int, out: Path) -> None:
+def _measure(record: dict[str, Any], seeds: Sequence[int], steps: int, models: Sequence[str], out: Path) -> None:
     """Add the experiment of each seed to the record, and write it to `out` after each."""
     corpus = _corpus()
     record["tokens"] = {name: len(ids) for name, ids in corpus._asdict().items()}
     record["seeds"] = []
     for seed in seeds:
-        record["seeds"].append(experiment(corpus, seed, steps))
+        record["seeds"].append(experiment(corpus, seed, steps, models))
         write_json(out, record)
 
 
@@ -125,6 +127,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--join", nargs="+", help="files with figures of other seeds, instead of measuring")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="the dense one among them")
     return parser.parse_args(arguments)
 
 
@@ -144,19 +147,19 @@ def _corpus() -> Corpus:
     return Corpus(ids(False), ids(True))
 
 
-def experiment(corpus: Corpus, seed: int, steps: int) -> dict[str, Any]:
-    """Train all models of a seed by turns. Return their losses on the held-out stories by step, and their seconds;
+def experiment(corpus: Corpus, seed: int, steps: int, models: Sequence[str]) -> dict[str, Any]:
+    """Train the models of a seed by turns. Return their losses on the held-out stories by step, and their seconds;
     of experts also the load of the busiest one over the mean, of all layers and the last steps."""
-    trainers = {name: _trainer(model, seed) for name, model in MODELS.items()}
-    found: dict[str, dict[str, list[float]]] = {name: {"loss": [], "seconds": [], "loads": []} for name in MODELS}
-    spent = dict.fromkeys(MODELS, 0.0)
+    trainers = {name: _trainer(MODELS[name], seed) for name in models}
+    found: dict[str, dict[str, list[float]]] = {name: {"loss": [], "seconds": [], "loads": []} for name in models}
+    spent = dict.fromkeys(models, 0.0)
     per_epoch = (len(corpus.trained) - 1) // SEQUENCE
     order = generator_for(seed, "experts study order")
     shuffled = np.concatenate([order.permutation(per_epoch) for _ in range(steps * SEQUENCES // per_epoch + 1)])
     for step in range(steps):
         chosen = shuffled[step * SEQUENCES : (step + 1) * SEQUENCES]
         ids = np.concatenate([corpus.trained[n * SEQUENCE : (n + 1) * SEQUENCE + 1] for n in chosen])
-        batch = _batch(ids, trainers["dense"].plan)
+        batch = _batch(ids, trainers[DENSE].plan)
         for name, trainer in trainers.items():
             begin = time.process_time()
             result = trainer.train_step(step, batch, LR * min(1.0, (step + 1) / WARM_UP_STEPS))
@@ -233,14 +236,14 @@ def page(record: Mapping[str, Any]) -> str:
         "difference at equal tokens | difference at equal seconds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name in MODELS:
+    for name in seeds[0]["models"]:
         curves = [seed["models"][name] for seed in seeds]
-        dense = [seed["models"]["dense"] for seed in seeds]
+        dense = [seed["models"][DENSE] for seed in seeds]
         active, every = active_parameters(MODELS[name])
         step = np.mean([c["seconds"][-1] / s["steps"] for c, s in zip(curves, seeds, strict=True)])
         loss = np.mean([c["loss"][-1] for c in curves])
         told = ["", ""]
-        if name != "dense":
+        if name != DENSE:
             tokens = paired([c["loss"][-1] - d["loss"][-1] for c, d in zip(curves, dense, strict=True)])
             ends = [min(c["seconds"][-1], d["seconds"][-1]) for c, d in zip(curves, dense, strict=True)]
             seconds = paired(
@@ -249,9 +252,9 @@ def page(record: Mapping[str, Any]) -> str:
             told = [f"{mean:+.4f} ± {half:.4f}" for mean, half in (tokens, seconds)]
         load = f"{np.mean([c['loads'] for c in curves]):.2f}" if curves[0]["loads"] else ""
         lines.append(f"| {name} | {active:,} | {every:,} | {step:.3f} | {load} | {loss:.4f} | {told[0]} | {told[1]} |")
-    names = [name for name in MODELS if "8 experts, 2 chosen" in name]
+    names = [name for name in seeds[0]["models"] if "8 experts, 2 chosen" in name]
     lines += ["", "Between ways of balancing 8 experts, at equal tokens:", ""]
-    for a, b in ((names[0], names[1]), (names[0], names[2]), (names[1], names[2])):
+    for a, b in combinations(names, 2):
         mean, half = paired([s["models"][a]["loss"][-1] - s["models"][b]["loss"][-1] for s in seeds])
         lines.append(f"- {a.split(', ')[-1]} minus {b.split(', ')[-1]}: {mean:+.4f} ± {half:.4f}")
     return "\n".join([*lines, ""])
