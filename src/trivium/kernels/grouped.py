@@ -33,22 +33,28 @@ class Groups:
 
 
 class Part(NamedTuple):
-    """Rows, the groups of matrices [G, ...] they are multiplied with, and the arithmetic that does it."""
+    """Rows that are computed at once, the matrix that they are multiplied with (None: each group with its own), and the
+    arithmetic that does it."""
 
     rows: slice
-    matrices: int | slice
+    matrix: int | None
     arithmetic: Arithmetic
+
+    def of(self, weight: Tensor) -> Tensor:
+        """weight [G, O, I] -> what the arithmetic multiplies with."""
+        return weight if self.matrix is None else weight[self.matrix]
 
 
 def parts_of(groups: Groups, arithmetic: Arithmetic) -> list[Part]:
-    """Return the parts in which a device computes its rows one after the other.
+    """Return the parts of all rows, at least one, that a device computes one after the other.
 
-    On a CPU these are the groups that have rows: what is computed of one stays in a cache until the next product reads
+    On a CPU these are the groups that have rows: what one product writes of them is in a cache when the next one reads
     it. An accelerator computes all rows at once.
     """
     if groups.ends.device.type != "cpu":
-        return [Part(slice(None), slice(None), grouped(arithmetic, groups))]
-    return [Part(rows, g, arithmetic) for g, rows in enumerate(groups.slices) if rows.start < rows.stop]
+        return [Part(slice(None), None, grouped(arithmetic, groups))]
+    some = [Part(rows, g, arithmetic) for g, rows in enumerate(groups.slices) if rows.start < rows.stop]
+    return some or [Part(slice(0, 0), 0, arithmetic)]
 
 
 def grouped(arithmetic: Arithmetic, groups: Groups) -> Arithmetic:

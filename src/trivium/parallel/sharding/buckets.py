@@ -202,9 +202,14 @@ class Bucket:
                 slot.parameter.grad = None
         self._sum.clear()
 
-    def add_product(self, slot: Slot, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
-        """Add grad^T x to the sum of a slot's gradient; grad [T, O], x [T, I]."""
-        self._parts().add_product(slot.start, slot.stop, grad, x, arithmetic)
+    def add_product(self, slot: Slot, grad: Tensor, x: Tensor, arithmetic: Arithmetic, matrix: int | None) -> None:
+        """Add grad^T x to the sum of a slot's gradient, or of one of its matrices; grad [T, O], x [T, I]."""
+        start, stop = slot.start, slot.stop
+        if matrix is not None:
+            size = grad.shape[1] * x.shape[1]
+            start += matrix * size
+            stop = start + size
+        self._parts().add_product(start, stop, grad, x, arithmetic)
 
     def _parts(self) -> GradientSum:
         """Return the buffer to which the current backward adds gradients."""
@@ -363,10 +368,12 @@ class GradientWatch:
         gradients, so that one gradient is reduced."""
         return not self._places[id(weight)][1].tied
 
-    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
-        """Add grad^T x to the sum of this weight's gradient; grad [T, O], x [T, I]."""
+    def add(
+        self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic, matrix: int | None
+    ) -> None:
+        """Add grad^T x to the sum of this weight's gradient, or of one of its matrices; grad [T, O], x [T, I]."""
         slot, bucket = self._places[id(weight)]
-        bucket.add_product(slot, grad, x, arithmetic)
+        bucket.add_product(slot, grad, x, arithmetic, matrix)
 
     def added(self, weight: torch.nn.Parameter) -> None:
         """Count a product that a backward has added."""
