@@ -29,8 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Begin to compile the kernels of a corpus while several processes collect tests, so that none waits for it."""
-    if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
+    """In CI, begin to compile the kernels of a corpus while several processes collect tests, so that none waits."""
+    option = session.config.option
+    is_parallel = getattr(option, "numprocesses", None) and not hasattr(session.config, "workerinput")
+    if is_parallel and "not broad" not in option.markexpr:
         code = "from trivium.corpus.kernels.warm_up import compile_once; compile_once()"
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
