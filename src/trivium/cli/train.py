@@ -269,7 +269,7 @@ def lasting(what: Mapping[str, Any]) -> Tree:
 def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     """Return how the training that was set aside could resume, if only settings of the training differ."""
     from trivium.checkpoint.format import published
-    from trivium.training.loop import CHECKPOINTS
+    from trivium.training.record import CHECKPOINTS
 
     saved = published(before / CHECKPOINTS)
     if not changed or not saved or not all(line.startswith("training.") for line in changed):

@@ -16,7 +16,7 @@ from trivium.comms.mesh import Mesh
 from trivium.comms.terms import NO_TERMS
 from trivium.errors import ConfigError, MachineError
 from trivium.training.config import TrainingConfig
-from trivium.training.loop import CHECKPOINTS, Loop, Observer, TrainingJob
+from trivium.training.loop import Loop, Observer, TrainingJob
 from trivium.training.metrics import append_event
 from trivium.training.supervision.heartbeats import RankHeartbeat
 from trivium.training.supervision.preemption import exit_at_once, listening
@@ -80,7 +80,7 @@ def observers_of(job: TrainingJob, mesh: Mesh, alive: Callable[[], None]) -> lis
     arguments: dict[str, Sequence[Any]] = {
         "profile": (config.profile, job.out),
         "slow": (mesh,),
-        "saves": (job.out / CHECKPOINTS, config, mesh, partial(append_event, job.out), alive),
+        "saves": (job.checkpoints, config, mesh, partial(append_event, job.out), alive),
         "validation": (job, mesh),
         "examination": (job.examiner,),
     }

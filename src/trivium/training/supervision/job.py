@@ -19,7 +19,7 @@ from trivium.errors import NOT_WORTH_REPEATING, ConfigError, Preempted, TriviumE
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.loop import CHECKPOINTS, DEGREES, TrainingJob, dataset_of, identity_of
+from trivium.training.loop import DEGREES, TrainingJob, dataset_of, identity_of
 from trivium.training.metrics import METRICS, append_event, last_step, warn
 from trivium.training.rank import observer_classes, train_rank
 from trivium.training.rates import recipe_problems
@@ -84,7 +84,7 @@ def _parts(job: TrainingJob, then: tuple[int, Plan] | None) -> list[TrainingJob]
 def _alone(job: TrainingJob, lease: Holder | None) -> Iterator[None]:
     """Lock the run directory for this job, and delete the remains of a crash in it."""
     with nullcontext() if lease is not None else holding(job.out, warn):
-        recover(job.out / CHECKPOINTS)
+        recover(job.checkpoints)
         yield
 
 
@@ -192,7 +192,7 @@ class Supervisor:
             plan = next(plans, plan)
             restarts += 1
             self._pause(failure, restarts)
-            recover(self.job.out / CHECKPOINTS)
+            recover(self.job.checkpoints)
 
     def _attempt(self, job: TrainingJob, heartbeats: Heartbeats) -> None:
         _import_for_ranks(job.plan)
@@ -265,7 +265,7 @@ class Supervisor:
 
 def steps_saved(job: TrainingJob) -> int:
     """Return the step of the newest checkpoint, or -1."""
-    return max((step_of(path.name) or 0 for path in published(job.out / CHECKPOINTS)), default=-1)
+    return max((step_of(path.name) or 0 for path in published(job.checkpoints)), default=-1)
 
 
 def _as_reported(failure: RankFailed, more: str = "") -> TriviumError:
