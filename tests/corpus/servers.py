@@ -16,7 +16,8 @@ class Store:
 
     faults: for each path what happens to its GETs: a status, "stall", "truncate", or "once" for a status 500 once.
     put_faults: what happens to the next PUTs, the first first: a status, "half" (half of it is kept, and all is well),
-    "lost" (it is kept, and the connection ends without an answer), or "" for nothing. sent: the bytes of all PUTs.
+    "lost" (it is kept, and the connection ends without an answer), "stall", or "" for nothing. sent: the bytes
+    of all PUTs that were kept.
     """
 
     def __init__(self) -> None:
@@ -25,6 +26,7 @@ class Store:
         self.faults: dict[str, int | str] = {}
         self.put_faults: list[int | str] = []
         self.sent = 0
+        self.over = threading.Event()
         self.ranges = True
         self.url = ""
 
@@ -55,6 +57,10 @@ def serving(store: Store) -> Iterator[Store]:
                 return
             if self.headers.get("If-None-Match") == "*" and path in store.files:
                 self.send(412, b"<Error><Code>PreconditionFailed</Code></Error>", {})
+                return
+            if fault == "stall":
+                store.over.wait()
+                self.close_connection = True
                 return
             store.sent += len(data)
             store.files[path] = data[: len(data) // 2] if fault == "half" else data
@@ -117,6 +123,7 @@ def serving(store: Store) -> Iterator[Store]:
     try:
         yield store
     finally:
+        store.over.set()
         server.shutdown()
 
 

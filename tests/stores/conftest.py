@@ -14,7 +14,14 @@ def store(monkeypatch):
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setattr(requests, "WAIT_SECONDS", 0.01)
     with serving(Store()) as store:
-        conf = {"s3": {"endpoint_url": store.url, "key": "KEYNAME", "secret": "SECRETWORD", "config_kwargs": {"retries": {"max_attempts": 0}}}}
+        conf = {
+            "s3": {
+                "endpoint_url": store.url,
+                "key": "KEYNAME",
+                "secret": "SECRETWORD",
+                "config_kwargs": {"retries": {"max_attempts": 0}},
+            }
+        }
         monkeypatch.setattr(fsspec.config, "conf", conf)
         yield store
 

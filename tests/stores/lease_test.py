@@ -35,13 +35,13 @@ def test_a_job_that_is_alive_is_named_and_one_that_is_not_expires(bucket, monkey
         assert len(said) == 2 and "pid 7 on other, which does not renew" in said[1]
     left(bucket, 5)
     monkeypatch.setattr(lease.time, "sleep", lambda _: left(bucket, 5, renewed=1.0))
-    with pytest.raises(MachineError, match="is being written by pid 7 on other; wait until it ends"):
-        with holding_store(bucket, said.append):
-            raise AssertionError("it was held twice")
+    named = pytest.raises(MachineError, match="is being written by pid 7 on other; wait until it ends")
+    with named, holding_store(bucket, said.append):
+        raise AssertionError("it was held twice")
 
 
 def test_of_two_jobs_that_begin_at_once_one_is_refused(bucket, monkeypatch):
     monkeypatch.setattr(lease, "_newest", lambda _: (0, b""))
-    with holding_store(bucket, print), pytest.raises(MachineError, match="was taken by another job just now: pid"):
-        with holding_store(bucket, print):
-            raise AssertionError("it was held twice")
+    named = pytest.raises(MachineError, match="was taken by another job just now: pid")
+    with holding_store(bucket, print), named, holding_store(bucket, print):
+        raise AssertionError("it was held twice")

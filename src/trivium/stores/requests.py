@@ -4,10 +4,13 @@ fsspec's file systems differ in what they raise, in what they retry and in how l
 the same limits, and every error names the URL. fsspec is imported when it is needed, because listing a run does not.
 """
 
+import json
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from trivium.errors import DataError, MachineError, TriviumError
@@ -18,6 +21,7 @@ WAIT_SECONDS = 1.0  # before the second attempt; doubled before each later one
 REQUEST_SECONDS = 60.0
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub", "abfs": "adlfs"}
 _PACKAGES |= {"az": "adlfs", "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "smb": "smbprotocol"}
+_SHARED = ("s3", "s3a", "gs", "gcs")  # protocols whose file systems may be used by several threads
 _WORTH_REPEATING = (408, 425, 429)  # 4xx codes that ask for another attempt
 T = TypeVar("T")
 
@@ -119,6 +123,9 @@ def file_system(url: str) -> tuple[Any, str]:
     import fsspec
 
     try:
+        if protocol in _SHARED:
+            system = _shared(protocol, os.getpid(), json.dumps(fsspec.config.conf.get(protocol), default=str))
+            return system, system._strip_protocol(url)
         system, path = fsspec.core.url_to_fs(url)
         return system, path
     except ImportError:
@@ -129,3 +136,11 @@ def file_system(url: str) -> tuple[Any, str]:
         ) from None
     except (ValueError, OSError) as error:
         raise DataError(f"{redact(url)} cannot be read: {error}; check the address") from None
+
+
+@lru_cache(maxsize=8)
+def _shared(protocol: str, process: int, settings: str) -> Any:
+    """Return the file system of all threads of a process: fsspec makes one for each thread, and each takes a second."""
+    import fsspec
+
+    return fsspec.core.url_to_fs(f"{protocol}://")[0]
