@@ -33,11 +33,17 @@ OBSERVERS = {
     "spikes": "Spikes",  # the observers below are not called after a step that is rewound
     "measured_step": "MeasuredStep",
     "saves": "Saves",
+    "mirror": "Mirror",
     "corruption": "Corruption",
     "validation": "Validation",
     "examination": "Examination",
 }
-OWN_SECTIONS = {"profile": "profile", "spikes": "spikes", "examination": "evaluation"}  # sections of `training`
+OWN_SECTIONS = {
+    "profile": "profile",
+    "spikes": "spikes",
+    "examination": "evaluation",
+    "mirror": "store",
+}  # sections of `training`
 # That a file may take to appear on another host. Its name is new, so no host has cached that it was absent.
 SEEN_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -81,6 +87,7 @@ def observers_of(job: TrainingJob, mesh: Mesh, alive: Callable[[], None]) -> lis
         "profile": (config.profile, job.out),
         "slow": (mesh,),
         "saves": (job.checkpoints, config, mesh, partial(append_event, job.out), alive),
+        "mirror": (config.store, job.out, mesh),
         "validation": (job, mesh),
         "examination": (job.examiner,),
     }

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trivium.checkpoint.lease import LEASE
 from trivium.config import Tree, build, differences, first_lines, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.objectives.config import ObjectiveConfig
@@ -25,6 +26,7 @@ from trivium.training.rates import decay_of, ends_with_training, last_tokens_of
 from trivium.untrusted import read_json
 
 RUN, LEFT_OUT, CHECKPOINTS = "run.json", "left_out.json", "checkpoints"
+RECORDS = "records"  # at the URL of a store: a copy of the records
 CURATED = "curated"  # in a run directory, like `tokens` and `training`
 Entry = dict[str, Any]  # step, cause, gaps: [[first, stop], …]
 # Sections of a checkpoint's manifest that must equal those of the run. Layout, schedule, ZeRO stage and the size of a
@@ -94,6 +96,11 @@ class Record:
 def checkpoints_of(folder: Path, store: str | None) -> Location:
     """Return the place of the checkpoints of the training in `folder`. store: the URL of `training.store`."""
     return folder / CHECKPOINTS if store is None else Remote(store) / CHECKPOINTS
+
+
+def records_in(folder: Path) -> list[str]:
+    """Return the names of the records of the training in `folder`: its small files but for the lease."""
+    return sorted(p.name for p in folder.glob("[a-z]*.json*") if p.is_file() and p.name != LEASE)
 
 
 def write_record(record: Record) -> None:
