@@ -115,6 +115,11 @@ def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
             f"training.keep_every ({config.keep_every}) must be a multiple of training.checkpoint_every "
             f"({config.checkpoint_every}): only what is saved can be spared; nearest: {near}"
         )
+    if config.near.every and config.store is not None:
+        found.append(
+            f"training.near.every is {config.near.every} and training.store is {config.store}: copies near the ranks "
+            f"become checkpoints of a run directory; set training.near.every to 0, or training.store to null"
+        )
     return [*found, *config.profile.problems(config.steps, plan.layout.world_size)]
 
 
