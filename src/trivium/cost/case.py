@@ -44,7 +44,8 @@ class Case(Place):
     CUDA graphs where the device supports it. trained: fraction of the parameters that is not frozen. states: optimizer
     states per trained parameter, in elements of the masters' dtype. matrices: fraction of the trained parameters that a
     matrix rule updates. matrix_flops: FLOPs of these updates for the whole model. ends_lighter: layers fewer on the
-    first and on the last stage, for partitions that count embedding and logits as layers.
+    first and on the last stage, for partitions that count embedding and logits as layers. forward_passes: passes of the
+    whole batch before a step that score its targets.
     """
 
     different_layers: Shares[Layer]
@@ -77,6 +78,7 @@ class Case(Place):
     states: Number = 2.0
     matrices: Number = 0.0
     matrix_flops: Number = 0.0
+    forward_passes: Number = 0
 
     def of_a_layer(self, value: Callable[[Layer], Number]) -> Number:
         """Return the mean of `value` over the model's layers."""
@@ -119,8 +121,8 @@ def mean(parts: Shares[PartT], value: Callable[[PartT], Number]) -> Number:
     return sum((share * (value(part) - first) for part, share in parts[1:]), first)
 
 
-def case_of(plan: Plan) -> Case:
-    """Return the case of a plan for a step with the full batch."""
+def case_of(plan: Plan, forward_passes: int = 0) -> Case:
+    """Return the case of a plan for a step with the full batch, which `forward_passes` passes precede."""
     layout = plan.layout
     return case_from(
         plan.model,
@@ -147,6 +149,7 @@ def case_of(plan: Plan) -> Case:
         puts_off=puts_off(plan),
         compiled=int(plan.compiled),
         recorded=int(plan.cuda_graphs),
+        forward_passes=forward_passes,
     )
 
 

@@ -90,6 +90,12 @@ class Prices:
         return self.layer_forward.plus(self.layer_backward)
 
     @property
+    def forward_share(self) -> Number:
+        """The forward's share of a layer's time."""
+        forward = self.layer_forward.total
+        return forward / (forward + self.layer_backward.total)
+
+    @property
     def first(self) -> Piece:
         """Additional price of the first stage."""
         return self.embedding_forward.plus(self.embedding_backward)
