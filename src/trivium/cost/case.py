@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from trivium.objectives.routers import counts_first
 from trivium.optim.rule import rule_named
 from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.head import Head
@@ -45,7 +46,7 @@ class Case(Place):
     states per trained parameter, in elements of the masters' dtype. matrices: fraction of the trained parameters that a
     matrix rule updates. matrix_flops: FLOPs of these updates for the whole model. ends_lighter: layers fewer on the
     first and on the last stage, for partitions that count embedding and logits as layers. forward_passes: passes of the
-    whole batch before a step that score its targets.
+    whole batch before a step that score its targets. counting_passes: those that only count the loads of experts.
     """
 
     different_layers: Shares[Layer]
@@ -79,6 +80,7 @@ class Case(Place):
     matrices: Number = 0.0
     matrix_flops: Number = 0.0
     forward_passes: Number = 0
+    counting_passes: Number = 0
 
     def of_a_layer(self, value: Callable[[Layer], Number]) -> Number:
         """Return the mean of `value` over the model's layers."""
@@ -177,6 +179,7 @@ def case_from(model: ModelShape, precision: Precision, optimizer: Optimizer, **c
         case,
         gradient_bytes=bytes_of(precision.gradients_of),
         reduction_bytes=bytes_of(precision.reduction_of),
+        counting_passes=1 * counts_first(model, case.pipeline * case.chunks, case.micro_batches),
         one_graph=whole * int(model.documents == "joined") * case.compiled,
     )
 
