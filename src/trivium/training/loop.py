@@ -47,7 +47,7 @@ from trivium.training.teacher import found_teacher
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, refuse_other_objective, verify_together
 
-DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # degrees of the layout that summaries show
+DEGREES = ("tensor", "pipeline", "data", "context", "expert", "chunks")  # degrees of the layout that summaries show
 # Evaluates the model in these stages under this plan; returns plain data. Its last argument is a heartbeat.
 Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[str, Any]]
 
