@@ -292,7 +292,7 @@ def _gathers(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> 
     forward."""
     first = row.items[0]
     counted = counts_first(plan.model, plan.stages, micro_batches)
-    again = counted * micro_batches  # for the forwards that count loads, without the head
+    again = int(counted) * micro_batches  # for the forwards that count loads, without the head
     if first.parameter.owner != "embedding":
         in_layer = first.parameter.owner != "head"
         return 2 * plan.taken(at.pipeline, first.stage, micro_batches) + again * in_layer
