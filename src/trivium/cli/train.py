@@ -241,16 +241,18 @@ def job_for(run: Run, out: Path) -> Any:
         seed=run.config.seed,
         tokens=run.folder("tokens"),
         out=out,
-        step_seconds=partial(_step_seconds, run.config.machine),
+        step_seconds=partial(_step_seconds, run.config),
         others_wait=(lambda: False) if run.met is None else run.met.grow.exists,
         neighbour=None if run.met is None else run.met.neighbour,
     )
 
 
-def _step_seconds(machine: str, plan: Plan) -> float | None:
+def _step_seconds(config: RunConfig, plan: Plan) -> float | None:
     """Return the predicted seconds of a step; None if the machine is too small for the plan."""
     with suppress(ConfigError):
-        return estimate(plan, machine_of(machine)).seconds
+        return estimate(
+            plan, machine_of(config.machine), forward_passes=config.training.objective.forward_passes
+        ).seconds
     return None
 
 

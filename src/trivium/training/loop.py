@@ -20,6 +20,7 @@ from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import CheckpointError, Preempted, TriviumError
 from trivium.model.stage import Stage
+from trivium.objectives.distillation.objective import Distillation
 from trivium.objectives.objective import LOSS
 from trivium.objectives.preferences.losses import Preference
 from trivium.parallel.sharding.zero import Totals
@@ -302,10 +303,11 @@ class Loop:
         """Verify what the objective needs beside the tokens. A reference is computed if there is none."""
         objective, job, state = self.trainer.objective, self.job, start.state
         known = {} if state is None else state.manifest
+        hashed: str | None = known.get(TEACHER)
         if isinstance(objective, Preference):
-            hashed: str | None = hash_of_reference(start, self.plan, job.seed)
-        else:
-            hashed = known.get(TEACHER)
+            hashed = hash_of_reference(start, self.plan, job.seed)
+        elif isinstance(objective, Distillation):
+            hashed = hashed or objective.teacher
         self._beside = beside_of(job.tokens, objective, hashed)
         if self._beside is None:
             return
