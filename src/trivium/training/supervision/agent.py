@@ -42,6 +42,10 @@ class Fit(NamedTuple):
     words: str
 
 
+class LeftOut(MachineError):
+    """This host failed too often, and the others continue without it."""
+
+
 class RoundOver(TriviumError):
     """Another host left the round, so that this host's ranks cannot continue."""
 
@@ -90,7 +94,7 @@ class Agent:
                     self.meeting.close(state="finished")
                     return
                 done = found.number
-        except Preempted:
+        except (Preempted, LeftOut):
             self.meeting.close(state="left")
             raise
         except TriviumError as error:
@@ -105,7 +109,7 @@ class Agent:
             self._leave_if_asked()
             alive, newest = self.meeting.look(), self.meeting.newest()
             if self.meeting.me.name in self.meeting.left_out:
-                raise MachineError(self._why_left_out())
+                raise LeftOut(self._why_left_out())
             if newest.number > done:
                 if newest.stops:
                     raise TriviumError(newest.stops)
@@ -128,7 +132,11 @@ class Agent:
                 began = now
             elif self.job.finished():
                 return None
-            elif now - changed >= SETTLE_SECONDS and self._is_time(waiting, newest, now - began):
+            elif now - changed >= SETTLE_SECONDS and (
+                len(waiting) >= self.job.most
+                or self._goes_on(newest, alive)
+                or now - began >= self.job.supervision.join_seconds
+            ):
                 self._lead(waiting, alive, newest)
             if now - began > self.job.supervision.host_seconds:
                 raise TriviumError(
@@ -137,36 +145,31 @@ class Agent:
                 )
             time.sleep(POLL_SECONDS)
 
-    def _is_time(self, waiting: Mapping[str, Host], newest: Round, seconds: float) -> bool:
-        """Whether a round may begin: all hosts are there, or those that are there have waited for others."""
-        if len(waiting) >= self.job.most or newest.members:
-            return True
-        return seconds >= self.job.supervision.join_seconds
+    def _goes_on(self, newest: Round, alive: Mapping[str, Host]) -> bool:
+        """Whether a host took part in the newest round already: otherwise the job begins or was started again."""
+        return any(name in alive and alive[name].life == life for name, life in newest.members.items())
 
     def _lead(self, waiting: Mapping[str, Host], alive: Mapping[str, Host], before: Round) -> None:
         """Create the next round if this host is its leader and enough hosts reach it."""
         members = led(in_order(waiting, before))[: self.job.most]
-        if len(members) < self.job.least or members[0].name != self.meeting.me.name:
+        if not members or members[0].name != self.meeting.me.name:
             return
         gone = {name for name, life in before.members.items() if name not in alive or alive[name].life != life}
         over, events = self._judge(before, gone)
-        fit = self._fit(len(members))
-        if not over.stops and fit is None:
-            over = over.model_copy(update={"stops": f"no layout fits {counted(len(members), 'host')}; see --hosts"})
-        if over.stops or fit is None:
+        if over.stops:
             self.meeting.create(over)
             append_event(self.job.out, {"event": "stopped", "cause": over.stops})
             return
         barred = {name for name, count in over.strikes.items() if count >= STRIKES}
-        for name in barred:
-            events.append({"event": "host left out", "host": name, "cause": f"it failed {over.strikes[name]} times"})
-            self.meeting.leave_out(name)
-        chosen = [host for host in members if host.name not in barred][: fit.hosts]
-        if barred:
-            chosen = []  # those that remain meet in the next turn
-        if not chosen:
-            self._events += events
-            return
+        if new := barred - self.meeting.left_out:
+            for name in sorted(new):
+                self._events.append({"event": "host left out", "host": name, "cause": f"it failed {STRIKES} times"})
+                self.meeting.leave_out(name)
+            return  # the others meet in the next turn
+        fit = self._fit(len(members)) if len(members) >= self.job.least else None
+        if fit is None:
+            return  # more hosts may come
+        chosen = members[: fit.hosts]
         found = over.model_copy(
             update={
                 "members": {host.name: host.life for host in chosen},
@@ -174,7 +177,8 @@ class Agent:
                 "secret": secrets.token_hex(16),
                 "plan": fit.plan,
                 "ended": tuple(name for name in before.members if name not in gone),
-                "silent": tuple(sorted(gone)),
+                "silent": tuple(sorted(gone)) if self._goes_on(before, alive) else (),
+                "strikes": {name: count for name, count in over.strikes.items() if name not in barred},
             }
         )
         if not self.meeting.create(found):
@@ -188,7 +192,7 @@ class Agent:
     def _judge(self, before: Round, gone: set[str]) -> tuple[Round, list[dict[str, Any]]]:
         """Return the next round without its members, with the budgets after the last one, and events about that."""
         saved, number = self.job.saved(), before.number + 1
-        if not before.members:
+        if gone == set(before.members):  # all hosts are new: the job was started again
             return Round(number=number, saved=saved), []
         has_moved = saved > before.saved
         since = Round(number=before.number) if has_moved else before
