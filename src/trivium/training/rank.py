@@ -16,7 +16,7 @@ from trivium.comms.mesh import Mesh
 from trivium.comms.terms import NO_TERMS
 from trivium.errors import ConfigError, MachineError
 from trivium.training.config import TrainingConfig
-from trivium.training.loop import CHECKPOINTS, Loop, Observer, TrainingJob
+from trivium.training.loop import Loop, Observer, TrainingJob
 from trivium.training.metrics import append_event
 from trivium.training.supervision.heartbeats import RankHeartbeat
 from trivium.training.supervision.preemption import exit_at_once, listening
@@ -33,11 +33,17 @@ OBSERVERS = {
     "spikes": "Spikes",  # the observers below are not called after a step that is rewound
     "measured_step": "MeasuredStep",
     "saves": "Saves",
+    "mirror": "Mirror",
     "corruption": "Corruption",
     "validation": "Validation",
     "examination": "Examination",
 }
-OWN_SECTIONS = {"profile": "profile", "spikes": "spikes", "examination": "evaluation"}  # sections of `training`
+OWN_SECTIONS = {
+    "profile": "profile",
+    "spikes": "spikes",
+    "examination": "evaluation",
+    "mirror": "store",
+}  # sections of `training`
 # That a file may take to appear on another host. Its name is new, so no host has cached that it was absent.
 SEEN_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -80,7 +86,8 @@ def observers_of(job: TrainingJob, mesh: Mesh, alive: Callable[[], None]) -> lis
     arguments: dict[str, Sequence[Any]] = {
         "profile": (config.profile, job.out),
         "slow": (mesh,),
-        "saves": (job.out / CHECKPOINTS, config, mesh, partial(append_event, job.out), alive),
+        "saves": (job.checkpoints, config, mesh, partial(append_event, job.out), alive),
+        "mirror": (config.store, job.out, mesh),
         "validation": (job, mesh),
         "examination": (job.examiner,),
     }
