@@ -100,6 +100,7 @@ class _Data(_Form):
 
 class _Import(_Form):
     marks: dict[str, Any] | None = None
+    left_out: dict[str, NotNegative] = Field(default={})
 
 
 class _Rewind(_Form):

@@ -51,10 +51,13 @@ def write_parts(
     parts: Sequence[Part],
     cancelled: Callable[[], bool] = never,
     alive: Callable[[], None] = unheard,
+    *,
+    read_back: bool = True,
 ) -> dict[str, Any]:
-    """Write file `number` of a checkpoint; returns its description for `write_manifest`."""
+    """Write file `number` of a checkpoint; returns its description for `manifest_of`. read_back: whether to read the
+    file again and compare."""
     file, entries = f"pieces-{number:05d}.safetensors", entries_of(parts)
-    written = write_pieces(folder / file, entries, cancelled=cancelled, alive=alive)
+    written = write_pieces(folder / file, entries, cancelled=cancelled, alive=alive, reads_back=read_back)
     return described(file, written, parts)
 
 
@@ -84,14 +87,16 @@ def write_pieces(
     about: dict[str, str] | None = None,
     cancelled: Callable[[], bool] = never,
     alive: Callable[[], None] = unheard,
+    reads_back: bool = True,
 ) -> Written:
-    """Write a safetensors file durably, and read it back.
+    """Write a safetensors file durably, and read it back unless that is not wanted.
 
     about: the file's metadata. alive: called after every block that was written or read back. Raises CheckpointError
     naming the first tensor that holds a NaN or an infinity, so that none is published.
     """
     written = write_blocks(path, blocks_of(entries, about), cancelled, alive)
-    read_back(path, written, alive)
+    if reads_back:
+        read_back(path, written, alive)
     return written
 
 

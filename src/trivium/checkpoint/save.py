@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -28,6 +28,9 @@ from trivium.plan.parameters import Box
 from trivium.provenance import sync_directory, unheard
 from trivium.stores.remote import Location
 from trivium.untrusted import read_json
+
+ReadBack = Literal["always", "never", "by size"]
+MOST_READ_BYTES = 1 << 30  # of a file that is read again by default
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,14 @@ class Saving:
         mesh: Mesh,
         about: dict[str, Any],
         alive: Callable[[], None] = unheard,
+        read_back: ReadBack = "by size",
     ) -> None:
         """Check that there is room, then start writing in a thread. The fragments must not change until the end.
 
-        alive: a heartbeat, called while training waits for the save.
+        alive: a heartbeat, called while training waits for the save. read_back: whether written files are read again.
         """
         self.step, self.final = step, root / step_name(step)
-        self._files = OnDisk(self.final) if isinstance(self.final, Path) else InStore(self.final)
+        self._files = OnDisk(self.final, read_back) if isinstance(self.final, Path) else InStore(self.final)
         self._fragments, self._mesh, self._about = fragments, mesh, about
         self._cancelled, self._alive, self._awaited = threading.Event(), alive, False
         self.bytes = int(sums([sum(f.values.nbytes for f in fragments)], mesh)[0])
@@ -158,7 +162,8 @@ class Saving:
 class OnDisk:
     """The files of a checkpoint that is being written to a folder, in a temporary one beside it."""
 
-    def __init__(self, final: Path) -> None:
+    def __init__(self, final: Path, read_back: ReadBack) -> None:
+        self._read_back: ReadBack = read_back
         self._final, self._partial = final, final.with_name(f".{final.name}.partial")
 
     def prepare(self, needed: int) -> None:
@@ -173,7 +178,9 @@ class OnDisk:
 
     def write(self, rank: int, parts: Sequence[Part], cancelled: Callable[[], bool], alive: Callable[[], None]) -> None:
         """Write a rank's pieces into one file, and a description of them for the manifest."""
-        described = write_parts(self._partial, rank, parts, cancelled, alive)
+        size = sum(part.bytes for part in parts)
+        reads = self._read_back == "always" or (self._read_back == "by size" and size <= MOST_READ_BYTES)
+        described = write_parts(self._partial, rank, parts, cancelled, alive, read_back=reads)
         write_text(self._partial / f"part-{rank:05d}.json", json.dumps(described))
 
     def publish(self, about: dict[str, Any], ranks: int) -> None:

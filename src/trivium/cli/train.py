@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -58,6 +58,15 @@ from trivium.units import counted, format_bytes, format_count
 if TYPE_CHECKING:
     from trivium.planner.fastest import Fastest
 
+HostCounts = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts",
+        metavar="MIN:MAX",
+        help="Start this on each host: they meet in the run directory, and train as long as MIN of them are alive. The "
+        "layout is that of MAX hosts; with fewer, the planner chooses another.",
+    ),
+]
 GROUPS_TOLD = 8  # groups of ranks with equal memory that the summary of a training lists
 
 app = App()
@@ -90,6 +99,7 @@ class Asked:
     sets: Sets = None
     ranks: Ranks = None
     tokens: Tokens = None
+    hosts: HostCounts = None
     redo: Redo = False
     dry_run: DryRun = False
     any_machine: AnyMachine = False
@@ -143,6 +153,12 @@ def train(asked: Asked) -> None:
     if weights is not None:
         bring(run, weights)
     _bring_records(run)
+    if asked.hosts is not None:
+        from trivium.cli.hosts import train_on_hosts
+
+        refuse_given({"--redo": redo}, "it begins anew; run it once without --hosts, or set the run directory aside")
+        train_on_hosts(run, asked.hosts, TRAIN, partial(join, redo=False))
+        return
     perform(TRAIN, run, redo=redo)
 
 
@@ -225,19 +241,23 @@ def job_for(run: Run, out: Path) -> Any:
     from trivium.training.loop import TrainingJob
 
     return TrainingJob(
-        plan=run.config.plan,
+        plan=run.plan,
         training=run.config.training,
         seed=run.config.seed,
         tokens=run.folder("tokens"),
         out=out,
-        step_seconds=partial(_step_seconds, run.config.machine),
+        step_seconds=partial(_step_seconds, run.config),
+        others_wait=(lambda: False) if run.met is None else run.met.grow.exists,
+        neighbour=None if run.met is None else run.met.neighbour,
     )
 
 
-def _step_seconds(machine: str, plan: Plan) -> float | None:
+def _step_seconds(config: RunConfig, plan: Plan) -> float | None:
     """Return the predicted seconds of a step; None if the machine is too small for the plan."""
     with suppress(ConfigError):
-        return estimate(plan, machine_of(machine)).seconds
+        return estimate(
+            plan, machine_of(config.machine), forward_passes=config.training.objective.forward_passes
+        ).seconds
     return None
 
 
@@ -395,7 +415,7 @@ def check(run: Run, state: State) -> None:
 
 
 def _train(run: Run, out: Path, progress: Progress) -> Result:
-    say(f"  {layout_text(run.config.plan.layout.model_dump())}, schedule {run.config.plan.schedule}")
+    say(f"  {layout_text(run.plan.layout.model_dump())}, schedule {run.plan.schedule}")
 
     from trivium.cost.memory import predicted_memory
     from trivium.training.metrics import METRICS
@@ -410,9 +430,9 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
         faster = fastest_for(run.config)
         say(f"  after step {after}: {faster.why}")
         then = None if faster.plan == job.plan else (after, faster.plan)
-    live = note_of(run.config.plan, run.config.training.steps, peak_here(run.config))
+    live = note_of(run.plan, run.config.training.steps, peak_here(run.config))
     note = live if sys.stderr.isatty() else loss_note
-    predicted = predicted_memory(run.config.plan)
+    predicted = predicted_memory(run.plan)
     found: dict[str, Any] = start(
         job, then=then, progress=_noted(progress, out, note), predicted=predicted, lease=run.lease
     )

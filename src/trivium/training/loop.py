@@ -15,10 +15,12 @@ import torch
 from trivium.checkpoint.agree import found_by_first
 from trivium.checkpoint.base import BASE_HASH, base_sha256
 from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.near import Neighbour
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import CheckpointError, Preempted, TriviumError
 from trivium.model.stage import Stage
+from trivium.objectives.distillation.objective import Distillation
 from trivium.objectives.objective import LOSS
 from trivium.objectives.preferences.losses import Preference
 from trivium.parallel.sharding.zero import Totals
@@ -57,7 +59,8 @@ class TrainingJob:
     examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps. questions: hashes
     of its tasks' questions by name, which must be equal on all hosts. until: the step after which these ranks save and
     end, if it is not `training.steps`. begun: the plan with which the training began, if it moved to `plan` on purpose.
-    step_seconds: predicts the seconds of a step under a plan, for the events.
+    step_seconds: predicts the seconds of a step under a plan, for the events. others_wait: whether hosts wait to join,
+    so that these ranks end at their next checkpoint. neighbour: keeps second copies of the state (training.near).
     """
 
     plan: Plan
@@ -70,6 +73,8 @@ class TrainingJob:
     until: int | None = None
     begun: Plan | None = None
     step_seconds: Callable[[Plan], float | None] | None = None
+    others_wait: Callable[[], bool] = lambda: False
+    neighbour: Neighbour | None = None
 
     @property
     def checkpoints(self) -> Location:
@@ -234,6 +239,7 @@ class Loop:
         setup = StepSetup(self.data.rows)
         self.refusal = ""  # observers are not asked about a step that overflows fp16
         asks = self._asked() or self._heartbeat.asked_to_end
+        asks = asks or (self.is_first_rank and self._is_checkpoint_due() and self.job.others_wait())
         with setup.contexts:
             for observer in self.observers:
                 observer.before_step(self, setup)
@@ -302,10 +308,11 @@ class Loop:
         """Verify what the objective needs beside the tokens. A reference is computed if there is none."""
         objective, job, state = self.trainer.objective, self.job, start.state
         known = {} if state is None else state.manifest
+        hashed: str | None = known.get(TEACHER)
         if isinstance(objective, Preference):
-            hashed: str | None = hash_of_reference(start, self.plan, job.seed)
-        else:
-            hashed = known.get(TEACHER)
+            hashed = hash_of_reference(start, self.plan, job.seed)
+        elif isinstance(objective, Distillation):
+            hashed = hashed or objective.teacher
         self._beside = beside_of(job.tokens, objective, hashed)
         if self._beside is None:
             return

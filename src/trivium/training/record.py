@@ -48,6 +48,8 @@ CHANGEABLE_TRAINING = (
     "restarts",
     "supervision",
     "spikes",
+    "near",
+    "read_back",
     "profile",
 )
 

@@ -75,7 +75,13 @@ class Saves(Observer):
         background = self.config.save == "background"
         try:
             self._saving = Saving(
-                self.root, step, copies(fragments) if background else fragments, self.mesh, about, self._alive
+                self.root,
+                step,
+                copies(fragments) if background else fragments,
+                self.mesh,
+                about,
+                self._alive,
+                self.config.read_back,
             )
         except CheckpointError as error:
             self._failed(step, error)
