@@ -54,7 +54,7 @@ def write_parts(
     *,
     read_back: bool = True,
 ) -> dict[str, Any]:
-    """Write file `number` of a checkpoint; returns its description for `write_manifest`. read_back: whether to read the
+    """Write file `number` of a checkpoint; returns its description for `manifest_of`. read_back: whether to read the
     file again and compare."""
     file, entries = f"pieces-{number:05d}.safetensors", entries_of(parts)
     written = write_pieces(folder / file, entries, cancelled=cancelled, alive=alive, reads_back=read_back)

@@ -163,7 +163,8 @@ class OnDisk:
     """The files of a checkpoint that is being written to a folder, in a temporary one beside it."""
 
     def __init__(self, final: Path, read_back: ReadBack) -> None:
-        self._final, self._partial, self._read_back = final, final.with_name(f".{final.name}.partial"), read_back
+        self._read_back: ReadBack = read_back
+        self._final, self._partial = final, final.with_name(f".{final.name}.partial")
 
     def prepare(self, needed: int) -> None:
         """Make an empty folder that has room for `needed` bytes. On the first rank, before all else."""
@@ -179,8 +180,8 @@ class OnDisk:
         """Write a rank's pieces into one file, and a description of them for the manifest."""
         size = sum(part.bytes for part in parts)
         reads = self._read_back == "always" or (self._read_back == "by size" and size <= MOST_READ_BYTES)
-        told = write_parts(self._partial, rank, parts, cancelled, alive, read_back=reads)
-        write_text(self._partial / f"part-{rank:05d}.json", json.dumps(told))
+        described = write_parts(self._partial, rank, parts, cancelled, alive, read_back=reads)
+        write_text(self._partial / f"part-{rank:05d}.json", json.dumps(described))
 
     def publish(self, about: dict[str, Any], ranks: int) -> None:
         """Make the checkpoint of what all ranks have written. On the first rank."""

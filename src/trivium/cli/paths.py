@@ -22,7 +22,7 @@ def local_path(value: str | Path) -> Path:
         raise ConfigError(
             f"{redact(str(value))} is a URL, and this option or argument takes a path: Trivium has no reader or writer "
             f"for {found['scheme']}:// here. Give a path on a file system of this machine, such as ./{name}; "
-            f"checkpoints go to a URL with --set training.store=URL, and folders with `trivium data push` and `pull`"
+            f"training.store=URL saves checkpoints at one, and `trivium data push` and `pull` exchange folders with it"
         )
     return Path(value)
 

@@ -152,6 +152,7 @@ def train(asked: Asked) -> None:
         return
     if weights is not None:
         bring(run, weights)
+    _bring_records(run)
     if asked.hosts is not None:
         from trivium.cli.hosts import train_on_hosts
 
