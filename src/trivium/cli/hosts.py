@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,7 @@ def train_on_hosts(run: Run, counts: str, stage: Stage, join: Callable[[Run], No
         restarts=run.config.training.restarts,
         supervision=supervision,
         rank=partial(_rank, run, stage, join, folder),
-        fit=partial(_fit, run, most),
+        fit=partial(_fit, run, most, least),
         saved=partial(_saved, run),
         finished=lambda: state_of(stage, run) == "current",
     )
@@ -92,13 +92,30 @@ def _neighbour(folder: Path, found: Round) -> Neighbour | None:
     return None
 
 
-def _fit(run: Run, most: int, hosts: int) -> Fit | None:
+def met_by_torchrun(run: Run, counts: str, environment: Mapping[str, str]) -> Run:
+    """Return the run with the plan for the hosts that torchrun (--nnodes MIN:MAX) has brought together."""
+    least, most = host_counts(counts, run.config.plan)
+    ranks = run.config.plan.layout.world_size // most
+    world_size = int(environment["WORLD_SIZE"])
+    hosts = world_size // ranks
+    if world_size % ranks or not least <= hosts <= most:
+        raise ConfigError(
+            f"--hosts {counts}: torchrun started {world_size} ranks, and each of {least} to {most} hosts must have "
+            f"{ranks}; give torchrun --nnodes {counts} --nproc-per-node {ranks}"
+        )
+    fit = _fit(run, most, hosts, hosts)
+    if fit is None:
+        raise ConfigError(f"no layout fits {hosts} hosts with {ranks} ranks each; change --hosts, or search")
+    return replace(run, met=Met(build(Plan, fit.plan), Gone(), run.at.root / "hosts" / GROW))
+
+
+def _fit(run: Run, most: int, least: int, hosts: int) -> Fit | None:
     """Return the configured plan for all hosts, and what the planner chooses for fewer."""
     plan = run.config.plan
     if hosts == most:
         return Fit(most, to_tree(plan), "the configured plan, for all hosts")
     ranks = plan.layout.world_size // most
-    found = for_hosts(plan, machine_of(run.config.machine), hosts, ranks, run.config.search)
+    found = for_hosts(plan, machine_of(run.config.machine), (least, hosts), ranks, run.config.search)
     return None if found is None else Fit(found[0], to_tree(found[1]), found[2])
 
 

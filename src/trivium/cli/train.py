@@ -147,13 +147,16 @@ def train(asked: Asked) -> None:
     if raw is not None:
         prepare(out, given, raw, sets, dry_run=False)
         run = replace(run, tokens=None)
+    if asked.hosts is not None and under_torchrun(os.environ):
+        from trivium.cli.hosts import met_by_torchrun
+
+        run = met_by_torchrun(run, asked.hosts, os.environ)
     if joins_torchrun(os.environ):
         join(run, redo=redo)
         return
     if weights is not None:
         bring(run, weights)
-    _bring_records(run)
-    if asked.hosts is not None:
+    if asked.hosts is not None and not under_torchrun(os.environ):
         from trivium.cli.hosts import train_on_hosts
 
         refuse_given({"--redo": redo}, "it begins anew; run it once without --hosts, or set the run directory aside")

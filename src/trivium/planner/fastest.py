@@ -47,14 +47,16 @@ def fastest(plan: Plan, machine: Machine, space: SearchSpace) -> Fastest:
     return Fastest(chosen, why)
 
 
-def for_hosts(plan: Plan, machine: Machine, hosts: int, ranks: int, space: SearchSpace) -> tuple[int, Plan, str] | None:
-    """Return the number of hosts, of at most `hosts` with `ranks` ranks each, on which this training is fastest, its
-    plan there, and why; None if no layout fits.
+def for_hosts(
+    plan: Plan, machine: Machine, hosts: tuple[int, int], ranks: int, space: SearchSpace
+) -> tuple[int, Plan, str] | None:
+    """Return the number of hosts with `ranks` ranks each on which this training is fastest, its plan there, and why;
+    None if no layout fits. hosts: the least and the largest number.
 
     The largest numbers for which a layout exists are compared. Tensor groups stay inside a host.
     """
     found: list[tuple[float, int, Plan]] = []
-    for count in range(hosts, 0, -1):
+    for count in range(hosts[1], hosts[0] - 1, -1):
         if len(found) < COUNTS_COMPARED and (
             best := _best(plan, of_hosts(machine, count, ranks), count * ranks, space)
         ):
