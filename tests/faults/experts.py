@@ -51,11 +51,14 @@ def gradients_of_routes_times_ranks(original, mesh):
 
 
 @fault(
-    network._Product, "_gradient", plan(data=2, expert=2, model=EXPERTS), plan(data=2, expert=2, zero=3, model=SHARED)
+    network._Product,
+    "add_gradients",
+    plan(data=2, expert=2, model=EXPERTS),
+    plan(data=2, expert=2, zero=3, model=SHARED),
 )
 def gradients_of_experts_averaged_over_expert_ranks(original, mesh):
     """The gradients of experts, which have the tokens of all expert ranks already, are divided by their number."""
-    return lambda self, parameter, grad, x: original(self, parameter, grad / mesh.expert.size, x)
+    return lambda self, part, grad, *more: original(self, part, grad / mesh.expert.size, *more)
 
 
 @fault(Dispatch, "arrived", plan(data=2, expert=2, model=EXPERTS))

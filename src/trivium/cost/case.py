@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from trivium.objectives.routers import counts_first
 from trivium.optim.rule import rule_named
 from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.head import Head
@@ -48,6 +49,7 @@ class Case(Place):
     first and on the last stage, for partitions that count embedding and logits as layers. *_ratio: bytes of encoded
     messages over those of exact ones: of activations between tensor ranks, of gradients, of gathered weights.
     forward_passes: passes of the whole batch before a step that score its targets.
+    counting_passes: those that only count the loads of experts.
     """
 
     different_layers: Shares[Layer]
@@ -84,6 +86,7 @@ class Case(Place):
     gradient_ratio: Number = 1.0
     weight_ratio: Number = 1.0
     forward_passes: Number = 0
+    counting_passes: Number = 0
 
     def of_a_layer(self, value: Callable[[Layer], Number]) -> Number:
         """Return the mean of `value` over the model's layers."""
@@ -183,6 +186,7 @@ def case_from(model: ModelShape, precision: Precision, optimizer: Optimizer, **c
         case,
         gradient_bytes=bytes_of(precision.gradients_of),
         reduction_bytes=bytes_of(precision.reduction_of),
+        counting_passes=1 * counts_first(model, case.pipeline * case.chunks, case.micro_batches),
         one_graph=whole * int(model.documents == "joined") * case.compiled,
     )
 

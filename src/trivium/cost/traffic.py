@@ -42,7 +42,7 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
                 for name, count in _context(plan, layer).items():
                     traffic["context"][name] += micro_batches * count
     if plan.layout.expert > 1:
-        counted = counts_first(plan, micro_batches)
+        counted = counts_first(plan.model, plan.stages, micro_batches)
         for stage in plan.stages_of(at.pipeline):
             dispatched = sum(_dispatch(plan, layer, counted=counted) for layer in plan.layers_of(stage))
             traffic["expert"]["all_to_all"] += micro_batches * dispatched
@@ -291,7 +291,8 @@ def _gathers(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> 
     """Return how often ZeRO stage 3 gathers a bucket per step: for each forward and backward, an embedding only for the
     forward."""
     first = row.items[0]
-    again = counts_first(plan, micro_batches) * micro_batches  # for the forwards that count loads, without the head
+    counted = counts_first(plan.model, plan.stages, micro_batches)
+    again = int(counted) * micro_batches  # for the forwards that count loads, without the head
     if first.parameter.owner != "embedding":
         in_layer = first.parameter.owner != "head"
         return 2 * plan.taken(at.pipeline, first.stage, micro_batches) + again * in_layer

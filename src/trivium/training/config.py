@@ -132,6 +132,8 @@ class TrainingConfig(Config):
     # number of steps under plan.layout, after which training resumes in the layout that the planner finds fastest on
     # `machine`; 0: it keeps its layout
     fastest_after: NotNegative = 0
+    # URL (s3://, gs://, hf://) under which checkpoints are saved in place of the run directory, and its records copied
+    store: Annotated[str | None, Field(pattern=r"^[a-z0-9]+://[^\s?#@]+$")] = None
     # steps between checkpoints; the last step is always saved
     checkpoint_every: Annotated[Positive, Short("checkpoint-every")] = 50
     keep_last: Positive = 3  # number of latest checkpoints that are kept

@@ -27,6 +27,7 @@ from trivium.parallel.sharding.zero import Totals
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
+from trivium.stores.remote import Location
 from trivium.tokens.manifest import blend_of, read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
@@ -36,7 +37,7 @@ from trivium.training.config import TrainingConfig
 from trivium.training.metrics import append_event, warn
 from trivium.training.pairs import REFERENCE
 from trivium.training.rates import lr_of_step
-from trivium.training.record import Record, left_out_of, write_entries, write_record
+from trivium.training.record import Record, checkpoints_of, left_out_of, write_entries, write_record
 from trivium.training.reference import hash_of_reference, with_reference
 from trivium.training.resume import Start, drop_abandoned, find_start
 from trivium.training.state import begin_with, progress_of, read_together, restore
@@ -46,8 +47,7 @@ from trivium.training.teacher import found_teacher
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, refuse_other_objective, verify_together
 
-CHECKPOINTS = "checkpoints"
-DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # degrees of the layout that summaries show
+DEGREES = ("tensor", "pipeline", "data", "context", "expert", "chunks")  # degrees of the layout that summaries show
 # Evaluates the model in these stages under this plan; returns plain data. Its last argument is a heartbeat.
 Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[str, Any]]
 
@@ -75,6 +75,11 @@ class TrainingJob:
     step_seconds: Callable[[Plan], float | None] | None = None
     others_wait: Callable[[], bool] = lambda: False
     neighbour: Neighbour | None = None
+
+    @property
+    def checkpoints(self) -> Location:
+        """The folder of the checkpoints: at the URL of `training.store`, or in the directory of the run."""
+        return checkpoints_of(self.out, self.training.store)
 
     @property
     def last(self) -> int:
@@ -269,7 +274,7 @@ class Loop:
         """Restore the state of `back`, of the newest good checkpoint, or of the beginning. Checkpoints that a rewind
         abandoned are deleted only after that."""
         job, mesh = self.job, self.mesh
-        root = job.out / CHECKPOINTS
+        root = job.checkpoints
         start = find_start(job.out, root, job.training, mesh, self.identity, self.alive, back)
         if start.entries_are_new and self.is_first_rank:
             write_entries(job.out, start.entries)

@@ -17,8 +17,9 @@ from trivium.comms.mesh import Mesh
 from trivium.comms.terms import NO_TERMS
 from trivium.errors import ConfigError, MachineError
 from trivium.training.config import TrainingConfig
-from trivium.training.loop import CHECKPOINTS, Loop, Observer, TrainingJob
+from trivium.training.loop import Loop, Observer, TrainingJob
 from trivium.training.metrics import append_event, warn
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision.heartbeats import RankHeartbeat
 from trivium.training.supervision.preemption import exit_at_once, listening
 from trivium.training.supervision.watchdog import seconds_to_wait
@@ -34,6 +35,7 @@ OBSERVERS = {
     "spikes": "Spikes",  # the observers below are not called after a step that is rewound
     "measured_step": "MeasuredStep",
     "saves": "Saves",
+    "mirror": "Mirror",
     "corruption": "Corruption",
     "near": "Near",  # after the comparison of replicas
     "validation": "Validation",
@@ -44,6 +46,7 @@ OWN_SECTIONS = {
     "spikes": "spikes",
     "examination": "evaluation",
     "near": "near",
+    "mirror": "store",
 }  # sections of `training`
 # That a file may take to appear on another host. Its name is new, so no host has cached that it was absent.
 SEEN_SECONDS = 10.0
@@ -103,8 +106,9 @@ def observers_of(job: TrainingJob, mesh: Mesh, alive: Callable[[], None]) -> lis
     arguments: dict[str, Sequence[Any]] = {
         "profile": (config.profile, job.out),
         "slow": (mesh,),
-        "saves": (job.out / CHECKPOINTS, config, mesh, partial(append_event, job.out), alive),
+        "saves": (job.checkpoints, config, mesh, partial(append_event, job.out), alive),
         "near": (config.near.every, mesh, near_home(job, mesh), job.neighbour) if config.near.every else (),
+        "mirror": (config.store, job.out, mesh),
         "validation": (job, mesh),
         "examination": (job.examiner,),
     }
