@@ -15,14 +15,15 @@ import torch.distributed as dist
 from trivium.comms.launch import Place
 
 PINGS = 20  # of one element; the fastest counts
-PUSHES = 3  # of MESSAGE_BYTES; the fastest counts
+PUSHES = 3  # of MESSAGE_BYTES there and back; the fastest counts
 MESSAGE_BYTES = 16 << 20
 SLOWER = 1.5  # a link is slow if its bandwidth is this many times below the median
 LATER = 3.0  # or if its latency is this many times above the median
 
 
 class Link(NamedTuple):
-    """A measured pair of hosts, by their numbers. Latency is half of a round trip."""
+    """A measured pair of hosts, by their numbers. Latency is half of a round trip. The bandwidth is that of a message
+    that goes there and back, so that a limit in either direction shows."""
 
     first: int
     second: int
@@ -65,9 +66,9 @@ def measured_links(place: Place) -> list[Link]:
         one, block = torch.zeros(1, device=place.device), torch.zeros(MESSAGE_BYTES, dtype=torch.uint8).to(place.device)
         begins = own == pair[0]
         latency = min(_round_trip(one, one, peer, begins=begins) for _ in range(PINGS)) / 2
-        seconds = min(_round_trip(block, one, peer, begins=begins) for _ in range(PUSHES)) - latency
+        seconds = min(_round_trip(block, block, peer, begins=begins) for _ in range(PUSHES))
         if begins:
-            table[pair[0], pair[1]] = torch.tensor([MESSAGE_BYTES / max(seconds, 1e-9), latency])
+            table[pair[0], pair[1]] = torch.tensor([2 * MESSAGE_BYTES / seconds, latency])
     dist.all_reduce(table)
     values = table.cpu().tolist()
     return [Link(a, b, *values[a][b]) for a in range(hosts) for b in range(a + 1, hosts)]
