@@ -293,7 +293,7 @@ def _gathers(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> 
     """Return how often ZeRO stage 3 gathers a bucket per step: for each forward and backward, an embedding only for the
     forward."""
     first = row.items[0]
-    counted = counts_first(plan.model, plan.stages, micro_batches)
+    counted = int(counts_first(plan.model, plan.stages, micro_batches))
     again = counted * micro_batches  # for the forwards that count loads, without the head
     if first.parameter.owner != "embedding":
         in_layer = first.parameter.owner != "head"
