@@ -291,8 +291,8 @@ def _gathers(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> 
     """Return how often ZeRO stage 3 gathers a bucket per step: for each forward and backward, an embedding only for the
     forward."""
     first = row.items[0]
-    counted = counts_first(plan.model, plan.stages, micro_batches)
-    again = int(counted) * micro_batches  # for the forwards that count loads, without the head
+    counted = int(counts_first(plan.model, plan.stages, micro_batches))
+    again = counted * micro_batches  # for the forwards that count loads, without the head
     if first.parameter.owner != "embedding":
         in_layer = first.parameter.owner != "head"
         return 2 * plan.taken(at.pipeline, first.stage, micro_batches) + again * in_layer
