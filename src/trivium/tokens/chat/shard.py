@@ -81,9 +81,9 @@ def write_conversations(
 ) -> dict[str, Any]:
     """Encode and pack conversations into the existing folder `out`, and return the manifest.
 
-    The manifest says in `packed` for each split how many conversations, bins and counted tokens there are, and how many
-    conversations were too long. A plan needs plan.model.documents = apart and plan.model.sequence = `sequence`. Raises
-    DataError if there are fewer than two conversations with a target, one of which validates.
+    The manifest says in `packed` for each split how many conversations, answers, bins and counted tokens there are, and
+    how many conversations were too long. A plan needs plan.model.documents = apart and plan.model.sequence =
+    `sequence`. Raises DataError if there are fewer than two conversations with a target, one of which validates.
     """
     splits = {split: _Split() for split in SPLITS}
     found, draws = [], []
@@ -205,6 +205,7 @@ def _fit(document: Document, settings: PackSettings, split: _Split) -> None:
             pieces = [document._replace(ids=document.ids[:sequence], weights=document.weights[:sequence])]
             split.counts["counted_cut_off"] += int(document.weights[sequence:].sum())
     kept = [piece for piece in pieces if piece.weights[1:].any()]
+    split.counts["answers"] += sum(int((np.diff(piece.weights.astype(np.int8)) > 0).sum()) for piece in kept)
     split.counts["pieces"] += len(kept)
     split.counts["without_targets"] += not kept
     split.groups += [[piece] for piece in kept]
