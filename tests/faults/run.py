@@ -24,6 +24,7 @@ from faults import (
     context,
     data,
     depth,
+    experts,
     latent,
     optimizer,
     parts,
@@ -59,6 +60,7 @@ CATALOGUE = {
     for kind in (
         *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent),
         balance,
+        experts,
     )
 }
 EVERY_MUTANT = tuple(m for mutants in CATALOGUE.values() for m in mutants)

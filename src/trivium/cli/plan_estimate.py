@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from trivium.config import to_tree
 from trivium.cost.case import case_of
 from trivium.cost.estimate import strides_of
 from trivium.cost.hardware import USABLE, Machine
+from trivium.cost.saving import NearCopy, near_copy
 from trivium.cost.step_time import SCHEDULES, step_seconds
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
@@ -47,6 +49,7 @@ class Told:
     stack: LearnedStack | None
     interval: Interval | None
     training: Campaign | None
+    near: NearCopy | None = None
 
     @property
     def factor(self) -> float:
@@ -83,7 +86,8 @@ def tell(plan: Plan, machine: Machine, asked: Asked, stack: LearnedStack | None 
             rates=Rates(machine.watts, machine.price_per_hour),
             lost_fraction=interval.wasted_fraction if interval else 0.0,
         )
-    return Told(asked, parts, stack, interval, training)
+    near = near_copy(plan, machine) if asked.failures is not None and plan.layout.world_size > 1 else None
+    return Told(asked, parts, stack, interval, training, near)
 
 
 def seconds_by_batch(plan: Plan, machine: Machine, full: float, forward_passes: int = 0) -> Callable[[int], float]:
@@ -171,6 +175,15 @@ def more_lines(told: Told) -> list[str]:
             f"checkpoints   every {format_seconds(i.daly_seconds)} of work, "
             f"{counted(i.steps(told.seconds), 'step')} (Daly; Young: "
             f"{format_seconds(i.young_seconds)}); saving and failures add {i.wasted_fraction:.2%}"
+        )
+    if told.near and told.asked.failures:
+        copy = told.near
+        i = checkpoint_interval(copy.stops_seconds, told.asked.failures[1] * HOUR)
+        every = max(i.steps(told.seconds), ceil(copy.sends_seconds / told.seconds))
+        found.append(
+            f"near copies   every {counted(every, 'step')} (training.near.every): each stops training for "
+            f"{format_seconds(copy.stops_seconds)}, and is sent to a second host in "
+            f"{format_seconds(copy.sends_seconds)}"
         )
     if told.training:
         t = told.training

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from trivium.objectives.routers import counts_first
 from trivium.optim.rule import rule_named
 from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.head import Head
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Number, Place, entries
 from trivium.plan.matrices import update_flops
+from trivium.plan.messages import Messages, ratio
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import count, parameters
@@ -44,8 +46,10 @@ class Case(Place):
     CUDA graphs where the device supports it. trained: fraction of the parameters that is not frozen. states: optimizer
     states per trained parameter, in elements of the masters' dtype. matrices: fraction of the trained parameters that a
     matrix rule updates. matrix_flops: FLOPs of these updates for the whole model. ends_lighter: layers fewer on the
-    first and on the last stage, for partitions that count embedding and logits as layers. forward_passes: passes of the
-    whole batch before a step that score its targets.
+    first and on the last stage, for partitions that count embedding and logits as layers. *_ratio: bytes of encoded
+    messages over those of exact ones: of activations between tensor ranks, of gradients, of gathered weights.
+    forward_passes: passes of the whole batch before a step that score its targets.
+    counting_passes: those that only count the loads of experts.
     """
 
     different_layers: Shares[Layer]
@@ -78,7 +82,11 @@ class Case(Place):
     states: Number = 2.0
     matrices: Number = 0.0
     matrix_flops: Number = 0.0
+    tensor_ratio: Number = 1.0
+    gradient_ratio: Number = 1.0
+    weight_ratio: Number = 1.0
     forward_passes: Number = 0
+    counting_passes: Number = 0
 
     def of_a_layer(self, value: Callable[[Layer], Number]) -> Number:
         """Return the mean of `value` over the model's layers."""
@@ -128,6 +136,7 @@ def case_of(plan: Plan, forward_passes: int = 0) -> Case:
         plan.model,
         plan.precision,
         plan.optimizer,
+        **message_ratios(plan.messages, plan.precision),
         tensor=layout.tensor,
         pipeline=layout.pipeline,
         chunks=layout.chunks,
@@ -177,8 +186,19 @@ def case_from(model: ModelShape, precision: Precision, optimizer: Optimizer, **c
         case,
         gradient_bytes=bytes_of(precision.gradients_of),
         reduction_bytes=bytes_of(precision.reduction_of),
+        counting_passes=1 * counts_first(model, case.pipeline * case.chunks, case.micro_batches),
         one_graph=whole * int(model.documents == "joined") * case.compiled,
     )
+
+
+def message_ratios(messages: Messages, precision: Precision) -> dict[str, float]:
+    """Return the fields of a case that depend on the encodings of messages."""
+    narrow, reduction = BYTES[precision.weights], BYTES[precision.reduction_of(once=False)]
+    return {
+        "tensor_ratio": ratio(messages.tensor, narrow),
+        "gradient_ratio": ratio(messages.gradients, reduction),
+        "weight_ratio": ratio(messages.weights, narrow),
+    }
 
 
 def optimizer_numbers(model: ModelShape, optimizer: Optimizer, precision: Precision) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from trivium.plan.layers.part import Number
 
 def forward_passes_seconds(at: Setting, pieces: Prices) -> Number:
     """Return the seconds of the forward-only passes before each step."""
-    passes = np.asarray(at.case.forward_passes)
-    return passes * forward_pass_seconds(at, pieces) if passes.any() else 0.0
+    scoring, counting = (np.asarray(n) for n in (at.case.forward_passes, at.case.counting_passes))
+    scored = scoring * forward_pass_seconds(at, pieces) if scoring.any() else 0.0
+    counted = counting * forward_pass_seconds(at, pieces, with_head=False) if counting.any() else 0.0
+    return scored + counted
 
 
 def forward_pass_seconds(at: Setting, pieces: Prices, *, with_head: bool = True) -> Number:

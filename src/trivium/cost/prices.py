@@ -309,9 +309,11 @@ def _tensor_link(at: Setting) -> GroupLink:
 def _tensor_seconds(at: Setting) -> Number:
     """Return the seconds of an all-reduce of one micro-batch's activations, or of the two halves that replace it."""
     case = at.case
-    whole = case.positions * case.hidden * case.weight_bytes
+    whole, sent = case.positions * case.hidden * case.weight_bytes, np.asarray(case.tensor_ratio)
     slower = at.constants.deepspeed_tensor if at.stack.deepspeed else 1.0
-    return slower * all_reduce_seconds(whole, case.tensor, _tensor_link(at))
+    # The scatter reads the whole tensor, the gather writes it, and each also writes or reads what is sent.
+    encoding = np.where((sent != 1) & (np.asarray(case.tensor) > 1), at.device.moved((2 + 3 * sent) * whole, 4), 0.0)
+    return slower * all_reduce_seconds(sent * whole, case.tensor, _tensor_link(at)) + encoding
 
 
 def _transfer_seconds(at: Setting) -> Number:
@@ -371,7 +373,8 @@ def _sharded_seconds(
     zeros first, and PyTorch copies each rank's part out of the buffer of a gather or into that of a reduction.
     """
     case, link = at.case, at.link(sharers, stride)
-    weights, gradients = elements * case.weight_bytes, elements * case.reduction_bytes
+    weights = elements * case.weight_bytes * case.weight_ratio
+    gradients = elements * case.reduction_bytes * case.gradient_ratio
     gather = all_gather_seconds(weights, sharers, link)
     scatter = all_gather_seconds(gradients, sharers, link)
     if not at.stack.gathers_by_parameter:

@@ -43,7 +43,7 @@ class StepSeconds:
     pipeline_transfers: Number
     data_collectives: Number
     optimizer: Number
-    forward_passes: Number = 0.0  # that score the batch before it is trained on
+    forward_passes: Number = 0.0  # before the batch is trained on: they score it or count loads
 
     @property
     def seconds(self) -> Number:

@@ -37,7 +37,7 @@ class Stage(nn.Module):
         model = plan.model
         self.operations = operations_of(mesh.device.type)
         region, context = _around(plan, mesh, self.operations)
-        ends = replace(region, arithmetic=self.operations.products)
+        ends = replace(region, arithmetic=self.operations.products, encoding="exact")
         self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
         self.is_first, self.is_last = number == 0, number == plan.last_stage
         layers = plan.layers_of(number)
@@ -123,7 +123,9 @@ def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Con
     asked = mesh.context.size > 1 or plan.model.documents == "apart"  # numbers that vary with the batch
     contexts = opaque_context() if plan.compiled and asked else Context
     arithmetic = operations.arithmetic(plan.precision.arithmetic)
-    region = regions(mesh.tensor, plan.sequence_parallel, arithmetic, row_chunks=plan.row_chunks)
+    region = regions(
+        mesh.tensor, plan.sequence_parallel, arithmetic, row_chunks=plan.row_chunks, encoding=plan.messages.tensor
+    )
     return region, contexts(mesh.context, plan.context_attention, operations.attention)
 
 

@@ -164,7 +164,7 @@ STEP_PARTS = (
     ),
     ("waiting for other stages", ("bubble", "pipeline_transfers"), "waiting"),
     ("reducing gradients and updating", ("data_collectives", "optimizer"), "update"),
-    ("scoring the batch first, reading it, agreeing on the loss", ("forward_passes",), "other"),
+    ("scoring the batch or counting loads first, reading it, agreeing on the loss", ("forward_passes",), "other"),
 )
 
 

@@ -160,6 +160,7 @@ class Trainer:
                 DTYPES[plan.gradient_dtype],
                 DTYPES[plan.reduction_dtype],
                 DTYPES[plan.precision.masters],
+                plan.messages,
             ),
         )
         share_table(self.stages, plan)

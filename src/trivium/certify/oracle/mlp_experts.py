@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from trivium.certify.oracle.terms import Rule, Settings, Tensor, Twin, Weights, linear
+from trivium.certify.oracle.terms import Rule, Settings, Tensor, Twin, Weights, linear, linear_of_each
 from trivium.plan.experts import Experts
 
 
@@ -24,8 +24,9 @@ def _rules(s: Settings, at: str) -> Iterator[tuple[str, Rule]]:
     yield f"{at}.router.weight", s.matrix(own.count, H)
     if own.bias_rate is not None:
         yield f"{at}.router.bias", Rule((own.count,))
-    yield f"{at}.experts.up.weight", s.matrix(own.count, 2, columns, H)
-    yield f"{at}.experts.down.weight", s.matrix(own.count, H, columns, residual=True)
+    yield f"{at}.experts.up.weight", s.matrix(own.count, 2, columns, H)._replace(by_expert=True)
+    down = s.matrix(own.count, H, columns, residual=True)
+    yield f"{at}.experts.down.weight", down._replace(by_expert=True)
     if own.shared:
         yield f"{at}.shared.up.weight", s.matrix(2, own.shared, H)
         yield f"{at}.shared.down.weight", s.matrix(H, own.shared, residual=True)
@@ -39,8 +40,9 @@ def _compute(weights: Weights, s: Settings, x: Tensor, at: str) -> Tensor:
     share = scores * chosen(own, scores, weights.get(f"{at}.router.bias"))
     if own.normalized:
         share = share / (share.sum(-1, keepdim=True) + (1e-20 if own.scores == "sigmoid" else 0.0))
-    gate, up = torch.einsum("bsh,ecfh->cbsef", x, weights[f"{at}.experts.up.weight"])
-    each = torch.einsum("bsef,ehf->bseh", F.silu(gate) * up, weights[f"{at}.experts.down.weight"])
+    given = x.unsqueeze(-2).expand(*x.shape[:2], own.count, -1)
+    gate, up = linear_of_each(weights, given, f"{at}.experts.up").unbind(-2)
+    each = linear_of_each(weights, F.silu(gate) * up, f"{at}.experts.down")
     y = own.scale * torch.einsum("bse,bseh->bsh", share, each)
     if not own.shared:
         return y

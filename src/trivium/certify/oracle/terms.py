@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,8 @@ class Order(NamedTuple):
 class Rule(NamedTuple):
     """A parameter's shape, unsplit and unpadded, its initial distribution normal(mean, deviation), and whether weight
     decay applies to it. uniform: the distribution is uniform with this mean and deviation instead. norms_rows: the
-    parameter begins with the norms of the rows of the weight beside which an adapter adds it."""
+    parameter begins with the norms of the rows of the weight beside which an adapter adds it. by_expert: each matrix of
+    the first dimension is drawn from a stream of its own."""
 
     shape: tuple[int, ...]
     mean: float = 0.0
@@ -32,6 +34,7 @@ class Rule(NamedTuple):
     decays: bool = False
     uniform: bool = False
     norms_rows: bool = False
+    by_expert: bool = False
 
 
 class Chance(NamedTuple):
@@ -44,7 +47,7 @@ class Chance(NamedTuple):
 
 class AdaptedWeights(dict[str, Tensor]):
     """Weights, some of which adapters change. products: by the name of a weight, what its layer computes of its
-    inputs."""
+    inputs; of experts, by the name with the number of the expert behind it."""
 
     def __init__(self, weights: Weights, products: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
         super().__init__(weights)
@@ -80,10 +83,22 @@ def deviations(hidden: int, layers: int, given: float | None) -> tuple[float, fl
 
 def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
     """x W^T, and the bias where there is one; with an adapter, what that computes instead of x W^T."""
-    weight = f"{name}.weight"
-    products = weights.products if isinstance(weights, AdaptedWeights) else {}
-    y = products[weight](x) if weight in products else apply(weights[weight], x)
+    y = _product(weights, f"{name}.weight")(x)
     return y + weights.get(f"{name}.bias", 0.0)
+
+
+def linear_of_each(weights: Weights, x: Tensor, name: str) -> Tensor:
+    """The same of the weight of each expert: x [..., experts, inputs] -> [..., experts, outputs]."""
+    experts = range(x.shape[-2])
+    return torch.stack([_product(weights, f"{name}.weight", e)(x[..., e, :]) for e in experts], x.dim() - 2)
+
+
+def _product(weights: Weights, name: str, expert: int | None = None) -> Callable[[Tensor], Tensor]:
+    """Return what a layer computes of its inputs, without a bias."""
+    own = name if expert is None else f"{name}.{expert}"
+    if isinstance(weights, AdaptedWeights) and own in weights.products:
+        return weights.products[own]
+    return partial(apply, weights[name] if expert is None else weights[name][expert])
 
 
 def apply(w: Tensor, x: Tensor) -> Tensor:
