@@ -3,13 +3,15 @@
 import io
 import json
 import os
+import random
 
 import pytest
 
+from trivium import jsonlines
 from trivium.errors import DataError
 from trivium.evaluation.tasks.items import read_items
 from trivium.evaluation.tasks.rows import read_json_lines
-from trivium.jsonlines import Line, Row, read_lines, read_rows, split_lines, text_lines
+from trivium.jsonlines import Line, Row, parse_line, read_lines, read_rows, read_values, split_lines, text_lines
 from trivium.report.collect import _lines, _whole_lines
 from trivium.serving.prompts import read_prompts
 from trivium.training import metrics
@@ -88,6 +90,44 @@ def test_long_line_is_rejected_before_its_end():
     with pytest.raises(ValueError, match="line 1 has more than 100 B"):
         next(read_lines(Endless(), 100))
     assert list(read_lines(io.BytesIO(b"x" * 100 + b"\n"), 100)) == [Line(b"x" * 100, 1)]
+
+
+LINES = [
+    b'{"a": 1}',
+    b"",
+    b"  ",
+    b'{"a": 2}\r',
+    b'{"a"',
+    b": 3}",
+    b"4,5",
+    b"nan",
+    b'"\xff"',
+    b"[6]",
+    b'{"b": 7}, {"b": 8}',
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_values_of_blocks_are_those_of_single_lines(seed: int) -> None:
+    draw = random.Random(seed)
+    data = (BOM.encode() if seed % 2 else b"") + b"\n".join(draw.choices(LINES, k=30)) + b"\n" * (seed % 3 == 0)
+
+    def alone(line: Line) -> object:
+        try:
+            return parse_line(line)
+        except ValueError as error:
+            return str(error)
+
+    expected = [alone(line) for line in read_lines(io.BytesIO(data))]
+    for size in (1, 7, 40, 1000):
+        found = list(read_values(io.BytesIO(data), size))
+        assert [str(value) if isinstance(value, ValueError) else value for value in found] == expected
+
+
+def test_a_long_line_without_an_end_is_rejected_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonlines, "LONGEST_LINE_BYTES", 100)
+    with pytest.raises(ValueError, match="line 2 has more than 100 B"):
+        list(read_values(io.BytesIO(b"1\n" + b"x" * 200), 10))
 
 
 @pytest.mark.parametrize("name", ["rows", "tasks", "items", "prompts", "report"])

@@ -99,7 +99,7 @@ def _family_presets() -> Mapping[str, tuple[Path, Tree]]:
 
 
 def about_preset(name: str) -> Tree:
-    """Return the published facts of a family's preset that are no part of a config: `licence`, and `context` where it
+    """Return the published facts of a family's preset that are no part of a config: `license`, and `context` where it
     is not plan.model.sequence."""
     if name not in _family_presets():
         return {}

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from evaluation.models import TEXTS, plan_of, write_checkpoint
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli.main import command_line
-from trivium.errors import CheckpointError, DataError
+from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.interchange.export import export_hf
 
 FEW = ("generation.sampling.max_tokens=8", "generation.sampling.temperature=0")
@@ -74,7 +76,7 @@ def test_adapters_come_in_and_go_out_and_into_the_weights(
     expected = said(capsys, root / "peft")
     trivium("checkpoint", "import", root / "peft", "--to", tmp_path / "imported")
     path = tmp_path / "imported" / "step-00000000"
-    trivium("checkpoint", "export", tmp_path / "out", path, "--to", "peft")
+    trivium("checkpoint", "export", tmp_path / "out", path, "--format", "peft")
     first, again = (load_file(place / "adapter_model.safetensors") for place in (root / "peft", tmp_path / "out"))
     assert first.keys() == again.keys() and all(torch.equal(x, again[name]) for name, x in first.items())
     trivium("checkpoint", "merge", path, "--to", tmp_path / "merged")
@@ -87,6 +89,32 @@ def test_adapters_come_in_and_go_out_and_into_the_weights(
     assert said(capsys, tmp_path / "bare") == said(capsys, root / "base-hf")
     with pytest.raises(CheckpointError, match="was trained on a base whose weights have sha256"):
         trivium("generate", root / "other-hf", "--adapter", tmp_path / "out", "--prompt", "Item")
+
+
+def test_the_commands_that_a_refused_export_proposes_work_as_they_stand(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trivium("checkpoint", "import", root / "peft", "--to", tmp_path / "imported")
+    with pytest.raises(ConfigError, match="has adapters") as refused:
+        trivium("checkpoint", "export", tmp_path / "hf", tmp_path / "imported" / "step-00000000")
+    capsys.readouterr()
+    for _ in range(2):  # merge, and then what the output of merge proposes
+        told = capsys.readouterr().out or str(refused.value)
+        (command,) = re.findall(r"trivium (checkpoint [^`\n]*)", told)
+        trivium(*shlex.split(command.replace("DIR", str(tmp_path / "hf"))))
+    assert said(capsys, tmp_path / "hf").endswith(said(capsys, root / "peft"))
+
+
+def test_a_folder_of_adapters_is_refused_with_a_command_where_a_checkpoint_is_needed(
+    root: Path, tmp_path: Path
+) -> None:
+    for words in (
+        ("checkpoint", "export", tmp_path / "hf", root / "peft"),
+        ("tune", root / "peft", "--data", root / "base"),
+    ):
+        more = ("--out", tmp_path / "run") if words[0] == "tune" else ()
+        with pytest.raises(DataError, match=r"is a folder of adapters.*`trivium checkpoint import \S+ --to \S+`"):
+            trivium(*words, *more)
 
 
 def test_evaluate_and_serve_take_adapters(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

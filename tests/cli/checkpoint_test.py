@@ -175,7 +175,7 @@ def test_an_average_is_exported_and_its_steps_are_named(call, run: Path) -> None
     mean = run / "averaged" / step_name(20)
     assert code == 0 and f"training.start_from={mean}" in told
     assert "average_of" in call("show", str(mean))[1]
-    assert call("export", "--to", "hf", str(run / "hf"), str(mean))[0] == 0
+    assert call("export", str(run / "hf"), str(mean))[0] == 0
     one, two, both = (Checkpoint.open(path) for path in (folder(run, 10), folder(run, 20), mean))
     name, box = "weights/layers.2.attention.qkv.weight", Box((0, 0), (72, 24))
     halves = (one.read(name, box, torch.float64) + two.read(name, box, torch.float64)) / 2
@@ -185,8 +185,8 @@ def test_an_average_is_exported_and_its_steps_are_named(call, run: Path) -> None
 
 
 def test_export_and_import_go_round(call, run: Path) -> None:
-    assert call("export", "--to", "hf", str(run / "hf"), "20")[0] == 0
-    code, told = call("import", "--from", "hf", str(run / "hf"))
+    assert call("export", str(run / "hf"), "20")[0] == 0
+    code, told = call("import", str(run / "hf"))
     preset = run / "imported" / "preset.yaml"
     assert code == 0 and f"trivium train --preset {preset} --tokens DIR --out {run}" in told
     assert resolve(Given(str(preset))).plan.model == Checkpoint.open(run / "imported" / step_name(0)).plan.model
@@ -194,7 +194,7 @@ def test_export_and_import_go_round(call, run: Path) -> None:
     box = Box((0, 0), (72, 24))
     name = "weights/layers.2.attention.qkv.weight"
     assert torch.equal(one.read(name, box, torch.float32), two.read(name, box, torch.float32))
-    assert call("export", "--to", "onnx", str(run / "x"))[0] == 2
+    assert call("export", "--format", "onnx", str(run / "x"))[0] == 2
 
 
 def test_import_carries_the_tokenizer_and_its_printed_commands_are_valid(call, run: Path) -> None:

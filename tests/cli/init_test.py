@@ -47,10 +47,10 @@ def test_other_number_of_ranks_has_the_layout_of_the_planner(call, tmp_path):
 
 
 def test_command_that_it_prints_is_accepted(call, tmp_path):
-    (tmp_path / "my text.txt").write_text("A page of text.")
+    (tmp_path / "my text.txt").write_text("A page of text.\n" * 300)
     ended = call("init", "mine.yaml", "--data", "my text.txt")
-    corpus, train = (line.strip() for line in ended.stdout.splitlines()[1:])
-    assert shlex.split(corpus)[-2:] == ["--data", "my text.txt"]
+    (train,) = (line.strip() for line in ended.stdout.splitlines()[1:])
+    assert "my text.txt" in shlex.split(train)
     assert call(*shlex.split(train)[1:], "--dry-run").returncode == 0
 
 

@@ -15,7 +15,7 @@ def test_list_has_every_preset_with_its_parameters(call) -> None:
     sizes = {one["name"]: one["parameters"] for one in listed}
     assert sizes["llama-3-8b"] == 8_030_261_248 and sizes["pythia-70m"] == 70_426_624
     lines = call("models").stdout.splitlines()
-    assert lines[0].split() == "name parameters active layers hidden heads context vocabulary tokenizer licence".split()
+    assert lines[0].split() == "name parameters active layers hidden heads context vocabulary tokenizer license".split()
     assert len(lines) == 1 + len(preset_names())
 
 
@@ -28,7 +28,7 @@ def test_one_model_is_shown_with_its_settings(call) -> None:
 
 
 def test_fact_that_is_not_published_is_absent() -> None:
-    assert facts("mt-nlg-530b", resolve(Given("mt-nlg-530b")))["licence"] is None
+    assert facts("mt-nlg-530b", resolve(Given("mt-nlg-530b")))["license"] is None
 
 
 @pytest.mark.parametrize(("name", "meant"), [("lama-3-8b", "llama-3-8b"), ("meta-llama/Llama-3.1-8", "hf:meta-llama")])

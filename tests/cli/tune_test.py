@@ -183,6 +183,9 @@ def test_a_dry_run_tells_what_would_be_trained_and_writes_nothing(
 ) -> None:
     told = tuned(call, models / "run", data, "--method", "full", "--dry-run").stdout
     assert re.search(r"train: \d+ conversations in \d+ sequences of \d+ tokens", told) and "4 steps take" in told
+    assert re.search(r"the [\d,]+ tokens of \d+ answers are trained on, of [\d,]+ in all", told)
+    told = tuned(call, models / "run", data, "--method", "full", "--dry-run", "--sequence", "30").stdout
+    assert re.search(r"have more than 30 tokens, the limit \(--sequence\): [\d,]+ tokens of their answers \(", told)
     assert sorted(path.name for path in tmp_path.iterdir()) == [data]
 
 
@@ -253,7 +256,7 @@ def test_a_run_is_resumed_exactly_in_another_layout_reported_and_exported(
     tuned(call, models / "hf", data, *more, "--steps", "2")
     told = tuned(call, models / "hf", data, *more, "--steps", "4", "--tp", "2", "--micro-batch", "1").stdout
     assert losses(tmp_path / "tuned") == pytest.approx(whole, rel=1e-5) and len(whole) == 4
-    assert re.search(r"exactly right: \d+\.\d % .* before the training, ", told)
+    assert re.search(r"exactly right of \d+ held-out answers?: \d+ before the training \(\d+\.\d %, ", told)
     assert "up to date" in tuned(call, models / "hf", data, *more, "--steps", "4", "--tp", "2").stdout
     assert call("report", "tuned").returncode == 0
     assert json.loads((tmp_path / "tuned/report.json").read_text())["answers"]["after"]["n"] > 0

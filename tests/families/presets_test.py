@@ -384,9 +384,9 @@ def test_presets_for_gpus_are_compiled_and_recorded() -> None:
         assert plan.check() == [], name
 
 
-def test_licence_and_context_are_inherited_by_presets() -> None:
-    assert about_preset("llama-3.1-8b") == {"licence": "llama3.1", "context": 131072}
-    assert about_preset("qwen-2.5-3b")["licence"] == "qwen-research"
+def test_license_and_context_are_inherited_by_presets() -> None:
+    assert about_preset("llama-3.1-8b") == {"license": "llama3.1", "context": 131072}
+    assert about_preset("qwen-2.5-3b")["license"] == "qwen-research"
     assert about_preset("demo") == {} and "about" not in read_preset("llama-3-8b")
 
 

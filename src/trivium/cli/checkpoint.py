@@ -15,7 +15,7 @@ from trivium.cli.settings import App
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
 from trivium.config import as_value, leaves, written
-from trivium.errors import CheckpointError, ConfigError, DataError
+from trivium.errors import CheckpointError, ConfigError, DataError, nearest
 from trivium.families.common.hf_config import describes_model
 from trivium.hub import is_hub_name
 from trivium.units import counted, format_bytes, format_count
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from trivium.checkpoint.load import Checkpoint
 
 app = App(help="List, verify, rewrite, average, exchange and remove checkpoints.", no_args_is_help=True)
+
+FORMATS = ("hf", "peft")  # of an exported folder
 
 Which = Annotated[
     str | None,
@@ -193,13 +195,17 @@ def merge(
     out: Out = DEFAULT_OUT,
     to: Annotated[
         Path | None,
-        typer.Option("--to", parser=local_path, metavar="DIR", help="Where it goes; default: DIR/merged of --out."),
+        typer.Option("--to", parser=local_path, metavar="DIR", help="Where it goes; default: merged in its run."),
     ] = None,
 ) -> None:
     """Write a checkpoint without adapters that computes the same, to evaluate, export or train from."""
     from trivium.interchange.merge import merge as put_in
+    from trivium.interchange.target import carry_tokenizer, run_of
 
-    say(f"  {put_in(_opened(_one(which, out)), to or out / 'merged')}")
+    source = _opened(_one(which, out))
+    path = put_in(source, to or (run_of(source.directory) or out) / "merged")
+    carry_tokenizer(source.directory, path.parent)
+    say(f"  {path}; export it with {shlex.join(['trivium', 'checkpoint', 'export', 'DIR', str(path)])}")
 
 
 @app.command(short_help="Take merged adapters out of the weights again.")
@@ -214,9 +220,12 @@ def unmerge(
 ) -> None:
     """Write the base of a merged checkpoint; its weights are those of the base to rounding."""
     from trivium.interchange.merge import unmerge as take_out
+    from trivium.interchange.target import carry_tokenizer
 
     one, other = (_opened(_place(str(place), DEFAULT_OUT)) for place in (merged, adapted))
-    say(f"  {take_out(one, other, to)}")
+    path = take_out(one, other, to)
+    carry_tokenizer(other.directory, path.parent)
+    say(f"  {path}")
 
 
 @app.command("export", short_help="Write a checkpoint as a Hugging Face folder, or its adapters as one of PEFT.")
@@ -224,7 +233,9 @@ def export_(
     folder: Annotated[Path, typer.Argument(parser=local_path, metavar="DIR", help="The new folder.")],
     which: Which = None,
     out: Out = DEFAULT_OUT,
-    to: Annotated[str, typer.Option("--to", metavar="hf|peft", help="hf: transformers; peft: its adapters.")] = "hf",
+    form: Annotated[
+        str, typer.Option("--format", metavar="hf|peft", help="hf: transformers; peft: its adapters alone.")
+    ] = "hf",
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -236,12 +247,13 @@ def export_(
     from trivium.interchange.export import export_hf
     from trivium.interchange.target import opened, tokenizer_near
 
-    if to == "peft":
+    if form not in FORMATS:
+        raise ConfigError(f"--format {form}: there is no such format; {nearest(form, FORMATS)}")
+    if form == "peft":
         from trivium.interchange.peft import export_peft
 
         say(f"  {export_peft(_opened(_one(which, out)), folder)}")
         return
-    _known(to, "--to", "hf, peft")
     foreign = which is not None and (is_hub_name(which) or describes_model(Path(which)))
     with opened(asked_model(str(which)), tokenizer) if foreign else nullcontext() as target:
         source = _opened(_one(which, out) if target is None else target.newest)
@@ -261,7 +273,6 @@ def import_(
     folder: Annotated[
         Path, typer.Argument(parser=model_path, metavar="MODEL", help="A Hugging Face folder or hf:ORG/NAME.")
     ],
-    source: Annotated[str, typer.Option("--from", metavar="hf", help="hf: Hugging Face transformers.")] = "hf",
     to: Annotated[
         Path | None,
         typer.Option("--to", parser=local_path, metavar="DIR", help="Where it goes; default: DIR/imported of --out."),
@@ -279,7 +290,6 @@ def import_(
     from trivium.interchange.bring import import_hf, tokenizer_files
     from trivium.interchange.target import base_and_adapter, import_adapted
 
-    _known(source, "--from", "hf")
     (folder, adapter), root = base_and_adapter(asked_model(folder), adapter), to or out / "imported"
     refuse_preset(root)
     path = import_hf(folder, root) if adapter is None else import_adapted(folder, adapter, root)
@@ -298,11 +308,6 @@ def import_(
     say("  train from it (on your own text with --data PATH):")
     say(f"    {shlex.join(['trivium', 'corpus', 'run', *([] if begins else [preset]), '--out', run])}")
     say(f"    {shlex.join(['trivium', 'train', '--out', run])}")
-
-
-def _known(name: str, option: str, known: str) -> None:
-    if name != "hf":
-        raise ConfigError(f"{option} {name} is not a known format; known: {known}")
 
 
 @app.command(short_help="Delete checkpoints, never the last good one.")
@@ -359,10 +364,17 @@ def _refuse_another_out(named: Sequence[str | None], out: Path) -> None:
 
 
 def _place(which: str | None, out: Path) -> Path:
-    """Return `_path`, or the newest checkpoint of a run directory."""
-    if which is not None and Workspace(Path(which)).saved.is_dir():
+    """Return `_path`, or the newest checkpoint of a run directory or of a folder of checkpoints."""
+    from trivium.checkpoint.format import published
+    from trivium.cli.imported import refuse_adapters_alone
+
+    if which is None:
+        return _path(None, out)
+    refuse_adapters_alone(Path(which))
+    if Workspace(Path(which)).saved.is_dir():
         return _path(None, Path(which))
-    return _path(which, out)
+    found = published(Path(which))
+    return found[-1] if found else _path(which, out)
 
 
 def _all(which: str | None, out: Path) -> list[Path]:

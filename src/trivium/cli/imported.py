@@ -1,5 +1,6 @@
 """Weights of Hugging Face as a checkpoint: the preset beside it, and the run that begins with it."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from trivium.cli.run_config import BASE, LAYOUTS, Given, resolve
 from trivium.cli.stage import Run
 from trivium.cli.workspace import Workspace
 from trivium.config import Tree, merge, to_tree
-from trivium.errors import ConfigError
-from trivium.families.common.hf_config import describes_model
+from trivium.errors import ConfigError, DataError
+from trivium.families.common.hf_config import describes_model, is_adapter_folder
 from trivium.hub import PREFIX, is_hub_name, name_of
 from trivium.provenance import write_json
 from trivium.tokens.tokenizer import FILE
@@ -71,6 +72,16 @@ def with_weights(run: Run) -> tuple[Run, str | None]:
     training = run.config.training.model_copy(update={"start_from": str(place.absolute())})
     mapped = replace(run, config=run.config.model_copy(update={"training": training}))
     return mapped, None if place.is_dir() else given
+
+
+def refuse_adapters_alone(place: Path) -> None:
+    """Raise DataError for a folder of PEFT, which has no weights of a model. The import verifies its base."""
+    if is_adapter_folder(place):
+        command = ["trivium", "checkpoint", "import", str(place), "--to", f"{place}-with-base"]
+        raise DataError(
+            f"{place} is a folder of adapters, and a checkpoint is needed here; write one of its base and the "
+            f"adapters: `{shlex.join(command)}`"
+        )
 
 
 def bring(run: Run, given: str) -> None:

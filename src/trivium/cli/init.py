@@ -92,8 +92,9 @@ def _divided(config: RunConfig, ranks: int, file: Path) -> RunConfig:
 def _commands(file: Path, corpus: str | None) -> list[str]:
     """Return the commands that train with the file."""
     name, out = shlex.quote(str(file)), shlex.quote(f"runs/{file.stem}")
-    text = f" --data {shlex.quote(corpus)}" if corpus else ""
-    return [f"trivium corpus run {name} --out {out}{text}", f"trivium train --preset {name} --out {out}"]
+    if corpus:
+        return [f"trivium train --preset {name} --data {shlex.quote(corpus)} --out {out}"]
+    return [f"trivium corpus run {name} --out {out}", f"trivium train --preset {name} --out {out}"]
 
 
 def _lines(file: Path, corpus: str | None, base: str, changed: Tree) -> Iterator[str]:

@@ -15,7 +15,7 @@ from trivium.units import format_count
 
 app = App()
 
-_FACTS = ("parameters", "active", "layers", "hidden", "heads", "context", "vocabulary", "tokenizer", "licence")
+_FACTS = ("parameters", "active", "layers", "hidden", "heads", "context", "vocabulary", "tokenizer", "license")
 _UNKNOWN = "-"
 
 
@@ -62,7 +62,7 @@ def facts(name: str, config: RunConfig) -> dict[str, Any]:
         about.get("context", model.sequence),
         model.vocabulary,
         config.tokens.tokenizer,
-        about.get("licence"),
+        about.get("license"),
     )
     return dict(zip(_FACTS, values, strict=True))
 

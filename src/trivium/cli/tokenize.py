@@ -82,10 +82,10 @@ def check_batch(config: RunConfig, tokens: int, where: str) -> None:
     """Raise DataError if there are fewer tokens for training than one batch has, which would repeat them."""
     sequences, sequence = config.plan.batch.sequences, config.plan.model.sequence
     if tokens < sequences * sequence:
+        fewer = f", or --set plan.batch.sequences={tokens // sequence} or less" if tokens >= sequence else ""
         raise DataError(
             f"{where} has {tokens:,} tokens for training, fewer than one batch: plan.batch.sequences x "
-            f"plan.model.sequence = {sequences} x {sequence} = {sequences * sequence:,}; give more text, or --set "
-            f"plan.batch.sequences={max(1, tokens // sequence)} or less"
+            f"plan.model.sequence = {sequences} x {sequence} = {sequences * sequence:,}; give more text{fewer}"
         )
 
 

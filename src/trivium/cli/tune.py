@@ -15,7 +15,7 @@ import typer
 
 from trivium.checkpoint.format import read_manifest
 from trivium.cli.benchmarks import answered
-from trivium.cli.imported import bring, with_weights
+from trivium.cli.imported import bring, refuse_adapters_alone, with_weights
 from trivium.cli.model_argument import asked_model, model_path
 from trivium.cli.options import DryRun, Ranks, Redo, Sets, open_run, refuse_inside, with_options_of
 from trivium.cli.paths import local_path
@@ -243,6 +243,7 @@ def base_of(model: Path, template: Path | None) -> Base:
     else:
         from trivium.interchange.target import opened
 
+        refuse_adapters_alone(model)
         with opened(model) as target:
             weights, file = target.newest, target.tokenizer
         dtype = read_manifest(weights)["plan"]["precision"]["weights"]
@@ -366,14 +367,26 @@ def _lines(source: Source, result: Result) -> list[str]:
     for split in ("train", "validation"):
         part, tokens = packed[split], result["totals"][split]["tokens"]
         many, bins = counted(part[f"{source.name}s"], source.name), counted(part["bins"], "sequence")
-        shares = f"{part['counted']:,} of {tokens:,} tokens count, {part['padding']:,} are padding"
-        lines.append(f"  {split}: {many} in {bins} of {packed['sequence']} tokens; {shares}")
-        if too_long := part.get("too_long"):
-            cut, gone = (part.get(key, 0) for key in ("counted_cut_off", "without_targets"))
-            lost = f"{cut:,} tokens of their answers are cut off, and {gone:,} have no answer left"
-            what = "they are left out" if source is PAIRS else lost
-            lines.append(f"  {counted(too_long, source.name)} of more than {packed['sequence']} tokens: {what}")
+        answers = counted(part.get("answers", 2 * part.get("pairs", 0)), "answer")
+        lines.append(f"  {split}: {many} in {bins} of {packed['sequence']:,} tokens")
+        lines.append(
+            f"    the {part['counted']:,} tokens of {answers} are trained on, of {tokens:,} in all, of which "
+            f"{part['padding']:,} are padding"
+        )
+        if too_long := part.get("too_long", 0):
+            whole = part[f"{source.name}s"] + (too_long if source is PAIRS else 0)
+            what = f"{too_long:,} of {whole:,} ({too_long / whole:.1%}) have more than {packed['sequence']:,} tokens"
+            lines.append(f"    {what}, the limit (--sequence): {_lost(part, source)}")
     return lines
+
+
+def _lost(part: Mapping[str, Any], source: Source) -> str:
+    """Return what a split lost because some of it is too long."""
+    if source is PAIRS:
+        return "they are left out"
+    cut, gone = (part.get(key, 0) for key in ("counted_cut_off", "without_targets"))
+    share = cut / max(1, part["counted"] + cut)
+    return f"{cut:,} tokens of their answers ({share:.1%} of all) are cut off, and {gone:,} have no answer left"
 
 
 def _answer(run: Run, out: Path, progress: Progress) -> Result:
@@ -394,11 +407,13 @@ def _answer(run: Run, out: Path, progress: Progress) -> Result:
 
 
 def _answer_lines(result: Result) -> list[str]:
-    def told(name: str) -> str:
+    def told(name: str, when: str) -> str:
         score = result[name]
-        return f"{percent(score['accuracy'])} ({percent_range(score['interval'])}) {name} the training"
+        share = f"{percent(score['accuracy'])}, 95 % interval {percent_range(score['interval'])}"
+        return f"{round(score['accuracy'] * score['n']):,} {when} ({share})"
 
-    return [f"  answers to held-out conversations that are exactly right: {told('before')}, {told('after')}"]
+    many = counted(result["after"]["n"], "held-out answer")
+    return [f"  exactly right of {many}: {told('before', 'before the training')}, {told('after', 'after it')}"]
 
 
 ANSWERS = Stage(

@@ -1,5 +1,6 @@
 """Export a checkpoint as a Hugging Face folder, which is verified before it gets its name."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,15 @@ def export_hf(source: Checkpoint, folder: str | Path, *, tokenizer: str | Path |
     """
     folder = Path(folder)
     if folder.exists():
-        raise ConfigError(f"--to hf {folder} exists already; name a new folder")
+        raise ConfigError(f"{folder} exists already; name a new folder")
     plan = source.plan
+    if plan.model.adapters:
+        merged = shlex.quote(f"{folder}-merged")
+        raise ConfigError(
+            f"{source.directory} has adapters, and no architecture of Hugging Face has them in its layers; merge them "
+            f"first: `trivium checkpoint merge {shlex.quote(str(source.directory))} --to {merged}`; or write them "
+            f"alone: --format peft"
+        )
     words = None if tokenizer is None else load_tokenizer(Path(tokenizer))
     if words is not None:
         source.refuse_other_tokenizer(str(tokenizer), words.sha256, words.vocabulary)

@@ -26,8 +26,8 @@ def family_of(model: ModelShape) -> Family:
     if model.adapters:
         raise ConfigError(
             f"plan.model.adapters has {len(model.adapters)} groups, and no architecture of Hugging Face has adapters "
-            f"in its layers; export them to a folder of PEFT (--to peft), or merge them first with `trivium checkpoint "
-            f"merge`"
+            f"in its layers; export them to a folder of PEFT (--format peft), or merge them first: `trivium checkpoint "
+            f"merge CHECKPOINT --to DIR`"
         )
     every, settings, named = families(), _settings(), families_of(model)
     if not named:

@@ -32,6 +32,7 @@ from trivium.checkpoint.reshard import parts_of, write_whole
 from trivium.config import Tree, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.families.common.family import Family
+from trivium.families.common.hf_config import ADAPTER_CONFIG as CONFIG
 from trivium.interchange.merge import adapted_layers, added_tensors
 from trivium.interchange.names import Twin, families_of, family_of, twin_of, twins
 from trivium.interchange.peft_experts import Stack, stacks, stacks_by_layer
@@ -43,7 +44,7 @@ from trivium.untrusted import check_regular, read_json
 
 Tensor = torch.Tensor
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 # Fields that change what is computed, and the values with which nothing else is. PEFT's other fields do not matter to a
@@ -91,11 +92,6 @@ class Adapters(NamedTuple):
 
     groups: tuple[AdapterGroup, ...]
     tensors: dict[str, Tensor]
-
-
-def is_adapter_folder(folder: Path) -> bool:
-    """Whether a folder has an adapter of PEFT."""
-    return (folder / CONFIG).is_file()
 
 
 def base_named_by(folder: Path) -> str:

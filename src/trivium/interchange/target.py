@@ -10,9 +10,9 @@ from pathlib import Path
 from trivium.checkpoint.format import published
 from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, DataError
-from trivium.families.common.hf_config import is_model_folder
+from trivium.families.common.hf_config import is_adapter_folder, is_model_folder
 from trivium.interchange.bring import import_hf, tokenizer_files
-from trivium.interchange.peft import base_named_by, is_adapter_folder, with_adapters
+from trivium.interchange.peft import base_named_by, with_adapters
 from trivium.tokens.manifest import tokens_of_training
 from trivium.tokens.tokenizer import tokenizer_file
 
@@ -73,6 +73,15 @@ def import_adapted(base: Path, adapter: Path, root: Path) -> Path:
         for name in tokenizer_files(target.tokenizer.parent):
             shutil.copyfile(target.tokenizer.parent / name, root / name)
     return path
+
+
+def carry_tokenizer(source: Path, root: Path) -> None:
+    """Copy the tokenizer of the checkpoint `source`, with the files beside it, to a checkpoint that was made of it in
+    `root`, unless both are in one run."""
+    words = tokenizer_near(source)
+    if words is not None and tokenizer_near(root) != words:
+        for name in tokenizer_files(words.parent):
+            shutil.copyfile(words.parent / name, root / name)
 
 
 def base_and_adapter(place: Path, adapter: Path | None) -> tuple[Path, Path | None]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from trivium.errors import DataError
 from trivium.finite import finite
-from trivium.jsonlines import parse_line, read_lines
+from trivium.jsonlines import read_values
 from trivium.provenance import STAMP
 from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
 from trivium.report.schemas import (
@@ -330,15 +330,13 @@ def _lines(
     torn: ValueError | None = None  # error of the previous line: only the last line may be incomplete
     try:
         with open_regular(path) as file:
-            for number, line in enumerate(read_lines(file)):
+            for number, value in enumerate(read_values(file)):
                 if torn is not None:
                     raise torn
-                try:
-                    value = parse_line(line)
-                except ValueError as error:
-                    torn = error
-                    continue
-                yield value if needs_no_check(value) else checked(kind, finite(value), number)
+                if isinstance(value, ValueError):
+                    torn = value
+                else:
+                    yield value if needs_no_check(value) else checked(kind, finite(value), number)
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
 
@@ -349,13 +347,9 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     try:
         with open_regular(path) as file:
-            for line in read_lines(file):
-                try:
-                    record = finite(parse_line(line))
-                except ValueError:
-                    continue
+            for record in read_values(file):
                 if isinstance(record, dict):
-                    yield record
+                    yield finite(record)
     except (OSError, ValueError) as error:  # an error of the file itself, or a line that is too long
         raise _damaged(path, error) from None
 

@@ -75,11 +75,11 @@ def test_documents_are_the_shipped_stories_cut_at_paragraphs():
     assert all(document.text in whole for document in documents)
 
 
-def test_every_book_has_a_source_a_hash_and_a_licence():
+def test_every_book_has_a_source_a_hash_and_a_license():
     _, entries = story_documents(SMALL, seed=1)
     sources = {chapter["source"] for chapter in read_stories()}
     assert {e["source"] for e in entries} == sources
-    assert all(len(e["sha256"]) == 64 and e["licence"] == "public domain" for e in entries)
+    assert all(len(e["sha256"]) == 64 and e["license"] == "public domain" for e in entries)
     assert SMALL.max_bytes * 0.7 < sum(e["text_bytes"] for e in entries) < SMALL.max_bytes * 1.4
 
 
@@ -96,7 +96,7 @@ def test_the_stories_that_the_package_ships_are_small_and_their_source_is_told()
     packed = shipped(STORIES)
     assert packed.stat().st_size < 3_000_000
     told = packed.with_name("stories.md").read_text(encoding="utf-8")
-    assert "**Licence.** Public domain" in told
+    assert "**License.** Public domain" in told
     assert all(chapter["book"].replace("&", "and") in told for chapter in read_stories())
 
 

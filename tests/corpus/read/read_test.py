@@ -32,8 +32,8 @@ def test_json_lines_give_text_id_source_and_metadata(tmp_path):
 
 
 def test_other_fields_of_a_row_become_metadata(tmp_path):
-    row = {"text": "A text.", "id": 7, "url": "http://a", "licence": "CC0", "raw": "html", "n": 2, "ok": True}
-    said = {"url": "http://a", "licence": "CC0", "n": 2, "ok": True}
+    row = {"text": "A text.", "id": 7, "url": "http://a", "license": "CC0", "raw": "html", "n": 2, "ok": True}
+    said = {"url": "http://a", "license": "CC0", "n": 2, "ok": True}
     lines = [row | {"meta": {"set": ["a"]}}, row | {"metadata": {"n": 3}}, row | {"metadata": "of its own"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = list(read_any(tmp_path / "a.jsonl", source="s"))
@@ -251,7 +251,7 @@ def test_columns_of_any_type_become_plain_metadata(tmp_path):
                 "took": pa.array([timedelta(seconds=3), None], pa.duration("s")),
                 "half": pa.array(np.array([0.5, 2], np.float16)),
                 "day": pa.array([moment.date(), None]),
-                "licence": pa.array(["mit", None]).dictionary_encode(),
+                "license": pa.array(["mit", None]).dictionary_encode(),
             }
         ),
         tmp_path / "x.parquet",
@@ -265,7 +265,7 @@ def test_columns_of_any_type_become_plain_metadata(tmp_path):
         "cost": "1.5",
         "half": 0.5,
         "day": "2021-01-15",
-        "licence": "mit",
+        "license": "mit",
     }
 
 
@@ -290,14 +290,14 @@ def test_zstd_frames_of_any_window_are_read_alone_and_among_others(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_row_is_text_even_if_its_metadata_says_raw_html(tmp_path, suffix):
-    row = {"text": "Text with <b>signs</b>.", "metadata": {"raw": "html", "licence": "CC0", "n": 1}}
+    row = {"text": "Text with <b>signs</b>.", "metadata": {"raw": "html", "license": "CC0", "n": 1}}
     path = tmp_path / f"a{suffix}"
     if suffix == ".jsonl":
         path.write_text(json.dumps(row) + "\n")
     else:
         pq.write_table(pa.Table.from_pylist([row]), path)
     (found,) = read_any(path, source="s")
-    assert (found.text, found.metadata) == (row["text"], {"licence": "CC0", "n": 1})
+    assert (found.text, found.metadata) == (row["text"], {"license": "CC0", "n": 1})
 
 
 @pytest.mark.parametrize("left", [0.999, 0.9, 0.5, 0.02])
@@ -465,7 +465,7 @@ def test_a_parquet_text_may_have_any_type_that_holds_text(tmp_path, kind):
     column = pa.array(TEXTS, pa.string()).cast(kind.value_type if inner else kind)
     column = column.dictionary_encode() if inner else column
     nested = pa.StructArray.from_arrays([column], ["body"])
-    pq.write_table(pa.table({"text": column, "data": nested, "licence": column}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": column, "data": nested, "license": column}), tmp_path / "a.parquet")
     for fields in (("text",), ("data.body",)):
         limits = ReadConfig(text=fields)
         *documents, damage = read_any(tmp_path / "a.parquet", source="s", limits=limits)

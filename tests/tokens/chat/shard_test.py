@@ -100,6 +100,7 @@ def test_longer_conversations_are_truncated_or_split_and_counted(tmp_path: Path,
     both = {key: sum(counts[s].get(key, 0) for s in ("train", "validation")) for key in counts["train"]}
     assert both["conversations"] == 42
     assert both["too_long"] == 2
+    assert both["answers"] == 41 + (too_long == "split")  # the second question fills a bin
     opened = [TokenDataset.open(tmp_path, split, sequence=SEQUENCE, seed=3) for split in ("train", "validation")]
     data = next(one for one in opened if one.find(long.name))
     if too_long == "truncate":

@@ -127,7 +127,7 @@ def test_an_answer_ends_with_the_first_special_token_after_it() -> None:
         ("{% for a in range(9999) %}{{ 'a' * 999 }}{% endfor %}", "writes more than"),
         ("{{ 'a'.center(3000000) }}", "writes more than"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
-        ("{{ raise_exception('not this one') }}", "not this one"),
+        ("\n{{ raise_exception('not this one') }}", "line 2: not this one"),
         ("{{ messages[7].content.x }}", "no element 7"),
         ("a\n{% if %}", "line 2"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),

@@ -244,7 +244,7 @@ def _entries(job: HarvestJob, counts: Sequence[Mapping[str, Any]]) -> list[dict[
     entries: list[dict[str, Any]] = []
     for path in job.files:
         named = {"path": relative_name(path, job.source), "source": source_of(path, job.source)}
-        entries.append({**named, "licence": "not stated", **dict.fromkeys(_COUNTED, 0), "passed_over": Counter()})
+        entries.append({**named, "license": "not stated", **dict.fromkeys(_COUNTED, 0), "passed_over": Counter()})
     for one in counts:
         for number, of_file in one["files"].items():
             entry = entries[int(number)]

@@ -11,7 +11,7 @@ from trivium.corpus.config import STORIES, HarvestConfig
 from trivium.corpus.document import Document
 from trivium.corpus.harvest.plant import new_id
 
-LICENCE = "public domain"
+LICENSE = "public domain"
 
 
 def story_documents(config: HarvestConfig, *, seed: int) -> tuple[list[Document], list[dict[str, Any]]]:
@@ -67,7 +67,7 @@ def _entry(chapter: dict[str, str], chapters: Sequence[dict[str, str]]) -> dict[
         "path": f"{chapter['author']}/{chapter['book']}",
         "source": chapter["source"],
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "licence": LICENCE,
+        "license": LICENSE,
         "documents": 0,
         "text_bytes": 0,
         "quarantined": 0,

@@ -11,6 +11,8 @@ from trivium.errors import ConfigError, DataError
 from trivium.units import shown
 from trivium.untrusted import read_json
 
+ADAPTER_CONFIG = "adapter_config.json"  # of a folder of PEFT
+
 Tree = dict[str, Any]
 
 
@@ -117,6 +119,11 @@ def describes_model(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and "architectures" in found
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    """Whether a folder has an adapter of PEFT."""
+    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def is_model_folder(folder: Path) -> bool:

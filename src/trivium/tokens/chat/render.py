@@ -9,6 +9,7 @@ import json
 import resource
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -104,6 +105,12 @@ def _raise(message: object) -> None:
     raise jinja2.TemplateError(str(message))
 
 
+def _line_of(error: Exception) -> str:
+    """Return the line of the template that raised an error. Jinja puts the template's own lines into tracebacks."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    return f"line {lines[-1]}: " if lines else ""
+
+
 def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
@@ -145,7 +152,7 @@ def answers(lines: TextIO, cpu_seconds: float) -> Iterator[Any]:
         except RecursionError:
             yield {"error": "it calls itself without end"}
         except Exception as error:  # a template can raise what any operation of Python raises
-            yield {"error": str(error) or type(error).__name__}
+            yield {"error": _line_of(error) + (str(error) or type(error).__name__)}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 

@@ -72,9 +72,9 @@ def write_conversations(
 ) -> dict[str, Any]:
     """Encode and pack conversations into the existing folder `out`, and return the manifest.
 
-    The manifest says in `packed` for each split how many conversations, bins and counted tokens there are, and how many
-    conversations were too long. A plan needs plan.model.documents = apart and plan.model.sequence = `sequence`. Raises
-    DataError if there are fewer than two conversations with a target, one of which validates.
+    The manifest says in `packed` for each split how many conversations, answers, bins and counted tokens there are, and
+    how many conversations were too long. A plan needs plan.model.documents = apart and plan.model.sequence =
+    `sequence`. Raises DataError if there are fewer than two conversations with a target, one of which validates.
     """
     documents = _documents(conversations, template, tokenizer)
     found = (([document], [text for turn in one.turns for text in turn]) for one, document in documents)
@@ -217,6 +217,7 @@ def _fit(group: Group, settings: PackSettings, counts: Counter[str]) -> list[Gro
             pieces = [document._replace(ids=document.ids[:sequence], weights=document.weights[:sequence])]
             counts["counted_cut_off"] += int(document.weights[sequence:].sum())
     kept = [piece for piece in pieces if piece.weights[1:].any()]
+    counts["answers"] += sum(int((np.diff(piece.weights.astype(np.int8)) > 0).sum()) for piece in kept)
     counts["pieces"] += len(kept)
     counts["without_targets"] += not kept
     return [[piece] for piece in kept]
