@@ -130,7 +130,7 @@ class Certificate:
 
 def in_fp64(plan: Plan) -> Plan:
     """The plan with everything in fp64, where only the order of sums can differ."""
-    return plan.model_copy(update={"precision": Precision(weights="fp64")})
+    return plan.model_copy(update={"precision": Precision(weights="fp64", float8=plan.precision.float8)})
 
 
 def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -> Findings:

@@ -68,7 +68,7 @@ def _add_gradient_of_weight(
 ) -> None:
     """Add the gradients to `into` [G O, I], or store them there."""
     for rows, place in zip(groups.slices, into.view(len(groups.ends), grad.shape[1], x.shape[1]), strict=True):
-        if rows.start < rows.stop:
+        if rows.start < rows.stop or arithmetic.agrees:
             arithmetic.add_gradient_of_weight(place, grad[rows], x[rows], first=first)
         elif first:
             place.zero_()

@@ -12,6 +12,7 @@ from trivium.config import Config, Short, build, merge, parse_assignments, read_
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch, nearest_multiples
 from trivium.plan.constraints import divides_context, divides_sequence, has_shards, interleaves, schedules_chunks
+from trivium.plan.float8 import Divided, division_problems, keep_problems
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Optimizer
@@ -79,6 +80,7 @@ class Plan(Config):
             *recording_problems(self.model, self.precision, self.zero, recorded=self.cuda_graphs),
             *self._shards_problems(),
             *self._expert_problems(),
+            *self._float8_problems(),
             *self.optimizer.problems(self.model),
         ]
 
@@ -275,6 +277,23 @@ class Plan(Config):
             for count in counts
             if count % expert
         ]
+
+    def _float8_problems(self) -> list[str]:
+        float8, found = self.precision.float8, list[str]()
+        if float8 is None or self.model.problems():
+            return found
+        rows, layout = parameters(self.model), self.layout
+        positions = self.local_sequence // 2 if self._zigzag else self.local_sequence
+        own = gcd(positions, self.local_sequence // layout.tensor) if self.sequence_parallel else positions
+        at = Divided(layout.tensor, layout.context, layout.expert, positions, own, self.batch.micro, self.row_chunks)
+        found += keep_problems(float8, rows, self.model.layers)
+        found += division_problems(float8, rows, self.model.layers, at)
+        if float8.gathered and (self.zero < 3 or float8.recipe not in ("tensor", "delayed")):
+            found.append(
+                f"plan.precision.float8.gathered needs plan.zero 3 (is {self.zero}) and recipe 'tensor' or 'delayed' "
+                f"(is '{float8.recipe}'), with which a matrix and its transpose have the same codes; set it to false"
+            )
+        return found
 
     def _given_problems(self) -> list[str]:
         if (self.schedule == "given") != (self.rows is not None):

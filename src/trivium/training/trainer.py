@@ -41,6 +41,7 @@ from trivium.plan.transfers import Program, with_transfers
 from trivium.provenance import unheard
 from trivium.tokens.chat.pack import shares
 from trivium.tokens.rows import NO_ROWS, Digest, Rows, digest
+from trivium.training.amaxes import Amaxes
 from trivium.training.batches import Read, inputs_of, packing, padded, windows
 from trivium.training.config import TrainingConfig
 from trivium.training.loss_scale import LEAST, LossScale
@@ -185,6 +186,9 @@ class Trainer:
         self._routers = Routers(plan, mesh, self.buckets) if plan.model.experts_by_layer else None
         if self._routers is not None:
             self.optimizer.after_update = self._routers.update_biases
+        float8 = plan.precision.float8
+        is_delayed = float8 is not None and float8.recipe == "delayed"
+        self.amaxes = Amaxes(plan, mesh, self.stages) if is_delayed else None
         self._watch = GradientWatch(self.trained)
         for stage in self.stages.values():
             stage.weight_gradients.sums = self._watch
@@ -220,7 +224,7 @@ class Trainer:
         """
         run = self.accumulate(step, samples, measure=measure)
         scale = self.loss_scale.value if self.loss_scale else 1.0
-        begin = time.perf_counter()
+        updates, begin = self.optimizer.steps_done, time.perf_counter()
         totals = self.optimizer.step(
             lr,
             losses=run.losses,
@@ -230,6 +234,8 @@ class Trainer:
             loads=self._routers.sums if self._routers else None,
             accepts=_judge(accepts, scale) if self.loss_scale else accepts,
         )
+        if self.amaxes is not None:
+            self.amaxes.end_step(updated=self.optimizer.steps_done > updates)
         if measure:
             finished(self.mesh.device)
         update_seconds = time.perf_counter() - begin
@@ -467,6 +473,8 @@ class Trainer:
         return all_reduce_(torch.stack(weights).sum(), self.mesh.replicas)
 
     def _set_mode(self, *, training: bool) -> None:
+        if self.amaxes is not None:
+            self.amaxes.step.collects = training
         for stage in self.stages.values():
             if stage.training is not training:  # visiting every module takes a small model longer than a layer
                 stage.train(training)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,19 +36,23 @@ class Rule(NamedTuple):
 
 class Chance(NamedTuple):
     """The random choices of a step for one linear layer. drop: (x [B, S, inputs], rate) -> x with elements zeroed.
-    normal: standard normal numbers of a shape; None in evaluation."""
+    normal: standard normal numbers of a shape; None in evaluation. times: (w, x) -> x W^T, as the layer itself
+    multiplies."""
 
     drop: Callable[[Tensor, float], Tensor]
     normal: Callable[[tuple[int, ...]], Tensor] | None
+    times: Callable[[Tensor, Tensor], Tensor] = lambda w, x: apply(w, x)
 
 
 class AdaptedWeights(dict[str, Tensor]):
     """Weights, some of which adapters change. products: by the name of a weight, what its layer computes of its
-    inputs."""
+    inputs. scaled: how the others multiply, where it is not in fp64."""
 
-    def __init__(self, weights: Weights, products: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+    def __init__(
+        self, weights: Weights, products: Mapping[str, Callable[[Tensor], Tensor]], scaled: Any = None
+    ) -> None:
         super().__init__(weights)
-        self.products = products
+        self.products, self.scaled = products, scaled
 
 
 class Twin(NamedTuple):
@@ -81,8 +85,12 @@ def deviations(hidden: int, layers: int, given: float | None) -> tuple[float, fl
 def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
     """x W^T, and the bias where there is one; with an adapter, what that computes instead of x W^T."""
     weight = f"{name}.weight"
-    products = weights.products if isinstance(weights, AdaptedWeights) else {}
-    y = products[weight](x) if weight in products else apply(weights[weight], x)
+    if not isinstance(weights, AdaptedWeights):
+        y = apply(weights[weight], x)
+    elif weight in weights.products:
+        y = weights.products[weight](x)
+    else:
+        y = apply(weights[weight], x) if weights.scaled is None else weights.scaled.product(weight, weights[weight], x)
     return y + weights.get(f"{name}.bias", 0.0)
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.model.inputs import Inputs
 from trivium.model.layers.half import Around, Half
 from trivium.model.layers.linear import InnerLinear
@@ -34,6 +35,8 @@ class MlpExperts(Half):
         self.router = Router(experts, part.hidden)
         self.group = around.expert
         self.experts = Matrices(experts.count // self.group.size, part.columns // ranks, part.hidden)
+        for matrix in (self.experts.up, self.experts.down):
+            matrix.use(around.region.arithmetic)
         self.shared = Shared(experts.shared // ranks, part.hidden, around) if experts.shared else None
         self.shared_gate = Gate(part.hidden) if experts.shared_gate else None
 
@@ -57,8 +60,9 @@ class MlpExperts(Half):
         return self.region.leave(y if shared is None else y + shared)
 
     def _networks(self, x: torch.Tensor, weights: torch.Tensor, rows: Rows) -> torch.Tensor:
-        own, later, arithmetic = self.experts, self.region.weight_gradients, self.region.arithmetic
-        return networks(x, weights, rows, own.up.weight, own.down.weight, self.function, later, arithmetic)
+        own, later = self.experts, self.region.weight_gradients
+        arithmetics = own.up.arithmetic, own.down.arithmetic
+        return networks(x, weights, rows, own.up.weight, own.down.weight, self.function, later, arithmetics)
 
     def _shared(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor | None:
         """[S, B, H] -> this rank's part of the shared expert's result."""
@@ -69,11 +73,17 @@ class MlpExperts(Half):
 
 
 class Matrix(nn.Module):
-    """A matrix of each expert."""
+    """A matrix of each expert, and the arithmetic of the products with it."""
+
+    arithmetic: Arithmetic
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
+
+    def use(self, arithmetic: Arithmetic) -> None:
+        """Compute the products with the weights by this arithmetic."""
+        self.arithmetic = arithmetic
 
 
 class Matrices(nn.Module):

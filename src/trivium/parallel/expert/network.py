@@ -23,7 +23,7 @@ class _How(NamedTuple):
     function: Activation
     weights: tuple[torch.nn.Parameter, torch.nn.Parameter]
     later: WeightGradients | None
-    arithmetic: Arithmetic
+    arithmetics: tuple[Arithmetic, Arithmetic]  # of both matrices
 
 
 def networks(
@@ -34,7 +34,7 @@ def networks(
     down: torch.nn.Parameter,
     function: Activation,
     later: WeightGradients,
-    arithmetic: Arithmetic,
+    arithmetics: tuple[Arithmetic, Arithmetic],
 ) -> Tensor:
     """Return the sum of each token's experts times their weights [T, H].
 
@@ -42,36 +42,37 @@ def networks(
     needs no expert's result. It computes the function again, from what that read.
     """
     takes = later.takes(up) and later.takes(down)
-    how = _How(rows, function, (up, down), later if takes else None, grouped(arithmetic, rows.groups))
+    first, second = (grouped(arithmetic, rows.groups) for arithmetic in arithmetics)
+    how = _How(rows, function, (up, down), later if takes else None, (first, second))
     matrices = up.flatten(1, 2), down
-    first, second = (w.detach() for w in matrices) if takes else matrices
-    found: Tensor = _Networks.apply(x, weights, first, second, how)
+    of_up, of_down = (w.detach() for w in matrices) if takes else matrices
+    found: Tensor = _Networks.apply(x, weights, of_up, of_down, how)
     return found
 
 
 class _Networks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, up: Tensor, down: Tensor, how: _How) -> Tensor:
-        read = how.arithmetic.product(how.rows.spread(x), up)
+        read = how.arithmetics[0].product(how.rows.spread(x), up)
         ctx.save_for_backward(x, weights, up, down, read)
         ctx.how = how
         inner = how.function.value(read).mul_(weights.unsqueeze(1))
-        return how.rows.summed(how.arithmetic.product(inner, down))
+        return how.rows.summed(how.arithmetics[1].product(inner, down))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weights, up, down, read = ctx.saved_tensors
-        rows, function, parameters, later, arithmetic = ctx.how
+        rows, function, parameters, later, (of_up, of_down) = ctx.how
         factor = weights.unsqueeze(1)
         grad = rows.spread(grads[0])
         inner, pullback = function.value_again(read)
-        d_inner = arithmetic.gradient_of_inputs(grad, down)
+        d_inner = of_down.gradient_of_inputs(grad, down)
         d_weights = (inner * d_inner).sum(-1, dtype=weights.dtype)
         d_read = pullback(d_inner.mul_(factor))
-        d_down = _of_weight(ctx.needs_input_grad[3], parameters[1], grad, inner.mul_(factor), later, arithmetic)
+        d_down = _of_weight(ctx.needs_input_grad[3], parameters[1], grad, inner.mul_(factor), later, of_down)
         del grad, inner, d_inner
-        d_up = _of_weight(ctx.needs_input_grad[2], parameters[0], d_read, rows.spread(x), later, arithmetic)
-        d_x = rows.summed(arithmetic.gradient_of_inputs(d_read, up))
+        d_up = _of_weight(ctx.needs_input_grad[2], parameters[0], d_read, rows.spread(x), later, of_up)
+        d_x = rows.summed(of_up.gradient_of_inputs(d_read, up))
         return d_x, d_weights, None if d_up is None else d_up.view_as(up), d_down, None
 
 
