@@ -24,6 +24,7 @@ from faults import (
     context,
     data,
     depth,
+    float8,
     latent,
     optimizer,
     parts,
@@ -57,7 +58,7 @@ from trivium.provenance import write_json
 CATALOGUE = {
     kind: tuple(m for m in vars(kind).values() if isinstance(m, Mutant))
     for kind in (
-        *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent),
+        *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent, float8),
         balance,
     )
 }

@@ -330,8 +330,11 @@ def _weights(quantity: str, trainer: Trainer, whole: Tensors, least_share: float
     least = _share_of_largest(least_share, whole)
     for bucket in trainer.buckets:
         bucket.hold()
-        for place in places(bucket, slice(0, bucket.padded), trainer.plan, trainer.mesh):
-            here = bucket.weights[place.first : place.first + place.box.elements]
+        rounds = bucket.narrow is not None  # what is gathered is rounded, the slices are not
+        part, values = (bucket.owned, bucket.shard) if rounds else (slice(0, bucket.padded), bucket.weights)
+        for place in places(bucket, part, trainer.plan, trainer.mesh):
+            first = place.first - part.start
+            here = values[first : first + place.box.elements]
             yield _tensor(quantity, place.slot.row.name, here, whole, place.box, least)
         bucket.drop()
 

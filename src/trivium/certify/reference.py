@@ -99,7 +99,11 @@ def reference_key(plan: Plan, course: Course = SHORT) -> str:
     scopes = {e.balance_scope for e in plan.model.experts_by_layer.values() if e.balance_loss}
     float8 = plan.precision.float8
     micro = plan.batch.micro if "micro_batch" in scopes or float8 is not None else None
-    sets = (plan.layout.data, plan.layout.expert) if float8 is not None and plan.layout.expert > 1 else None
+    sets = (
+        (plan.layout.data, plan.layout.expert, plan.layout.pipeline)
+        if float8 is not None and plan.layout.expert > 1
+        else None
+    )
     return fingerprint(
         [
             *(to_tree(plan.model), to_tree(plan.optimizer), _sizes(plan, course), course.scheduled, micro),
@@ -224,6 +228,10 @@ def read_reference(path: Path) -> Reference:
 def _validation(plan: Plan, weights: Tensors, amaxes: Amaxes) -> float:
     text, counts = map(torch.from_numpy, random_text(plan, 0, validated(plan)))
     amaxes.collects = False
+    if plan.precision.float8 is not None:  # padding shares scales with other sequences: the last one again, uncounted
+        lacks = -len(text) % plan.validation_unit
+        text = torch.cat([text, text[-1:].expand(lacks, -1)])
+        counts = torch.cat([counts, torch.zeros(lacks, counts.shape[1], dtype=counts.dtype)])
     with torch.no_grad():
         scaled = _scaled(plan, len(text), amaxes)
         found = losses_of(weights, plan.model, text, counts, keep_all, scaled=scaled)["loss"]

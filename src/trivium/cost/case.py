@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trivium.optim.rule import rule_named
+from trivium.plan.float8 import is_of_linear, scaled_weights
 from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.head import Head
 from trivium.plan.layers.layer import Layer
@@ -44,7 +45,9 @@ class Case(Place):
     CUDA graphs where the device supports it. trained: fraction of the parameters that is not frozen. states: optimizer
     states per trained parameter, in elements of the masters' dtype. matrices: fraction of the trained parameters that a
     matrix rule updates. matrix_flops: FLOPs of these updates for the whole model. ends_lighter: layers fewer on the
-    first and on the last stage, for partitions that count embedding and logits as layers.
+    first and on the last stage, for partitions that count embedding and logits as layers. float8: the share of the
+    weights of linear layers whose products have 8-bit operands; float8_weight_gradients, float8_gathered: 1 where those
+    of weight gradients do, and where ZeRO stage 3 gathers these weights in 8 bits.
     """
 
     different_layers: Shares[Layer]
@@ -77,6 +80,9 @@ class Case(Place):
     states: Number = 2.0
     matrices: Number = 0.0
     matrix_flops: Number = 0.0
+    float8: float = 0.0
+    float8_weight_gradients: int = 1
+    float8_gathered: int = 0
 
     def of_a_layer(self, value: Callable[[Layer], Number]) -> Number:
         """Return the mean of `value` over the model's layers."""
@@ -158,6 +164,7 @@ def case_from(model: ModelShape, precision: Precision, optimizer: Optimizer, **c
     case = Case(
         **model_numbers(model),
         **optimizer_numbers(model, optimizer, precision),
+        **float8_numbers(model, precision),
         **chosen,
         vocabulary=model.padded_vocabulary(chosen["tensor"]),
         fp16=int(precision.weights == "fp16"),
@@ -192,6 +199,19 @@ def optimizer_numbers(model: ModelShape, optimizer: Optimizer, precision: Precis
         "states": kept / (trained * masters),
         "matrices": sum(row.elements for row in whole) / trained,
         "matrix_flops": sum(update_flops(rule, row) for row, rule in whole.items()),
+    }
+
+
+def float8_numbers(model: ModelShape, precision: Precision) -> dict[str, Any]:
+    """Return the fields of a case that depend on the 8-bit products."""
+    if precision.float8 is None:
+        return {}
+    rows = parameters(model)
+    scaled = sum(p.elements for p in scaled_weights(precision.float8, rows, model.layers))
+    return {
+        "float8": scaled / sum(p.elements for p in rows if is_of_linear(p)),
+        "float8_weight_gradients": int(precision.float8.weight_gradients),
+        "float8_gathered": int(precision.float8.gathered),
     }
 
 

@@ -365,7 +365,9 @@ def _sharded_seconds(
     zeros first, and PyTorch copies each rank's part out of the buffer of a gather or into that of a reduction.
     """
     case, link = at.case, at.link(sharers, stride)
-    weights, gradients = elements * case.weight_bytes, elements * case.reduction_bytes
+    narrow = case.float8 * case.float8_gathered
+    weights = elements * (narrow + (1 - narrow) * case.weight_bytes)
+    gradients = elements * case.reduction_bytes
     gather = all_gather_seconds(weights, sharers, link)
     scatter = all_gather_seconds(gradients, sharers, link)
     if not at.stack.gathers_by_parameter:

@@ -213,8 +213,7 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
     sharers, replicas = _among(traffic, row)
     if not row.trains:
         if plan.zero >= 3 and slices > 1:
-            gathered = _gathers(plan, row, at, micro_batches) * mine
-            sharers["all_gather"] += gathered * BYTES[plan.precision.masters if row.wide else plan.precision.weights]
+            sharers["all_gather"] += _gathers(plan, row, at, micro_batches) * mine * _gathered_bytes(plan, row)
         return
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated
@@ -227,9 +226,16 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
         times = _contributions(plan, row, at, micro_batches) if plan.zero >= 2 else 1
         sharers["reduce_scatter"] += times * reduced
         times = _gathers(plan, row, at, micro_batches) if plan.zero >= 3 else 1
-        sharers["all_gather"] += times * mine * BYTES[plan.precision.weights]
+        sharers["all_gather"] += times * mine * _gathered_bytes(plan, row)
     if plan.zero >= 1 and "holders" in traffic:
         traffic["holders"]["all_reduce"] += mine * BYTES[plan.reduction_dtype]
+
+
+def _gathered_bytes(plan: Plan, row: BucketRow) -> int:
+    """Return the bytes of an element when the weights of a bucket are gathered."""
+    if row.float8:
+        return 1
+    return BYTES[plan.precision.masters if row.wide else plan.precision.weights]
 
 
 def _among(traffic: Traffic, row: BucketRow) -> tuple[Counter[str], Counter[str]]:
@@ -258,7 +264,7 @@ def _add_remembered(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at:
             sharers["all_gather"] += row.padded // slices * BYTES[plan.precision.masters]
         for number, each in every if plan.zero >= 3 else ():
             if held & {f"layers.{number}.{own.name}" for own in (each.base, *each.rows)}:
-                sharers["all_gather"] += row.padded // slices * BYTES[plan.precision.weights]
+                sharers["all_gather"] += row.padded // slices * _gathered_bytes(plan, row)
 
 
 def _add_matrices(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at: Coordinate) -> None:

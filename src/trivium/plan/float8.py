@@ -31,7 +31,7 @@ class Float8(Config):
     block: Annotated[int, Field(ge=1)] = 128  # numbers in a block of recipe 'block'
     history: Annotated[int, Field(ge=1, le=1024)] = 16  # steps whose largest values recipe 'delayed' uses
     margin: Annotated[int, Field(ge=0, le=16)] = 0  # powers of two between the scaled and the largest value
-    gathered: bool = False  # ZeRO-3: gather the weights of these layers in 8 bits
+    gathered: bool = False  # ZeRO-3 gathers the weights of these layers in 8 bits
 
     def keeps(self, name: str, layers: int) -> bool:
         """Return whether the linear layer of a weight keeps the dtype of the weights."""

@@ -288,10 +288,10 @@ class Plan(Config):
         at = Divided(layout.tensor, layout.context, layout.expert, positions, own, self.batch.micro, self.row_chunks)
         found += keep_problems(float8, rows, self.model.layers)
         found += division_problems(float8, rows, self.model.layers, at)
-        if float8.gathered and (self.zero < 3 or float8.recipe not in ("tensor", "delayed")):
+        if float8.gathered and (self.zero < 3 or float8.recipe != "tensor"):
             found.append(
-                f"plan.precision.float8.gathered needs plan.zero 3 (is {self.zero}) and recipe 'tensor' or 'delayed' "
-                f"(is '{float8.recipe}'), with which a matrix and its transpose have the same codes; set it to false"
+                f"plan.precision.float8.gathered needs plan.zero 3 (is {self.zero}) and recipe 'tensor' (is "
+                f"'{float8.recipe}'), with which the layer gives gathered weights the same codes again; set it to false"
             )
         return found
 

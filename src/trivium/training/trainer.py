@@ -23,6 +23,7 @@ from trivium.kernels.dtypes import DTYPES
 from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
 from trivium.model.layers.head import TOP_IDS, TOP_LOGS, Losses
+from trivium.model.layers.scaled import scaling_of
 from trivium.model.stage import Stage, bare_stages, placed, share_table
 from trivium.objectives.objective import LOSS, NEXT_TOKEN, NextToken, Objective
 from trivium.objectives.preferences.losses import Preference
@@ -162,6 +163,7 @@ class Trainer:
                 DTYPES[plan.reduction_dtype],
                 DTYPES[plan.precision.masters],
             ),
+            scaling=None if plan.precision.float8 is None else scaling_of(plan.precision.float8),
         )
         share_table(self.stages, plan)
         if plan.zero >= 3:

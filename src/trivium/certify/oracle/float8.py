@@ -149,17 +149,11 @@ class _Product(torch.autograd.Function):
 
 
 def expert_sets(sequences: int, micro: int, data: int, expert: int) -> list[list[list[int]]]:
-    """Return the micro-batches whose tokens reach an expert together: the n-th ones of neighbouring data ranks. Samples
-    behind the last one are the last one again."""
-    unit = micro * data
-    each = -(-sequences // unit) * micro
+    """Return the micro-batches whose tokens reach an expert together: the n-th ones of neighbouring data ranks."""
+    each = sequences // data
     together = max(1, min(expert, data))
-
-    def sample(number: int) -> int:
-        return min(number, sequences - 1)
-
     return [
-        [[sample(rank * each + start + n) for n in range(micro)] for rank in range(first, first + together)]
+        [[rank * each + start + n for n in range(micro)] for rank in range(first, first + together)]
         for first in range(0, data, together)
         for start in range(0, each, micro)
     ]

@@ -31,7 +31,7 @@ def scale_products(
         groups = _groups(p, plan, mesh)
         agreed = Agreed(groups) if any(groups.values()) else of_this_rank
         found[p.name] = ScaledProducts(
-            operations.products, _scaling(float8), operations.scaled_product, agreed, float8.weight_gradients
+            operations.products, scaling_of(float8), operations.scaled_product, agreed, float8.weight_gradients
         )
         module = stage.get_submodule(p.name.removesuffix(".weight"))
         assert isinstance(module, Linear | Matrix), f"{p.name} belongs to no linear layer"
@@ -39,7 +39,8 @@ def scale_products(
     return found
 
 
-def _scaling(float8: Float8) -> Scaling:
+def scaling_of(float8: Float8) -> Scaling:
+    """Return the rule of the scales of all layers."""
     recipe = "tensor" if float8.recipe == "delayed" else float8.recipe
     formats = E4M3, E4M3, FORMATS[float8.gradients]
     return Scaling(GRANULARITIES[recipe], formats, float8.block, float8.power_of_two, float8.margin)
