@@ -58,34 +58,50 @@ def test_layouts_agree_on_scales_of_tensors_and_of_earlier_steps() -> None:
     assert wrong(layouts) == []
 
 
-MORE = {
-    "rows": scaled("row", tensor=2, sequence_parallel=True),
-    "blocks": scaled("block", tensor=2, power_of_two=True),
-    "context": scaled("row", context=2),
+ONE = {"layers": 1}
+BROAD = {
+    "rows": scaled("row", ONE, tensor=2, sequence_parallel=True),
+    "blocks": scaled("block", ONE, tensor=2, power_of_two=True),
+    "context": scaled("tensor", ONE, context=2),
+    "recomputed": scaled("delayed", ONE, recompute={"mode": "layer"}, margin=1),
+    "experts": scaled("tensor", {**EXPERTS, **ONE}, expert=2, data=2, zero=3, gathered=True, batch={"micro": 1}),
+    "base of adapters": scaled("tensor", {**LORA, **ONE}, tensor=2, sequence_parallel=True),
+    "some layers": scaled("row", keep=["first", "layers.*.mlp.down"], weight_gradients=False, gradients="e4m3"),
+}
+SLOW = {
+    "rows over context": scaled("row", context=2),
     "blocks over context": scaled("block", context=2, batch={"micro": 2}),
     "ulysses": scaled("tensor", context=2, context_attention="ulysses"),
     "zero 1": scaled("row", data=2, zero=1),
     "zero bubble": scaled("tensor", tensor=2, pipeline=2, sequence_parallel=True, schedule="zb-h1", batch={"micro": 1}),
-    "recomputed": scaled("delayed", tensor=2, recompute={"mode": "layer"}, margin=1),
-    "experts": scaled("tensor", EXPERTS, tensor=2, sequence_parallel=True),
-    "expert ranks": scaled("tensor", EXPERTS, expert=2, data=2, batch={"micro": 1}),
-    "expert ranks, gathered": scaled("tensor", EXPERTS, expert=2, data=2, zero=3, gathered=True, batch={"micro": 1}),
+    "experts over tensor ranks": scaled("tensor", EXPERTS, tensor=2, sequence_parallel=True),
+    "expert ranks": scaled("delayed", EXPERTS, expert=2, data=2, batch={"micro": 1}),
     "rows of experts": scaled("row", EXPERTS, context=2),
     "latents": scaled("tensor", LATENT, tensor=2, sequence_parallel=True),
-    "base of adapters": scaled("tensor", LORA, tensor=2, sequence_parallel=True),
-    "some layers": scaled("block", keep=["first", "layers.*.mlp.down"], weight_gradients=False, gradients="e4m3"),
 }
 
 
-@pytest.mark.broad
-def test_layouts_agree_with_experts_latents_adapters_and_every_axis() -> None:
-    assert wrong(list(MORE.values())) == []
+@pytest.mark.parametrize(
+    "each",
+    [
+        *(pytest.param(found, marks=pytest.mark.broad, id=name) for name, found in BROAD.items()),
+        *(pytest.param(found, marks=pytest.mark.slow, id=name) for name, found in SLOW.items()),
+    ],
+)
+def test_layouts_agree_with_every_recipe_part_and_axis(each: Plan) -> None:
+    assert wrong([each]) == []
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("way", [LARGE, NARROW, FAR], ids=lambda way: way.name)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(NARROW, marks=pytest.mark.broad),
+        *(pytest.param(way, marks=pytest.mark.slow) for way in (LARGE, FAR)),
+    ],
+    ids=lambda way: way.name,
+)
 def test_layouts_agree_on_every_code_path_of_the_engine(way: Any) -> None:
-    assert wrong([scaled("delayed", tensor=2, sequence_parallel=True), scaled("tensor", data=2, zero=2)], way) == []
+    assert wrong([scaled("delayed", ONE, tensor=2, sequence_parallel=True)], way) == []
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from faults.mutant import fault, plan
+from trivium.certify.ways import NARROW
 from trivium.kernels import scaled
 from trivium.kernels.float8 import E5M2, Format
 from trivium.kernels.scaled import Operand, Quantised, ScaledProducts, Scaling
@@ -24,29 +25,35 @@ def in_float8(recipe: str = "tensor", gathered: bool = False, layers: int = 1, *
     return plan(precision={"float8": float8}, model=model, batch=batch, **more)
 
 
-@fault(Amaxes, "_follow", in_float8("delayed"))
+@fault(Amaxes, "begin_pass", in_float8("delayed"))
 def stale_amax(original, mesh):
     """Delayed scales follow from the steps before the last one."""
 
-    def follow(self: Amaxes) -> None:
+    def begin_pass(self: Amaxes, loss_scale: float, *, training: bool) -> None:
         newest = self.history[0].clone()
         self.history[0] = 0
-        original(self)
+        original(self, loss_scale, training=training)
         self.history[0] = newest
 
-    return follow
+    return begin_pass
 
 
 @fault(Amaxes, "end_step", in_float8("delayed", data=2))
 def amax_of_own_replica(original, mesh):
     """The history has the values of this rank's micro-batches alone."""
 
-    def end_step(self: Amaxes, *, updated: bool) -> None:
+    def end_step(self: Amaxes, loss_scale: float, *, updated: bool) -> None:
         several, self._mesh = self._mesh, type(mesh).single()
-        original(self, updated=updated)
+        original(self, loss_scale, updated=updated)
         self._mesh = several
 
     return end_step
+
+
+@fault(Amaxes, "begin_pass", in_float8("delayed"), way=NARROW)
+def amax_times_another_loss_scale(original, mesh):
+    """After a step that overflowed, delayed scales of gradients are those of the loss scale before it."""
+    return lambda self, loss_scale, *, training: original(self, 2.0**10, training=training)
 
 
 @fault(ScaledProducts, "quantised", in_float8())

@@ -25,7 +25,8 @@ KIND = "float8_amax"  # of tensors in a checkpoint
 
 
 class Amaxes:
-    """history [N, L, 3]: the newest first, 0 before the first step. step: what the layers know of the current pass."""
+    """history [N, L, 3]: the newest first, 0 before the first step; without the factor of scaled losses. step: what the
+    layers know of the current pass."""
 
     def __init__(self, plan: Plan, mesh: Mesh, stages: Mapping[int, Stage]) -> None:
         float8 = plan.precision.float8
@@ -43,16 +44,24 @@ class Amaxes:
                 number = number_of[name]
                 products.earlier = Earlier(self._past[number], self._seen[number], self.step)
 
+    def begin_pass(self, loss_scale: float, *, training: bool) -> None:
+        """Set the values that scales follow from, before a step (`training`) or an evaluation. The gradients of a step
+        are multiplied by `loss_scale`."""
+        self.step.collects = training
+        self._past.copy_(self.history.amax(0))
+        self._past[:, OPERANDS["gradients"]] *= loss_scale
+
     @torch.no_grad()
-    def end_step(self, *, updated: bool) -> None:
+    def end_step(self, loss_scale: float, *, updated: bool) -> None:
         """Remember the values of a step, if it has updated the weights; every rank calls this."""
         if updated:
+            self._seen[:, OPERANDS["gradients"]] /= loss_scale
             for group in (self._mesh.replicas, self._mesh.tensor, self._mesh.pipeline):
                 all_reduce_(self._seen, group, largest=True)
             self._seen.masked_fill_(~self._seen.isfinite(), 0)
             self.history.copy_(self.history.roll(1, 0))
             self.history[0] = self._seen
-            self._follow()
+            self.step.has_past = True
         self._seen.zero_()
 
     def fragments(self) -> list[Fragment]:
@@ -74,8 +83,4 @@ class Amaxes:
             box = Box((0, 0), (steps, len(OPERANDS)))
             values = checkpoint.read(f"{KIND}/{name}", box, self.history.dtype)
             self.history[:steps, number] = values.to(self.history.device)
-        self._follow()
-
-    def _follow(self) -> None:
-        self._past.copy_(self.history.amax(0))
         self.step.has_past = True

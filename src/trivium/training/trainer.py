@@ -237,7 +237,7 @@ class Trainer:
             accepts=_judge(accepts, scale) if self.loss_scale else accepts,
         )
         if self.amaxes is not None:
-            self.amaxes.end_step(updated=self.optimizer.steps_done > updates)
+            self.amaxes.end_step(scale, updated=self.optimizer.steps_done > updates)
         if measure:
             finished(self.mesh.device)
         update_seconds = time.perf_counter() - begin
@@ -476,7 +476,7 @@ class Trainer:
 
     def _set_mode(self, *, training: bool) -> None:
         if self.amaxes is not None:
-            self.amaxes.step.collects = training
+            self.amaxes.begin_pass(self.loss_scale.value if self.loss_scale else 1.0, training=training)
         for stage in self.stages.values():
             if stage.training is not training:  # visiting every module takes a small model longer than a layer
                 stage.train(training)
