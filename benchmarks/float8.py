@@ -36,10 +36,10 @@ Tensor = torch.Tensor
 
 VOCABULARY = 256  # bytes
 SIZES: Mapping[str, Mapping[str, Any]] = {
-    "hidden 64": {"layers": 3, "hidden": 64, "heads": 4, "sequence": 64},
-    "hidden 128": {"layers": 4, "hidden": 128, "heads": 4, "sequence": 64},
+    "hidden 32": {"layers": 2, "hidden": 32, "heads": 4, "sequence": 32},
+    "hidden 64": {"layers": 3, "hidden": 64, "heads": 4, "sequence": 32},
 }
-BATCH = {"sequences": 8, "micro": 8}
+BATCH = {"sequences": 16, "micro": 16}
 RECIPES: Mapping[str, Mapping[str, Any] | None] = {
     "bf16": None,
     "tensor": {"recipe": "tensor"},
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--markdown", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)

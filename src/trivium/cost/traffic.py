@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from trivium.cost.float8_traffic import add_float8, gathered_amaxes, wide_bytes
 from trivium.cost.prices import COUNT_BYTES
 from trivium.cost.router_traffic import add_routers
 from trivium.objectives.objective import loss_names
@@ -66,6 +67,7 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
         _add_remembered(traffic, plan, rows, at)
     _add_scalars(traffic, plan)
     add_routers(traffic, plan, at, micro_batches)
+    add_float8(traffic, plan, at, micro_batches)
     return {axis: Counter({k: v for k, v in c.items() if v}) for axis, c in traffic.items()}
 
 
@@ -213,7 +215,7 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
     sharers, replicas = _among(traffic, row)
     if not row.trains:
         if plan.zero >= 3 and slices > 1:
-            sharers["all_gather"] += _gathers(plan, row, at, micro_batches) * mine * _gathered_bytes(plan, row)
+            _add_gathers(traffic, plan, row, at, _gathers(plan, row, at, micro_batches))
         return
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated
@@ -225,10 +227,18 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
     if slices > 1:
         times = _contributions(plan, row, at, micro_batches) if plan.zero >= 2 else 1
         sharers["reduce_scatter"] += times * reduced
-        times = _gathers(plan, row, at, micro_batches) if plan.zero >= 3 else 1
-        sharers["all_gather"] += times * mine * _gathered_bytes(plan, row)
+        _add_gathers(traffic, plan, row, at, _gathers(plan, row, at, micro_batches) if plan.zero >= 3 else 1)
     if plan.zero >= 1 and "holders" in traffic:
         traffic["holders"]["all_reduce"] += mine * BYTES[plan.reduction_dtype]
+
+
+def _add_gathers(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, times: int) -> None:
+    sharers, slices = _among(traffic, row)[0], slices_of(plan, row)
+    sharers["all_gather"] += times * (row.padded // slices) * _gathered_bytes(plan, row)
+    if row.float8:
+        agreed = times * gathered_amaxes(plan, row) * wide_bytes(plan)
+        sharers["all_reduce"] += agreed
+        traffic["tensor"]["all_reduce"] += agreed * (plan.layout.tensor > 1)
 
 
 def _gathered_bytes(plan: Plan, row: BucketRow) -> int:
