@@ -46,8 +46,9 @@ class Case(Place):
     states per trained parameter, in elements of the masters' dtype. matrices: fraction of the trained parameters that a
     matrix rule updates. matrix_flops: FLOPs of these updates for the whole model. ends_lighter: layers fewer on the
     first and on the last stage, for partitions that count embedding and logits as layers. float8: the share of the
-    weights of linear layers whose products have 8-bit operands; float8_weight_gradients, float8_gathered: 1 where those
-    of weight gradients do, and where ZeRO stage 3 gathers these weights in 8 bits.
+    weights of linear layers whose products have 8-bit operands; float8_weight_gradients, float8_gathered, float8_codes:
+    1 where those of weight gradients do, where ZeRO stage 3 gathers these weights in 8 bits, and where kernels multiply
+    the codes.
     """
 
     different_layers: Shares[Layer]
@@ -83,6 +84,7 @@ class Case(Place):
     float8: float = 0.0
     float8_weight_gradients: int = 1
     float8_gathered: int = 0
+    float8_codes: int = 1
 
     def of_a_layer(self, value: Callable[[Layer], Number]) -> Number:
         """Return the mean of `value` over the model's layers."""
@@ -212,6 +214,7 @@ def float8_numbers(model: ModelShape, precision: Precision) -> dict[str, Any]:
         "float8": scaled / sum(p.elements for p in rows if is_of_linear(p)),
         "float8_weight_gradients": int(precision.float8.weight_gradients),
         "float8_gathered": int(precision.float8.gathered),
+        "float8_codes": int(precision.float8.recipe != "block"),
     }
 
 

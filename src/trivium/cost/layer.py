@@ -156,7 +156,7 @@ def product_seconds(product: Product, case: Case, device: Device) -> tuple[Numbe
     forward, backward = _seconds_on(product, case, on, on)
     if product.wide or not case.float8:
         return forward, backward
-    narrow = device.of_float8()
+    narrow = device.of_float8() if case.float8_codes else device.widened(4)
     forward8, backward8 = _seconds_on(product, case, narrow, narrow if case.float8_weight_gradients else device)
     rounding_forward, rounding_backward = _rounding_seconds(product, case, device)
     share = case.float8

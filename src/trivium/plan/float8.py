@@ -7,6 +7,7 @@ scale for each row of the reduction (torchao's rowwise). `block`: one for `block
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from math import gcd
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -31,7 +32,7 @@ class Float8(Config):
     block: Annotated[int, Field(ge=1)] = 128  # numbers in a block of recipe 'block'
     history: Annotated[int, Field(ge=1, le=1024)] = 16  # steps whose largest values recipe 'delayed' uses
     margin: Annotated[int, Field(ge=0, le=16)] = 0  # powers of two between the scaled and the largest value
-    gathered: bool = False  # ZeRO-3 gathers the weights of these layers in 8 bits
+    gathered: bool = False  # gather the weights of these layers in 8 bits; no effect below ZeRO stage 3
 
     def keeps(self, name: str, layers: int) -> bool:
         """Return whether the linear layer of a weight keeps the dtype of the weights."""
@@ -80,6 +81,13 @@ class Divided(NamedTuple):
     own_positions: int
     micro: int
     row_chunks: int
+
+    @classmethod
+    def of(cls, here: int, *, zigzag: bool, sequence_parallel: bool, **more: int) -> "Divided":
+        """Return the division of sequences of which a context rank has `here` positions, in two pieces if `zigzag`."""
+        positions = here // 2 if zigzag else here
+        own = gcd(positions, here // more["tensor"]) if sequence_parallel else positions
+        return cls(positions=positions, own_positions=own, **more)
 
 
 def division_problems(float8: Float8, rows: Sequence[Parameter], layers: int, at: Divided) -> Iterator[str]:

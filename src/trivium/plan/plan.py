@@ -283,15 +283,21 @@ class Plan(Config):
         if float8 is None or self.model.problems():
             return found
         rows, layout = parameters(self.model), self.layout
-        positions = self.local_sequence // 2 if self._zigzag else self.local_sequence
-        own = gcd(positions, self.local_sequence // layout.tensor) if self.sequence_parallel else positions
-        at = Divided(layout.tensor, layout.context, layout.expert, positions, own, self.batch.micro, self.row_chunks)
+        degrees = {name: getattr(layout, name) for name in ("tensor", "context", "expert")}
+        at = Divided.of(
+            self.local_sequence,
+            zigzag=self._zigzag,
+            sequence_parallel=self.sequence_parallel,
+            micro=self.batch.micro,
+            row_chunks=self.row_chunks,
+            **degrees,
+        )
         found += keep_problems(float8, rows, self.model.layers)
         found += division_problems(float8, rows, self.model.layers, at)
-        if float8.gathered and (self.zero < 3 or float8.recipe != "tensor"):
+        if float8.gathered and float8.recipe != "tensor":
             found.append(
-                f"plan.precision.float8.gathered needs plan.zero 3 (is {self.zero}) and recipe 'tensor' (is "
-                f"'{float8.recipe}'), with which the layer gives gathered weights the same codes again; set it to false"
+                f"plan.precision.float8.gathered is true and recipe is '{float8.recipe}': only with 'tensor' does a "
+                f"layer give gathered weights the same codes again; set it to false"
             )
         return found
 
