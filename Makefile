@@ -95,7 +95,7 @@ chaos: setup
 	  $(if $(KILLS),--kills $(KILLS)) $(if $(LAYOUTS),--layouts $(LAYOUTS)) $(if $(CORRUPT),--corrupt $(CORRUPT)) \
 	  $(if $(RESUME),--resume $(RESUME)) $(if $(DISKFULL),--diskfull $(DISKFULL)) \
 	  $(if $(PREEMPT),--preempt $(PREEMPT)) $(if $(FREEZE),--freeze $(FREEZE)) $(if $(POISON),--poison $(POISON)) \
-	  $(if $(ORPHANS),--orphans $(ORPHANS)) $(if $(SEED),--seed $(SEED)) $(if $(JSON),--json $(JSON))
+	  $(if $(ORPHANS),--orphans $(ORPHANS)) $(if $(HOSTS),--hosts $(HOSTS)) $(if $(SEED),--seed $(SEED)) $(if $(JSON),--json $(JSON))
 
 # Writes docs/reproduction.md.
 reproduce: setup

@@ -1,6 +1,8 @@
 """MkDocs hooks: add the pages that are generated from the code and from files outside docs/."""
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ def on_files(files: Files, config: Any) -> Files:
         + "\n".join(f"- [{p.stem}]({p.name})" for p in sorted(REPORTS.glob("*.md"))),
         "reference/config.md": config_reference(),
         "reference/cli.md": cli_reference(),
+        "reference/scale.md": scale_page(),
     }
     pages |= {f"reports/{p.name}": p.read_text().replace("](../../docs/", "](../") for p in REPORTS.glob("*.md")}
     for path, content in pages.items():
@@ -56,6 +59,16 @@ def config_reference() -> str:
         cells = (f"`{field.path}`", *(str(cell).replace("|", "\\|").replace("\n", " ") for cell in field[1:]))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def scale_page() -> str:
+    """Return the counts of large jobs by benchmarks/scale.py."""
+    spec = importlib.util.spec_from_file_location("scale", ROOT / "benchmarks" / "scale.py")
+    assert spec is not None and spec.loader is not None, f"{ROOT / 'benchmarks' / 'scale.py'} is missing"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["scale"] = module
+    spec.loader.exec_module(module)
+    return str(module.page())
 
 
 def cli_reference() -> str:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 
 import pytest
@@ -25,6 +26,15 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("untimed", deadline=None)
     settings.load_profile("untimed")
     torch.ones(1, requires_grad=True).backward()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """In CI, begin to compile the kernels of a corpus while several processes collect tests, so that none waits."""
+    option = session.config.option
+    is_parallel = getattr(option, "numprocesses", None) and not hasattr(session.config, "workerinput")
+    if is_parallel and "not broad" not in option.markexpr:
+        code = "from trivium.corpus.kernels.warm_up import compile_once; compile_once()"
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -29,34 +29,62 @@ OBSERVERS = {
 
 
 class Row(NamedTuple):
-    """A file or folder below src/trivium, and tests that pass without it."""
+    """Files or folders below src/trivium, and tests that pass without them."""
 
-    deleted: str
+    deleted: tuple[str, ...]
     tests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join(self.deleted)
+
+
+LOOP, SAME_WORK = "training/loop_test.py", "training/same_work_test.py"
+OF_RULES = (
+    "optim/groups_test.py::test_groups_that_contradict_the_model_are_refused",
+    "kernels/adamw_test.py::test_calls_are_of_several_slices_or_of_one",
+)
+ENGINE = (
+    "model/generation_test.py",
+    "model/oracle_test.py",
+    "parallel/tensor/tensor_test.py",
+    "optim/groups_test.py",
+    "certify/certificate_test.py",
+)
+FOLDERS = ("adapters", "kernels/cpu", "kernels/cuda", "comms/host_memory")
+
+
+def files_in(folder: str) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob("[a-z]*.py"))]
+
+
+RULES = [path for path in files_in("optim/rules") if not path.endswith("adamw.py")]
+OTHERS = [*files_in("objectives/terms"), *files_in("families")]
+
+
+def without(*observers: str) -> Row:
+    left = [f"training/observers/{test}" for name, test in OBSERVERS.items() if not _named(name, observers)]
+    return Row(observers, (LOOP, *left))
+
+
+def _named(name: str, observers: tuple[str, ...]) -> bool:
+    return any(path.endswith(f"/{name}.py") for path in observers)
 
 
 def rows() -> Iterator[Row]:
-    for path in sorted((ROOT / "training/observers").glob("[a-z]*.py")):
-        others = [f"training/observers/{test}" for name, test in OBSERVERS.items() if name != path.stem]
-        yield Row(f"training/observers/{path.name}", ("training/loop_test.py", *others))
-    rules = set((ROOT / "optim/rules").glob("[a-z]*.py")) - {ROOT / "optim/rules/adamw.py"}
-    terms = set((ROOT / "objectives/terms").glob("[a-z]*.py"))
-    trained = ("training/loop_test.py", "training/same_work_test.py")
-    of_rules = (
-        "optim/groups_test.py::test_groups_that_contradict_the_model_are_refused",
-        "kernels/adamw_test.py::test_calls_are_of_several_slices_or_of_one",
-    )
-    for path in sorted([*rules, *terms, *(ROOT / "families").glob("[a-z]*.py")]):
-        yield Row(str(path.relative_to(ROOT)), (*trained, *of_rules) if path in rules else trained)
-    engine = (
-        "model/generation_test.py",
-        "model/oracle_test.py",
-        "parallel/tensor/tensor_test.py",
-        "optim/groups_test.py",
-        "certify/certificate_test.py",
-    )
-    for folder in ("adapters", "kernels/cpu", "kernels/cuda", "comms/host_memory"):
-        yield Row(folder, engine)
+    """Each part alone."""
+    yield from map(without, files_in("training/observers"))
+    yield from (Row((path,), (LOOP, SAME_WORK, *OF_RULES)) for path in RULES)
+    yield from (Row((path,), (LOOP, SAME_WORK)) for path in OTHERS)
+    yield from (Row((folder,), ENGINE) for folder in FOLDERS)
+
+
+def rows_together() -> Iterator[Row]:
+    """All parts of a kind at once, and either half of the observers, which are tested without the other half."""
+    observers = files_in("training/observers")
+    yield without(*observers[::2])
+    yield without(*observers[1::2])
+    yield Row((*RULES, *OTHERS), (LOOP, SAME_WORK, *OF_RULES))
+    yield Row(FOLDERS, ENGINE)
 
 
 # What the tests import of others, which takes longer than the tests.
@@ -96,30 +124,39 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(ROOT, folder)  # with compiled files, whose times of modification stay valid
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row.deleted)
+@pytest.mark.parametrize("row", rows(), ids=str)
 def test_deletable_modules_are_not_imported_elsewhere(row: Row) -> None:
-    gone = "trivium." + row.deleted.removesuffix(".py").replace("/", ".")
+    (deleted,) = row.deleted
+    gone = "trivium." + deleted.removesuffix(".py").replace("/", ".")
     found = [
         f"{m.path}:{node.lineno}"
         for m in source()
-        if not m.path.startswith(row.deleted)
+        if not m.path.startswith(deleted)
         for node, name in imports(m)
         if f"{name}.".startswith(f"{gone}.")
     ]
     assert found == []
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row.deleted)
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(pytest.param(row, marks=pytest.mark.broad) for row in rows_together()),
+        *(pytest.param(row, marks=pytest.mark.slow) for row in rows()),
+    ],
+    ids=str,
+)
 def test_remaining_modules_work_after_deletion(
     row: Row, processes: ForkServerContext, copy: Path, tmp_path: Path
 ) -> None:
-    part, log = copy / row.deleted, tmp_path / "log"
-    hidden = part.rename(tmp_path / "hidden")
+    log, hidden = tmp_path / "log", []
     try:
+        for number, deleted in enumerate(row.deleted):
+            hidden.append(((copy / deleted).rename(tmp_path / str(number)), copy / deleted))
         done = processes.Process(target=run_without, args=(copy, [str(TESTS / test) for test in row.tests], log))
         done.start()
         done.join()
     finally:
-        hidden.rename(part)
+        for moved, place in hidden:
+            moved.rename(place)
     assert done.exitcode == 0, log.read_text()[-6000:]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cost.counted_memory import counted as kept
-from plans import brief, small
+from plans import EXPERTS, brief, small
 from ranks import on_ranks
 from training_steps import losses
 from trivium.certify.layouts import ROTARY
@@ -66,12 +66,40 @@ def adapted(kind: str = "lora", model: dict[str, Any] | None = None, **more: Any
 
 
 # Dora and lora_ggpo are kinds of lora with more.
+ROUTED = {
+    **EXPERTS,
+    "experts": {**EXPERTS["experts"], "shared_gate": True, "balance_loss": 0.3},
+    "adapters": [{"match": "layers.[01].*", "settings": {"r": 3, "rslora": True}}, {"match": "*.mlp.*"}],
+}
+OF_EXPERTS: list[dict[str, Any]] = [
+    {"tensor": 2, "sequence_parallel": True, "recompute": {"mode": "layer"}},
+    {"data": 2, "expert": 2, "zero": 3},
+    {"pipeline": 2, "schedule": "zb-h1"},
+]
+MORE_OF_EXPERTS: list[dict[str, Any]] = [
+    {"data": 2, "expert": 2, "tensor": 2, "zero": 2, "recompute": {"mode": "none", "activation_function": True}},
+    {"context": 2, "expert": 2, "tensor": 2, "sequence_parallel": True, "optimizer": MUON},
+    {"pipeline": 2, "chunks": 2, "schedule": "zb-v", "data": 2, "expert": 2, "zero": 1},
+    {"data": 4, "expert": 4, "zero": 3, "shards": 4, "recompute": {"mode": "attention"}},
+]
 KINDS = [pytest.param(kind, marks=[pytest.mark.broad] * (kind != "lora")) for kind in adapter_kinds()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_layout_computes_adapters_as_one_process_does(kind: str) -> None:
     found = certify([brief(adapted(kind, **layout)) for layout in LAYOUTS])
+    assert all(each.passed for each in found), [(each.worst, each.worst_parameter, each.error) for each in found]
+
+
+@pytest.mark.broad
+def test_every_layout_computes_the_adapters_of_experts_as_one_process_does() -> None:
+    found = certify([brief(small(model=ROUTED, **layout)) for layout in OF_EXPERTS])
+    assert all(each.passed for each in found), [(each.worst, each.worst_parameter, each.error) for each in found]
+
+
+@pytest.mark.broad
+def test_further_layouts_compute_the_adapters_of_experts_as_one_process_does() -> None:
+    found = certify([brief(small(model=ROUTED, **layout)) for layout in MORE_OF_EXPERTS])
     assert all(each.passed for each in found), [(each.worst, each.worst_parameter, each.error) for each in found]
 
 
@@ -128,15 +156,19 @@ def counted(place: Place, plans: list[Plan]) -> None:
 def test_what_a_rank_holds_of_adapters_is_what_is_predicted() -> None:
     bf16 = {"precision": {"weights": "bf16"}}
     plans = [adapted(data=2, zero=1, **bf16), adapted("dora", data=2, zero=3, **bf16)]
-    on_ranks(2, counted, [*plans, adapted("lora_ggpo", tensor=2, **bf16)])
+    routed = small(model=ROUTED, data=2, expert=2, zero=2, **bf16)
+    on_ranks(2, counted, [*plans, routed, adapted("lora_ggpo", tensor=2, **bf16)])
 
 
 @pytest.mark.parametrize("kind", adapter_kinds())
 def test_adapters_keep_for_the_backward_what_is_predicted(kind: str) -> None:
     """To the byte, where every linear layer has one."""
     every = {"adapters": [{"kind": kind, "settings": {"r": 3, "dropout": 0.1}}]}
-    for split in ({}, {"tensor": 2}, {"tensor": 2, "sequence_parallel": True}):
-        plan = small(model=every, precision={"weights": "bf16"}, **split)
+    models = [every]
+    if kind == "lora":
+        models.append({**ROUTED, "first": [], "adapters": [{"settings": {"r": 3}}]})
+    for model, split in itertools.product(models, ({}, {"tensor": 2}, {"tensor": 2, "sequence_parallel": True})):
+        plan = small(model=model, precision={"weights": "bf16"}, **split)
         case, modes = case_of(plan), [MODES[plan.recompute.mode_of(n)] for n in range(plan.model.layers)]
         layers = sum(float(layer_bytes(case, mode)) for mode in modes)
         assert kept(plan, 0, "with memory").bytes == layers + embedding_bytes(case) + head_bytes(case) + logits_bytes(
@@ -201,6 +233,15 @@ def test_a_checkpoint_with_adapters_resumes_in_another_layout(kind: str, tmp_pat
     on_ranks(2, resumed, plans, path, losses(one, range(2, 4)))
 
 
+def test_a_checkpoint_with_adapters_of_experts_resumes_with_other_expert_ranks(tmp_path: Path) -> None:
+    fp64 = {"precision": {"weights": "fp64"}, "model": ROUTED, "batch": {"sequences": 8, "micro": 1}}
+    one = Trainer(small(**fp64), Mesh.single(), seed=1, rule=AdamRule())
+    losses(one, range(2))
+    path = save_state(one, tmp_path, 2)
+    plans = [small(data=2, expert=2, zero=3, **fp64), small(tensor=2, **fp64)]
+    on_ranks(2, resumed, plans, path, losses(one, range(2, 4)))
+
+
 def test_adapters_begin_beside_the_weights_of_a_model_without_any(tmp_path: Path) -> None:
     plan = adapted()
     without = plan.model_copy(update={"model": plan.model.model_copy(update={"adapters": ()})})
@@ -221,12 +262,17 @@ def test_adapters_begin_beside_the_weights_of_a_model_without_any(tmp_path: Path
         ({"kind": "high_rank"}, r"plan.model.adapters.0.*kinds of adapter.*'high_rank' is none of them"),
         ({"settings": {"r": 0}}, r"plan.model.adapters.0.*r is 0"),
         ({"settings": {"depth": 2}}, r"plan.model.adapters.0.*depth"),
+        (
+            {"kind": "dora", "settings": {"dropout": 0.1}},
+            r"adapters.0 takes layers.1.mlp.experts.up with kind 'dora' and dropout 0.1, and matrices of experts have",
+        ),
+        ({"settings": {"dropout": 0.1}}, r"with kind 'lora' and dropout 0.1"),
         ({"match": "*.norm"}, r"plan.model.adapters.0.match is '\*.norm', and no linear layer has such a name"),
     ],
     ids=str,
 )
 def test_adapters_that_contradict_the_model_are_refused(group: dict[str, Any], told: str) -> None:
-    tree = small().model_dump()
+    tree = small(model=EXPERTS).model_dump()
     tree["model"]["adapters"] = [group]
     with pytest.raises(ConfigError, match=told.removeprefix("plan.")):
         build(Plan, tree).checked()

@@ -73,7 +73,7 @@ def test_they_agree_on_two_ranks(degrees: dict[str, Any], way: Way) -> None:
     [
         m
         if m.name in ("correction-stops-growing", "masks-repeat-every-fourth-step")
-        else pytest.param(m, marks=pytest.mark.broad)
+        else pytest.param(m, marks=pytest.mark.slow)
         for m in CATALOGUE[steps]
     ],
     ids=lambda m: m.name,

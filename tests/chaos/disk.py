@@ -15,8 +15,8 @@ from chaos.scene import LAYOUTS, SEED, Tally, event_steps, job, plan, verifies, 
 from trivium.checkpoint.format import published
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
-from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision.job import start
 
 GOOD_SAVES = 3  # before the disk is full

@@ -24,8 +24,9 @@ from trivium.interchange.bring import import_hf
 from trivium.interchange.export import export_hf
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
-from trivium.training.loop import CHECKPOINTS, TrainingJob
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision.job import start
 
 STEPS, SAVE_EVERY = 14, 3  # of the trainings of `resume_often`

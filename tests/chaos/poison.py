@@ -30,8 +30,8 @@ from trivium.provenance import file_sha256
 from trivium.seeds import generator_for
 from trivium.tokens.samples import TokenDataset
 from trivium.training.lineage.culprit import find_culprit
-from trivium.training.loop import CHECKPOINTS, TrainingJob
-from trivium.training.record import read_record
+from trivium.training.loop import TrainingJob
+from trivium.training.record import CHECKPOINTS, read_record
 from trivium.training.supervision.job import start
 from trivium.training.supervision.preemption import EndedAtOnce
 

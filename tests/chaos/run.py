@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from chaos.disk import corrupt_often, fill_often
+from chaos.hosts import lose_hosts
 from chaos.kills import kill_often, resume_often
 from chaos.life import end_all
 from chaos.poison import poison_often
@@ -42,6 +43,7 @@ HARMS: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
     "preempt": (preempt_often, "ask the training to end: it saves once and exits with 75"),
     "freeze": (freeze_often, "stop a rank: the job names it and continues"),
     "poison": (poison_often, "poison a document, a sample or a weight: the training stops and names it"),
+    "hosts": (lose_hosts, "kill, freeze or cut off hosts of an elastic job, and bring them back; needs root"),
     "orphans": (orphan_often, "kill the launcher: no rank outlives it"),
 }
 

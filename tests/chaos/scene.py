@@ -20,9 +20,10 @@ from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.samples import TokenDataset
 from trivium.training.config import TrainingConfig
-from trivium.training.loop import CHECKPOINTS, TrainingJob
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import EVENTS, read
 from trivium.training.rates import lr_of_step
+from trivium.training.record import CHECKPOINTS
 from trivium.training.state import fragments, restore
 from trivium.training.trainer import Samples, Trainer, adam_rule
 

@@ -20,8 +20,8 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, Interrupted, Preempted
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
-from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision.preemption import ONE_REQUEST_SECONDS, SIGNALS
 
 HANG_SECONDS = 2.0  # the trainings' minimum (default 30), so that many freezes take minutes

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from trivium.checkpoint import lease
-from trivium.checkpoint.lease import LEASE, _described, _holder_in, holder_of, holding
+from trivium.checkpoint.lease import LEASE, Gone, Holder, _described, _holder_in, holder_of, holding
 from trivium.errors import MachineError
 
 
@@ -60,6 +60,18 @@ def test_lease_of_killed_job_is_stale_at_once(held) -> None:
     assert holder_of(directory) is None
     with holding(directory, said.append):
         assert len(said) == 1, "a job that ended leaves no lease"
+
+
+@pytest.mark.parametrize(
+    ("gone", "waits"), [(Gone(), ["expiry", "claim"]), (Gone(silent=["other"]), ["claim"]), (Gone(ended=["other"]), [])]
+)
+def test_lease_of_a_host_that_is_known_to_be_gone_is_taken_over_without_waiting(tmp_path, monkeypatch, gone, waits):
+    waited: list[str] = []
+    monkeypatch.setattr(lease, "_wait_for_expiry", lambda left, lock, *_: waited.append("expiry") or lock)
+    monkeypatch.setattr(lease, "_claim", lambda *_: waited.append("claim"))
+    (tmp_path / LEASE).write_text(json.dumps(Holder(1, "other", time.time(), time.time())._asdict()))
+    with holding(tmp_path, lambda text: None, gone):
+        assert waited == waits
 
 
 def test_failed_job_leaves_no_lease(tmp_path: Path) -> None:

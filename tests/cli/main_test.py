@@ -45,29 +45,44 @@ def imported(done: subprocess.CompletedProcess) -> set[str]:
     return set(done.stderr.splitlines()[-1].split()[1:])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["plan"],
-        ["plan", "show"],
-        ["plan", "show", "--preset", "gpt-125m", "--preset", "gpt-1.3b"],
-        ["config", "show"],
-        ["config", "explain", "--json"],
-        ["models"],
-        ["models", "llama-3-8b"],
-        ["doctor"],
-        ["corpus", "--help"],
-        ["report", "--out", "nowhere"],
-        ["train", "--dry-run"],
-        ["train", "--set", "plan.layout.tensor=3"],
-        ["demo", "--dry-run"],
-        ["demo", "--help"],
-    ],
-    ids=" ".join,
-)
-def test_torch_is_not_imported_where_nothing_is_trained_or_scored(words: list[str], tmp_path: Path):
-    assert "torch" not in imported(trivium(*words, cwd=tmp_path))
+WITHOUT_TORCH = [
+    ["--help"],
+    ["plan"],
+    ["plan", "show"],
+    ["plan", "show", "--preset", "gpt-125m", "--preset", "gpt-1.3b"],
+    ["config", "show"],
+    ["config", "explain", "--json"],
+    ["models"],
+    ["models", "llama-3-8b"],
+    ["doctor"],
+    ["corpus", "--help"],
+    ["report", "--out", "nowhere"],
+    ["train", "--dry-run"],
+    ["train", "--set", "plan.layout.tensor=3"],
+    ["demo", "--dry-run"],
+    ["demo", "--help"],
+]
+# Runs command lines one after the other, and says after which torch was imported.
+RUNS_ALL = """
+import json, sys
+from trivium.cli.main import main
+ran = []
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit:
+        ran.append(words)
+    if "torch" in sys.modules:
+        break
+print(json.dumps(["torch" in sys.modules, ran]), file=sys.stderr)
+"""
+
+
+def test_torch_is_not_imported_where_nothing_is_trained_or_scored(tmp_path: Path):
+    command = [sys.executable, "-c", RUNS_ALL, json.dumps(WITHOUT_TORCH)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, stdin=subprocess.DEVNULL)
+    assert json.loads(done.stderr.splitlines()[-1]) == [False, WITHOUT_TORCH]
 
 
 def test_the_probe_would_see_torch():

@@ -22,9 +22,10 @@ from trivium.errors import CheckpointError, ConfigError, TriviumError
 from trivium.plan.layout import Layout
 from trivium.provenance import STAMP, describe, write_json
 from trivium.training import prove as proving
-from trivium.training.loop import CHECKPOINTS, TrainingJob
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, append
 from trivium.training.prove import _layouts, prove_resume
+from trivium.training.record import CHECKPOINTS
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ def test_a_stored_config_says_so_when_it_no_longer_fits(tmp_path):
 # Options that are no field of the config, although some field has the same name: the tokens of another folder; the
 # model of a search; data, tasks, shots, items and checkpoints of benchmarks; method and epochs of `tune`, which decide
 # several fields each.
-ASKED = {"model", "tokens", "data", "tasks", "shots", "limit", "every", "method", "epochs"}
+ASKED = {"model", "tokens", "data", "tasks", "shots", "limit", "every", "method", "epochs", "hosts"}
 
 
 def test_no_option_of_a_verb_with_a_config_duplicates_a_field():

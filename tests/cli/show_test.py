@@ -68,3 +68,4 @@ def test_a_layout_is_told_in_the_words_of_the_glossary():
     assert layout_text({"tensor": 1, "pipeline": 1, "data": 1}) == "tensor 1 x pipeline 1 x data 1 = 1 rank"
     apart = {"tensor": 1, "pipeline": 1, "data": 2, "context": 4}
     assert layout_text(apart) == "tensor 1 x pipeline 1 x data 2 x context 4 = 8 ranks"
+    assert layout_text({"data": 4, "expert": 2}) == "data 4 (expert 2) = 4 ranks"

@@ -314,3 +314,51 @@ def test_every_row_of_packed_conversations_is_whole(models: Path, data: str, pre
     for number in range(dataset.num_samples):
         parts = [span for span in dataset.documents_of(number) if span.document.startswith("questions.jsonl:")]
         assert parts and all(span.begin == 0 for span in parts)
+
+
+@pytest.fixture(scope="module")
+def teacher(models: Path) -> Path:
+    """The checkpoint of other weights with the tokenizer of the others."""
+    root = models / "teacher"
+    root.mkdir()
+    return write_checkpoint(root, plan_of("llama", sequence=96), step=9)
+
+
+@pytest.mark.broad
+def test_a_teacher_reads_the_tokens_once_and_its_probabilities_are_learned(
+    models: Path, teacher: Path, data: str, call, tmp_path: Path
+) -> None:
+    more = ["--method", "full", "--teacher", str(teacher), "--batch", "2", "--tp", "2", *SLOW_HOST]
+    told = tuned(call, models / "run", data, *more, "--steps", "2").stdout
+    assert re.search(r"the teacher, \S+, reads \d+ sequences once: about ", told)
+    about = json.loads((tmp_path / "tuned/tokens/teacher.json").read_text())
+    assert about["of"] == Checkpoint.open(teacher).manifest["sha256"]
+    steps = [record for record in records(tmp_path / "tuned/training" / METRICS) if "divergence" in record]
+    assert len(steps) == 2 and all(record["divergence"] > 0 for record in steps)
+    more += ["--set", "training.decay=constant", "--steps"]
+    # With --redo the tokens are made again, and no teacher has read those; a longer training has them already.
+    assert "reads" in tuned(call, models / "run", data, *more, "3", "--redo").stdout
+    assert "reads" not in tuned(call, models / "run", data, *more, "4").stdout
+
+
+def test_a_teacher_of_another_tokenizer_or_of_pairs_is_refused(
+    models: Path, teacher: Path, data: str, pairs: str, call, tmp_path: Path
+) -> None:
+    root = shutil.copytree(models / "teacher", tmp_path / "other")
+    other, words = root / "checkpoints" / teacher.name, root / "tokenizer.json"
+    words.write_text(words.read_text() + "\n")
+    ended = call("tune", str(models / "run"), "--data", data, "--out", "tuned", "--teacher", str(other))
+    assert ended.returncode == 4 and f"--teacher {other} has the tokenizer" in ended.stderr, ended.stderr
+    both = ["--data", pairs, "--out", "tuned", "--teacher", str(teacher), "--method", "dpo"]
+    ended = call("tune", str(models / "run"), *both)
+    assert ended.returncode == 2 and "exclude each other" in ended.stderr
+
+
+def test_a_dry_run_tells_what_a_teacher_and_a_reference_read(
+    models: Path, teacher: Path, data: str, pairs: str, call, tmp_path: Path
+) -> None:
+    told = tuned(call, models / "run", data, "--teacher", str(teacher), "--dry-run").stdout
+    assert re.search(r"before the training, the teacher, .* reads \d+ sequences once: about ", told)
+    told = tuned(call, models / "run", pairs, "--method", "dpo", "--dry-run").stdout
+    assert re.search(r"before the training, the model, as the reference, reads \d+ sequences once", told)
+    assert "forward passes" in told

@@ -216,7 +216,7 @@ def test_no_step_takes_quadratic_time_for_any_text(name, tmp_path):
     assert not offenders(step_of(name, tmp_path), 3000, 8)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_no_step_takes_quadratic_time_for_large_documents(name, tmp_path):
     assert not offenders(step_of(name, tmp_path), 64_000, 8)

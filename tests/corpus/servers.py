@@ -1,4 +1,4 @@
-"""A server on the loopback interface that stores files: plain HTTP with ranges, and the part of S3 that is read."""
+"""A server on the loopback interface that stores files: plain HTTP with ranges, and the part of S3 that is used."""
 
 import threading
 import time
@@ -15,12 +15,18 @@ class Store:
     """Files by path, the requests that were made, and what goes wrong with the next ones.
 
     faults: for each path what happens to its GETs: a status, "stall", "truncate", or "once" for a status 500 once.
+    put_faults: what happens to the next PUTs, the first first: a status, "half" (half of it is kept, and all is well),
+    "lost" (it is kept, and the connection ends without an answer), "stall", or "" for nothing. sent: the bytes
+    of all PUTs that were kept.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str]] = []
         self.faults: dict[str, int | str] = {}
+        self.put_faults: list[int | str] = []
+        self.sent = 0
+        self.over = threading.Event()
         self.ranges = True
         self.url = ""
 
@@ -41,6 +47,35 @@ def serving(store: Store) -> Iterator[Store]:
 
         def do_GET(self) -> None:
             self.answer(with_body=True)
+
+        def do_PUT(self) -> None:
+            path, data = self.path_of(), self.rfile.read(int(self.headers["Content-Length"]))
+            store.requests.append((self.command, path))
+            fault = store.put_faults.pop(0) if store.put_faults else ""
+            if isinstance(fault, int):
+                self.send(fault, b"", {})
+                return
+            if self.headers.get("If-None-Match") == "*" and path in store.files:
+                self.send(412, b"<Error><Code>PreconditionFailed</Code></Error>", {})
+                return
+            if fault == "stall":
+                store.over.wait()
+                self.close_connection = True
+                return
+            store.sent += len(data)
+            store.files[path] = data[: len(data) // 2] if fault == "half" else data
+            if fault == "lost":
+                self.close_connection = True
+                return
+            self.send(200, b"", {"ETag": f'"{md5(data).hexdigest()}"'})
+
+        def do_DELETE(self) -> None:
+            store.requests.append((self.command, self.path_of()))
+            store.files.pop(self.path_of(), None)
+            self.send(204, b"", {})
+
+        def path_of(self) -> str:
+            return unquote(urlsplit(self.path).path)
 
         def answer(self, *, with_body: bool) -> None:
             parts = urlsplit(self.path)
@@ -88,6 +123,7 @@ def serving(store: Store) -> Iterator[Store]:
     try:
         yield store
     finally:
+        store.over.set()
         server.shutdown()
 
 

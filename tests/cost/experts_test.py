@@ -17,10 +17,12 @@ from trivium.cost.case import NONE, case_of
 from trivium.cost.compute import model_flops
 from trivium.cost.constants import shipped_constants
 from trivium.cost.estimate import Durations, estimate, strides_of
+from trivium.cost.forward_pass import forward_pass_seconds
 from trivium.cost.hardware import machine_named
 from trivium.cost.memory import memory_of_cases, memory_of_rank, worst_rank
-from trivium.cost.prices import expert_seconds
+from trivium.cost.prices import expert_seconds, prices
 from trivium.cost.rank_parameters import elements_of_rank, rank_parameters
+from trivium.cost.setting import setting
 from trivium.cost.stack import own_stack
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import step_seconds
@@ -210,6 +212,24 @@ def test_gradients_of_experts_are_reduced_by_the_ranks_that_hold_them():
         step_seconds(case_of(routed(**merge(many, {"layout": {"expert": n}}))), H100).data_collectives for n in (8, 1)
     )
     assert float(alone) < 0.2 * float(together)
+
+
+@pytest.mark.parametrize("method", ["simulated", "closed form"])
+def test_a_pass_that_counts_loads_before_a_step_costs_a_forward_without_the_head(method):
+    """It is run for the loads of a whole batch of several micro-batches, and for those of layers in other stages."""
+    plain, scope = {"balance_loss": 0.01}, {"balance_loss": 0.01, "balance_scope": "global_batch"}
+    once = {"layout": {"tensor": 1, "pipeline": 1, "data": 4}, "batch": {"sequences": 4, "micro": 1}}
+    often, stages = once | {"batch": {"sequences": 16, "micro": 1}}, {"layout": {"tensor": 1, "pipeline": 2, "data": 4}}
+    pooled = plain | {"balance_convention": "transformers"}
+    cases = [(plain, often, 0), (scope, once, 0), (scope, often, 1), (pooled, once, 0), (pooled, once | stages, 1)]
+    for experts, over, passes in cases:
+        plan = routed(model={"experts": experts}, **over)
+        at = setting(case_of(plan), H100, own_stack(plan, H100), shipped_constants())
+        expected = passes * forward_pass_seconds(at, prices(at), with_head=False)
+        found = estimate(plan, H100, method=method).parts
+        assert found.forward_passes == pytest.approx(float(expected)) and (found.forward_passes > 0) == passes
+        without = estimate(routed(model={"experts": experts | {"balance_loss": 0.0}}, **over), H100, method=method)
+        assert found.seconds == pytest.approx(without.seconds + found.forward_passes)
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "fp64"])

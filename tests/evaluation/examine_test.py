@@ -17,8 +17,9 @@ from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
 from trivium.tokens.tokenizer import load_tokenizer
 from trivium.training.config import TrainingConfig
-from trivium.training.loop import CHECKPOINTS, TrainingJob
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, TASKS, read
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision.job import start
 
 ASKED = BenchmarkConfig(shots=(0, 1), limit=6, resamples=20, seed=5)

@@ -343,6 +343,14 @@ def test_a_preset_of_experts_has_the_published_number_of_active_parameters(name:
     assert count_active(Plan.from_preset(name).model) == OF_EXPERTS[name][1]
 
 
+@pytest.mark.parametrize(("name", "billions"), [("deepseek-v3", 36.6), ("deepseek-v2", 21), ("deepseek-v2-lite", 2.4)])
+def test_deepseek_counts_active_parameters_without_the_embedding(name: str, billions: float) -> None:
+    """Of V3 "36.6B (including 0.9B for the output head)" (README_WEIGHTS.md of its folder)."""
+    model = Plan.from_preset(name).model
+    own = count_active(model) - model.vocabulary * model.hidden
+    assert own / 1e9 == pytest.approx(billions, abs=0.06 if name == "deepseek-v2-lite" else 0.2)
+
+
 @pytest.mark.parametrize("size", PYTHIA)
 def test_each_preset_of_the_suite_has_its_published_size_and_schedule(size: str) -> None:
     plan, training = Plan.from_preset(f"pythia-{size}"), read_preset(f"pythia-{size}")["training"]

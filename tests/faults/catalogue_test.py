@@ -16,8 +16,8 @@ from trivium.model.layers.norms import LayerNorm
 QUICK = ("final-norm-not-reduced", "tied-table-counted-twice", "stale-after-the-update", "ramp-skips-samples")
 
 
-def test_catalogue_has_105_faults_with_unique_names_and_legal_plans() -> None:
-    assert len(EVERY_MUTANT) >= 105 and len(CATALOGUE[steps]) + len(CATALOGUE[depth]) >= 20
+def test_catalogue_has_180_faults_with_unique_names_and_legal_plans() -> None:
+    assert len(EVERY_MUTANT) >= 180 and len(CATALOGUE[steps]) + len(CATALOGUE[depth]) >= 20
     assert len({m.name for m in EVERY_MUTANT}) == len(EVERY_MUTANT) == len({m.recreates for m in EVERY_MUTANT})
     for mutant in EVERY_MUTANT:
         assert 1 <= len(mutant.plans) <= 3, mutant.name

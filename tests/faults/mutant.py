@@ -59,12 +59,12 @@ def fault(
 
 
 def plan(tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any) -> Plan:
-    """Return a small legal plan. `model` and `batch` are merged into the defaults; `order` and `shards` belong to the
-    layout."""
+    """Return a small legal plan. `model` and `batch` are merged into the defaults; `order`, `shards` and `expert`
+    belong to the layout."""
     model = {"layers": 4, "hidden": 16, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 8}
     batch = {"sequences": 4, "micro": 1}
     layout = {"tensor": tensor, "pipeline": pipeline, "data": data, "chunks": chunks, "context": context}
-    layout |= {name: more.pop(name) for name in ("order", "shards") if name in more}
+    layout |= {name: more.pop(name) for name in ("order", "shards", "expert") if name in more}
     tree = {
         "model": {**model, **more.pop("model", {})},
         "batch": {**batch, **more.pop("batch", {})},

@@ -24,6 +24,7 @@ from faults import (
     context,
     data,
     depth,
+    experts,
     float8,
     latent,
     optimizer,
@@ -60,6 +61,7 @@ CATALOGUE = {
     for kind in (
         *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent, float8),
         balance,
+        experts,
     )
 }
 EVERY_MUTANT = tuple(m for mutants in CATALOGUE.values() for m in mutants)

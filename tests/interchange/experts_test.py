@@ -14,15 +14,17 @@ from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE
 from trivium.checkpoint.load import Checkpoint
+from trivium.cli.imported import write_preset
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
-from trivium.errors import DataError
+from trivium.errors import CheckpointError, DataError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.windows import Encoded
+from trivium.interchange import export
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import export_hf, logits
-from trivium.interchange.names import shape_of, twins
+from trivium.interchange.names import Twin, shape_of, twins
 from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, parameters
@@ -190,6 +192,48 @@ def test_folder_of_transformers_comes_back_unchanged_with_equal_logits(tmp_path:
     with all_in_fp64():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float64, **how)
     assert torch.equal(there(loaded, rows), expected)
+
+
+def _swapped(rows: list[Twin]) -> list[Twin]:
+    return [t._replace(theirs=t.theirs[::-1]) if t.ours.name.endswith("experts.up.weight") else t for t in rows]
+
+
+def _permuted(rows: list[Twin]) -> list[Twin]:
+    own = [t for t in rows if t.ours.name.endswith("1.mlp.experts.down.weight")]
+    moved = {id(t): t._replace(theirs=other.theirs) for t, other in zip(own, own[1:] + own[:1], strict=True)}
+    return [moved.get(id(t), t) for t in rows]
+
+
+def _lost(rows: list[Twin]) -> list[Twin]:
+    return [t for t in rows if not (t.ours.by_expert and t.box.start[0] == 2)]
+
+
+@pytest.mark.parametrize("fault", [_swapped, _permuted, _lost], ids=lambda f: f.__name__[1:])
+def test_an_export_with_a_fault_is_not_published(tmp_path: Path, monkeypatch, fault) -> None:
+    """Gate and up swapped, experts permuted, an expert lost (NVIDIA-NeMo/Megatron-Bridge#1716)."""
+    theirs("mixtral", tmp_path / "theirs")
+    source = Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours"))
+    monkeypatch.setattr(export, "twins", lambda model: fault(list(twins(model))))
+    with pytest.raises(CheckpointError, match="nothing was exported"):
+        export_hf(source, tmp_path / "back", tokenizer=None)
+    assert not (tmp_path / "back").exists()
+
+
+def test_modules_that_predict_further_tokens_are_left_out_by_name(tmp_path: Path) -> None:
+    """Behind the last layer of a published DeepSeek-V3; without their number in config.json they are refused."""
+    theirs("deepseek-v3", folder := tmp_path / "theirs")
+    plain = ours(Checkpoint.open(import_hf(folder, tmp_path / "plain")))
+    last = plain.model.layers
+    more = {f"model.layers.{last}.{name}.weight": torch.zeros(24, 48) for name in ("eh_proj", "self_attn.o_proj")}
+    save_file({**load_file(folder / "model.safetensors"), **more}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DataError, match=f"model.layers.{last}.eh_proj.weight"):
+        import_hf(folder, tmp_path / "refused")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    found = Checkpoint.open(import_hf(folder, tmp_path / "ours"))
+    assert found.manifest["imported_from"]["left_out"] == {f"model.layers.{last}.": 2}
+    assert torch.equal(ours(found).logits(tokens(2).tolist()), plain.logits(tokens(2).tolist()))
+    assert f"2 tensors of model.layers.{last}.* are left out" in "".join(write_preset(found.directory))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Adapters of PEFT: equal logits and gradients, and folders both ways."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -17,6 +18,7 @@ from trivium.interchange.bring import import_hf
 from trivium.interchange.merge import adapted_layers, merge, unmerge
 from trivium.interchange.names import family_of
 from trivium.interchange.peft import CONFIG, WEIGHTS, _linear_twins, _of_columns, export_peft, with_adapters
+from trivium.interchange.peft_experts import stacks
 from trivium.model.inputs import Inputs
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box
@@ -47,9 +49,45 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 20,
         },
     ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **LLAMA,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 3,
+            "q_lora_rank": 6,
+            "kv_lora_rank": 5,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 5,
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **LLAMA,
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 6,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 5,
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 0,
+        },
+    ),
     "phi3": ("Phi3", {**LLAMA, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}),
 }
 ALL = "all-linear"
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 TOKENS = torch.randint(0, 41, (3, 12), generator=torch.Generator().manual_seed(3))
 
 
@@ -109,6 +147,13 @@ CASES = [
     ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"]}),
     ("mixtral", {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
     ("qwen2_moe", {"target_modules": ["q_proj", "k_proj", "v_proj"], "use_dora": True}),
+    ("qwen2_moe", {"target_modules": ALL}),
+    ("qwen2_moe", {"target_parameters": EXPERTS, "use_rslora": True}),
+    ("mixtral", {"target_modules": ["v_proj"], "target_parameters": EXPERTS, "rank_pattern": {"experts.down_proj": 2}}),
+    ("mixtral", {"target_modules": [], "target_parameters": EXPERTS[1:]}),
+    ("deepseek_v3", {"target_modules": ["q_b_proj"], "target_parameters": EXPERTS}),
+    ("deepseek_v3", {"target_modules": ["q_a_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], "use_dora": True}),
+    ("deepseek_v2", {"target_modules": ["q_proj", "kv_b_proj"], "target_parameters": EXPERTS[:1]}),
 ]
 
 
@@ -150,11 +195,17 @@ def test_an_adapter_that_is_lost_at_export_changes_what_peft_computes(tmp_path: 
     assert float((logits_there(back) - logits(path)).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize(("name", "dora"), [("llama", False), ("llama", True), ("gpt2", False), ("neox", True)])
+@pytest.mark.parametrize(("name", "dora"), [
+    ("llama", False), ("llama", True), ("gpt2", False), ("neox", True), ("deepseek_v3", False), ("mixtral", False),
+])  # fmt: skip
 def test_gradient_of_every_adapter_is_that_of_peft(name: str, dora: bool, tmp_path: Path) -> None:
     """In fp64. Where B is block-diagonal, its blocks have the gradients of PEFT's B."""
-    targets = {"llama": ALL, "gpt2": ["c_attn", "c_proj", "c_fc"], "neox": ALL}[name]
-    there = with_random_adapters(base_model(name, tmp_path / "base"), use_dora=dora, target_modules=targets)
+    targets = {
+        "gpt2": {"target_modules": ["c_attn", "c_proj", "c_fc"]},
+        "deepseek_v3": {"target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]},
+        "mixtral": {"target_modules": ["o_proj"], "target_parameters": EXPERTS},
+    }.get(name, {})
+    there = with_random_adapters(base_model(name, tmp_path / "base"), use_dora=dora, **targets)
     there.save_pretrained(tmp_path / "peft")
     base = Checkpoint.open(import_hf(tmp_path / "base", tmp_path / "imported"))
     path = with_adapters(base, tmp_path / "peft", tmp_path / "adapted")
@@ -180,7 +231,16 @@ def in_names_of_peft(here: WholeModel, source: Checkpoint) -> dict[str, torch.Te
     bare = source.plan.model.model_copy(update={"adapters": ()})
     family, found = family_of(bare), {}
     adapted = adapted_layers(source)
+    for stack in stacks(bare, family):
+        if stack.row.name in adapted:
+            number, each = adapted[stack.row.name]
+            at = here.stage.layers[str(number)].get_submodule(each.linear).adapter
+            key = f"base_model.model.{stack.places['.up' not in each.linear]}"
+            found[f"{key}.lora_A"] = at.get_parameter("a").grad.flatten(0, 1)
+            found[f"{key}.lora_B"] = at.get_parameter("b").grad.flatten(1, -2).permute(1, 2, 0).flatten(1)
     for twin in _linear_twins(bare, family):
+        if twin.ours.name not in adapted:
+            continue
         number, each = adapted[twin.ours.name]
         at = here.stage.layers[str(number)].get_submodule(each.linear).adapter
         a, b = at.get_parameter("a"), at.get_parameter("b")
@@ -193,6 +253,35 @@ def in_names_of_peft(here: WholeModel, source: Checkpoint) -> dict[str, torch.Te
                 m = _of_columns(twin, 1, family, bare).to_hf(at.get_parameter("m").grad.unsqueeze(-1))[n]
                 found[f"{key}.lora_magnitude_vector"] = m.squeeze(-1)
     return found
+
+
+def test_an_adapter_for_each_expert_computes_what_peft_makes_of_it(tmp_path: Path) -> None:
+    """Folders from before transformers had one parameter for all experts. An expert may lack an adapter."""
+    names = ("w1", "w2", "w3")
+    base_model("mixtral", tmp_path / "base")
+    config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=list(names), task_type="CAUSAL_LM", lora_dropout=0.0)
+    config.save_pretrained(tmp_path / "peft")
+    generator, tensors = torch.Generator().manual_seed(2), {}
+    for layer, expert, name in itertools.product(range(2), range(4), names):
+        outputs, inputs = (24, 40) if name == "w2" else (40, 24)
+        key = f"base_model.model.model.layers.{layer}.block_sparse_moe.experts.{expert}.{name}"
+        for part, shape in (("A", (3, inputs)), ("B", (outputs, 3))):
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+            tensors[f"{key}.lora_{part}.weight"] = 0.3 * drawn
+    save_file(tensors, tmp_path / "peft" / WEIGHTS)
+    base = Checkpoint.open(import_hf(tmp_path / "base", tmp_path / "imported"))
+    path = with_adapters(base, tmp_path / "peft", tmp_path / "adapted")
+    there = peft.PeftModel.from_pretrained(base_model("mixtral", tmp_path / "base"), tmp_path / "peft")
+    expected = logits_there(there.double().eval())
+    torch.testing.assert_close(logits(path), expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
+    few = {key: values for key, values in tensors.items() if ".experts.2.w" not in key and ".experts.1.w1" not in key}
+    zeros = {key: values * (key in few) for key, values in tensors.items()}
+    found = []
+    for number, each in enumerate((few, zeros)):
+        save_file(each, tmp_path / "peft" / WEIGHTS)
+        found.append(logits(with_adapters(base, tmp_path / "peft", tmp_path / f"{number}")))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+    assert float((found[0] - expected).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -231,11 +320,11 @@ def test_folder_for_another_model_is_refused(tmp_path: Path) -> None:
             with_adapters(base, folder, tmp_path / "out")
 
 
-def test_adapter_of_a_shared_expert_is_refused_by_name(tmp_path: Path) -> None:
-    there = with_random_adapters(base_model("qwen2_moe", tmp_path / "base"), target_modules=ALL)
+def test_adapter_of_a_router_is_refused_by_name(tmp_path: Path) -> None:
+    there = with_random_adapters(base_model("mixtral", tmp_path / "base"), target_parameters=["mlp.gate.weight"])
     there.save_pretrained(tmp_path / "peft")
     base = Checkpoint.open(import_hf(tmp_path / "base", tmp_path / "imported"))
-    with pytest.raises(DataError, match=r"16 tensors of no linear layer .* first '.*\.mlp\.shared_expert"):
+    with pytest.raises(DataError, match=r"4 tensors of no linear layer .* first '.*\.mlp\.gate\..*not on routers"):
         with_adapters(base, tmp_path / "peft", tmp_path / "adapted")
 
 

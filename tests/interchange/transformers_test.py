@@ -34,8 +34,9 @@ from trivium.tokens.encode import tokenize
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 from trivium.training.config import TrainingConfig
-from trivium.training.loop import CHECKPOINTS, TrainingJob
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, read
+from trivium.training.record import CHECKPOINTS
 from trivium.training.state import begin_with
 from trivium.training.supervision.job import start
 from trivium.training.trainer import Samples, Trainer

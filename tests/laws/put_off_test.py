@@ -110,7 +110,14 @@ def test_what_was_put_off_is_added_without_a_graph() -> None:
         def takes(self, weight: torch.nn.Parameter) -> bool:
             return True
 
-        def add(self, weight: torch.nn.Parameter, grad: torch.Tensor, x: torch.Tensor, arithmetic: Arithmetic) -> None:
+        def add(
+            self,
+            weight: torch.nn.Parameter,
+            grad: torch.Tensor,
+            x: torch.Tensor,
+            arithmetic: Arithmetic,
+            matrix: int | None,
+        ) -> None:
             total.add_product(0, grad.shape[1] * x.shape[1], grad, x, arithmetic)
 
         def added(self, weight: torch.nn.Parameter) -> None:

@@ -28,12 +28,14 @@ DORA = {**ROTARY, "adapters": [{"kind": "dora", "settings": {"r": 3}}]}
 GGPO = {**ROTARY, "adapters": [{"kind": "lora_ggpo", "match": "layers.[12].*"}, {"match": "*.mlp.*"}]}
 ADAPTED = {**ROTARY, "adapters": [{"match": "*.[mo]*[pt]", "settings": {"r": 3}}, {"match": "layers.1.*"}]}
 
+WHOLE_UNITS = {**ROTARY, "hidden": 128, "kv_heads": 2}  # each message is a multiple of 128 numbers
 ROUTED = {"count": 4, "chosen": 2, "columns": 8, "balance_loss": 0.01, "bias_rate": 0.01, "router_z_loss": 0.01}
 IN_ALL = {**ROUTED, "balance_scope": "global_batch"}
 POOLED = {**ROUTED, "balance_convention": "transformers", "balance_scope": "sequence"}
 ROUTERS, EXPERTS_IN_ALL, EXPERTS_POOLED = (
     {**ROTARY, "kv_heads": 2, "feed_forward": "experts", "experts": each} for each in (ROUTED, IN_ALL, POOLED)
 )
+ADAPTED_EXPERTS = {**EXPERTS_IN_ALL, "adapters": [{"match": "*", "settings": {"r": 3}}]}
 
 
 def frozen(*patterns: str) -> dict[str, Any]:
@@ -63,6 +65,7 @@ PLANS = {
         small(tensor=2, model=GGPO, precision={"weights": "bf16"}),
         small(data=2, zero=2, model=GGPO, precision={"weights": "bf16"}),
         small(data=2, zero=3, model=GGPO),
+        small(tensor=2, model=ADAPTED_EXPERTS, sequence_parallel=True, recompute={"mode": "layer"}),
         small(tensor=2, model=OLMO2, precision={"weights": "bf16"}, recompute={"mode": "layer"}),
         small(tensor=2, model=OLMO2, sequence_parallel=True, recompute={"mode": "attention"}),
         small(tensor=2, model=QWEN3, sequence_parallel=True),
@@ -76,6 +79,12 @@ PLANS = {
         small(context=2, model=LITE, recompute={"mode": "attention"}, precision={"weights": "bf16"}),
         small(context=2, model=DEEPSEEK_V2, context_attention="ulysses", recompute={"mode": "attention"}),
         small(data=2, zero=1, precision={"weights": "bf16", "communication": "bf16"}),
+        small(tensor=2, messages={"tensor": "fp8"}, model=WHOLE_UNITS),
+        small(tensor=2, messages={"tensor": "bf16"}, model=WHOLE_UNITS, sequence_parallel=True, row_chunks=2),
+        small(tensor=2, messages={"tensor": "fp8"}, model=WHOLE_UNITS, sequence_parallel=True),
+        small(data=2, zero=0, messages={"gradients": "taco"}),
+        small(data=2, zero=2, messages={"gradients": "fp8", "weights": "int8"}, precision={"weights": "bf16"}),
+        small(data=2, zero=3, messages={"weights": "fp8"}, precision={"weights": "bf16"}),
         *(
             small(tensor=2, sequence_parallel=True, optimizer=frozen(*names), **more)
             for names, more in (
@@ -120,6 +129,7 @@ PLANS = {
         small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-turns", batch={"sequences": 4}),
         small(data=4, zero=1, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
         small(data=4, zero=2, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
+        small(data=4, zero=1, shards=2, messages={"gradients": "int8"}),
         small(data=2, context=2, zero=3, shards=2),
         small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-v", model=EXPERTS_POOLED),
     ],

@@ -27,6 +27,7 @@ def test_documents_added_by_cutting_are_shown_separately():
 def test_layouts_and_kills_are_named_as_far_as_they_are_known():
     layout = {"tensor": 2, "pipeline": 2, "chunks": 2, "data": 1, "context": 1}
     assert layout_text(layout) == "tensor 2 x pipeline 2 (2 chunks) x data 1"
+    assert layout_text({"data": 2, "context": 2, "expert": 4}) == "data 2 x context 2 (expert 4)"
     assert layout_text({}) == "an unknown layout"
     assert killed_text({"rank": 7, "step": 2}) == "rank 7, at step 2" and killed_text({}) == "unknown"
 

@@ -12,9 +12,9 @@ from trivium.cli.train import TRAIN
 from trivium.errors import ConfigError, DataError
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.training import trainer
-from trivium.training.loop import CHECKPOINTS
 from trivium.training.loss_scale import LossScale
 from trivium.training.metrics import METRICS
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision.job import start
 from trivium.training.verified_tokens import refuse_other_ids
 

@@ -26,10 +26,10 @@ from trivium.tokens.chat.template import read_template
 from trivium.tokens.samples import TokenDataset
 from trivium.training.config import TrainingConfig
 from trivium.training.lineage.replay import replay_to
-from trivium.training.loop import CHECKPOINTS, Loop, TrainingJob
+from trivium.training.loop import Loop, TrainingJob
 from trivium.training.metrics import METRICS, read
 from trivium.training.rank import observers_of
-from trivium.training.record import read_record
+from trivium.training.record import CHECKPOINTS, read_record
 
 LENGTH = 128
 

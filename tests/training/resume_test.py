@@ -27,11 +27,11 @@ from trivium.training import loop
 from trivium.training.config import TrainingConfig
 from trivium.training.lineage.replay import replay_to
 from trivium.training.lineage.trace import round_trip
-from trivium.training.loop import CHECKPOINTS, TrainingJob, dataset_of
+from trivium.training.loop import TrainingJob, dataset_of
 from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.observers import saves as saves_module
 from trivium.training.prove import another_layout
-from trivium.training.record import read_record
+from trivium.training.record import CHECKPOINTS, read_record
 from trivium.training.resume import drop_abandoned, refuse_other_order
 from trivium.training.supervision.job import check_start, start
 

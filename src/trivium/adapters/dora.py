@@ -27,14 +27,20 @@ class Dora(Lora):
         if base.splits_outputs:
             yield Row("m", outputs, base.split, decay=False, initial="row_norms", fused=base.fused)
         else:
-            yield Row("m", outputs, decay=False, initial="row_norms", per_position=True)
+            inside = base.inside
+            yield Row("m", outputs, decay=False, initial="row_norms", summed=inside, per_position=not inside)
 
     def kept(self, base: Row, at: Place) -> Iterator[Kept]:
         yield from super().kept(base, at)
         outputs = prod(base.shape[:-1])
         here = outputs / at.tensor if base.splits_outputs else outputs
-        yield Kept(at.positions * outputs / (at.tensor if base.splits_outputs else at.along))  # what c multiplies
+        parts = at.tensor if base.splits_outputs else 1 if base.inside else at.along
+        yield Kept(at.positions * outputs / parts)  # what c multiplies
         yield Kept(2 * here)  # the norm, and c - 1
+
+    @property
+    def of_experts(self) -> bool:
+        return False
 
     def sums(self, base: Row) -> Sums:
         found = super().sums(base)

@@ -5,7 +5,8 @@ rsLoRA (arXiv 2312.03732) has s = alpha / sqrt(r). Dropout acts on the inputs of
 Of a layer that is split by its outputs, every tensor rank holds all of A and its own rows of B; of one that is split by
 its inputs, its own columns of A and all of B. Either way tensor ranks exchange the r numbers of x A^T for each
 position, and nothing else besides the messages of the layer. Of a layer outside of the tensor region, every rank holds
-all of both, and nothing is exchanged.
+all of both, and nothing is exchanged. Nothing is either for a layer inside of the region, such as that of an expert:
+its messages cover what is added, and the gradients of what every rank holds are summed at the end of the step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from trivium.plan.adapters import Adapter, Linear, Reads, Sums
+from trivium.plan.adapters import Adapter, Factors, Linear, Reads, Sums
 from trivium.plan.layers.part import Kept, Place, Product, Row
 
 if TYPE_CHECKING:
@@ -37,17 +38,18 @@ class Lora(Adapter):
 
     def rows(self, base: Row) -> Iterator[Row]:
         *outputs, inputs = base.shape
-        if base.splits_outputs:
-            yield Row("a", (self.r, inputs), initial="uniform", per_position=True)
-            yield Row("b", (*outputs, self.r), base.split, initial="zeros", fused=base.fused)
-        else:
-            inside = base.splits_inputs
-            yield Row("a", (self.r, inputs), 1 if inside else None, initial="uniform", per_position=not inside)
-            yield Row("b", (*outputs, self.r), initial="zeros", per_position=True)
+        whole = {"summed": True} if base.inside else {"per_position": True}  # what every tensor rank holds
+        of_a = {"split": 1} if base.splits_inputs else whole
+        of_b = {"split": base.split, "fused": base.fused} if base.splits_outputs else whole
+        yield Row("a", (self.r, inputs), initial="uniform", **of_a)
+        yield Row("b", (*outputs, self.r), initial="zeros", **of_b)
 
     def products(self, base: Row, at: Place) -> list[Product]:
         """What is computed outside of the tensor region is divided over the ranks that divide the positions there."""
         *outputs, inputs = base.shape
+        if base.inside:
+            out = Product(prod(outputs) / (at.tensor if base.splits_outputs else 1), self.r, enters=False)
+            return [Product(self.r, inputs / (at.tensor if base.splits_inputs else 1), enters=False), out]
         if base.splits_outputs:
             into = Product(self.r / at.along, inputs, enters=False)
             return [into, Product(prod(outputs) / at.tensor, self.r, enters=True)]
@@ -57,10 +59,19 @@ class Lora(Adapter):
         return [Product(self.r / at.along, inputs, enters=True), out]
 
     def kept(self, base: Row, at: Place) -> Iterator[Kept]:
-        yield Kept(at.positions * self.r / at.along)  # x A^T
+        yield Kept(at.positions * self.r / (1 if base.inside else at.along))  # x A^T
 
     def sums(self, base: Row) -> Sums:
+        if base.inside:
+            return Sums()
         return Sums(entering=self.r * base.splits_outputs, leaving=self.r * base.splits_inputs)
+
+    @property
+    def of_experts(self) -> bool:
+        return not (self.draws or self.remembers)
+
+    def factors(self, added: Mapping[str, Any]) -> Factors:
+        return Factors(added["a"], added["b"], self.scale)
 
     def adapted(self, y: "Tensor", reads: Reads, linear: Linear, added: Mapping[str, Any]) -> "Tensor":
         return y + self.scale * added_product(reads, linear, added)
@@ -73,15 +84,18 @@ class Lora(Adapter):
 
     def difference(self, weight: "Tensor", added: Mapping[str, Any]) -> "Tensor":
         """Return s B A in the shape of the weight."""
-        flat: Tensor = added["b"].reshape(-1, self.r) @ added["a"]
+        a, b = added["a"], added["b"]
+        flat: Tensor = b.flatten(a.dim() - 2, -2) @ a
         return self.scale * flat.view(weight.shape)
 
 
 def added_product(reads: Reads, linear: Linear, added: Mapping[str, Any]) -> "Tensor":
     """Return (x A^T) B^T, in the shape of the result of the layer."""
     region, a, b = linear.region, added["a"], added["b"]
-    if linear.splits_outputs:
-        found: Tensor = region.column_product(region.linear(reads.x, a, function=reads.dropped), b)
+    if linear.inside:
+        found: Tensor = region.linear(region.linear(reads.x, a, function=reads.dropped), b)
+    elif linear.splits_outputs:
+        found = region.column_product(region.linear(reads.x, a, function=reads.dropped), b)
     elif linear.splits_inputs:
         found = region.linear(region.row_product(reads.x, a, reads.dropped), b)
     else:

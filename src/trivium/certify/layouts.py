@@ -56,10 +56,11 @@ EXPERTS: tuple[Tree, ...] = (
     },
     {"count": 4, "chosen": 1, "bias_rate": 0.1, "balance_loss": 0.3, "balance_scope": "global_batch"},
 )
-# The first layer has another adapter than the others, which leave the output of attention alone.
+# The first layer has another adapter than the others, which leave the products down alone.
 ADAPTERS: tuple[Tree, ...] = (
     {"match": "layers.0.*", "settings": {"r": 3, "alpha": 2.0, "rslora": True}},
-    {"match": "*.[qmu]*[vpn]", "settings": {"r": 2, "alpha": 5.0, "dropout": 0.2}},
+    {"match": "*.attention.*", "settings": {"r": 2, "alpha": 5.0, "dropout": 0.2}},
+    {"match": "*.mlp.*up", "settings": {"r": 2, "alpha": 5.0}},
 )
 
 

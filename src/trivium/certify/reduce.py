@@ -15,6 +15,7 @@ from trivium.config import Tree, merge
 from trivium.errors import ConfigError
 from trivium.plan.latent import Latent
 from trivium.plan.layers.form import Run
+from trivium.plan.messages import Messages
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 
@@ -51,6 +52,7 @@ def reduced(plan: Plan) -> Plan:
             f"({plan.layout.tensor}); what a degree computes does not depend on its size"
         )
     refuse_capacity(plan.model)
+    refuse_rounded(plan.messages)
     for candidates in (_fewer_sequences, _fewer_layers, _fewer_experts, _narrower, _fewer_words, _shorter):
         plan = _first_legal(plan, candidates)
     return plan
@@ -64,6 +66,16 @@ def refuse_capacity(model: ModelShape) -> None:
                 f"plan.model.experts.capacity is {experts.capacity}: which tokens an expert drops depends on how "
                 f"tokens are divided into micro-batches and over ranks, so no layout computes what one process "
                 f"computes; set plan.model.experts.capacity to null, or leave this plan uncertified"
+            )
+
+
+def refuse_rounded(messages: Messages) -> None:
+    """Raise ConfigError if messages are rounded: what a layout computes then depends on which messages it sends."""
+    for name, encoding in messages:
+        if encoding != "exact":
+            raise ConfigError(
+                f"plan.messages.{name} is {encoding}, which rounds what ranks send each other, so no layout computes "
+                f"what one process computes; set plan.messages.{name} to exact, or leave this plan uncertified"
             )
 
 

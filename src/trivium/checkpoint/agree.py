@@ -1,5 +1,6 @@
 """Collective decisions: every rank calls each function here, and all get the same result. Nothing is unpickled."""
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -44,6 +45,17 @@ def _broadcast(data: bytes, source: int, mesh: Mesh) -> bytes:
     if data:
         shared.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     return bytes(sum_over_ranks_(shared, mesh).cpu().numpy())
+
+
+def gathered(value: Any, mesh: Mesh) -> list[Any]:
+    """Return the JSON data that each rank passes, in the order of the ranks."""
+    text = json.dumps(value).encode()
+    sizes = [round(n) for n in sums([len(text) * (rank == mesh.rank) for rank in range(mesh.layout.world_size)], mesh)]
+    ends = list(itertools.accumulate(sizes))
+    shared = torch.zeros(ends[-1], dtype=torch.uint8, device=mesh.device)
+    shared[ends[mesh.rank] - len(text) : ends[mesh.rank]].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    every = bytes(sum_over_ranks_(shared, mesh).cpu().numpy())
+    return [json.loads(every[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
 def found_by_first(find: Callable[[], Any], mesh: Mesh, error: type[TriviumError]) -> Any:

@@ -29,7 +29,8 @@ def average(sources: Sequence[Checkpoint], root: Path) -> Path:
     fewer than two sources, for a source that is named twice, and if `root` contains that step already;
     CheckpointError if models or tokenizers differ, or if writing fails.
     """
-    places = [source.directory.resolve() for source in sources]
+    named = [source.directory for source in sources]
+    places = [place.resolve() if isinstance(place, Path) else place for place in named]
     twice = [str(place) for n, place in enumerate(places) if place in places[:n]]
     if len(sources) < 2 or twice:
         told = f"{twice[0]} is named twice" if twice else f"{len(sources)} is named"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from trivium.errors import CheckpointError
 from trivium.provenance import file_sha256, sync_directory, unheard
+from trivium.stores.remote import Location
 
 MARGIN_BYTES = 1 << 20  # for headers and the manifest, in addition to the tensors
 _BLOCK_BYTES = 16 << 20  # between two checks for cancellation, and between two heartbeats
@@ -102,10 +103,10 @@ def check_room(directory: Path, needed: int, elsewhere: str = OF_A_RUN) -> None:
         )
 
 
-def explained(error: Exception, directory: Path, needed: int, elsewhere: str = OF_A_RUN) -> str:
+def explained(error: Exception, directory: Location, needed: int, elsewhere: str = OF_A_RUN) -> str:
     """Return the message of an error while writing below `directory`, with path, needed and free bytes, and remedy.
     elsewhere: see `remedy_of`."""
-    if not isinstance(error, OSError):
+    if not isinstance(error, OSError) or not isinstance(directory, Path):
         return str(error) or type(error).__name__
     remedy = remedy_of(error.errno, elsewhere) or f"see that the directory can be written, or {elsewhere}"
     return (

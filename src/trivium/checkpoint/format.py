@@ -6,7 +6,8 @@
       ...
 
 A tensor is named and shaped as in the unsplit model, and a piece is a box of it, independent of any layout. The
-directory is renamed last, so a name that exists is complete. This file does without torch, so that listing is fast.
+directory is renamed last, so a name that exists is complete. At a URL, where nothing can be renamed, the manifest is
+written last. This file does without torch, so that listing is fast.
 """
 
 import hashlib
@@ -17,15 +18,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, overload
 
 from pydantic import ConfigDict, Field
 
 from trivium.config import Config, NotNegative, Positive, build
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import Box
+from trivium.stores.remote import Location, Remote, contents
 from trivium.units import shown
-from trivium.untrusted import parse_json, read_bytes
+from trivium.untrusted import parse_json
 
 FORMAT = "trivium-checkpoint-1"
 MANIFEST = "manifest.json"
@@ -98,6 +100,7 @@ class _Data(_Form):
 
 class _Import(_Form):
     marks: dict[str, Any] | None = None
+    left_out: dict[str, NotNegative] = Field(default={})
 
 
 class _Rewind(_Form):
@@ -151,8 +154,15 @@ def step_of(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def published(root: str | Path) -> list[Path]:
+@overload
+def published(root: str | Path) -> list[Path]: ...
+@overload
+def published(root: Location) -> list[Location]: ...
+def published(root: str | Location) -> Sequence[Location]:
     """Return the checkpoints under `root`, oldest first."""
+    if isinstance(root, Remote):
+        steps = [(step, place) for place in root.folders() if (step := step_of(place.name)) is not None]
+        return [place for _, place in sorted(steps) if (place / MANIFEST).is_file()]
     root = Path(root)
     if not root.is_dir():
         return []
@@ -220,12 +230,25 @@ def manifest_text(manifest: dict[str, Any]) -> str:
     return json.dumps(manifest, sort_keys=True)
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
+def manifest_of(about: dict[str, Any], files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the manifest of a checkpoint. files: of each file, `file`, `sha256`, `bytes` and `pieces`, as returned by
+    `write_parts`."""
+    tensors: dict[str, dict[str, Any]] = {}
+    for item in (item for file in files for item in file["pieces"]):
+        entry = {"dtype": item["dtype"], "shape": item["shape"], "pieces": []}
+        tensors.setdefault(item["name"], entry)["pieces"].append(item["piece"])
+    hashes = {file["file"]: {"sha256": file["sha256"], "bytes": file["bytes"]} for file in files}
+    as_read = json.loads(json.dumps(about))  # Numeric keys sort differently after they became text.
+    manifest = {"format": FORMAT, **as_read, "tensors": tensors, "files": hashes}
+    return {**manifest, "sha256": manifest_hash(manifest)}
+
+
+def read_manifest(directory: Location) -> dict[str, Any]:
     """Return the manifest, checked against its own hash and form. Raises CheckpointError, which names the file and the
     field that is wrong. `verify` checks the files and pieces."""
     path = directory / MANIFEST
     try:
-        text = read_bytes(path).decode("utf-8")
+        text = contents(path).decode("utf-8")
         manifest = parse_json(text)
     except FileNotFoundError:
         raise CheckpointError(

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -47,13 +47,21 @@ class Holder(NamedTuple):
         return other is not None and self[:3] == other[:3]
 
 
+class Gone(NamedTuple):
+    """Hosts of this job whose processes no longer write. ended: they said so. silent: they may be frozen."""
+
+    ended: Collection[str] = ()
+    silent: Collection[str] = ()
+
+
 @contextmanager
-def holding(directory: Path, warn: Warn) -> Iterator[Holder]:
+def holding(directory: Path, warn: Warn, gone: Gone = Gone()) -> Iterator[Holder]:
     """Hold a run directory. Raises MachineError with pid, host and age of another job that does.
 
     A thread renews the lease as long as this process lives, and ends this process if another job took the lease over.
     If only the lease shows whether a job on another host is alive, this waits until it is renewed or expires. warn:
-    called about that wait, and about a lease that a dead job left. Forked processes hold the lock too.
+    called about that wait, and about a lease that a dead job left. gone: hosts whose leases are taken over without that
+    wait. Forked processes hold the lock too.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / LEASE
@@ -70,7 +78,10 @@ def holding(directory: Path, warn: Warn) -> Iterator[Holder]:
         ) from None
     try:
         lock, left = _lock(descriptor), _text(descriptor)
-        lock = _wait_for_expiry(left, lock, descriptor, path, warn)
+        former = _holder_in(left)
+        host = former.host if former else ""
+        if _is_local(left) or host not in {*gone.ended, *gone.silent}:
+            lock = _wait_for_expiry(left, lock, descriptor, path, warn)
         if not (path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())):
             raise MachineError(
                 f"{directory} was set aside or taken over by another job just now; run the same command again"
@@ -84,7 +95,7 @@ def holding(directory: Path, warn: Warn) -> Iterator[Holder]:
             os.close(before)
         else:
             _write(descriptor, holder)
-        if left and not _is_local(left):
+        if left and not _is_local(left) and host not in gone.ended:
             _claim(path, holder)
         try:
             with _renewed(descriptor, path, holder, warn):

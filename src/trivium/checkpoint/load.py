@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.format import MANIFEST, published, read_manifest
+from trivium.checkpoint.in_store import RemoteFile
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.verify import refuse_not_finite, verify
 from trivium.comms.mesh import Mesh
@@ -21,6 +22,7 @@ from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.provenance import unheard
+from trivium.stores.remote import Location, location_of
 from trivium.untrusted import check_regular
 
 
@@ -28,14 +30,15 @@ from trivium.untrusted import check_regular
 class Checkpoint:
     """A published checkpoint. traffic: bytes of tensors that were read from each file."""
 
-    directory: Path
+    directory: Location
     manifest: dict[str, Any]
     traffic: Counter[str] = field(default_factory=Counter, compare=False)
 
     @classmethod
-    def open(cls, directory: str | Path) -> "Checkpoint":
+    def open(cls, directory: str | Location) -> "Checkpoint":
         """Open without reading tensors. Raises CheckpointError if it is missing or its manifest is damaged."""
-        return cls(Path(directory), read_manifest(Path(directory)))
+        place = _place(directory)
+        return cls(place, read_manifest(place))
 
     @property
     def step(self) -> int:
@@ -97,12 +100,12 @@ class Checkpoint:
         refuse_not_finite(self.directory, self.manifest, share, shares, alive)
 
     @classmethod
-    def open_together(cls, directory: str | Path, mesh: Mesh, alive: Callable[[], None] = unheard) -> "Checkpoint":
+    def open_together(cls, directory: str | Location, mesh: Mesh, alive: Callable[[], None] = unheard) -> "Checkpoint":
         """Open and verify; the ranks share the work. All raise CheckpointError if one finds damage or NaN or infinity.
 
         Only the first rank reads the manifest, which has many megabytes for thousands of ranks. alive: a heartbeat.
         """
-        place = Path(directory)
+        place = _place(directory)
         opened = cls(place, found_by_first(lambda: read_manifest(place), mesh, CheckpointError))
 
         def check() -> None:
@@ -136,16 +139,22 @@ class Checkpoint:
     def _slice(self, piece: dict[str, Any], region: tuple[slice, ...]) -> torch.Tensor:
         try:
             handle = self._file(piece["file"])
+            if isinstance(handle, RemoteFile):
+                self._refuse_other_shape(piece, handle.shape(piece["key"]))
+                return handle.read(piece["key"], region)
             held = handle.get_slice(piece["key"])
-            if held.get_shape() != piece["shape"]:
-                raise CheckpointError(
-                    f"{self.directory / piece['file']}: {piece['key']} is {held.get_shape()}, and {MANIFEST} says "
-                    f"{piece['shape']}; use an older checkpoint"
-                )
+            self._refuse_other_shape(piece, held.get_shape())
             found: torch.Tensor = held[region] if region else handle.get_tensor(piece["key"])
             return found
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{self.directory / piece['file']}: {piece['key']} cannot be read: {error}") from None
+
+    def _refuse_other_shape(self, piece: dict[str, Any], shape: list[int] | None) -> None:
+        if shape != piece["shape"]:
+            raise CheckpointError(
+                f"{self.directory / piece['file']}: {piece['key']} is {shape}, and {MANIFEST} says {piece['shape']}; "
+                f"use an older checkpoint"
+            )
 
     @cached_property
     def _open_files(self) -> dict[str, Any]:
@@ -153,9 +162,17 @@ class Checkpoint:
 
     def _file(self, name: str) -> Any:
         if name not in self._open_files:
-            check_regular(self.directory / name)
-            self._open_files[name] = safe_open(str(self.directory / name), framework="pt")
+            place = self.directory / name
+            if isinstance(place, Path):
+                check_regular(place)
+                self._open_files[name] = safe_open(str(place), framework="pt")
+            else:
+                self._open_files[name] = RemoteFile(place)
         return self._open_files[name]
+
+
+def _place(directory: str | Location) -> Location:
+    return location_of(directory) if isinstance(directory, str) else directory
 
 
 def widest_kind(checkpoint: Checkpoint, name: str) -> str:
@@ -164,7 +181,7 @@ def widest_kind(checkpoint: Checkpoint, name: str) -> str:
 
 
 def first_intact(
-    paths: Sequence[Path], mesh: Mesh, warn: Callable[[str], None], alive: Callable[[], None] = unheard
+    paths: Sequence[Location], mesh: Mesh, warn: Callable[[str], None], alive: Callable[[], None] = unheard
 ) -> tuple[Checkpoint | None, list[str]]:
     """Collective. Return the first intact checkpoint of `paths`, and the problems of those before it, which are also
     passed to `warn`. alive: a heartbeat."""
@@ -180,7 +197,7 @@ def first_intact(
 
 
 def newest_good(
-    root: Path,
+    root: Location,
     mesh: Mesh,
     warn: Callable[[str], None],
     alive: Callable[[], None] = unheard,

@@ -51,11 +51,23 @@ def write_parts(
     parts: Sequence[Part],
     cancelled: Callable[[], bool] = never,
     alive: Callable[[], None] = unheard,
+    *,
+    read_back: bool = True,
 ) -> dict[str, Any]:
-    """Write file `number` of a checkpoint; returns its description for `write_manifest`."""
-    file = f"pieces-{number:05d}.safetensors"
-    entries = [Entry(f"{n}:{part.name}", part.dtype, part.box.shape, part.values) for n, part in enumerate(parts)]
-    written = write_pieces(folder / file, entries, cancelled=cancelled, alive=alive)
+    """Write file `number` of a checkpoint; returns its description for `manifest_of`. read_back: whether to read the
+    file again and compare."""
+    file, entries = f"pieces-{number:05d}.safetensors", entries_of(parts)
+    written = write_pieces(folder / file, entries, cancelled=cancelled, alive=alive, reads_back=read_back)
+    return described(file, written, parts)
+
+
+def entries_of(parts: Sequence[Part]) -> list[Entry]:
+    """Return parts as the entries of a file."""
+    return [Entry(f"{n}:{part.name}", part.dtype, part.box.shape, part.values) for n, part in enumerate(parts)]
+
+
+def described(file: str, written: Written, parts: Sequence[Part]) -> dict[str, Any]:
+    """Return the description of a file of these parts for `manifest_of`."""
     pieces = [
         {
             "name": part.name,
@@ -63,7 +75,7 @@ def write_parts(
             "shape": part.shape,
             "piece": {"file": file, "key": entry.key, "start": part.box.start, "shape": part.box.shape},
         }
-        for entry, part in zip(entries, parts, strict=True)
+        for entry, part in zip(entries_of(parts), parts, strict=True)
     ]
     return {"file": file, **written._asdict(), "pieces": pieces}
 
@@ -75,12 +87,21 @@ def write_pieces(
     about: dict[str, str] | None = None,
     cancelled: Callable[[], bool] = never,
     alive: Callable[[], None] = unheard,
+    reads_back: bool = True,
 ) -> Written:
-    """Write a safetensors file durably, and read it back.
+    """Write a safetensors file durably, and read it back unless that is not wanted.
 
     about: the file's metadata. alive: called after every block that was written or read back. Raises CheckpointError
     naming the first tensor that holds a NaN or an infinity, so that none is published.
     """
+    written = write_blocks(path, blocks_of(entries, about), cancelled, alive)
+    if reads_back:
+        read_back(path, written, alive)
+    return written
+
+
+def blocks_of(entries: Sequence[Entry], about: dict[str, str] | None = None) -> Iterator[memoryview | bytes]:
+    """Yield the content of a safetensors file. about, and what is raised: see `write_pieces`."""
     header: dict[str, Any] = {"__metadata__": about} if about else {}
     offset = 0
     for entry in entries:
@@ -92,14 +113,8 @@ def write_pieces(
         offset += entry.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # The format requires aligned data.
-    written = write_blocks(path, _blocks(text, entries), cancelled, alive)
-    read_back(path, written, alive)
-    return written
-
-
-def _blocks(header: bytes, entries: Sequence[Entry]) -> Iterator[memoryview | bytes]:
-    yield len(header).to_bytes(8, "little")
-    yield header
+    yield len(text).to_bytes(8, "little")
+    yield text
     for entry in entries:
         values = entry.values()
         if not is_finite(values):

@@ -2,7 +2,8 @@
 
 Every rank writes its pieces into a temporary directory, hashes, syncs and reads them back. Then rank 0 writes the
 manifest, syncs, renames the directory and syncs its parent; only then is the checkpoint acknowledged. A thread does
-this while training continues; the ranks exchange their progress only when training calls `advance`.
+this while training continues; the ranks exchange their progress only when training calls `advance`. At a URL there is
+no temporary directory (`in_store`).
 """
 
 import json
@@ -10,22 +11,26 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from trivium.checkpoint.agree import first_message, found_by_first, sums, wait_for_all
-from trivium.checkpoint.durable import check_room, explained, remove, write_text
-from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, manifest_text, step_name, step_of
+from trivium.checkpoint.durable import check_room, explained, write_text
+from trivium.checkpoint.format import MANIFEST, manifest_of, manifest_text, step_name, step_of
+from trivium.checkpoint.in_store import InStore, remove, remove_unfinished
 from trivium.checkpoint.pieces import Part, write_parts
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
 from trivium.kernels.crossing import fetched
 from trivium.plan.parameters import Box
 from trivium.provenance import sync_directory, unheard
+from trivium.stores.remote import Location
 from trivium.untrusted import read_json
+
+ReadBack = Literal["always", "never", "by size"]
+MOST_READ_BYTES = 1 << 30  # of a file that is read again by default
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ def copies(fragments: Sequence[Fragment]) -> list[Fragment]:
     return [replace(f, values=v) for f, v in zip(fragments, values, strict=True)]
 
 
-def save(root: Path, step: int, fragments: Sequence[Fragment], mesh: Mesh, about: dict[str, Any]) -> Path:
+def save(root: Location, step: int, fragments: Sequence[Fragment], mesh: Mesh, about: dict[str, Any]) -> Location:
     """Write and publish the checkpoint of a step. Collective; returns when it is durable.
 
     about: JSON data for the manifest (progress, config, hashes). If any rank fails, nothing is published, the
@@ -64,19 +69,20 @@ class Saving:
 
     def __init__(
         self,
-        root: Path,
+        root: Location,
         step: int,
         fragments: Sequence[Fragment],
         mesh: Mesh,
         about: dict[str, Any],
         alive: Callable[[], None] = unheard,
+        read_back: ReadBack = "by size",
     ) -> None:
         """Check that there is room, then start writing in a thread. The fragments must not change until the end.
 
-        alive: a heartbeat, called while training waits for the save.
+        alive: a heartbeat, called while training waits for the save. read_back: whether written files are read again.
         """
         self.step, self.final = step, root / step_name(step)
-        self._partial = root / f".{self.final.name}.partial"
+        self._files = OnDisk(self.final, read_back) if isinstance(self.final, Path) else InStore(self.final)
         self._fragments, self._mesh, self._about = fragments, mesh, about
         self._cancelled, self._alive, self._awaited = threading.Event(), alive, False
         self.bytes = int(sums([sum(f.values.nbytes for f in fragments)], mesh)[0])
@@ -136,37 +142,58 @@ class Saving:
         self._cancelled.set()
         self._wait()
         told = first_message(problem, self._mesh)  # After this, no rank uses the files any more.
-        clear = partial(shutil.rmtree, self._partial, ignore_errors=True)
-        found_by_first(clear, self._mesh, CheckpointError)
+        found_by_first(self._files.clear, self._mesh, CheckpointError)
         raise CheckpointError(f"checkpoint {self.final} was not saved: {told}")
 
     def _prepare(self) -> None:
-        if self._mesh.rank != 0:
-            return
-        root = self.final.parent
+        if self._mesh.rank == 0:
+            self._files.prepare(self.bytes)
+
+    def _write(self) -> None:
+        parts = [fragment.part() for fragment in self._fragments]
+        self._files.write(self._mesh.rank, parts, self._cancelled.is_set, self._heartbeat)
+        self._fragments = []  # Their memory is free as soon as they are written.
+
+    def _publish(self) -> None:
+        if self._mesh.rank == 0:
+            self._files.publish({"step": self.step, **self._about}, self._mesh.layout.world_size)
+
+
+class OnDisk:
+    """The files of a checkpoint that is being written to a folder, in a temporary one beside it."""
+
+    def __init__(self, final: Path, read_back: ReadBack) -> None:
+        self._read_back: ReadBack = read_back
+        self._final, self._partial = final, final.with_name(f".{final.name}.partial")
+
+    def prepare(self, needed: int) -> None:
+        """Make an empty folder that has room for `needed` bytes. On the first rank, before all else."""
+        root = self._final.parent
         if not root.is_dir():
             root.mkdir(parents=True)
             sync_directory(root.parent)
-        shutil.rmtree(self._partial, ignore_errors=True)
-        check_room(root, self.bytes)
+        self.clear()
+        check_room(root, needed)
         self._partial.mkdir()
 
-    def _write(self) -> None:
-        """Write this rank's pieces into one file, and a description of them for the manifest."""
-        rank, cancelled = self._mesh.rank, self._cancelled.is_set
-        parts = [fragment.part() for fragment in self._fragments]
-        described = write_parts(self._partial, rank, parts, cancelled, self._heartbeat)
-        self._fragments = []  # Their memory is free as soon as they are on disk.
+    def write(self, rank: int, parts: Sequence[Part], cancelled: Callable[[], bool], alive: Callable[[], None]) -> None:
+        """Write a rank's pieces into one file, and a description of them for the manifest."""
+        size = sum(part.bytes for part in parts)
+        reads = self._read_back == "always" or (self._read_back == "by size" and size <= MOST_READ_BYTES)
+        described = write_parts(self._partial, rank, parts, cancelled, alive, read_back=reads)
         write_text(self._partial / f"part-{rank:05d}.json", json.dumps(described))
 
-    def _publish(self) -> None:
-        if self._mesh.rank != 0:
-            return
-        paths = [self._partial / f"part-{rank:05d}.json" for rank in range(self._mesh.layout.world_size)]
+    def publish(self, about: dict[str, Any], ranks: int) -> None:
+        """Make the checkpoint of what all ranks have written. On the first rank."""
+        paths = [self._partial / f"part-{rank:05d}.json" for rank in range(ranks)]
         files = [read_json(path) for path in paths]
         for path in paths:
             path.unlink()
-        publish(self._partial, self.final, {"step": self.step, **self._about}, files)
+        publish(self._partial, self._final, about, files)
+
+    def clear(self) -> None:
+        """Delete what was written. On the first rank, when no rank writes any more."""
+        shutil.rmtree(self._partial, ignore_errors=True)
 
 
 def publish(partial: Path, final: Path, about: dict[str, Any], files: Sequence[dict[str, Any]]) -> None:
@@ -186,21 +213,14 @@ def publish(partial: Path, final: Path, about: dict[str, Any], files: Sequence[d
 
 
 def write_manifest(partial: Path, about: dict[str, Any], files: Sequence[dict[str, Any]]) -> None:
-    """Write the manifest of a checkpoint. files: of each file, `file`, `sha256`, `bytes` and `pieces`, as returned by
-    `write_parts`."""
-    tensors: dict[str, dict[str, Any]] = {}
-    for item in (item for file in files for item in file["pieces"]):
-        entry = {"dtype": item["dtype"], "shape": item["shape"], "pieces": []}
-        tensors.setdefault(item["name"], entry)["pieces"].append(item["piece"])
-    hashes = {file["file"]: {"sha256": file["sha256"], "bytes": file["bytes"]} for file in files}
-    as_read = json.loads(json.dumps(about))  # Numeric keys sort differently after they became text.
-    manifest = {"format": FORMAT, **as_read, "tensors": tensors, "files": hashes}
-    write_text(partial / MANIFEST, manifest_text({**manifest, "sha256": manifest_hash(manifest)}))
+    """Write the manifest of a checkpoint. files: see `manifest_of`."""
+    write_text(partial / MANIFEST, manifest_text(manifest_of(about, files)))
 
 
-def recover(root: Path) -> None:
-    """Remove or restore what a crash left under `root`. Only for the job that holds the run directory."""
-    if not root.is_dir():
+def recover(root: Location) -> None:
+    """Remove or restore what a crash left under `root`. Only for the job that holds the run directory. In a store
+    nothing is done: the next save of a step goes on with the files that are there."""
+    if not isinstance(root, Path) or not root.is_dir():
         return
     for path in sorted(root.glob(".step-*")):
         name, _, kind = path.name.removeprefix(".").partition(".")
@@ -213,9 +233,12 @@ def recover(root: Path) -> None:
     sync_directory(root)
 
 
-def prune(root: Path, doomed: Sequence[Path], newest: Path) -> None:
-    """Delete checkpoints if `newest` is published, whose files were read back when they were written."""
+def prune(root: Location, doomed: Sequence[Location], newest: Location) -> None:
+    """Delete checkpoints if `newest` is published, whose files were read back when they were written; in a store also
+    what saves left unfinished before it."""
     if doomed and not (newest / MANIFEST).is_file():
         raise CheckpointError(f"{newest} is not published; {len(doomed)} older checkpoints under {root} are kept")
-    for path in doomed:
-        remove(path)
+    for place in doomed:
+        remove(place)
+    if not isinstance(root, Path):
+        remove_unfinished(root, newest.name)

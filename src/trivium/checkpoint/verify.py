@@ -1,6 +1,8 @@
 """Verify that a checkpoint agrees with its manifest and that its tensors are finite; summarise it. No torch."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from trivium.checkpoint.format import MANIFEST, covers, read_manifest, step_of
 from trivium.errors import CheckpointError
 from trivium.plan.parameters import Box
 from trivium.provenance import file_sha256, fingerprint, unheard
+from trivium.stores.remote import Location
 from trivium.units import shown
 from trivium.untrusted import open_regular, parse_json
 
@@ -28,7 +31,11 @@ _BLOCK_BYTES = 1 << 18  # stays in the CPU's cache while it is searched
 
 
 def verify(
-    directory: Path, manifest: Mapping[str, Any], share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard
+    directory: Location,
+    manifest: Mapping[str, Any],
+    share: int = 0,
+    shares: int = 1,
+    alive: Callable[[], None] = unheard,
 ) -> None:
     """Check every `shares`-th tensor and file: the pieces cover the tensor; the file has its size and sha256, and its
     pieces have the dtypes and shapes of the manifest.
@@ -51,13 +58,18 @@ def verify(
             )
     for name, pieces in sorted(declared.items()):
         known = manifest["files"][name]
-        _verify_file(directory / name, known["bytes"], known["sha256"], alive)
-        if pieces:
-            _verify_pieces(directory / name, pieces)
+        with on_disk(directory / name) as path:
+            _verify_file(path, known["bytes"], known["sha256"], alive)
+            if pieces:
+                _verify_pieces(path, pieces)
 
 
 def refuse_not_finite(
-    directory: Path, manifest: Mapping[str, Any], share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard
+    directory: Location,
+    manifest: Mapping[str, Any],
+    share: int = 0,
+    shares: int = 1,
+    alive: Callable[[], None] = unheard,
 ) -> None:
     """Raise CheckpointError naming the first tensor with a NaN or an infinity in every `shares`-th file.
 
@@ -71,8 +83,23 @@ def refuse_not_finite(
             if piece["file"] in names and tensor["dtype"] in _INFINITY:
                 names[piece["file"]][piece["key"]] = name
     for file, pieces in names.items():
-        if bad := _first_not_finite(directory / file, pieces, alive):
+        with on_disk(directory / file) as path:
+            bad = _first_not_finite(path, pieces, alive)
+        if bad:
             raise CheckpointError(f"{directory}: {pieces[bad]} {NOT_FINITE}; use an older checkpoint")
+
+
+@contextmanager
+def on_disk(place: Location) -> Iterator[Path]:
+    """Yield the path of a file; of an object in a store, that of a copy with its name, which is then deleted."""
+    if isinstance(place, Path):
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="trivium-store-") as folder:
+        path = Path(folder, place.name)
+        with suppress(FileNotFoundError):
+            path.write_bytes(place.read())
+        yield path
 
 
 def _first_not_finite(path: Path, keys: Iterable[str], alive: Callable[[], None]) -> str:
@@ -97,23 +124,28 @@ def _first_not_finite(path: Path, keys: Iterable[str], alive: Callable[[], None]
     return ""
 
 
-def refuse_incomplete(directory: Path) -> None:
+def refuse_incomplete(directory: Location) -> None:
     """Raise CheckpointError if the manifest is damaged, or a file that it lists is missing or of another size. Does not
     read the files."""
-    for name, known in sorted(read_manifest(directory)["files"].items()):
-        _verify_size(directory / name, known["bytes"])
+    files = read_manifest(directory)["files"]
+    if isinstance(directory, Path):
+        held = {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
+    else:
+        held = directory.sizes()
+    for name, known in sorted(files.items()):
+        _refuse_other_size(directory / name, held.get(name), known["bytes"])
 
 
-def _verify_size(path: Path, size: int) -> None:
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing, but {MANIFEST} lists it; use an older checkpoint")
-    if (found := path.stat().st_size) != size:
-        raise CheckpointError(f"{path} has {found} bytes and should have {size}: truncated")
+def _refuse_other_size(place: Location, found: int | None, size: int) -> None:
+    if found is None:
+        raise CheckpointError(f"{place} is missing, but {MANIFEST} lists it; use an older checkpoint")
+    if found != size:
+        raise CheckpointError(f"{place} has {found} bytes and should have {size}: truncated")
 
 
 def _verify_file(path: Path, size: int, sha256: str, alive: Callable[[], None]) -> None:
     try:
-        _verify_size(path, size)
+        _refuse_other_size(path, path.stat().st_size if path.is_file() else None, size)
         if file_sha256(path, alive) != sha256:
             raise CheckpointError(f"{path} does not have its sha256 ({sha256[:12]}…): damaged")
     except OSError as error:
@@ -143,7 +175,7 @@ def _verify_pieces(path: Path, pieces: Iterable[tuple[str, str, Sequence[int]]])
         raise CheckpointError(f"{path} is not a safetensors file: {error}; use an older checkpoint") from None
 
 
-def summary(path: Path, *, verified: bool = False) -> dict[str, Any]:
+def summary(path: Location, *, verified: bool = False) -> dict[str, Any]:
     """Return step, size, layout, dtype and state of a checkpoint, also of a damaged or non-finite one.
 
     verified: also verify its files and search them for non-finite values.

@@ -245,7 +245,8 @@ def export_(
     foreign = which is not None and (is_hub_name(which) or describes_model(Path(which)))
     with opened(asked_model(str(which)), tokenizer) if foreign else nullcontext() as target:
         source = _opened(_one(which, out) if target is None else target.newest)
-        words = tokenizer or (tokenizer_near(source.directory) if target is None else target.tokenizer)
+        near = tokenizer_near(source.directory) if isinstance(source.directory, Path) else None
+        words = tokenizer or (near if target is None else target.tokenizer)
         found = export_hf(source, folder, tokenizer=words)
     say(
         f"  {found.folder}: {counted(found.files, 'file')} of weights; logits differ by at most {found.difference:.2g} "

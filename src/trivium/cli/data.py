@@ -22,7 +22,7 @@ from trivium.cli.options import (
     open_run,
     with_options_of,
 )
-from trivium.cli.paths import local_path
+from trivium.cli.paths import local_path, path_or_url
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import progress_of, say, say_either, table
@@ -32,9 +32,13 @@ from trivium.cli.workspace import Workspace
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress
 from trivium.provenance import fingerprint, read_stamp
+from trivium.redact import redact
+from trivium.stores.folder import download, upload
+from trivium.stores.remote import Remote
 from trivium.tokens.manifest import never_read, read_tokens_manifest
 from trivium.training.lineage import trace as lineage
 from trivium.training.record import Record, read_record
+from trivium.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from trivium.tokens.tokenizer import Tokenizer
@@ -276,6 +280,36 @@ def _trace_lines(found: dict[str, Any]) -> list[str]:
 
 # As `trivium tokenize`, but of no corpus; what may be replaced is looked at with the pairs.
 STAGE = replace(TOKENIZE, name="adopt", verb=ADOPT, sections=(), reads=(), check=lambda run, state: None)
+
+
+@app.command(short_help="Publish a folder at the URL of an object store.")
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Tokens, or any other folder.", parser=local_path)],
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://BUCKET/NAME, gs:// or hf://.")],
+) -> None:
+    """Publish all files of a folder at a URL. Repeated, it sends what the store lacks; the manifest is written last, so
+    that `trivium data pull` never brings a part."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder; name one that is")
+    every = [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.startswith(".")]
+    sent = upload(folder, _store(url), [p.relative_to(folder).as_posix() for p in every])
+    say(f"  {counted(len(every), 'file')} at {redact(url)}, {format_bytes(sent)} sent")
+
+
+@app.command(short_help="Bring a published folder from a URL.")
+def pull(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where `trivium data push` published it.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files go.", parser=local_path)],
+) -> None:
+    """Bring a folder from a URL; every part is compared with its sha256, and files that are here are not read again."""
+    say(f"  {format_bytes(download(_store(url), folder))} read into {folder}")
+
+
+def _store(url: str) -> Remote:
+    named = path_or_url(url, "URL")
+    if not isinstance(named, str):
+        raise ConfigError(f"{url} is a path; give a URL as s3://BUCKET/NAME")
+    return Remote(named)
 
 
 @app.command(short_help="Train on Megatron-LM's .bin/.idx pairs as they are.")

@@ -29,7 +29,12 @@ def refuse_preset(root: Path) -> None:
 def write_preset(checkpoint: Path) -> list[str]:
     """Write the preset of an imported checkpoint beside it; returns what a user should know of it."""
     root = checkpoint.parent
-    tree, told = sections_of(root, read_manifest(checkpoint)["plan"]["model"])
+    manifest = read_manifest(checkpoint)
+    tree, told = sections_of(root, manifest["plan"]["model"])
+    told += [
+        f"{count} tensors of {prefix}* are left out: they are beside the model that config.json describes"
+        for prefix, count in manifest["imported_from"].get("left_out", {}).items()
+    ]
     if "tokens" in tree:
         tree = merge(tree, {"tokens": {"tokenizer": FILE}})
     whole: Tree = {"base": BASE, **merge({"plan": LAYOUTS[1]}, tree), "training": {"start_from": checkpoint.name}}

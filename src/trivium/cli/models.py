@@ -33,8 +33,9 @@ def models(
 ) -> None:
     """List the models that --model accepts by name, or show one with all its settings.
 
-    Parameters are counted from the settings, without the padding of the vocabulary. `active` are those that one token
-    uses: all but those of the experts that it does not visit.
+    Parameters are counted from the settings, without the padding of the vocabulary. `active` are all but those of the
+    experts that a token does not visit, as Mixtral, OLMoE and Qwen count them; DeepSeek leaves out the embedding too
+    (36.6B, 20.9B and 2.45B).
     """
     if name is None:
         every = {each: facts(each, resolve(Given(each))) for each in preset_names()}

@@ -21,8 +21,8 @@ def local_path(value: str | Path) -> Path:
         name = address.rstrip("/").rpartition("/")[2] or "run"
         raise ConfigError(
             f"{redact(str(value))} is a URL, and this option or argument takes a path: Trivium has no reader or writer "
-            f"for {found['scheme']}:// here. Give a path on a file system of this machine, such as ./{name}; mount the "
-            f"storage first, or copy the files afterwards"
+            f"for {found['scheme']}:// here. Give a path on a file system of this machine, such as ./{name}; "
+            f"training.store=URL saves checkpoints at one, and `trivium data push` and `pull` exchange folders with it"
         )
     return Path(value)
 

@@ -172,7 +172,8 @@ def show(asked: Asked) -> None:
         elif len(names) == 1:
             _say_estimate(name, config, machine, asked)
         else:
-            lines = plan_lines(config.plan, machine, config.search.memory_fraction)
+            share, passes = config.search.memory_fraction, config.training.objective.forward_passes
+            lines = plan_lines(config.plan, machine, share, passes)
             for line in [*([""] if number else []), name, *lines]:
                 say(line)
 
@@ -182,7 +183,8 @@ def _say_estimate(name: str, config: RunConfig, machine: Machine, asked: Asked) 
     from trivium.planner.stack_file import read_stack
 
     trained = None if asked.tokens is None else plan_estimate.token_count(asked.tokens, "--tokens")
-    wanted = plan_estimate.Asked(name, trained, asked.failures, config.search.memory_fraction)
+    share, passes = config.search.memory_fraction, config.training.objective.forward_passes
+    wanted = plan_estimate.Asked(name, trained, asked.failures, share, passes)
     told = plan_estimate.tell(config.plan, machine, wanted, read_stack(asked.stack) if asked.stack else None)
     if asked.html is not None:
         plan_estimate.write_page(asked.html, told)

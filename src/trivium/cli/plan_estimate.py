@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from trivium.config import to_tree
 from trivium.cost.case import case_of
 from trivium.cost.estimate import strides_of
 from trivium.cost.hardware import USABLE, Machine
+from trivium.cost.saving import NearCopy, near_copy
 from trivium.cost.step_time import SCHEDULES, step_seconds
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
@@ -29,12 +31,13 @@ FORMAT = "trivium-estimate-1"
 @dataclass(frozen=True)
 class Asked:
     """What to price: the plan's name, tokens of a training, seconds of a save with hours between failures. share: of a
-    device's memory that the plan may use."""
+    device's memory that the plan may use. forward_passes: before each step."""
 
     name: str
     tokens: int | None = None
     failures: tuple[float, float] | None = None
     share: float = USABLE
+    forward_passes: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Told:
     stack: LearnedStack | None
     interval: Interval | None
     training: Campaign | None
+    near: NearCopy | None = None
 
     @property
     def factor(self) -> float:
@@ -66,7 +70,7 @@ def token_count(text: str, option: str) -> int:
 
 def tell(plan: Plan, machine: Machine, asked: Asked, stack: LearnedStack | None = None) -> Told:
     """Price a plan, and the training and the failures that were asked for."""
-    parts = break_down(plan, machine, asked.share)
+    parts = break_down(plan, machine, asked.share, asked.forward_passes)
     interval = None
     if asked.failures is not None:
         save, hours = asked.failures
@@ -77,17 +81,18 @@ def tell(plan: Plan, machine: Machine, asked: Asked, stack: LearnedStack | None 
         training = campaign(
             plan,
             asked.tokens,
-            seconds_by_batch(plan, machine, factor * parts.price.seconds),
+            seconds_by_batch(plan, machine, factor * parts.price.seconds, asked.forward_passes),
             machine.devices if machine.sharing == "shared" else plan.layout.world_size,
             rates=Rates(machine.watts, machine.price_per_hour),
             lost_fraction=interval.wasted_fraction if interval else 0.0,
         )
-    return Told(asked, parts, stack, interval, training)
+    near = near_copy(plan, machine) if asked.failures is not None and plan.layout.world_size > 1 else None
+    return Told(asked, parts, stack, interval, training, near)
 
 
-def seconds_by_batch(plan: Plan, machine: Machine, full: float) -> Callable[[int], float]:
+def seconds_by_batch(plan: Plan, machine: Machine, full: float, forward_passes: int = 0) -> Callable[[int], float]:
     """Return a function from sequences to seconds of a step: `full` for the full batch, in the closed form's ratio."""
-    case, code = case_of(plan), SCHEDULES[plan.schedule]
+    case, code = case_of(plan, forward_passes), SCHEDULES[plan.schedule]
     strides = strides_of(plan.layout, machine)
 
     def closed(sequences: int) -> float:
@@ -123,7 +128,7 @@ def tree(told: Told) -> dict[str, Any]:
 def lines(told: Told) -> list[str]:
     """All of it as text."""
     parts = told.parts
-    found = plan_lines(parts.plan, parts.machine, told.asked.share)
+    found = plan_lines(parts.plan, parts.machine, told.asked.share, told.asked.forward_passes)
     for title, header, rows in tables(told):
         found += ["", f"{title}{_shortened(rows)}", *table(_few(rows), header=header)]
     return [*found, *([""] if more_lines(told) else []), *more_lines(told)]
@@ -171,6 +176,15 @@ def more_lines(told: Told) -> list[str]:
             f"{counted(i.steps(told.seconds), 'step')} (Daly; Young: "
             f"{format_seconds(i.young_seconds)}); saving and failures add {i.wasted_fraction:.2%}"
         )
+    if told.near and told.asked.failures:
+        copy = told.near
+        i = checkpoint_interval(copy.stops_seconds, told.asked.failures[1] * HOUR)
+        every = max(i.steps(told.seconds), ceil(copy.sends_seconds / told.seconds))
+        found.append(
+            f"near copies   every {counted(every, 'step')} (training.near.every): each stops training for "
+            f"{format_seconds(copy.stops_seconds)}, and is sent to a second host in "
+            f"{format_seconds(copy.sends_seconds)}"
+        )
     if told.training:
         t = told.training
         found.append(
@@ -202,7 +216,7 @@ def chart(told: Told) -> Any:
         )
     return Chart(
         title=f"{told.asked.name} on {parts.machine.name}",
-        text=plan_lines(parts.plan, parts.machine, told.asked.share) + more_lines(told),
+        text=plan_lines(parts.plan, parts.machine, told.asked.share, told.asked.forward_passes) + more_lines(told),
         lanes=drawn,
         moved=[Moved(a, b, sent * f, arrived * f) for a, b, sent, arrived in handed_on(parts.timeline)],
         memory_limit=parts.price.memory_limit,

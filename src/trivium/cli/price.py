@@ -58,7 +58,8 @@ def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:
         return lines, problems
     try:
         machine = machine_of(config.machine)
-        price = estimate(config.plan, machine, share=config.search.memory_fraction)
+        passes = config.training.objective.forward_passes
+        price = estimate(config.plan, machine, share=config.search.memory_fraction, forward_passes=passes)
     except ConfigError as error:
         return lines, str(error).splitlines()
     steps = config.training.steps
@@ -117,7 +118,8 @@ def host_found(environment: Mapping[str, str] = os.environ) -> Host | None:
 def verdict_here(config: RunConfig, steps: int, host: Host) -> Verdict:
     """Price the remaining steps of a config's plan on this host."""
     planned = machine_of(config.machine)
-    return judge(config.plan, steps, host, planned, config.search.memory_fraction)
+    passes = config.training.objective.forward_passes
+    return judge(config.plan, steps, host, planned, config.search.memory_fraction, passes)
 
 
 def host_lines(given: Given, steps: int, words: Sequence[str], *, insists: bool, host: Host | None = None) -> list[str]:

@@ -148,7 +148,7 @@ def seconds_line(stage: str, seconds: float) -> str:
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:
-    """`tensor 2 x pipeline 2 (2 chunks) x data 2 = 8 ranks`."""
+    """`tensor 2 x pipeline 2 (2 chunks) x data 2 (expert 2) = 8 ranks`; expert ranks are among the others."""
     ranks = math.prod(int(layout.get(axis, 1)) for axis in ("tensor", "pipeline", "data", "context"))
     return f"{degrees_text(layout)} = {ranks} rank{'' if ranks == 1 else 's'}"
 

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from trivium.checkpoint.lease import LEASE, Holder, holding
+from trivium.checkpoint.lease import Gone as GoneHosts
+from trivium.checkpoint.near import Neighbour
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import progress_of, say, seconds_line
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import Tree, differences, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
+from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.provenance import STAMP, describe, publishing, stage_key, stamp_hash, write_json
 from trivium.training.metrics import warn
@@ -36,6 +39,17 @@ class Gone(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Met:
+    """What the hosts of an elastic job agreed on: the plan, the hosts that are gone, the file that asks ranks to end at
+    their next checkpoint, and the host that keeps copies for this one."""
+
+    plan: Plan
+    gone: GoneHosts
+    grow: Path
+    neighbour: Neighbour | None = None
+
+
+@dataclass(frozen=True)
 class Run:
     """One invocation: the checked config, the run directory, and input that lies outside of it."""
 
@@ -45,6 +59,12 @@ class Run:
     corpus_is_typed: bool = False  # in this command; otherwise it is the one that this run directory was harvested from
     tokens: Path | None = None  # token shards made elsewhere, for training
     lease: Holder | None = None  # the lease of the folder that this invocation writes in place
+    met: Met | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan under which this invocation trains."""
+        return self.config.plan if self.met is None else self.met.plan
 
     def folder(self, name: str) -> Path:
         """Return the folder of a stage's output in this invocation."""
@@ -278,7 +298,7 @@ def _noted(stage: Stage, run: Run) -> Iterator[None]:
 def _held(stage: Stage, run: Run, *, redo: bool) -> Iterator[Holder]:
     """Lock the folder for this process. Its content is continued if it belongs to the run, and set aside otherwise."""
     directory = run.at.folder(stage.folder)
-    with holding(directory, warn) as lease:
+    with holding(directory, warn, run.met.gone if run.met else GoneHosts()) as lease:
         filled = any(path.name != LEASE for path in directory.iterdir())
         if not filled or not (redo or state_of(stage, run) == "anew"):
             yield lease

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.checkpoint.format import published
 from trivium.cli.imported import bring, with_weights
 from trivium.cli.live import Note, loss_note, note_of, peak_here
 from trivium.cli.machine import check_compiler
@@ -39,7 +40,7 @@ from trivium.cli.price import NOTHING_DONE, AnyMachine, Gpus, dry_run_lines, hos
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
-from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
+from trivium.cli.stage import STARTED, TRAINS, Gone, Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_batch, check_vocabulary, never_read_lines
 from trivium.cli.train_data import prepare, tokens_at
 from trivium.config import Tree, as_value, leaves, to_tree, written
@@ -47,13 +48,25 @@ from trivium.cost.estimate import estimate
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
+from trivium.redact import redact
 from trivium.report.ranks import Alike, alike
+from trivium.stores.folder import download, published_files
+from trivium.stores.remote import Location, Remote
 from trivium.training.record import recipe_of
 from trivium.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from trivium.planner.fastest import Fastest
 
+HostCounts = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts",
+        metavar="MIN:MAX",
+        help="Start this on each host: they meet in the run directory, and train as long as MIN of them are alive. The "
+        "layout is that of MAX hosts; with fewer, the planner chooses another.",
+    ),
+]
 GROUPS_TOLD = 8  # groups of ranks with equal memory that the summary of a training lists
 
 app = App()
@@ -86,6 +99,7 @@ class Asked:
     sets: Sets = None
     ranks: Ranks = None
     tokens: Tokens = None
+    hosts: HostCounts = None
     redo: Redo = False
     dry_run: DryRun = False
     any_machine: AnyMachine = False
@@ -133,11 +147,22 @@ def train(asked: Asked) -> None:
     if raw is not None:
         prepare(out, given, raw, sets, dry_run=False)
         run = replace(run, tokens=None)
+    if asked.hosts is not None and under_torchrun(os.environ):
+        from trivium.cli.hosts import met_by_torchrun
+
+        run = met_by_torchrun(run, asked.hosts, os.environ)
     if joins_torchrun(os.environ):
         join(run, redo=redo)
         return
     if weights is not None:
         bring(run, weights)
+    if asked.hosts is not None and not under_torchrun(os.environ):
+        from trivium.cli.hosts import train_on_hosts
+
+        refuse_given({"--redo": redo}, "it begins anew; run it once without --hosts, or set the run directory aside")
+        train_on_hosts(run, asked.hosts, TRAIN, partial(join, redo=False))
+        return
+    _bring_records(run)
     perform(TRAIN, run, redo=redo)
 
 
@@ -173,7 +198,7 @@ def check_host(run: Run, given: Given, *, insists: bool, redo: bool = False, wor
 
 def _steps_left(run: Run, *, redo: bool) -> int:
     """Return how many steps the training has still to do; all of them where it has no tokens yet."""
-    from trivium.checkpoint.format import published, step_of
+    from trivium.checkpoint.format import step_of
     from trivium.tokens.manifest import MANIFEST
 
     steps = run.config.training.steps
@@ -182,7 +207,7 @@ def _steps_left(run: Run, *, redo: bool) -> int:
     state = state_of(TRAIN, run)
     if state != "goes on":
         return 0 if state == "current" else steps
-    saved = published(run.at.checkpoints)
+    saved = published(_checkpoints(run))
     return max(1, steps - (step_of(saved[-1].name) or 0 if saved else 0))
 
 
@@ -220,19 +245,23 @@ def job_for(run: Run, out: Path) -> Any:
     from trivium.training.loop import TrainingJob
 
     return TrainingJob(
-        plan=run.config.plan,
+        plan=run.plan,
         training=run.config.training,
         seed=run.config.seed,
         tokens=run.folder("tokens"),
         out=out,
-        step_seconds=partial(_step_seconds, run.config.machine),
+        step_seconds=partial(_step_seconds, run.config),
+        others_wait=(lambda: False) if run.met is None else run.met.grow.exists,
+        neighbour=None if run.met is None else run.met.neighbour,
     )
 
 
-def _step_seconds(machine: str, plan: Plan) -> float | None:
+def _step_seconds(config: RunConfig, plan: Plan) -> float | None:
     """Return the predicted seconds of a step; None if the machine is too small for the plan."""
     with suppress(ConfigError):
-        return estimate(plan, machine_of(machine)).seconds
+        return estimate(
+            plan, machine_of(config.machine), forward_passes=config.training.objective.forward_passes
+        ).seconds
     return None
 
 
@@ -268,8 +297,7 @@ def lasting(what: Mapping[str, Any]) -> Tree:
 
 def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     """Return how the training that was set aside could resume, if only settings of the training differ."""
-    from trivium.checkpoint.format import published
-    from trivium.training.loop import CHECKPOINTS
+    from trivium.training.record import CHECKPOINTS
 
     saved = published(before / CHECKPOINTS)
     if not changed or not saved or not all(line.startswith("training.") for line in changed):
@@ -283,9 +311,9 @@ def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
 def ask(run: Run, changed: Sequence[str]) -> None:
     """Ask on a terminal before a training that has checkpoints is set aside; ConfigError elsewhere, or where the answer
     is no, with the settings that differ and the commands that resume."""
-    from trivium.checkpoint.format import published, step_of
+    from trivium.checkpoint.format import step_of
 
-    saved = published(run.at.checkpoints)
+    saved = published(_checkpoints(run))
     if not changed or not saved:
         return
     folder, out = run.at.folder(TRAIN.folder), shlex.quote(str(run.at.root))
@@ -307,7 +335,7 @@ def ask(run: Run, changed: Sequence[str]) -> None:
     raise ConfigError("\n".join([*told, "to set it aside and begin at step 0, give `trivium train` --redo"]))
 
 
-def _goes_on(run: Run, checkpoint: Path, changed: Sequence[str]) -> str:
+def _goes_on(run: Run, checkpoint: Location, changed: Sequence[str]) -> str:
     """Return the command of a new run that continues from a checkpoint with the settings of this one."""
     tree = dict(leaves(to_tree(run.config)))
     fields = [line.partition(":")[0] for line in changed]
@@ -318,14 +346,41 @@ def _goes_on(run: Run, checkpoint: Path, changed: Sequence[str]) -> str:
     return shlex.join(words)
 
 
+def _checkpoints(run: Run) -> Location:
+    """Return the place of the run's checkpoints."""
+    from trivium.training.record import checkpoints_of
+
+    return checkpoints_of(run.at.folder(TRAIN.folder), run.config.training.store)
+
+
+def _bring_records(run: Run) -> None:
+    """Bring the records of a training at the URL of `training.store` into a run directory that has none."""
+    from trivium.training.record import RECORDS
+
+    folder, store = run.at.folder(TRAIN.folder), run.config.training.store
+    if store is None or (folder / STARTED).is_file() or not published_files(url := Remote(store) / RECORDS):
+        return
+    download(url, folder)
+    say(f"  brought the records of {url} into {folder}")
+
+
+def _refuse_others_store(run: Run) -> None:
+    """Raise ConfigError for a new training where a store has the checkpoints of another one."""
+    if run.config.training.store is not None and (saved := published(_checkpoints(run))):
+        raise ConfigError(
+            f"training.store {redact(run.config.training.store)} holds {counted(len(saved), 'checkpoint')} up to "
+            f"{saved[-1].name}, and this training begins at step 0; name another URL, or delete what is there"
+        )
+
+
 def gone(run: Run, steps: int) -> Gone | None:
     """The checkpoint after the last step, which every finished training has, until somebody removes or damages it, or
     the manifest without which it is none: those who read the training look for it."""
-    from trivium.checkpoint.format import published, step_name, step_of
+    from trivium.checkpoint.format import step_name, step_of
 
-    last = run.at.checkpoints / step_name(steps)
+    last = _checkpoints(run) / step_name(steps)
     left, what = 0, f"{last} is gone"
-    for path in reversed(published(run.at.checkpoints)):
+    for path in reversed(published(_checkpoints(run))):
         why = _wrong_with(path)
         if not why:
             left = step_of(path.name) or 0
@@ -334,7 +389,7 @@ def gone(run: Run, steps: int) -> Gone | None:
     return None if left >= steps else Gone(what, left)
 
 
-def _wrong_with(checkpoint: Path) -> str:
+def _wrong_with(checkpoint: Location) -> str:
     """Return why no training can resume from a checkpoint, as far as its sizes show; empty for an intact one."""
     from trivium.checkpoint.format import MANIFEST
     from trivium.checkpoint.verify import refuse_incomplete
@@ -360,10 +415,11 @@ def check(run: Run, state: State) -> None:
     check_batch(run.config, int(manifest["totals"]["train"]["tokens"]), str(run.folder("tokens")))
     if state == "anew":
         job.check_start(wanted)
+        _refuse_others_store(run)
 
 
 def _train(run: Run, out: Path, progress: Progress) -> Result:
-    say(f"  {layout_text(run.config.plan.layout.model_dump())}, schedule {run.config.plan.schedule}")
+    say(f"  {layout_text(run.plan.layout.model_dump())}, schedule {run.plan.schedule}")
 
     from trivium.cost.memory import predicted_memory
     from trivium.training.metrics import METRICS
@@ -378,9 +434,9 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
         faster = fastest_for(run.config)
         say(f"  after step {after}: {faster.why}")
         then = None if faster.plan == job.plan else (after, faster.plan)
-    live = note_of(run.config.plan, run.config.training.steps, peak_here(run.config))
+    live = note_of(run.plan, run.config.training.steps, peak_here(run.config))
     note = live if sys.stderr.isatty() else loss_note
-    predicted = predicted_memory(run.config.plan)
+    predicted = predicted_memory(run.plan)
     found: dict[str, Any] = start(
         job, then=then, progress=_noted(progress, out, note), predicted=predicted, lease=run.lease
     )

@@ -25,12 +25,14 @@ from trivium.cli.run_config import LAYOUTS, Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import percent, percent_range, progress_of, say
 from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.cli.teacher import Teacher, ask_teacher, first_pass_lines, taught, teacher_named
 from trivium.cli.tokenize import for_a_training
 from trivium.cli.train import TRAIN, check_host, under_torchrun
 from trivium.cli.workspace import Workspace
 from trivium.config import Tree, leaves, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.families.common.hf_config import describes_model, read_settings
+from trivium.objectives.config import DISTILLATION
 from trivium.objectives.preferences.losses import PREFERENCES
 from trivium.plan.layout import Layout
 from trivium.plan.precision import Dtype
@@ -100,6 +102,15 @@ class Asked:
     epochs: Annotated[
         float, typer.Option("--epochs", metavar="X", min=0.0, help="How often each conversation is read.")
     ] = 3.0
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            "--teacher",
+            parser=model_path,
+            metavar="MODEL",
+            help="Distil: a model with the same tokenizer, whose probabilities of the tokens are learned too.",
+        ),
+    ] = None
     template: Annotated[
         Path | None,
         typer.Option(
@@ -140,6 +151,10 @@ def tune(asked: Asked) -> None:
     The result is a run like any other, which `trivium chat`, `report` and `checkpoint export` take.
     """
     method = method_named(asked.method)
+    if asked.teacher is not None:
+        if method.of_pairs:
+            raise ConfigError(f"--teacher and --method {asked.method} exclude each other; leave out one of them")
+        method = method._replace(objective=DISTILLATION)
     if not asked.data.exists():
         raise DataError(f"--data {asked.data} does not exist; give a file or folder that does")
     refuse_inside("--out", asked.out, "--data", asked.data)
@@ -152,11 +167,17 @@ def tune(asked: Asked) -> None:
     if model.resolve() == asked.out.resolve():
         raise ConfigError(f"--out {asked.out} is the model that is tuned; give another --out")
     base = base_of(model, asked.template)
-    given = Given(str(model), tuple(asked.sets or ()), asked.ranks, merge(settings_for(method), _of_base(base)))
+    with teacher_named(asked.teacher, model, base.tokenizer) as teacher:
+        _tune(asked, method, Given(str(model), tuple(asked.sets or ()), asked.ranks), base, teacher)
+
+
+def _tune(asked: Asked, method: Method, given: Given, base: Base, teacher: Teacher | None) -> None:
+    of_teacher = {} if teacher is None else teacher.settings
+    given = given._replace(defaults=merge(merge(settings_for(method), _of_base(base)), of_teacher))
     run = open_run(asked.out, given)
     stage = conversations_stage(asked.data, base, method, is_given=_LENGTH in stated(given))
     if asked.dry_run:
-        _dry_run(asked, given, stage, run)
+        _dry_run(asked, given, stage, run, teacher)
         return
     with _config_kept(run.at):
         perform(stage, run, redo=asked.redo)
@@ -166,10 +187,12 @@ def tune(asked: Asked) -> None:
     if weights is not None:
         bring(run, weights)
     if asked.prepare:
+        if teacher is not None:
+            ask_teacher(teacher, run)
         write_json(run.at.config, to_tree(run.config))
         say(f"everything is ready for `trivium train --out {shlex.quote(str(asked.out))}`")
         return
-    perform(TRAIN, run, redo=asked.redo)
+    perform(taught(TRAIN, teacher), run, redo=asked.redo)
     if not method.of_pairs:
         perform(ANSWERS, run, redo=asked.redo)
 
@@ -187,7 +210,7 @@ def _config_kept(at: Workspace) -> Iterator[None]:
             at.config.write_bytes(before)
 
 
-def _dry_run(asked: Asked, given: Given, stage: Stage, run: Run) -> None:
+def _dry_run(asked: Asked, given: Given, stage: Stage, run: Run, teacher: Teacher | None) -> None:
     """Say what would be trained, and on what; the tokens are written to a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="trivium-tune-") as folder, progress_of(stage.name) as progress:
         manifest = stage.work(run, Path(folder), progress)
@@ -197,13 +220,16 @@ def _dry_run(asked: Asked, given: Given, stage: Stage, run: Run) -> None:
         say(line)
     if problems:
         raise ConfigError("\n".join(problems))
+    for line in first_pass_lines(resolve(given), manifest["packed"], teacher):
+        say(line)
     check_host(open_run(asked.out, given), given, insists=asked.any_machine, redo=True, words=_words(asked))
     say(NOTHING_DONE)
 
 
 def _words(asked: Asked) -> list[str]:
     """Return how the command begins, before the settings of its config."""
-    return ["tune", str(asked.model), "--data", str(asked.data), "--method", asked.method]
+    words = ["tune", str(asked.model), "--data", str(asked.data), "--method", asked.method]
+    return words if asked.teacher is None else [*words, "--teacher", str(asked.teacher)]
 
 
 def base_of(model: Path, template: Path | None) -> Base:

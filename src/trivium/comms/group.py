@@ -48,6 +48,9 @@ class Transport(Protocol):
 
     posts_ahead: bool
 
+    def sent_bytes(self, collective: str, x: Tensor, ranks: int) -> int:
+        """Return the bytes that a rank hands to a collective of `ranks` ranks for a tensor."""
+
     def send(self, tensor: Tensor, to: int, group: "Group", tag: int = 0) -> Work:
         """Send a contiguous tensor to the rank of index `to`."""
 
@@ -98,7 +101,7 @@ class Group:
 
     def count(self, collective: str, tensor: Tensor) -> None:
         """Add a tensor's bytes to the traffic of a collective."""
-        self.traffic[collective] += tensor.numel() * tensor.element_size()
+        self.traffic[collective] += self.transport.sent_bytes(collective, tensor, self.size)
 
     def wait_for(self, work: Waitable) -> None:
         """Return when a collective is done, and count the time."""

@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -311,6 +311,12 @@ class Ranks:
         finally:
             self.end()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the ranks that still run."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid or 0, number) if process.is_alive() else None
+
     def end(self) -> None:
         """Kill the ranks that still run, so that none outlives the launcher."""
         for process in self.processes:
@@ -350,11 +356,61 @@ def start_ranks(function: Callable[..., None], world_size: int, *arguments: Any)
     for rank in range(world_size):
         place = Place(rank, world_size, rank, rendezvous, world_size)
         process = context.Process(
-            target=_enter, args=(function, place, arguments, directory.name, os.getpid()), name=f"rank-{rank}"
+            target=_enter, args=(function, place, arguments, directory.name, os.getpid(), rank), name=f"rank-{rank}"
         )
         process.start()
         processes.append(process)
     return Ranks(processes, directory)
+
+
+class Seats(NamedTuple):
+    """The ranks of this host among those of several hosts: their numbers, and the store at which all meet."""
+
+    first: int
+    here: int
+    world_size: int
+    address: str
+    port: int
+    attempt: int
+
+
+def start_seats(function: Callable[..., None], seats: Seats, *arguments: Any) -> Ranks:
+    """Fork the ranks of this host with the environment that torchrun would set, each calling
+    `function(place, *arguments)`."""
+    context, directory = get_context("fork"), tempfile.TemporaryDirectory(prefix="trivium-ranks-")
+    processes = []
+    _give_back_what_is_free()
+    for local_rank in range(seats.here):
+        process = context.Process(
+            target=_take_seat,
+            args=(function, seats, local_rank, arguments, directory.name, os.getpid()),
+            name=f"rank-{seats.first + local_rank}",
+        )
+        process.start()
+        processes.append(process)
+    return Ranks(processes, directory)
+
+
+def _take_seat(
+    function: Callable[..., None],
+    seats: Seats,
+    local_rank: int,
+    arguments: tuple[Any, ...],
+    directory: str,
+    launcher: int,
+) -> None:
+    rank = seats.first + local_rank
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(seats.world_size),
+        LOCAL_RANK=str(local_rank),
+        LOCAL_WORLD_SIZE=str(seats.here),
+        MASTER_ADDR=seats.address,
+        MASTER_PORT=str(seats.port),
+        TORCHELASTIC_RESTART_COUNT=str(seats.attempt),
+    )
+    place = Place(rank, seats.world_size, local_rank, _BY_TORCHRUN, seats.here)
+    _enter(function, place, arguments, directory, launcher, local_rank)
 
 
 def run_ranks(
@@ -373,8 +429,9 @@ def _give_back_what_is_free() -> None:
 
 
 def _enter(
-    function: Callable[..., None], place: Place, arguments: tuple[Any, ...], directory: str, launcher: int
+    function: Callable[..., None], place: Place, arguments: tuple[Any, ...], directory: str, launcher: int, number: int
 ) -> None:
+    """Be a forked rank. number: among the ranks that this launcher forked."""
     gc.freeze()  # otherwise the collector would write to, and so copy, every page shared with the launcher
     end_with(launcher)
     torch.set_num_threads(1)
@@ -382,7 +439,7 @@ def _enter(
     try:
         function(place, *arguments)
     except BaseException as error:  # any error must be reported to the launcher
-        with contextlib.suppress(OSError), open(f"{directory}/failed-{place.rank}", "w") as file:
+        with contextlib.suppress(OSError), open(f"{directory}/failed-{number}", "w") as file:
             known = isinstance(error, TriviumError)
             told = str(error) if known else traceback.format_exc()
             file.write(told + (_TOO_LATE if any(words in told for words in _OF_A_LATE_FORK) else ""))

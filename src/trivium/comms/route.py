@@ -1,4 +1,4 @@
-"""The network interface and the address from which this host reaches another."""
+"""The addresses of this host, and the network interface and address from which it reaches another."""
 
 import contextlib
 import fcntl
@@ -25,6 +25,13 @@ def route_to(host: str, port: int) -> Route | None:
         if name is not None and not here.startswith("127."):
             return Route(name, here)
     return None
+
+
+def addresses() -> tuple[str, ...]:
+    """Return the IPv4 addresses of this host, the loopback's last."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        found = {address for _, name in socket.if_nameindex() if (address := _address_of(name, probe))}
+    return tuple(sorted(found, key=lambda address: (address.startswith("127."), address)))
 
 
 def _address_of(interface: str, any_socket: socket.socket) -> str:

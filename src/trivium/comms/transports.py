@@ -31,6 +31,9 @@ class Torch:
 
     posts_ahead = False
 
+    def sent_bytes(self, collective: str, x: Tensor, ranks: int) -> int:
+        return x.numel() * x.element_size()
+
     def send(self, tensor: Tensor, to: int, group: Group, tag: int = 0) -> Work:
         work = dist.isend(tensor, group.ranks[to], group=group.handle, tag=tag)
         assert work is not None, f"rank {group.ranks[to]} is not in the {group.role} group of this one"

@@ -53,11 +53,6 @@ class Step(NamedTuple):
         return self.judge_all(documents) if self.judge_all else list(map(self.judge, documents))
 
 
-def batched_step(name: str, judge_all: Callable[[Sequence[Document]], list[Verdict]]) -> Step:
-    """Return the step that judges many documents at once."""
-    return Step(name, lambda document: judge_all([document])[0], judge_all)
-
-
 def measured_step(
     name: str, measure: Callable[[Sequence[str]], Sequence[Any]], judge: Callable[[Document, Any], Verdict]
 ) -> Step:
@@ -66,7 +61,7 @@ def measured_step(
     def judge_all(documents: Sequence[Document]) -> list[Verdict]:
         return list(map(judge, documents, measure([document.text for document in documents])))
 
-    return batched_step(name, judge_all)
+    return Step(name, lambda document: judge_all([document])[0], judge_all)
 
 
 class Reject(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from trivium.objectives.routers import counts_first
 from trivium.optim.rule import rule_named
 from trivium.plan.float8 import is_of_linear, scaled_weights
 from trivium.plan.layers.embedding import Embedding
@@ -16,6 +17,7 @@ from trivium.plan.layers.head import Head
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Number, Place, entries
 from trivium.plan.matrices import update_flops
+from trivium.plan.messages import Messages, ratio
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import count, parameters
@@ -45,10 +47,13 @@ class Case(Place):
     CUDA graphs where the device supports it. trained: fraction of the parameters that is not frozen. states: optimizer
     states per trained parameter, in elements of the masters' dtype. matrices: fraction of the trained parameters that a
     matrix rule updates. matrix_flops: FLOPs of these updates for the whole model. ends_lighter: layers fewer on the
-    first and on the last stage, for partitions that count embedding and logits as layers. float8: the share of the
-    weights of linear layers whose products have 8-bit operands; float8_weight_gradients, float8_gathered, float8_codes:
-    1 where those of weight gradients do, where ZeRO stage 3 gathers these weights in 8 bits, and where kernels multiply
-    the codes.
+    first and on the last stage, for partitions that count embedding and logits as layers. *_ratio: bytes of encoded
+    messages over those of exact ones: of activations between tensor ranks, of gradients, of gathered weights.
+    forward_passes: passes of the whole batch before a step that score its targets.
+    counting_passes: those that only count the loads of experts.
+    float8: the share of the weights of linear layers whose products have 8-bit operands; float8_weight_gradients,
+    float8_gathered, float8_codes: 1 where those of weight gradients do, where ZeRO stage 3 gathers these weights in 8
+    bits, and where kernels multiply the codes.
     """
 
     different_layers: Shares[Layer]
@@ -85,6 +90,11 @@ class Case(Place):
     float8_weight_gradients: int = 1
     float8_gathered: int = 0
     float8_codes: int = 1
+    tensor_ratio: Number = 1.0
+    gradient_ratio: Number = 1.0
+    weight_ratio: Number = 1.0
+    forward_passes: Number = 0
+    counting_passes: Number = 0
 
     def of_a_layer(self, value: Callable[[Layer], Number]) -> Number:
         """Return the mean of `value` over the model's layers."""
@@ -127,13 +137,14 @@ def mean(parts: Shares[PartT], value: Callable[[PartT], Number]) -> Number:
     return sum((share * (value(part) - first) for part, share in parts[1:]), first)
 
 
-def case_of(plan: Plan) -> Case:
-    """Return the case of a plan for a step with the full batch."""
+def case_of(plan: Plan, forward_passes: int = 0) -> Case:
+    """Return the case of a plan for a step with the full batch, which `forward_passes` passes precede."""
     layout = plan.layout
     return case_from(
         plan.model,
         plan.precision,
         plan.optimizer,
+        **message_ratios(plan.messages, plan.precision),
         tensor=layout.tensor,
         pipeline=layout.pipeline,
         chunks=layout.chunks,
@@ -155,6 +166,7 @@ def case_of(plan: Plan) -> Case:
         puts_off=puts_off(plan),
         compiled=int(plan.compiled),
         recorded=int(plan.cuda_graphs),
+        forward_passes=forward_passes,
     )
 
 
@@ -183,8 +195,19 @@ def case_from(model: ModelShape, precision: Precision, optimizer: Optimizer, **c
         case,
         gradient_bytes=bytes_of(precision.gradients_of),
         reduction_bytes=bytes_of(precision.reduction_of),
+        counting_passes=1 * counts_first(model, case.pipeline * case.chunks, case.micro_batches),
         one_graph=whole * int(model.documents == "joined") * case.compiled,
     )
+
+
+def message_ratios(messages: Messages, precision: Precision) -> dict[str, float]:
+    """Return the fields of a case that depend on the encodings of messages."""
+    narrow, reduction = BYTES[precision.weights], BYTES[precision.reduction_of(once=False)]
+    return {
+        "tensor_ratio": ratio(messages.tensor, narrow),
+        "gradient_ratio": ratio(messages.gradients, reduction),
+        "weight_ratio": ratio(messages.weights, narrow),
+    }
 
 
 def optimizer_numbers(model: ModelShape, optimizer: Optimizer, precision: Precision) -> dict[str, Any]:

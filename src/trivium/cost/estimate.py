@@ -16,6 +16,7 @@ from trivium.cost.case import NONE, Case, case_of, puts_off
 from trivium.cost.collectives import Strides, even_stride
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.constants import shipped_constants
+from trivium.cost.forward_pass import forward_pass_seconds
 from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.memory import MemoryEstimate, worst_rank
 from trivium.cost.prices import Piece, Prices, action_seconds, prices, stage_pieces
@@ -106,12 +107,14 @@ class Durations:
     plan: Plan
     machine: Machine
     stack: Stack
+    forward_passes: int = 0
 
     @cached_property
     def at(self) -> Setting:
         """The inputs of the cost model."""
         strides = strides_of(self.plan.layout, self.machine)
-        return setting(case_of(self.plan), self.machine, self.stack, shipped_constants(), strides)
+        case = case_of(self.plan, self.forward_passes)
+        return setting(case, self.machine, self.stack, shipped_constants(), strides)
 
     @cached_property
     def again(self) -> Prices:
@@ -157,12 +160,19 @@ class Durations:
 
 
 def estimate(
-    plan: Plan, machine: Machine, *, method: Method = "simulated", stack: Stack | None = None, share: float = USABLE
+    plan: Plan,
+    machine: Machine,
+    *,
+    method: Method = "simulated",
+    stack: Stack | None = None,
+    share: float = USABLE,
+    forward_passes: int = 0,
 ) -> Estimate:
     """Price a legal plan.
 
     method: "closed form" is faster than the simulation and close to it (docs/planner.md). stack: the software that runs
-    the plan, by default Trivium. share: usable fraction of a device's memory.
+    the plan, by default Trivium. share: usable fraction of a device's memory. forward_passes: of the batch
+    before each step, as an objective has them.
 
     Raises ConfigError if the machine has too few devices.
     """
@@ -172,7 +182,7 @@ def estimate(
     ranks, stack = plan.layout.world_size, stack or own_stack(plan, machine)
     worst, memory = worst_rank(plan)
     return Estimate(
-        parts=_closed(plan, machine, stack) if method == "closed form" else simulated(plan, machine, stack),
+        parts=(_closed if method == "closed form" else simulated)(plan, machine, stack, forward_passes),
         tokens=plan.tokens(plan.batch.sequences),
         ranks=ranks,
         model_flops=model_flops(plan.model, plan.batch.sequences).total,
@@ -184,9 +194,9 @@ def estimate(
     )
 
 
-def simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
+def simulated(plan: Plan, machine: Machine, stack: Stack, forward_passes: int = 0) -> StepSeconds:
     """Return the seconds of a plan's step from a simulation of its schedule."""
-    durations = Durations(plan, machine, stack)
+    durations = Durations(plan, machine, stack, forward_passes)
     at, micro_batches = durations.at, plan.batch.micro_batches(plan.layout)
     trips = [durations.round_trip(pipeline) for pipeline in range(plan.layout.pipeline)]
     work = max(trips, key=lambda trip: float(trip.total)).times(micro_batches)
@@ -196,6 +206,12 @@ def simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
     without, with_transfers = _pipeline_seconds(durations, (0.0, durations.transfer))
     fullest = fullest_of_plan(plan)
     return _as_floats(parts_of_step(at, prices(at), fullest, work, mean, (without, with_transfers)))
+
+
+def forward_pass(plan: Plan, machine: Machine) -> float:
+    """Return the seconds in which a plan scores the targets of one full batch, as a reference or a teacher does."""
+    at = Durations(plan, machine, own_stack(plan, machine)).at
+    return float(forward_pass_seconds(at, prices(at)))
 
 
 def planned_timeline(plan: Plan, machine: Machine, *, sequences: int | None = None) -> Timeline:
@@ -258,10 +274,11 @@ def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> lis
     return [float(end) for end in finish_seconds(runs)]
 
 
-def _closed(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
+def _closed(plan: Plan, machine: Machine, stack: Stack, forward_passes: int) -> StepSeconds:
+    case = case_of(plan, forward_passes)
     strides, fullest = strides_of(plan.layout, machine), fullest_of_plan(plan)
     code = SCHEDULES[plan.schedule]
-    return _as_floats(step_seconds(case_of(plan), machine, stack, schedule=code, strides=strides, fullest=fullest))
+    return _as_floats(step_seconds(case, machine, stack, schedule=code, strides=strides, fullest=fullest))
 
 
 def _as_floats(parts: StepSeconds) -> StepSeconds:

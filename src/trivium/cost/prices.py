@@ -90,6 +90,12 @@ class Prices:
         return self.layer_forward.plus(self.layer_backward)
 
     @property
+    def forward_share(self) -> Number:
+        """The forward's share of a layer's time."""
+        forward = self.layer_forward.total
+        return forward / (forward + self.layer_backward.total)
+
+    @property
     def first(self) -> Piece:
         """Additional price of the first stage."""
         return self.embedding_forward.plus(self.embedding_backward)
@@ -303,9 +309,11 @@ def _tensor_link(at: Setting) -> GroupLink:
 def _tensor_seconds(at: Setting) -> Number:
     """Return the seconds of an all-reduce of one micro-batch's activations, or of the two halves that replace it."""
     case = at.case
-    whole = case.positions * case.hidden * case.weight_bytes
+    whole, sent = case.positions * case.hidden * case.weight_bytes, np.asarray(case.tensor_ratio)
     slower = at.constants.deepspeed_tensor if at.stack.deepspeed else 1.0
-    return slower * all_reduce_seconds(whole, case.tensor, _tensor_link(at))
+    # The scatter reads the whole tensor, the gather writes it, and each also writes or reads what is sent.
+    encoding = np.where((sent != 1) & (np.asarray(case.tensor) > 1), at.device.moved((2 + 3 * sent) * whole, 4), 0.0)
+    return slower * all_reduce_seconds(sent * whole, case.tensor, _tensor_link(at)) + encoding
 
 
 def _transfer_seconds(at: Setting) -> Number:
@@ -366,8 +374,8 @@ def _sharded_seconds(
     """
     case, link = at.case, at.link(sharers, stride)
     narrow = case.float8 * case.float8_gathered
-    weights = elements * (narrow + (1 - narrow) * case.weight_bytes)
-    gradients = elements * case.reduction_bytes
+    weights = elements * (narrow + (1 - narrow) * case.weight_bytes * case.weight_ratio)
+    gradients = elements * case.reduction_bytes * case.gradient_ratio
     gather = all_gather_seconds(weights, sharers, link)
     scatter = all_gather_seconds(gradients, sharers, link)
     if not at.stack.gathers_by_parameter:

@@ -157,8 +157,8 @@ def _halves(at: Setting, fullest: Fullest) -> Halves:
 def _halves_in_group(at: Setting, elements: Number, sharers: Number, stride: Number) -> Halves:
     case, link = at.case, at.link(sharers, stride)
     starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, sharers, link)
-    reduce = all_gather_seconds(elements * case.reduction_bytes, sharers, link) + starts
-    gather = all_gather_seconds(elements * case.weight_bytes, sharers, link) + starts
+    reduce = all_gather_seconds(elements * case.reduction_bytes * case.gradient_ratio, sharers, link) + starts
+    gather = all_gather_seconds(elements * case.weight_bytes * case.weight_ratio, sharers, link) + starts
     return Halves(reduce, np.where(np.asarray(case.zero) >= 1, gather, reduce))
 
 
@@ -167,7 +167,8 @@ def _copies_seconds(at: Setting, fullest: Fullest) -> Number:
     case = at.case
     link = at.link(case.copies, at.strides.holders)
     starts = (_buckets(at, fullest.elements) - 1) * all_reduce_seconds(0.0, case.copies, link)
-    return all_reduce_seconds(fullest.sharded(case) * case.reduction_bytes, case.copies, link) + starts
+    sent = fullest.sharded(case) * case.reduction_bytes * case.gradient_ratio
+    return all_reduce_seconds(sent, case.copies, link) + starts
 
 
 def _late_share(at: Setting, elements: Number) -> Number:

@@ -25,7 +25,7 @@ def add_routers(traffic: Traffic, plan: Plan, at: Coordinate, micro_batches: int
     for axis in ("tensor", "pipeline", "replicas"):
         if getattr(plan.layout, axis) > 1:
             traffic[axis]["all_reduce"] += of_step * COUNT_BYTES
-    again = counts_first(plan, micro_batches)
+    again = counts_first(plan.model, plan.stages, micro_batches)
     layers = [n for stage in plan.stages_of(at.pipeline) for n in plan.layers_of(stage)]
     for experts in (every[n] for n in layers if n in every and every[n].balance_loss):
         whole = experts.balance_scope == "global_batch"

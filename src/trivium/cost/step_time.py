@@ -6,20 +6,20 @@ simulates others.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from trivium.cost.case import Case
 from trivium.cost.collectives import Strides
 from trivium.cost.constants import Constants, shipped_constants
+from trivium.cost.forward_pass import forward_passes_seconds
 from trivium.cost.hardware import Machine
 from trivium.cost.prices import Piece, Prices, prices
+from trivium.cost.rank_work import RankWork, rank_work
 from trivium.cost.replicas import Fullest, data_seconds, fullest_of, optimizer_seconds
 from trivium.cost.setting import Setting, setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
-from trivium.cost.stages import layers_of_ranks
 from trivium.plan.layers.part import Number
 from trivium.plan.schedule import SCHEDULE_NAMES
 
@@ -43,6 +43,7 @@ class StepSeconds:
     pipeline_transfers: Number
     data_collectives: Number
     optimizer: Number
+    forward_passes: Number = 0.0  # before the batch is trained on: they score it or count loads
 
     @property
     def seconds(self) -> Number:
@@ -70,10 +71,11 @@ def step_seconds(
     at = setting(case, machine, stack, constants or shipped_constants(), strides)
     fullest = fullest or fullest_of(case)
     pieces = prices(at)
-    ranks, m = _rank_work(case, pieces), np.asarray(case.micro_batches)
+    ranks, m = rank_work(case, pieces.layer, pieces.first, pieces.last), np.asarray(case.micro_batches)
+    share = pieces.forward_share
     blocking = stack.blocking_transfers
     without, with_transfers = (
-        _pipeline(case, ranks, transfer, schedule, blocking=blocking) for transfer in (0.0, pieces.transfer)
+        _pipeline(case, ranks, share, transfer, schedule, blocking=blocking) for transfer in (0.0, pieces.transfer)
     )
     mean = ranks.whole.times(m / case.pipeline)
     return parts_of_step(at, pieces, fullest, ranks.busiest.times(m), mean, (without, with_transfers))
@@ -102,49 +104,16 @@ def parts_of_step(
         pipeline_transfers=factor * moving,
         data_collectives=factor * (work.gathers + crowd * data_seconds(at, pieces, fullest)),
         optimizer=factor * (crowd * optimizer_seconds(at, fullest)),
+        forward_passes=forward_passes_seconds(at, pieces),
     )
 
 
-class RankWork(NamedTuple):
-    """One micro-batch through all stages of the first, a middle and the last pipeline rank, and of all ranks
-    (whole)."""
-
-    first: Piece
-    middle: Piece
-    last: Piece
-    whole: Piece
-    forward_share: Number  # the forward's share of a layer's time
-
-    @property
-    def busiest(self) -> Piece:
-        """The piece of the slowest rank."""
-        kinds = (self.first, self.middle, self.last)
-        totals = np.stack(np.broadcast_arrays(*(kind.total for kind in kinds)))
-        which = totals.argmax(axis=0)
-        return Piece(*(_choose(which, parts) for parts in zip(*kinds, strict=True)))
-
-
-def _choose(which: Any, parts: tuple[Number, ...]) -> Number:
-    return np.select([which == 0, which == 1], [parts[0], parts[1]], parts[2])
-
-
-def _rank_work(case: Case, pieces: Prices) -> RankWork:
-    first, middle, last = layers_of_ranks(case)
-    alone, inner = np.asarray(case.pipeline) == 1, np.asarray(case.pipeline) > 2
-    forward = pieces.layer_forward.total
-    return RankWork(
-        first=pieces.layer.times(first).plus(pieces.first).plus(pieces.last.times(alone)),
-        middle=pieces.layer.times(middle * inner),
-        last=pieces.layer.times(last * ~alone).plus(pieces.last.times(~alone)),
-        whole=pieces.layer.times(np.asarray(case.layers)).plus(pieces.first).plus(pieces.last),
-        forward_share=forward / (forward + pieces.layer_backward.total),
-    )
-
-
-def _pipeline(case: Case, ranks: RankWork, transfer: Number, schedule: Number, *, blocking: bool) -> Number:
-    """Return the seconds of the pipeline for all micro-batches."""
+def _pipeline(
+    case: Case, ranks: RankWork, forward: Number, transfer: Number, schedule: Number, *, blocking: bool
+) -> Number:
+    """Return the seconds of the pipeline for all micro-batches. forward: its share of a layer's time."""
     m, p, v = (np.asarray(n) for n in (case.micro_batches, case.pipeline, case.chunks))
-    name, forward = np.asarray(schedule), ranks.forward_share
+    name = np.asarray(schedule)
     busiest, whole = ranks.busiest.total, ranks.whole.total
     if blocking:  # A rank waits for each of its transfers, one forward and one backward.
         period = busiest + np.where(p > 1, 2 * v * transfer, 0.0)

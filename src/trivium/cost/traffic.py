@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from math import prod
 
 from trivium.cost.float8_traffic import add_float8, gathered_amaxes, wide_bytes
 from trivium.cost.prices import COUNT_BYTES
@@ -14,6 +14,7 @@ from trivium.plan.buckets import BucketRow, bucket_table, slices_of
 from trivium.plan.layers.part import Exchanged, Place, owned
 from trivium.plan.layout import Coordinate, Layout
 from trivium.plan.matrices import rounds_of_work
+from trivium.plan.messages import EncodingName, encoded_bytes, summed_bytes
 from trivium.plan.parameters import TOKENS, stage_parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
@@ -27,26 +28,14 @@ ROLES = ("tensor", "pipeline", "replicas", "context", "ends")
 OF_COPIES = ("sharers", "holders")  # only with several copies; with one, the replicas are the sharers
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Bytes of one micro-batch's activation. outside: as each tensor rank holds it outside tensor-parallel regions.
-    column: of one of its columns."""
-
-    whole: int
-    outside: int
-    column: int
-    per_token: int  # one number per token of the micro-batch, in the dtype of the softmax
-
-
 def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
     """Return the traffic of the rank at a coordinate in a step with the full batch."""
     traffic: Traffic = {role: Counter() for role in _roles(plan.layout)}
     micro_batches = plan.batch.micro_batches(plan.layout)
-    sizes = _sizes(plan)
     if plan.layout.tensor > 1:
         for stage in plan.stages_of(at.pipeline):
             times = plan.taken(at.pipeline, stage, micro_batches)
-            for name, count in _stage(plan, stage, sizes).items():
+            for name, count in _stage(plan, stage).items():
                 traffic["tensor"][name] += times * count
     if plan.layout.context > 1:
         for stage in plan.stages_of(at.pipeline):
@@ -54,11 +43,13 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
                 for name, count in _context(plan, layer).items():
                     traffic["context"][name] += micro_batches * count
     if plan.layout.expert > 1:
-        counted = counts_first(plan, micro_batches)
+        counted = counts_first(plan.model, plan.stages, micro_batches)
         for stage in plan.stages_of(at.pipeline):
             dispatched = sum(_dispatch(plan, layer, counted=counted) for layer in plan.layers_of(stage))
             traffic["expert"]["all_to_all"] += micro_batches * dispatched
-    traffic["pipeline"]["send"] += _sent(plan, at.pipeline, micro_batches) * sizes.outside
+    traffic["pipeline"]["send"] += (
+        _sent(plan, at.pipeline, micro_batches) * prod(plan.activation_shape) * BYTES[plan.precision.weights]
+    )
     rows = bucket_table(plan, at.pipeline)
     for row in rows:
         _add_bucket(traffic, plan, row, at, micro_batches)
@@ -88,17 +79,11 @@ def _sent(plan: Plan, pipeline: int, micro_batches: int) -> int:
     return micro_batches * sum(near not in own for near in neighbours)
 
 
-def _sizes(plan: Plan) -> _Sizes:
-    tokens = plan.local_sequence * plan.batch.micro
-    column = tokens * BYTES[plan.precision.weights]
-    whole = plan.model.hidden * column
-    split = plan.layout.tensor if plan.sequence_parallel else 1
-    return _Sizes(whole, whole // split, column, tokens * BYTES[plan.precision.masters])
-
-
-def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
+def _stage(plan: Plan, stage: int) -> Counter[str]:
     """Return the tensor traffic of one micro-batch in one stage, forward and backward."""
     total: Counter[str] = Counter()
+    # One number for each token, in the dtype of the softmax.
+    per_token = plan.local_sequence * plan.batch.micro * BYTES[plan.precision.masters]
     enters = leaves = 0  # columns that enter regions, and passes that leave them, forward; each has one pass backward
     again_enters = again_leaves = 0  # in a recomputed forward
     for number in plan.layers_of(stage):
@@ -113,24 +98,32 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
             again_leaves += regions if needed else regions - 1
         passes = 2 + (plan.recompute.mode_of(number) != "none")
         if layer.sums:
-            total["all_reduce"] += passes * layer.sums * sizes.per_token
+            total["all_reduce"] += passes * layer.sums * per_token
         total += _adapters(plan, number)
     if stage == plan.last_stage:
-        enters += plan.model.hidden
-        total["all_reduce"] += 3 * sizes.per_token  # largest score; sum of exponentials and the target's score
-    embeds = int(stage == 0)
-    if plan.sequence_parallel:
-        gathers = enters + again_enters + _gathered_for_weights(plan, stage)
-        total["all_gather"] += leaves * sizes.outside + gathers * sizes.column // plan.layout.tensor
-        total["reduce_scatter"] += (leaves + again_leaves + embeds) * sizes.whole + enters * sizes.column
-    else:
-        total["all_reduce"] += (leaves + again_leaves + embeds) * sizes.whole + enters * sizes.column
-    return total
+        total["all_reduce"] += 3 * per_token  # largest score; sum of exponentials and the target's score
+    hidden, first, last = plan.model.hidden, stage == 0, stage == plan.last_stage
+    in_layers, at_ends = _gathered_for_weights(plan, stage)
+    gathered = leaves * hidden + enters + again_enters + in_layers
+    summed = (leaves + again_leaves) * hidden + enters
+    total += _columns(plan, gathered, summed, plan.messages.tensor)
+    return total + _columns(plan, last * hidden + at_ends, (first + last) * hidden, "exact")
 
 
-def _gathered_for_weights(plan: Plan, stage: int) -> int:
-    """Return how many columns the backward of a stage gathers for the gradients of weights: the input of each trained
-    weight that is split by its outputs, and the gradient of what a trained table of tokens embeds."""
+def _columns(plan: Plan, gathered: int, summed: int, encoding: EncodingName) -> Counter[str]:
+    """Return the bytes of activations that tensor ranks gather and sum: columns of one micro-batch's positions. Those
+    of an encoding are exact where each message has whole units."""
+    positions, size, ranks = plan.local_sequence * plan.batch.micro, BYTES[plan.precision.weights], plan.layout.tensor
+    sums = summed_bytes(encoding, summed * positions, size, ranks)
+    if not plan.sequence_parallel:
+        return Counter(all_reduce=sums)
+    return Counter(all_gather=encoded_bytes(encoding, gathered * positions // ranks, size), reduce_scatter=sums)
+
+
+def _gathered_for_weights(plan: Plan, stage: int) -> tuple[int, int]:
+    """Return how many columns the backward of a stage gathers for the gradients of weights. In layers: the input of
+    each trained weight that is split by its outputs. At the ends of the model: the input of a trained table of the
+    head, and the gradient of what a trained table of tokens embeds."""
     first, last = stage == 0, stage == plan.last_stage
     rows = stage_parameters(plan.model, plan.layers_of(stage), first=first, last=last)
     trained = {row.name: row for row in rows if plan.optimizer.trains(row)}
@@ -138,7 +131,7 @@ def _gathered_for_weights(plan: Plan, stage: int) -> int:
     keeps = tuple(f"layers.{number}.mlp." for number in plan.model.experts_by_layer)  # experts keep what has entered
     entering = sum(row.shape[-1] for row in own if row.splits_outputs and not row.name.startswith(keeps))
     table = TOKENS if plan.model.head == "tied" else "head.weight"
-    return entering + plan.model.hidden * ((first and TOKENS in trained) + (last and table in trained))
+    return entering, plan.model.hidden * ((first and TOKENS in trained) + (last and table in trained))
 
 
 def _adapters(plan: Plan, number: int) -> Counter[str]:
@@ -156,7 +149,7 @@ def _adapters(plan: Plan, number: int) -> Counter[str]:
     once = for_weights * (1 + again) * max(4, BYTES[plan.precision.weights])
     if not plan.sequence_parallel:
         return Counter(all_reduce=summed + once)
-    gathered_again = sum(each.adapter.sums(each.base).entering for each in layer.adapted or () if trains(each))
+    gathered_again = sum(each.sums.entering for each in layer.adapted or () if trains(each))
     gathered = (entering * (1 + again) + gathered_again + leaving) * bytes_of_one // plan.layout.tensor
     return Counter(all_reduce=once, reduce_scatter=summed, all_gather=gathered)
 
@@ -210,7 +203,7 @@ def _dispatch(plan: Plan, layer: int, *, counted: bool) -> int:
 def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> None:
     # Sums over other groups come after the data ranks', so each rank sums only its slice.
     slices = slices_of(plan, row)
-    mine = row.padded // slices
+    mine, messages = row.padded // slices, plan.messages
     accumulated = mine * BYTES[plan.gradient_dtype]
     sharers, replicas = _among(traffic, row)
     if not row.trains:
@@ -221,20 +214,25 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
         traffic["tensor"]["all_reduce"] += accumulated
     if "ends" in row.partial_over and at.pipeline in plan.ends:
         traffic["ends"]["all_reduce"] += accumulated
-    reduced = row.padded * BYTES[plan.reduction_dtype]
-    if plan.zero == 0 and (plan.layout.expert_replicas if row.by_expert else plan.layout.replicas) > 1:
-        replicas["all_reduce"] += reduced
+
+    def summed(elements: int, ranks: int) -> int:
+        return summed_bytes(messages.gradients, elements, BYTES[plan.reduction_dtype], ranks)
+
+    ranks = plan.layout.expert_replicas if row.by_expert else plan.layout.replicas
+    if plan.zero == 0 and ranks > 1:
+        replicas["all_reduce"] += summed(row.padded, ranks)
     if slices > 1:
         times = _contributions(plan, row, at, micro_batches) if plan.zero >= 2 else 1
-        sharers["reduce_scatter"] += times * reduced
+        sharers["reduce_scatter"] += times * summed(row.padded, slices)
         _add_gathers(traffic, plan, row, at, _gathers(plan, row, at, micro_batches) if plan.zero >= 3 else 1)
     if plan.zero >= 1 and "holders" in traffic:
-        traffic["holders"]["all_reduce"] += mine * BYTES[plan.reduction_dtype]
+        traffic["holders"]["all_reduce"] += summed(mine, plan.layout.copies)
 
 
 def _add_gathers(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, times: int) -> None:
     sharers, slices = _among(traffic, row)[0], slices_of(plan, row)
-    sharers["all_gather"] += times * (row.padded // slices) * _gathered_bytes(plan, row)
+    encoding = plan.messages.weights if row.trains and not (row.wide or row.float8) else "exact"
+    sharers["all_gather"] += times * encoded_bytes(encoding, row.padded // slices, _gathered_bytes(plan, row))
     if row.float8:
         agreed = times * gathered_amaxes(plan, row) * wide_bytes(plan)
         sharers["all_reduce"] += agreed
@@ -260,7 +258,7 @@ def _add_remembered(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at:
     layers, and sums over tensor ranks."""
     layers = [n for stage in plan.stages_of(at.pipeline) for n in plan.layers_of(stage)]
     every = [(n, e) for n in layers for e in plan.model.each_layer[n].adapted or () if e.adapter.remembers]
-    summed = sum(each.adapter.sums(each.base).remembered for _, each in every)
+    summed = sum(each.sums.remembered for _, each in every)
     if plan.layout.tensor > 1:
         traffic["tensor"]["all_reduce"] += summed * BYTES[plan.precision.masters]
     if not every:
@@ -309,7 +307,8 @@ def _gathers(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> 
     """Return how often ZeRO stage 3 gathers a bucket per step: for each forward and backward, an embedding only for the
     forward."""
     first = row.items[0]
-    again = counts_first(plan, micro_batches) * micro_batches  # for the forwards that count loads, without the head
+    counted = counts_first(plan.model, plan.stages, micro_batches)
+    again = int(counted) * micro_batches  # for the forwards that count loads, without the head
     if first.parameter.owner != "embedding":
         in_layer = first.parameter.owner != "head"
         return 2 * plan.taken(at.pipeline, first.stage, micro_batches) + again * in_layer

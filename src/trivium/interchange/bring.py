@@ -65,7 +65,8 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
         )
     family = family_named(config, str(folder / "config.json"))
     rows, names = list(twins(model, family)), family.names(model)
-    _refuse_unused([name for name in stored if not name.startswith(family.besides(config))], rows, folder)
+    besides = {prefix: [n for n in stored if n.startswith(prefix)] for prefix in family.besides(config)}
+    _refuse_unused(stored.keys() - {n for several in besides.values() for n in several}, rows, folder)
     # Some folders omit the prefix of the inner model.
     where = {f"{prefix}{n}": p for n, p in stored.items() for prefix in (names.prefix,)} | stored
     for twin in rows:
@@ -89,6 +90,7 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
             "folder": name_of(folder),
             "architecture": config["architectures"],
             "marks": marks_of(config),
+            "left_out": {prefix: len(several) for prefix, several in besides.items() if several},
         },
     }
     root.mkdir(parents=True, exist_ok=True)

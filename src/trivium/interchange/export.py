@@ -227,6 +227,11 @@ def _tensors(folder: Path, dtype: torch.dtype) -> Tensors:
             where = dict.fromkeys(file.keys(), WEIGHTS)
 
     def get(name: str) -> torch.Tensor:
+        if name not in where:
+            raise CheckpointError(
+                f"{folder} has no tensor '{name}', which its architecture reads; nothing was exported, which is a "
+                f"fault of the export: please report it with the checkpoint's manifest.json"
+            )
         with safe_open(str(folder / where[name]), framework="pt") as file:
             found: torch.Tensor = file.get_tensor(name)
         return found.to(dtype)

@@ -4,12 +4,16 @@ Where we store several matrices as one, such as queries, keys and values of a Ll
 for each. They are read as one adapter: their A lie one above the other, and B is block-diagonal, which computes the
 same and needs no other kind of layer than an adapter of ours. Written, A is the same for each matrix, B is cut into
 their rows, and the ranks that a matrix does not use are left out, so that what was read is written again.
+
+The adapters of experts are stacked in PEFT since transformers has their matrices in one parameter: A of all experts one
+above the other, B side by side. Folders from before have an adapter for each matrix of each expert. Both are read, and
+the first is written.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.base import BASE_HASH, base_sha256
@@ -29,6 +34,7 @@ from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.families.common.family import Family
 from trivium.interchange.merge import adapted_layers, added_tensors
 from trivium.interchange.names import Twin, families_of, family_of, twin_of, twins
+from trivium.interchange.peft_experts import Stack, stacks, stacks_by_layer
 from trivium.plan.adapters import ADAPTER, Adapted, AdapterGroup
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
@@ -48,7 +54,6 @@ _MUST: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "modules_to_save": (None, []),
     "lora_bias": (False, None),
     "use_qalora": (False, None),
-    "target_parameters": (None, []),
     "trainable_token_indices": (None, []),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
@@ -147,12 +152,13 @@ def read_adapters(folder: Path, model: ModelShape) -> Adapters:
     source = _Read(folder, config, tensors)
     family = _family(model, tensors)
     found = [linear for twin in _linear_twins(model, family) if (linear := source.joined(twin, family, model))]
+    found += [linear for stack in stacks(model, family) if (linear := source.of_experts(stack))]
     unused = sorted(tensors.keys() - source.used)
     if unused:
         raise DataError(
             f"{folder / WEIGHTS} has {len(unused)} tensors of no linear layer in a layer of the base, the first "
-            f"'{unused[0]}'; adapters are on linear layers of attention and of feed-forward halves without experts: "
-            f"train the adapter without that module, or name its own base"
+            f"'{unused[0]}'; adapters are on linear layers of attention and of feed-forward halves, not on routers, "
+            f"embeddings or the head: train the adapter without that module, or name its own base"
         )
     if not found:
         raise DataError(f"{folder / WEIGHTS} has no adapter of a layer of the base; download the folder again")
@@ -182,23 +188,70 @@ class _Read:
                 f"{self.folder / WEIGHTS}: DoRA is on some of {', '.join(names)}, and not on all; they are one matrix "
                 f"here: train the adapter on all of them, or on none"
             )
-        together = len({module.scale for module in some}) == 1 and len(some) == len(found)
-        if together and all(torch.equal(module.a, some[0].a) for module in some):
-            a, pieces = some[0].a, [module.b for module in some]
-        else:
-            a, pieces = _block_diagonal(found, [shape[0] for shape in shapes])
-        r, scale = len(a), some[0].scale
+        scale = some[0].scale
+        a, pieces = _as_one(found, [shape[0] for shape in shapes], scale)
+        r = len(a)
         added = {"a": a, "b": _of_columns(twin, r, family, model).from_hf(tuple(pieces))}
         if any(dora):
             magnitudes = tuple(m.magnitude.unsqueeze(1) for m in some if m.magnitude is not None)
             added["m"] = _of_columns(twin, 1, family, model).from_hf(magnitudes).squeeze(-1)
-        settings: Tree = {"r": r, "alpha": scale * r}
-        if self.config.get("use_rslora"):
-            settings = {"r": r, "alpha": scale * math.sqrt(r), "rslora": True}
+        settings = self._settings(r, scale)
         if self.config.get("lora_dropout"):
             settings["dropout"] = self.config["lora_dropout"]
         assert isinstance(twin.ours.owner, int), "linear layers are in layers"
         return _Linear(twin.ours.owner, _short(twin), "dora" if any(dora) else "lora", settings, added)
+
+    def of_experts(self, stack: Stack) -> _Linear | None:
+        """Return the adapter of all experts; None if none has one. Dropout is left out, which training does not have
+        beside experts."""
+        found = self._stacked(stack) or self._of_each(stack)
+        if found is None:
+            return None
+        a, b, scale = found
+        added = {"a": a, "b": b.view(*stack.row.shape[:-1], -1)}
+        return _Linear(stack.layer, stack.name, "lora", self._settings(a.shape[1], scale), added)
+
+    def _stacked(self, stack: Stack) -> tuple[Tensor, Tensor, float] | None:
+        """Return A [experts, r, inputs], B [experts, outputs, r] and their factor, of a parameter that holds all."""
+        for place in stack.places:
+            keys = [f"{PREFIX}{place}.{part}" for part in (A, B)]
+            if not all(key in self.tensors for key in keys):
+                continue
+            a, b = (self.tensors[key] for key in keys)
+            r = len(a) // stack.experts
+            if r and a.shape == (stack.experts * r, stack.inputs) and b.shape == (stack.outputs, len(a)):
+                self.used |= {*keys}
+                by_rank = b.view(stack.outputs, r, stack.experts)
+                return a.view(stack.experts, r, -1), by_rank.permute(2, 0, 1), self._scale(stack.theirs, r)
+        return None
+
+    def _of_each(self, stack: Stack) -> tuple[Tensor, Tensor, float] | None:
+        """The same of the matrices of each expert. Of several ranks the largest is taken, and filled with zeros."""
+        rows = stack.outputs // len(stack.of_each[0])
+        every = [[self._module(name, rows, stack.inputs) for name in names] for names in stack.of_each]
+        some = [module for found in every for module in found if module is not None]
+        if not some:
+            return None
+        if self.config.get("use_dora"):
+            raise DataError(
+                f"{self.folder / WEIGHTS}: DoRA is on {stack.of_each[0][0]}, and experts have LoRA alone here; train "
+                f"the adapter without experts, or merge it into its base with PEFT (merge_and_unload)"
+            )
+        scale, nothing = some[0].scale, some[0].a.new_zeros(0, stack.inputs)
+        both = [_as_one(found, [rows] * len(found), scale) if any(x is not None for x in found) else None
+                for found in every]  # fmt: skip
+        ones = [(nothing, [nothing.new_zeros(rows, 0)] * len(every[0])) if one is None else one for one in both]
+        r = max(len(a) for a, _ in ones)
+        return (
+            torch.stack([F.pad(a, (0, 0, 0, r - len(a))) for a, _ in ones]),
+            torch.stack([F.pad(torch.cat(pieces), (0, r - len(a))) for a, pieces in ones]),
+            scale,
+        )
+
+    def _settings(self, r: int, scale: float) -> Tree:
+        if self.config.get("use_rslora"):
+            return {"r": r, "alpha": scale * math.sqrt(r), "rslora": True}
+        return {"r": r, "alpha": scale * r}
 
     def _module(self, name: str, outputs: int, inputs: int) -> _Module | None:
         keys = {part: f"{PREFIX}{name}.{part}" for part in (A, B, MAGNITUDE)}
@@ -264,6 +317,21 @@ class _Written:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
     alphas: dict[str, float] = field(default_factory=dict)
+    stacks: list[str] = field(default_factory=list)
+
+    def add_experts(self, each: Adapted, added: Mapping[str, Tensor], stack: Stack, place: str) -> None:
+        """Add the adapters of all experts, which are stacked in the module `place`."""
+        adapter: Any = each.adapter
+        a, b = added["a"], added["b"].flatten(1, -2)
+        used = b.any(dim=1).any(dim=0) if b.any() else torch.ones(adapter.r, dtype=torch.bool)
+        self._told(stack.theirs, int(used.sum()), adapter)
+        self.stacks.append(stack.theirs)
+        self.tensors[f"{PREFIX}{place}.{A}"] = a[:, used].flatten(0, 1).contiguous()
+        self.tensors[f"{PREFIX}{place}.{B}"] = b[..., used].permute(1, 2, 0).flatten(1).contiguous()
+
+    def _told(self, name: str, rank: int, adapter: Any) -> None:
+        self.ranks[name] = rank
+        self.alphas[name] = adapter.scale * (math.sqrt(rank) if adapter.rslora else rank)
 
     def add(self, each: Adapted, added: Mapping[str, Tensor], twin: Twin, family: Family, model: ModelShape) -> None:
         """Add the adapters of the matrices that are stored together in a linear layer."""
@@ -283,9 +351,7 @@ class _Written:
                 if magnitude is None:
                     continue
                 used[0] = True  # DoRA scales the rows of a matrix that LoRA leaves alone
-            rank = int(used.sum())
-            self.ranks[name] = rank
-            self.alphas[name] = adapter.scale * (math.sqrt(rank) if adapter.rslora else rank)
+            self._told(name, int(used.sum()), adapter)
             self.tensors[f"{PREFIX}{name}.{A}"] = added["a"][used].contiguous()
             self.tensors[f"{PREFIX}{name}.{B}"] = b[:, used].contiguous()
             if magnitude is not None:
@@ -296,6 +362,7 @@ class _Written:
         rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (self.ranks, self.alphas))
         rslora = all(group.settings.get("rslora", False) for group in model.adapters)
         dropouts = [group.made().dropout for group in model.adapters]
+        layer, modules = family.names(model).layer, self.ranks.keys() - self.stacks
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -304,8 +371,9 @@ class _Written:
             "bias": "none",
             "r": rank,
             "lora_alpha": alpha,
-            "lora_dropout": max(dropouts),
-            "target_modules": _targets(self.ranks, model.layers, family.names(model).layer),
+            "lora_dropout": 0.0 if self.stacks else max(dropouts),  # PEFT has none beside stacks
+            "target_modules": _targets(modules, model.layers, layer),
+            "target_parameters": _targets(self.stacks, model.layers, layer) or None,
             "rank_pattern": {re.escape(k): v for k, v in self.ranks.items() if v != rank},
             "alpha_pattern": {re.escape(k): v for k, v in self.alphas.items() if v != alpha},
             "use_rslora": rslora,
@@ -335,6 +403,10 @@ def export_peft(source: Checkpoint, folder: str | Path, *, base: str = "") -> Pa
         if twin.ours.name in adapted:
             number, each = adapted[twin.ours.name]
             written.add(each, added_tensors(source, number, each), twin, family, bare)
+    for layer in stacks_by_layer(bare, family):
+        here = [(stack, *adapted[stack.row.name]) for stack in layer if stack.row.name in adapted]
+        for (stack, number, each), place in zip(here, layer[0].places[-len(here) :], strict=False):
+            written.add_experts(each, added_tensors(source, number, each), stack, place)
     kind = next(iter(ways))[0]
     with publishing_new(folder, "name a new folder") as unfinished:
         entries = [
@@ -382,7 +454,7 @@ def _linear_twins(model: ModelShape, family: Family) -> Iterator[Twin]:
     """Yield the linear layers of a model without adapters, beside which there may be some."""
     for twin in twins(model, family):
         row = twin.ours
-        if isinstance(row.owner, int) and row.is_linear:
+        if isinstance(row.owner, int) and row.is_linear and not row.by_expert:
             yield twin
 
 
@@ -403,10 +475,13 @@ def _shape(there: Tensor, family: Family, model: ModelShape) -> tuple[int, int]:
     return (second, first) if family.names(model).transposed else (first, second)
 
 
-def _block_diagonal(found: Iterable[_Module | None], outputs: Iterable[int]) -> tuple[Tensor, list[Tensor]]:
-    """Return the A of several modules one above the other, and the B of each with zeros for the others' A."""
+def _as_one(found: Sequence[_Module | None], outputs: Iterable[int], scale: float) -> tuple[Tensor, list[Tensor]]:
+    """Return A of several modules and the B of each, with this factor. One A may be that of all; otherwise they are one
+    above the other, and each B has zeros for the others' A."""
     some = [module for module in found if module is not None]
-    a, scale = torch.cat([module.a for module in some]), some[0].scale
+    if len(some) == len(found) and all(x.scale == scale and torch.equal(x.a, some[0].a) for x in some):
+        return some[0].a, [module.b for module in some]
+    a = torch.cat([module.a for module in some])
     pieces, start = [], 0
     for module, rows in zip(found, outputs, strict=True):
         b = torch.zeros(rows, len(a), dtype=a.dtype)
@@ -427,11 +502,16 @@ def _groups(found: Iterable[_Linear], model: ModelShape) -> tuple[AdapterGroup, 
     groups = []
     for name, several in by_name.items():
         first = several[0]
-        alike = len(several) == model.layers and all(x[2:4] == first[2:4] for x in several)
+        alike = len(several) == _having(name, model) and all(x[2:4] == first[2:4] for x in several)
         for each in [first] if alike else several:
             place = f"layers.*.{name}" if alike else f"layers.{each.layer}.{name}"
             groups.append(AdapterGroup(match=place, kind=each.kind, settings=each.settings))
     return tuple(groups)
+
+
+def _having(name: str, model: ModelShape) -> int:
+    """Return how many layers have a linear layer of this name."""
+    return sum(any(row.name == f"{name}.weight" for row in layer.own_rows) for layer in model.each_layer)
 
 
 def _targets(modules: Iterable[str], layers: int, layer: str) -> list[str]:

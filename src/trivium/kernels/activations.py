@@ -85,15 +85,19 @@ class Gated:
 
     def value(self, x: Tensor) -> Tensor:
         """Return the gated value."""
-        return self(x)
+        gate, up = x.chunk(2, dim=-1)
+        return self.function(gate).mul_(up)
 
     def value_again(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """Return the gated value, and its pullback."""
+        """Return the gated value, and its pullback, which writes in place of x."""
         gate, up = x.chunk(2, dim=-1)
         gating = self.function(gate)
 
         def pullback(grad: Tensor) -> Tensor:
-            return torch.cat([self.backward(grad * up, gate), grad * gating], dim=-1)
+            d_gating = grad * up
+            torch.mul(grad, gating, out=up)
+            self.backward(d_gating, gate, grad_input=gate)
+            return x
 
         return gating * up, pullback
 

@@ -86,8 +86,11 @@ class Attention:
 def as_wide(*given: Tensor) -> tuple[Tensor, ...]:
     """Return tensors padded with zeros to one width, for kernels that take no values of another width than queries'.
     Zeros change neither scores, as long as their scale is given, nor the results that are wanted."""
-    width = max(x.shape[-1] for x in given)
-    return tuple(x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given)
+    widths = {x.shape[-1] for x in given}
+    if len(widths) == 1:
+        return given
+    width = max(widths)
+    return tuple(F.pad(x, (0, width - x.shape[-1])) for x in given)
 
 
 def attend_by_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,11 +31,22 @@ def initial_values(parameter: Parameter, model: ModelShape, seed: int, box: Box)
             drawn = torch.rand(parameter.shape, generator=generator) * 2 - 1
             return _cut(drawn * (1 / math.sqrt(parameter.shape[-1])), box)
         case "normal" | "residual":
-            generator = torch.Generator().manual_seed(seed_for(seed, "initial", parameter.name))
             deviation = model.std
             if parameter.initial == "residual":
                 deviation /= math.sqrt(2 * model.layers)
-            return _cut(torch.randn(parameter.shape, generator=generator) * deviation, box)
+            return _normal(parameter, seed, box) * deviation
+
+
+def _normal(parameter: Parameter, seed: int, box: Box) -> torch.Tensor:
+    """Draw standard normal numbers for a region of a parameter. Each expert has a seed of its own, so that a rank draws
+    those of its own experts alone."""
+    if not parameter.by_expert:
+        generator = torch.Generator().manual_seed(seed_for(seed, "initial", parameter.name))
+        return _cut(torch.randn(parameter.shape, generator=generator), box)
+    own, within = range(box.start[0], box.start[0] + box.shape[0]), Box(box.start[1:], box.shape[1:])
+    seeds = (seed_for(seed, "initial", parameter.name, expert) for expert in own)
+    drawn = (torch.randn(parameter.shape[1:], generator=torch.Generator().manual_seed(n)) for n in seeds)
+    return torch.stack([_cut(each, within) for each in drawn])
 
 
 def row_norms(weight: torch.Tensor) -> torch.Tensor:

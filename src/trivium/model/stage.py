@@ -1,6 +1,7 @@
 """The part of the transformer between two pipeline borders."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -37,6 +38,7 @@ class Stage(nn.Module):
         model = plan.model
         self.operations = operations_of(mesh.device.type)
         region, context = _around(plan, mesh, self.operations)
+        ends = replace(region, encoding="exact")
         self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
         self.is_first, self.is_last = number == 0, number == plan.last_stage
         layers = plan.layers_of(number)
@@ -47,12 +49,12 @@ class Stage(nn.Module):
         has_table = TOKENS in self.table
         self.embedding: Embedding | None = None
         if has_table:
-            self.embedding = kind_of(model.embedding_part)(model, region, borrowed=borrowed)
+            self.embedding = kind_of(model.embedding_part)(model, ends, borrowed=borrowed)
         around = {n: Around(n, region, context, plan.recompute, self.operations, mesh.expert) for n in layers}
         blocks = {str(n): module_of(model.each_layer[n], around[n]) for n in layers}
         self.layers = nn.ModuleDict(blocks)
         self.scaled = scale_products(self, self.table, plan, mesh, self.operations)
-        self.head: Head | None = kind_of(model.head_part)(model, region, self.operations) if self.is_last else None
+        self.head: Head | None = kind_of(model.head_part)(model, ends, self.operations) if self.is_last else None
         if plan.compiled:
             options = options_for(plan.activation_shape)
             for block in blocks.values():
@@ -124,7 +126,13 @@ def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Con
     regions = opaque_region() if opaque else Region
     asked = mesh.context.size > 1 or plan.model.documents == "apart"  # numbers that vary with the batch
     contexts = opaque_context() if plan.compiled and asked else Context
-    region = regions(mesh.tensor, plan.sequence_parallel, operations.products, row_chunks=plan.row_chunks)
+    region = regions(
+        mesh.tensor,
+        plan.sequence_parallel,
+        operations.products,
+        row_chunks=plan.row_chunks,
+        encoding=plan.messages.tensor,
+    )
     return region, contexts(mesh.context, plan.context_attention, operations.attention)
 
 

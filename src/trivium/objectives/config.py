@@ -13,9 +13,9 @@ from trivium.objectives.preferences.losses import PREFERENCES
 from trivium.plan.model_shape import ModelShape
 from trivium.units import listed
 
-NEXT_TOKEN_METHOD = "next_token"
+NEXT_TOKEN_METHOD, DISTILLATION = "next_token", "distill"
 METHODS: Mapping[str, type[Objective]] = MappingProxyType(
-    {NEXT_TOKEN_METHOD: NextToken, "distill": Distillation, **PREFERENCES}
+    {NEXT_TOKEN_METHOD: NextToken, DISTILLATION: Distillation, **PREFERENCES}
 )
 
 
@@ -32,6 +32,11 @@ class ObjectiveConfig(Config):
     def made(self) -> Objective:
         """Return the objective."""
         return build(METHODS[self.method], self.settings)
+
+    @property
+    def forward_passes(self) -> int:
+        """How many passes score a batch before the step that trains on it."""
+        return METHODS[self.method].forward_passes
 
     def problems(self, model: ModelShape) -> list[str]:
         """Return why the objective cannot train a model, each with its remedy."""

@@ -60,6 +60,7 @@ class Objective(Config):
     """What training minimises. Its fields are the settings that a config may give."""
 
     of_pairs: ClassVar[bool] = False  # whether it compares the completions of preference pairs
+    forward_passes: ClassVar[int] = 0  # of the whole batch before a step, which score its targets
 
     def names(self, model: ModelShape) -> tuple[str, ...]:
         """Return the names of the losses of a training step, first that of the loss."""

@@ -5,11 +5,11 @@ tokens, and P_e the mean probability of e (arXiv 2101.03961). Loads are constant
 times the mean of the squared log-sum-exp of the logits (arXiv 2202.08906).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trivium.plan.experts import Experts
+from trivium.plan.layers.part import Number
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,17 +24,15 @@ def router_loss_names(model: ModelShape) -> tuple[str, ...]:
     return (BALANCE_LOSS,) * balanced + (ROUTER_Z_LOSS,) * near_zero
 
 
-def counts_first(plan: Plan, micro_batches: int) -> bool:
+def counts_first(model: ModelShape, stages: Number, micro_batches: Number) -> Any:
     """Return whether a forward pass counts loads before the step, because a backward needs those of later micro-batches
-    or of other stages. micro_batches: of a replica."""
-    return any(
-        e.balance_loss
-        and (
-            (e.balance_scope == "global_batch" and micro_batches > 1)
-            or (e.balance_convention == "transformers" and plan.stages > 1)
-        )
-        for e in plan.model.experts_by_layer.values()
-    )
+    or of other stages; arrays give an array. micro_batches: of a replica."""
+    found: Any = False
+    for e in model.experts_by_layer.values():
+        whole = e.balance_scope == "global_batch" and e.balance_loss > 0
+        pooled = e.balance_convention == "transformers" and e.balance_loss > 0
+        found = found | (whole & (micro_batches > 1)) | (pooled & (stages > 1))
+    return found
 
 
 def balance_factor(experts: Experts, layers: int) -> float:

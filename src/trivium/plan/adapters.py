@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 import trivium
 from trivium.config import Config, Tree, build
 from trivium.errors import ConfigError
-from trivium.plan.layers.part import Kept, Place, Product, Row, under
+from trivium.plan.layers.part import Kept, Number, Place, Product, Row, under
 from trivium.units import listed
 
 Tensor = Any  # of torch
@@ -27,13 +27,16 @@ ADAPTER = "adapter"  # between the name of a linear layer and those of the added
 
 class Linear(Protocol):
     """What an adapter knows of a linear layer: the layer's own parameters, the tensor region in which it runs, and
-    whether tensor ranks split its outputs, its inputs, or neither, where it is outside of the region."""
+    whether tensor ranks split its outputs, its inputs, or neither. inside: its inputs have entered the region, and its
+    results have not left it; otherwise the layer with neither is outside of the region, and the others at its edges.
+    """
 
     weight: Any
     bias: Any
     region: Any
     splits_outputs: bool
     splits_inputs: bool
+    inside: bool
 
 
 class Reads(NamedTuple):
@@ -48,6 +51,15 @@ class Reads(NamedTuple):
     function: Any = None
     dropped: Any = None
     bias: Tensor | None = None
+
+
+class Factors(NamedTuple):
+    """What an adapter adds to the matrices of experts: scale B A, with A [experts, r, inputs] and B [experts, outputs,
+    r]."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
 
 
 class Sums(NamedTuple):
@@ -65,8 +77,9 @@ class Sums(NamedTuple):
 class Adapter(Config):
     """Parameters and products that are added to one linear layer; the fields are the settings that a plan may give.
 
-    base: the row of the weight of that layer, [..., outputs, inputs]. Its `split` is the dimension of the inputs in a
-    layer that is split by its inputs, one of the outputs in a layer that is split by these, and otherwise None.
+    base: the row of the weight of that layer, [..., outputs, inputs], or of one expert's. Its `split` is the dimension
+    of the inputs in a layer that is split by its inputs, one of the outputs in a layer that is split by these, and
+    otherwise None.
     dropout: the share of the inputs of the added product that training zeroes.
     """
 
@@ -97,6 +110,15 @@ class Adapter(Config):
     def remembers(self) -> bool:
         """Whether `remembered` has something to tell the next step."""
         return False
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it may be beside the matrices of experts: in training too it only adds `factors`."""
+        return False
+
+    def factors(self, added: Mapping[str, Tensor]) -> Factors:
+        """Return what is added to the matrices of experts."""
+        raise NotImplementedError(f"{type(self).__name__} is not beside experts")
 
     def weight(self, weight: Tensor, added: Mapping[str, Tensor], normal: Callable[[], Tensor] | None) -> Tensor:
         """Return the weight with which the layer itself multiplies. normal: returns standard normal numbers in the
@@ -139,9 +161,36 @@ class Adapted(NamedTuple):
         return self.base.name.removesuffix(".weight")
 
     @property
+    def one(self) -> Row:
+        """The row of its weight, of one expert where there are several."""
+        return self.base.of_one_expert() if self.base.by_expert else self.base
+
+    @property
+    def own_rows(self) -> tuple[Row, ...]:
+        """The added parameters; each expert has its own."""
+        rows = self.adapter.rows(self.one)
+        return tuple(row.of_experts(self.base.shape[0]) if self.base.by_expert else row for row in rows)
+
+    @property
     def rows(self) -> tuple[Row, ...]:
         """The added parameters, named below the linear layer."""
-        return tuple(under(f"{self.linear}.{ADAPTER}", self.adapter.rows(self.base)))
+        return tuple(under(f"{self.linear}.{ADAPTER}", self.own_rows))
+
+    def products(self, at: Place, visits: Number) -> list[Product]:
+        """Return the matrix products that are added. visits: rows that the layer computes for each position."""
+        found = self.adapter.products(self.one, at)
+        if not self.base.by_expert:
+            return found
+        return [replace(each, visits=visits, matrices=self.base.shape[0] / at.expert) for each in found]
+
+    def kept(self, at: Place, visits: Number) -> Iterator[Kept]:
+        """Yield what the backward needs besides the inputs of the layer."""
+        return (replace(each, elements=visits * each.elements) for each in self.adapter.kept(self.one, at))
+
+    @property
+    def sums(self) -> Sums:
+        """What tensor ranks exchange besides the messages of the layer."""
+        return self.adapter.sums(self.one)
 
 
 class AdapterGroup(Config):

@@ -14,6 +14,7 @@ from trivium.plan.batch import Batch, nearest_multiples
 from trivium.plan.constraints import divides_context, divides_sequence, has_shards, interleaves, schedules_chunks
 from trivium.plan.float8 import Divided, division_problems, keep_problems
 from trivium.plan.layout import Layout, degrees_dividing
+from trivium.plan.messages import Messages
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import parameters
@@ -43,6 +44,7 @@ class Plan(Config):
     schedule: Annotated[ScheduleName, Short("schedule")] = "1f1b"  # pipeline schedule
     rows: tuple[str, ...] | None = None  # schedule "given": the actions of each pipeline rank, as F0.0 F1.0 B0.0
     precision: Precision = Precision()
+    messages: Messages = Messages()
     recompute: Recompute = Recompute()
     optimizer: Optimizer = Optimizer()
     # ZeRO stage: 1 shards the optimizer state over replicas, 2 also gradients, 3 also weights
@@ -82,6 +84,7 @@ class Plan(Config):
             *self._expert_problems(),
             *self._float8_problems(),
             *self.optimizer.problems(self.model),
+            *self.messages.problems(self.precision),
         ]
 
     def checked(self, world_size: int | None = None) -> "Plan":

@@ -64,8 +64,9 @@ class Breakdown:
         }
 
 
-def break_down(plan: Plan, machine: Machine, share: float = USABLE) -> Breakdown:
-    """Return every part of a plan's price. share: fraction of a device's memory that the plan may use.
+def break_down(plan: Plan, machine: Machine, share: float = USABLE, forward_passes: int = 0) -> Breakdown:
+    """Return every part of a plan's price. share: fraction of a device's memory that the plan may use. forward_passes:
+    before each step.
 
     Raises ConfigError if the machine has too few devices.
     """
@@ -74,7 +75,7 @@ def break_down(plan: Plan, machine: Machine, share: float = USABLE) -> Breakdown
     return Breakdown(
         plan=plan,
         machine=machine,
-        price=estimate(plan, machine, share=share),
+        price=estimate(plan, machine, share=share, forward_passes=forward_passes),
         timeline=timeline,
         times=rank_times(timeline),
         memory=tuple(memory_of_rank(plan, each) for each in at),

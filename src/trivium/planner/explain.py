@@ -83,10 +83,10 @@ def priced_tree(plan: Plan, machine: Machine, share: float = USABLE) -> dict[str
     }
 
 
-def plan_lines(plan: Plan, machine: Machine, share: float = USABLE) -> list[str]:
-    """Describe a plan and its price. share: usable fraction of a device's memory. Raises ConfigError if the plan is not
-    legal."""
-    price = estimate(plan.checked(), machine, share=share)
+def plan_lines(plan: Plan, machine: Machine, share: float = USABLE, forward_passes: int = 0) -> list[str]:
+    """Describe a plan and its price. share: usable fraction of a device's memory. forward_passes: before each step.
+    Raises ConfigError if the plan is not legal."""
+    price = estimate(plan.checked(), machine, share=share, forward_passes=forward_passes)
     lines = [
         *_choice_lines(plan, machine),
         *_schedule_lines(plan),

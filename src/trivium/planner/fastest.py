@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Machine
+from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
@@ -14,6 +15,7 @@ from trivium.units import counted, format_seconds
 
 # What a search chooses of a plan, beside the size of a micro-batch.
 CHOSEN = ("layout", "schedule", "rows", "partition", "zero", "recompute", "sequence_parallel")
+COUNTS_COMPARED = 3  # numbers of hosts of which the fastest is taken
 
 
 class Fastest(NamedTuple):
@@ -45,6 +47,35 @@ def fastest(plan: Plan, machine: Machine, space: SearchSpace) -> Fastest:
     return Fastest(chosen, why)
 
 
+def for_hosts(
+    plan: Plan, machine: Machine, hosts: tuple[int, int], ranks: int, space: SearchSpace
+) -> tuple[int, Plan, str] | None:
+    """Return the number of hosts with `ranks` ranks each on which this training is fastest, its plan there, and why;
+    None if no layout fits. hosts: the least and the largest number.
+
+    The largest numbers for which a layout exists are compared. Tensor groups stay inside a host.
+    """
+    found: list[tuple[float, int, Plan]] = []
+    for count in range(hosts[1], hosts[0] - 1, -1):
+        if len(found) < COUNTS_COMPARED and (
+            best := _best(plan, of_hosts(machine, count, ranks), count * ranks, space)
+        ):
+            found.append((best[1].seconds, -count, best[0]))
+    if not found:
+        return None
+    seconds, count, chosen = min(found, key=lambda each: each[:2])
+    others = [f"{counted(-n, 'host')} {format_seconds(s)}" for s, n, _ in found if n != count]
+    why = f"{_text(chosen.layout)} on {counted(-count, 'host')}: {format_seconds(seconds)} a step by the planner"
+    return -count, chosen, why + (f"; instead of {', '.join(others)}" if others else "")
+
+
+def of_hosts(machine: Machine, hosts: int, ranks: int) -> Machine:
+    """Return a machine of `hosts` nodes with `ranks` devices each. Ranks that share a node's cores count as devices."""
+    memory = int(machine.memory_per_rank(ranks)) if machine.sharing == "shared" else machine.memory_bytes
+    changes = {"sharing": "exclusive", "nodes": hosts, "devices_per_node": ranks, "memory_bytes": memory}
+    return machine.model_copy(update=changes)
+
+
 def _rank_counts(devices: int) -> list[int]:
     powers = [1 << n for n in range(devices.bit_length())]
     return sorted({*powers, devices})
@@ -52,7 +83,10 @@ def _rank_counts(devices: int) -> list[int]:
 
 def _best(plan: Plan, machine: Machine, ranks: int, space: SearchSpace) -> tuple[Plan, Winner] | None:
     """Return the fastest plan of `ranks` ranks to which the training can move, or None if there is none."""
-    ranking = search(Subject.of(plan), machine, ranks, space).ranking
+    try:
+        ranking = search(Subject.of(plan), machine, ranks, space).ranking
+    except ConfigError:  # no layout of so many ranks is legal
+        return None
     for winner in ranking.winners(len(ranking.simulated)):
         moved = _moved(plan, winner.plan)
         if not moved.check():

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import MODES, Case, case_from
+from trivium.cost.case import MODES, Case, case_from, message_ratios
+from trivium.plan.messages import EXACT, Messages
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
 from trivium.plan.plan import Plan, compiler_problems, recording_problems
@@ -34,11 +35,12 @@ class Subject:
     compiled: bool = False
     recorded: bool = False
     optimizer: Optimizer = ALL_BY_ADAMW
+    messages: Messages = EXACT
 
     @classmethod
     def of(cls, plan: Plan) -> "Subject":
         """Return the subject of a search for a better plan than this one."""
-        same = plan.precision, plan.compiled, plan.cuda_graphs, plan.optimizer
+        same = plan.precision, plan.compiled, plan.cuda_graphs, plan.optimizer, plan.messages
         return cls(plan.model, plan.batch.sequences, *same)
 
     def problems(self) -> list[str]:
@@ -189,6 +191,7 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         subject.model,
         subject.precision,
         subject.optimizer,
+        **message_ratios(subject.messages, subject.precision),
         **columns,
         micro_batches=micro_batches_of(grid),
         puts_off=np.isin(grid["schedule"], SPLIT).astype(np.int64),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from trivium.cost.case import NONE, take
 from trivium.cost.compute import model_flops
 from trivium.cost.constants import shipped_constants
+from trivium.cost.forward_pass import forward_passes_seconds
 from trivium.cost.hardware import Machine
 from trivium.cost.prices import Piece, Prices, action_seconds, prices, stage_pieces
 from trivium.cost.replicas import data_seconds, fullest_of, optimizer_seconds
@@ -182,8 +183,9 @@ def simulated_seconds(candidates: Candidates, machine: Machine) -> Figures:
         mean, share = _mean_work(at, stages), at.constants.core_share
         pipeline = np.asarray(on_shared_cores(machine, at.case, mean, pipeline, 0.0, share).seconds, float)
     fullest = fullest_of(at.case)
-    after = crowd * (data_seconds(at, prices(at), fullest) + optimizer_seconds(at, fullest))
-    return np.asarray(at.stack.factor * (pipeline + after), float)
+    pieces = prices(at)
+    after = crowd * (data_seconds(at, pieces, fullest) + optimizer_seconds(at, fullest))
+    return np.asarray(at.stack.factor * (pipeline + after) + forward_passes_seconds(at, pieces), float)
 
 
 def _stages_at(candidates: Candidates, kept: Prices, again: Prices, row: int) -> tuple[Piece, Piece]:

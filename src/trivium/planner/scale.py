@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from trivium.config import to_tree
+from trivium.cost.case import case_of
 from trivium.cost.collectives import all_gather_seconds
 from trivium.cost.estimate import Durations, Estimate, estimate, simulated
 from trivium.cost.hardware import USABLE, Machine
@@ -19,7 +20,9 @@ from trivium.cost.overlap import moved_by_kernels, moved_when_triggered
 from trivium.cost.prices import sublayers, triggered_seconds
 from trivium.cost.stack import own_stack
 from trivium.errors import ConfigError
+from trivium.plan.layers.part import Number
 from trivium.plan.plan import Plan
+from trivium.planner.triggered import Product, simulate
 
 Kind = Literal["strong", "weak"]
 KINDS: tuple[Kind, ...] = ("strong", "weak")
@@ -66,10 +69,11 @@ class Triggered(NamedTuple):
     triggered_seconds: float
     moved_bytes: float
     triggered_bytes: float
+    contended_speed_up: float | None  # of the event simulation, in which product and messages share the memory
 
     @property
     def speed_up(self) -> float:
-        """Return 0.3 if triggering makes the sublayer 1.3 times as fast."""
+        """Return 0.3 if triggering makes the sublayer 1.3 times as fast and messages do not slow the product."""
         return self.seconds / self.triggered_seconds - 1
 
     @property
@@ -136,12 +140,29 @@ def triggered_sublayers(plan: Plan, machine: Machine) -> list[Triggered]:
     link, found = here.link(degree, here.strides.tensor), []
     for s in sublayers(here):
         gather = float(all_gather_seconds(s.result_bytes, degree, link))
-        seconds = (float(s.alone) + gather, float(triggered_seconds(here, s)) + gather)
-        moved = (
+        kernels, triggered = (
             float(by(s.operand_bytes, s.result_bytes, degree).total) for by in (moved_by_kernels, moved_when_triggered)
         )
-        found.append(Triggered(s.name, *seconds, *moved))
+        found.append(
+            Triggered(
+                s.name,
+                float(s.alone) + gather,
+                float(triggered_seconds(here, s)) + gather,
+                kernels,
+                triggered,
+                _contended(plan, machine, s.inner),
+            )
+        )
     return found
+
+
+def _contended(plan: Plan, machine: Machine, inner: Number) -> float | None:
+    """Return the simulated speed-up with contention; None on a machine without multiprocessors, such as a CPU."""
+    if not machine.multiprocessors:
+        return None
+    case = case_of(plan)
+    ran = simulate(Product("", int(case.positions), int(case.hidden), int(inner), plan.layout.tensor), machine)
+    return ran.speed_up(ran.product_first)
 
 
 def geomean_speed_up(found: Sequence[Triggered]) -> float:

@@ -48,18 +48,20 @@ class Verdict(NamedTuple):
     problems: tuple[str, ...]
 
 
-def judge(plan: Plan, steps: int, host: Host, planned: Machine, share: float = USABLE) -> Verdict:
+def judge(
+    plan: Plan, steps: int, host: Host, planned: Machine, share: float = USABLE, forward_passes: int = 0
+) -> Verdict:
     """Price `steps` steps of a legal plan on this host. planned: the machine of the config, whose speed is taken for
-    accelerators. share: of an accelerator's memory that the plan may use."""
+    accelerators. share: of an accelerator's memory that the plan may use. forward_passes: before each step."""
     ranks = host.ranks_of(plan)
     if host.computes_on_accelerators(plan):
         name, smallest = min(host.accelerators, key=lambda found: found[1])
         needed, free = max(_bytes_of_ranks(plan, host)), floor(share * smallest)
-        seconds = None if planned.generation == "cpu" else steps * _step_seconds(plan, planned)
+        seconds = None if planned.generation == "cpu" else steps * _step_seconds(plan, planned, forward_passes)
         where, each = f"{counted(len(host.accelerators), 'accelerator')} ({name})", " each"
     else:
         needed, free = sum(_bytes_of_ranks(plan, host)) + ranks * PROCESS_BYTES, host.memory_bytes
-        seconds = steps * _step_seconds(plan, _cores_of_all_hosts(plan, host))
+        seconds = steps * _step_seconds(plan, _cores_of_all_hosts(plan, host), forward_passes)
         without = "no accelerator" if not host.accelerators else f"{len(host.accelerators)} accelerators are too few"
         where, each = f"{counted(host.cores, 'core')}, {without}", " together"
     processes = f"{counted(ranks, 'rank')} of this plan need{'s' * (ranks == 1)}"
@@ -135,7 +137,7 @@ def _cores_of_all_hosts(plan: Plan, host: Host) -> Machine:
     return this_machine(hosts * host.cores, max(hosts * host.memory_bytes, hosts * host.cores))
 
 
-def _step_seconds(plan: Plan, machine: Machine) -> float:
+def _step_seconds(plan: Plan, machine: Machine, forward_passes: int) -> float:
     room = max(machine.nodes, -(-plan.layout.world_size // machine.devices_per_node))
     nodes = machine if machine.sharing == "shared" else machine.with_nodes(room)
-    return estimate(plan, nodes, method="closed form").seconds
+    return estimate(plan, nodes, method="closed form", forward_passes=forward_passes).seconds

@@ -164,7 +164,7 @@ STEP_PARTS = (
     ),
     ("waiting for other stages", ("bubble", "pipeline_transfers"), "waiting"),
     ("reducing gradients and updating", ("data_collectives", "optimizer"), "update"),
-    ("reading the batch, agreeing on the loss", (), "other"),
+    ("scoring the batch or counting loads first, reading it, agreeing on the loss", ("forward_passes",), "other"),
 )
 
 

@@ -18,7 +18,7 @@ def moment_text(finished: Any) -> str:
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:
-    """Format a layout as tensor 2 x pipeline 2 (2 chunks) x data 2."""
+    """Format a layout as tensor 2 x pipeline 2 (2 chunks) x data 2 (expert 2)."""
     chunks = layout.get("chunks", 1)
     held = f" ({chunks} chunks)" if chunks not in (None, 1) else ""
     axes = [
@@ -26,7 +26,9 @@ def layout_text(layout: Mapping[str, Any]) -> str:
         for axis in ("tensor", "pipeline", "data", "context")
         if axis in layout and (axis != "context" or layout[axis] != 1)
     ]
-    return " x ".join(axes) or "an unknown layout"
+    expert = layout.get("expert", 1)
+    divided = f" (expert {expert})" if expert not in (None, 1) else ""
+    return f"{' x '.join(axes)}{divided}" if axes else "an unknown layout"
 
 
 def layouts_text(parts: Sequence[Mapping[str, Any]]) -> str:

@@ -31,8 +31,11 @@ class Supervision(Config):
     stall_seconds: Annotated[float, Field(gt=0)] = 600.0
     # timeout of a collective; where ranks may compile, stall_seconds if that is longer
     timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
-    # time that the hosts of a job wait for a lost host; used in job files for torchrun and Kubernetes
+    # time that the hosts of a job wait for a lost host; used in job files for torchrun and Kubernetes, and by --hosts
     host_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    # --hosts: time without a sign of a host after which the others continue without it
+    lease_seconds: Annotated[float, Field(ge=5)] = 15.0
+    join_seconds: Seconds = 30.0  # --hosts: time that the first hosts wait for others before they begin
     replicas_every: NotNegative = (
         100  # steps between comparisons of replicas, which are also compared before every save; 0: none
     )
@@ -72,6 +75,14 @@ class Examination(Config):
         0,
     )  # solved examples before each question
     limit: Positive = 100  # questions of each task, chosen by the seed of the run
+
+
+class NearConfig(Config):
+    """Copies of the state near the ranks, from which a job resumes if they are newer than its checkpoints."""
+
+    # steps between copies to the memory or disk of each host and, with --hosts, of a second host; 0: none
+    every: NotNegative = 0
+    folder: str = "/dev/shm/trivium"  # folder on each host, of which a reboot may lose the contents
 
 
 class ProfileConfig(Config):
@@ -121,6 +132,8 @@ class TrainingConfig(Config):
     # number of steps under plan.layout, after which training resumes in the layout that the planner finds fastest on
     # `machine`; 0: it keeps its layout
     fastest_after: NotNegative = 0
+    # URL (s3://, gs://, hf://) under which checkpoints are saved in place of the run directory, and its records copied
+    store: Annotated[str | None, Field(pattern=r"^[a-z0-9]+://[^\s?#@]+$")] = None
     # steps between checkpoints; the last step is always saved
     checkpoint_every: Annotated[Positive, Short("checkpoint-every")] = 50
     keep_last: Positive = 3  # number of latest checkpoints that are kept
@@ -140,4 +153,7 @@ class TrainingConfig(Config):
     restarts: NotNegative = 2  # restarts of a failed job from the same checkpoint; a newer checkpoint renews them
     supervision: Supervision = Supervision()
     spikes: SpikesConfig = SpikesConfig()
+    near: NearConfig = NearConfig()
+    # whether each file of a checkpoint is read again after it was written. by size: if it has at most 1 GiB
+    read_back: Literal["always", "never", "by size"] = "by size"
     profile: ProfileConfig = ProfileConfig()

@@ -15,16 +15,19 @@ import torch
 from trivium.checkpoint.agree import found_by_first
 from trivium.checkpoint.base import BASE_HASH, base_sha256
 from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.near import Neighbour
 from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import CheckpointError, Preempted, TriviumError
 from trivium.model.stage import Stage
+from trivium.objectives.distillation.objective import Distillation
 from trivium.objectives.objective import LOSS
 from trivium.objectives.preferences.losses import Preference
 from trivium.parallel.sharding.zero import Totals
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
+from trivium.stores.remote import Location
 from trivium.tokens.manifest import blend_of, read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
@@ -34,7 +37,7 @@ from trivium.training.config import TrainingConfig
 from trivium.training.metrics import append_event, warn
 from trivium.training.pairs import REFERENCE
 from trivium.training.rates import lr_of_step
-from trivium.training.record import Record, left_out_of, write_entries, write_record
+from trivium.training.record import Record, checkpoints_of, left_out_of, write_entries, write_record
 from trivium.training.reference import hash_of_reference, with_reference
 from trivium.training.resume import Start, drop_abandoned, find_start
 from trivium.training.state import begin_with, progress_of, read_together, restore
@@ -44,8 +47,7 @@ from trivium.training.teacher import found_teacher
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, refuse_other_objective, verify_together
 
-CHECKPOINTS = "checkpoints"
-DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # degrees of the layout that summaries show
+DEGREES = ("tensor", "pipeline", "data", "context", "expert", "chunks")  # degrees of the layout that summaries show
 # Evaluates the model in these stages under this plan; returns plain data. Its last argument is a heartbeat.
 Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[str, Any]]
 
@@ -57,7 +59,8 @@ class TrainingJob:
     examiner: evaluates the model on tasks during training, every `training.evaluation.every` steps. questions: hashes
     of its tasks' questions by name, which must be equal on all hosts. until: the step after which these ranks save and
     end, if it is not `training.steps`. begun: the plan with which the training began, if it moved to `plan` on purpose.
-    step_seconds: predicts the seconds of a step under a plan, for the events.
+    step_seconds: predicts the seconds of a step under a plan, for the events. others_wait: whether hosts wait to join,
+    so that these ranks end at their next checkpoint. neighbour: keeps second copies of the state (training.near).
     """
 
     plan: Plan
@@ -70,6 +73,13 @@ class TrainingJob:
     until: int | None = None
     begun: Plan | None = None
     step_seconds: Callable[[Plan], float | None] | None = None
+    others_wait: Callable[[], bool] = lambda: False
+    neighbour: Neighbour | None = None
+
+    @property
+    def checkpoints(self) -> Location:
+        """The folder of the checkpoints: at the URL of `training.store`, or in the directory of the run."""
+        return checkpoints_of(self.out, self.training.store)
 
     @property
     def last(self) -> int:
@@ -229,6 +239,7 @@ class Loop:
         setup = StepSetup(self.data.rows)
         self.refusal = ""  # observers are not asked about a step that overflows fp16
         asks = self._asked() or self._heartbeat.asked_to_end
+        asks = asks or (self.is_first_rank and self._is_checkpoint_due() and self.job.others_wait())
         with setup.contexts:
             for observer in self.observers:
                 observer.before_step(self, setup)
@@ -263,7 +274,7 @@ class Loop:
         """Restore the state of `back`, of the newest good checkpoint, or of the beginning. Checkpoints that a rewind
         abandoned are deleted only after that."""
         job, mesh = self.job, self.mesh
-        root = job.out / CHECKPOINTS
+        root = job.checkpoints
         start = find_start(job.out, root, job.training, mesh, self.identity, self.alive, back)
         if start.entries_are_new and self.is_first_rank:
             write_entries(job.out, start.entries)
@@ -297,10 +308,11 @@ class Loop:
         """Verify what the objective needs beside the tokens. A reference is computed if there is none."""
         objective, job, state = self.trainer.objective, self.job, start.state
         known = {} if state is None else state.manifest
+        hashed: str | None = known.get(TEACHER)
         if isinstance(objective, Preference):
-            hashed: str | None = hash_of_reference(start, self.plan, job.seed)
-        else:
-            hashed = known.get(TEACHER)
+            hashed = hash_of_reference(start, self.plan, job.seed)
+        elif isinstance(objective, Distillation):
+            hashed = hashed or objective.teacher
         self._beside = beside_of(job.tokens, objective, hashed)
         if self._beside is None:
             return

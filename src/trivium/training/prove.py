@@ -18,8 +18,9 @@ from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.loop import CHECKPOINTS, DEGREES, TrainingJob
+from trivium.training.loop import DEGREES, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, read, warn
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision.job import start
 
 # Both runs do the same arithmetic on the same samples; only the order of sums differs, by about 1e-7 relative in
@@ -54,7 +55,7 @@ def prove_resume(
     end = min(steps, begin + COMPARED_STEPS)
     kill_at = begin + max(STEPS_BEFORE_KILL, (end - begin) // 3)
     every = max(1, (kill_at - begin) // 2)
-    changes = {"checkpoint_every": every, "keep_every": 0, "restarts": 1, "validate_every": steps}
+    changes = {"store": None, "checkpoint_every": every, "keep_every": 0, "restarts": 1, "validate_every": steps}
     killing = replace(job, training=job.training.model_copy(update=changes), until=end)
     source = next(p for p in published(reference / CHECKPOINTS) if step_of(p.name) == begin)
     victim = job.plan.layout.world_size - 1

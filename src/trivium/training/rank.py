@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.agree import found_by_first, messages_of_ranks, sums
+from trivium.checkpoint.near import host_folder, life_of, promote
 from trivium.comms.launch import Place, connected
 from trivium.comms.mesh import Mesh
 from trivium.comms.terms import NO_TERMS
 from trivium.errors import ConfigError, MachineError
 from trivium.training.config import TrainingConfig
-from trivium.training.loop import CHECKPOINTS, Loop, Observer, TrainingJob
-from trivium.training.metrics import append_event
+from trivium.training.loop import Loop, Observer, TrainingJob
+from trivium.training.metrics import append_event, warn
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision.heartbeats import RankHeartbeat
 from trivium.training.supervision.preemption import exit_at_once, listening
 from trivium.training.supervision.watchdog import seconds_to_wait
@@ -33,11 +35,19 @@ OBSERVERS = {
     "spikes": "Spikes",  # the observers below are not called after a step that is rewound
     "measured_step": "MeasuredStep",
     "saves": "Saves",
+    "mirror": "Mirror",
     "corruption": "Corruption",
+    "near": "Near",  # after the comparison of replicas
     "validation": "Validation",
     "examination": "Examination",
 }
-OWN_SECTIONS = {"profile": "profile", "spikes": "spikes", "examination": "evaluation"}  # sections of `training`
+OWN_SECTIONS = {
+    "profile": "profile",
+    "spikes": "spikes",
+    "examination": "evaluation",
+    "near": "near",
+    "mirror": "store",
+}  # sections of `training`
 # That a file may take to appear on another host. Its name is new, so no host has cached that it was absent.
 SEEN_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -62,7 +72,23 @@ def train_rank(place: Place, job: TrainingJob, heartbeat: RankHeartbeat | None =
         if place.by_others:
             refuse_separate_folders(job.out, place, mesh)
         observers = observers_of(job, mesh, heartbeat.alive)
+        if job.training.near.every:
+            resume_near(job, place, mesh, heartbeat.alive)
         Loop(job, mesh, observers, heartbeat=heartbeat, asked=requests.came, hosts=place.hosts).run()
+
+
+def near_home(job: TrainingJob, mesh: Mesh) -> Path:
+    """Return where this host keeps the copies of this training."""
+    life: str = found_by_first(lambda: life_of(job.out), mesh, MachineError)
+    return host_folder(job.training.near.folder) / life
+
+
+def resume_near(job: TrainingJob, place: Place, mesh: Mesh, alive: Callable[[], None]) -> None:
+    """Publish the copy near the ranks if it is newer than every checkpoint."""
+    told = promote(near_home(job, mesh), job.out / CHECKPOINTS, mesh, is_first_here=place.local_rank == 0, alive=alive)
+    if told and mesh.rank == 0:
+        warn(told)
+        append_event(job.out, {"event": "near copy", "cause": told})
 
 
 def observers_of(job: TrainingJob, mesh: Mesh, alive: Callable[[], None]) -> list[Observer]:
@@ -80,11 +106,15 @@ def observers_of(job: TrainingJob, mesh: Mesh, alive: Callable[[], None]) -> lis
     arguments: dict[str, Sequence[Any]] = {
         "profile": (config.profile, job.out),
         "slow": (mesh,),
-        "saves": (job.out / CHECKPOINTS, config, mesh, partial(append_event, job.out), alive),
+        "saves": (job.checkpoints, config, mesh, partial(append_event, job.out), alive),
+        "near": (config.near.every, mesh, near_home(job, mesh), job.neighbour) if config.near.every else (),
+        "mirror": (config.store, job.out, mesh),
         "validation": (job, mesh),
         "examination": (job.examiner,),
     }
-    wanted = [name for name in classes if name != "examination" or job.examiner is not None]
+    unwanted = {"examination"} if job.examiner is None else set()
+    unwanted |= set() if config.near.every else {"near"}
+    wanted = [name for name in classes if name not in unwanted]
     return [classes[name](*arguments.get(name, ())) for name in wanted]
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from trivium.plan.batch import nearest_multiples
 from trivium.plan.plan import Plan
+from trivium.redact import redact
 from trivium.training.config import TrainingConfig
 from trivium.units import format_count
 
@@ -114,6 +115,11 @@ def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
         found.append(
             f"training.keep_every ({config.keep_every}) must be a multiple of training.checkpoint_every "
             f"({config.checkpoint_every}): only what is saved can be spared; nearest: {near}"
+        )
+    if config.store is not None and config.near.every:
+        found.append(
+            f"training.near.every ({config.near.every}) publishes copies in --out, and training.store "
+            f"({redact(config.store)}) has the checkpoints at a URL; set one of the two"
         )
     return [*found, *config.profile.problems(config.steps, plan.layout.world_size)]
 

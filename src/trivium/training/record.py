@@ -10,12 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trivium.checkpoint.lease import LEASE
 from trivium.config import Tree, build, differences, first_lines, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.objectives.config import ObjectiveConfig
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
+from trivium.stores.remote import Location, Remote
 from trivium.tokens.left_out import LeftOut
 from trivium.tokens.samples import TokenDataset
 from trivium.training.config import TrainingConfig
@@ -23,7 +25,8 @@ from trivium.training.metrics import METRICS, records
 from trivium.training.rates import decay_of, ends_with_training, last_tokens_of
 from trivium.untrusted import read_json
 
-RUN, LEFT_OUT = "run.json", "left_out.json"
+RUN, LEFT_OUT, CHECKPOINTS = "run.json", "left_out.json", "checkpoints"
+RECORDS = "records"  # at the URL of a store: a copy of the records
 CURATED = "curated"  # in a run directory, like `tokens` and `training`
 Entry = dict[str, Any]  # step, cause, gaps: [[first, stop], …]
 # Sections of a checkpoint's manifest that must equal those of the run. Layout, schedule, ZeRO stage and the size of a
@@ -33,6 +36,7 @@ SECTIONS = ("plan.model", "plan.batch", "plan.precision", "plan.optimizer", "dat
 CHANGEABLE_TRAINING = (
     "fastest_after",
     "checkpoint_every",
+    "store",
     "keep_last",
     "keep_every",
     "milestones",
@@ -44,6 +48,8 @@ CHANGEABLE_TRAINING = (
     "restarts",
     "supervision",
     "spikes",
+    "near",
+    "read_back",
     "profile",
 )
 
@@ -87,6 +93,16 @@ class Record:
     @property
     def steps_done(self) -> int:
         return int(self.last_logged.get("step", 0))
+
+
+def checkpoints_of(folder: Path, store: str | None) -> Location:
+    """Return the place of the checkpoints of the training in `folder`. store: the URL of `training.store`."""
+    return folder / CHECKPOINTS if store is None else Remote(store) / CHECKPOINTS
+
+
+def records_in(folder: Path) -> list[str]:
+    """Return the names of the records of the training in `folder`: its small files but for the lease."""
+    return sorted(p.name for p in folder.glob("[a-z]*.json*") if p.is_file() and p.name != LEASE)
 
 
 def write_record(record: Record) -> None:
@@ -168,7 +184,7 @@ def recipe_of(training: Mapping[str, Any]) -> Tree:
 
 
 def refuse_other_work(
-    directory: Path, about: Mapping[str, Any], now: Mapping[str, Any], *, otherwise: str = OWN
+    directory: Location, about: Mapping[str, Any], now: Mapping[str, Any], *, otherwise: str = OWN
 ) -> None:
     """Raise CheckpointError with every difference if a checkpoint is of another model, batch, dtype, seed or corpus.
 
@@ -186,7 +202,7 @@ def refuse_other_work(
         )
 
 
-def refuse_other_recipe(directory: Path, about: Mapping[str, Any], training: TrainingConfig) -> None:
+def refuse_other_recipe(directory: Location, about: Mapping[str, Any], training: TrainingConfig) -> None:
     """Raise CheckpointError with every difference if a run's own checkpoint was written under other settings. A
     checkpoint of `save_state` has no settings."""
     recorded = about.get("training")
@@ -200,7 +216,7 @@ def refuse_other_recipe(directory: Path, about: Mapping[str, Any], training: Tra
         )
 
 
-def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def refuse_other_weights(directory: Location, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a new run cannot start from a checkpoint's weights: it has another model, or another
     tokenizer if the checkpoint names one."""
     try:
@@ -218,7 +234,7 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
     refuse_other_work(directory, there, here, otherwise=GIVEN)
 
 
-def refuse_other_state(directory: Path, there: Plan, here: Plan) -> None:
+def refuse_other_state(directory: Location, there: Plan, here: Plan) -> None:
     """Raise CheckpointError if the state of a checkpoint's plan does not fit another plan."""
     was, now = (
         {
@@ -237,7 +253,7 @@ def refuse_other_state(directory: Path, there: Plan, here: Plan) -> None:
         )
 
 
-def refuse_weights_alone(directory: Path, about: Mapping[str, Any]) -> None:
+def refuse_weights_alone(directory: Location, about: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a checkpoint has no optimizer state, so that no training can continue from it."""
     if all(name.startswith(("weights/", "master/")) for name in about["tensors"]):
         raise CheckpointError(
@@ -246,7 +262,9 @@ def refuse_weights_alone(directory: Path, about: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_given(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any], training: TrainingConfig) -> None:
+def refuse_given(
+    directory: Location, about: Mapping[str, Any], now: Mapping[str, Any], training: TrainingConfig
+) -> None:
     """Raise if a new run cannot start from the checkpoint of `training.start_from`."""
     if training.start_with == "weights":
         refuse_other_weights(directory, about, now)
@@ -263,7 +281,7 @@ def refuse_given(directory: Path, about: Mapping[str, Any], now: Mapping[str, An
         _refuse_cut_decay(directory, about, training, build(Plan, now["plan"]))
 
 
-def _refuse_cut_decay(directory: Path, about: Mapping[str, Any], training: TrainingConfig, plan: Plan) -> None:
+def _refuse_cut_decay(directory: Location, about: Mapping[str, Any], training: TrainingConfig, plan: Plan) -> None:
     """Raise ConfigError if the final decay would have begun before the checkpoint's state: the learning rate would
     jump. A decay that the checkpoint's own training had begun is continued."""
     if "tokens_seen" not in about:

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trivium.checkpoint.agree import found_by_first
-from trivium.checkpoint.durable import remove
 from trivium.checkpoint.format import published, read_manifest
+from trivium.checkpoint.in_store import remove
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, ConfigError, DataError, TriviumError
+from trivium.stores.remote import Location
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import warn
 from trivium.training.record import (
@@ -41,7 +42,7 @@ class Start(NamedTuple):
 
 def find_start(
     out: Path,
-    root: Path,
+    root: Location,
     config: TrainingConfig,
     mesh: Mesh,
     identity: Mapping[str, Any],
@@ -61,7 +62,7 @@ def find_start(
         refuse_other_work(state.directory, state.manifest, identity)
         refuse_other_recipe(state.directory, state.manifest, config)
     elif config.start_from is not None:
-        given = Checkpoint.open_together(Path(config.start_from), mesh, alive)
+        given = Checkpoint.open_together(config.start_from, mesh, alive)
         refuse_given(given.directory, given.manifest, identity, config)
         state, weights = (given, None) if config.start_with == "state" else (None, given)
     brought = [] if entries or state is None else list(state.manifest.get("left_out", ()))
@@ -76,7 +77,7 @@ def find_start(
     return Start(state, weights, entries, bool(brought), abandoned)
 
 
-def abandoned_in(root: Path, entries: Sequence[Entry]) -> list[str]:
+def abandoned_in(root: Location, entries: Sequence[Entry]) -> list[str]:
     """Return the names of the checkpoints that saw a sample that was skipped later. A damaged manifest is ignored: the
     loader reports it."""
     if not entries:
@@ -91,7 +92,7 @@ def abandoned_in(root: Path, entries: Sequence[Entry]) -> list[str]:
     return abandoned
 
 
-def same_order(directory: Path, manifest: Mapping[str, Any], entries: Sequence[Entry]) -> bool:
+def same_order(directory: Location, manifest: Mapping[str, Any], entries: Sequence[Entry]) -> bool:
     """Whether a checkpoint saw no sample that the entries skip. Raises CheckpointError if its manifest does not tell
     how many samples it saw."""
     if "samples" not in manifest:
@@ -101,7 +102,7 @@ def same_order(directory: Path, manifest: Mapping[str, Any], entries: Sequence[E
 
 
 def newest_not_abandoned(
-    root: Path, mesh: Mesh, alive: Callable[[], None], abandoned: Sequence[str]
+    root: Location, mesh: Mesh, alive: Callable[[], None], abandoned: Sequence[str]
 ) -> Checkpoint | None:
     """Return the newest good checkpoint that is not abandoned, if there is one."""
     try:
@@ -115,13 +116,13 @@ def newest_not_abandoned(
         ) from None
 
 
-def drop_abandoned(root: Path, names: Sequence[str]) -> None:
+def drop_abandoned(root: Location, names: Sequence[str]) -> None:
     """Delete abandoned checkpoints. Call this only when the state that training continues from is restored."""
     for name in names:
         remove(root / name)
 
 
-def refuse_other_order(directory: Path, manifest: Mapping[str, Any], entries: Sequence[Entry]) -> None:
+def refuse_other_order(directory: Location, manifest: Mapping[str, Any], entries: Sequence[Entry]) -> None:
     """Raise DataError if a given checkpoint saw samples that were skipped later."""
     if not same_order(directory, manifest, entries):
         raise DataError(

@@ -86,7 +86,7 @@ class Routers:
         )
         micro = self.plan.batch.micro
         counted: Sequence[Mapping[int, Tensor] | None] = [None] * len(inputs)
-        if counts_first(self.plan, len(inputs)):
+        if counts_first(self.plan.model, self.plan.stages, len(inputs)):
             first = [replace(each, loads=Loads(averaging, micro, counted={}, counts_only=True)) for each in inputs]
             counting(first)
             counted = self._fractions([each.loads for each in first if each.loads is not None])

@@ -23,6 +23,7 @@ from trivium.parallel.sharding.shard import Shard
 from trivium.plan.adapters import base_name, is_added
 from trivium.plan.parameters import Box, local_shape, shard_box
 from trivium.plan.plan import Plan
+from trivium.stores.remote import Location, location_of
 from trivium.training.loss_scale import LossScale
 from trivium.training.record import refuse_other_state, refuse_weights_alone
 from trivium.training.trainer import Trainer
@@ -82,8 +83,9 @@ def soundness(trainer: Trainer, updates: int) -> str:
     return f"the state after the update of step {updates} is finite, its largest weight {max(every):.3g} in {name}"
 
 
-def save_state(trainer: Trainer, root: str | Path, step: int) -> Path:
-    """Publish a checkpoint after `step` steps under `root`, and return its directory; every rank calls this.
+def save_state(trainer: Trainer, root: str | Path, step: int) -> Location:
+    """Publish a checkpoint after `step` steps under `root`, a folder or a URL, and return its place; every rank calls
+    this.
 
     It has the format of a run's checkpoints, and `restore` reads it under any layout. Raises CheckpointError on every
     rank if one cannot write.
@@ -97,7 +99,7 @@ def save_state(trainer: Trainer, root: str | Path, step: int) -> Path:
         "data": {},
         **progress_of(trainer),
     }
-    return save(Path(root), step, fragments(trainer), trainer.mesh, about)
+    return save(location_of(root), step, fragments(trainer), trainer.mesh, about)
 
 
 def read_together(read: Callable[[Trainer, Checkpoint], None], trainer: Trainer, checkpoint: Checkpoint) -> None:

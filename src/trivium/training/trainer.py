@@ -162,6 +162,7 @@ class Trainer:
                 DTYPES[plan.gradient_dtype],
                 DTYPES[plan.reduction_dtype],
                 DTYPES[plan.precision.masters],
+                plan.messages,
             ),
             scaling=None if plan.precision.float8 is None else scaling_of(plan.precision.float8),
         )

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from trivium.corpus.config import DecontaminationConfig, DedupConfig
 from trivium.corpus.dedup.groups import canonical_url, components, keys_of_texts, ranks_of, survivors, url_key
-from trivium.corpus.dedup.minhash import MinHash, candidate_pairs, jaccard, merged_pairs, shingles
+from trivium.corpus.dedup.minhash import CHAIN, MinHash, jaccard, merged_pairs, shingles
 from trivium.corpus.document import Document
 from trivium.corpus.harvest.plant import edited_copy
-from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
+from trivium.corpus.kernels.shingles import jaccard_of_pairs, pairs_in_band, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.select.decontaminate import Keys, cut
 from trivium.seeds import generator_for
@@ -55,6 +55,11 @@ def corpus():
 def chance_of_candidacy(similarity: float, *, bands: int, rows: int) -> float:
     """Probability that a pair of this Jaccard similarity is proposed (Broder 1997; Indyk and Motwani 1998)."""
     return 1 - (1 - similarity**rows) ** bands
+
+
+def candidate_pairs(keys):
+    """The pairs that agree in a band."""
+    return merged_pairs(pairs_in_band(band, chain=CHAIN) for band in keys)
 
 
 def test_every_pair_above_the_threshold_is_found_and_no_other(corpus):

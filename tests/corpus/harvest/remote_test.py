@@ -16,6 +16,7 @@ from trivium.corpus.read import remote
 from trivium.corpus.read.files import list_files, states_of
 from trivium.corpus.read.streams import open_binary
 from trivium.errors import DataError, MachineError
+from trivium.stores import requests
 
 CONFIG = HarvestConfig(evaluation_items=5)
 
@@ -27,8 +28,8 @@ def rows(name: str) -> bytes:
 
 @pytest.fixture
 def store(monkeypatch):
-    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(remote, "REQUEST_SECONDS", 60.0)
+    monkeypatch.setattr(requests, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(requests, "REQUEST_SECONDS", 60.0)
     store = Store()
     for name in ("a", "b", "c"):
         store.files[f"/bucket/text/{name}.jsonl"] = rows(name)
@@ -115,8 +116,8 @@ def test_a_server_that_fails_is_named_and_what_was_read_is_kept(store, tmp_path,
     monkeypatch.setattr(harvest_files, "list_files", lambda where: list_files(where)._replace(files=urls))
     monkeypatch.setattr(harvest_files, "marks_of", lambda where: {u: m for u in urls for _, _, *m in states_of(u)})
     if fault == "stall":
-        monkeypatch.setattr(remote, "REQUEST_SECONDS", 2.0)
-        monkeypatch.setattr(remote, "ATTEMPTS", 2)
+        monkeypatch.setattr(requests, "REQUEST_SECONDS", 2.0)
+        monkeypatch.setattr(requests, "ATTEMPTS", 2)
     store.faults[b] = fault
     with pytest.raises(error, match=f"^{urls[1]} cannot be read: .*{told}"):
         harvested(urls[0], tmp_path / "out")

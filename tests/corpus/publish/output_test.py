@@ -8,12 +8,11 @@ import pytest
 
 from trivium.config import build
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.corpus.dedup.minhash import similar_pairs
 from trivium.corpus.document import Document
 from trivium.corpus.harvest.harvest import harvest
 from trivium.corpus.pipeline import curate
 from trivium.corpus.publish.output import blend, score
-from trivium.corpus.publish.store import documents_table, read_documents, write_documents
+from trivium.corpus.publish.store import read_documents, write_documents
 from trivium.corpus.publish.views import (
     corpus_statistics,
     differences_between,
@@ -168,14 +167,3 @@ def test_every_difference_between_two_corpora_is_listed(curated, documents, tmp_
     assert any(f"only in {curated / 'documents'}, such as {documents[1].id}" in line for line in lines)
     with pytest.raises(DataError, match="not a folder"):
         differences_between(curated, tmp_path / "nothing")
-
-
-def test_similar_pairs_in_memory_agree_with_curation(curated, documents):
-    config = CurateConfig().dedup
-    assert len(similar_pairs(documents_table(documents)["text"], config, seed=11)[0]) == 0
-    texts = {d.id: d.text for d in documents}
-    for row in rejects_of(curated):
-        if row["step"] == "near duplicates" and row["survivor"] in texts and row["jaccard"] < 1:
-            both = documents_table([Document("a", texts[row["survivor"]], ""), Document("b", row["text"], "")])
-            pairs, similarity = similar_pairs(both["text"], config, seed=11)
-            assert len(pairs) == 1 and round(float(similarity[0]), 4) <= row["jaccard"]

@@ -42,7 +42,7 @@ def test_a_file_of_members_within_members_is_given_up_as_a_bomb(made):
 
 @pytest.mark.broad
 def test_records_within_a_record_of_a_wrong_length_are_each_read_once():
-    inner = (HEAD % 0 + b"\r\n\r\n") * 400_000
+    inner = (HEAD % 0 + b"\r\n\r\n") * 100_000
     made = HEAD % (len(inner) - 100) + inner
     found = list(frames(chunks(io.BytesIO(made), LIMITS), LIMITS))
-    assert sum(isinstance(item, Frame) for item in found) == 400_000
+    assert sum(isinstance(item, Frame) for item in found) == 100_000

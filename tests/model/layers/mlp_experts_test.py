@@ -1,5 +1,6 @@
 """Laws of a half of experts, each of a small layer in one process."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from trivium.certify.reduce import reduced
 from trivium.comms.group import Group
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
+from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
 from trivium.model.layers.mlp_experts import MlpExperts
 from trivium.model.layers.routing import Router
@@ -17,6 +19,7 @@ from trivium.model.loads import Averaging, Loads
 from trivium.model.stage import Stage, build_stages
 from trivium.parallel.expert.rows import Rows
 from trivium.plan.experts import Experts
+from trivium.plan.parameters import Box, parameters
 
 S, B, H, F = 8, 3, 24, 12
 GATED: dict[str, Any] = {"layers": 1, "bias": "none", "norm": "rms_norm", "positions": "rotary", "ffn": F}
@@ -67,6 +70,27 @@ def run(half: torch.nn.Module, x: Tensor) -> tuple[Tensor, Gradients]:
 
 def same(here: Gradients, there: Gradients) -> bool:
     return all(torch.allclose(here[name], there[name], rtol=1e-11, atol=1e-13) for name in there)
+
+
+def test_a_rank_draws_the_values_of_its_own_experts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those that it has in any other layout; the memory is that of its own and of one more expert."""
+    model = small(model={**GATED, "feed_forward": "experts", "experts": {"count": 8, "chosen": 2}}).model
+    row = next(row for row in parameters(model) if row.name.endswith("experts.up.weight"))
+    whole = initial_values(row, model, 3, Box((0, 0, 0, 0), row.shape))
+    drawn: list[int] = []
+    monkeypatch.setattr(torch, "randn", counting(torch.randn, drawn))
+    own = initial_values(row, model, 3, Box((4, 0, 6, 0), (2, 2, 6, H)))
+    assert torch.equal(own, whole[4:6, :, 6:]) and drawn == [2 * F * H] * 2
+    assert not torch.equal(whole[0], whole[1]) and abs(float(whole.std()) / model.std - 1) < 0.05
+
+
+def counting(function: Callable[..., Tensor], found: list[int]) -> Callable[..., Tensor]:
+    def counted(*given: Any, **how: Any) -> Tensor:
+        value = function(*given, **how)
+        found.append(value.numel())
+        return value
+
+    return counted
 
 
 def test_one_expert_is_the_dense_half_to_the_bit() -> None:

@@ -17,7 +17,6 @@ from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 from trivium.training import loop
-from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, read
 from trivium.training.observers.corruption import (
     ReplicasDiffer,
@@ -27,6 +26,7 @@ from trivium.training.observers.corruption import (
     replicated,
     sums_in_one_order,
 )
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision.job import start
 from trivium.training.trainer import Samples, Trainer
 

@@ -16,10 +16,9 @@ from trivium.errors import CheckpointError, DataError
 from trivium.provenance import unheard
 from trivium.training.config import SpikesConfig, TrainingConfig
 from trivium.training.lineage import trace as lineage
-from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, append, read
 from trivium.training.observers import spikes
-from trivium.training.record import LEFT_OUT, read_record, write_entries
+from trivium.training.record import CHECKPOINTS, LEFT_OUT, read_record, write_entries
 from trivium.training.supervision.job import start
 
 __all__ = ["tokens"]  # the fixture

@@ -29,11 +29,11 @@ from trivium.tokens.manifest import token_counts
 from trivium.training import loop, resume
 from trivium.training.config import SpikesConfig, TrainingConfig
 from trivium.training.lineage import trace as lineage
-from trivium.training.loop import CHECKPOINTS, TrainingJob
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.observers.saves import Saves
 from trivium.training.rank import train_rank
-from trivium.training.record import LEFT_OUT, left_out_of, read_record, write_entries
+from trivium.training.record import CHECKPOINTS, LEFT_OUT, left_out_of, read_record, write_entries
 from trivium.training.spikes import SIGMA, SpikeWatch, threshold
 from trivium.training.supervision.heartbeats import RankHeartbeat
 from trivium.training.supervision.job import start

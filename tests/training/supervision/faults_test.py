@@ -29,9 +29,9 @@ from trivium.kernels.crossing import read_later
 from trivium.parallel.pipeline import clock as clocks
 from trivium.training import loop
 from trivium.training.config import Supervision
-from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
 from trivium.training.rank import train_rank
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision import job as launcher
 from trivium.training.supervision import watchdog as watching
 from trivium.training.supervision.heartbeats import PHASES, Heartbeat, Heartbeats, RankHeartbeat

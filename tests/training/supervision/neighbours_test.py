@@ -23,8 +23,9 @@ from trivium.comms.launch import Place, RankFailed, connected, start_ranks
 from trivium.comms.meeting import wait_until_open
 from trivium.errors import DataError, Preempted
 from trivium.training.config import Supervision
-from trivium.training.loop import CHECKPOINTS, TrainingJob
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
+from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision import job as work
 from trivium.training.supervision import neighbours
 from trivium.training.supervision.heartbeats import Heartbeat, Heartbeats, RankHeartbeat

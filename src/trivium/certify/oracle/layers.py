@@ -32,6 +32,7 @@ from trivium.plan.adapters import AdapterGroup
 from trivium.plan.model_shape import ModelShape
 
 LATENT = ("query", "query_down", "query_up", "kv_down", "kv_up")  # linear layers of latent attention
+FEED_FORWARD = ("up", "down", "experts.up", "experts.down", "shared.up", "shared.down", "shared_gate")
 ATTENTIONS: Mapping[str, Twin] = MappingProxyType({"softmax": ATTENTION_SOFTMAX, "latent": ATTENTION_LATENT})
 NORMS: Mapping[str, Twin] = MappingProxyType(
     {"layer_norm": LAYER_NORM, "rms_norm": RMS_NORM, "rms_norm_offset": RMS_NORM_OFFSET}
@@ -69,14 +70,15 @@ def rules_of(model: ModelShape) -> dict[str, Rule]:
 
 def _added(model: ModelShape, rules: Mapping[str, Rule]) -> Iterator[tuple[str, Rule]]:
     for name, group in adapted_weights(model, rules).items():
-        s = settings_of(model, int(name.split(".")[1]))
-        for part, rule in twin_of(group).rules(s, rules[name], group.settings):
-            yield f"{name.removesuffix('.weight')}.adapter.{part}", rule
+        s, base = settings_of(model, int(name.split(".")[1])), rules[name]
+        each = base.shape[:1] if ".experts." in name else ()  # every expert has an adapter of its own
+        for part, rule in twin_of(group).rules(s, base._replace(shape=base.shape[len(each) :]), group.settings):
+            yield f"{name.removesuffix('.weight')}.adapter.{part}", rule._replace(shape=(*each, *rule.shape))
 
 
 def adapted_weights(model: ModelShape, names: Iterable[str]) -> dict[str, AdapterGroup]:
     """Return the weights of linear layers that have an adapter, by name, each with the first group that matches."""
-    ends = ("attention.qkv", *(f"attention.{n}" for n in LATENT), "attention.out", "mlp.up", "mlp.down")
+    ends = ("attention.qkv", *(f"attention.{n}" for n in LATENT), "attention.out", *(f"mlp.{n}" for n in FEED_FORWARD))
     linear = [name.removesuffix(".weight") for name in names if name.endswith(tuple(f"{end}.weight" for end in ends))]
     found = {name: [g for g in model.adapters if re.fullmatch(fnmatch.translate(g.match), name)] for name in linear}
     return {f"{name}.weight": groups[0] for name, groups in found.items() if groups}
@@ -91,9 +93,15 @@ def with_adapters(
     for name, group in adapted_weights(model, weights).items():
         at = f"{name.removesuffix('.weight')}.adapter"
         added = {key.removeprefix(f"{at}."): w for key, w in weights.items() if key.startswith(f"{at}.")}
-        chance = chance_of(at) if scaled is None else chance_of(at)._replace(times=partial(scaled.product, name))
-        given = {"w": weights[name], "added": added, "settings": group.settings, "chance": chance}
-        products[name] = partial(twin_of(group).product, **given)
+        chance = chance_of(at)
+        if scaled is not None:
+            chance = chance._replace(times=partial(scaled.of_rows if ".experts." in name else scaled.product, name))
+        product = partial(twin_of(group).product, settings=group.settings, chance=chance)
+        if ".experts." in name:
+            for e, w in enumerate(weights[name]):
+                products[f"{name}.{e}"] = partial(product, w=w, added={key: each[e] for key, each in added.items()})
+        else:
+            products[name] = partial(product, w=weights[name], added=added)
     return AdaptedWeights(weights, products, scaled)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +47,8 @@ class Chance(NamedTuple):
 
 class AdaptedWeights(dict[str, Tensor]):
     """Weights, some of which adapters change. products: by the name of a weight, what its layer computes of its
-    inputs. scaled: how the others multiply, where it is not in fp64."""
+    inputs; of experts, by the name with the number of the expert behind it. scaled: how the others multiply, where it
+    is not in fp64."""
 
     def __init__(
         self, weights: Weights, products: Mapping[str, Callable[[Tensor], Tensor]], scaled: Any = None
@@ -84,14 +86,25 @@ def deviations(hidden: int, layers: int, given: float | None) -> tuple[float, fl
 
 def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
     """x W^T, and the bias where there is one; with an adapter, what that computes instead of x W^T."""
-    weight = f"{name}.weight"
-    if not isinstance(weights, AdaptedWeights):
-        y = apply(weights[weight], x)
-    elif weight in weights.products:
-        y = weights.products[weight](x)
-    else:
-        y = apply(weights[weight], x) if weights.scaled is None else weights.scaled.product(weight, weights[weight], x)
+    y = _product(weights, f"{name}.weight")(x)
     return y + weights.get(f"{name}.bias", 0.0)
+
+
+def linear_of_each(weights: Weights, x: Tensor, name: str) -> Tensor:
+    """The same of the weight of each expert: x [..., experts, inputs] -> [..., experts, outputs]."""
+    experts = range(x.shape[-2])
+    return torch.stack([_product(weights, f"{name}.weight", e)(x[..., e, :]) for e in experts], x.dim() - 2)
+
+
+def _product(weights: Weights, name: str, expert: int | None = None) -> Callable[[Tensor], Tensor]:
+    """Return what a layer computes of its inputs, without a bias."""
+    own = name if expert is None else f"{name}.{expert}"
+    if isinstance(weights, AdaptedWeights) and own in weights.products:
+        return weights.products[own]
+    if isinstance(weights, AdaptedWeights) and weights.scaled is not None and expert is None:
+        found: Callable[[Tensor], Tensor] = partial(weights.scaled.product, name, weights[name])
+        return found
+    return partial(apply, weights[name] if expert is None else weights[name][expert])
 
 
 def apply(w: Tensor, x: Tensor) -> Tensor:

@@ -1,21 +1,19 @@
 """Personal data in a text: e-mail addresses, telephone numbers, IP addresses, secret keys; masked or dropped.
 
 The patterns rather miss a number than mistake one: a telephone number needs a country code or ten digits in a
-separated form, and a key needs the form that its issuer documents. They are slow, so a kernel first selects the texts
-that may contain a kind.
+separated form, and a key needs the form that its issuer documents. They are slow, so signs that every match contains
+are looked for first.
 """
 
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from trivium.corpus.config import PrivacyConfig
 from trivium.corpus.document import Document
-from trivium.corpus.kernels.personal import EMAIL, IP, PHONE, may_be_personal
-from trivium.corpus.kernels.texts import joined
-from trivium.corpus.steps import Drop, Keep, Step, Verdict, batched_step, noted
+from trivium.corpus.steps import Drop, Keep, Step, Verdict, noted
 
 _EMAIL = re.compile(
     r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}[A-Za-z]{2,24}(?![\w-])"
@@ -40,21 +38,29 @@ _KEY = re.compile(
     # A JSON web token, only the first in a run of its characters, so that no run is read twice. `kept` precedes it.
     r"|(?<![\w-])(?P<kept>(?:(?!\beyJ)[\w-])*+)eyJ[A-Za-z0-9_-]{10,2000}+\.eyJ[A-Za-z0-9_-]{10,4000}+\.[A-Za-z0-9_-]{10,2000}"
 )
-# Every key contains one of these.
+_ALLOCATED = ipaddress.ip_network("2000::/3")
+_MIN_DIGITS, _MAX_DIGITS = 8, 15  # digits of an international number (E.164: at most 15)
 _KEY_SIGNS = (
     *("-----BEGIN ", "AKIA", "ASIA", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "AIza", "xox"),
     *("sk_live_", "rk_live_", "eyJ"),
 )
-_ALLOCATED = ipaddress.ip_network("2000::/3")
-_MIN_DIGITS, _MAX_DIGITS = 8, 15  # digits of an international number (E.164: at most 15)
-KINDS = ("key", "email", "ip", "phone")  # in this order, because masked text is not searched again
+_DIGITS = re.compile(rf"\d(?:[ .()+-]{{0,3}}+\d){{{_MIN_DIGITS - 1}}}")
+_GROUPS = re.compile(r"\.\d{1,3}\.\d{1,3}\.|:[0-9A-Fa-f]{0,4}:")
+# The kinds in the order in which they are masked, because masked text is not searched again: the pattern of each, and
+# whether a text has what every text with a match has.
+KINDS: Mapping[str, tuple[re.Pattern[str], Callable[[str], object]]] = {
+    "key": (_KEY, lambda text: any(sign in text for sign in _KEY_SIGNS)),
+    "email": (_EMAIL, lambda text: "@" in text),
+    "ip": (_IP, _GROUPS.search),
+    "phone": (_PHONE, _DIGITS.search),
+}
 
 
 def privacy_step(config: PrivacyConfig) -> Step:
     """Return the step that masks or drops by kind; metadata gains `privacy`, the number of each kind."""
 
-    def verdict(document: Document, bits: int) -> Verdict:
-        text, found = _masked(document.text, config, bits)
+    def judge(document: Document) -> Verdict:
+        text, found = _masked(document.text, config)
         dropped = next((kind for kind in KINDS if found[kind] and getattr(config, kind) == "drop"), None)
         if dropped:
             return Drop(f"holds {dropped}", f"privacy.{dropped}=mask")
@@ -62,14 +68,10 @@ def privacy_step(config: PrivacyConfig) -> Step:
             return Keep(document)
         return Keep(noted(replace(document, text=text), privacy=dict(sorted(found.items()))))
 
-    def judge_all(documents: Sequence[Document]) -> list[Verdict]:
-        bits = may_be_personal(joined([document.text for document in documents]))
-        return list(map(verdict, documents, bits.tolist()))
-
-    return batched_step("privacy", judge_all)
+    return Step("privacy", judge)
 
 
-def _masked(text: str, config: PrivacyConfig, bits: int) -> tuple[str, Counter[str]]:
+def _masked(text: str, config: PrivacyConfig) -> tuple[str, Counter[str]]:
     found: Counter[str] = Counter()
 
     def is_personal(kind: str, match: str) -> bool:
@@ -77,12 +79,7 @@ def _masked(text: str, config: PrivacyConfig, bits: int) -> tuple[str, Counter[s
             return _is_address(match, spare=config.spare_private_ips)
         return kind != "phone" or _is_number(match)
 
-    for kind, pattern, possible in (
-        ("key", _KEY, any(sign in text for sign in _KEY_SIGNS)),
-        ("email", _EMAIL, bits & EMAIL),
-        ("ip", _IP, bits & IP),
-        ("phone", _PHONE, bits & PHONE),
-    ):
+    for kind, (pattern, is_possible) in KINDS.items():
 
         def mask(match: re.Match[str], kind: str = kind) -> str:
             if not is_personal(kind, match[0]):
@@ -90,7 +87,7 @@ def _masked(text: str, config: PrivacyConfig, bits: int) -> tuple[str, Counter[s
             found[kind] += 1
             return f"{match.groupdict().get('kept') or ''}[{kind.upper()}]"
 
-        if possible and getattr(config, kind) != "keep":
+        if getattr(config, kind) != "keep" and is_possible(text):
             text = pattern.sub(mask, text)
     return text, found
 

@@ -282,12 +282,8 @@ def _hashes(part: Part) -> Hashes:
 
 def _occur_twice(numbers: Hashes) -> NDArray[np.bool_]:
     """Return which of these numbers occur more than once, except 0."""
-    order = np.argsort(numbers)
-    same = numbers[order[1:]] == numbers[order[:-1]]
-    result = np.zeros(len(numbers), dtype=bool)
-    result[order[1:][same]] = result[order[:-1][same]] = True
-    result[numbers == 0] = False
-    return result
+    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    return np.asarray((counts[places] > 1) & (numbers != 0))
 
 
 def _save(arrays: Mapping[str, NDArray[Any]], into: Path) -> None:

@@ -8,19 +8,9 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from trivium.corpus.config import DedupConfig
-from trivium.corpus.kernels.shingles import (
-    Pairs,
-    ShingleSets,
-    band_keys,
-    jaccard_of_pairs,
-    pairs_in_band,
-    shingle_sets,
-    signatures,
-)
+from trivium.corpus.kernels.shingles import Pairs, ShingleSets, band_keys, jaccard_of_pairs, shingle_sets, signatures
 from trivium.corpus.kernels.texts import Texts, texts_of
 from trivium.corpus.kernels.words import Hashes
 from trivium.seeds import generator_for
@@ -45,18 +35,6 @@ class MinHash:
         return band_keys(smallest, bands=self._config.bands, rows=self._config.rows)
 
 
-def similar_pairs(
-    column: pa.Array | pa.ChunkedArray, config: DedupConfig, *, seed: int
-) -> tuple[Pairs, NDArray[np.float64]]:
-    """Return every verified pair (earlier, later) of rows of an Arrow column of texts, and the similarity of each."""
-    pairs = candidate_pairs(MinHash(config, seed=seed).band_keys(texts_of(column)))
-    rows = np.unique(pairs)
-    sets = shingle_sets(texts_of(column.take(pa.array(rows))), size=config.shingle)
-    similarity = jaccard_of_pairs(sets, sets, np.searchsorted(rows, pairs))
-    similar = similarity >= config.threshold
-    return pairs[similar], similarity[similar]
-
-
 def shingles(text: str, *, size: int) -> Hashes:
     """Return sorted distinct 64-bit hashes of every `size` consecutive words; of the whole text if it has fewer."""
     return shingle_sets(texts_of([text]), size=size).hashes
@@ -68,11 +46,6 @@ def jaccard(a: Hashes, b: Hashes) -> float:
     return float(jaccard_of_pairs(sets, sets, np.array([[0, 1]]))[0])
 
 
-def candidate_pairs(keys: Hashes) -> Pairs:
-    """Return the sorted pairs (earlier, later) of documents that agree in a band of `keys` [bands, documents]."""
-    return merged_pairs(pairs_in_band(band, chain=CHAIN) for band in keys)
-
-
 def merged_pairs(lists: Iterable[Pairs]) -> Pairs:
     """Merge lists of pairs into one sorted list of distinct pairs, [pairs, 2]. Document numbers are below 2^32.
 
@@ -81,9 +54,5 @@ def merged_pairs(lists: Iterable[Pairs]) -> Pairs:
     merged = np.empty(0, np.uint64)
     for pairs in lists:
         numbers = pairs.view(np.uint64)
-        merged = np.concatenate([merged, numbers[:, 0] << _HALF | numbers[:, 1]])
-        merged.sort()
-        new = np.ones(len(merged), dtype=bool)
-        np.not_equal(merged[1:], merged[:-1], out=new[1:])
-        merged = merged[new]
+        merged = np.union1d(merged, numbers[:, 0] << _HALF | numbers[:, 1])
     return np.stack([merged >> _HALF, merged & _LATER], axis=1).view(np.int64)

@@ -10,7 +10,6 @@ from trivium.corpus.kernels.cache import CACHE, compiling
 from trivium.corpus.kernels.hashed import hashed_ngrams, logistic_scores
 from trivium.corpus.kernels.measures import measures
 from trivium.corpus.kernels.ngrams import find_ngrams, ngram_index, ngrams_of
-from trivium.corpus.kernels.personal import may_be_personal
 from trivium.corpus.kernels.repeats import repeats
 from trivium.corpus.kernels.shingles import band_keys, jaccard_of_pairs, pairs_in_band, shingle_sets, signatures
 from trivium.corpus.kernels.texts import joined, texts_of
@@ -62,6 +61,5 @@ _RUNS: tuple[Callable[[], object], ...] = (
     lambda: measures(joined(["one two"]), short=1),
     lambda: repeats(joined(["one two"]), tops=1, repeated=1),
     lambda: page_of("<p>one</p>"),
-    lambda: may_be_personal(texts_of(_TEXTS)),
     _score,
 )

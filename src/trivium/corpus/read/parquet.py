@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Damage, Document, Trouble
-from trivium.corpus.read.lines import OWN_FIELDS, parsed, row_document, text_of
+from trivium.corpus.read.lines import OWN_FIELDS, row_document, text_of
 from trivium.corpus.read.parquet_headers import declared, footer_problem
+from trivium.untrusted import parse_json
 
 _ROWS = 8  # read at once, because one stored text of the largest size can be the value of all of them
 _MIN_ROW_BYTES = 64  # counted for a row, because a page of nulls takes a bit or nothing for one
@@ -141,8 +142,8 @@ def _document(
         return Damage(path, Trouble.NO_TEXT, f"row {row} has no text", row)
     if isinstance(values.get("metadata"), str):  # as in a document store
         try:
-            values["metadata"] = parsed(values["metadata"].encode())
-        except (ValueError, RecursionError):
+            values["metadata"] = parse_json(values["metadata"])
+        except ValueError:
             values["metadata"] = {"metadata": values["metadata"]}
     else:
         values["metadata"] = _in_json(values.get("metadata"))

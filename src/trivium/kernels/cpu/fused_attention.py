@@ -35,7 +35,7 @@ def attend(
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     mask, scale = _as(q, hiding), 1 / math.sqrt(q.shape[-1])
     out, log_sums = kernel(*as_wide(q, k, v), 0.0, causal, attn_mask=mask, scale=scale)
-    return out[..., : v.shape[-1]], log_sums
+    return _first_columns(out, v), log_sums
 
 
 def gradients(
@@ -56,13 +56,19 @@ def gradients(
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     mask, scale = _as(q, hiding), 1 / math.sqrt(q.shape[-1])
     found = kernel(*as_wide(grad, q, k, v, out), log_sums, 0.0, causal, attn_mask=mask, scale=scale)
-    d_q, d_k, d_v = (d[..., : x.shape[-1]] for d, x in zip(found, (q, k, v), strict=True))
-    return d_q, d_k, d_v
+    d_q, d_k, d_v = found
+    return _first_columns(d_q, q), _first_columns(d_k, k), _first_columns(d_v, v)
 
 
 def wide(x: Tensor) -> Tensor:
     """Return x in fp32, with the positions of each head contiguous."""
     return x.to(torch.float32, memory_format=torch.contiguous_format)
+
+
+def _first_columns(x: Tensor, like: Tensor) -> Tensor:
+    """Return as many columns of x as another tensor has."""
+    columns = like.shape[-1]
+    return x if x.shape[-1] == columns else x[..., :columns]  # a view takes longer than the question
 
 
 def _as(q: Tensor, hiding: Tensor | None) -> Tensor | None:

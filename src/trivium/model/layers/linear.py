@@ -5,29 +5,32 @@ Legend: S positions, B sequences.
 
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import nn
 
+from trivium.comms.group import Group
 from trivium.kernels.activations import Activation, Shared
 from trivium.kernels.arithmetic import Arithmetic
 from trivium.kernels.dropout import Columns, DropoutKey, Dropped, keyed_dropout
 from trivium.model.inputs import Inputs
 from trivium.parallel.tensor.regions import Region
-from trivium.plan.adapters import Adapted, Reads
+from trivium.plan.adapters import Adapted, Factors, Reads
 from trivium.seeds import seed_for
 
 
 class Added(nn.Module):
-    """The parameters of an adapter on one of the tensor ranks of a region. site: the name of its random choices."""
+    """The parameters of an adapter on one of the tensor ranks of a region, and one of the expert ranks. site: the name
+    of its random choices."""
 
-    def __init__(self, adapted: Adapted, region: Region, site: str) -> None:
+    def __init__(self, adapted: Adapted, region: Region, expert: Group, site: str) -> None:
         super().__init__()
         self.adapter, self.region, self.site = adapted.adapter, region, site
-        self.base = adapted.base
-        for row in adapted.adapter.rows(adapted.base):
-            shape = [size // region.group.size if n == row.split else size for n, size in enumerate(row.shape)]
+        self.base = adapted.one
+        for row in adapted.own_rows:
+            sizes = enumerate(row.of_expert_rank(expert.size).shape)
+            shape = [size // region.group.size if n == row.split else size for n, size in sizes]
             self.register_parameter(row.name, nn.Parameter(torch.empty(shape)))
 
     def forward(
@@ -38,6 +41,11 @@ class Added(nn.Module):
         reads = Reads(x, function, self._dropped(linear, inputs, function), bias)
         found: torch.Tensor = self.adapter.adapted(y, reads, linear, dict(self.named_parameters()))
         return found
+
+    @property
+    def factors(self) -> Factors:
+        """What is added to the matrices of the experts here."""
+        return self.adapter.factors(dict(self.named_parameters()))
 
     def weight(self, weight: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """Return the weight with which the layer itself multiplies; see `Adapter.weight`."""
@@ -61,8 +69,8 @@ class Added(nn.Module):
         rate, key, region = self.adapter.dropout, inputs.dropout, self.region
         if rate == 0 or key is None:
             return function
-        # Inputs that are split lie within the tensor region, others outside of it.
-        here = slice(None) if linear.splits_inputs else region.positions(inputs.shape[0])
+        # Inputs that are split lie within the tensor region, and so do those of a layer that does.
+        here = slice(None) if linear.splits_inputs or linear.inside else region.positions(inputs.shape[0])
         columns = None
         if linear.splits_inputs:
             whole = self.base.shape[-1]
@@ -83,6 +91,7 @@ class Linear(nn.Module):
 
     splits_outputs = False
     splits_inputs = False
+    inside = False
     adapter: Added | None
 
     def __init__(self, outputs: int | tuple[int, ...], inputs: int, region: Region, *, bias: bool) -> None:
@@ -128,13 +137,21 @@ class OuterLinear(Linear):
 
 
 class InnerLinear(Linear):
-    """A linear layer inside a tensor region, whose inputs have entered it and whose outputs have not left it."""
+    """A linear layer inside a tensor region, whose inputs have entered it and whose outputs have not left it. splits:
+    what tensor ranks divide."""
 
-    splits_outputs = True
+    inside = True
+
+    def __init__(
+        self, outputs: int | tuple[int, ...], inputs: int, region: Region, splits: Literal["outputs", "inputs"] | None
+    ) -> None:
+        super().__init__(outputs, inputs, region, bias=False)
+        self.splits_outputs, self.splits_inputs = splits == "outputs", splits == "inputs"
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, inputs] -> [S, B, outputs]: columns of this rank, or its part of a sum."""
-        return self.products.linear(x, self._weight(inputs))
+        y = self.products.linear(x, self._weight(inputs))
+        return y if self.adapter is None else self.adapter(y, x, self, inputs)
 
 
 class RowLinear(Linear):

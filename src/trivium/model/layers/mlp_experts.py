@@ -4,17 +4,16 @@ Legend: S positions, B sequences, H hidden, T = S x B tokens, E experts, F colum
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from trivium.kernels.arithmetic import Arithmetic
 from trivium.model.inputs import Inputs
 from trivium.model.layers.half import Around, Half
 from trivium.model.layers.linear import InnerLinear
 from trivium.model.layers.routing import Router
 from trivium.parallel.expert.dispatch import Dispatch
-from trivium.parallel.expert.network import networks
+from trivium.parallel.expert.network import Matrices, networks
 from trivium.parallel.expert.rows import Rows
+from trivium.parallel.tensor.regions import Region
 from trivium.plan.layers.mlp_experts import MlpExperts as Described
 
 
@@ -34,11 +33,9 @@ class MlpExperts(Half):
         self.function = around.operations.gated["silu"]
         self.router = Router(experts, part.hidden)
         self.group = around.expert
-        self.experts = Matrices(experts.count // self.group.size, part.columns // ranks, part.hidden)
-        for matrix in (self.experts.up, self.experts.down):
-            matrix.use(around.region.arithmetic)
+        self.experts = Networks(experts.count // self.group.size, part.columns // ranks, part.hidden, around.region)
         self.shared = Shared(experts.shared // ranks, part.hidden, around) if experts.shared else None
-        self.shared_gate = Gate(part.hidden) if experts.shared_gate else None
+        self.shared_gate = Gate(part.hidden, around.region) if experts.shared_gate else None
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H]."""
@@ -60,38 +57,28 @@ class MlpExperts(Half):
         return self.region.leave(y if shared is None else y + shared)
 
     def _networks(self, x: torch.Tensor, weights: torch.Tensor, rows: Rows) -> torch.Tensor:
-        own, later = self.experts, self.region.weight_gradients
-        arithmetics = own.up.arithmetic, own.down.arithmetic
-        return networks(x, weights, rows, own.up.weight, own.down.weight, self.function, later, arithmetics)
+        later, arithmetic = self.region.weight_gradients, self.region.arithmetic
+        up, down = (
+            Matrices(each.weight, None if each.adapter is None else each.adapter.factors, each.products.arithmetic)
+            for each in (self.experts.up, self.experts.down)
+        )
+        return networks(x, weights, rows, up, down, self.function, later, arithmetic)
 
     def _shared(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor | None:
         """[S, B, H] -> this rank's part of the shared expert's result."""
         if self.shared is None:
             return None
         y = self.shared(x, inputs)
-        return y if self.shared_gate is None else y * self.shared_gate(x)
+        return y if self.shared_gate is None else y * self.shared_gate(x, inputs)
 
 
-class Matrix(nn.Module):
-    """A matrix of each expert, and the arithmetic of the products with it."""
-
-    arithmetic: Arithmetic
-
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape))
-
-    def use(self, arithmetic: Arithmetic) -> None:
-        """Compute the products with the weights by this arithmetic."""
-        self.arithmetic = arithmetic
-
-
-class Matrices(nn.Module):
+class Networks(nn.Module):
     """The matrices of all experts: `up` [E, 2, F, H], the gate first, and `down` [E, H, F]."""
 
-    def __init__(self, count: int, columns: int, hidden: int) -> None:
+    def __init__(self, count: int, columns: int, hidden: int, region: Region) -> None:
         super().__init__()
-        self.up, self.down = Matrix(count, 2, columns, hidden), Matrix(count, hidden, columns)
+        self.up = InnerLinear((count, 2, columns), hidden, region, "outputs")
+        self.down = InnerLinear((count, hidden), columns, region, "inputs")
 
 
 class Shared(nn.Module):
@@ -100,21 +87,20 @@ class Shared(nn.Module):
     def __init__(self, columns: int, hidden: int, around: Around) -> None:
         super().__init__()
         self.function = around.operations.gated["silu"]
-        self.up = InnerLinear((2, columns), hidden, around.region, bias=False)
-        self.down = InnerLinear(hidden, columns, around.region, bias=False)
+        self.up = InnerLinear((2, columns), hidden, around.region, "outputs")
+        self.down = InnerLinear(hidden, columns, around.region, "inputs")
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, H] inside the region -> this rank's part of the sum [S, B, H]."""
         return self.down(self.function(self.up(x, inputs)), inputs)
 
 
-class Gate(nn.Module):
+class Gate(InnerLinear):
     """The factor of the shared expert: a sigmoid of a product with its inputs."""
 
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(1, hidden))
+    def __init__(self, hidden: int, region: Region) -> None:
+        super().__init__(1, hidden, region, None)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, H] -> [S, B, 1]."""
-        return F.linear(x, self.weight).sigmoid()
+        return super().forward(x, inputs).sigmoid()

@@ -10,7 +10,6 @@ from trivium.kernels.float8 import E4M3, FORMATS
 from trivium.kernels.operations import Operations
 from trivium.kernels.scaled import GRANULARITIES, ScaledProducts, Scaling, of_this_rank
 from trivium.model.layers.linear import Linear
-from trivium.model.layers.mlp_experts import Matrix
 from trivium.parallel.tensor.agreed import Agreed
 from trivium.plan.float8 import Float8, scaled_weights
 from trivium.plan.layers.part import Parameter
@@ -34,7 +33,7 @@ def scale_products(
             operations.products, scaling_of(float8), operations.scaled_product, agreed, float8.weight_gradients
         )
         module = stage.get_submodule(p.name.removesuffix(".weight"))
-        assert isinstance(module, Linear | Matrix), f"{p.name} belongs to no linear layer"
+        assert isinstance(module, Linear), f"{p.name} belongs to no linear layer"
         module.use(found[p.name].arithmetic())
     return found
 

@@ -90,5 +90,5 @@ def module_of(layer: Layer, around: Around) -> Wiring:
     for each in layer.adapted or ():
         linear = wiring.get_submodule(each.linear)
         assert isinstance(linear, Linear), f"{each.linear} is no linear layer"
-        linear.adapter = Added(each, around.region, f"layers.{around.layer}.{each.linear}.adapter")
+        linear.adapter = Added(each, around.region, around.expert, f"layers.{around.layer}.{each.linear}.adapter")
     return wiring

@@ -22,6 +22,7 @@ class Distillation(Objective):
     temperature: Annotated[float, Field(gt=0)] = 1.0  # divides the logits of both
     top: Positive = 64  # tokens whose log-probabilities the teacher stores for each target
     share: Annotated[float, Field(ge=0, le=1)] = 0.5  # of the divergence in the loss
+    teacher: str | None = None  # sha256 of its weights; None: of those that computed what is beside the tokens
 
     def names(self, model: ModelShape) -> tuple[str, ...]:
         return (LOSS, CROSS_ENTROPY, DIVERGENCE)

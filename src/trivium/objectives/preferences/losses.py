@@ -62,6 +62,7 @@ class Preference(Objective):
     """A method of learning from pairs. Its loss is the mean over the pairs of the global batch."""
 
     of_pairs: ClassVar[bool] = True
+    forward_passes: ClassVar[int] = 1
     reference: ClassVar[bool] = True  # whether it compares with the model before training
 
     @abstractmethod

@@ -5,6 +5,7 @@ Legend: T tokens, K experts of a token, N rows of all experts, H hidden.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,10 +55,15 @@ class Rows:
         """values [T, K] of tokens and their experts -> [N], of the rows."""
         return values.flatten().index_select(0, self.order)
 
+    @cached_property
+    def tokens(self) -> Tensor:
+        """[N]: the number of each row's token."""
+        each = self.places.shape[1]
+        return self.order if each == 1 else self.order // each
+
     def spread(self, x: Tensor) -> Tensor:
         """x [T, H] -> the row of each token for each of its experts [N, H], outside autograd."""
-        each = self.places.shape[1]
-        return x.index_select(0, self.order if each == 1 else self.order // each)
+        return x.index_select(0, self.tokens)
 
     def summed(self, rows: Tensor) -> Tensor:
         """rows [N, H] -> the sum of each token's rows [T, H], outside autograd. It is computed in fp32 or wider and

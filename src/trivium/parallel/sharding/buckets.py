@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from trivium.comms.collectives import all_gather_into, all_reduce_, all_reduce_begin, reduce_scatter_begin
+from trivium.comms.encodings import encoded
 from trivium.comms.group import Group, PendingResult, Waitable
 from trivium.comms.mesh import Mesh
 from trivium.kernels.arithmetic import Arithmetic
@@ -24,6 +25,7 @@ from trivium.parallel.sharding.gradient_sum import GradientSum
 from trivium.parallel.sharding.narrow_gather import NarrowGather
 from trivium.plan.buckets import BucketRow, Item
 from trivium.plan.layers.part import Parameter
+from trivium.plan.messages import EXACT, Messages
 
 Tensor = torch.Tensor
 ZeroStage = Literal[0, 1, 2, 3]
@@ -47,12 +49,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class Dtypes:
-    """weights; gradients: as they accumulate; reduction: of gradients on the wire; masters."""
+    """weights; gradients: as they accumulate; reduction: of gradients on the wire; masters. messages: how what is sent
+    is encoded."""
 
     weights: torch.dtype
     gradients: torch.dtype
     reduction: torch.dtype
     masters: torch.dtype
+    messages: Messages = EXACT
 
 
 class Bucket:
@@ -77,6 +81,7 @@ class Bucket:
         sharers = mesh.expert_sharers if row.by_expert else mesh.sharers
         self.sharers, self.holders = (sharers, mesh.holders) if zero >= 1 else (alone, self.replicas)
         self.zero, self.dtypes = zero, dtypes
+        self._publishers = encoded(self.sharers, "exact" if row.wide else dtypes.messages.weights)
         dtype = dtypes.masters if row.wide else dtypes.weights
         self.weights = torch.zeros(row.padded, dtype=dtype, device=mesh.device)
         for slot in slots:
@@ -161,7 +166,8 @@ class Bucket:
         overlap."""
         if self.has_copies and not self._summing_copies:
             self._summing_copies = True
-            self._pending = all_reduce_begin(self._of_sharers().to(self.dtypes.reduction), self.holders)
+            mine = self._of_sharers().to(self.dtypes.reduction)
+            self._pending = all_reduce_begin(mine, encoded(self.holders, self.dtypes.messages.gradients))
 
     def reduced(self) -> Tensor:
         """This rank's slice of the step's gradient, summed over all ranks that hold a part of it."""
@@ -210,9 +216,14 @@ class Bucket:
                 slot.parameter.grad = None
         self._sum.clear()
 
-    def add_product(self, slot: Slot, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
-        """Add grad^T x to the sum of a slot's gradient; grad [T, O], x [T, I]."""
-        self._parts().add_product(slot.start, slot.stop, grad, x, arithmetic)
+    def add_product(self, slot: Slot, grad: Tensor, x: Tensor, arithmetic: Arithmetic, matrix: int | None) -> None:
+        """Add grad^T x to the sum of a slot's gradient, or of one of its matrices; grad [T, O], x [T, I]."""
+        start, stop = slot.start, slot.stop
+        if matrix is not None:
+            size = grad.shape[1] * x.shape[1]
+            start += matrix * size
+            stop = start + size
+        self._parts().add_product(start, stop, grad, x, arithmetic)
 
     def _parts(self) -> GradientSum:
         """Return the buffer to which the current backward adds gradients."""
@@ -258,9 +269,9 @@ class Bucket:
         """Start the sum over the sharers, each slice to its owner; at stage 0 that of the whole over all replicas."""
         narrow = whole.to(self.dtypes.reduction)
         if self.zero >= 1:
-            self._pending = reduce_scatter_begin(narrow, self.sharers)
+            self._pending = reduce_scatter_begin(narrow, encoded(self.sharers, self.dtypes.messages.gradients))
         else:
-            self._pending = all_reduce_begin(narrow, self.holders)
+            self._pending = all_reduce_begin(narrow, encoded(self.holders, self.dtypes.messages.gradients))
 
     @property
     def is_reducing(self) -> bool:
@@ -290,7 +301,7 @@ class Bucket:
         """Start to gather the updated slices of the sharding group on all ranks that keep full weights (ZeRO-1 and
         -2)."""
         if 1 <= self.zero <= 2:
-            self._publishing = all_gather_into(self.weights, self.shard, self.sharers, wait=False)
+            self._publishing = all_gather_into(self.weights, self.shard, self._publishers, wait=False)
 
     def published(self) -> None:
         """Wait until the weights of a `publish` are here."""
@@ -326,7 +337,7 @@ class Bucket:
             if self.narrow is not None:
                 self._gathering = self.narrow.begin(self.shard, self.padded)
             else:
-                self._gathering = all_gather_into(self.weights, self.shard, self.sharers, wait=False)
+                self._gathering = all_gather_into(self.weights, self.shard, self._publishers, wait=False)
 
     def _free_weights(self) -> None:
         self.weights.untyped_storage().resize_(0)
@@ -377,10 +388,12 @@ class GradientWatch:
         gradients, so that one gradient is reduced."""
         return not self._places[id(weight)][1].tied
 
-    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
-        """Add grad^T x to the sum of this weight's gradient; grad [T, O], x [T, I]."""
+    def add(
+        self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic, matrix: int | None
+    ) -> None:
+        """Add grad^T x to the sum of this weight's gradient, or of one of its matrices; grad [T, O], x [T, I]."""
         slot, bucket = self._places[id(weight)]
-        bucket.add_product(slot, grad, x, arithmetic)
+        bucket.add_product(slot, grad, x, arithmetic, matrix)
 
     def added(self, weight: torch.nn.Parameter) -> None:
         """Count a product that a backward has added."""

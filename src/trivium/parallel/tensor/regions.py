@@ -5,13 +5,14 @@ Legend: S positions, B sequences, H hidden, V vocabulary rows on this rank, T = 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from trivium.comms.collectives import all_reduce_, enter_whole, gather_sequence, scatter_sequence, sum_over
+from trivium.comms.encodings import encoded
 from trivium.comms.group import Group
 from trivium.kernels.activations import Activation
 from trivium.kernels.arithmetic import Arithmetic
@@ -22,6 +23,7 @@ from trivium.parallel.tensor.norm_over_heads import norm_over_heads
 from trivium.parallel.tensor.row_product import Cut, linear, row_product
 from trivium.parallel.tensor.vocabulary import BLOCK_ROWS, stretch, with_terms
 from trivium.parallel.tensor.weight_gradients import WeightGradients
+from trivium.plan.messages import EncodingName
 
 Tensor = torch.Tensor
 # Up to this number of ids, CUDA uses another kernel for the gradient of an embedding (ATen/native/cuda/Embedding.cu).
@@ -40,6 +42,12 @@ class Region:
     arithmetic: Arithmetic
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
     row_chunks: int = 1  # chunks of row-parallel products, each reduced while the next is computed
+    encoding: EncodingName = "exact"  # of activations and gradients that enter and leave
+
+    @cached_property
+    def messages(self) -> Group:
+        """The ranks, with the encoding of what enters and leaves."""
+        return encoded(self.group, self.encoding)
 
     def linear(
         self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None, function: Activation | None = None
@@ -54,23 +62,23 @@ class Region:
         """Enters the region: [S here, B, inputs] -> [S, B, outputs here], outputs split over the ranks."""
         if self.group.size == 1:
             return self.linear(x, weight, bias)
-        entry = Entry(self.group, self.split_sequence)
+        entry = Entry(self.messages, self.split_sequence)
         return column_product(x, weight, bias, self.weight_gradients, self.arithmetic, entry)
 
     def enter(self, x: Tensor) -> Tensor:
         """[S here, B, H] -> [S, B, H] on every rank; its gradient is a sum of the ranks' parts."""
-        return gather_sequence(x, self.group) if self.split_sequence else enter_whole(x, self.group)
+        return gather_sequence(x, self.messages) if self.split_sequence else enter_whole(x, self.messages)
 
     def leave(self, x: Tensor) -> Tensor:
         """Partial sums [S, B, H] -> their sum, [S here, B, H]."""
-        return scatter_sequence(x, self.group) if self.split_sequence else sum_over(x, self.group)
+        return scatter_sequence(x, self.messages) if self.split_sequence else sum_over(x, self.messages)
 
     def row_product(self, x: Tensor, weight: torch.nn.Parameter, function: Activation | None = None) -> Tensor:
         """Inputs split over the ranks, [S, B, inputs here] -> the complete sum, [S here, B, outputs]. With a function,
         of function(x), which the backward computes again."""
         later = self.weight_gradients
         if self.row_chunks > 1:
-            cut = Cut(self.group, self.split_sequence, self.row_chunks)
+            cut = Cut(self.messages, self.split_sequence, self.row_chunks)
             return row_product(x, weight, None, later, self.arithmetic, function=function, cut=cut)
         if function is None:
             return self.leave(self.linear(x, weight))

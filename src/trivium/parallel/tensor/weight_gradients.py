@@ -21,13 +21,15 @@ Tensor = torch.Tensor
 
 class _Product(NamedTuple):
     """A weight gradient grad^T x that has not been computed yet. If `group` is set, `x` has only this rank's positions
-    and must be gathered over the group first."""
+    and must be gathered over the group first. matrix, more: as in `WeightGradients.take`."""
 
     weight: torch.nn.Parameter
     grad: Tensor
     x: Tensor
     arithmetic: Arithmetic
     group: Group | None
+    matrix: int | None
+    more: bool
 
     def begin_gather(self) -> PendingResult:
         """Start the all-gather of `x`; without a group the result is `x` itself."""
@@ -40,8 +42,11 @@ class Sums(Protocol):
     def takes(self, weight: torch.nn.Parameter) -> bool:
         """Whether products of this weight are added at once."""
 
-    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
-        """Add grad^T x; grad [T, outputs], x [T, inputs]."""
+    def add(
+        self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic, matrix: int | None
+    ) -> None:
+        """Add grad^T x; grad [T, outputs], x [T, inputs]. matrix: of a weight of several matrices, the one that has
+        this gradient."""
 
     def added(self, weight: torch.nn.Parameter) -> None:
         """Handle the event that a backward has added its part of this weight's gradient."""
@@ -54,11 +59,16 @@ class _InParameters:
         return False
 
     @torch.no_grad()
-    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic) -> None:
-        if weight.grad is None:
+    def add(
+        self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic, matrix: int | None
+    ) -> None:
+        if weight.grad is None and matrix is None:
             weight.grad = arithmetic.gradient_of_weight(grad, x).view_as(weight)
-        else:
-            arithmetic.add_gradient_of_weight(weight.grad.view(-1, x.shape[1]), grad, x)
+            return
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        place = weight.grad if matrix is None else weight.grad[matrix]
+        arithmetic.add_gradient_of_weight(place.view(-1, x.shape[1]), grad, x)
 
     def added(self, weight: torch.nn.Parameter) -> None:
         """Do nothing: autograd's hooks already report it."""
@@ -101,8 +111,9 @@ class WeightGradients:
     def finish(self, key: Hashable, accumulated: Callable[[torch.nn.Parameter], None]) -> None:
         """Compute the products deferred under `key` and add them to the gradients. accumulated: called after each."""
         for product, x in _whole(self._waiting.pop(key)):
-            self.sums.add(product.weight, product.grad, x, product.arithmetic)
-            accumulated(product.weight)
+            self.sums.add(product.weight, product.grad, x, product.arithmetic, product.matrix)
+            if not product.more:
+                accumulated(product.weight)
 
     @property
     def bytes(self) -> int:
@@ -111,20 +122,31 @@ class WeightGradients:
         return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in kept}.values())
 
     def take(
-        self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, arithmetic: Arithmetic, group: Group | None = None
+        self,
+        weight: torch.nn.Parameter,
+        grad: Tensor,
+        x: Tensor,
+        arithmetic: Arithmetic,
+        group: Group | None = None,
+        *,
+        matrix: int | None = None,
+        more: bool = False,
     ) -> None:
         """Add grad^T x to the sum, or defer it. Shapes: grad [T, outputs], x [..., inputs] with T tokens.
 
         group: only for deferred products whose `x` has this rank's share of the T tokens; the group has all of them.
+        matrix: of a weight of several matrices, the one that has this gradient. more: whether this backward has
+        gradients of the weight's other matrices, too, which come after this one.
         """
         if self.separate:
             assert self._key is not None, "separate weight gradients are put off inside `put_off`"
             # Without the graph that made it, whose nodes would live as long.
-            self._waiting[self._key].append(_Product(weight, grad, x.detach(), arithmetic, group))
+            self._waiting[self._key].append(_Product(weight, grad, x.detach(), arithmetic, group, matrix, more))
         else:
             assert group is None, "what is added now was gathered before"
-            self.sums.add(weight, grad, x.flatten(0, -2), arithmetic)
-            self.sums.added(weight)
+            self.sums.add(weight, grad, x.flatten(0, -2), arithmetic, matrix)
+            if not more:
+                self.sums.added(weight)
 
 
 def _whole(products: Sequence[_Product]) -> Iterator[tuple[_Product, Tensor]]:

@@ -21,7 +21,7 @@ from trivium.plan.layers.mlp_gated_gelu import MlpGatedGelu
 from trivium.plan.layers.mlp_plain import MlpPlain
 from trivium.plan.layers.norms import LayerNorm, RmsNorm
 from trivium.plan.layers.norms_offset import RmsNormOffset
-from trivium.plan.layers.part import Division, Kept, Part, Place, Product, Row
+from trivium.plan.layers.part import Division, Kept, Number, Part, Place, Product, Row
 from trivium.plan.layers.positions import Learned
 from trivium.plan.layers.wiring import Sequential, with_norms
 from trivium.plan.layers.wiring_sandwich import Sandwich
@@ -109,7 +109,7 @@ class Layer:
         own = [product for half in self.halves.values() for product in half.products(at)]
         if self.adapted is None:
             return own
-        added = [product for each in self.adapted for product in each.adapter.products(each.base, at)]
+        added = [product for each in self.adapted for product in each.products(at, self._visits(each, at))]
         return [*added, *(replace(product, trained=False) for product in own)]  # the last one is the layer's
 
     def kept(self, at: Place) -> Iterator[Kept]:
@@ -120,7 +120,11 @@ class Layer:
                 yield from self.norm.kept(at)
             yield from half.kept(at)
         for each in self.adapted or ():
-            yield from each.adapter.kept(each.base, at)
+            yield from each.kept(at, self._visits(each, at))
+
+    def _visits(self, each: Adapted, at: Place) -> Number:
+        half, _, name = each.base.name.partition(".")
+        return self.halves[half].visits_of(replace(each.base, name=name), at)
 
     @property
     def entering(self) -> int:
@@ -137,13 +141,14 @@ class Layer:
         """Whether an adapter computes something after the last product of the layer."""
         last = [*HALVES][-1]
         return any(
-            e.base.name.startswith(f"{last}.") and e.base.split for e in self.adapted or () if len(e.base.shape) == 2
+            e.base.name.startswith(f"{last}.") and e.base.splits_inputs and not e.base.inside
+            for e in self.adapted or ()
         )
 
     @property
     def adapter_sums(self) -> Sums:
         """Numbers per position that tensor ranks exchange because of adapters."""
-        found = [each.adapter.sums(each.base) for each in self.adapted or ()]
+        found = [each.sums for each in self.adapted or ()]
         return Sums(*(sum(numbers) for numbers in zip(*found, strict=True))) if found else Sums()
 
 

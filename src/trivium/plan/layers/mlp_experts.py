@@ -4,14 +4,14 @@ Switch Transformer (arXiv 2101.03961), Mixtral (arXiv 2401.04088), DeepSeekMoE (
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from trivium.plan.experts import Experts
 from trivium.plan.layers.form import LayerForm
 from trivium.plan.layers.mlp_gated import MlpGated
-from trivium.plan.layers.part import Dispatched, Division, Fused, Kept, Moved, Number, Part, Place, Product, Row, linear
+from trivium.plan.layers.part import Dispatched, Division, Fused, Kept, Moved, Number, Part, Place, Product, Row
 
 # Where `problems` asks for the settings, a plan can still be described, and checked for other problems.
 NOT_GIVEN = Experts(count=1, chosen=1)
@@ -46,22 +46,19 @@ class MlpExperts(Part):
         yield from MlpGated.problems(form)
 
     def rows(self) -> Iterator[Row]:
-        return (replace(row, adapts=False) for row in self._rows())
-
-    def _rows(self) -> Iterator[Row]:
         E, F, H = self.experts.count, self.columns, self.hidden
         yield Row("router.weight", (E, H), summed=True)
         if self.experts.bias_rate is not None:
             yield Row("router.bias", (E,), decay=False, initial="zeros", trainable=False, wide=True)
-        each_gate_and_up, each_down = Fused((2 * E, F), 0, (1,) * (2 * E)), Fused((E, H), 0, (1,) * E)
-        yield Row("experts.up.weight", (E, 2, F, H), split=2, by_expert=True, fused=each_gate_and_up)
-        yield Row("experts.down.weight", (E, H, F), split=2, initial="residual", by_expert=True, fused=each_down)
+        gate_and_up = Fused((2, F), along=0, sizes=(1, 1))
+        yield Row("experts.up.weight", (2, F, H), split=1, fused=gate_and_up, inside=True).of_experts(E)
+        yield Row("experts.down.weight", (H, F), split=1, initial="residual", inside=True).of_experts(E)
         if self.experts.shared:
             both = Fused((2, self.experts.shared), along=0, sizes=(1, 1))
-            yield Row("shared.up.weight", (2, self.experts.shared, H), split=1, fused=both)
-            yield from linear("shared.down", (H, self.experts.shared), split=1, bias=False)
+            yield Row("shared.up.weight", (2, self.experts.shared, H), split=1, fused=both, inside=True)
+            yield Row("shared.down.weight", (H, self.experts.shared), split=1, initial="residual", inside=True)
         if self.experts.shared_gate:
-            yield Row("shared_gate.weight", (1, H), summed=True)
+            yield Row("shared_gate.weight", (1, H), summed=True, inside=True)
 
     def divisions(self) -> Iterator[Division]:
         yield Division("experts.columns", self.columns, "columns", "columns of an expert")
@@ -83,6 +80,9 @@ class MlpExperts(Part):
     def visits(self, at: Place) -> Number:
         """Rows that the experts of the busiest rank compute for each position of a rank."""
         return self.experts.chosen * self.load(at)
+
+    def visits_of(self, row: Row, at: Place) -> Number:
+        return self.visits(at) if row.by_expert else 1
 
     def products(self, at: Place) -> list[Product]:
         columns, visits, own = self.columns / at.tensor, self.visits(at), self.experts.count / at.expert

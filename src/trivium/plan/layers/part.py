@@ -69,7 +69,8 @@ class Row:
     because it acts on each head alone, and they divide the heads, or because it weights what each computes a part of.
     by_expert: its first dimension is the number of experts, which expert ranks divide.
     padded: `split` is the vocabulary, which is padded first. fused: the matrices that are stored together.
-    adapts: whether there may be an adapter beside it, if it is the weight of a linear layer.
+    inside: it is the weight of a linear layer inside a tensor region, whose inputs have entered it and whose results
+    have not left it. An adapter beside it may be there too.
     wide: it has the dtype of master weights, as small steps would be lost in a narrower one.
     """
 
@@ -83,7 +84,7 @@ class Row:
     by_expert: bool = False
     padded: bool = False
     trainable: bool = True
-    adapts: bool = True
+    inside: bool = False
     fused: Fused | None = None
     wide: bool = False
 
@@ -101,6 +102,19 @@ class Row:
             fused = Fused(view, fused.along, fused.sizes[: len(fused.sizes) // expert])
         return replace(self, shape=(self.shape[0] // expert, *self.shape[1:]), fused=fused)
 
+    def of_one_expert(self) -> Self:
+        """Return the row of one of the experts."""
+        alone = self.of_expert_rank(self.shape[0])
+        split = None if self.split is None else self.split - 1
+        return replace(alone, shape=self.shape[1:], split=split, by_expert=False)
+
+    def of_experts(self, experts: int) -> Self:
+        """Return the row of as many experts, each of which has this one: the inverse of `of_one_expert`."""
+        own = self.fused or Fused(self.shape[:1], 0, self.shape[:1])
+        fused = Fused((experts * own.view[0], *own.view[1:]), own.along, experts * own.sizes)
+        split = None if self.split is None else self.split + 1
+        return replace(self, shape=(experts, *self.shape), split=split, fused=fused, by_expert=True)
+
     @property
     def splits_outputs(self) -> bool:
         """Whether it is a matrix whose outputs are divided over tensor ranks, so that each reads the full input."""
@@ -113,9 +127,9 @@ class Row:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is the weight of a linear layer that may have an adapter: split over tensor ranks, or outside of
-        their regions, where every rank holds all of it."""
-        return self.adapts and len(self.shape) > 1 and (self.split is not None or self.per_position)
+        """Whether it is the weight of a linear layer that may have an adapter: split over tensor ranks, or held by
+        every rank, inside their regions or outside of them."""
+        return len(self.shape) > 1 and (self.split is not None or self.per_position or self.inside)
 
 
 @dataclass(frozen=True)
@@ -326,6 +340,10 @@ class Part:
     def products(self, at: Place) -> list[Product]:
         """Return its matrix products with weights, in order."""
         return []
+
+    def visits_of(self, row: Row, at: Place) -> Number:
+        """Return how many rows the product with one of its weights computes for each position."""
+        return 1
 
     def entering(self, hidden: int) -> tuple[int, ...]:
         """Return the columns of what enters its tensor region, one number for each message. hidden: of its input."""

@@ -6,8 +6,7 @@ PADDING, whose ids have weight 0. One more such id ends the shard, for the last 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -63,14 +62,6 @@ class PackSettings(NamedTuple):
 Group = Sequence[Document]  # documents that are in one bin, such as the two answers of a preference pair
 
 
-@dataclass
-class _Split:
-    """The groups of a split, and the counts that the manifest gives."""
-
-    groups: list[Group] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-
 def write_conversations(
     conversations: Iterable[Conversation],
     out: Path,
@@ -85,31 +76,51 @@ def write_conversations(
     conversations were too long. A plan needs plan.model.documents = apart and plan.model.sequence = `sequence`. Raises
     DataError if there are fewer than two conversations with a target, one of which validates.
     """
-    splits = {split: _Split() for split in SPLITS}
-    found, draws = [], []
-    for done, (one, document) in enumerate(_documents(conversations, template, tokenizer)):
+    documents = _documents(conversations, template, tokenizer)
+    found = (([document], [text for turn in one.turns for text in turn]) for one, document in documents)
+    return write_split(
+        found, out, template, tokenizer, settings, progress, fit=_fit, told=("conversations", "an answer")
+    )
+
+
+def write_split(
+    found: Iterable[tuple[Group, Sequence[str]]],
+    out: Path,
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    settings: PackSettings,
+    progress: Progress,
+    *,
+    fit: Callable[[Group, PackSettings, Counter[str]], list[Group]],
+    told: tuple[str, str],
+) -> dict[str, Any]:
+    """Hold some groups out for validation, pack all into the existing folder `out`, and return the manifest.
+
+    found: groups, and the texts by which it is drawn whether one validates. fit: returns what of a group fits into
+    bins, and counts what was done. told: what the groups are and must have, for messages. Raises DataError if nothing
+    is left of either split.
+    """
+    groups: list[Group] = []
+    draws: list[float] = []
+    for done, (group, texts) in enumerate(found):
         if done % _REPORTED == 0:
-            progress(done, None, "encoding conversations")
-        found.append(document)
-        draws.append(seed_for(settings.seed, "validation", *(text for turn in one.turns for text in turn)) / 2**63)
-    held_out = validating(draws, settings.validation_fraction)
-    for document, validates in zip(found, held_out, strict=True):
-        _fit(document, settings, splits[VALIDATION if validates else TRAIN])
-    for split, kept in splits.items():
-        if not kept.groups:
+            progress(done, None, f"encoding {told[0]}")
+        groups.append(group)
+        draws.append(seed_for(settings.seed, "validation", *texts) / 2**63)
+    splits: dict[str, list[Group]] = {split: [] for split in SPLITS}
+    counts = {split: Counter[str]() for split in SPLITS}
+    for group, validates in zip(groups, validating(draws, settings.validation_fraction), strict=True):
+        split = VALIDATION if validates else TRAIN
+        splits[split] += fit(group, settings, counts[split])
+    for split in SPLITS:
+        if not splits[split]:
             raise DataError(
-                f"there are {len(found)} conversations, and none for {split} has an answer within {settings.sequence} "
+                f"there are {len(groups)} {told[0]}, and none for {split} has {told[1]} within {settings.sequence} "
                 "tokens; give at least two, or a larger plan.model.sequence"
             )
     template.save(out)
     return write_packed(
-        {split: kept.groups for split, kept in splits.items()},
-        out,
-        tokenizer,
-        sequence=settings.sequence,
-        seed=settings.seed,
-        counts={split: kept.counts for split, kept in splits.items()},
-        progress=progress,
+        splits, out, tokenizer, sequence=settings.sequence, seed=settings.seed, counts=counts, progress=progress
     )
 
 
@@ -193,21 +204,22 @@ def validating(draws: Sequence[float], fraction: float) -> list[bool]:
     return [n in held for n in range(len(draws))]
 
 
-def _fit(document: Document, settings: PackSettings, split: _Split) -> None:
-    """Add a document to its split, cut to the length of a bin, and count what was done."""
-    split.counts["conversations"] += 1
-    pieces, sequence = [document], settings.sequence
+def _fit(group: Group, settings: PackSettings, counts: Counter[str]) -> list[Group]:
+    """Return a conversation cut to the length of a bin, and count what was done."""
+    (document,), sequence = group, settings.sequence
+    counts["conversations"] += 1
+    pieces = [document]
     if len(document.ids) > sequence:
-        split.counts["too_long"] += 1
+        counts["too_long"] += 1
         if settings.too_long == "split":
             pieces = list(_pieces(document, sequence))
         else:
             pieces = [document._replace(ids=document.ids[:sequence], weights=document.weights[:sequence])]
-            split.counts["counted_cut_off"] += int(document.weights[sequence:].sum())
+            counts["counted_cut_off"] += int(document.weights[sequence:].sum())
     kept = [piece for piece in pieces if piece.weights[1:].any()]
-    split.counts["pieces"] += len(kept)
-    split.counts["without_targets"] += not kept
-    split.groups += [[piece] for piece in kept]
+    counts["pieces"] += len(kept)
+    counts["without_targets"] += not kept
+    return [[piece] for piece in kept]
 
 
 def _pieces(document: Document, sequence: int) -> Iterator[Document]:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.format import published, read_manifest
@@ -12,12 +11,12 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, DataError
 from trivium.parallel.sharding.zero import Totals
 from trivium.progress import Progress, silent
+from trivium.stores.remote import Location
 from trivium.tokens.samples import TokenDataset
 from trivium.training.beside import beside_of
-from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, read
 from trivium.training.rates import lr_of_step
-from trivium.training.record import Entry, Record, left_out_of
+from trivium.training.record import Entry, Record, checkpoints_of, left_out_of
 from trivium.training.resume import same_order
 from trivium.training.spikes import SpikeWatch
 from trivium.training.state import begin_with, restore
@@ -67,10 +66,11 @@ def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
         raise DataError(f"--step {step}: {record.folder} did steps 1 to {record.steps_done}, and noted no spike of it")
     event = events[-1] if events else {}
     entries = record.entries[: event.get("entries", len(record.entries))]
-    checkpoint, given = _nearest(record.folder / CHECKPOINTS, step, entries), record.training.start_from
+    root, given = checkpoints_of(record.folder, record.training.store), record.training.start_from
+    checkpoint = _nearest(root, step, entries)
     weights: Checkpoint | None = None
     if checkpoint is None and given is not None:
-        opened = Checkpoint.open_together(Path(given), Mesh.single(ALONE.device))
+        opened = Checkpoint.open_together(given, Mesh.single(ALONE.device))
         checkpoint, weights = (opened, None) if record.training.start_with == "state" else (None, opened)
     objective = record.training.objective.made()
     trainer = Trainer(
@@ -96,7 +96,7 @@ def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
     return replay
 
 
-def _nearest(root: Path, step: int, entries: tuple[Entry, ...]) -> Checkpoint | None:
+def _nearest(root: Location, step: int, entries: tuple[Entry, ...]) -> Checkpoint | None:
     """Return the newest intact checkpoint before a step with the same order of samples, if there is one."""
     for path in reversed(published(root)):
         try:

@@ -51,10 +51,11 @@ class ReplicasDiffer(TriviumError):
 
 
 class Corruption(Observer):
-    """Compares every `training.supervision.replicas_every` steps, and before every save."""
+    """Compares every `training.supervision.replicas_every` steps, and before every save and copy."""
 
     def after_step(self, loop: Loop, result: StepResult) -> None:
-        if loop.checkpoint_due or is_nth(loop.step, loop.config.supervision.replicas_every):
+        every = loop.config.supervision.replicas_every, loop.config.near.every
+        if loop.checkpoint_due or any(is_nth(loop.step, n) for n in every):
             compare_replicas(loop.trainer)
 
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.agree import found_by_first, wait_for_all
@@ -13,6 +12,7 @@ from trivium.checkpoint.save import Fragment, Saving, copies, prune
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, MachineError, TriviumError
 from trivium.provenance import unheard
+from trivium.stores.remote import Location
 from trivium.training.config import TrainingConfig
 from trivium.training.loop import Loop, Observer
 from trivium.training.metrics import warn
@@ -25,7 +25,7 @@ class Saves(Observer):
 
     def __init__(
         self,
-        root: Path,
+        root: Location,
         config: TrainingConfig,
         mesh: Mesh,
         note: Callable[[dict[str, Any]], None],
@@ -75,7 +75,13 @@ class Saves(Observer):
         background = self.config.save == "background"
         try:
             self._saving = Saving(
-                self.root, step, copies(fragments) if background else fragments, self.mesh, about, self._alive
+                self.root,
+                step,
+                copies(fragments) if background else fragments,
+                self.mesh,
+                about,
+                self._alive,
+                self.config.read_back,
             )
         except CheckpointError as error:
             self._failed(step, error)
@@ -149,8 +155,8 @@ class Saves(Observer):
             rule = {"keep_last": c.keep_last, "keep_every": c.keep_every, "reach": c.spikes.reach}
             doomed = expired(paths.keys() - self._passed_over, newest=newest, milestones=c.milestones, **rule)
             prune(self.root, [paths[s] for s in doomed], self.root / step_name(newest))
-        except (OSError, CheckpointError) as error:
+        except (OSError, TriviumError) as error:
             warn(f"old checkpoints were not deleted: {explained(error, self.root, 0)}")
 
-    def _published(self) -> dict[int, Path]:
+    def _published(self) -> dict[int, Location]:
         return {s: path for path in published(self.root) if (s := step_of(path.name)) is not None}

@@ -17,9 +17,9 @@ from trivium.errors import CheckpointError, DataError, TriviumError
 from trivium.finite import finite_or_text
 from trivium.parallel.sharding.zero import Totals
 from trivium.training.config import TrainingConfig
-from trivium.training.loop import CHECKPOINTS, Loop, Observer
+from trivium.training.loop import Loop, Observer
 from trivium.training.metrics import EVENTS, read, warn
-from trivium.training.record import entry, left_out_of, write_entries
+from trivium.training.record import checkpoints_of, entry, left_out_of, write_entries
 from trivium.training.spikes import SpikeWatch
 from trivium.training.state import soundness
 from trivium.training.trainer import StepResult
@@ -88,7 +88,7 @@ class Rewind:
     def __init__(self, mesh: Mesh, folder: Path, config: TrainingConfig, step: int) -> None:
         """folder: of the run, with its events."""
         self.mesh, self.folder, self.config, self.step = mesh, folder, config, step
-        self.root, self.batches = folder / CHECKPOINTS, config.spikes.batches
+        self.root, self.batches = checkpoints_of(folder, config.store), config.spikes.batches
         self.back_to = max(0, step - self.batches)
 
     def checkpoint(self, alive: Callable[[], None]) -> Checkpoint | None:
@@ -113,7 +113,7 @@ class Rewind:
             younger, _ = first_intact([self.root / name for name in names[len(old) :]], self.mesh, warn, alive)
             raise CheckpointError(self._damaged(problems, younger))
         if not old and self.config.start_from is not None:  # training begins again with that
-            Checkpoint.open_together(Path(self.config.start_from), self.mesh, alive)
+            Checkpoint.open_together(self.config.start_from, self.mesh, alive)
         return found
 
     def _damaged(self, problems: Sequence[str], younger: Checkpoint | None) -> str:

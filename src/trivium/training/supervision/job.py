@@ -19,11 +19,14 @@ from trivium.errors import NOT_WORTH_REPEATING, ConfigError, Preempted, TriviumE
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.loop import CHECKPOINTS, DEGREES, TrainingJob, dataset_of, identity_of
+from trivium.stores.folder import upload
+from trivium.stores.lease import holding_store
+from trivium.stores.remote import Remote
+from trivium.training.loop import DEGREES, TrainingJob, dataset_of, identity_of
 from trivium.training.metrics import METRICS, append_event, last_step, warn
 from trivium.training.rank import observer_classes, train_rank
 from trivium.training.rates import recipe_problems
-from trivium.training.record import refuse_given
+from trivium.training.record import RECORDS, records_in, refuse_given
 from trivium.training.supervision.heartbeats import Heartbeats, RankHeartbeat
 from trivium.training.supervision.neighbours import keeping_watch
 from trivium.training.supervision.preemption import EndedAtOnce, Requests, held_back, ignore_signals, listening
@@ -83,9 +86,15 @@ def _parts(job: TrainingJob, then: tuple[int, Plan] | None) -> list[TrainingJob]
 @contextmanager
 def _alone(job: TrainingJob, lease: Holder | None) -> Iterator[None]:
     """Lock the run directory for this job, and delete the remains of a crash in it."""
-    with nullcontext() if lease is not None else holding(job.out, warn):
-        recover(job.out / CHECKPOINTS)
+    store = None if job.training.store is None else Remote(job.training.store)
+    with (
+        nullcontext() if lease is not None else holding(job.out, warn),
+        nullcontext() if store is None else holding_store(store, warn),
+    ):
+        recover(job.checkpoints)
         yield
+        if store is not None:  # with the results, which no checkpoint follows
+            upload(job.out, store / RECORDS, records_in(job.out))
 
 
 def check(job: TrainingJob) -> None:
@@ -192,7 +201,7 @@ class Supervisor:
             plan = next(plans, plan)
             restarts += 1
             self._pause(failure, restarts)
-            recover(self.job.out / CHECKPOINTS)
+            recover(self.job.checkpoints)
 
     def _attempt(self, job: TrainingJob, heartbeats: Heartbeats) -> None:
         _import_for_ranks(job.plan)
@@ -265,7 +274,7 @@ class Supervisor:
 
 def steps_saved(job: TrainingJob) -> int:
     """Return the step of the newest checkpoint, or -1."""
-    return max((step_of(path.name) or 0 for path in published(job.out / CHECKPOINTS)), default=-1)
+    return max((step_of(path.name) or 0 for path in published(job.checkpoints)), default=-1)
 
 
 def _as_reported(failure: RankFailed, more: str = "") -> TriviumError:

@@ -1,0 +1,134 @@
+"""Publish a folder at a URL, and bring it back: files in parts that are named by their content, the manifest last.
+
+    URL/parts/SHA256   bytes of a file, at most PART_BYTES
+    URL/folder.json    files: name -> the sha256 and the bytes of its parts, in order; written last, as one object
+
+A file that has grown since it was published sends what was appended, and an interrupted upload sends what is missing.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+from pydantic import Field
+
+from trivium.config import Config, NotNegative, build
+from trivium.errors import ConfigError, DataError
+from trivium.stores.remote import Remote
+from trivium.untrusted import open_regular, parse_json
+
+FORMAT = "trivium-folder-1"
+FOLDER = "folder.json"
+PARTS = "parts"
+PART_BYTES = 64 << 20  # of a file, in memory while they are sent or read
+
+
+class _Part(Config):
+    sha256: Annotated[str, Field(pattern=r"[0-9a-f]{64}")]
+    bytes: NotNegative
+
+
+class _Folder(Config):
+    format: str
+    files: dict[str, tuple[_Part, ...]]
+
+
+def upload(folder: Path, url: Remote, names: Iterable[str]) -> int:
+    """Publish these files of a folder, and return how many bytes were sent: those that the store lacks.
+
+    Until the manifest is written the store has the former state. Files that the names leave out are forgotten.
+    """
+    before, sent, files = _published(url), 0, {}
+    for name in names:
+        parts, known = [], before.get(name, ())
+        with open_regular(folder / name) as file:
+            size = os.fstat(file.fileno()).st_size
+            for part in _known_start(file, size, known):
+                parts.append(part)
+            file.seek(at := sum(part.bytes for part in parts))
+            while at < size and (data := file.read(min(PART_BYTES, size - at))):  # others may append meanwhile
+                part = _Part(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+                if (url / PARTS / part.sha256).size() != part.bytes:
+                    (url / PARTS / part.sha256).write(data)
+                    sent += part.bytes
+                parts.append(part)
+                at += part.bytes
+        files[name] = tuple(parts)
+    described = {name: [part.model_dump() for part in parts] for name, parts in files.items()}
+    (url / FOLDER).write(json.dumps({"format": FORMAT, "files": described}, sort_keys=True).encode())
+    used = {part.sha256 for parts in files.values() for part in parts}
+    (url / PARTS).delete({part.sha256 for parts in before.values() for part in parts} - used)
+    return sent
+
+
+def _known_start(file: object, size: int, known: tuple[_Part, ...]) -> Iterator[_Part]:
+    """Yield the published parts with which a file still begins."""
+    at = 0
+    for part in known:
+        at += part.bytes
+        if at > size or hashlib.sha256(file.read(part.bytes)).hexdigest() != part.sha256:  # type: ignore[attr-defined]
+            return
+        yield part
+
+
+def download(url: Remote, folder: Path, names: Iterable[str] | None = None) -> int:
+    """Bring files (None: all) of a published folder here, and return how many bytes were read. A file appears under
+    its name when it is complete and every part has its sha256; one that is here already in its size is not read again.
+
+    Raises DataError if there is none or a part is damaged.
+    """
+    files, total = _published(url), 0
+    if not files:
+        raise DataError(f"{url} holds no published folder ({FOLDER} is missing); `trivium store push` writes one")
+    for name in files if names is None else names:
+        path, parts = folder / name, files[name]
+        if path.is_file() and _is_same(path, parts):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            with open(partial, "xb") as file:
+                for part in parts:
+                    data = (url / PARTS / part.sha256).read()
+                    if hashlib.sha256(data).hexdigest() != part.sha256:
+                        raise DataError(f"{url / PARTS / part.sha256} of {name} does not have its sha256: damaged")
+                    file.write(data)
+                    total += len(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    return total
+
+
+def published_files(url: Remote) -> dict[str, int]:
+    """Return the bytes of the files of a published folder by name; empty if there is none."""
+    return {name: sum(part.bytes for part in parts) for name, parts in _published(url).items()}
+
+
+def _is_same(path: Path, parts: tuple[_Part, ...]) -> bool:
+    size = sum(part.bytes for part in parts)
+    if path.stat().st_size != size:
+        return False
+    with open_regular(path) as file:
+        return len(list(_known_start(file, size, parts))) == len(parts)
+
+
+def _published(url: Remote) -> dict[str, tuple[_Part, ...]]:
+    try:
+        found = build(_Folder, parse_json((url / FOLDER).read()))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, ConfigError) as error:
+        raise DataError(f"{url / FOLDER} is damaged ({error}); publish the folder again at another URL") from None
+    for name in found.files:
+        pure = PurePosixPath(name)
+        if found.format != FORMAT or pure.is_absolute() or ".." in pure.parts or "\\" in name or name != str(pure):
+            raise DataError(
+                f"{url / FOLDER} has format {found.format!r} and a file {name!r}; it is no folder of trivium"
+            )
+    return found.files

@@ -1,0 +1,124 @@
+"""One job per run at a URL: a numbered object that names the job that writes there, and that the job renews.
+
+Of several jobs that begin at once only one can create the next number, where the store has conditional writes. A job
+that finds a higher number than its own has been taken over, and ends. Elsewhere two jobs that begin within a second of
+each other may both start; the checkpoints stay whole, as files are named by their content and a manifest is one object.
+"""
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from trivium.errors import MachineError, TriviumError
+from trivium.stores.remote import Remote
+from trivium.units import shown
+from trivium.untrusted import parse_json
+
+RENEW_SECONDS = 30.0
+STALE_SECONDS = 120.0  # after which a lease that was not renewed has expired
+POLL_SECONDS = 5.0
+_NAME = re.compile(r"lease-(\d{8})\.json")
+
+
+@contextmanager
+def holding_store(folder: Remote, warn: Callable[[str], None]) -> Iterator[None]:
+    """Hold a run at a URL, and renew its lease in a thread. Raises MachineError with pid and host of another job that
+    does; waits until the lease of a job is renewed or expires, unless that job gave it back or ended on this host."""
+    number, text = _newest(folder)
+    if text and not _has_ended(text):
+        _wait_for_expiry(folder, number, text, warn)
+    own, begun = folder / f"lease-{number + 1:08d}.json", time.time()
+
+    def claim() -> bytes:
+        return json.dumps(
+            {"pid": os.getpid(), "host": socket.gethostname(), "started": begun, "renewed": time.time()}
+        ).encode()
+
+    first = claim()
+    if not own.create(first) or own.read() != first:
+        raise MachineError(f"{folder} was taken by another job just now: {_described(own.read())}; end one of the two")
+    folder.delete(f"lease-{n:08d}.json" for n in _numbers(folder) if n <= number)
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(RENEW_SECONDS):
+            with suppress(TriviumError, OSError):  # the next attempt may succeed
+                found, now = _newest(folder)
+                if found > number + 1:
+                    warn(
+                        f"{folder} was taken over by {_described(now)}, as this job did not renew its lease for "
+                        f"{STALE_SECONDS:.0f} s. This job ends, so that only one writes"
+                    )
+                    os._exit(MachineError.exit_code)
+                own.write(claim())
+
+    thread = threading.Thread(target=renew, daemon=True, name="store lease")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        with suppress(TriviumError):
+            own.write(b"")  # kept, so that its number is not used again
+
+
+def _wait_for_expiry(folder: Remote, number: int, text: bytes, warn: Callable[[str], None]) -> None:
+    warn(f"{folder} is held by {_described(text)}; waiting until its lease is renewed or expires")
+    for _ in range(int(STALE_SECONDS / POLL_SECONDS)):
+        time.sleep(POLL_SECONDS)
+        found, now = _newest(folder)
+        if found == number and not now:
+            return
+        if (found, now) != (number, text):
+            raise MachineError(
+                f"{folder} is being written by {_described(now)}; wait until it ends, end it, or choose another "
+                f"training.store"
+            )
+    warn(f"{folder} was left by {_described(text)}, which does not renew its lease; taken over")
+
+
+def _numbers(folder: Remote) -> list[int]:
+    return sorted(int(found[1]) for name in folder.sizes() if (found := _NAME.fullmatch(name)))
+
+
+def _newest(folder: Remote) -> tuple[int, bytes]:
+    """Return the number of the newest lease and its text; 0 and nothing without one."""
+    numbers = _numbers(folder)
+    if not numbers:
+        return 0, b""
+    with suppress(FileNotFoundError):
+        return numbers[-1], (folder / f"lease-{numbers[-1]:08d}.json").read()
+    return numbers[-1], b""
+
+
+def _has_ended(text: bytes) -> bool:
+    """Whether the job of a lease ran on this host and has ended."""
+    holder = _holder(text)
+    if holder is None or holder[1] != socket.gethostname():
+        return False
+    try:
+        os.kill(holder[0], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return holder[0] == os.getpid()
+
+
+def _holder(text: bytes) -> tuple[int, str] | None:
+    try:
+        found = parse_json(text)
+        return int(found["pid"]), str(found["host"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _described(text: bytes) -> str:
+    holder = _holder(text)
+    return "another job" if holder is None else f"pid {holder[0]} on {shown(holder[1])}"
