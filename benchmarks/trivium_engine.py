@@ -7,10 +7,13 @@ from setting import LR, SEED, Setting
 
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
+from trivium.kernels.operations import operations_of
 from trivium.parallel.pipeline.executor import Span
 from trivium.plan.plan import Plan
 from trivium.tokens.rows import Rows
 from trivium.training.trainer import Samples, Trainer
+
+operations_of("cpu")  # imports them now: the memory of imports is not that of a step
 
 
 class TriviumEngine:

@@ -194,6 +194,16 @@ def test_folder_of_transformers_comes_back_unchanged_with_equal_logits(tmp_path:
     assert torch.equal(there(loaded, rows), expected)
 
 
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3"])
+def test_width_of_heads_that_contradicts_its_parts_is_refused(name: str) -> None:
+    family, settings = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**settings).to_dict()
+    config["architectures"] = [f"{family}ForCausalLM"]
+    assert shape_of({**config, "qk_head_dim": 10}, "config.json") == shape_of(config, "config.json")
+    with pytest.raises(DataError, match=r"qk_head_dim is 99, and qk_nope_head_dim \(6\) and qk_rope_head_dim \(4\)"):
+        shape_of({**config, "qk_head_dim": 99}, "config.json")
+
+
 def _swapped(rows: list[Twin]) -> list[Twin]:
     return [t._replace(theirs=t.theirs[::-1]) if t.ours.name.endswith("experts.up.weight") else t for t in rows]
 

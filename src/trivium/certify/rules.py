@@ -24,9 +24,13 @@ RUN_DRAWS, GRID_STEP = 3, 1e-5
 
 
 def drawn(rule: Rule, name: str, seed: int) -> Tensor:
-    """The initial values of a parameter in fp32, from the stream that has its name."""
+    """The initial values of a parameter in fp32, from the stream that has its name, or that of an expert its number,
+    too."""
     if rule.deviation == 0:
         return torch.full(rule.shape, rule.mean)
+    if rule.by_expert:
+        streams = [torch.Generator().manual_seed(seed_for(seed, "initial", name, n)) for n in range(rule.shape[0])]
+        return torch.stack([torch.randn(rule.shape[1:], generator=g) for g in streams]) * rule.deviation
     generator = torch.Generator().manual_seed(seed_for(seed, "initial", name))
     if rule.uniform:
         return (torch.rand(rule.shape, generator=generator) * 2 - 1) * (math.sqrt(3) * rule.deviation)

@@ -1,22 +1,60 @@
 """`trivium doctor`: can this machine run the demo, and what to fix if not."""
 
 import time
+from typing import Annotated
+
+import typer
 
 from trivium.cli.machine import Check, gather, judge
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.settings import App
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace
-from trivium.errors import MachineError
+from trivium.errors import ConfigError, MachineError
+from trivium.finite import dumps
 from trivium.provenance import STAMP, describe, write_json
 
 app = App()
 
 
 @app.command()
-def doctor(out: Out = DEFAULT_OUT) -> None:
+def doctor(
+    out: Out = DEFAULT_OUT,
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="Measure the links between the hosts of this job, under torchrun or srun.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --hosts: print JSON.")] = False,
+) -> None:
     """Check Python, torch, cores, memory, disk, ports; nothing is written."""
+    if hosts:
+        _measure_hosts(as_json=as_json)
+        return
     _say_and_raise(list(judge(gather(out))))
+
+
+def _measure_hosts(*, as_json: bool) -> None:
+    """Print bandwidth and latency of every pair of hosts, and the links that are slow against the median."""
+    from trivium.comms.launch import connected, torchrun_place
+    from trivium.comms.links import LATER, SLOWER, measured_links, slow_of
+
+    place = torchrun_place()
+    if place is None or place.hosts < 2:
+        raise ConfigError(
+            f"--hosts measures between hosts, and this job has {place.hosts if place else 1}: start it on every host, "
+            f"as `torchrun --nnodes N --nproc-per-node 1 … -m trivium doctor --hosts`"
+        )
+    with connected(place):
+        links = measured_links(place)
+    if place.rank:
+        return
+    slow = slow_of(links)
+    if as_json:
+        say(dumps({"links": [x._asdict() for x in links], "slow": [x._asdict() for x in slow]}))
+        return
+    for link in links:
+        rate, latency = f"{link.bytes_per_second / 1e9:.3g} GB/s", f"{link.latency_seconds * 1e6:.3g} µs"
+        say(f"  host {link.first} and host {link.second}: {rate}, {latency}{'  SLOW' if link in slow else ''}")
+    say(f"  slow: bandwidth {SLOWER:g} times below the median, or latency {LATER:g} times above it: {len(slow)}")
 
 
 def examine(at: Workspace) -> None:

@@ -59,9 +59,13 @@ IN_POD = " " * 14  # indentation of a script in a Kubernetes file
 EXPECTS = """# A rank without its own GPU fails and is restarted; `any` lets hosts compute on their CPUs.
 export TRIVIUM_DEVICES=${TRIVIUM_DEVICES:-accelerators}
 """
+LOCKS_MEMORY = "          securityContext: {capabilities: {add: [IPC_LOCK]}}  # RDMA registers memory\n"
 EXPECTS_IN_POD = """            # A rank without its own GPU fails and is restarted.
             - {name: TRIVIUM_DEVICES, value: accelerators}
 """
+
+
+UNNAMED = "REPLACE-ME"  # the image and the claim, where none is named
 
 
 class Target(StrEnum):
@@ -69,14 +73,21 @@ class Target(StrEnum):
 
     slurm = "slurm"
     kubernetes = "kubernetes"
+    jobset = "jobset"
     torchrun = "torchrun"
 
 
 FILES: Mapping[Target, str] = {
     Target.slurm: "slurm.sh",
     Target.kubernetes: "kubernetes.yaml",
+    Target.jobset: "kubernetes.yaml",
     Target.torchrun: "torchrun.sh",
 }
+
+
+IN_PODS = (Target.kubernetes, Target.jobset)
+_SIZE = re.compile(r"(\d+(Ki|Mi|Gi|Ti))?")
+_LABEL = re.compile(r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*")
 
 
 class Nodes(NamedTuple):
@@ -102,12 +113,29 @@ class Asked:
     sets: Sets = None
     ranks: Ranks = None
     tokens: Tokens = None
-    image: Annotated[str, typer.Option("--image", metavar="NAME", help="Kubernetes: the container's image.")] = (
-        "REPLACE-ME"
-    )
+    image: Annotated[
+        str,
+        typer.Option(
+            "--image", metavar="NAME", help="The container's image; Slurm: Pyxis runs it, and Apptainer a .sif file."
+        ),
+    ] = UNNAMED
     claim: Annotated[
         str, typer.Option("--claim", metavar="NAME", help="Kubernetes: the claim of the shared volume.")
-    ] = "REPLACE-ME"
+    ] = UNNAMED
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="KEY=VALUE", help="Kubernetes: a label that nodes must have; repeatable."),
+    ] = None
+    tolerate: Annotated[
+        list[str] | None,
+        typer.Option("--tolerate", metavar="KEY", help="Kubernetes: a taint that pods tolerate; repeatable."),
+    ] = None
+    rdma: Annotated[
+        int, typer.Option("--rdma", min=0, metavar="N", help="Kubernetes: rdma/ib devices of a pod, with IPC_LOCK.")
+    ] = 0
+    shm: Annotated[
+        str, typer.Option("--shm", metavar="SIZE", help="Kubernetes: limit of /dev/shm, as 64Gi; empty: none.")
+    ] = ""
 
 
 @app.command()
@@ -119,7 +147,7 @@ def launch(asked: Asked) -> None:
     Nothing is started, and what `train` would refuse is refused. `machine` in the config gives the devices of a node.
     """
     out, preset, tokens = asked.out, asked.preset, asked.tokens
-    if asked.target is Target.kubernetes:
+    if asked.target in IN_PODS:
         _refuse_what_no_pod_has(out, preset, tokens)
         for field, value in leaves(parse_assignments(asked.sets or (), RunConfig)):
             is_path = field in PATHS or (field == "machine" and is_machine_file(str(value)))
@@ -140,10 +168,30 @@ def launch(asked: Asked) -> None:
     for word in words:
         if not word.isprintable():
             raise ConfigError(f"{word!r} holds a line break or the like, which a job file cannot; write it otherwise")
-    more = {"image": asked.image, "claim": asked.claim, "arguments": shlex.join(words)}
+    more = {"image": asked.image, "claim": asked.claim, "arguments": shlex.join(words), **pod_values(asked)}
     text = job_file(asked.target, config, machine, out, more)
     _refuse_what_train_would(out, given, tokens)
     say(text)
+
+
+def pod_values(asked: Asked) -> dict[str, str]:
+    """Return the lines of a pod that the options ask for. Raises ConfigError for a label or a size that Kubernetes
+    does not take."""
+    for option, values, law in (("--node", asked.node, _LABEL), ("--shm", [asked.shm], _SIZE)):
+        for value in values or ():
+            if not law.fullmatch(value):
+                example = "KEY=VALUE, as gpu=h200" if option == "--node" else "a number with Mi or Gi, as 64Gi"
+                raise ConfigError(f"{option} {value} must be {example}")
+    labels = ", ".join(
+        f"{_yaml(key)}: {_yaml(value)}" for key, _, value in (n.partition("=") for n in asked.node or ())
+    )
+    taints = ", ".join(f"{{key: {_yaml(key)}, operator: Exists}}" for key in asked.tolerate or ())
+    return {
+        "selector": f"      nodeSelector: {{{labels}}}\n" if labels else "",
+        "tolerations": f"      tolerations: [{taints}]\n" if taints else "",
+        "rdma": str(asked.rdma),
+        "shm": f", sizeLimit: {asked.shm}" if asked.shm else "",
+    }
 
 
 def _refuse_what_train_would(out: Path, given: Given, tokens: Path | None) -> None:
@@ -189,11 +237,35 @@ def job_file(target: Target, config: RunConfig, machine: Machine | None, out: Pa
     """The text of a job file. machine: None is one host with cores enough. more: image, claim and arguments."""
     where = placed(config, machine)
     values = {name: str(value) for name, value in _values(config, where, out, more).items()}
-    if target is Target.kubernetes or where.nodes > 1:
+    if target in IN_PODS or where.nodes > 1:
         values["rendezvous"] = RENDEZVOUS.format(name=values["name"], seconds=values["host_seconds"])
     values["attempts"] = _filled(ATTEMPTS, values)
     values["attempts_in_pod"] = textwrap.indent(values["attempts"], IN_POD)
-    return _filled(FILES[target], values)
+    text = _filled(FILES[target], values)
+    return text if target is not Target.jobset else as_jobset(text, values["name"])
+
+
+JOBSET = """apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: {name}
+spec:
+  network: {{enableDNSHostnames: true, subdomain: {name}}}
+  replicatedJobs:
+    - name: ranks
+      replicas: 1
+      template:
+        spec:
+"""
+
+
+def as_jobset(text: str, name: str) -> str:
+    """Return the file of an Indexed Job as that of a JobSet, which makes the service and names the pods itself."""
+    title, _, rest = text.partition("\n")
+    spec = rest.partition("kind: Job\n")[2].partition("\nspec:\n")[2]
+    spec = spec.replace(f"      subdomain: {name}\n", "").replace(f"{name}-0.{name}", f"{name}-ranks-0-0.{name}")
+    head = f"{title}\n# Written by `trivium launch --print jobset`. Before `kubectl apply -f`: set image and claim."
+    return f"{head}\n{JOBSET.format(name=name)}{textwrap.indent(spec, ' ' * 8)}"
 
 
 def _filled(file: str, values: Mapping[str, str]) -> str:
@@ -230,14 +302,23 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
     training, name = config.training, _name(out)
     grace = round(training.supervision.preemption_seconds) + MARGIN_SECONDS
     alone = where.nodes == 1
-    limits = f"          resources: {{limits: {{nvidia.com/gpu: {where.per_node}}}}}\n"
+    rdma = int(more.get("rdma", "0"))
+    limits = [f"nvidia.com/gpu: {where.per_node}"] if where.has_devices else []
+    limits += [f"rdma/ib: {rdma}"] if rdma else []
+    resources = f"          resources: {{limits: {{{', '.join(limits)}}}}}\n" if limits else ""
+    pyxis, inside = _container(more["image"], out)
     return {
         "title": f"{layout_text(config.plan.layout.model_dump())}: {where.nodes} x {where.per_node}",
         "name": name,
         "nodes": where.nodes,
         "per_node": where.per_node,
         "devices": _slurm_devices(where),
-        "resources": limits if where.has_devices else "",
+        "resources": resources + (LOCKS_MEMORY if rdma else ""),
+        "selector": more.get("selector", ""),
+        "tolerations": more.get("tolerations", ""),
+        "shm": more.get("shm", ""),
+        "pyxis": pyxis,
+        "inside": inside,
         "expects": EXPECTS if where.has_devices else "",
         "expects_value": EXPECTS_IN_POD if where.has_devices else "",
         "grace": grace,
@@ -256,6 +337,16 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "image": _yaml(more["image"]),
         "claim": _yaml(more["claim"]),
     }
+
+
+def _container(image: str, out: Path) -> tuple[str, str]:
+    """Return the options of srun with which Pyxis runs an image, and the words with which Apptainer runs a file."""
+    if image == UNNAMED:
+        return "", ""
+    mount = shlex.quote(str(out.absolute().parent))
+    if image.endswith(".sif"):
+        return "", f"apptainer exec --nv --bind {mount} {shlex.quote(image)} "
+    return f"--container-image={shlex.quote(image)} --container-mounts={mount}:{mount} ", ""
 
 
 def _slurm_devices(where: Nodes) -> str:

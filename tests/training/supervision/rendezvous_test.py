@@ -16,7 +16,7 @@ def host(name: str, reaches: str = "", **changes: object) -> Host:
 
 
 def met(*names: str) -> Round:
-    return Round(number=1, members={name: f"life of {name}" for name in names})
+    return Round(number=1, members={name: f"life of {name}" for name in names}, names=names)
 
 
 def test_first_host_that_all_reach_leads() -> None:
@@ -36,8 +36,8 @@ def test_members_of_the_last_round_keep_their_order_and_come_first() -> None:
 
 def test_only_one_host_creates_a_round(tmp_path: Path) -> None:
     one, two = (Rendezvous(tmp_path, 15.0, name) for name in ("one", "two"))
-    assert [one.create(met("one")), two.create(met("two"))] == [True, False]
-    assert two.newest().names == ("one",)
+    assert [one.create(met("two", "one")), two.create(met("two"))] == [True, False]
+    assert two.newest().names == ("two", "one")  # in the order of the ranks
     one.close(), two.close()
 
 

@@ -26,8 +26,9 @@ def _rules(s: Settings, at: str) -> Iterator[tuple[str, Rule]]:
     yield f"{at}.router.weight", s.matrix(own.count, H)
     if own.bias_rate is not None:
         yield f"{at}.router.bias", Rule((own.count,))
-    yield f"{at}.experts.up.weight", s.matrix(own.count, 2, columns, H)
-    yield f"{at}.experts.down.weight", s.matrix(own.count, H, columns, residual=True)
+    yield f"{at}.experts.up.weight", s.matrix(own.count, 2, columns, H)._replace(by_expert=True)
+    down = s.matrix(own.count, H, columns, residual=True)
+    yield f"{at}.experts.down.weight", down._replace(by_expert=True)
     if own.shared:
         yield f"{at}.shared.up.weight", s.matrix(2, own.shared, H)
         yield f"{at}.shared.down.weight", s.matrix(H, own.shared, residual=True)

@@ -25,7 +25,8 @@ class Order(NamedTuple):
 class Rule(NamedTuple):
     """A parameter's shape, unsplit and unpadded, its initial distribution normal(mean, deviation), and whether weight
     decay applies to it. uniform: the distribution is uniform with this mean and deviation instead. norms_rows: the
-    parameter begins with the norms of the rows of the weight beside which an adapter adds it."""
+    parameter begins with the norms of the rows of the weight beside which an adapter adds it. by_expert: each matrix of
+    the first dimension is drawn from a stream of its own."""
 
     shape: tuple[int, ...]
     mean: float = 0.0
@@ -33,6 +34,7 @@ class Rule(NamedTuple):
     decays: bool = False
     uniform: bool = False
     norms_rows: bool = False
+    by_expert: bool = False
 
 
 class Chance(NamedTuple):

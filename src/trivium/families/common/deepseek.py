@@ -114,6 +114,12 @@ def _read(config: Config, where: str, *, interleaves: bool) -> Tree:
             f"{where}: num_key_value_heads is {config['num_key_value_heads']!r}, and latent attention has as many as "
             f"num_attention_heads ({heads})"
         )
+    plain, rotated = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    if config.get("qk_head_dim") not in (None, plain + rotated):
+        raise DataError(
+            f"{where}: qk_head_dim is {config['qk_head_dim']!r}, and qk_nope_head_dim ({plain}) and qk_rope_head_dim "
+            f"({rotated}) together are {plain + rotated}; correct the file, or download the folder again"
+        )
     neighbours = not interleaves or config.get("rope_interleave", True)
     return {
         "layers": config["num_hidden_layers"],

@@ -44,6 +44,9 @@ class Region:
     row_chunks: int = 1  # chunks of row-parallel products, each reduced while the next is computed
     encoding: EncodingName = "exact"  # of activations and gradients that enter and leave
 
+    def __post_init__(self) -> None:
+        _ = self.messages  # before anything is compiled: a graph cannot take the lock of a cached property
+
     @cached_property
     def messages(self) -> Group:
         """The ranks, with the encoding of what enters and leaves."""

@@ -31,6 +31,7 @@ from trivium.units import counted
 POLL_SECONDS = 0.3
 SETTLE_SECONDS = 3 * BEAT_SECONDS  # without a change among the waiting hosts, before a round begins
 GRACE_SECONDS = 10.0  # for this host's ranks to find out themselves that a host is gone, and to say which
+KNOCKS = 5  # attempts to reach the leader, whose host may be busy
 GROWS_AFTER_SECONDS = 5 * BEAT_SECONDS  # that a host must wait before a running round makes room for it
 
 
@@ -173,6 +174,7 @@ class Agent:
         found = over.model_copy(
             update={
                 "members": {host.name: host.life for host in chosen},
+                "names": tuple(host.name for host in chosen),
                 "port": unused_port(),
                 "secret": secrets.token_hex(16),
                 "plan": fit.plan,
@@ -223,7 +225,8 @@ class Agent:
         """Run this host's ranks; return whether they trained to the end."""
         hosts = self.meeting.look()
         leader = hosts.get(found.names[0])
-        address = self.meeting.address_of(leader) if leader is not None else ""
+        knocks = (self.meeting.address_of(leader) for _ in range(KNOCKS) if leader is not None)
+        address = next(filter(None, knocks), "")
         first, here = found.names.index(self.meeting.me.name) * self.job.ranks, self.job.ranks
         world_size = here * len(found.names)
         self.meeting.welcome(found.secret)

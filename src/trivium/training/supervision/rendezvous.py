@@ -54,13 +54,15 @@ class Host(Config):
 
 
 class Round(Config):
-    """One attempt to train. members: names and lives of its hosts, the leader first. port: of the store of its ranks.
-    plan: as a tree. saved: step of the newest checkpoint at its start. failures, strikes: of the job, and of hosts,
-    since that checkpoint. ended: hosts whose ranks are known to have ended; silent: those whose leases had expired.
-    stops: why the job ends instead, or an empty text. secret: lets members send copies to each other."""
+    """One attempt to train. members: names and lives of its hosts. names: in the order of their ranks, the leader's
+    first; a file does not keep the order of `members`. port: of the store of its ranks. plan: as a tree. saved: step of
+    the newest checkpoint at its start. failures, strikes: of the job, and of hosts, since that checkpoint. ended: hosts
+    whose ranks are known to have ended; silent: those whose leases had expired. stops: why the job ends instead, or an
+    empty text. secret: lets members send copies to each other."""
 
     number: NotNegative
     members: dict[str, str] = Field(default_factory=dict)
+    names: tuple[str, ...] = ()
     port: Port = 1
     plan: dict[str, Any] = Field(default_factory=dict)
     saved: int = -1
@@ -70,10 +72,6 @@ class Round(Config):
     silent: tuple[str, ...] = ()
     stops: str = ""
     secret: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.members)
 
 
 BEFORE_THE_FIRST = Round(number=0)
