@@ -108,6 +108,31 @@ def training(bench: Bench, number: int, *, whole: bool = False) -> dict[str, Any
     return {"sides": sides, **_against_peers(sides, peers)}
 
 
+def float8(bench: Bench) -> dict[str, Any]:
+    """Steps of the largest shape with 8-bit products in every layer, beside our own in bf16."""
+    d, shape = bench.device, _shapes(bench)[0]
+    fast = {} if bench.smoke else {"compiled": True, "cuda_graphs": True}
+
+    def step(settings: Mapping[str, Any] | None) -> TriviumStep:
+        scaled = None if settings is None else {"keep": [], **settings}
+        return TriviumStep(shape, d, precision={"weights": "bf16", "float8": scaled}, **fast)
+
+    in_bf16 = {"trivium in bf16": lambda: step(None)}
+    ours = {
+        "trivium, scales of tensors": lambda: step({"recipe": "tensor"}),
+        "trivium, delayed scales": lambda: step({"recipe": "delayed"}),
+        "trivium, scales of rows": lambda: step({"recipe": "row", "gradients": "e4m3", "power_of_two": True}),
+        "trivium, weight gradients in bf16": lambda: step({"recipe": "tensor", "weight_gradients": False}),
+    }
+    sides = by_turns(bench, {**in_bf16, **ours})
+    tokens = shape.sequences * shape.sequence
+    flops = tokens * flops_per_token(shape.plan().model)
+    for side in sides.values():
+        if side["status"] == "measured":
+            side |= _rates(bench, side["seconds"], tokens, flops)
+    return {"sides": sides, **_against_peers(sides, in_bf16)}
+
+
 def stage(bench: Bench) -> dict[str, Any]:
     """A pipeline stage of MT-NLG as one of its tensor ranks computes it, without optimizer: forward and backward of
     many micro-batches, one after the other. Peers are those that have copies for collectives, too."""
@@ -244,6 +269,7 @@ PARTS = (
     Part("ceilings", 10, ceilings),
     Part("stage", 30, stage),
     Part("training 1.3B", 60, partial(training, number=0)),
+    Part("8-bit products 1.3B", 90, float8),
     Part("planner", 50, planner),
     Part("training 125M", 25, partial(training, number=1)),
     Part("training 350M", 25, partial(training, number=2)),

@@ -25,6 +25,7 @@ from faults import (
     data,
     depth,
     experts,
+    float8,
     latent,
     optimizer,
     parts,
@@ -58,7 +59,7 @@ from trivium.provenance import write_json
 CATALOGUE = {
     kind: tuple(m for m in vars(kind).values() if isinstance(m, Mutant))
     for kind in (
-        *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent),
+        *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent, float8),
         balance,
         experts,
     )

@@ -157,7 +157,7 @@ def test_what_is_between_two_products_that_are_not_traced_is_one_graph() -> None
     plan = small()
     with pretended(plan.layout, 0) as mesh:
         operations = operations_of("cpu")
-        region = opaque_region()(mesh.tensor, False, operations.arithmetic(plan.precision.arithmetic))
+        region = opaque_region()(mesh.tensor, False, operations.products)
         context = Context(mesh.context, "ring", operations.attention)
         block = module_of(plan.model.each_layer[0], Around(0, region, context, plan.recompute, operations, mesh.expert))
         block.compile_training(None)

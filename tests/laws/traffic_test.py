@@ -14,6 +14,8 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.cost.traffic import step_traffic
 from trivium.plan import buckets
+from trivium.plan.float8 import is_of_linear
+from trivium.plan.parameters import parameters
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 
@@ -152,6 +154,23 @@ WITH_EXPERTS = {
 }
 
 
+def float8(recipe: str, weights: str = "bf16", **more: Any) -> dict[str, Any]:
+    return {"weights": weights, "float8": {"recipe": recipe, "keep": ["first"], "block": 4, **more}}
+
+
+WITH_FLOAT8 = [
+    small(tensor=2, precision=float8("tensor"), recompute={"mode": "layer"}),
+    small(tensor=2, sequence_parallel=True, precision=float8("row", "fp32")),
+    small(context=2, precision=float8("tensor", weight_gradients=False), model={"kv_heads": 2}),
+    small(context=2, precision=float8("row")),
+    small(tensor=2, model=ADAPTED, precision=float8("tensor")),
+    small(tensor=2, model=LITE, sequence_parallel=True, precision=float8("row")),
+    small(tensor=2, precision=float8("block", weight_gradients=False)),
+    small(data=2, zero=3, precision=float8("tensor", gathered=True)),
+    small(data=2, zero=3, precision=float8("tensor", gathered=True), model=EXPERTS, expert=2),
+]
+
+
 def count(place: Place, plans: list[Plan]) -> None:
     for plan in plans:
         mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
@@ -174,6 +193,21 @@ def test_predicted_traffic_equals_counted_traffic(ranks: int) -> None:
     usual = small().batch.sequences  # where a plan has them, four micro-batches do
     plans = [*PLANS[ranks], *WITH_EXPERTS.get(ranks, [])]
     on_ranks(ranks, count, [brief(p) if p.batch.sequences == usual else p for p in plans])
+
+
+@pytest.mark.broad
+def test_predicted_traffic_of_8_bit_products_equals_counted_traffic() -> None:
+    on_ranks(2, count, [brief(p) for p in WITH_FLOAT8])
+
+
+def test_gathering_8_bits_halves_the_bytes_of_bf16() -> None:
+    narrow, wide = (
+        step_traffic(plan, plan.layout.coordinate(0))["replicas"]["all_gather"]
+        for plan in (small(data=2, zero=3, precision=float8("tensor", gathered=g)) for g in (True, False))
+    )
+    scaled = sum(p.elements for p in parameters(small().model) if is_of_linear(p) and p.owner != 0)
+    times = 2 * small(data=2).batch.micro_batches(small(data=2).layout)
+    assert abs(wide - narrow - times * scaled // 2) <= 0.01 * wide
 
 
 def begun_early(place: Place, plans: list[Plan]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trivium.certify.layouts import ROTARY
+from trivium.plan.float8 import Float8
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.precision import Precision
 from trivium.planner.grid import SCHEDULE_NAMES, Candidates, Grid, Subject
@@ -46,6 +47,9 @@ CHOICES = {
     "shards": (0,),
     "expert": (1,),
 }
+
+
+IN_8_BITS = Precision(float8=Float8(recipe="block", block=4, keep=()))
 
 
 def product(choices):
@@ -128,7 +132,7 @@ def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
         "shards": (0, 0, 2, 4),
         "expert": (1, 1, 2, 4),
     }
-    subject = Subject(model, 12, Precision())
+    subject = Subject(model, 12, Precision() if seed % 3 else IN_8_BITS)
     every = Candidates(subject, Grid({name: draw.choice(values, 3000) for name, values in choices.items()}))
     plans = [every.plan_at(row) for row in range(len(every))]
     expected = [plan.check(plan.layout.world_size) == [] for plan in plans]
@@ -140,7 +144,7 @@ def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
 def test_every_law_can_be_broken_and_names_the_numbers(name):
     broken = 0
     for model, law in [(m, law) for m in MODELS.values() for law in laws_of(m) if law.name == name]:
-        subject = Subject(model, 12, Precision())
+        subject = Subject(model, 12, IN_8_BITS if name == "float8" else Precision())
         grid = product({**CHOICES, "tensor": (1, 2, 5), "pipeline": (1, 2, 6), "shards": (0, 5)})
         grid = grid if law.name not in ("expert", "expert_shards", "experts") else grid.cross(expert=[2, 5])
         for row in np.flatnonzero(~law.keeps(subject, grid))[:3]:

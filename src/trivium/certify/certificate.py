@@ -130,7 +130,7 @@ class Certificate:
 
 def in_fp64(plan: Plan) -> Plan:
     """The plan with everything in fp64, where only the order of sums can differ."""
-    return plan.model_copy(update={"precision": Precision(weights="fp64")})
+    return plan.model_copy(update={"precision": Precision(weights="fp64", float8=plan.precision.float8)})
 
 
 def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -> Findings:
@@ -330,8 +330,11 @@ def _weights(quantity: str, trainer: Trainer, whole: Tensors, least_share: float
     least = _share_of_largest(least_share, whole)
     for bucket in trainer.buckets:
         bucket.hold()
-        for place in places(bucket, slice(0, bucket.padded), trainer.plan, trainer.mesh):
-            here = bucket.weights[place.first : place.first + place.box.elements]
+        rounds = bucket.narrow is not None  # what is gathered is rounded, the slices are not
+        part, values = (bucket.owned, bucket.shard) if rounds else (slice(0, bucket.padded), bucket.weights)
+        for place in places(bucket, part, trainer.plan, trainer.mesh):
+            first = place.first - part.start
+            here = values[first : first + place.box.elements]
             yield _tensor(quantity, place.slot.row.name, here, whole, place.box, least)
         bucket.drop()
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from trivium.certify.oracle import losses
+from trivium.certify.oracle.float8 import Scaled
 from trivium.certify.oracle.layers import embedded, layer, logits_of, rules_of, with_adapters
 from trivium.certify.oracle.terms import Chance, Order, Tensor, Weights
 from trivium.certify.rules import drawn
@@ -66,19 +67,21 @@ def losses_of(
     drop: Drop,
     normal: Callable[[str, tuple[int, ...]], Tensor] | None = None,
     heard: dict[int, Tensor] | None = None,
+    scaled: Scaled | None = None,
 ) -> dict[str, Tensor]:
     """Return the losses of a batch by name, as means over its targets: the cross-entropy in nats, called "loss", and
     what training adds to it. Where no target counts they are 0.
 
     text: token ids [B, S + 1]. counts: how much each of them counts as a target. normal: the noise of a step; None in
-    evaluation. heard: gets what each layer's feed-forward half reads, [B, S, H].
+    evaluation. heard: gets what each layer's feed-forward half reads, [B, S, H]. scaled: how linear layers multiply;
+    None: in fp64.
     """
     tokens, targets = text[:, :-1], text[:, 1:]
 
     def chance_of(site: str) -> Chance:
         return Chance(lambda x, rate: drop(x, site, rate), None if normal is None else partial(normal, site))
 
-    weights = with_adapters(weights, model, chance_of)
+    weights = with_adapters(weights, model, chance_of, scaled)
     order = order_of(model, tokens)
     x = drop(embedded(weights, model, tokens, order), "embedding")
     for n in range(model.layers):

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trivium.certify.courses import SHORT, Course, rate, schedules
+from trivium.certify.oracle.float8 import Amaxes, Scaled, expert_sets
 from trivium.certify.oracle.layers import rules_of
 from trivium.certify.oracle.optimizer import PlainOptimizer, Recipe
 from trivium.certify.oracle.routers import moved_biases, router_losses
@@ -96,8 +97,19 @@ def validated(plan: Plan) -> int:
 def reference_key(plan: Plan, course: Course = SHORT) -> str:
     """Equal keys: the same reference."""
     scopes = {e.balance_scope for e in plan.model.experts_by_layer.values() if e.balance_loss}
-    micro = plan.batch.micro if "micro_batch" in scopes else None
-    return fingerprint([to_tree(plan.model), to_tree(plan.optimizer), _sizes(plan, course), course.scheduled, micro])
+    float8 = plan.precision.float8
+    micro = plan.batch.micro if "micro_batch" in scopes or float8 is not None else None
+    sets = (
+        (plan.layout.data, plan.layout.expert, plan.layout.pipeline)
+        if float8 is not None and plan.layout.expert > 1
+        else None
+    )
+    return fingerprint(
+        [
+            *(to_tree(plan.model), to_tree(plan.optimizer), _sizes(plan, course), course.scheduled, micro),
+            *(None if float8 is None else to_tree(float8), sets),
+        ]
+    )
 
 
 def random_text(plan: Plan, first: int, count: int, seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
@@ -139,7 +151,7 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
     weights = {k: w.clone() for k, w in initial.items()}
     optimizer = PlainOptimizer(weights, recipe, plan.model, plan.optimizer.groups)
     losses, norms, gradients, first = [], [], [], 0
-    streams: list[int] = []
+    streams, amaxes = list[int](), Amaxes()
     for step, size in enumerate(_sizes(plan, course)):
         samples = range(first, first + size)
         weights = {k: w.clone() for k, w in optimizer.weights.items()}
@@ -147,17 +159,19 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
         drop = dropping(plan.model, SEED, step, samples, streams)
         text, counts = map(torch.from_numpy, random_text(plan, first, size))
         heard: dict[int, torch.Tensor] = {}
-        here = losses_of(weights, plan.model, text, counts, drop, noise(SEED, step), heard)
+        scaled = _scaled(plan, size, amaxes)
+        here = losses_of(weights, plan.model, text, counts, drop, noise(SEED, step), heard, scaled)
         here |= router_losses(weights, plan.model, heard, plan.batch.micro)
         gradient = torch.autograd.grad(torch.stack([*here.values()]).sum(), list(trained.values()))
         found = dict(zip(trained, gradient, strict=True))
+        amaxes.end_step()
         losses.append({name: float(loss.detach()) for name, loss in here.items()})
         norms.append(optimizer.step(found))
         optimizer.weights |= moved_biases(weights, plan.model, heard, optimizer.groups)
         gradients.append(found)
         first += size
         if step == 0:
-            validation = _validation(plan, optimizer.weights)
+            validation = _validation(plan, optimizer.weights, amaxes)
     masks = {"dropout": 1 - len(set(streams)) / len(streams)} if streams else {}
     return Reference(
         losses=tuple(losses),
@@ -211,10 +225,26 @@ def read_reference(path: Path) -> Reference:
     )
 
 
-def _validation(plan: Plan, weights: Tensors) -> float:
+def _validation(plan: Plan, weights: Tensors, amaxes: Amaxes) -> float:
     text, counts = map(torch.from_numpy, random_text(plan, 0, validated(plan)))
+    amaxes.collects = False
+    if plan.precision.float8 is not None:  # padding shares scales with other sequences: the last one again, uncounted
+        lacks = -len(text) % plan.validation_unit
+        text = torch.cat([text, text[-1:].expand(lacks, -1)])
+        counts = torch.cat([counts, torch.zeros(lacks, counts.shape[1], dtype=counts.dtype)])
     with torch.no_grad():
-        return float(losses_of(weights, plan.model, text, counts, keep_all)["loss"])
+        scaled = _scaled(plan, len(text), amaxes)
+        found = losses_of(weights, plan.model, text, counts, keep_all, scaled=scaled)["loss"]
+    amaxes.collects = True
+    return float(found)
+
+
+def _scaled(plan: Plan, sequences: int, amaxes: Amaxes) -> Scaled | None:
+    """Return how the linear layers of a plan multiply in a pass over so many sequences."""
+    float8, micro, layout = plan.precision.float8, plan.batch.micro, plan.layout
+    if float8 is None:
+        return None
+    return Scaled(float8, plan.model.layers, micro, expert_sets(sequences, micro, layout.data, layout.expert), amaxes)
 
 
 def _sizes(plan: Plan, course: Course) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from trivium.objectives.routers import counts_first
 from trivium.optim.rule import rule_named
+from trivium.plan.float8 import is_of_linear, scaled_weights
 from trivium.plan.layers.embedding import Embedding
 from trivium.plan.layers.head import Head
 from trivium.plan.layers.layer import Layer
@@ -50,6 +51,9 @@ class Case(Place):
     messages over those of exact ones: of activations between tensor ranks, of gradients, of gathered weights.
     forward_passes: passes of the whole batch before a step that score its targets.
     counting_passes: those that only count the loads of experts.
+    float8: the share of the weights of linear layers whose products have 8-bit operands; float8_weight_gradients,
+    float8_gathered, float8_codes: 1 where those of weight gradients do, where ZeRO stage 3 gathers these weights in 8
+    bits, and where kernels multiply the codes.
     """
 
     different_layers: Shares[Layer]
@@ -82,6 +86,10 @@ class Case(Place):
     states: Number = 2.0
     matrices: Number = 0.0
     matrix_flops: Number = 0.0
+    float8: float = 0.0
+    float8_weight_gradients: int = 1
+    float8_gathered: int = 0
+    float8_codes: int = 1
     tensor_ratio: Number = 1.0
     gradient_ratio: Number = 1.0
     weight_ratio: Number = 1.0
@@ -170,6 +178,7 @@ def case_from(model: ModelShape, precision: Precision, optimizer: Optimizer, **c
     case = Case(
         **model_numbers(model),
         **optimizer_numbers(model, optimizer, precision),
+        **float8_numbers(model, precision),
         **chosen,
         vocabulary=model.padded_vocabulary(chosen["tensor"]),
         fp16=int(precision.weights == "fp16"),
@@ -215,6 +224,20 @@ def optimizer_numbers(model: ModelShape, optimizer: Optimizer, precision: Precis
         "states": kept / (trained * masters),
         "matrices": sum(row.elements for row in whole) / trained,
         "matrix_flops": sum(update_flops(rule, row) for row, rule in whole.items()),
+    }
+
+
+def float8_numbers(model: ModelShape, precision: Precision) -> dict[str, Any]:
+    """Return the fields of a case that depend on the 8-bit products."""
+    if precision.float8 is None:
+        return {}
+    rows = parameters(model)
+    scaled = sum(p.elements for p in scaled_weights(precision.float8, rows, model.layers))
+    return {
+        "float8": scaled / sum(p.elements for p in rows if is_of_linear(p)),
+        "float8_weight_gradients": int(precision.float8.weight_gradients),
+        "float8_gathered": int(precision.float8.gathered),
+        "float8_codes": int(precision.float8.recipe != "block"),
     }
 
 

@@ -39,12 +39,14 @@ USABLE = 0.92  # share of a device's memory; allocator and libraries, which no e
 
 
 class Peak(Config):
-    """Dense FLOP/s of one device, by the dtype of the operands."""
+    """Dense FLOP/s of one device, by the dtype of the operands. float8: None where products of 8-bit numbers are
+    computed in a wider dtype."""
 
     fp64: Rate
     fp32: Rate
     bf16: Rate
     fp16: Rate
+    float8: Rate | None = None
 
 
 class Link(Config):

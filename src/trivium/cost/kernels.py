@@ -35,7 +35,8 @@ class Device:
         """FLOP/s."""
         peak, width = self.machine.peak, np.asarray(self.width)
         narrow = np.where(np.asarray(self.fp16) > 0, peak.fp16, peak.bf16)
-        return np.where(width <= 2, narrow, np.where(width <= 4, peak.fp32, peak.fp64))
+        found = np.where(width <= 2, narrow, np.where(width <= 4, peak.fp32, peak.fp64))
+        return found if peak.float8 is None else np.where(width <= 1, peak.float8, found)
 
     @cached_property
     def gemm(self) -> Number:
@@ -57,6 +58,10 @@ class Device:
     def widened(self, width: Number) -> "Device":
         """Return the device for operands of at least `width` bytes."""
         return replace(self, width=np.maximum(self.width, width))
+
+    def of_float8(self) -> "Device":
+        """Return the device for products of 8-bit numbers; itself where it has none."""
+        return self if self.machine.peak.float8 is None else replace(self, width=1)
 
     def moved(self, moved_bytes: Number, operations: Number = 1.0) -> Number:
         """Return the seconds of memory-bound operations."""

@@ -22,6 +22,8 @@ BACKWARD_ATTENTION = 2.5 / 0.9  # FLOPs of fused attention's backward and their 
 ATTENTION_OPERATIONS_SHARE = 0.3  # share of a forward's launches
 # Traffic of a compiled loss in elements per score: two reads and one write, slower than a copy (measured on an H200).
 COMPILED_LOSS_ELEMENTS = 5.0
+# Rounding an operand to 8 bits: kernels, and bytes per element that those of an eager step move in between.
+ROUNDING_OPERATIONS, ROUNDING_BETWEEN_BYTES = 4, 20.0
 CAUSAL_SHARE = 0.5  # share of the score matrix that fused attention computes
 
 
@@ -150,12 +152,39 @@ def _products(case: Case, device: Device) -> tuple[Number, ...]:
 
 def product_seconds(product: Product, case: Case, device: Device) -> tuple[Number, Number]:
     """Return the seconds of a product, forward and backward."""
-    p, on = product, device.widened(case.master_bytes) if product.wide else device
+    on = device.widened(case.master_bytes) if product.wide else device
+    forward, backward = _seconds_on(product, case, on, on)
+    if product.wide or not case.float8:
+        return forward, backward
+    narrow = device.of_float8() if case.float8_codes else device.widened(4)
+    forward8, backward8 = _seconds_on(product, case, narrow, narrow if case.float8_weight_gradients else device)
+    rounding_forward, rounding_backward = _rounding_seconds(product, case, device)
+    share = case.float8
+    return (
+        share * (forward8 + rounding_forward) + (1 - share) * forward,
+        share * (backward8 + rounding_backward) + (1 - share) * backward,
+    )
+
+
+def _seconds_on(p: Product, case: Case, device: Device, of_weights: Device) -> tuple[Number, Number]:
     rows = case.positions * p.visits / p.matrices
-    backward = on.product(rows, p.inner, p.columns, p.matrices)
+    backward = device.product(rows, p.inner, p.columns, p.matrices)
     if p.trained:
-        backward = backward + on.weight_gradient(rows, p.columns, p.inner, p.matrices)
-    return on.product(rows, p.columns, p.inner, p.matrices), backward
+        backward = backward + of_weights.weight_gradient(rows, p.columns, p.inner, p.matrices)
+    return device.product(rows, p.columns, p.inner, p.matrices), backward
+
+
+def _rounding_seconds(p: Product, case: Case, device: Device) -> tuple[Number, Number]:
+    """Return the seconds to round the operands of a product to 8 bits, forward and backward: each is read for its
+    largest value, read again and written. Without a compiler these are kernels of their own, with fp32 between them."""
+    rows = case.positions * p.visits
+    inputs, weights, outputs = rows * p.inner, p.matrices * p.inner * p.columns, rows * p.columns
+    each = 2.0 * case.weight_bytes + 1 + np.where(np.asarray(case.compiled) > 0, 0.0, ROUNDING_BETWEEN_BYTES)
+    of_weight = (outputs + inputs) * p.trained * case.float8_weight_gradients
+    return (
+        device.moved(each * (inputs + weights), 2 * ROUNDING_OPERATIONS),
+        device.moved(each * (outputs + weights + of_weight), 4 * ROUNDING_OPERATIONS),
+    )
 
 
 def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Number]:

@@ -373,7 +373,8 @@ def _sharded_seconds(
     zeros first, and PyTorch copies each rank's part out of the buffer of a gather or into that of a reduction.
     """
     case, link = at.case, at.link(sharers, stride)
-    weights = elements * case.weight_bytes * case.weight_ratio
+    narrow = case.float8 * case.float8_gathered
+    weights = elements * (narrow + (1 - narrow) * case.weight_bytes * case.weight_ratio)
     gradients = elements * case.reduction_bytes * case.gradient_ratio
     gather = all_gather_seconds(weights, sharers, link)
     scatter = all_gather_seconds(gradients, sharers, link)

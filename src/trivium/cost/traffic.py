@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from trivium.cost.float8_traffic import add_float8, gathered_amaxes, wide_bytes
 from trivium.cost.prices import COUNT_BYTES
 from trivium.cost.router_traffic import add_routers
 from trivium.objectives.objective import loss_names
@@ -57,6 +58,7 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
         _add_remembered(traffic, plan, rows, at)
     _add_scalars(traffic, plan)
     add_routers(traffic, plan, at, micro_batches)
+    add_float8(traffic, plan, at, micro_batches)
     return {axis: Counter({k: v for k, v in c.items() if v}) for axis, c in traffic.items()}
 
 
@@ -206,8 +208,7 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
     sharers, replicas = _among(traffic, row)
     if not row.trains:
         if plan.zero >= 3 and slices > 1:
-            gathered = _gathers(plan, row, at, micro_batches) * mine
-            sharers["all_gather"] += gathered * BYTES[plan.precision.masters if row.wide else plan.precision.weights]
+            _add_gathers(traffic, plan, row, at, _gathers(plan, row, at, micro_batches))
         return
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated
@@ -223,11 +224,26 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
     if slices > 1:
         times = _contributions(plan, row, at, micro_batches) if plan.zero >= 2 else 1
         sharers["reduce_scatter"] += times * summed(row.padded, slices)
-        times = _gathers(plan, row, at, micro_batches) if plan.zero >= 3 else 1
-        encoding = "exact" if row.wide else messages.weights
-        sharers["all_gather"] += times * encoded_bytes(encoding, mine, BYTES[plan.precision.weights])
+        _add_gathers(traffic, plan, row, at, _gathers(plan, row, at, micro_batches) if plan.zero >= 3 else 1)
     if plan.zero >= 1 and "holders" in traffic:
         traffic["holders"]["all_reduce"] += summed(mine, plan.layout.copies)
+
+
+def _add_gathers(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, times: int) -> None:
+    sharers, slices = _among(traffic, row)[0], slices_of(plan, row)
+    encoding = plan.messages.weights if row.trains and not (row.wide or row.float8) else "exact"
+    sharers["all_gather"] += times * encoded_bytes(encoding, row.padded // slices, _gathered_bytes(plan, row))
+    if row.float8:
+        agreed = times * gathered_amaxes(plan, row) * wide_bytes(plan)
+        sharers["all_reduce"] += agreed
+        traffic["tensor"]["all_reduce"] += agreed * (plan.layout.tensor > 1)
+
+
+def _gathered_bytes(plan: Plan, row: BucketRow) -> int:
+    """Return the bytes of an element when the weights of a bucket are gathered."""
+    if row.float8:
+        return 1
+    return BYTES[plan.precision.masters if row.wide else plan.precision.weights]
 
 
 def _among(traffic: Traffic, row: BucketRow) -> tuple[Counter[str], Counter[str]]:
@@ -256,7 +272,7 @@ def _add_remembered(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at:
             sharers["all_gather"] += row.padded // slices * BYTES[plan.precision.masters]
         for number, each in every if plan.zero >= 3 else ():
             if held & {f"layers.{number}.{own.name}" for own in (each.base, *each.rows)}:
-                sharers["all_gather"] += row.padded // slices * BYTES[plan.precision.weights]
+                sharers["all_gather"] += row.padded // slices * _gathered_bytes(plan, row)
 
 
 def _add_matrices(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at: Coordinate) -> None:

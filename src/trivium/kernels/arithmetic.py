@@ -1,13 +1,12 @@
 """The arithmetic of linear layers: how their three products, and the sum of weight gradients, are computed.
 
-A layer is built with its arithmetic, which is chosen by name. Another one, such as a scaled 8-bit arithmetic, is an
-entry of `ARITHMETICS`, and a file with its products.
+A layer is built with its arithmetic: that of the device for numbers of the weights' own dtype, or one that is made of
+it for this layer, such as products of 8-bit numbers (`scaled.py`).
 
 Legend: T tokens, I inputs, O outputs.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -42,6 +41,7 @@ class Arithmetic(NamedTuple):
     add_gradient_of_weight: adds grad^T x to `into` [O, I], which may have a wider dtype; `first`: stores it instead.
     gradient_of_bias: grad [T, O] -> its sum over the tokens [O].
     widens: whether products of such matrices are added to a sum of a dtype without being rounded to their own before.
+    agrees: whether ranks exchange numbers in each product, so that they must compute the same ones, empty ones too.
     """
 
     product: Callable[..., Tensor] = F.linear
@@ -50,9 +50,4 @@ class Arithmetic(NamedTuple):
     add_gradient_of_weight: Callable[..., None] = add_gradient_of_weight
     gradient_of_bias: Callable[[Tensor], Tensor] = lambda grad: grad.sum(0)
     widens: Callable[[Tensor, torch.dtype], bool] = lambda narrow, dtype: False
-
-
-# Arithmetics by name, made from the one of the device for numbers of the weights' own dtype.
-ARITHMETICS: Mapping[str, Callable[[Arithmetic], Arithmetic]] = MappingProxyType(
-    {name: lambda own: own for name in ("fp64", "fp32", "bf16", "fp16")}
-)
+    agrees: bool = False

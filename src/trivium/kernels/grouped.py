@@ -34,26 +34,32 @@ class Groups:
 
 class Part(NamedTuple):
     """Rows that are computed at once, the matrix that they are multiplied with (None: each group with its own), and the
-    arithmetic that does it."""
+    arithmetic that does it. groups: those of the rows, if there are several."""
 
     rows: slice
     matrix: int | None
     arithmetic: Arithmetic
+    groups: Groups | None = None
+
+    def by(self, arithmetic: Arithmetic) -> Arithmetic:
+        """Return another arithmetic for the rows of this part."""
+        return arithmetic if self.groups is None else grouped(arithmetic, self.groups)
 
     def of(self, weight: Tensor) -> Tensor:
         """weight [G, O, I] -> what the arithmetic multiplies with."""
         return weight if self.matrix is None else weight[self.matrix]
 
 
-def parts_of(groups: Groups, arithmetic: Arithmetic) -> list[Part]:
-    """Return the parts of all rows, at least one, that a device computes one after the other.
+def parts_of(groups: Groups, arithmetic: Arithmetic, *, every: bool = False) -> list[Part]:
+    """Return the parts of all rows, at least one, that a device computes one after the other. every: groups without
+    rows are parts too, because ranks agree on something in each.
 
     On a CPU these are the groups that have rows: what one product writes of them is in a cache when the next one reads
     it. An accelerator computes all rows at once.
     """
     if groups.ends.device.type != "cpu":
-        return [Part(slice(None), None, grouped(arithmetic, groups))]
-    some = [Part(rows, g, arithmetic) for g, rows in enumerate(groups.slices) if rows.start < rows.stop]
+        return [Part(slice(None), None, grouped(arithmetic, groups), groups)]
+    some = [Part(rows, g, arithmetic) for g, rows in enumerate(groups.slices) if every or rows.start < rows.stop]
     return some or [Part(slice(0, 0), 0, arithmetic)]
 
 
@@ -94,7 +100,7 @@ def _add_gradient_of_weight(
 ) -> None:
     """Add the gradients to `into` [G O, I], or store them there."""
     for rows, place in zip(groups.slices, into.view(len(groups.ends), grad.shape[1], x.shape[1]), strict=True):
-        if rows.start < rows.stop:
+        if rows.start < rows.stop or arithmetic.agrees:
             arithmetic.add_gradient_of_weight(place, grad[rows], x[rows], first=first)
         elif first:
             place.zero_()

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from trivium.kernels.activations import ACTIVATIONS, GATED, Activation
-from trivium.kernels.arithmetic import ARITHMETICS, Arithmetic
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.kernels.attention import Attention
+from trivium.kernels.scaled import ScaledProduct, product_of_values
 
 Tensor = torch.Tensor
 
@@ -28,21 +29,19 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 class Operations(NamedTuple):
     """The operations of a model on one kind of device; by default in plain torch.
 
-    products: of linear layers, in the dtype of the weights. rms_norm: x [..., H], weight [H], epsilon -> [..., H],
-    computed in fp32 where x is narrower and rounded once. activations, gated: by their names in settings. recording:
-    records the kernels that a function launches, for replays; None where a device has no such thing.
+    products: of linear layers, in the dtype of the weights. scaled_product: of 8-bit codes. rms_norm: x [..., H],
+    weight [H], epsilon -> [..., H], computed in fp32 where x is narrower and rounded once. activations, gated: by their
+    names in settings. recording: records the kernels that a function launches, for replays; None where a device has no
+    such thing.
     """
 
     products: Arithmetic = Arithmetic()
+    scaled_product: ScaledProduct = product_of_values
     attention: Attention = Attention()
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     activations: Mapping[str, Activation] = ACTIVATIONS
     gated: Mapping[str, Activation] = GATED
     recording: Callable[[Callable[[], Any]], Any] | None = None
-
-    def arithmetic(self, name: str) -> Arithmetic:
-        """Return the arithmetic of linear layers that has a name."""
-        return ARITHMETICS[name](self.products)
 
 
 @cache

@@ -16,6 +16,7 @@ from trivium.model.layers.embedding import Embedding
 from trivium.model.layers.half import Around
 from trivium.model.layers.head import Head, Losses
 from trivium.model.layers.kinds import kind_of
+from trivium.model.layers.scaled import scale_products
 from trivium.model.layers.wiring import module_of
 from trivium.model.likelihood import Likelihoods, likelihoods
 from trivium.parallel.context.attention import Context
@@ -37,7 +38,7 @@ class Stage(nn.Module):
         model = plan.model
         self.operations = operations_of(mesh.device.type)
         region, context = _around(plan, mesh, self.operations)
-        ends = replace(region, arithmetic=self.operations.products, encoding="exact")
+        ends = replace(region, encoding="exact")
         self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
         self.is_first, self.is_last = number == 0, number == plan.last_stage
         layers = plan.layers_of(number)
@@ -52,6 +53,7 @@ class Stage(nn.Module):
         around = {n: Around(n, region, context, plan.recompute, self.operations, mesh.expert) for n in layers}
         blocks = {str(n): module_of(model.each_layer[n], around[n]) for n in layers}
         self.layers = nn.ModuleDict(blocks)
+        self.scaled = scale_products(self, self.table, plan, mesh, self.operations)
         self.head: Head | None = kind_of(model.head_part)(model, ends, self.operations) if self.is_last else None
         if plan.compiled:
             options = options_for(plan.activation_shape)
@@ -118,13 +120,18 @@ class Stage(nn.Module):
 
 def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Context]:
     """Return tensor region and context of the blocks. Those that communicate or defer gradients are not compiled."""
-    opaque = plan.compiled and (mesh.tensor.size > 1 or is_split(plan.schedule_table()))
+    float8 = plan.precision.float8
+    exchanges = mesh.tensor.size > 1 or (float8 is not None and (mesh.context.size > 1 or float8.recipe == "delayed"))
+    opaque = plan.compiled and (exchanges or is_split(plan.schedule_table()))
     regions = opaque_region() if opaque else Region
     asked = mesh.context.size > 1 or plan.model.documents == "apart"  # numbers that vary with the batch
     contexts = opaque_context() if plan.compiled and asked else Context
-    arithmetic = operations.arithmetic(plan.precision.arithmetic)
     region = regions(
-        mesh.tensor, plan.sequence_parallel, arithmetic, row_chunks=plan.row_chunks, encoding=plan.messages.tensor
+        mesh.tensor,
+        plan.sequence_parallel,
+        operations.products,
+        row_chunks=plan.row_chunks,
+        encoding=plan.messages.tensor,
     )
     return region, contexts(mesh.context, plan.context_attention, operations.attention)
 

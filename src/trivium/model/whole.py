@@ -72,6 +72,7 @@ class WholeModel:
                 "row_chunks": 1,
                 "recompute": Recompute(),
                 "compiled": False,
+                "precision": plan.precision.model_copy(update={"float8": None}),
             }
         )
         found: WholeModel = cls.__new__(cls)

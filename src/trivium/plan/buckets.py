@@ -11,8 +11,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from trivium.plan.float8 import Float8, scaled_weights
 from trivium.plan.layers.part import Number, Owner, Parameter
-from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.parameters import TOKENS, local_shape, parameters, stage_parameters
 from trivium.plan.plan import Plan
 
 # A bucket is closed once it has BUCKET_ELEMENTS: large enough for bandwidth, small enough to overlap. In large sharding
@@ -67,6 +69,7 @@ class _Kind(NamedTuple):
     trains: bool
     by_expert: bool
     wide: bool
+    float8: bool
     owner: Owner | None
 
 
@@ -79,7 +82,7 @@ class BucketRow(NamedTuple):
     ranks: tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in turns).
     tied: it holds a table whose gradient has two parts, and is complete only after the step's last backward.
     by_expert: expert ranks divide its parameters, so that replicas and sharers are those with the same experts. wide:
-    its weights have the dtype of master weights."""
+    its weights have the dtype of master weights. float8: at ZeRO stage 3 they are gathered in 8 bits."""
 
     items: tuple[Item, ...]
     spans: tuple[Span, ...]
@@ -88,18 +91,28 @@ class BucketRow(NamedTuple):
     tied: bool
     by_expert: bool
     wide: bool
+    float8: bool
     padded: int  # elements
 
 
 def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     """The buckets of a pipeline rank: last layers first."""
     kinds: dict[_Kind, list[Item]] = {}
+    narrow = gathered_weights(plan.precision.float8, plan.model)
     for item in reversed(list(held(plan, pipeline))):
         p = item.parameter
         # At ZeRO stage 3 the weights of one module are gathered and freed together, apart from the others'.
         owner = p.owner if plan.zero >= 3 else None
         by_expert = p.by_expert and plan.layout.expert > 1
-        key = _Kind(partial_over(plan, p), is_tied(plan, p), plan.optimizer.trains(p), by_expert, p.wide, owner)
+        key = _Kind(
+            partial_over(plan, p),
+            is_tied(plan, p),
+            plan.optimizer.trains(p),
+            by_expert,
+            p.wide,
+            p.name in narrow,
+            owner,
+        )
         kinds.setdefault(key, []).append(item)
     return tuple(
         _row(items, plan, kind)
@@ -152,8 +165,15 @@ def _row(items: list[Item], plan: Plan, kind: _Kind) -> BucketRow:
         decayed = sum(item.room for item in several if item.parameter.decay)
         spans.append(Span(group, start, decayed, start + sum(item.room for item in several)))
     spans[-1] = spans[-1]._replace(stop=size)
-    over, tied, trains, by_expert, wide, _ = kind
-    return BucketRow(tuple(ordered), tuple(spans), trains, over, tied, by_expert, wide, padded=size)
+    over, tied, trains, by_expert, wide, float8, _ = kind
+    return BucketRow(tuple(ordered), tuple(spans), trains, over, tied, by_expert, wide, float8, padded=size)
+
+
+def gathered_weights(float8: Float8 | None, model: ModelShape) -> frozenset[str]:
+    """Return the names of the weights that ZeRO stage 3 gathers in 8 bits."""
+    if float8 is None or not float8.gathered:
+        return frozenset()
+    return frozenset(p.name for p in scaled_weights(float8, parameters(model), model.layers))
 
 
 def padded(elements: Any, sharers: Any = 1) -> Any:

@@ -12,6 +12,7 @@ from trivium.config import Config, Short, build, merge, parse_assignments, read_
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch, nearest_multiples
 from trivium.plan.constraints import divides_context, divides_sequence, has_shards, interleaves, schedules_chunks
+from trivium.plan.float8 import Divided, division_problems, keep_problems
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.messages import Messages
 from trivium.plan.model_shape import ModelShape
@@ -81,6 +82,7 @@ class Plan(Config):
             *recording_problems(self.model, self.precision, self.zero, recorded=self.cuda_graphs),
             *self._shards_problems(),
             *self._expert_problems(),
+            *self._float8_problems(),
             *self.optimizer.problems(self.model),
             *self.messages.problems(self.precision),
         ]
@@ -278,6 +280,29 @@ class Plan(Config):
             for count in counts
             if count % expert
         ]
+
+    def _float8_problems(self) -> list[str]:
+        float8, found = self.precision.float8, list[str]()
+        if float8 is None or self.model.problems():
+            return found
+        rows, layout = parameters(self.model), self.layout
+        degrees = {name: getattr(layout, name) for name in ("tensor", "context", "expert")}
+        at = Divided.of(
+            self.local_sequence,
+            zigzag=self._zigzag,
+            sequence_parallel=self.sequence_parallel,
+            micro=self.batch.micro,
+            row_chunks=self.row_chunks,
+            **degrees,
+        )
+        found += keep_problems(float8, rows, self.model.layers)
+        found += division_problems(float8, rows, self.model.layers, at)
+        if float8.gathered and float8.recipe != "tensor":
+            found.append(
+                f"plan.precision.float8.gathered is true and recipe is '{float8.recipe}': only with 'tensor' does a "
+                f"layer give gathered weights the same codes again; set it to false"
+            )
+        return found
 
     def _given_problems(self) -> list[str]:
         if (self.schedule == "given") != (self.rows is not None):

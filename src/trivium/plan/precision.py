@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from trivium.config import Config, Short
+from trivium.plan.float8 import Float8
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16"]
 
@@ -22,11 +23,7 @@ class Precision(Config):
     weights: Annotated[Dtype, Short("dtype")] = "fp32"
     gradients: Dtype | None = None  # dtype in which gradients accumulate; None: fp32 (fp64 with fp64 weights)
     communication: Dtype | None = None  # dtype of the gradient reduction; None: that of the gradients
-
-    @property
-    def arithmetic(self) -> str:
-        """The name of the arithmetic of the linear layers in blocks."""
-        return self.weights
+    float8: Float8 | None = None  # products of linear layers with 8-bit operands; None: in the dtype of the weights
 
     @property
     def masters(self) -> Dtype:

@@ -21,8 +21,10 @@ from trivium.plan.constraints import (
     interleaves,
     schedules_chunks,
 )
+from trivium.plan.float8 import Divided, division_problems
 from trivium.plan.layers.part import Division
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.parameters import parameters
 from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.planner.grid import Column, Grid, Mask, Subject, micro_batches_of
 
@@ -84,6 +86,21 @@ def _shards(subject: Subject, grid: Grid) -> Mask:
     return divides_replicas(shards, grid["data"] * grid["context"]) & has_shards(shards, grid["zero"])
 
 
+def _float8(subject: Subject, grid: Grid) -> Mask:
+    float8, model = subject.precision.float8, subject.model
+    columns = [grid[name] for name in ("tensor", "context", "expert", "sequence_parallel", "micro")]
+    if float8 is None:
+        return np.full(len(grid), True)
+    every, which = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
+    rows, kept = parameters(model), []
+    for tensor, context, expert, split, micro in every.tolist():
+        degrees = {"tensor": tensor, "context": context, "expert": expert, "micro": micro, "row_chunks": 1}
+        at = Divided.of(model.sequence // context, zigzag=context > 1, sequence_parallel=bool(split), **degrees)
+        kept.append(not any(division_problems(float8, rows, model.layers, at)))
+    found: Mask = np.array(kept, dtype=bool)[which.reshape(-1)]
+    return found
+
+
 LAWS = (
     Law(
         "context",
@@ -133,6 +150,12 @@ LAWS = (
         ("shards", "data", "context", "zero"),
         _shards,
         "shards {shards} do not divide data {data} x context {context}, or ZeRO {zero} shards nothing",
+    ),
+    Law(
+        "float8",
+        ("tensor", "context", "expert", "sequence_parallel", "micro"),
+        _float8,
+        "tensor {tensor}, context {context} and micro {micro} divide what shares a scale of 8-bit numbers",
     ),
     Law(
         "expert_shards",

@@ -38,9 +38,9 @@ class Place(NamedTuple):
 
 
 def fragments(trainer: Trainer) -> list[Fragment]:
-    """Return the tensors that this rank must write: weights, masters and moments that it owns, so that all ranks
-    together write each element once."""
-    found = []
+    """Return the tensors that this rank must write: weights, masters and moments that it owns, and the history of
+    delayed scales, so that all ranks together write each element once."""
+    found = [] if trainer.amaxes is None else trainer.amaxes.fragments()
     shards = {id(shard.bucket): shard for shard in trainer.optimizer.shards}  # frozen buckets have none
     for number, bucket in enumerate(trainer.buckets):
         # The ranks that replicate a slice take turns in writing their buckets, so that all of them write.
@@ -127,6 +127,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
             for kind, values in _state(trainer, shard, first, place.box.elements).items():
                 _load(values, 0, checkpoint, kind, place)
                 trainer.goes_on()
+    if trainer.amaxes is not None:
+        trainer.amaxes.restore(checkpoint)
     # An fp16 step that overflows updates nothing, so there may be fewer updates than steps.
     trainer.optimizer.steps_done = int(checkpoint.manifest.get("updates", checkpoint.step))
     scale = checkpoint.manifest.get("loss_scale")

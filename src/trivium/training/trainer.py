@@ -23,6 +23,7 @@ from trivium.kernels.dtypes import DTYPES
 from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
 from trivium.model.layers.head import TOP_IDS, TOP_LOGS, Losses
+from trivium.model.layers.scaled import scaling_of
 from trivium.model.stage import Stage, bare_stages, placed, share_table
 from trivium.objectives.objective import LOSS, NEXT_TOKEN, NextToken, Objective
 from trivium.objectives.preferences.losses import Preference
@@ -41,6 +42,7 @@ from trivium.plan.transfers import Program, with_transfers
 from trivium.provenance import unheard
 from trivium.tokens.chat.pack import shares
 from trivium.tokens.rows import NO_ROWS, Digest, Rows, digest
+from trivium.training.amaxes import Amaxes
 from trivium.training.batches import Read, inputs_of, packing, padded, windows
 from trivium.training.config import TrainingConfig
 from trivium.training.loss_scale import LEAST, LossScale
@@ -162,6 +164,7 @@ class Trainer:
                 DTYPES[plan.precision.masters],
                 plan.messages,
             ),
+            scaling=None if plan.precision.float8 is None else scaling_of(plan.precision.float8),
         )
         share_table(self.stages, plan)
         if plan.zero >= 3:
@@ -186,6 +189,9 @@ class Trainer:
         self._routers = Routers(plan, mesh, self.buckets) if plan.model.experts_by_layer else None
         if self._routers is not None:
             self.optimizer.after_update = self._routers.update_biases
+        float8 = plan.precision.float8
+        is_delayed = float8 is not None and float8.recipe == "delayed"
+        self.amaxes = Amaxes(plan, mesh, self.stages) if is_delayed else None
         self._watch = GradientWatch(self.trained)
         for stage in self.stages.values():
             stage.weight_gradients.sums = self._watch
@@ -221,7 +227,7 @@ class Trainer:
         """
         run = self.accumulate(step, samples, measure=measure)
         scale = self.loss_scale.value if self.loss_scale else 1.0
-        begin = time.perf_counter()
+        updates, begin = self.optimizer.steps_done, time.perf_counter()
         totals = self.optimizer.step(
             lr,
             losses=run.losses,
@@ -231,6 +237,8 @@ class Trainer:
             loads=self._routers.sums if self._routers else None,
             accepts=_judge(accepts, scale) if self.loss_scale else accepts,
         )
+        if self.amaxes is not None:
+            self.amaxes.end_step(scale, updated=self.optimizer.steps_done > updates)
         if measure:
             finished(self.mesh.device)
         update_seconds = time.perf_counter() - begin
@@ -468,6 +476,8 @@ class Trainer:
         return all_reduce_(torch.stack(weights).sum(), self.mesh.replicas)
 
     def _set_mode(self, *, training: bool) -> None:
+        if self.amaxes is not None:
+            self.amaxes.begin_pass(self.loss_scale.value if self.loss_scale else 1.0, training=training)
         for stage in self.stages.values():
             if stage.training is not training:  # visiting every module takes a small model longer than a layer
                 stage.train(training)

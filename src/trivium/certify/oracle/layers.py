@@ -13,6 +13,7 @@ import torch
 from trivium.certify.oracle.attention_latent import ATTENTION_LATENT
 from trivium.certify.oracle.attention_softmax import ATTENTION_SOFTMAX
 from trivium.certify.oracle.feed_forward import MLP_GATED, MLP_GATED_GELU, MLP_PLAIN
+from trivium.certify.oracle.float8 import Scaled
 from trivium.certify.oracle.mlp_experts import MLP_EXPERTS
 from trivium.certify.oracle.norms import LAYER_NORM, RMS_NORM, RMS_NORM_OFFSET
 from trivium.certify.oracle.terms import (
@@ -83,19 +84,25 @@ def adapted_weights(model: ModelShape, names: Iterable[str]) -> dict[str, Adapte
     return {f"{name}.weight": groups[0] for name, groups in found.items() if groups}
 
 
-def with_adapters(weights: Weights, model: ModelShape, chance_of: Callable[[str], Chance]) -> Weights:
-    """Return the weights with what the adapted linear layers compute. chance_of: the random choices by their site."""
+def with_adapters(
+    weights: Weights, model: ModelShape, chance_of: Callable[[str], Chance], scaled: Scaled | None = None
+) -> Weights:
+    """Return the weights with what the adapted linear layers compute. chance_of: the random choices by their site.
+    scaled: how linear layers multiply; None: in fp64."""
     products = {}
     for name, group in adapted_weights(model, weights).items():
         at = f"{name.removesuffix('.weight')}.adapter"
         added = {key.removeprefix(f"{at}."): w for key, w in weights.items() if key.startswith(f"{at}.")}
-        product = partial(twin_of(group).product, settings=group.settings, chance=chance_of(at))
+        chance = chance_of(at)
+        if scaled is not None:
+            chance = chance._replace(times=partial(scaled.of_rows if ".experts." in name else scaled.product, name))
+        product = partial(twin_of(group).product, settings=group.settings, chance=chance)
         if ".experts." in name:
             for e, w in enumerate(weights[name]):
                 products[f"{name}.{e}"] = partial(product, w=w, added={key: each[e] for key, each in added.items()})
         else:
             products[name] = partial(product, w=weights[name], added=added)
-    return AdaptedWeights(weights, products)
+    return AdaptedWeights(weights, products, scaled)
 
 
 def remembered(weights: Weights, model: ModelShape, gradients: Weights) -> dict[str, Tensor]:

@@ -5,11 +5,13 @@ Legend: B sequences, S positions, H hidden, E experts, F columns of an expert.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from trivium.certify.oracle.terms import Rule, Settings, Tensor, Twin, Weights, linear, linear_of_each
+from trivium.certify.oracle.float8 import Scaled
+from trivium.certify.oracle.terms import AdaptedWeights, Rule, Settings, Tensor, Twin, Weights, linear, linear_of_each
 from trivium.plan.experts import Experts
 
 
@@ -40,15 +42,40 @@ def _compute(weights: Weights, s: Settings, x: Tensor, at: str) -> Tensor:
     share = scores * chosen(own, scores, weights.get(f"{at}.router.bias"))
     if own.normalized:
         share = share / (share.sum(-1, keepdim=True) + (1e-20 if own.scores == "sigmoid" else 0.0))
-    given = x.unsqueeze(-2).expand(*x.shape[:2], own.count, -1)
-    gate, up = linear_of_each(weights, given, f"{at}.experts.up").unbind(-2)
-    each = linear_of_each(weights, F.silu(gate) * up, f"{at}.experts.down")
-    y = own.scale * torch.einsum("bse,bseh->bsh", share, each)
+    if isinstance(weights, AdaptedWeights) and weights.scaled is not None:
+        y = _in_rows(weights, weights.scaled, x, own.scale * share, f"{at}.experts")
+    else:
+        given = x.unsqueeze(-2).expand(*x.shape[:2], own.count, -1)
+        gate, up = linear_of_each(weights, given, f"{at}.experts.up").unbind(-2)
+        each = linear_of_each(weights, F.silu(gate) * up, f"{at}.experts.down")
+        y = own.scale * torch.einsum("bse,bseh->bsh", share, each)
     if not own.shared:
         return y
     gate, up = linear(weights, x, f"{at}.shared.up").unbind(-2)
     shared = linear(weights, F.silu(gate) * up, f"{at}.shared.down")
     return y + shared * (torch.sigmoid(linear(weights, x, f"{at}.shared_gate")) if own.shared_gate else 1.0)
+
+
+def _in_rows(weights: AdaptedWeights, scaled: Scaled, x: Tensor, share: Tensor, at: str) -> Tensor:
+    """Return the sum of each token's experts [B, S, H]. Each expert computes the tokens that visit it together, and
+    their shares multiply what its second matrix reads. share [B, S, E]."""
+    found = torch.zeros_like(x)
+    up, down = (f"{at}.{name}.weight" for name in ("up", "down"))
+    for together in scaled.sets:
+        where = [torch.tensor(samples) for samples in together]
+        tokens, shares = (torch.cat([t[n].transpose(0, 1).flatten(0, 1) for n in where]) for t in (x, share))
+        y = torch.zeros_like(tokens)
+        for e in range(share.shape[-1]):
+            (rows,) = torch.nonzero(shares[:, e], as_tuple=True)
+            first, second = (
+                weights.products.get(f"{name}.{e}", partial(scaled.of_rows, name, weights[name][e]))
+                for name in (up, down)
+            )
+            gate, inner = first(tokens[rows]).unbind(1)
+            y = y.index_add(0, rows, second(F.silu(gate) * inner * shares[rows, e : e + 1]))
+        for n, part in zip(where, torch.split(y, [len(n) * x.shape[1] for n in where]), strict=True):
+            found = found.index_copy(0, n, part.view(x.shape[1], len(n), -1).transpose(0, 1))
+    return found
 
 
 def scores_of(own: Experts, logits: Tensor) -> Tensor:

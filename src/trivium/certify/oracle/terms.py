@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,19 +39,24 @@ class Rule(NamedTuple):
 
 class Chance(NamedTuple):
     """The random choices of a step for one linear layer. drop: (x [B, S, inputs], rate) -> x with elements zeroed.
-    normal: standard normal numbers of a shape; None in evaluation."""
+    normal: standard normal numbers of a shape; None in evaluation. times: (w, x) -> x W^T, as the layer itself
+    multiplies."""
 
     drop: Callable[[Tensor, float], Tensor]
     normal: Callable[[tuple[int, ...]], Tensor] | None
+    times: Callable[[Tensor, Tensor], Tensor] = lambda w, x: apply(w, x)
 
 
 class AdaptedWeights(dict[str, Tensor]):
     """Weights, some of which adapters change. products: by the name of a weight, what its layer computes of its
-    inputs; of experts, by the name with the number of the expert behind it."""
+    inputs; of experts, by the name with the number of the expert behind it. scaled: how the others multiply, where it
+    is not in fp64."""
 
-    def __init__(self, weights: Weights, products: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+    def __init__(
+        self, weights: Weights, products: Mapping[str, Callable[[Tensor], Tensor]], scaled: Any = None
+    ) -> None:
         super().__init__(weights)
-        self.products = products
+        self.products, self.scaled = products, scaled
 
 
 class Twin(NamedTuple):
@@ -98,6 +103,9 @@ def _product(weights: Weights, name: str, expert: int | None = None) -> Callable
     own = name if expert is None else f"{name}.{expert}"
     if isinstance(weights, AdaptedWeights) and own in weights.products:
         return weights.products[own]
+    if isinstance(weights, AdaptedWeights) and weights.scaled is not None and expert is None:
+        found: Callable[[Tensor], Tensor] = partial(weights.scaled.product, name, weights[name])
+        return found
     return partial(apply, weights[name] if expert is None else weights[name][expert])
 
 

@@ -4,6 +4,7 @@ from trivium.kernels.arithmetic import Arithmetic
 from trivium.kernels.cuda import product
 from trivium.kernels.cuda.attention import CudaAttention
 from trivium.kernels.cuda.recording import Recording
+from trivium.kernels.cuda.scaled import scaled_product
 from trivium.kernels.operations import Operations
 
 OPERATIONS = Operations(
@@ -13,6 +14,7 @@ OPERATIONS = Operations(
         gradient_of_bias=product.gradient_of_bias,
         widens=product.widens,
     ),
+    scaled_product=scaled_product,
     attention=CudaAttention(),
     recording=Recording,
 )

@@ -3,6 +3,7 @@
 Legend: S positions, B sequences.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal, cast
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from trivium.comms.group import Group
 from trivium.kernels.activations import Activation, Shared
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.kernels.dropout import Columns, DropoutKey, Dropped, keyed_dropout
 from trivium.model.inputs import Inputs
 from trivium.parallel.tensor.regions import Region
@@ -83,7 +85,9 @@ class Added(nn.Module):
 
 class Linear(nn.Module):
     """y = x W^T (+ b), and what an adapter makes of it. outputs: one size, or several if the weight has as many
-    dimensions more."""
+    dimensions more.
+
+    products: the tensor region with the arithmetic of this layer. Adapters multiply in that of `region`."""
 
     splits_outputs = False
     splits_inputs = False
@@ -92,7 +96,8 @@ class Linear(nn.Module):
 
     def __init__(self, outputs: int | tuple[int, ...], inputs: int, region: Region, *, bias: bool) -> None:
         super().__init__()
-        self.region, self.adapter = region, None
+        self.region = self.products = region
+        self.adapter = None
         outputs = (outputs,) if isinstance(outputs, int) else outputs
         self.weight = nn.Parameter(torch.empty(*outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
@@ -101,6 +106,10 @@ class Linear(nn.Module):
     def adds_bias_itself(self) -> bool:
         """Whether the product adds the bias, and not `add_bias`."""
         return True
+
+    def use(self, arithmetic: Arithmetic) -> None:
+        """Compute the products with the weight by another arithmetic."""
+        self.products = replace(self.region, arithmetic=arithmetic)
 
     def _weight(self, inputs: Inputs) -> nn.Parameter:
         found = self.weight if self.adapter is None else self.adapter.weight(self.weight, inputs)
@@ -114,7 +123,7 @@ class ColumnLinear(Linear):
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, inputs] -> [S, B, outputs here]."""
-        y = self.region.column_product(x, self._weight(inputs), self.bias)
+        y = self.products.column_product(x, self._weight(inputs), self.bias)
         return y if self.adapter is None else self.adapter(y, x, self, inputs)
 
 
@@ -123,7 +132,7 @@ class OuterLinear(Linear):
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, inputs] -> [S here, B, outputs]."""
-        y = self.region.linear(x, self._weight(inputs), self.bias)
+        y = self.products.linear(x, self._weight(inputs), self.bias)
         return y if self.adapter is None else self.adapter(y, x, self, inputs)
 
 
@@ -141,7 +150,7 @@ class InnerLinear(Linear):
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, inputs] -> [S, B, outputs]: columns of this rank, or its part of a sum."""
-        y = self.region.linear(x, self._weight(inputs))
+        y = self.products.linear(x, self._weight(inputs))
         return y if self.adapter is None else self.adapter(y, x, self, inputs)
 
 
@@ -153,9 +162,9 @@ class RowLinear(Linear):
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, inputs here] -> [S here, B, outputs], which `add_bias` completes."""
         if self.adds_bias_itself:
-            y = self.region.linear(x, self._weight(inputs), self.bias)
+            y = self.products.linear(x, self._weight(inputs), self.bias)
         else:
-            y = self.region.row_product(x, self._weight(inputs))
+            y = self.products.row_product(x, self._weight(inputs))
         return y if self.adapter is None else self.adapter(y, x, self, inputs)
 
     def of_activated(self, x: torch.Tensor, inputs: Inputs, function: Activation) -> torch.Tensor:
@@ -163,9 +172,9 @@ class RowLinear(Linear):
         if self.adapter is not None:  # which reads x too
             function = Shared(function)
         if self.adds_bias_itself:
-            y = self.region.linear(x, self._weight(inputs), self.bias, function)
+            y = self.products.linear(x, self._weight(inputs), self.bias, function)
         else:
-            y = self.region.row_product(x, self._weight(inputs), function)
+            y = self.products.row_product(x, self._weight(inputs), function)
         return y if self.adapter is None else self.adapter(y, x, self, inputs, function)
 
     def add_bias(self, x: torch.Tensor) -> torch.Tensor:

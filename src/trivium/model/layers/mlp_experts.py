@@ -59,7 +59,7 @@ class MlpExperts(Half):
     def _networks(self, x: torch.Tensor, weights: torch.Tensor, rows: Rows) -> torch.Tensor:
         later, arithmetic = self.region.weight_gradients, self.region.arithmetic
         up, down = (
-            Matrices(each.weight, None if each.adapter is None else each.adapter.factors)
+            Matrices(each.weight, None if each.adapter is None else each.adapter.factors, each.products.arithmetic)
             for each in (self.experts.up, self.experts.down)
         )
         return networks(x, weights, rows, up, down, self.function, later, arithmetic)

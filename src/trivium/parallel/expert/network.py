@@ -19,10 +19,11 @@ Tensor = torch.Tensor
 
 
 class Matrices(NamedTuple):
-    """A matrix of each expert here, and what an adapter adds to each."""
+    """A matrix of each expert here, what an adapter adds to each, and the arithmetic of the products with it."""
 
     weight: torch.nn.Parameter
     added: Factors | None
+    arithmetic: Arithmetic
 
     @property
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:
@@ -56,12 +57,13 @@ def networks(
     later: WeightGradients,
     arithmetic: Arithmetic,
 ) -> Tensor:
-    """Return the sum of each token's experts times their weights [T, H].
+    """Return the sum of each token's experts times their weights [T, H]. arithmetic: of adapters.
 
     x [T, H], weights [N], up [E, 2, F, H], down [E, H, F]. The weights multiply what `down` reads, so that the backward
     needs no expert's result. It computes the function again, from what that read.
     """
-    how = _How(rows, function, (up, down), later, parts_of(rows.groups, arithmetic))
+    agrees = up.arithmetic.agrees or down.arithmetic.agrees
+    how = _How(rows, function, (up, down), later, parts_of(rows.groups, arithmetic, every=agrees))
     given = [p.detach() if later.takes(p) else p for matrices in (up, down) for p in matrices.parameters]
     found: Tensor = _Networks.apply(x, weights, how, *given)
     return found
@@ -112,7 +114,7 @@ class _Product:
 
     def of(self, part: Part, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """x [N, I] -> [N, O], and s x A^T [N, R] of an adapter; rows of a part."""
-        y = part.arithmetic.product(x, part.of(self.weight))
+        y = part.by(self.matrices.arithmetic).product(x, part.of(self.weight))
         if self.matrices.added is None:
             return y, None
         a, b = self.factors
@@ -121,7 +123,7 @@ class _Product:
 
     def gradient_of_inputs(self, part: Part, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         """grad [N, O] -> that of x [N, I], and of x A^T [N, R]; rows of a part."""
-        d_x = part.arithmetic.gradient_of_inputs(grad, part.of(self.weight))
+        d_x = part.by(self.matrices.arithmetic).gradient_of_inputs(grad, part.of(self.weight))
         if self.matrices.added is None:
             return d_x, None
         a, b = self.factors
@@ -133,11 +135,12 @@ class _Product:
         it does not."""
         factors = [(grad, x)] if low is None or d_low is None else [(grad, x), (d_low, x), (grad, low)]
         for n, (parameter, (left, right)) in enumerate(zip(self.matrices.parameters, factors, strict=True)):
+            arithmetic = part.arithmetic if n else part.by(self.matrices.arithmetic)
             if self.later.takes(parameter):
                 more = part is not self.last
-                self.later.take(parameter, left, right, part.arithmetic, matrix=part.matrix, more=more)
+                self.later.take(parameter, left, right, arithmetic, matrix=part.matrix, more=more)
             elif parameter.requires_grad:
                 found = self.found[n]
                 if found is None:
                     found = self.found[n] = torch.zeros_like(parameter)
-                part.arithmetic.gradient_of_weight(left, right, into=part.of(found.view(self.whole[n].shape)))
+                arithmetic.gradient_of_weight(left, right, into=part.of(found.view(self.whole[n].shape)))

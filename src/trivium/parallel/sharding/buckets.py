@@ -20,7 +20,9 @@ from trivium.comms.encodings import encoded
 from trivium.comms.group import Group, PendingResult, Waitable
 from trivium.comms.mesh import Mesh
 from trivium.kernels.arithmetic import Arithmetic
+from trivium.kernels.scaled import Scaling
 from trivium.parallel.sharding.gradient_sum import GradientSum
+from trivium.parallel.sharding.narrow_gather import NarrowGather
 from trivium.plan.buckets import BucketRow, Item
 from trivium.plan.layers.part import Parameter
 from trivium.plan.messages import EXACT, Messages
@@ -61,7 +63,15 @@ class Bucket:
     """Flat weights [padded], of which the parameters are views; the sum of gradients [padded], or from stage 2 on of
     this rank's slice; `shard`: the slice of the weights that this replica updates (all of them at stage 0)."""
 
-    def __init__(self, row: BucketRow, slots: Sequence[Slot], mesh: Mesh, zero: ZeroStage, dtypes: Dtypes) -> None:
+    def __init__(
+        self,
+        row: BucketRow,
+        slots: Sequence[Slot],
+        mesh: Mesh,
+        zero: ZeroStage,
+        dtypes: Dtypes,
+        scaling: Scaling | None = None,
+    ) -> None:
         groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
         self.slots, self.tied, self.padded = tuple(slots), row.tied, row.padded
         self.spans, self.trains = row.spans, row.trains
@@ -92,9 +102,13 @@ class Bucket:
         self._held = 0
         self._gathering: Waitable | None = None  # before use, at stage 3
         self._publishing: Waitable | None = None  # after an update, below
+        self.narrow: NarrowGather | None = None
         if zero >= 3:
             self.shard = self.shard.clone()
             self._free_weights()
+            if row.float8 and scaling is not None and self.sharers.size > 1:
+                matrices = [m for slot in slots for m in _matrices(slot)]
+                self.narrow = NarrowGather(matrices, self.owned, scaling, (self.sharers, mesh.tensor))
 
     def _new_sum(self, size: int) -> GradientSum:
         return GradientSum(size, self.dtypes.gradients, self.weights.device)
@@ -303,6 +317,8 @@ class Bucket:
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
+            if self.narrow is not None:
+                self.narrow.finish(self.weights)
         self._held += 1
 
     def drop(self) -> None:
@@ -318,7 +334,10 @@ class Bucket:
         storage = self.weights.untyped_storage()
         if self.zero >= 3 and storage.size() == 0:
             storage.resize_(self.padded * self.weights.element_size())
-            self._gathering = all_gather_into(self.weights, self.shard, self._publishers, wait=False)
+            if self.narrow is not None:
+                self._gathering = self.narrow.begin(self.shard, self.padded)
+            else:
+                self._gathering = all_gather_into(self.weights, self.shard, self._publishers, wait=False)
 
     def _free_weights(self) -> None:
         self.weights.untyped_storage().resize_(0)
@@ -331,9 +350,10 @@ def make_buckets(
     *,
     zero: ZeroStage,
     dtypes: Dtypes,
+    scaling: Scaling | None = None,
 ) -> list[Bucket]:
-    """Move every parameter into the buffers of the table."""
-    return [Bucket(row, _slots(row, parameter_of, mesh), mesh, zero, dtypes) for row in rows]
+    """Move every parameter into the buffers of the table. scaling: of weights that are gathered in 8 bits."""
+    return [Bucket(row, _slots(row, parameter_of, mesh), mesh, zero, dtypes, scaling) for row in rows]
 
 
 class GradientWatch:
@@ -419,6 +439,12 @@ class GradientWatch:
         last = (slot.stage, False) in self._last
         if last or not bucket.adds_itself or not bucket.has_begun(slot):
             self._count(slot, bucket, last=last)
+
+
+def _matrices(slot: Slot) -> list[slice]:
+    """Return the elements of each matrix of a slot: one, or those of experts."""
+    size = (slot.stop - slot.start) // (len(slot.parameter) if slot.row.by_expert else 1)
+    return [slice(start, start + size) for start in range(slot.start, slot.stop, size)]
 
 
 def _slots(row: BucketRow, parameter_of: Callable[[Item], torch.nn.Parameter], mesh: Mesh) -> list[Slot]:

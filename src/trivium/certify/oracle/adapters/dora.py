@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trivium.certify.oracle.adapters import lora
-from trivium.certify.oracle.terms import Chance, Rule, Settings, Tensor, apply
+from trivium.certify.oracle.terms import Chance, Rule, Settings, Tensor
 
 
 def rules(s: Settings, base: Rule, settings: Mapping[str, Any]) -> Iterator[tuple[str, Rule]]:
@@ -17,4 +17,4 @@ def product(x: Tensor, w: Tensor, added: Mapping[str, Tensor], settings: Mapping
     """x [..., inputs] -> what the adapted layer computes without its bias, [..., outputs]."""
     whole = w + lora.scale(settings) * (added["b"] @ added["a"])
     norm = whole.detach().pow(2).sum(-1).sqrt()
-    return added["m"] / norm * (apply(w, x) + lora.low_rank(x, added, settings, chance))
+    return added["m"] / norm * (chance.times(w, x) + lora.low_rank(x, added, settings, chance))

@@ -16,7 +16,7 @@ def rules(s: Settings, base: Rule, settings: Mapping[str, Any]) -> Iterator[tupl
 
 def product(x: Tensor, w: Tensor, added: Mapping[str, Tensor], settings: Mapping[str, Any], chance: Chance) -> Tensor:
     """x [..., inputs] -> what the adapted layer computes without its bias, [..., outputs]."""
-    return apply(w, x) + low_rank(x, added, settings, chance)
+    return chance.times(w, x) + low_rank(x, added, settings, chance)
 
 
 def low_rank(x: Tensor, added: Mapping[str, Tensor], settings: Mapping[str, Any], chance: Chance) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trivium.certify.oracle.adapters import lora
-from trivium.certify.oracle.terms import Chance, Rule, Settings, Tensor, apply
+from trivium.certify.oracle.terms import Chance, Rule, Settings, Tensor
 
 SIGMA, BETA = 0.03, 0.01
 
@@ -20,7 +20,7 @@ def product(x: Tensor, w: Tensor, added: Mapping[str, Tensor], settings: Mapping
     """x [..., inputs] -> what the adapted layer computes without its bias, [..., outputs]."""
     if chance.normal is not None:
         w = w + added["deviation"][..., None] * chance.normal(w.shape)
-    return apply(w, x) + lora.low_rank(x, added, settings, chance)
+    return chance.times(w, x) + lora.low_rank(x, added, settings, chance)
 
 
 def remembered(
