@@ -230,8 +230,8 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
 
 
 def _add_gathers(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, times: int) -> None:
-    sharers, slices = _among(traffic, row)[0], slices_of(plan, row)
-    encoding = plan.messages.weights if row.trains and not (row.wide or row.float8) else "exact"
+    sharers, slices, messages = _among(traffic, row)[0], slices_of(plan, row), plan.messages.weights
+    encoding: EncodingName = "exact" if row.wide or row.float8 else messages
     sharers["all_gather"] += times * encoded_bytes(encoding, row.padded // slices, _gathered_bytes(plan, row))
     if row.float8:
         agreed = times * gathered_amaxes(plan, row) * wide_bytes(plan)

@@ -13,6 +13,7 @@ from trivium.errors import CheckpointError, DataError
 from trivium.families.common.hf_config import is_adapter_folder, is_model_folder
 from trivium.interchange.bring import import_hf, tokenizer_files
 from trivium.interchange.peft import base_named_by, with_adapters
+from trivium.stores.remote import Location
 from trivium.tokens.manifest import tokens_of_training
 from trivium.tokens.tokenizer import tokenizer_file
 
@@ -75,10 +76,10 @@ def import_adapted(base: Path, adapter: Path, root: Path) -> Path:
     return path
 
 
-def carry_tokenizer(source: Path, root: Path) -> None:
+def carry_tokenizer(source: Location, root: Path) -> None:
     """Copy the tokenizer of the checkpoint `source`, with the files beside it, to a checkpoint that was made of it in
-    `root`, unless both are in one run."""
-    words = tokenizer_near(source)
+    `root`, unless both are in one run. A checkpoint in a store has none beside it."""
+    words = tokenizer_near(source) if isinstance(source, Path) else None
     if words is not None and tokenizer_near(root) != words:
         for name in tokenizer_files(words.parent):
             shutil.copyfile(words.parent / name, root / name)
@@ -139,8 +140,10 @@ def _existing(tokenizer: Path | None, place: Path) -> Path:
     return tokenizer
 
 
-def run_of(place: Path) -> Path | None:
+def run_of(place: Location) -> Path | None:
     """Return the run directory that is or contains `place` (RUN/training/checkpoints/step-…), or None."""
+    if not isinstance(place, Path):
+        return None
     above = list(place.resolve().parents)[:3]
     return next((p for p in (place, *above) if (p / _OF_A_RUN).is_dir() or _begins_with_imported(p)), None)
 
