@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "certify": {"objectives", "training", "tokens.rows", "model", "parallel", "kernels", "comms", "cost", "plan"},
     "probe": {"planner.measured", "training", "tokens.rows", "parallel", "kernels", "comms", "plan"},
     "families": {"plan"},
-    "interchange": {"families", "model", "checkpoint", "tokens", "plan"},
+    "interchange": {"families", "model", "checkpoint", "stores", "tokens", "plan"},
     # corpus: contamination is found with the n-grams that curation cuts out
     "evaluation": {"model", "tokens", "checkpoint", "interchange.target", "kernels", "comms", "plan", "corpus"},
     "recipes": {"tokens.manifest", "training.metrics"},
