@@ -61,23 +61,26 @@ def main(arguments: list[str]) -> int:
 
 
 def overview(steps: Mapping[str, Record], engines: Mapping[str, Record]) -> list[str]:
-    """Return the table of rows that have an aim, with a column for each processor, the most complete first. A cell is
-    the lowest ratio over the sizes, italic where it is below the aim."""
-    both = {**engines, **steps}
-    figures = {p: [*_step_figures(steps.get(p)), *_engine_figures(engines.get(p))] for p in both}
-    processors = sorted(figures, key=lambda p: -len(figures[p]))
-    heads = [both[p]["machine"]["processor"] for p in processors]
-    aims = {f.name: f.aim for p in processors for f in figures[p]}
+    """Return the table of rows that have an aim. A processor's ratio is the lowest over the sizes; a row has the lowest
+    and the highest of all processors, in italics below the aim."""
+    figures = {p: [*_step_figures(steps.get(p)), *_engine_figures(engines.get(p))] for p in {**engines, **steps}}
+    aims = {f.name: f.aim for every in figures.values() for f in every}
+    memory = [share for p in figures for share in _memory_shares(steps.get(p))]
     return [
-        f"| | aim | {' | '.join(heads)} |",
-        "|---|---:|" + "---:|" * len(heads),
-        *(
-            f"| {name} | {aim:.2f} | {' | '.join(_cell(name, figures[p]) for p in processors)} |"
-            for name, aim in aims.items()
-        ),
-        f"| memory of a step, of the leanest peer's, at most | 1.00 | "
-        f"{' | '.join(_memory_cell(steps.get(p)) for p in processors)} |",
+        "| row | aim | lowest | highest | processors |",
+        "|---|---:|---:|---:|---:|",
+        *(_row(name, aim, [_lowest(name, figures[p]) for p in figures]) for name, aim in aims.items()),
+        f"| memory of a step, of the leanest peer's, at most | 1.00 | {min(memory):.2f} | {max(memory):.2f} "
+        f"| {len(memory)} |"
+        if memory
+        else "",
     ]
+
+
+def _row(name: str, aim: float, lowest: Sequence[Figure | None]) -> str:
+    found = [figure for figure in lowest if figure is not None]
+    least, most = (_ratio(of(found, key=lambda f: f.ratio)) for of in (min, max))
+    return f"| {name} | {aim:.2f} | {least} | {most} | {len(found)} |"
 
 
 def gpu_tables(records: Iterable[Record]) -> list[str]:
@@ -151,10 +154,9 @@ def _engine_figures(record: Record | None) -> Iterator[Figure]:
                 yield Figure(f"{layout}: {c['peer']}", c["ratio"], c["target"])
 
 
-def _cell(name: str, figures: Sequence[Figure]) -> str:
-    """Return the lowest ratio of the row, and nothing where none was measured."""
-    found = [f for f in figures if f.name == name]
-    return _ratio(min(found, key=lambda f: f.ratio)) if found else ""
+def _lowest(name: str, figures: Sequence[Figure]) -> Figure | None:
+    """Return the lowest ratio of the row on a processor, or None where none was measured."""
+    return min((f for f in figures if f.name == name), key=lambda f: f.ratio, default=None)
 
 
 def _ratio(figure: Figure) -> str:
@@ -169,15 +171,15 @@ def _digits(ratio: float, aim: float | None) -> str:
     return f"{ratio:.{3 if hidden else 2}f}"
 
 
-def _memory_cell(record: Record | None) -> str:
-    """Return the largest share over all rows of the leanest peer's memory."""
+def _memory_shares(record: Record | None) -> list[float]:
+    """Return the largest share over all rows of the leanest peer's memory, if there are rows."""
     shares = []
     for row in _contests(record):
         peers = [row["memory"][c["peer"]] for c in row["comparisons"] if c["status"] == "measured"]
         if peers:
             leanest = min(p["above_imports"] for p in peers)
             shares.append(row["memory"][OURS]["above_imports"] / leanest)
-    return f"{max(shares):.2f}" if shares else ""
+    return [max(shares)] if shares else []
 
 
 def _contests(record: Record | None) -> list[Mapping[str, Any]]:

@@ -111,8 +111,8 @@ def test_the_pages_show_the_newest_report_of_each_processor(scripts, tmp_path):
     assert performance_tables.main(words) == 0
     text = page.read_text()
     assert text.startswith("before ") and text.endswith(" after") and "old" not in text
-    assert "1.25" not in text and "AMD EPYC" in text and xeon in text
-    assert "| replicas ZeRO-1: DDP | 1.00 | 1.50 | *0.75* |" in text
+    assert "1.25" not in text
+    assert "| replicas ZeRO-1: DDP | 1.00 | *0.75* | 1.50 | 2 |" in text
     just_below = performance_tables.Figure("x", 0.998, 1.0)
     assert performance_tables._ratio(just_below) == "*0.998*"
     assert performance_tables.main(["--reports", str(tmp_path)]) == 1
