@@ -154,7 +154,7 @@ def product_seconds(product: Product, case: Case, device: Device) -> tuple[Numbe
     """Return the seconds of a product, forward and backward."""
     on = device.widened(case.master_bytes) if product.wide else device
     forward, backward = _seconds_on(product, case, on, on)
-    if product.wide or not case.float8:
+    if product.wide or not np.any(case.float8):
         return forward, backward
     narrow = device.of_float8() if case.float8_codes else device.widened(4)
     forward8, backward8 = _seconds_on(product, case, narrow, narrow if case.float8_weight_gradients else device)
