@@ -51,9 +51,9 @@ def amax_of_own_replica(original, mesh):
 
 
 @fault(Amaxes, "begin_pass", in_float8("delayed"), way=NARROW)
-def amax_times_another_loss_scale(original, mesh):
-    """After a step that overflowed, delayed scales of gradients are those of the loss scale before it."""
-    return lambda self, loss_scale, *, training: original(self, 2.0**10, training=training)
+def amax_without_the_loss_scale(original, mesh):
+    """Delayed scales of gradients leave out the factor of the scaled loss."""
+    return lambda self, loss_scale, *, training: original(self, 1.0, training=training)
 
 
 @fault(ScaledProducts, "quantised", in_float8())

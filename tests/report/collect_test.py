@@ -1,6 +1,7 @@
 import json
 import shutil
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,7 @@ def test_memory_does_not_grow_with_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_CURVE_POINTS", 8)
     # the replaced reader allocates memory for the largest allowed file
     monkeypatch.setattr(module, "read_bytes", Path.read_bytes)
+    monkeypatch.setattr(module, "read_values", partial(module.read_values, block_bytes=1 << 14))
     peaks = []
     for steps in (1000, 4000):
         lines = "".join(json.dumps(METRICS[0] | {"step": n}) + "\n" for n in range(steps))

@@ -9,11 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trivium.checkpoint.lease import LEASE, Holder, holding
 from trivium.checkpoint.lease import Gone as GoneHosts
-from trivium.checkpoint.near import Neighbour
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import progress_of, say, seconds_line
 from trivium.cli.workspace import Workspace, read_result
@@ -23,6 +22,9 @@ from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.provenance import STAMP, describe, publishing, stage_key, stamp_hash, write_json
 from trivium.training.metrics import warn
+
+if TYPE_CHECKING:
+    from trivium.checkpoint.near import Neighbour
 
 Result = Mapping[str, Any]
 State = Literal["current", "goes on", "anew"]  # the state of an output, which decides what has to be done
@@ -46,7 +48,7 @@ class Met:
     plan: Plan
     gone: GoneHosts
     grow: Path
-    neighbour: Neighbour | None = None
+    neighbour: "Neighbour | None" = None
 
 
 @dataclass(frozen=True)
