@@ -4,9 +4,9 @@
 
 Two ranks train a small model on the demo's stories: with tensor parallelism, whose activations and gradients are
 encoded, and with data parallelism, whose gradients or weights are. Each seed reads the same batches under each
-encoding. The gap is that of the loss on held-out stories to the exact messages of the same seed; its interval is Student's
-over the seeds. Errors of single messages are of those that the tensor ranks send in the last step. Nothing is timed: on a
-processor encoding costs more than it saves.
+encoding. The gap is that of the loss on held-out stories to the exact messages of the same seed, with Student's
+interval over the seeds. Errors of single messages are of those that the tensor ranks send in the last step. Nothing is
+timed: on a processor encoding costs more than it saves.
 """
 
 import argparse
