@@ -251,7 +251,7 @@ def has(model: type, path: list[str]) -> bool:
 
 def test_every_field_that_the_pages_name_is_one():
     sections = "|".join(RunConfig.model_fields)
-    named = set(re.findall(rf"(?:`|--set )((?:{sections})\.[a-z_.]*[a-z_])", PAGES))
+    named = set(re.findall(rf"(?:`|--set )((?:{sections})\.[a-z0-9_.]*[a-z0-9_])", PAGES))
     assert len(named) > 50
     assert {name for name in named if not has(RunConfig, name.split("."))} == set()
 
