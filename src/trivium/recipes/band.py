@@ -65,7 +65,8 @@ def compare(band: Tree, curve: Tree) -> list[tuple[str, float, Tree, bool]]:
     values["bits_per_byte"] = curve["bits_per_byte"]
     if missing := [name for name in band["band"] if name not in values]:
         raise DataError(f"the run has no value for {', '.join(missing)} of the band; run the recipe to its end")
+    intervals = {name: band["band"][name] for name in values if name in band["band"]}  # in the order of the steps
     return [
         (name, values[name], interval, interval["low"] <= values[name] <= interval["high"])
-        for name, interval in band["band"].items()
+        for name, interval in intervals.items()
     ]
