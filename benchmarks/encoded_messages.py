@@ -1,6 +1,6 @@
 """What do encoded messages cost in loss, and what do they save in bytes?
 
-    python benchmarks/encodings.py --json out.json [--seeds 1 2 3] [--steps 150] [--report benchmarks/reports]
+    python benchmarks/encoded_messages.py --json out.json [--seeds 1 2 3] [--steps 150] [--report benchmarks/reports]
 
 Two ranks train a small model on the demo's stories: with tensor parallelism, whose activations and gradients are
 encoded, and with data parallelism, whose gradients or weights are. Each seed reads the same batches under each
@@ -62,9 +62,9 @@ def main() -> None:
     parser.add_argument("--json", required=True, type=Path)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--report", type=Path, help="folder for encodings-DATE.md and encodings-DATE.json")
+    parser.add_argument("--report", type=Path, help="folder for encoded-messages-DATE.md and encoded-messages-DATE.json")
     options = parser.parse_args()
-    record: dict[str, Any] = circumstances("benchmarks/encodings.py", sys.argv[1:])
+    record: dict[str, Any] = circumstances("benchmarks/encoded_messages.py", sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "runs.json"
         run_ranks(rank, 2, _corpus(), options.seeds, options.steps, out)
@@ -72,7 +72,7 @@ def main() -> None:
     write_json(options.json, record)
     print(page(record))
     if options.report:
-        path = options.report / f"encodings-{record['date'][:10]}.json"
+        path = options.report / f"encoded-messages-{record['date'][:10]}.json"
         write_json(path, record)
         path.with_suffix(".md").write_text(page(record))
 
