@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--json", required=True, type=Path)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--report", type=Path, help="folder for encoded-messages-DATE.md and encoded-messages-DATE.json")
+    parser.add_argument("--report", type=Path, help="folder for encoded-messages-DATE.md and .json")
     options = parser.parse_args()
     record: dict[str, Any] = circumstances("benchmarks/encoded_messages.py", sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
