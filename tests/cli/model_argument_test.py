@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from evaluation.models import plan_of, write_checkpoint
 from hub_test import FakeHub
@@ -108,3 +109,9 @@ def test_weights_of_a_hugging_face_folder_become_a_checkpoint_of_the_run(root: P
     other = shutil.copytree(folder, tmp_path / "other")
     with pytest.raises(ConfigError, match="was imported from hf; give another --out"):
         with_weights(open_run(out, Given(str(folder), (f"training.start_from={other}",))))
+    same_name = shutil.copytree(folder, tmp_path / "elsewhere" / "hf")
+    assert with_weights(open_run(out, Given(str(folder), (f"training.start_from={same_name}",))))[1] is None
+    weights_file = same_name / "model.safetensors"
+    save_file({name: 2 * x for name, x in load_file(weights_file).items()}, weights_file, {"format": "pt"})
+    with pytest.raises(ConfigError, match="was imported from hf with other weights; give another --out"):
+        with_weights(open_run(out, Given(str(folder), (f"training.start_from={same_name}",))))

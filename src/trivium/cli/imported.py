@@ -62,16 +62,30 @@ def with_weights(run: Run) -> tuple[Run, str | None]:
     given = run.config.training.start_from
     if given is None or not (is_hub_name(given) or describes_model(Path(given))):
         return run, None
-    name = given.removeprefix(PREFIX).partition("@")[0] if is_hub_name(given) else name_of(Path(given))
     place = run.at.imported / step_name(0)
-    if place.is_dir() and (there := read_manifest(place).get("imported_from", {}).get("folder")) != name:
-        raise ConfigError(
-            f"training.start_from is {given}, but {place} was imported from {there}; give another --out, or "
-            f"--set training.start_from={place}"
-        )
+    if place.is_dir():
+        _refuse_other_weights(given, place)
     training = run.config.training.model_copy(update={"start_from": str(place.absolute())})
     mapped = replace(run, config=run.config.model_copy(update={"training": training}))
     return mapped, None if place.is_dir() else given
+
+
+def _refuse_other_weights(given: str, place: Path) -> None:
+    """Raise ConfigError if the checkpoint at `place` was not imported from the Hugging Face model `given`."""
+    from trivium.interchange.bring import sampled_sha256
+
+    there = read_manifest(place).get("imported_from", {})
+    name = given.removeprefix(PREFIX).partition("@")[0] if is_hub_name(given) else name_of(Path(given))
+    if there.get("folder") != name:
+        source = there.get("folder")
+    elif not is_hub_name(given) and sampled_sha256(Path(given)) != there.get("sampled_sha256"):
+        source = f"{name} with other weights"
+    else:
+        return
+    raise ConfigError(
+        f"training.start_from is {given}, but {place} was imported from {source}; give another --out, or "
+        f"--set training.start_from={place}"
+    )
 
 
 def refuse_adapters_alone(place: Path) -> None:

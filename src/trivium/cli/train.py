@@ -477,7 +477,7 @@ def _lines(result: Result) -> list[str]:
     )
     accuracy = result.get("validation_reward_accuracy")
     lines = [
-        f"  {format_count(result['parameters'])} parameters, {result['steps']} steps, "
+        f"  {format_count(result['parameters'])} parameters, {counted(result['steps'], 'step')}, "
         f"{format_count(result['tokens'])} tokens, {layout_text(result['layout'])}",
         f"  {of_text if accuracy is None else f'{loss}; held-out pairs in the right order: {accuracy:.1%}'}",
     ]

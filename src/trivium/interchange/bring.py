@@ -1,6 +1,8 @@
 """Import a Hugging Face folder as a checkpoint, from which training can start in any layout."""
 
 import filecmp
+import hashlib
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,11 +27,12 @@ from trivium.provenance import file_sha256
 from trivium.tokens.chat.template import FILE as TEMPLATE
 from trivium.tokens.marks import CONFIG, GENERATION, MAP
 from trivium.tokens.tokenizer import FILE, given_tokenizer
-from trivium.untrusted import check_regular
+from trivium.untrusted import check_regular, open_regular
 
 _OF_A_LAYER = re.compile(r"\b(?:h|layers)\.\d+\.")
 _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # that old folders store
 _OURS: dict[str, Dtype] = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+_SAMPLED_BLOCKS, _SAMPLED_BLOCK_BYTES = 64, 64 << 10  # of each file
 
 
 class Stored(NamedTuple):
@@ -88,6 +91,7 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
         "data": {"tokenizer_sha256": file_sha256(folder / FILE)} if (folder / FILE).is_file() else {},
         "imported_from": {
             "folder": name_of(folder),
+            "sampled_sha256": sampled_sha256(folder),
             "architecture": config["architectures"],
             "marks": marks_of(config),
             "left_out": {prefix: len(several) for prefix, several in besides.items() if several},
@@ -97,6 +101,20 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
     for name in tokenizer_files(folder):
         shutil.copyfile(folder / name, root / name)
     return write_whole(root, 0, about, [parts])
+
+
+def sampled_sha256(folder: Path) -> str:
+    """Return a hash of the sizes of a folder's weight files and of blocks spread over them: it distinguishes models
+    without reading all of their weights."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(f"{path.name} {size}\n".encode())
+            for n in range(_SAMPLED_BLOCKS):
+                file.seek(size * n // _SAMPLED_BLOCKS)
+                digest.update(file.read(_SAMPLED_BLOCK_BYTES))
+    return digest.hexdigest()
 
 
 def tokenizer_files(folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ class Validation(Observer):
         count = min(wanted, self._data.num_samples)  # does not depend on the layout
         self.samples = Samples(0, count, self._data.rows)
         if count < wanted and mesh.rank == 0:
-            warn(f"there are {count} validation samples, and all of them are used instead of {wanted}")
+            warn(f"all validation samples are used: {count} instead of {wanted}")
 
     def resume(self, loop: Loop) -> None:
         """Note whether the job before ended after a save and before the validation that was due."""
