@@ -116,8 +116,11 @@ class Samples:
 
     def rows(self, numbers: Sequence[int]) -> Rows:
         """Return the rows of samples, reading each run of consecutive numbers at once."""
-        runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-        return Rows.joined([self.read(run[0][1], len(run)) for run in runs])
+        return Rows.joined([self.read(*run) for run in _runs(numbers)])
+
+    def runs(self, rank: int, ranks: int) -> list[tuple[int, int]]:
+        """Return the first number and the length of each run of samples that a data rank reads."""
+        return _runs(self.share(rank, ranks))
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
@@ -127,6 +130,11 @@ class Samples:
         """
         at = plan.batch.at(step)
         return cls(at.first_sample, at.sequences, partial(windows, ids, plan.model))
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return [(run[0][1], len(run)) for run in runs]
 
 
 def adam_rule(config: TrainingConfig) -> AdamRule:
