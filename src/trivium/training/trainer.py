@@ -309,10 +309,8 @@ class Trainer:
         yield self._routers.watching(inputs, sequences, loss_scale, count), losses
         losses |= self._routers.finish(loss_scale)
 
-    def _run(
-        self, sequences: int, inputs: Sequence[Inputs], scale: Scale, *, measure: bool = False, reduces: bool = True
-    ) -> Run:
-        self._watch.start_step(reduces=reduces)
+    def _run(self, sequences: int, inputs: Sequence[Inputs], scale: Scale, *, measure: bool = False) -> Run:
+        self._watch.start_step()
         program = self._program(sequences, forward_only=False)[self.mesh.at.pipeline]
         names = (LOSS,) if self.objective.of_pairs else self.objective.names(self.plan.model)
         executor = self._executor(inputs, scale, names)
@@ -325,7 +323,7 @@ class Trainer:
         """Replay a step that was recorded before. One recording is kept; a ramp's next batch size needs another."""
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
-            work = partial(self._run, sequences, inputs, scale, reduces=False)
+            work = partial(self._run, sequences, inputs, scale)
             self._recorded = RecordedStep(sequences, inputs, scale, self.trained, self.mesh, work)
         self.goes_on()
         return self._recorded.replay(inputs, scale)
