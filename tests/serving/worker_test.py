@@ -97,10 +97,10 @@ def test_timely_text_is_not_late_because_of_others():
 
 def test_failing_request_fails_alone(capsys):
     class Failing(Writer):
-        def write_drafts(self, drafts):
+        def choose(self, logits, drafts):
             if any(d.settings.max_tokens == 3 for d in drafts):
                 raise RuntimeError("out of memory")
-            super().write_drafts(drafts)
+            return super().choose(logits, drafts)
 
     asked, first = Asked(Failing(SCORER)), threading.Event()
     asked.ask("good", "Item 7 opens", LONG, heard=lambda: first.set() or time.sleep(0.002))

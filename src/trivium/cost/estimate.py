@@ -38,7 +38,8 @@ Method = Literal["simulated", "closed form"]
 @dataclass(frozen=True)
 class Estimate:
     """The price of a plan. worst: coordinate of the rank with the largest memory. memory: bytes of that rank.
-    memory_limit: bytes that a rank may use."""
+    memory_limit: bytes that a rank may use. translation_seconds: of reverse address translation, which are part of the
+    seconds of the collectives."""
 
     parts: StepSeconds
     tokens: int
@@ -49,6 +50,7 @@ class Estimate:
     worst: Coordinate
     memory: MemoryEstimate
     memory_limit: float
+    translation_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -87,6 +89,7 @@ class Estimate:
         return {
             "seconds": self.seconds,
             "parts": dict(vars(self.parts)),
+            "translation_seconds": self.translation_seconds,
             "tokens_per_second": self.tokens_per_second,
             "model_flops": self.model_flops,
             "hardware_flops": self.hardware_flops,
@@ -181,8 +184,13 @@ def estimate(
         raise ConfigError("\n".join(problems))
     ranks, stack = plan.layout.world_size, stack or own_stack(plan, machine)
     worst, memory = worst_rank(plan)
+    price = _closed if method == "closed form" else simulated
+    parts, translation = price(plan, machine, stack, forward_passes), 0.0
+    if machine.translates:
+        without = price(plan, machine.without_translation(), stack, forward_passes)
+        translation = float(parts.seconds - without.seconds)
     return Estimate(
-        parts=(_closed if method == "closed form" else simulated)(plan, machine, stack, forward_passes),
+        parts=parts,
         tokens=plan.tokens(plan.batch.sequences),
         ranks=ranks,
         model_flops=model_flops(plan.model, plan.batch.sequences).total,
@@ -191,6 +199,7 @@ def estimate(
         worst=worst,
         memory=memory,
         memory_limit=machine.usable_memory(ranks, share),
+        translation_seconds=translation,
     )
 
 

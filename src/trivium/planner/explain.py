@@ -289,6 +289,8 @@ def _parts(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
     parts = {name: v for name, v in vars(price.parts).items() if v > ROUNDING_FRACTION * price.seconds}
     texts = [f"{name.replace('_', ' ')} {format_seconds(value)}" for name, value in parts.items()]
     crowd = machine.crowding(plan.layout.world_size)
+    if price.translation_seconds > ROUNDING_FRACTION * price.seconds:
+        texts.append(f"of these for reverse address translation {format_seconds(price.translation_seconds)}")
     if plan.layout.pipeline > 1 and "bubble" not in parts and crowd > 1:
         texts.append(
             f"bubble 0 ({plan.layout.world_size} ranks share {machine.devices} cores: while one waits, others compute)"

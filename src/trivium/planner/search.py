@@ -75,7 +75,7 @@ def _subjects(plan: Plan, machine: Machine, space: SearchSpace) -> list[Subject]
     on_gpus = machine.generation != "cpu"
     usual = (True, False)
     compiled = space.compiled or (usual if on_gpus else (plan.compiled,))
-    recorded = space.cuda_graphs or (usual if on_gpus else (plan.cuda_graphs,))
+    recorded = space.cuda_graphs or (usual if on_gpus else (False,))
     if space.compiled is None and compiler_problems(plan.model, compiled=True):
         compiled = (False,)
     if space.cuda_graphs is None and recording_problems(plan.model, plan.precision, 1, recorded=True):
