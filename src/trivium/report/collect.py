@@ -200,6 +200,7 @@ class _Steps:
     done: int = 0
     tokens: int | None = None
     seconds: float = 0.0  # seconds of all steps, without validation and saves
+    joules: float = 0.0  # energy of the steps in which it was measured
     validation_loss: float | None = None  # the newest one
     losses: Curve = field(default_factory=Curve)
     validation: Curve = field(default_factory=Curve)
@@ -217,6 +218,7 @@ class _Steps:
             self.tokens = int(tokens)
         if seconds is not None:
             self.seconds += seconds
+        self.joules += metric.pop("joules", None) or 0.0
         if loss is not None:
             self.losses.add(metric, loss)
         if metric.get("validation_loss") is not None:
@@ -252,6 +254,7 @@ def _training(run: Path) -> dict[str, Any] | None:
         "plan": begun and begun["plan"],
         "of_pairs": _method(begun) not in OF_TEXT,
         "step_seconds": metrics.seconds or None,
+        "step_joules": metrics.joules or None,
         "resumed_from": resumed_from(_whole_lines(events)),
         "layouts": layouts_of(_whole_lines(events), summary["layout"]),
         "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},
