@@ -38,7 +38,7 @@ Method = Literal["simulated", "closed form"]
 @dataclass(frozen=True)
 class Estimate:
     """The price of a plan. worst: coordinate of the rank with the largest memory. memory: bytes of that rank.
-    memory_limit: bytes that a rank may use."""
+    memory_limit, host_limit: bytes that a rank may use of its device and its host. fits: whether these are enough."""
 
     parts: StepSeconds
     tokens: int
@@ -49,6 +49,8 @@ class Estimate:
     worst: Coordinate
     memory: MemoryEstimate
     memory_limit: float
+    host_limit: float
+    fits: bool
 
     @property
     def seconds(self) -> float:
@@ -69,10 +71,6 @@ class Estimate:
     def utilisation(self) -> float:
         """Model FLOPs utilisation (MFU): model FLOP/s over the peak of all devices."""
         return self.model_flops / self.seconds / self.peak_flops_per_second
-
-    @property
-    def fits(self) -> bool:
-        return self.memory.total <= self.memory_limit
 
     @property
     def limit(self) -> str:
@@ -191,6 +189,8 @@ def estimate(
         worst=worst,
         memory=memory,
         memory_limit=machine.usable_memory(ranks, share),
+        host_limit=machine.usable_host_memory(share),
+        fits=bool(machine.holds(memory.total, memory.host, ranks, share)),
     )
 
 

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from trivium.config import Config, Positive, Short
 from trivium.cost.hardware import USABLE
+from trivium.plan.offload import Share
 from trivium.plan.schedule import ScheduleName
 from trivium.plan.sizes import MAX_PLAN_RANKS, Degree, Sequences
 
@@ -42,6 +43,8 @@ class SearchSpace(Config):
     compiled: tuple[bool, ...] | None = None
     # replay steps as CUDA graphs if the plan allows it; null: with and without them on GPUs
     cuda_graphs: tuple[bool, ...] | None = None
+    # shares of the optimizer state, and of the layers' activations, on the host; null: some where nothing fits without
+    offload: tuple[Share, ...] | None = None
     finalists: Positive = 50  # number of the fastest candidates that are simulated action by action
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # share of a device's memory that a plan may use
 

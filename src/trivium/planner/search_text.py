@@ -35,7 +35,7 @@ CELLS: dict[str, Callable[[Winner], str]] = {
     "step": lambda winner: format_seconds(winner.seconds),
     "tokens/s": lambda winner: format_count(winner.tokens_per_second),
     "MFU": lambda winner: f"{winner.utilisation:.1%}",
-    "memory": lambda winner: format_bytes(winner.memory_bytes),
+    "memory": lambda winner: ", ".join(filter(None, (format_bytes(winner.memory_bytes), winner.plan.offload.words))),
     "limited by": lambda winner: _limits_text(winner),
 }
 LEFT_ALIGNED = ("schedule", "recompute", "sequence", "limited by")
@@ -196,7 +196,7 @@ def choice_text(winner: Winner) -> str:
     return (
         f"{_layout_text(plan.layout)}, micro {plan.batch.micro}, {plan.schedule}, recompute {plan.recompute.words}"
         f"{along}, ZeRO {_zero_text(plan)}: {format_seconds(winner.seconds)}, {format_bytes(winner.memory_bytes)} "
-        f"per rank"
+        f"per rank{', ' if plan.offload.is_used else ''}{plan.offload.words}"
     )
 
 
