@@ -30,6 +30,7 @@ from faults import (
     optimizer,
     parts,
     pipeline,
+    rings,
     steps,
     tensor,
     ways,
@@ -62,6 +63,7 @@ CATALOGUE = {
         *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent, float8),
         balance,
         experts,
+        rings,
     )
 }
 EVERY_MUTANT = tuple(m for mutants in CATALOGUE.values() for m in mutants)
