@@ -3,9 +3,9 @@
     python benchmarks/serving.py --json out.json [--rounds 3] [--report benchmarks/reports]
 
 Servers of one model with random weights run at the same time and are measured in turn: one rank without batching (one
-text at a time), one rank, and two tensor ranks. Each client sends two requests, one after the other: a prompt of 32 ids, no
-two alike, and 24 tokens to write. Only written tokens count. CPU seconds are those of all processes of the server, and
-depend less than seconds on what else the machine does.
+text at a time), one rank, and two tensor ranks. Each client sends two requests, one after the other: a prompt of 32
+ids, no two alike, and 24 tokens to write. Only written tokens count. CPU seconds are those of all processes of the
+server, and depend less than seconds on what else the machine does.
 """
 
 import argparse
@@ -143,7 +143,7 @@ def server(checkpoint: Path, words: list[str]) -> Iterator[Server]:
 
 def ask(url: str, prompt: list[int], tokens: int, end: int) -> None:
     """Let a server write tokens after a prompt. The end of the text is excluded, so that all are written."""
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "logit_bias": {str(end): -100}}
+    body: Any = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "logit_bias": {str(end): -100}}
     found = requests.post(f"{url}v1/completions", json=body, timeout=600).json()
     assert found["usage"]["completion_tokens"] == tokens, json.dumps(found)[:500]
 
