@@ -408,6 +408,11 @@ def test_serve_names_what_it_refuses(run, served, tmp_path, monkeypatch):
         (("serve.host=0.0.0.0",), ConfigError, r"serve\.keys is not given"),
         ((f"serve.keys={tmp_path / 'short'}",), DataError, r"serve\.keys: .*shorter than 16"),
         (("serve.port=70000",), ConfigError, r"serve\.port"),
+        (
+            ("serve.tensor=3", "serve.port=0"),
+            ConfigError,
+            r"heads \(4\) must be a multiple of plan\.layout\.tensor \(3\)",
+        ),
     ):
         with pytest.raises(error, match=message):
             trivium("serve", run, sets=sets)

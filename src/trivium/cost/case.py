@@ -55,6 +55,8 @@ class Case(Place):
     float8: the share of the weights of linear layers whose products have 8-bit operands; float8_weight_gradients,
     float8_gathered, float8_codes: 1 where those of weight gradients do, where ZeRO stage 3 gathers these weights in 8
     bits, and where kernels multiply the codes.
+    state_away, activations_away: shares of the optimizer state, and of the layers of a stage whose activations, that
+    the host keeps.
     """
 
     different_layers: Shares[Layer]
@@ -95,6 +97,8 @@ class Case(Place):
     tensor_ratio: Number = 1.0
     gradient_ratio: Number = 1.0
     weight_ratio: Number = 1.0
+    state_away: Number = 0.0
+    activations_away: Number = 0.0
     forward_passes: Number = 0
     counting_passes: Number = 0
 
@@ -169,6 +173,8 @@ def case_of(plan: Plan, forward_passes: int = 0) -> Case:
         puts_off=puts_off(plan),
         compiled=int(plan.compiled),
         recorded=int(plan.cuda_graphs),
+        state_away=plan.offload.optimizer,
+        activations_away=plan.offload.activations,
         forward_passes=forward_passes,
     )
 

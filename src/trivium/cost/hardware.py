@@ -110,6 +110,8 @@ class Machine(Config):
     fabric_link: Link  # between nodes
     sharing: Literal["exclusive", "shared"] = "exclusive"
     watts: Rate | None = None  # power of one device under load
+    idle_watts: Rate | None = None  # power of one device that waits; null: as under load
+    host_watts: Rate | None = None  # power of a node besides its devices; null: not counted
     price_per_hour: Rate | None = None  # price of one device
     constants: dict[str, float] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)

@@ -16,6 +16,7 @@ from trivium.plan.float8 import Divided, division_problems, keep_problems
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.messages import Messages
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.offload import Offload
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import parameters
 from trivium.plan.partition import Partition
@@ -46,6 +47,7 @@ class Plan(Config):
     precision: Precision = Precision()
     messages: Messages = Messages()
     recompute: Recompute = Recompute()
+    offload: Offload = Offload()
     optimizer: Optimizer = Optimizer()
     # ZeRO stage: 1 shards the optimizer state over replicas, 2 also gradients, 3 also weights
     zero: Annotated[Literal[0, 1, 2, 3], Short("zero")] = 1

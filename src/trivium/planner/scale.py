@@ -201,7 +201,7 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int, share: float)
         price = estimate(there, enough, share=share)
         each = price.tokens_per_second / devices
         first = points[0].price.tokens_per_second / points[0].devices if points else each
-        triggered = float(simulated(there, enough, triggers).seconds) if plan.layout.tensor > 1 else None
+        triggered = float(simulated(there, enough, triggers).parts.seconds) if plan.layout.tensor > 1 else None
         points.append(
             Point(devices, data, there.batch.sequences, price, each / first, triggered, devices > machine.devices)
         )

@@ -87,7 +87,12 @@ def _subjects(plan: Plan, machine: Machine, space: SearchSpace) -> list[Subject]
 
 
 def _ranking(candidates: Candidates, machine: Machine, ranks: int, space: SearchSpace) -> Ranking:
-    return rank(price(candidates, machine, memory_limit(machine, ranks, space), space), machine, space.finalists)
+    return rank(
+        price(candidates, machine, memory_limit(machine, ranks, space), space),
+        machine,
+        space.finalists,
+        space.objective,
+    )
 
 
 def _choice(rankings: Sequence[Ranking]) -> Choice:
