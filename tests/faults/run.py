@@ -31,6 +31,7 @@ from faults import (
     optimizer,
     parts,
     pipeline,
+    rings,
     steps,
     tensor,
     ways,
@@ -64,6 +65,7 @@ CATALOGUE = {
         float8,
         balance,
         experts,
+        rings,
     )
 }
 EVERY_MUTANT = tuple(m for mutants in CATALOGUE.values() for m in mutants)

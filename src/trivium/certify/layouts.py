@@ -72,7 +72,11 @@ def _every(field: str) -> tuple[Tree, ...]:
 # What may be chosen besides degrees and schedule. Combinations that the plan refuses are left out.
 CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "zero": ({"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}),
-    "sequence": ({"sequence_parallel": False}, {"sequence_parallel": True}),
+    "sequence": (
+        {"sequence_parallel": False},
+        {"sequence_parallel": True},
+        {"sequence_parallel": True, "overlap_tensor": True},
+    ),
     "recompute": (
         {"recompute": {"mode": "none"}},
         {"recompute": {"mode": "attention"}},

@@ -111,7 +111,7 @@ def describe(plan: Plan) -> str:
     words += [_window_words(plan.model)] if plan.model.window is not None else []
     words += [f"rope {plan.model.rope_scaling.kind}"] if plan.model.rope_scaling is not None else []
     words += [f"chunks {x.chunks}"] if x.chunks > 1 else []
-    words += ["sequence parallel"] if plan.sequence_parallel else []
+    words += ["sequence parallel" + " in a ring" * plan.overlap_tensor] if plan.sequence_parallel else []
     words += [f"zero {plan.zero}" + (f" over {x.shards}" if x.shards is not None else "")]
     words += [f"expert {x.expert}"] if x.expert > 1 else []
     words += [f"recompute {plan.recompute.mode}"] if plan.recompute.mode != "none" else []

@@ -50,6 +50,24 @@ class Peak(Config):
     float8: Rate | None = None
 
 
+class Translation(Config):
+    """Reverse address translation: the receiver of a message looks up the physical pages that it is written to.
+
+    A message waits one walk before its first byte, and cold_share of its pages wait for walks of which parallel_walks
+    run at once. First-order form of what arXiv 2604.02473 simulated; it publishes no constants.
+    """
+
+    page_bytes: Positive
+    walk_seconds: Seconds  # time to walk the page table once
+    parallel_walks: Positive = 1
+    cold_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # share of pages that no translation buffer holds
+
+    @property
+    def page_seconds(self) -> float:
+        """Seconds that a page adds to a message."""
+        return self.cold_share * self.walk_seconds / self.parallel_walks
+
+
 class Link(Config):
     """A connection, as one device sees it.
 
@@ -61,6 +79,7 @@ class Link(Config):
     efficiency: Share  # fraction of it that large collectives reach
     latency_seconds: Seconds  # latency of one hop of a collective
     start_seconds: Seconds = 0.0  # time before the first byte of a collective
+    translation: Translation | None = None  # cost of reverse address translation; null: none
 
     @property
     def effective_bandwidth(self) -> float:
@@ -94,6 +113,8 @@ class Machine(Config):
     host_memory_bytes: NotNegative = 0  # memory of a node's host; 0: not known, and no plan may use it
     host_link: Link | None = None  # between a device and its host, while all devices of the node copy
     watts: Rate | None = None  # power of one device under load
+    idle_watts: Rate | None = None  # power of one device that waits; null: as under load
+    host_watts: Rate | None = None  # power of a node besides its devices; null: not counted
     price_per_hour: Rate | None = None  # price of one device
     constants: dict[str, float] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
@@ -127,6 +148,18 @@ class Machine(Config):
     def with_nodes(self, nodes: int) -> "Machine":
         """Return the machine with another number of nodes. Raises ConfigError if it cannot have that many."""
         return build(Machine, {**to_tree(self), "nodes": nodes})
+
+    def without_translation(self) -> "Machine":
+        """Return the machine without the cost of reverse address translation."""
+        links = {name: getattr(self, name) for name in ("node_link", "fabric_link")}
+        return self.model_copy(
+            update={name: link.model_copy(update={"translation": None}) for name, link in links.items()}
+        )
+
+    @property
+    def translates(self) -> bool:
+        """Whether a link has a cost of reverse address translation."""
+        return any(link.translation is not None for link in (self.node_link, self.fabric_link))
 
     def crowding(self, ranks: Number) -> Number:
         """Return how many of `ranks` ranks compete for each device, at least 1; ranks may be an array."""

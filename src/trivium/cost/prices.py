@@ -22,6 +22,7 @@ from trivium.cost.layer import (
 from trivium.cost.overlap import moved_when_triggered, pipelined_seconds, tiled_seconds, tiles_of
 from trivium.cost.rank_parameters import layer_experts, layer_parameters, table_parameters
 from trivium.cost.setting import Setting
+from trivium.cost.tensor_ring import spared_seconds
 from trivium.plan.layers.layer import HALVES, Layer
 from trivium.plan.layers.part import Exchanged, Number
 
@@ -174,9 +175,10 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     summed = all_reduce_seconds(SUM_BYTES * sums * case.positions, case.tensor, _tensor_link(at))
     norms = (np.asarray(sums) > 0) * summed + _adapter_seconds(at)
     beside = at.constants.tensor_overlap if stack.overlaps_tensor_forward and at.hides else 0.0
-    tensor_forward = (1 - beside) * (2 * tensor - shorter_forward) + norms
+    spared_forward, spared_backward = spared_seconds(at)
+    tensor_forward = (1 - beside) * (2 * tensor - shorter_forward) + norms - spared_forward
     sent, shown = _backward_messages(at, tensor)
-    tensor_backward = np.minimum(2 * shown, np.maximum(0.0, 2 * sent - shorter_backward)) + norms
+    tensor_backward = np.minimum(2 * shown, np.maximum(0.0, 2 * sent - shorter_backward)) + norms - spared_backward
     tensor_again = again * tensor_forward
     context_forward, context_backward = context_seconds(at)
     context_again = recomputed_share(case) * (np.asarray(case.recompute) != NONE) * context_forward

@@ -120,8 +120,7 @@ def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     forward, backward = (fullest.layers * p.total for p in (pieces.layer_forward, pieces.layer_backward))
     whole = zero == 0  # a single all-reduce, which ends before the update
     moving = np.where(whole, reduce + gather, reduce + copies)
-    # A captured backward ends before any of its gradients are reduced.
-    reduced = np.where(at.is_replayed, moving, _beside_last_backward(at, pieces, fullest, moving))
+    reduced = _beside_last_backward(at, pieces, fullest, moving)
     earlier = np.where(often, (at.case.micro_batches - 1) * at.added(forward + backward, reduce), 0.0)
     next_to_it = optimizer_seconds(at, fullest) if stack.gathers_with_update else forward * _micro_batches_beside(at)
     return reduced + earlier + np.where(whole, 0.0, at.added(next_to_it, gather))

@@ -40,7 +40,7 @@ class Stage(nn.Module):
         model = plan.model
         self.operations = operations_of(mesh.device.type)
         region, context = _around(plan, mesh, self.operations)
-        ends = replace(region, encoding="exact")
+        ends = replace(region, encoding="exact", ring=False)
         self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
         self.is_first, self.is_last = number == 0, number == plan.last_stage
         layers = plan.layers_of(number)
@@ -151,6 +151,7 @@ def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Con
         operations.products,
         row_chunks=plan.row_chunks,
         encoding=plan.messages.tensor,
+        ring=plan.tensor_ring,
     )
     return region, contexts(mesh.context, plan.context_attention, operations.attention)
 

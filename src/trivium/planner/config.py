@@ -12,6 +12,7 @@ from trivium.plan.sizes import MAX_PLAN_RANKS, Degree, Sequences
 
 Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split"]
 Degrees = tuple[Degree, ...] | None
+Objective = Literal["time", "energy"]
 Shards = Annotated[int, Field(ge=2, le=MAX_PLAN_RANKS)] | Literal["node"] | None
 
 
@@ -45,6 +46,8 @@ class SearchSpace(Config):
     cuda_graphs: tuple[bool, ...] | None = None
     # shares of the optimizer state, and of the layers' activations, on the host; null: some where nothing fits without
     offload: tuple[Share, ...] | None = None
+    # what the chosen plan needs least of: seconds per step, or joules by the machine's watts
+    objective: Annotated[Objective, Short("objective")] = "time"
     finalists: Positive = 50  # number of the fastest candidates that are simulated action by action
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # share of a device's memory that a plan may use
 

@@ -81,7 +81,7 @@ def _subjects(plan: Plan, machine: Machine, space: SearchSpace) -> list[Subject]
     on_gpus = machine.generation != "cpu"
     usual = (True, False)
     compiled = space.compiled or (usual if on_gpus else (plan.compiled,))
-    recorded = space.cuda_graphs or (usual if on_gpus else (plan.cuda_graphs,))
+    recorded = space.cuda_graphs or (usual if on_gpus else (False,))
     if space.compiled is None and compiler_problems(plan.model, compiled=True):
         compiled = (False,)
     if space.cuda_graphs is None and recording_problems(plan.model, plan.precision, 1, NO_OFFLOAD, recorded=True):
@@ -102,7 +102,12 @@ def _with_offload(candidates: Candidates, offload: Offload) -> Candidates:
 
 
 def _ranking(candidates: Candidates, machine: Machine, ranks: int, space: SearchSpace) -> Ranking:
-    return rank(price(candidates, machine, memory_limit(machine, ranks, space), space), machine, space.finalists)
+    return rank(
+        price(candidates, machine, memory_limit(machine, ranks, space), space),
+        machine,
+        space.finalists,
+        space.objective,
+    )
 
 
 def _choice(rankings: Sequence[Ranking]) -> Choice:

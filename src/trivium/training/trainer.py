@@ -117,8 +117,11 @@ class Samples:
 
     def rows(self, numbers: Sequence[int]) -> Rows:
         """Return the rows of samples, reading each run of consecutive numbers at once."""
-        runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-        return Rows.joined([self.read(run[0][1], len(run)) for run in runs])
+        return Rows.joined([self.read(*run) for run in _runs(numbers)])
+
+    def runs(self, rank: int, ranks: int) -> list[tuple[int, int]]:
+        """Return the first number and the length of each run of samples that a data rank reads."""
+        return _runs(self.share(rank, ranks))
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
@@ -128,6 +131,11 @@ class Samples:
         """
         at = plan.batch.at(step)
         return cls(at.first_sample, at.sequences, partial(windows, ids, plan.model))
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return [(run[0][1], len(run)) for run in runs]
 
 
 def adam_rule(config: TrainingConfig) -> AdamRule:
@@ -306,10 +314,8 @@ class Trainer:
         yield self._routers.watching(inputs, sequences, loss_scale, count), losses
         losses |= self._routers.finish(loss_scale)
 
-    def _run(
-        self, sequences: int, inputs: Sequence[Inputs], scale: Scale, *, measure: bool = False, reduces: bool = True
-    ) -> Run:
-        self._watch.start_step(reduces=reduces)
+    def _run(self, sequences: int, inputs: Sequence[Inputs], scale: Scale, *, measure: bool = False) -> Run:
+        self._watch.start_step()
         program = self._program(sequences, forward_only=False)[self.mesh.at.pipeline]
         names = (LOSS,) if self.objective.of_pairs else self.objective.names(self.plan.model)
         executor = self._executor(inputs, scale, names)
@@ -326,7 +332,7 @@ class Trainer:
         """Replay a step that was recorded before. One recording is kept; a ramp's next batch size needs another."""
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
-            work = partial(self._run, sequences, inputs, scale, reduces=False)
+            work = partial(self._run, sequences, inputs, scale)
             self._recorded = RecordedStep(sequences, inputs, scale, self.trained, self.mesh, work)
         self.goes_on()
         return self._recorded.replay(inputs, scale)
