@@ -66,11 +66,13 @@ def best_search(plan: Plan, machine: Machine, ranks: int, space: SearchSpace | N
     every = [found.enumerated.candidates, *(Candidates(each, found.enumerated.candidates.grid) for each in others)]
     rankings = [found.ranking, *(_ranking(each, machine, ranks, space) for each in every[1:])]
     if space.offload is None and not any(len(each.order) for each in rankings) and machine.usable_host_memory():
-        away = [_with_offload(each, offload) for each in every for offload in _offloads(SHARES)]
+        away = [_with_offload(each, offload) for each in every for offload in _offloads(SHARES) if offload.is_used]
         every, rankings = every + away, rankings + [_ranking(each, machine, ranks, space) for each in away]
     choice = _choice(rankings)
     best = every[choice.ranking]
-    rest = tuple(ranking for number, ranking in enumerate(rankings) if number != choice.ranking)
+    same = [each.subject.offload == best.subject.offload for each in every]
+    same[choice.ranking] = False
+    rest = tuple(ranking for ranking, is_same in zip(rankings, same, strict=True) if is_same)
     enumerated = replace(found.enumerated, candidates=best)
     return Found(best.subject, machine, ranks, space, enumerated, rankings[choice.ranking], choice, rest)
 
