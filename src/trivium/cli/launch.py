@@ -117,7 +117,7 @@ class Asked:
     hosts: Annotated[
         str | None,
         typer.Option(
-            "--hosts", metavar="MIN:MAX", help="Slurm: train on as many nodes as there are, and without lost ones."
+            "--hosts", metavar="MIN:MAX", help="Slurm: start on MAX nodes, and continue while MIN of them are left."
         ),
     ] = None
     image: Annotated[
@@ -177,8 +177,9 @@ def launch(asked: Asked) -> None:
         if not word.isprintable():
             raise ConfigError(f"{word!r} holds a line break or the like, which a job file cannot; write it otherwise")
     more = {"image": asked.image, "claim": asked.claim, "arguments": shlex.join(words), **pod_values(asked)}
+    more["hosts"] = asked.hosts or ""
     if asked.hosts is not None:
-        more["nodes"] = _nodes_of(asked.hosts, asked.target, config, placed(config, machine))
+        _refuse_hosts(asked.hosts, asked.target, config, placed(config, machine))
     text = job_file(asked.target, config, machine, out, more)
     _refuse_what_train_would(out, given, tokens)
     say(text)
@@ -204,11 +205,11 @@ def pod_values(asked: Asked) -> dict[str, str]:
     }
 
 
-def _nodes_of(hosts: str, target: Target, config: RunConfig, where: Nodes) -> str:
-    """Return the nodes that an elastic job asks Slurm for, as MIN-MAX."""
+def _refuse_hosts(hosts: str, target: Target, config: RunConfig, where: Nodes) -> None:
+    """Raise ConfigError for --hosts that no file starts."""
     from trivium.cli.hosts import host_counts
 
-    least, most = host_counts(hosts, config.plan)
+    _, most = host_counts(hosts, config.plan)
     if target is not Target.slurm:
         raise ConfigError(
             f"--hosts {hosts}: only a file for Slurm starts an elastic training; start `trivium train --hosts {hosts}` "
@@ -219,7 +220,6 @@ def _nodes_of(hosts: str, target: Target, config: RunConfig, where: Nodes) -> st
             f"--hosts {hosts}: a layout of {config.plan.layout.world_size} ranks fills {where.nodes} nodes of "
             f"{config.machine}; MAX must be {where.nodes}"
         )
-    return f"{least}-{most}"
 
 
 def _refuse_what_train_would(out: Path, given: Given, tokens: Path | None) -> None:
@@ -268,7 +268,7 @@ def job_file(target: Target, config: RunConfig, machine: Machine | None, out: Pa
     if target in IN_PODS or where.nodes > 1:
         values["rendezvous"] = RENDEZVOUS.format(name=values["name"], seconds=values["host_seconds"])
     values["attempts"] = _filled(ATTEMPTS, values)
-    values["start"] = _filled(HOSTS_OF_SLURM if "nodes" in more else RANKS_OF_SLURM, values)
+    values["start"] = _filled(HOSTS_OF_SLURM if more.get("hosts") else RANKS_OF_SLURM, values)
     values["attempts_in_pod"] = textwrap.indent(values["attempts"], IN_POD)
     text = _filled(FILES[target], values)
     return text if target is not Target.jobset else as_jobset(text, values["name"])
@@ -340,10 +340,10 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
     return {
         "title": f"{layout_text(config.plan.layout.model_dump())}: {where.nodes} x {where.per_node}",
         "name": name,
-        "nodes": more.get("nodes", where.nodes),
+        "nodes": where.nodes,
         "per_node": where.per_node,
-        "tasks": 1 if "nodes" in more else where.per_node,
-        "devices": _slurm_devices(where, is_elastic="nodes" in more),
+        "tasks": 1 if more.get("hosts") else where.per_node,
+        "devices": _slurm_devices(where, is_elastic=bool(more.get("hosts"))),
         "resources": resources + (LOCKS_MEMORY if rdma else ""),
         "selector": more.get("selector", ""),
         "tolerations": more.get("tolerations", ""),
