@@ -86,7 +86,8 @@ def _page(record: dict[str, Any]) -> str:
         f"was {record['load_before']:.0f} before and {record['load_after']:.0f} after.",
         "",
         "Ratios are the seconds of a step without the ring over those with it: above 1, the ring is faster. Two ranks, "
-        "one thread each; steps in turn in the same processes, with equal losses.",
+        "one thread each; steps in turn in the same processes, with equal losses. While others take the cores, "
+        "wall seconds are noise, and the CPU seconds of both ranks tell more.",
         "",
         "| messages | model | schedule | step without | ratio of medians | of fastest steps | of CPU seconds |",
         "|---|---|---|---:|---:|---:|---:|",

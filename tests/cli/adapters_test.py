@@ -154,6 +154,8 @@ def test_adapters_of_another_base_are_refused_everywhere(root: Path, tmp_path: P
     ):
         with pytest.raises(CheckpointError, match="was trained on a base whose weights have sha256"):
             trivium(*words)
+    with pytest.raises(CheckpointError, match="is no merged model of .*, which has no adapter, differs; name"):
+        trivium("checkpoint", "unmerge", root / "other" / "checkpoints", adapted, "--to", tmp_path / "to")
     assert not (tmp_path / "to").exists()
 
 

@@ -27,6 +27,7 @@ from faults import (
     experts,
     float8,
     latent,
+    offload,
     optimizer,
     parts,
     pipeline,
@@ -60,7 +61,8 @@ from trivium.provenance import write_json
 CATALOGUE = {
     kind: tuple(m for m in vars(kind).values() if isinstance(m, Mutant))
     for kind in (
-        *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent, float8),
+        *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, offload, adapters, latent),
+        float8,
         balance,
         experts,
         rings,

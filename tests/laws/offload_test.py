@@ -1,15 +1,17 @@
 """Offload: a rank computes the same bits wherever its state and activations are, and holds the predicted bytes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from plans import small
+from plans import EXPERTS, small
 from ranks import on_ranks
 from trivium.certify.layouts import ROTARY
 from trivium.certify.reference import random_rows
 from trivium.certify.ways import Replaced, replaced
+from trivium.checkpoint.load import Checkpoint
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.cost.memory import memory_of_rank
@@ -19,6 +21,7 @@ from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan import buckets
 from trivium.plan.offload import Offload
 from trivium.plan.plan import Plan
+from trivium.training.state import restore, save_state
 from trivium.training.trainer import Samples, Trainer
 
 BF16 = {"weights": "bf16"}
@@ -105,7 +108,7 @@ def check_activations(place: Place, plans: list[Plan]) -> None:
             alike = plan.recompute.every == 1  # of layers that are not, two that keep most are counted
             assert run.peak_returned_bytes == memory.returned or not alike, (share, plan)
             assert run.peak_returned_bytes <= memory.returned, (share, plan)
-            if plan.layout.pipeline == 1:
+            if plan.layout.pipeline == 1:  # otherwise another moment may be the peak
                 assert before.peak_saved_bytes - run.peak_saved_bytes == run.peak_host_bytes, (share, plan)
         mesh.disconnect()
 
@@ -128,3 +131,75 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("ranks", ACTIVATIONS)
 def test_activations_on_the_host_change_no_bit_and_leave_as_many_bytes_as_predicted(ranks: int) -> None:
     on_ranks(ranks, check_activations, ACTIVATIONS[ranks])
+
+
+def check_both(place: Place, plans: list[Plan]) -> None:
+    for plan in plans:
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
+        plain, _, before = trained(plan, mesh)
+        away = with_offload(plan, optimizer=1.0, activations=0.5)
+        found, _, run = trained(away, mesh)
+        assert same(found, plain), f"offload changes bits: {away}"
+        memory = memory_of_rank(away, mesh.at)
+        assert run.peak_saved_bytes < before.peak_saved_bytes and run.peak_host_bytes > 0, away
+        if not plan.model.adapters and plan.layout.expert == 1 and plan.precision.float8 is None:
+            assert run.peak_saved_bytes == memory.activations, away
+        mesh.disconnect()
+
+
+ADAPTED = {"adapters": [{"match": "*", "settings": {"r": 2, "dropout": 0.1}}]}
+TOGETHER = {
+    1: [
+        small(
+            model={**ROTARY, "hidden": 32, "ffn": 64}, precision={"weights": "bf16", "float8": {"recipe": "delayed"}}
+        ),
+        small(model=ADAPTED),
+    ],
+    2: [
+        small(pipeline=2, schedule="zb-h1", precision=BF16),
+        small(pipeline=2, chunks=2, schedule="zb-v"),
+        small(data=2, expert=2, zero=2, model=EXPERTS),
+    ],
+}
+
+
+@pytest.mark.parametrize("ranks", TOGETHER)
+def test_offload_changes_no_bit_of_deferred_gradients_experts_adapters_and_8_bit_products(ranks: int) -> None:
+    on_ranks(ranks, check_both, TOGETHER[ranks])
+
+
+def test_a_run_resumes_with_offload_or_without_and_computes_the_same_bits(tmp_path: Path) -> None:
+    plain = small(precision=BF16, optimizer=LION_AND_MUON)
+    away = with_offload(plain, optimizer=0.5, activations=1.0)
+
+    def losses(trainer: Trainer, steps: range) -> list[float]:
+        read = random_rows(plain)
+        return [trainer.train_step(n, Samples(16 * n, 16, read), 1e-2).loss for n in steps]
+
+    with replaced(SMALL):
+        expected = losses(Trainer(plain, Mesh.single(), seed=1, rule=AdamRule()), range(4))[2:]
+        for number, (first, then) in enumerate(((plain, away), (away, plain))):
+            trainer = Trainer(first, Mesh.single(), seed=1, rule=AdamRule())
+            losses(trainer, range(2))
+            path = save_state(trainer, tmp_path / str(number), 2)
+            resumed = Trainer(then, Mesh.single(), seed=9, rule=AdamRule(), initial=False)
+            restore(resumed, Checkpoint.open(path))
+            assert losses(resumed, range(2, 4)) == expected, f"from {first.offload} to {then.offload}"
+
+
+def test_recorded_steps_refuse_activations_on_the_host_by_name() -> None:
+    assert not small(cuda_graphs=True, zero=0, offload={"optimizer": 1.0}).check()
+    (problem,) = Plan(**{**dict(small()), "cuda_graphs": True, "offload": Offload(activations=0.5)}).check()
+    assert "plan.offload.activations is 0.5" in problem and "set plan.cuda_graphs to false" in problem
+
+
+@pytest.mark.parametrize(
+    ("share", "layers", "expected"), [(0.3, 10, 3), (0.31, 10, 4), (0, 7, 0), (1, 7, 7), (0.1, 3, 1)]
+)
+def test_the_first_layers_of_a_stage_make_up_a_share(share: float, layers: int, expected: int) -> None:
+    assert Offload(activations=share).layers(layers) == expected
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0, 0), (0.1, 1), (0.5, 1), (0.51, 2), (0.8, 2), (1, 3)])
+def test_the_first_buckets_reach_a_share(share: float, expected: int) -> None:
+    assert Offload(optimizer=share).buckets([50, 30, 20]) == expected

@@ -170,29 +170,48 @@ def _run(work: Callable[[], None], pipe: Connection) -> None:
     os._exit(0)
 
 
+Commands = Callable[[str], Iterator[tuple[str, Any]]]
 _MOST_PROPOSED = 3  # options or fields that an unknown option may mean
 _MIN_OPTION_SIMILARITY = 0.75  # ratio of difflib
 
 
 @contextmanager
-def usage_errors_told() -> Iterator[None]:
-    """Complete the error of usage that is raised inside."""
+def usage_errors_told(commands: Commands) -> Iterator[None]:
+    """Complete the error of usage that is raised inside. commands: yields the name and the command of all that there
+    are, the nearest to one of them first."""
     try:
         yield
     except Exception as error:  # typer keeps the class of these errors private
         if getattr(error, "message", None) and hasattr(error, "format_message"):
-            _complete(error)
+            _complete(error, commands)
         raise
 
 
-def _complete(error: Any) -> None:
+def _complete(error: Any, commands: Commands) -> None:
     error.message = plain(error.message)
     if not hasattr(error, "possibilities"):
         return
     meant = " or ".join(list(_meant(error))[:_MOST_PROPOSED])
     command = getattr(getattr(error, "ctx", None), "command_path", "trivium")
-    remedy = f"did you mean {meant}?" if meant else f"`{command} --help` lists those that there are"
+    if others := _others_with(error, command, commands)[:_MOST_PROPOSED]:
+        remedy = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it; `{command} --help` lists its own"
+    else:
+        remedy = f"did you mean {meant}?" if meant else f"`{command} --help` lists those that there are"
     error.message, error.possibilities = plain(f"{error.option_name}: no such option; {remedy}"), None
+
+
+def _others_with(error: Any, asked: str, commands: Commands) -> list[str]:
+    """Return the commands other than `asked` whose help lists this very option."""
+    return [
+        f"`{name}`"
+        for name, command in commands(asked)
+        if name != asked
+        and any(
+            error.option_name in one.opts and not one.hidden
+            for one in command.get_params(error.ctx)
+            if one.opts[0][:1] == "-"
+        )
+    ]
 
 
 def _meant(error: Any) -> Iterator[str]:

@@ -29,6 +29,12 @@ class Offload(Config):
         """Whether the host keeps anything."""
         return self.optimizer > 0 or self.activations > 0
 
+    @property
+    def words(self) -> str:
+        """A description for people of what the host keeps."""
+        shares = (("state", self.optimizer), ("activations", self.activations))
+        return ", ".join(f"{share:.0%} of {what} on the host" for what, share in shares if share)
+
     def buckets(self, elements: Sequence[int]) -> int:
         """Return how many of a rank's buckets, the first ones, have their state on the host. elements: those that the
         rank updates of each."""
@@ -42,4 +48,4 @@ class Offload(Config):
         return math.ceil(self.activations * layers - ROUNDING)
 
 
-NOTHING = Offload()
+NO_OFFLOAD = Offload()

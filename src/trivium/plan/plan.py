@@ -84,7 +84,7 @@ class Plan(Config):
             *self.partition.problems(self.model, self.layout),
             *self._schedule_problems(),
             *compiler_problems(self.model, compiled=self.compiled),
-            *recording_problems(self.model, self.precision, self.zero, recorded=self.cuda_graphs),
+            *recording_problems(self.model, self.precision, self.zero, self.offload, recorded=self.cuda_graphs),
             *self._shards_problems(),
             *self._ring_problems(),
             *self._expert_problems(),
@@ -416,9 +416,11 @@ def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
     ]
 
 
-def recording_problems(model: ModelShape, precision: Precision, zero: int, *, recorded: bool) -> list[str]:
+def recording_problems(
+    model: ModelShape, precision: Precision, zero: int, offload: Offload, *, recorded: bool
+) -> list[str]:
     """Return the settings that a CUDA graph cannot replay: dropout and noise, fp16 loss scaling, separate documents,
-    experts, and ZeRO-2 or -3."""
+    experts, activations on the host, and ZeRO-2 or -3."""
     if not recorded:
         return []
     changing = (
@@ -431,6 +433,10 @@ def recording_problems(model: ModelShape, precision: Precision, zero: int, *, re
         ),
         (bool(model.expert_counts), "plan.model.feed_forward is 'experts', whose numbers of tokens change"),
         (precision.weights == "fp16", "plan.precision.weights is 'fp16', whose loss scale changes"),
+        (
+            offload.activations > 0,
+            f"plan.offload.activations is {offload.activations:g}, whose copies end at other times every time",
+        ),
     )
     return [
         f"plan.cuda_graphs is true and {why}: a recorded step is the same work every time; set plan.cuda_graphs to "
