@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 import yaml
@@ -14,8 +15,8 @@ from trivium.planner.search import best_search
 TWO_NODES = ["machine=epyc-9654", "plan.layout.tensor=2", "plan.layout.data=192", "plan.batch.sequences=384"]
 
 
-def printed(capsys, monkeypatch, target: str, *sets: str) -> str:
-    words = [word for each in sets for word in ("--set", each)]
+def printed(capsys, monkeypatch, target: str, *sets: str, more: Sequence[str] = ()) -> str:
+    words = [word for each in sets for word in ("--set", each)] + [*more]
     command = ["trivium", "launch", "--print", target, "--preset", "gpt-125m", "--out", "/runs/a", *words]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as ended:
@@ -34,6 +35,26 @@ def test_slurm_gives_each_rank_a_core_and_the_job_whole_nodes(capsys, monkeypatc
     assert "gpus" not in text and "TRIVIUM_DEVICES" not in text
     part = printed(capsys, monkeypatch, "slurm", "machine=epyc-9654")
     assert "#SBATCH --ntasks-per-node=8" in part and "--exclusive" not in part and "--mem=0" not in part
+
+
+def test_an_elastic_job_keeps_the_nodes_that_are_left_and_starts_one_task_on_each(capsys, monkeypatch) -> None:
+    text = printed(capsys, monkeypatch, "slurm", *TWO_NODES, "plan.batch.micro=2", more=["--hosts", "1:2"])
+    subprocess.run(["bash", "-n"], input=text.encode(), check=True)
+    asked = {line for line in text.splitlines() if line.startswith("#SBATCH")}
+    assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --cpus-per-task=192"} <= asked
+    assert {"#SBATCH --no-kill", "#SBATCH --exclusive"} <= asked
+    (started,) = [line for line in text.splitlines() if line.startswith("srun ")]
+    assert "--no-kill" in started and "--kill-on-bad-exit=0" in started and started.endswith(" --hosts 1:2")
+    assert "MASTER_PORT" not in text and "{{" not in text
+
+
+@pytest.mark.parametrize(
+    ("target", "hosts", "law"),
+    [("kubernetes", "1:2", "only a file for Slurm"), ("slurm", "1:4", "MAX must be 2"), ("slurm", "2", "MIN:MAX")],
+)
+def test_hosts_that_a_job_file_cannot_have_are_refused(capsys, monkeypatch, target: str, hosts: str, law: str) -> None:
+    with pytest.raises(AssertionError, match=law):
+        printed(capsys, monkeypatch, target, *TWO_NODES, "plan.batch.micro=2", more=["--hosts", hosts])
 
 
 def test_pods_ask_for_no_gpus(capsys, monkeypatch) -> None:

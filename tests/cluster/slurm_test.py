@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=REMEDY),
 ]
 NODES, RANKS = 2, 2  # ranks of each node
+SUPERVISION = {"preemption_seconds": 20, "timeout_seconds": 30, "lease_seconds": 10}
 MACHINE = {"base": "epyc-9654", "name": "two-nodes", "devices_per_node": RANKS, "nodes": NODES}
 
 
@@ -37,7 +38,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 class Training:
     """A small training as a job file for both nodes. The same seed and layout give the same losses, bit for bit."""
 
-    def __init__(self, slurm: Slurm, name: str, steps: int) -> None:
+    def __init__(self, slurm: Slurm, name: str, steps: int, *more: str) -> None:
         self.slurm, self.out, self.resumptions = slurm, slurm.folder / name, 0
         tokens = slurm.folder / "made" / "tokens"
         if not tokens.exists():
@@ -45,7 +46,7 @@ class Training:
             (slurm.folder / "machine.yaml").write_text(yaml.safe_dump(MACHINE))
         model = {"layers": 4, "hidden": 24, "heads": 4, "vocabulary": VOCABULARY, "vocabulary_multiple": 2}
         training = {"steps": steps, "checkpoint_every": 10, "validate_every": 1_000_000, "validation_samples": 8}
-        training |= {"decay_tokens": 1_000_000, "supervision": {"preemption_seconds": 20, "timeout_seconds": 30}}
+        training |= {"decay_tokens": 1_000_000, "supervision": SUPERVISION}
         config = {
             "plan": {
                 "model": {**model, "sequence": 8},
@@ -60,6 +61,7 @@ class Training:
         preset = slurm.folder / f"{name}.yaml"
         preset.write_text(yaml.safe_dump(config))
         words = ["launch", "--print", "slurm", "--preset", str(preset), "--tokens", str(tokens), "--out", str(self.out)]
+        words += more
         printed = subprocess.run([sys.executable, "-m", "trivium", *words], capture_output=True, text=True)
         assert printed.returncode == 0, printed.stderr
         self.file = slurm.folder / f"{name}.sh"
@@ -128,6 +130,25 @@ def test_a_job_resumes_exactly_however_slurm_takes_its_nodes(slurm: Slurm) -> No
     whole.wait_for("it did not finish", lambda: slurm.job(whole.number)["JobState"] == "COMPLETED")
     assert whole.told("trained to the end") and whole.restarts() == 0
     assert whole.losses() == job.losses()
+
+
+def test_an_elastic_job_continues_without_a_lost_node(slurm: Slurm) -> None:
+    job = Training(slurm, "elastic", 1_000_000, "--hosts", f"1:{NODES}")
+
+    def met() -> set[str]:
+        rounds = job.events("hosts met")
+        return set(rounds[-1]["hosts"]) if rounds else set()
+
+    job.submit("--time=1-00")
+    job.wait_for("the hosts did not meet", lambda: met() == {"h0", "h1"})
+    job.trains()
+    slurm.kill_node("h1")
+    job.wait_for("h0 did not continue", lambda: met() == {"h0"})
+    job.trains()
+    assert slurm.job(job.number)["JobState"] == "RUNNING" and job.restarts() == 0
+    slurm.run("scancel", job.number)
+    job.wait_for("it was not cancelled", lambda: slurm.job(job.number)["JobState"] == "CANCELLED")
+    assert job.events("preempted")[-1]["step"] == max(job.losses()) and job.restarts() == 0
 
 
 def resumes_after(job: Training, what: str, *, saved_by_a_signal: bool) -> None:

@@ -133,6 +133,16 @@ def test_stall_is_reported_and_a_lost_node_ends_the_run_by_name(capsys) -> None:
     assert sum("Ray lost node node-7" in line for line in lines) == 1 and not any("node-3" in line for line in lines)
 
 
+@pytest.mark.parametrize(("wanted", "at_once"), [(None, 3), (8, 3), (2, 2)])
+def test_on_ray_no_more_work_is_begun_than_its_nodes_have_processors(monkeypatch, wanted, at_once) -> None:
+    engine = object.__new__(Daft)  # without Ray
+    engine.runner, engine.workers = "ray", wanted
+    nodes = [{"Alive": True, "Resources": {"CPU": 1.0}}, {"Alive": True, "Resources": {"CPU": 2.0}}]
+    lost = {"Alive": False, "Resources": {"CPU": 64.0}}
+    monkeypatch.setattr(daft_engine, "_nodes", lambda: [*nodes, lost, {"Alive": True, "Resources": {}}])
+    assert engine._at_once() == at_once
+
+
 JOINS = """
 import ray
 from trivium.cli.tokenize import chosen_engine

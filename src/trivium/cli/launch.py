@@ -54,6 +54,7 @@ RENDEZVOUS = (
     '--rdzv-conf "is_host=$IS_FIRST,join_timeout={seconds}" --local-addr "$LOCAL_ADDR"'
 )
 ATTEMPTS = "attempts.sh"  # the part that the files for torchrun and Kubernetes share
+RANKS_OF_SLURM, HOSTS_OF_SLURM = "slurm_ranks.sh", "slurm_hosts.sh"  # what Slurm starts, without and with --hosts
 IN_POD = " " * 14  # indentation of a script in a Kubernetes file
 # Makes a host whose GPUs have failed end the attempt instead of computing on its CPUs.
 EXPECTS = """# A rank without its own GPU fails and is restarted; `any` lets hosts compute on their CPUs.
@@ -113,6 +114,12 @@ class Asked:
     sets: Sets = None
     ranks: Ranks = None
     tokens: Tokens = None
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts", metavar="MIN:MAX", help="Slurm: start on MAX nodes, and continue while MIN of them are left."
+        ),
+    ] = None
     image: Annotated[
         str,
         typer.Option(
@@ -165,10 +172,14 @@ def launch(asked: Asked) -> None:
     words += [word for each in given.assignments for word in ("--set", each)]
     words += ["--ranks", str(asked.ranks)] if asked.ranks else []
     words += ["--tokens", str(tokens)] if tokens else []
+    words += ["--hosts", asked.hosts] if asked.hosts else []
     for word in words:
         if not word.isprintable():
             raise ConfigError(f"{word!r} holds a line break or the like, which a job file cannot; write it otherwise")
     more = {"image": asked.image, "claim": asked.claim, "arguments": shlex.join(words), **pod_values(asked)}
+    more["hosts"] = asked.hosts or ""
+    if asked.hosts is not None:
+        _refuse_hosts(asked.hosts, asked.target, config, placed(config, machine))
     text = job_file(asked.target, config, machine, out, more)
     _refuse_what_train_would(out, given, tokens)
     say(text)
@@ -192,6 +203,23 @@ def pod_values(asked: Asked) -> dict[str, str]:
         "rdma": str(asked.rdma),
         "shm": f", sizeLimit: {asked.shm}" if asked.shm else "",
     }
+
+
+def _refuse_hosts(hosts: str, target: Target, config: RunConfig, where: Nodes) -> None:
+    """Raise ConfigError for --hosts that no file starts."""
+    from trivium.cli.hosts import host_counts
+
+    _, most = host_counts(hosts, config.plan)
+    if target is not Target.slurm:
+        raise ConfigError(
+            f"--hosts {hosts}: only a file for Slurm starts an elastic training; start `trivium train --hosts {hosts}` "
+            f"on each host instead"
+        )
+    if most != where.nodes:
+        raise ConfigError(
+            f"--hosts {hosts}: a layout of {config.plan.layout.world_size} ranks fills {where.nodes} nodes of "
+            f"{config.machine}; MAX must be {where.nodes}"
+        )
 
 
 def _refuse_what_train_would(out: Path, given: Given, tokens: Path | None) -> None:
@@ -240,6 +268,7 @@ def job_file(target: Target, config: RunConfig, machine: Machine | None, out: Pa
     if target in IN_PODS or where.nodes > 1:
         values["rendezvous"] = RENDEZVOUS.format(name=values["name"], seconds=values["host_seconds"])
     values["attempts"] = _filled(ATTEMPTS, values)
+    values["start"] = _filled(HOSTS_OF_SLURM if more.get("hosts") else RANKS_OF_SLURM, values)
     values["attempts_in_pod"] = textwrap.indent(values["attempts"], IN_POD)
     text = _filled(FILES[target], values)
     return text if target is not Target.jobset else as_jobset(text, values["name"])
@@ -313,7 +342,8 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "name": name,
         "nodes": where.nodes,
         "per_node": where.per_node,
-        "devices": _slurm_devices(where),
+        "tasks": 1 if more.get("hosts") else where.per_node,
+        "devices": _slurm_devices(where, is_elastic=bool(more.get("hosts"))),
         "resources": resources + (LOCKS_MEMORY if rdma else ""),
         "selector": more.get("selector", ""),
         "tolerations": more.get("tolerations", ""),
@@ -350,12 +380,13 @@ def _container(image: str, out: Path) -> tuple[str, str]:
     return f"--container-image={shlex.quote(image)} --container-mounts={mount}:{mount} ", ""
 
 
-def _slurm_devices(where: Nodes) -> str:
+def _slurm_devices(where: Nodes, *, is_elastic: bool) -> str:
     """Return the request of a job: a core or a GPU per rank, and the whole node with all its devices. By default
     Slurm would bind a rank to one core and give the job that core's share of the memory."""
     whole = ["#SBATCH --exclusive", "#SBATCH --mem=0"] if where.fills_nodes else []
+    whole += ["#SBATCH --no-kill"] if is_elastic else []
     if not where.has_gpus:
-        return "\n".join(["#SBATCH --cpus-per-task=1", *whole])
+        return "\n".join([f"#SBATCH --cpus-per-task={where.per_node if is_elastic else 1}", *whole])
     part = ["# The job uses some of a node's GPUs: add its share of cores and memory (--cpus-per-gpu, --mem-per-gpu)."]
     return "\n".join([f"#SBATCH --gpus-per-node={where.per_node}", *(whole or part)])
 

@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", metavar="N", help="Pieces of work done at a time. Default: one for each core."),
+    typer.Option(
+        "--workers",
+        metavar="N",
+        help="Pieces of work done at a time. Default: one for each core, on Ray of the cluster.",
+    ),
 ]
 
 ADOPT = "data adopt"  # the verb that takes tokens as they are
