@@ -89,6 +89,7 @@ CASES = [
     {"data": 2, "zero": 1, "precision": {"weights": "bf16", "communication": "bf16"}, "batch": RAMP},
     # Ranks that share samples record their messages, and a replay counts their traffic.
     {"tensor": 2, "sequence_parallel": True},
+    {"tensor": 2, "sequence_parallel": True, "overlap_tensor": True},
     {"tensor": 2, "row_chunks": 2, **Z_LOSS},
     {"pipeline": 2, "model": {"head": "tied"}, "batch": RAMP},
     {"pipeline": 2, "schedule": "zb-h1", "zero": 0},

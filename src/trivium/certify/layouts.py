@@ -149,6 +149,12 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     ),
     "scales": ({}, {"model": {"embedding_scale": 3.0}}, {"model": {"embedding_scale": 3.0, "residual_scale": 0.3}}),
     "logits": ({}, {"model": {"logits_scale": 0.25}}, {"model": {"logits_cap": 0.5}}),
+    "offload": (
+        {},
+        {"offload": {"optimizer": 0.5}},
+        {"offload": {"activations": 0.5}},
+        {"offload": {"optimizer": 1.0, "activations": 1.0}},
+    ),
     # Two in three without, because adapters freeze every other parameter.
     "adapters": ({}, {}, {"model": {"adapters": ADAPTERS}}),
 }

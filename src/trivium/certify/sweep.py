@@ -116,6 +116,7 @@ def describe(plan: Plan) -> str:
     words += [f"expert {x.expert}"] if x.expert > 1 else []
     words += [f"recompute {plan.recompute.mode}"] if plan.recompute.mode != "none" else []
     words += ["activation function again"] if plan.recompute.activation_function else []
+    words += [plan.offload.words] if plan.offload.is_used else []
     words += [f"layers {list(plan.partition.layers)}"] if plan.partition.layers is not None else []
     words += [f"vocabulary {plan.model.vocabulary}", plan.model.head]
     words += [f"dropout {plan.model.dropout:g}"] if plan.model.dropout else []

@@ -16,6 +16,7 @@ from trivium.plan.float8 import Divided, division_problems, keep_problems
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.messages import Messages
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.offload import Offload
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import parameters
 from trivium.plan.partition import Partition
@@ -46,6 +47,7 @@ class Plan(Config):
     precision: Precision = Precision()
     messages: Messages = Messages()
     recompute: Recompute = Recompute()
+    offload: Offload = Offload()
     optimizer: Optimizer = Optimizer()
     # ZeRO stage: 1 shards the optimizer state over replicas, 2 also gradients, 3 also weights
     zero: Annotated[Literal[0, 1, 2, 3], Short("zero")] = 1
@@ -82,7 +84,7 @@ class Plan(Config):
             *self.partition.problems(self.model, self.layout),
             *self._schedule_problems(),
             *compiler_problems(self.model, compiled=self.compiled),
-            *recording_problems(self.model, self.precision, self.zero, recorded=self.cuda_graphs),
+            *recording_problems(self.model, self.precision, self.zero, self.offload, recorded=self.cuda_graphs),
             *self._shards_problems(),
             *self._ring_problems(),
             *self._expert_problems(),
@@ -414,9 +416,11 @@ def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
     ]
 
 
-def recording_problems(model: ModelShape, precision: Precision, zero: int, *, recorded: bool) -> list[str]:
+def recording_problems(
+    model: ModelShape, precision: Precision, zero: int, offload: Offload, *, recorded: bool
+) -> list[str]:
     """Return the settings that a CUDA graph cannot replay: dropout and noise, fp16 loss scaling, separate documents,
-    experts, and ZeRO-2 or -3."""
+    experts, activations on the host, and ZeRO-2 or -3."""
     if not recorded:
         return []
     changing = (
@@ -429,6 +433,10 @@ def recording_problems(model: ModelShape, precision: Precision, zero: int, *, re
         ),
         (bool(model.expert_counts), "plan.model.feed_forward is 'experts', whose numbers of tokens change"),
         (precision.weights == "fp16", "plan.precision.weights is 'fp16', whose loss scale changes"),
+        (
+            offload.activations > 0,
+            f"plan.offload.activations is {offload.activations:g}, whose copies end at other times every time",
+        ),
     )
     return [
         f"plan.cuda_graphs is true and {why}: a recorded step is the same work every time; set plan.cuda_graphs to "

@@ -157,7 +157,8 @@ class Loop:
 
     step: the number of the current step or of the last one done, counted from 1. first_step: the step of the checkpoint
     that training continues from; manifest: of that checkpoint. refusal: why an observer rejected the update of the
-    step, or an empty string. seconds: the duration of the step. summary: becomes result.json; observers add to it.
+    step, or an empty string. seconds: the duration of the step. figures: what observers add to the metrics of the step.
+    summary: becomes result.json; observers add to it.
     """
 
     def __init__(
@@ -178,6 +179,7 @@ class Loop:
         self.refusal, self.checkpoint_due, self.seconds = "", False, 0.0
         # Of the last step done in this process whose loss was finite.
         self.final_losses: Mapping[str, float | None] = {LOSS: None}
+        self.figures: dict[str, float] = {}
         self.summary: dict[str, Any] = {}
         self.identity, self.all_data = identity_of(job), dataset_of(job, "train")
         verify_together(job.tokens, job.out, mesh, self.alive)
@@ -220,6 +222,7 @@ class Loop:
         self.step += 1
         number = self.step
         self.enter("step")
+        self.figures = {}
         started = time.perf_counter()
         result = self.train_step()
         self.seconds = time.perf_counter() - started

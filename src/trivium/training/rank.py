@@ -29,6 +29,7 @@ from trivium.units import listed
 OBSERVERS_PACKAGE = "trivium.training.observers"
 # By file, in the order in which they are called.
 OBSERVERS = {
+    "energy": "Energy",  # before that which writes its figures
     "metrics": "Metrics",  # before those that read metrics.jsonl
     "profile": "Profile",
     "slow": "Slow",
@@ -107,6 +108,7 @@ def observers_of(job: TrainingJob, mesh: Mesh, alive: Callable[[], None]) -> lis
             )
     arguments: dict[str, Sequence[Any]] = {
         "profile": (config.profile, job.out),
+        "energy": (mesh,),
         "slow": (mesh,),
         "saves": (job.checkpoints, config, mesh, partial(append_event, job.out), alive),
         "near": (config.near.every, mesh, near_home(job, mesh), job.neighbour) if config.near.every else (),

@@ -20,6 +20,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.kernels.crossing import read_later
 from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.dtypes import DTYPES
+from trivium.kernels.host_activations import HostActivations
 from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
 from trivium.model.layers.head import TOP_IDS, TOP_LOGS, Losses
@@ -34,7 +35,7 @@ from trivium.parallel.sharding.buckets import Bucket, Dtypes, GradientWatch, mak
 from trivium.parallel.sharding.gathered import User, gather_around
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, Totals, loss_share
 from trivium.parallel.tensor.divergence import Top
-from trivium.plan.buckets import bucket_table
+from trivium.plan.buckets import bucket_table, on_host
 from trivium.plan.matrices import rounds_of_work
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
@@ -190,6 +191,7 @@ class Trainer:
             groups=plan.optimizer,
             work=rounds_of_work(plan, rows),
             compiled=in_one_pass,
+            on_host=on_host(plan, rows),
         )
         if plan.model.adapters_remember:
             shards = self.optimizer.shards
@@ -200,6 +202,9 @@ class Trainer:
         float8 = plan.precision.float8
         is_delayed = float8 is not None and float8.recipe == "delayed"
         self.amaxes = Amaxes(plan, mesh, self.stages) if is_delayed else None
+        self.host = HostActivations(mesh.device) if plan.offload.activations else None
+        for stage in self.stages.values():
+            stage.host = self.host
         self._watch = GradientWatch(self.trained)
         for stage in self.stages.values():
             stage.weight_gradients.sums = self._watch
@@ -317,7 +322,11 @@ class Trainer:
         if measure:
             executor.saved_bytes = SavedBytes(b.weights for b in self.buckets)
             executor.clock = Clock(self.mesh.device)
-        return executor.run(program)
+        if self.host is None:
+            return executor.run(program)
+        self.host.forget_peaks()
+        run = executor.run(program)
+        return replace(run, peak_host_bytes=self.host.peak, peak_returned_bytes=self.host.peak_here)
 
     def _replayed(self, sequences: int, inputs: Sequence[Inputs], scale: Scale) -> Run:
         """Replay a step that was recorded before. One recording is kept; a ramp's next batch size needs another."""
