@@ -77,9 +77,11 @@ def serve(
             if writer.tokenizer.opening:
                 begin = writer.tokenizer.decode(writer.tokenizer.opening)
                 say(f"  prompts of text begin with {begin}, token ids are taken as given; lm_eval: add_bos_token=True")
-            with suppress(KeyboardInterrupt):  # the way to end it
-                server.run(sockets=[place])
-            worker.close()
+            try:
+                with suppress(KeyboardInterrupt):  # the way to end it
+                    server.run(sockets=[place])
+            finally:  # uvicorn raises the signal that ended it again
+                worker.close()
 
         refuse_layout(found.newest, Layout(tensor=config.tensor))
         if config.tensor == 1:

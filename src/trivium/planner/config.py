@@ -44,10 +44,10 @@ class SearchSpace(Config):
     compiled: tuple[bool, ...] | None = None
     # replay steps as CUDA graphs if the plan allows it; null: with and without them on GPUs
     cuda_graphs: tuple[bool, ...] | None = None
-    # shares of the optimizer state, and of the layers' activations, on the host; null: some where nothing fits without
-    offload: tuple[Share, ...] | None = None
     # what the chosen plan needs least of: seconds per step, or joules by the machine's watts
     objective: Annotated[Objective, Short("objective")] = "time"
+    # shares of the optimizer state, and of the layers' activations, on the host; null: some where nothing fits without
+    offload: tuple[Share, ...] | None = None
     finalists: Positive = 50  # number of the fastest candidates that are simulated action by action
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # share of a device's memory that a plan may use
 
