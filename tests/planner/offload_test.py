@@ -42,7 +42,7 @@ def test_on_a_slow_link_a_step_takes_as_long_as_the_copies() -> None:
     assert price.parts.host_copies + hidden.compute == pytest.approx(2 * kept / slow, rel=1e-3)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.5, 1.0])
 def test_many_plans_at_once_leave_the_bytes_of_each_alone(share: float) -> None:
     found = best_search(LARGE, H100, 8, SPACE.model_copy(update={"offload": (share,)}))
     for place in range(3):

@@ -43,7 +43,7 @@ def describe_rank(out: Path, trainer: Trainer, result: StepResult, seconds: floa
             "gradients": sum(_bytes(b.gradients) for b in trainer.trained),
             "optimizer": sum(map(_bytes, optimizer)),
             "activations": run.peak_saved_bytes,
-            **({"host": sum(map(_bytes, host))} if plan.offload.is_used else {}),
+            **({"host": sum(map(_bytes, host)) + run.peak_host_bytes} if plan.offload.is_used else {}),
         },
         "peak_held": run.peak_held,
         "phases": phases(run, result.update_seconds, seconds),
