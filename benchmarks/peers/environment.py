@@ -70,6 +70,9 @@ class Environment:
         }
 
 
+PRELOADED = "LD_PRELOAD"
+
+
 def fast_mkl() -> dict[str, str]:
     """Return the environment that gives a peer MKL's fast kernels, which Trivium loads by itself; empty where MKL has
     them anyway. docs/decisions/0011 says what they are."""
@@ -77,7 +80,7 @@ def fast_mkl() -> dict[str, str]:
         return {}
     library = Path(tempfile.gettempdir()) / f"{SYMBOL}-{os.getuid()}.so"
     library.write_bytes(shared_object(SYMBOL, RETURN_ONE))
-    return {"LD_PRELOAD": str(library)}
+    return {PRELOADED: str(library)}
 
 
 def environments(folder: Path = FOLDER) -> dict[str, Environment]:
