@@ -32,6 +32,7 @@ from trivium.kernels.cpu.processor import multiplies_bf16_slowly
 OURS = "trivium"
 ROUNDS = 12
 CLIP = 1.0
+NOT_INSTALLED = "not installed: python benchmarks/external.py --install"
 NOT_RUN = {"torchtitan 0.3.0": "its trainer starts CUDA before anything else: it cannot train on a processor"}
 
 
@@ -128,11 +129,14 @@ RUN_ID = {"TORCHELASTIC_RUN_ID": "step"}
 
 def _measured(contest: Contest, rounds: int) -> dict[str, Any]:
     """A result whose comparisons name every peer, the one that failed too; `fastest` is the best of the others."""
+    entries = tuple(e for e in contest.entries if e.python.exists())
+    lacking = {e.name: NOT_INSTALLED for e in contest.entries if e not in entries}
+    contest = replace(contest, entries=entries)
     launches = [compete(contest, n) for n in rounds_of_launches(rounds)]
     result = together(launches)
-    pairs = [Pair(OURS, e.name, 1.0) for e in contest.entries if e.name != OURS]
+    pairs = [Pair(OURS, e.name, 1.0) for e in entries if e.name != OURS]
     result["comparisons"] = [over_launches([comparison(pair, each) for each in launches]) for pair in pairs]
-    result["not_run"] = NOT_RUN
+    result["not_run"] = lacking | NOT_RUN
     measured = {c["peer"]: c["ratio"] for c in result["comparisons"] if c["status"] == "measured"}
     result["fastest"] = min(measured, key=measured.__getitem__, default=None)
     memory = {n: m["above_imports"] for n, m in result["memory"].items()}

@@ -79,7 +79,12 @@ def fast_mkl() -> dict[str, str]:
     if not is_amd_with_avx512():
         return {}
     library = Path(tempfile.gettempdir()) / f"{SYMBOL}-{os.getuid()}.so"
-    library.write_bytes(shared_object(SYMBOL, RETURN_ONE))
+    content = shared_object(SYMBOL, RETURN_ONE)
+    if not library.exists() or library.read_bytes() != content:
+        # Never into the file itself, which processes of another benchmark have mapped.
+        part = library.with_name(f"{library.name}.{os.getpid()}")
+        part.write_bytes(content)
+        part.replace(library)
     return {PRELOADED: str(library)}
 
 

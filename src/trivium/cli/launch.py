@@ -91,14 +91,14 @@ _LABEL = re.compile(r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*")
 
 
 class Nodes(NamedTuple):
-    """The placement of ranks: `per_node` on each of `nodes` nodes, on their own devices or on cores.
+    """The placement of ranks: `per_node` on each of `nodes` nodes, on their own GPUs or on cores.
 
     fills_nodes: whether these are all devices of the nodes.
     """
 
     nodes: int
     per_node: int
-    has_devices: bool
+    has_gpus: bool
     fills_nodes: bool = False
 
 
@@ -278,9 +278,9 @@ def placed(config: RunConfig, machine: Machine | None) -> Nodes:
     layout = config.plan.layout
     world = layout.world_size
     if machine is None:
-        return Nodes(1, world, has_devices=False)
-    has_devices = machine.sharing == "exclusive"
-    per_node = min(world, machine.devices_per_node) if has_devices else world
+        return Nodes(1, world, has_gpus=False)
+    owns_devices = machine.sharing == "exclusive"
+    per_node = min(world, machine.devices_per_node) if owns_devices else world
     nodes = world // per_node
     if world % per_node:
         raise ConfigError(
@@ -295,7 +295,8 @@ def placed(config: RunConfig, machine: Machine | None) -> Nodes:
     found = problems(layout, per_node, tensor_unit=config.plan.tensor_unit)
     if found:
         raise ConfigError("\n".join(found).replace(", or pass --allow-tensor-across-nodes", ""))
-    return Nodes(nodes, per_node, has_devices, has_devices and per_node == machine.devices_per_node)
+    fills_nodes = owns_devices and per_node == machine.devices_per_node
+    return Nodes(nodes, per_node, owns_devices and machine.generation != "cpu", fills_nodes)
 
 
 def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str]) -> dict[str, object]:
@@ -303,7 +304,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
     grace = round(training.supervision.preemption_seconds) + MARGIN_SECONDS
     alone = where.nodes == 1
     rdma = int(more.get("rdma", "0"))
-    limits = [f"nvidia.com/gpu: {where.per_node}"] if where.has_devices else []
+    limits = [f"nvidia.com/gpu: {where.per_node}"] if where.has_gpus else []
     limits += [f"rdma/ib: {rdma}"] if rdma else []
     resources = f"          resources: {{limits: {{{', '.join(limits)}}}}}\n" if limits else ""
     pyxis, inside = _container(more["image"], out)
@@ -319,8 +320,8 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "shm": more.get("shm", ""),
         "pyxis": pyxis,
         "inside": inside,
-        "expects": EXPECTS if where.has_devices else "",
-        "expects_value": EXPECTS_IN_POD if where.has_devices else "",
+        "expects": EXPECTS if where.has_gpus else "",
+        "expects_value": EXPECTS_IN_POD if where.has_gpus else "",
         "grace": grace,
         "restarts": training.restarts,
         "host_seconds": math.ceil(training.supervision.host_seconds),
@@ -350,11 +351,11 @@ def _container(image: str, out: Path) -> tuple[str, str]:
 
 
 def _slurm_devices(where: Nodes) -> str:
-    """Return the request of a job: a core or a device per rank, and the whole node with all its devices. By default
+    """Return the request of a job: a core or a GPU per rank, and the whole node with all its devices. By default
     Slurm would bind a rank to one core and give the job that core's share of the memory."""
-    if not where.has_devices:
-        return "#SBATCH --cpus-per-task=1"
     whole = ["#SBATCH --exclusive", "#SBATCH --mem=0"] if where.fills_nodes else []
+    if not where.has_gpus:
+        return "\n".join(["#SBATCH --cpus-per-task=1", *whole])
     part = ["# The job uses some of a node's GPUs: add its share of cores and memory (--cpus-per-gpu, --mem-per-gpu)."]
     return "\n".join([f"#SBATCH --gpus-per-node={where.per_node}", *(whole or part)])
 

@@ -213,4 +213,5 @@ def chosen_engine(name: str, workers: int | None) -> "Engine | None":
         os.environ.setdefault(variable, value)  # before Daft is imported
     from trivium.corpus.daft_engine import Daft
 
-    return Daft(name, workers=count, address=os.environ.get("RAY_ADDRESS") or None)
+    of_cluster = name == "ray" and workers is None  # Ray knows its processors
+    return Daft(name, workers=None if of_cluster else count, address=os.environ.get("RAY_ADDRESS") or None)

@@ -39,9 +39,9 @@ Method = Literal["simulated", "closed form"]
 @dataclass(frozen=True)
 class Estimate:
     """The price of a plan. worst: coordinate of the rank with the largest memory. memory: bytes of that rank.
-    memory_limit: bytes that a rank may use. translation_seconds: of reverse address translation, which are part of the
-    seconds of the collectives. busy_seconds: of a device, as the mean of all. joules: of all devices and hosts; None if
-    the machine names no watts."""
+    memory_limit, host_limit: bytes that a rank may use of its device and its host. fits: whether these are enough.
+    translation_seconds: of reverse address translation, which are part of the seconds of the collectives. busy_seconds:
+    of a device, as the mean of all. joules: of all devices and hosts; None if the machine names no watts."""
 
     parts: StepSeconds
     tokens: int
@@ -52,6 +52,8 @@ class Estimate:
     worst: Coordinate
     memory: MemoryEstimate
     memory_limit: float
+    host_limit: float
+    fits: bool
     translation_seconds: float = 0.0
     busy_seconds: float = 0.0
     joules: float | None = None
@@ -75,10 +77,6 @@ class Estimate:
     def utilisation(self) -> float:
         """Model FLOPs utilisation (MFU): model FLOP/s over the peak of all devices."""
         return self.model_flops / self.seconds / self.peak_flops_per_second
-
-    @property
-    def fits(self) -> bool:
-        return self.memory.total <= self.memory_limit
 
     @property
     def limit(self) -> str:
@@ -205,6 +203,8 @@ def estimate(
         worst=worst,
         memory=memory,
         memory_limit=machine.usable_memory(ranks, share),
+        host_limit=machine.usable_host_memory(share),
+        fits=bool(machine.holds(memory.total, memory.host, ranks, share)),
         translation_seconds=translation,
         busy_seconds=float(busy),
         joules=None if machine.watts is None else float(step_joules(machine, ranks, parts.seconds, busy)),

@@ -1,8 +1,9 @@
 """Machines that plans are priced on. machines/*.yaml holds the figures of data sheets and measurements."""
 
+import math
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
@@ -109,6 +110,8 @@ class Machine(Config):
     node_link: Link  # inside a node
     fabric_link: Link  # between nodes
     sharing: Literal["exclusive", "shared"] = "exclusive"
+    host_memory_bytes: NotNegative = 0  # memory of a node's host; 0: not known, and no plan may use it
+    host_link: Link | None = None  # between a device and its host, while all devices of the node copy
     watts: Rate | None = None  # power of one device under load
     idle_watts: Rate | None = None  # power of one device that waits; null: as under load
     host_watts: Rate | None = None  # power of a node besides its devices; null: not counted
@@ -176,6 +179,25 @@ class Machine(Config):
     def usable_memory(self, ranks: int, share: float = USABLE) -> float:
         """Return the bytes per rank that an estimate may use if `ranks` ranks run."""
         return share * self.memory_per_rank(ranks)
+
+    def holds(self, device_bytes: Number, host_bytes: Number, ranks: int, share: float = USABLE) -> Any:
+        """Return whether a rank may hold so many bytes on its device and on its host, if `ranks` ranks run; for each
+        plan, if these are arrays. Where ranks share devices, both are one memory."""
+        limit = self.usable_memory(ranks, share)
+        if self.sharing == "shared":
+            return np.asarray(device_bytes) + host_bytes <= limit
+        return (np.asarray(device_bytes) <= limit) & (np.asarray(host_bytes) <= self.usable_host_memory(share))
+
+    def usable_host_memory(self, share: float = USABLE) -> float:
+        """Return the bytes that a rank may hold on its host."""
+        return share * self.host_memory_bytes / self.devices_per_node if self.host_link is not None else 0.0
+
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes per second in each direction between a device and its host; half of the memory's where both are one."""
+        if self.sharing == "shared":
+            return self.memory_bandwidth / 2
+        return math.inf if self.host_link is None else self.host_link.effective_bandwidth
 
     def problems(self, ranks: int) -> list[str]:
         """Return a message if the machine has fewer devices than `ranks`."""

@@ -45,6 +45,7 @@ class StepSeconds:
     pipeline_transfers: Number
     data_collectives: Number
     optimizer: Number
+    host_copies: Number = 0.0  # of activations, between device and host
     forward_passes: Number = 0.0  # before the batch is trained on: they score it or count loads
 
     @property
@@ -128,6 +129,7 @@ def parts_of_step(
         pipeline_transfers=factor * moving,
         data_collectives=factor * (work.gathers + crowd * data_seconds(at, pieces, fullest)),
         optimizer=factor * (crowd * optimizer_seconds(at, fullest)),
+        host_copies=factor * work.host,
         forward_passes=forward_passes_seconds(at, pieces),
     )
     return Step(parts, busy)

@@ -248,6 +248,8 @@ def _memory_lines(price: Estimate) -> list[str]:
     if held.logits:
         parts[-1] += f" (logits {format_bytes(held.logits)})"
     verdict = "fits" if price.fits else "DOES NOT FIT"
+    if held.host:
+        verdict = f"and on its host {format_bytes(held.host)} of {format_bytes(price.host_limit)}, {verdict}"
     return [
         f"memory        worst rank, pipeline {price.worst.pipeline}: {format_bytes(held.total)} of "
         f"{format_bytes(price.memory_limit)} that it may hold, {verdict}",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from trivium.cost.constants import shipped_constants
 from trivium.cost.energy import busy_seconds, step_joules
 from trivium.cost.forward_pass import forward_passes_seconds
 from trivium.cost.hardware import Machine
+from trivium.cost.memory import memory_of_cases
 from trivium.cost.prices import Piece, Prices, action_seconds, prices, stage_pieces
 from trivium.cost.replicas import data_seconds, fullest_of, optimizer_seconds
 from trivium.cost.setting import Setting, setting
@@ -160,10 +161,21 @@ def price(candidates: Candidates, machine: Machine, memory_limit: float, space: 
     """Price all plans, each with the least recomputation that fits in `memory_limit` bytes."""
     candidates, memory = as_lean_as_needed(candidates, memory_limit, space)
     fitting = np.flatnonzero(memory <= memory_limit)
+    if candidates.subject.offload.is_used:
+        fitting = fitting[_hosts_hold(candidates.take(fitting), memory[fitting], machine, space)]
     schedule = candidates.grid["schedule"][fitting]
     stack = executing(machine, compiled=candidates.subject.compiled)
     parts, busy = step(take(candidates.case, fitting), machine, stack, schedule=schedule)
     return Priced(candidates, memory, memory_limit, fitting, parts, busy)
+
+
+def _hosts_hold(candidates: Candidates, memory: Figures, machine: Machine, space: SearchSpace) -> Any:
+    """Return for each plan whether the memory of the hosts is enough, too."""
+    if not len(candidates):
+        return np.zeros(0, bool)
+    host = memory_of_cases(candidates.case, candidates.grid["schedule"]).host
+    ranks = int(np.max(candidates.case.ranks))
+    return machine.holds(memory, host, ranks, space.memory_fraction)
 
 
 def needed(priced: Priced, places: Column, steps: Steps, machine: Machine, objective: Objective) -> Figures:

@@ -36,7 +36,7 @@ CELLS: dict[str, Callable[[Winner], str]] = {
     "tokens/s": lambda winner: format_count(winner.tokens_per_second),
     "MFU": lambda winner: f"{winner.utilisation:.1%}",
     "energy": lambda winner: "" if winner.joules is None else format_energy(winner.joules),
-    "memory": lambda winner: format_bytes(winner.memory_bytes),
+    "memory": lambda winner: ", ".join(filter(None, (format_bytes(winner.memory_bytes), winner.plan.offload.words))),
     "limited by": lambda winner: _limits_text(winner),
 }
 LEFT_ALIGNED = ("schedule", "recompute", "sequence", "limited by")
@@ -202,7 +202,7 @@ def choice_text(winner: Winner) -> str:
         f"{_layout_text(plan.layout)}, micro {plan.batch.micro}, {plan.schedule}, recompute {plan.recompute.words}"
         f"{along}, ZeRO {_zero_text(plan)}: {format_seconds(winner.seconds)}, "
         f"{'' if winner.joules is None else f'{format_energy(winner.joules)}, '}{format_bytes(winner.memory_bytes)} "
-        f"per rank"
+        f"per rank{', ' if plan.offload.is_used else ''}{plan.offload.words}"
     )
 
 

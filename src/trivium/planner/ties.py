@@ -49,6 +49,7 @@ def _complexity(ranking: Ranking) -> NDArray[np.int64]:
     return np.stack(
         [
             axes,
+            np.full(len(rows), round(100 * (subject.offload.optimizer + subject.offload.activations))),
             grid["chunks"] > 1,
             grid["schedule"] != _PLAIN,
             grid["zero"],

@@ -279,7 +279,7 @@ def _memory(report: Tree) -> Section:
         shows="Memory of each rank, predicted before the run (hatched) and counted during one step. Ranks with the "
         "same figures share a bar.",
         reading="Weights, gradients and optimizer state must agree to the byte. Activations are predicted for the full "
-        "batch, at their peak; a step of the batch ramp may need less.",
+        "batch, at their peak, with every target counted; a step of a batch ramp or of a tuning may need less.",
         limits="Temporary buffers, Python, torch, and the buffers of gloo or NCCL are not counted.",
         figures=[Drawn("Memory per rank, predicted and counted", figures.memory(groups), "demo picture")],
         tables=[Table(("ranks", "at", "category", "predicted, bytes", "counted, bytes"), table)],

@@ -49,6 +49,7 @@ OWN_SECTIONS = {
     "near": "near",
     "mirror": "store",
 }  # sections of `training`
+RECORDS = "messages-of-rank-"  # files of a training on GPUs that failed
 # That a file may take to appear on another host. Its name is new, so no host has cached that it was absent.
 SEEN_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -67,6 +68,7 @@ def train_rank(place: Place, job: TrainingJob, heartbeat: RankHeartbeat | None =
             meeting_seconds=watch.stall_seconds,
             asked=requests.came,
             terms=terms_of(*what) if place.by_others else NO_TERMS,
+            records=str(job.out / RECORDS),
         ),
     ):
         mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, wait, job.plan.ends)

@@ -50,6 +50,7 @@ rm -f "$TRIVIUM_EXIT_CODE"
 # scancel sends the same signals, and Slurm would requeue a job that it is about to end. After a preemption Slurm may
 # have requeued the job itself (PreemptMode=REQUEUE), which increases its number of restarts.
 queue_again() {
+  trap '' TERM USR1  # what this calls ignores them too: Slurm sends them also while it queues the job again
   job=$(scontrol show job "$SLURM_JOB_ID")
   restarts=$(sed -n 's/.*Restarts=\([0-9]*\).*/\1/p' <<< "$job" | head -n 1)
   if [ "${restarts:-0}" -gt "${SLURM_RESTART_COUNT:-0}" ] || grep -qE 'JobState=(PENDING|REQUEUED)' <<< "$job"; then

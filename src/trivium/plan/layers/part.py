@@ -237,7 +237,8 @@ class Product:
     split by its inputs, and tensor ranks sum the results. trained: the backward computes the gradient of the weight.
     visits: rows of the product for each position; experts compute one for each visit of a token. matrices: weights
     among which the rows are divided, those of a rank's experts. wide: its operands have the dtype of master weights.
-    repeated: recomputation before a backward includes it even if it is the last product.
+    repeated: recomputation before a backward includes it even if it is the last product. outer: its result does not
+    enter a tensor region either.
     """
 
     columns: Number
@@ -248,6 +249,7 @@ class Product:
     matrices: Number = 1
     wide: bool = False
     repeated: bool = False
+    outer: bool = False
 
     @property
     def flops(self) -> Number:
