@@ -70,14 +70,22 @@ class Environment:
         }
 
 
+PRELOADED = "LD_PRELOAD"
+
+
 def fast_mkl() -> dict[str, str]:
     """Return the environment that gives a peer MKL's fast kernels, which Trivium loads by itself; empty where MKL has
     them anyway. docs/decisions/0011 says what they are."""
     if not is_amd_with_avx512():
         return {}
     library = Path(tempfile.gettempdir()) / f"{SYMBOL}-{os.getuid()}.so"
-    library.write_bytes(shared_object(SYMBOL, RETURN_ONE))
-    return {"LD_PRELOAD": str(library)}
+    content = shared_object(SYMBOL, RETURN_ONE)
+    if not library.exists() or library.read_bytes() != content:
+        # Never into the file itself, which processes of another benchmark have mapped.
+        part = library.with_name(f"{library.name}.{os.getpid()}")
+        part.write_bytes(content)
+        part.replace(library)
+    return {PRELOADED: str(library)}
 
 
 def environments(folder: Path = FOLDER) -> dict[str, Environment]:

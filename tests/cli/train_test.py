@@ -37,6 +37,7 @@ def begun(tmp_path: Path):
         ("plan.batch.micro=1",),
         ("plan.recompute.mode=layer",),
         ("plan.row_chunks=2",),
+        ("plan.sequence_parallel=true", "plan.overlap_tensor=true"),
         ("plan.layout.context=2", "plan.layout.data=1", "plan.context_attention=ulysses"),
         ("plan.compiled=true",),
         ("plan.cuda_graphs=true",),

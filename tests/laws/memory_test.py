@@ -38,6 +38,7 @@ MORE = [
     small(tensor=2, model={**ROTARY, "heads": 2, "head": "untied"}, batch={"micro": 1}),
     small(context=2, model={"heads": 1}, batch={"micro": 1}),
     small(tensor=2, model={**ROTARY, "heads": 2}, row_chunks=2),
+    small(tensor=2, sequence_parallel=True, overlap_tensor=True, recompute={"mode": "layer", "every": 2}),
     small(model={**QWEN3, "kv_heads": None}, precision={"weights": "bf16"}),
     small(tensor=2, model={**QWEN3, "bias": "qkv"}, recompute={"mode": "attention"}),
     small(context=2, model=QWEN3, precision={"weights": "bf16"}),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from plans import small
+from plans import EXPERTS, small
 from ranks import on_ranks
 from trivium.certify.layouts import ROTARY
 from trivium.certify.reference import random_rows
@@ -26,12 +26,17 @@ from trivium.training.trainer import Samples, Trainer
 LLAMA = {**ROTARY, "heads": 4, "kv_heads": 2, "head": "untied"}
 QWEN3 = {**LLAMA, "bias": "qkv", "qk_norm": "each_head", "head_width": 8}
 PLANS = {
-    1: [small(schedule="zb-h1"), small(schedule="1f1b-split", model=LLAMA, precision={"weights": "bf16"})],
+    1: [
+        small(schedule="zb-h1"),
+        small(schedule="1f1b-split", model=EXPERTS, precision={"weights": "bf16"}),
+        small(schedule="1f1b-split", model=LLAMA, precision={"weights": "bf16"}),
+    ],
     2: [
         small(pipeline=2, schedule="zb-h1", recompute={"mode": "layer"}),
         small(pipeline=2, schedule="1f1b-split", recompute={"mode": "attention"}),
         small(tensor=2, schedule="zb-h1", model=QWEN3),
         small(tensor=2, schedule="zb-h1", sequence_parallel=True, model=LLAMA),
+        small(tensor=2, schedule="zb-h1", sequence_parallel=True, model=EXPERTS),
         small(pipeline=2, chunks=2, schedule="zb-v", recompute={"mode": "layer"}, model={"dropout": 0.1}),
         small(pipeline=2, chunks=2, schedule="zb-turns", recompute={"mode": "layer"}),
     ],
@@ -53,7 +58,7 @@ def predicted(plan: Plan, pipeline: int) -> int:
         sign = (action.op is Op.INPUT_GRADIENT) - (action.op is Op.WEIGHT_GRADIENT)
         waiting += sign * (layers * put_off_bytes(case) + last * head)
         most = max(most, waiting)
-    return int(most)
+    return round(most)
 
 
 def check(place: Place, plans: list[Plan]) -> None:

@@ -161,7 +161,7 @@ def test_thinned_curve_keeps_spikes_and_means(tmp_path, monkeypatch):
 
 def test_metrics_without_check_are_summarised_as_those_with(tmp_path, monkeypatch):
     """Complete records of steps skip the schema, which takes most of the time; NaN and null do not."""
-    steps = [METRICS[0] | {"step": n, "loss": 6 - n / 10, "sequences": 8} for n in range(1, 6)]
+    steps = [METRICS[0] | {"step": n, "loss": 6 - n / 10, "sequences": 8, "joules": 2.0} for n in range(1, 6)]
     lines = "".join(json.dumps(step) + "\n" for step in steps) + '{"step": 6, "loss": NaN, "seconds": null}\n'
     run = write_run(tmp_path, **{"training/metrics.jsonl": lines})
     fast = collect(run)["training"]
@@ -169,7 +169,7 @@ def test_metrics_without_check_are_summarised_as_those_with(tmp_path, monkeypatc
     slow = collect(run)["training"]
     for point in slow["curves"]["steps"]:
         assert point.pop("validation_loss") is None
-    assert fast == slow and fast["step_seconds"] == 1.0
+    assert fast == slow and fast["step_seconds"] == 1.0 and fast["step_joules"] == 10.0
 
 
 @pytest.mark.parametrize("length", [1, 7, 64, 65, 200])

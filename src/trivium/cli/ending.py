@@ -102,6 +102,35 @@ def ended_by_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+def ignore_signals() -> None:
+    """Ignore the signals that end a process: the process that forked this one receives them too."""
+    for number in (*ENDING, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def ended_by_request(send: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Send SIGTERM on at the first signal that ends this process, so that others finish their work. This process then
+    ends as that signal says; a second signal ends it at once."""
+    asked: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            raise SystemExit(128 + number)
+        send(signal.SIGTERM)
+
+    heard = [n for n in (*ENDING, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked and asked[0] != signal.SIGINT:  # Ctrl-C is the usual way to end a server
+        raise SystemExit(128 + asked[0])
+
+
 def apart(work: Callable[[], None]) -> None:
     """Run `work` in a forked process; an error in it is raised here, of the same kind and with the same text.
 

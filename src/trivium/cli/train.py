@@ -83,6 +83,7 @@ CHANGEABLE_PLAN = (
     "sequence_parallel",
     "context_attention",
     "row_chunks",
+    "overlap_tensor",
     "compiled",
     "cuda_graphs",
 )

@@ -1,10 +1,11 @@
-"""Products of consecutive groups of rows, each with a matrix of its own: the reference, a loop over the groups.
+"""Products of consecutive groups of rows, each with a matrix of its own, in a loop over the groups.
 
 Legend: G groups, N rows of all groups, I inputs, O outputs.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ import torch
 from trivium.kernels.arithmetic import Arithmetic
 
 Tensor = torch.Tensor
+# Numbers that a processor computes with at once: in fp32 they fit into a cache.
+MAX_ELEMENTS_AT_ONCE = 1 << 19
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,74 +36,54 @@ class Groups:
 
 
 class Part(NamedTuple):
-    """Rows that are computed at once, the matrix that they are multiplied with (None: each group with its own), and the
-    arithmetic that does it. groups: those of the rows, if there are several."""
+    """Consecutive rows that are computed at once. groups: the number of each of their groups, and its rows, counted
+    from the first row of the part."""
 
     rows: slice
-    matrix: int | None
-    arithmetic: Arithmetic
-    groups: Groups | None = None
+    groups: list[tuple[int, slice]]
 
-    def by(self, arithmetic: Arithmetic) -> Arithmetic:
-        """Return another arithmetic for the rows of this part."""
-        return arithmetic if self.groups is None else grouped(arithmetic, self.groups)
+    def product(self, arithmetic: Arithmetic, x: Tensor, weight: Tensor, *, into: Tensor | None = None) -> Tensor:
+        """x [N, I], weight [G, O, I] -> [N, O], of the rows of this part. into: where it is written."""
+        return self._of_each(arithmetic.product, x, weight, weight.shape[1], into)
 
-    def of(self, weight: Tensor) -> Tensor:
-        """weight [G, O, I] -> what the arithmetic multiplies with."""
-        return weight if self.matrix is None else weight[self.matrix]
+    def gradient_of_inputs(
+        self, arithmetic: Arithmetic, grad: Tensor, weight: Tensor, *, into: Tensor | None = None
+    ) -> Tensor:
+        """grad [N, O], weight [G, O, I] -> [N, I], of the rows of this part. into: where it is written."""
+        return self._of_each(arithmetic.gradient_of_inputs, grad, weight, weight.shape[2], into)
+
+    def _of_each(
+        self, multiply: Callable[..., Tensor], x: Tensor, weight: Tensor, columns: int, into: Tensor | None
+    ) -> Tensor:
+        found = x.new_empty(len(x), columns) if into is None else into
+        for number, rows in self.groups:
+            multiply(x[rows], weight[number], into=found[rows])
+        return found
 
 
-def parts_of(groups: Groups, arithmetic: Arithmetic, *, every: bool = False) -> list[Part]:
-    """Return the parts of all rows, at least one, that a device computes one after the other. every: groups without
-    rows are parts too, because ranks agree on something in each.
+def parts_of(groups: Groups, elements: int, *, every: bool = False) -> list[Part]:
+    """Return the parts of all rows that a device computes one after the other, at least one group in each. elements:
+    the numbers of a row. every: groups without rows are parts too, because ranks agree on something in each.
 
-    On a CPU these are the groups that have rows: what one product writes of them is in a cache when the next one reads
-    it. An accelerator computes all rows at once.
+    On a CPU a part has no more rows than a cache holds: what one operation writes of them is there when the next one
+    reads it. An accelerator computes all rows at once.
     """
-    if groups.ends.device.type != "cpu":
-        return [Part(slice(None), None, grouped(arithmetic, groups), groups)]
-    some = [Part(rows, g, arithmetic) for g, rows in enumerate(groups.slices) if every or rows.start < rows.stop]
-    return some or [Part(slice(0, 0), 0, arithmetic)]
+    most = MAX_ELEMENTS_AT_ONCE if groups.ends.device.type == "cpu" else float("inf")
+    some = [(g, rows) for g, rows in enumerate(groups.slices) if every or rows.start < rows.stop]
+    return list(_joined(some or [(0, slice(0, 0))], most / elements))
 
 
-def grouped(arithmetic: Arithmetic, groups: Groups) -> Arithmetic:
-    """Return the arithmetic of weights [G, O, I], of which each group of rows is multiplied with its own. Gradients of
-    weights are [G O, I]."""
-    return Arithmetic(
-        product=partial(_product, arithmetic, groups),
-        gradient_of_inputs=partial(_gradient_of_inputs, arithmetic, groups),
-        gradient_of_weight=partial(_gradient_of_weight, arithmetic, groups),
-        add_gradient_of_weight=partial(_add_gradient_of_weight, arithmetic, groups),
-        widens=arithmetic.widens,
-    )
+def _joined(groups: list[tuple[int, slice]], most: float) -> Iterator[Part]:
+    """Yield parts of at most so many rows, unless one group has more."""
+    here = groups[:1]
+    for each in groups[1:]:
+        if each[1].stop - here[0][1].start > most:
+            yield _part(here)
+            here = []
+        here.append(each)
+    yield _part(here)
 
 
-def _product(arithmetic: Arithmetic, groups: Groups, x: Tensor, weight: Tensor) -> Tensor:
-    """x [N, I], weight [G, O, I] -> [N, O]."""
-    return torch.cat([arithmetic.product(x[rows], w) for rows, w in zip(groups.slices, weight, strict=True)])
-
-
-def _gradient_of_inputs(arithmetic: Arithmetic, groups: Groups, grad: Tensor, weight: Tensor) -> Tensor:
-    """grad [N, O], weight [G, O, I] -> [N, I]."""
-    pairs = zip(groups.slices, weight, strict=True)
-    return torch.cat([arithmetic.gradient_of_inputs(grad[rows], w) for rows, w in pairs])
-
-
-def _gradient_of_weight(
-    arithmetic: Arithmetic, groups: Groups, grad: Tensor, x: Tensor, *, into: Tensor | None = None
-) -> Tensor:
-    """grad [N, O], x [N, I] -> [G O, I]."""
-    found = grad.new_empty(len(groups.ends) * grad.shape[1], x.shape[1]) if into is None else into
-    _add_gradient_of_weight(arithmetic, groups, found, grad, x, first=True)
-    return found
-
-
-def _add_gradient_of_weight(
-    arithmetic: Arithmetic, groups: Groups, into: Tensor, grad: Tensor, x: Tensor, *, first: bool = False
-) -> None:
-    """Add the gradients to `into` [G O, I], or store them there."""
-    for rows, place in zip(groups.slices, into.view(len(groups.ends), grad.shape[1], x.shape[1]), strict=True):
-        if rows.start < rows.stop or arithmetic.agrees:
-            arithmetic.add_gradient_of_weight(place, grad[rows], x[rows], first=first)
-        elif first:
-            place.zero_()
+def _part(groups: list[tuple[int, slice]]) -> Part:
+    first, last = groups[0][1].start, groups[-1][1].stop
+    return Part(slice(first, last), [(g, slice(rows.start - first, rows.stop - first)) for g, rows in groups])

@@ -198,8 +198,11 @@ class ScaledProducts:
             wide = wide.masked_fill(x.isinf(), torch.nan)
         return Quantised(rounded(wide, of).contiguous(), scales.reciprocal(), scaling.block)
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [..., I], weight [O, I], bias [O] -> x W^T + bias [..., O], with gradients where they are wanted."""
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, into: Tensor | None = None) -> Tensor:
+        """x [..., I], weight [O, I], bias [O] -> x W^T + bias [..., O], with gradients where they are wanted. into:
+        where it is written, without them."""
+        if into is not None:
+            return into.copy_(self._forward(x, weight, bias))
         has_backward = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         return _Product.apply(x, weight, bias, self) if has_backward else self._forward(x, weight, bias)
 
@@ -208,10 +211,11 @@ class ScaledProducts:
         y = self.multiply(a, b, x.dtype).view(*x.shape[:-1], len(weight))
         return y if bias is None else y.add_(bias)
 
-    def gradient_of_inputs(self, grad: Tensor, weight: Tensor) -> Tensor:
-        """grad [..., O], weight [O, I] -> grad W [..., I]."""
+    def gradient_of_inputs(self, grad: Tensor, weight: Tensor, *, into: Tensor | None = None) -> Tensor:
+        """grad [..., O], weight [O, I] -> grad W [..., I]; into: where it is written, of the same dtype."""
         a, b = self.quantised(grad.flatten(0, -2), "gradients", "TO"), self.quantised(weight.T, "weights", "IO")
-        return self.multiply(a, b, grad.dtype).view(*grad.shape[:-1], weight.shape[1])
+        found = self.multiply(a, b, grad.dtype).view(*grad.shape[:-1], weight.shape[1])
+        return found if into is None else into.copy_(found)
 
     def gradient_of_weight(self, grad: Tensor, x: Tensor, *, into: Tensor | None = None) -> Tensor:
         """grad [T, O], x [T, I] -> grad^T x [O, I]; into: where it is written, of the same dtype."""

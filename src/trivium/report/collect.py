@@ -152,6 +152,7 @@ def _training(run: Path) -> dict[str, Any] | None:
         "plan": begun and begun["plan"],
         "of_pairs": _method(begun) not in OF_TEXT,
         "step_seconds": metrics.seconds or None,
+        "step_joules": metrics.joules or None,
         "resumed_from": resumed_from(_whole_lines(events)),
         "layouts": layouts_of(_whole_lines(events), summary["layout"]),
         "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},

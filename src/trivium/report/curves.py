@@ -87,6 +87,7 @@ class Steps:
     done: int = 0
     tokens: int | None = None
     seconds: float = 0.0  # seconds of all steps, without validation and saves
+    joules: float = 0.0  # energy of the steps in which it was measured
     validation_loss: float | None = None  # the newest one
     losses: Curve = field(default_factory=Curve)
     validation: Curve = field(default_factory=Curve)
@@ -98,8 +99,9 @@ class Steps:
         try:
             rows = [*map(_FIGURES, metrics)]
             steps, tokens, losses, seconds, *others = zip(*rows, strict=True)
+            joules = sum(m.get("joules") or 0.0 for m in metrics)
             # The sums find missing figures, other types and NaN at once.
-            total = sum(map(sum, (steps, tokens, losses, seconds, *others)))
+            total = joules + sum(map(sum, (steps, tokens, losses, seconds, *others)))
             if not math.isfinite(total) or any("validation_loss" in m or "experts" in m for m in metrics):
                 return False
         except (KeyError, TypeError, OverflowError):
@@ -107,6 +109,7 @@ class Steps:
         self.done = max(self.done, *steps)
         self.tokens = int(max(self.tokens or 0, *tokens))
         self.seconds += sum(seconds)
+        self.joules += joules
         self.losses.extend(metrics, losses)
         return True
 
@@ -122,6 +125,7 @@ class Steps:
             self.tokens = int(tokens)
         if seconds is not None:
             self.seconds += seconds
+        self.joules += metric.get("joules") or 0.0
         if loss is not None:
             self.losses.add(metric, loss)
         if metric.get("validation_loss") is not None:

@@ -32,7 +32,7 @@ from trivium.report.words import (
     nats_text,
     small_text,
 )
-from trivium.units import counted, format_count, format_seconds
+from trivium.units import counted, format_count, format_energy, format_seconds
 
 Tree = dict[str, Any]
 
@@ -122,6 +122,9 @@ def _training(report: Tree) -> Section:
     if loss is not None and entropy is not None:
         rows.append(("learned from context", nats_text(entropy - loss)))
     rows += [(name, f"{training[name]:,}") for name in ("parameters", "steps", "tokens") if training[name]]
+    if joules := training["step_joules"]:
+        each = f", {joules / training['tokens']:.3g} J per token" if training["tokens"] else ""
+        rows.append(("energy of the steps, measured", f"{format_energy(joules)}{each}"))
     if not training["finished"]:
         rows.insert(0, ("not finished", f"{training['steps']} of {training['steps_planned'] or 'unknown'} steps"))
     interruptions = [(str(i["step"]), i["what"]) for i in training["interruptions"]]

@@ -163,3 +163,14 @@ def test_few_tokens_are_no_reason_to_widen_a_weight(slowly) -> None:
     few, many = x[: products.MIN_WIDENED_TOKENS // 2 - 1], x[: products.MIN_WIDENED_TOKENS // 2]
     assert "ProductBackward" not in type(product(few, weight.requires_grad_()).grad_fn).__name__
     assert "ProductBackward" in type(product(many, weight).grad_fn).__name__
+
+
+@pytest.mark.parametrize("how", ["plain", "always", "slowly"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_that_is_written_in_place_is_the_same(request, dtype, how) -> None:
+    if how != "plain":
+        request.getfixturevalue(how)
+    x, weight, _, grad = (t.flatten(0, -2) if t.dim() > 1 else t for t in data(LARGE, dtype))
+    y, d_x = torch.empty_like(grad), torch.empty_like(x)
+    assert product(x, weight, into=y) is y and torch.equal(y, product(x, weight))
+    assert gradient_of_inputs(grad, weight, into=d_x) is d_x and torch.equal(d_x, gradient_of_inputs(grad, weight))

@@ -1,6 +1,7 @@
 """Laws of a half of experts, each of a small layer in one process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ from trivium.certify.reduce import reduced
 from trivium.comms.group import Group
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
+from trivium.kernels import arithmetic, grouped
+from trivium.kernels.arithmetic import Arithmetic
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
 from trivium.model.layers.mlp_experts import MlpExperts
 from trivium.model.layers.routing import Router
 from trivium.model.loads import Averaging, Loads
 from trivium.model.stage import Stage, build_stages
+from trivium.parallel.expert import network
 from trivium.parallel.expert.rows import Rows
 from trivium.plan.experts import Experts
 from trivium.plan.parameters import Box, parameters
@@ -192,6 +196,43 @@ def test_an_expert_without_room_drops_the_last_tokens() -> None:
     assert torch.equal(rows.spread(x), x[[0, 1, 0, 2, 1, 3]])
     assert torch.allclose(rows.summed(rows.spread(x)), x * torch.tensor([2, 2, 1, 1])[:, None])
     assert rows.in_order(torch.arange(8).view(4, 2)).tolist() == [0, 2, 1, 5, 3, 7]
+
+
+@pytest.mark.parametrize("capacity", [None, 1.0])
+def test_rows_between_those_of_experts_change_no_sum(capacity: float | None) -> None:
+    rows = Rows.of(random(S * B, 8).topk(3).indices, 8, capacity)
+    padded, moved = rows.padded(4)
+    assert not (padded.groups.counts % 4).any() and ((padded.groups.counts - rows.groups.counts) < 4).all()
+    assert torch.equal(padded.order[moved], rows.order) and padded.dropped == rows.dropped
+    for here, there in zip(padded.groups.slices, rows.groups.slices, strict=True):
+        assert set(padded.order[here].tolist()) == set(rows.order[there].tolist())
+    made = random(len(padded.order), H)
+    assert torch.equal(padded.summed(made), rows.summed(made[moved]))
+
+
+@pytest.mark.parametrize("most", [1, 60 * (H + 3 * F), 1 << 20])
+@pytest.mark.parametrize("multiple", [1, 4])
+@pytest.mark.parametrize("experts", [{"count": 5, "chosen": 3}, {"count": 8, "chosen": 2, "capacity": 1.0}])
+def test_how_many_rows_are_computed_at_once_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, experts: dict[str, Any], multiple: int, most: int
+) -> None:
+    half, x = half_of(**experts), random(S, B, H)
+    expected, gradients = run(half, x)
+    computed: list[tuple[int, int]] = []
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, into: Tensor | None = None) -> Tensor:
+        computed.append((len(x), weight.shape[0]))
+        return arithmetic.product(x, weight, bias, into=into)
+
+    monkeypatch.setattr(grouped, "MAX_ELEMENTS_AT_ONCE", most)
+    monkeypatch.setattr(network, "MIN_MULTIPLES", 0)
+    counted = Arithmetic(product=product, multiple=lambda dtype: multiple)
+    half.region = replace(half.region, arithmetic=counted)
+    for linear in (half.experts.up, half.experts.down):
+        linear.use(counted)
+    y, found = run(half, x)
+    assert torch.allclose(y, expected, rtol=1e-12, atol=1e-14) and same(found, gradients)
+    assert computed and not any(rows % multiple for rows, _ in computed)
 
 
 def test_a_half_with_room_for_all_is_dropless_and_one_without_leaves_tokens_alone() -> None:

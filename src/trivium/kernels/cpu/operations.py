@@ -19,6 +19,7 @@ OPERATIONS = Operations(
         gradient_of_weight=product.gradient_of_weight,
         add_gradient_of_weight=product.add_gradient_of_weight,
         widens=product.widens,
+        multiple=product.multiple,
     ),
     scaled_product=partial(product_of_values, multiply=product.product),  # faster than torch's kernel for codes
     attention=CpuAttention(),

@@ -33,26 +33,35 @@ MIN_MULTIPLICATIONS = 1 << 22
 # Numbers of a weight that are widened at once, and the rows or columns they are at least: many take more memory and no
 # less time. And the tokens for which widening takes less than it saves.
 WIDENED_BLOCK_ELEMENTS, MIN_WIDENED, MIN_WIDENED_TOKENS = 1 << 16, 128, 64
+# Numbers of rows for which oneDNN has code, in multiples.
+PREPARED_ROWS = 32
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., I], weight [O, I], bias [O] -> x W^T + bias [..., O], with its gradients where they are wanted."""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, into: Tensor | None = None) -> Tensor:
+    """x [..., I], weight [O, I], bias [O] -> x W^T + bias [..., O], with its gradients where they are wanted. into:
+    where it is written, without bias and gradients."""
     size = x.numel() * weight.shape[0]  # asked first: small models wait for Python more than for products
     if size < MIN_MULTIPLICATIONS or not (_is_for_one_dnn(x, weight) or _is_for_wide(x, weight)):
         if bias is None or size < MIN_MULTIPLICATIONS or not _adds_bias_later(x):
-            return F.linear(x, weight, bias)
+            return arithmetic.product(x, weight, bias, into=into)
         return F.linear(x, weight).add_(bias)
+    if into is not None:
+        return into.copy_(_multiplied(x, weight, bias))
     has_backward = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     return _Product.apply(x, weight, bias) if has_backward else _multiplied(x, weight, bias)
 
 
-def gradient_of_inputs(grad: Tensor, weight: Tensor) -> Tensor:
-    """grad [..., O], weight [O, I] -> grad W [..., I]."""
+def gradient_of_inputs(grad: Tensor, weight: Tensor, *, into: Tensor | None = None) -> Tensor:
+    """grad [..., O], weight [O, I] -> grad W [..., I]. into: where it is written."""
     if grad.numel() * weight.shape[1] < MIN_MULTIPLICATIONS:
-        return grad @ weight
+        return arithmetic.gradient_of_inputs(grad, weight, into=into)
     if _is_for_wide(grad, weight):
-        return _in_wide(grad, weight.T, None)
-    return _by_one_dnn(grad.contiguous(), weight.T, None) if _is_for_one_dnn(grad, weight) else grad @ weight
+        found = _in_wide(grad, weight.T, None)
+    elif _is_for_one_dnn(grad, weight):
+        found = _by_one_dnn(grad.contiguous(), weight.T, None)
+    else:
+        return arithmetic.gradient_of_inputs(grad, weight, into=into)
+    return found if into is None else into.copy_(found)
 
 
 def gradient_of_weight(grad: Tensor, x: Tensor, *, into: Tensor | None = None) -> Tensor:
@@ -95,6 +104,12 @@ def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool
 def widens(narrow: Tensor, dtype: torch.dtype) -> bool:
     """Whether products of such matrices are added up in `dtype` without being rounded to their own before."""
     return dtype == torch.float32 and _is_slow(narrow) and not torch.compiler.is_compiling()
+
+
+def multiple(dtype: torch.dtype) -> int:
+    """Return the number of which a varying number of rows should be a multiple: oneDNN generates code for each, which
+    takes as long as to multiply 256 rows of 256 bf16 numbers with a matrix of 1,500 rows."""
+    return PREPARED_ROWS if dtype == torch.bfloat16 and not multiplies_bf16_slowly() else 1
 
 
 def _rows_of_gradient(into: Tensor, grad: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -6,7 +6,6 @@ Legend: T tokens, I inputs, O outputs.
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 
 from trivium.kernels import arithmetic
 
@@ -15,9 +14,9 @@ Tensor = torch.Tensor
 MIN_SUMMED_ELEMENTS = 1 << 23  # gradients of this size are summed by a product; below, one launch beats two
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, into: Tensor | None = None) -> Tensor:
     """Return x W^T + bias. Of an input that is not contiguous torch would make a small product for each position."""
-    return F.linear(x.contiguous(), weight, bias)
+    return arithmetic.product(x.contiguous(), weight, bias, into=into)
 
 
 def gradient_of_bias(grad: Tensor) -> Tensor:

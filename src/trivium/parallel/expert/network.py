@@ -16,6 +16,8 @@ from trivium.parallel.tensor.weight_gradients import WeightGradients
 from trivium.plan.adapters import Factors
 
 Tensor = torch.Tensor
+# Rows are added, to a multiple, if an expert has at least so many multiples on average: they take less than they save.
+MIN_MULTIPLES = 4
 
 
 class Matrices(NamedTuple):
@@ -32,12 +34,15 @@ class Matrices(NamedTuple):
 
 
 class _How(NamedTuple):
-    """Hidden in a tuple from autograd, which would make a leaf of a weight that is an argument."""
+    """Hidden in a tuple from autograd, which would make a leaf of a weight that is an argument. moved: the number among
+    the rows of each weight, where there are rows between them."""
 
     rows: Rows
+    moved: Tensor | None
     function: Activation
     both: tuple[Matrices, Matrices]
     later: WeightGradients
+    arithmetic: Arithmetic
     parts: list[Part]
 
     def products(self, given: tuple[Tensor, ...]) -> tuple["_Product", "_Product"]:
@@ -45,6 +50,12 @@ class _How(NamedTuple):
         up, down = self.both
         first = len(up.parameters)
         return _Product(self, up, given[:first]), _Product(self, down, given[first:])
+
+    def factors(self, weights: Tensor) -> Tensor:
+        """weights [N] -> of all rows [N, 1]: 0 of those between them."""
+        if self.moved is None:
+            return weights.unsqueeze(1)
+        return weights.new_zeros(len(self.rows.order), 1).index_copy_(0, self.moved, weights.unsqueeze(1))
 
 
 def networks(
@@ -63,7 +74,11 @@ def networks(
     needs no expert's result. It computes the function again, from what that read.
     """
     agrees = up.arithmetic.agrees or down.arithmetic.agrees
-    how = _How(rows, function, (up, down), later, parts_of(rows.groups, arithmetic, every=agrees))
+    multiple, moved = arithmetic.multiple(x.dtype), None
+    if multiple > 1 and len(weights) >= MIN_MULTIPLES * multiple * len(up.weight):
+        rows, moved = rows.padded(multiple)
+    parts = parts_of(rows.groups, x.shape[1] + 3 * down.weight.shape[-1], every=agrees)
+    how = _How(rows, moved, function, (up, down), later, arithmetic, parts)
     given = [p.detach() if later.takes(p) else p for matrices in (up, down) for p in matrices.parameters]
     found: Tensor = _Networks.apply(x, weights, how, *given)
     return found
@@ -73,34 +88,35 @@ class _Networks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, how: _How, *given: Tensor) -> Tensor:
         (up, down), rows, kept = how.products(given), how.rows, []
-        factor, y = weights.unsqueeze(1), x.new_empty(len(rows.tokens), x.shape[1])
+        factors, y = how.factors(weights), x.new_empty(len(rows.tokens), x.shape[1])
         for part in how.parts:
             read, low_up = up.of(part, x.index_select(0, rows.tokens[part.rows]))
-            inner = how.function.value(read).mul_(factor[part.rows])
-            y[part.rows], low_down = down.of(part, inner)
+            inner = how.function.value(read).mul_(factors[part.rows])
+            _, low_down = down.of(part, inner, into=y[part.rows])
             kept += [read, low_up, low_down]
-        ctx.save_for_backward(x, weights, *kept, *given)
+        ctx.save_for_backward(x, factors, *kept, *given)
         ctx.how = how
         return rows.summed(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         how, parts = ctx.how, ctx.how.parts
-        x, weights, *saved = ctx.saved_tensors
+        x, factors, *saved = ctx.saved_tensors
         kept, given = saved[: 3 * len(parts)], saved[3 * len(parts) :]
         up, down = how.products(tuple(given))
-        tokens, factor = how.rows.tokens, weights.unsqueeze(1)
-        d_weights, d_x = torch.empty_like(weights), x.new_empty(len(tokens), x.shape[1])
+        tokens = how.rows.tokens
+        d_factors, d_x = factors.new_empty(len(tokens)), x.new_empty(len(tokens), x.shape[1])
         for n, part in enumerate(parts):
             here, (read, low_up, low_down) = part.rows, kept[3 * n : 3 * n + 3]
             value, pullback = how.function.value_again(read)
             grad = grads[0].index_select(0, tokens[here])
             d_value, d_low = down.gradient_of_inputs(part, grad)
-            d_weights[here] = (value * d_value).sum(-1, dtype=weights.dtype)
-            down.add_gradients(part, grad, value.mul_(factor[here]), low_down, d_low)
-            d_read = pullback(d_value.mul_(factor[here]))
-            d_x[here], d_low = up.gradient_of_inputs(part, d_read)
+            torch.sum(value * d_value, -1, dtype=d_factors.dtype, out=d_factors[here])
+            down.add_gradients(part, grad, value.mul_(factors[here]), low_down, d_low)
+            d_read = pullback(d_value.mul_(factors[here]))
+            _, d_low = up.gradient_of_inputs(part, d_read, into=d_x[here])
             up.add_gradients(part, d_read, x.index_select(0, tokens[here]), low_up, d_low)
+        d_weights = d_factors if how.moved is None else d_factors.index_select(0, how.moved)
         return how.rows.summed(d_x), d_weights, None, *up.found, *down.found
 
 
@@ -108,39 +124,43 @@ class _Product:
     """The product of rows with the matrices of their experts [E, O, I]: x W^T, and s (x A^T) B^T of an adapter."""
 
     def __init__(self, how: _How, matrices: Matrices, given: tuple[Tensor, ...]) -> None:
-        self.later, self.matrices, self.last = how.later, matrices, how.parts[-1]
+        self.how, self.matrices = how, matrices
         self.weight, *self.factors = self.whole = [each.flatten(1, -2) for each in given]
         self.found: list[Tensor | None] = [None] * len(given)  # gradients, where autograd wants them
 
-    def of(self, part: Part, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def of(self, part: Part, x: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """x [N, I] -> [N, O], and s x A^T [N, R] of an adapter; rows of a part."""
-        y = part.by(self.matrices.arithmetic).product(x, part.of(self.weight))
+        y = part.product(self.matrices.arithmetic, x, self.weight, into=into)
         if self.matrices.added is None:
             return y, None
-        a, b = self.factors
-        low = part.arithmetic.product(x, part.of(a)).mul_(self.matrices.added.scale)
-        return y.add_(part.arithmetic.product(low, part.of(b))), low
+        (a, b), arithmetic = self.factors, self.how.arithmetic
+        low = part.product(arithmetic, x, a).mul_(self.matrices.added.scale)
+        return y.add_(part.product(arithmetic, low, b)), low
 
-    def gradient_of_inputs(self, part: Part, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def gradient_of_inputs(self, part: Part, grad: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """grad [N, O] -> that of x [N, I], and of x A^T [N, R]; rows of a part."""
-        d_x = part.by(self.matrices.arithmetic).gradient_of_inputs(grad, part.of(self.weight))
+        d_x = part.gradient_of_inputs(self.matrices.arithmetic, grad, self.weight, into=into)
         if self.matrices.added is None:
             return d_x, None
-        a, b = self.factors
-        d_low = part.arithmetic.gradient_of_inputs(grad, part.of(b)).mul_(self.matrices.added.scale)
-        return d_x.add_(part.arithmetic.gradient_of_inputs(d_low, part.of(a))), d_low
+        (a, b), arithmetic = self.factors, self.how.arithmetic
+        d_low = part.gradient_of_inputs(arithmetic, grad, b).mul_(self.matrices.added.scale)
+        return d_x.add_(part.gradient_of_inputs(arithmetic, d_low, a)), d_low
 
     def add_gradients(self, part: Part, grad: Tensor, x: Tensor, low: Tensor | None, d_low: Tensor | None) -> None:
         """Add the gradients of a part to those of the parameters where autograd wants them; hand their factors on where
         it does not."""
         factors = [(grad, x)] if low is None or d_low is None else [(grad, x), (d_low, x), (grad, low)]
+        later, ends = self.how.later, part is self.how.parts[-1]
         for n, (parameter, (left, right)) in enumerate(zip(self.matrices.parameters, factors, strict=True)):
-            arithmetic = part.arithmetic if n else part.by(self.matrices.arithmetic)
-            if self.later.takes(parameter):
-                more = part is not self.last
-                self.later.take(parameter, left, right, arithmetic, matrix=part.matrix, more=more)
+            arithmetic = self.how.arithmetic if n else self.matrices.arithmetic
+            if later.takes(parameter):
+                for place, (number, rows) in enumerate(part.groups, 1):
+                    more = not ends or place < len(part.groups)
+                    later.take(parameter, left[rows], right[rows], arithmetic, matrix=number, more=more)
             elif parameter.requires_grad:
                 found = self.found[n]
                 if found is None:
                     found = self.found[n] = torch.zeros_like(parameter)
-                arithmetic.gradient_of_weight(left, right, into=part.of(found.view(self.whole[n].shape)))
+                whole = found.view(self.whole[n].shape)
+                for number, rows in part.groups:
+                    arithmetic.gradient_of_weight(left[rows], right[rows], into=whole[number])

@@ -19,11 +19,13 @@ Tensor = torch.Tensor
 @dataclass(frozen=True, eq=False)
 class Rows:
     """order [N]: of each row, its number among the choices [T K] of the tokens. places [T, K]: the row of each choice,
-    N where an expert has no room for it. groups: the rows of each expert."""
+    N where an expert has no room for it. groups: the rows of each expert. dropped: choices for which their expert had
+    no room."""
 
     order: Tensor
     places: Tensor
     groups: Groups
+    dropped: int = 0
 
     @classmethod
     def of(cls, chosen: Tensor, experts: int, capacity: float | None = None) -> "Rows":
@@ -44,12 +46,21 @@ class Rows:
             order, ends = order[has_room], (ends - starts).clamp_(max=room).cumsum(0, dtype=torch.int32)
             row_numbers = row_numbers[: len(order)]
         places[order] = row_numbers
-        return cls(order, places.view_as(chosen), Groups(ends))
+        return cls(order, places.view_as(chosen), Groups(ends), places.numel() - len(order))
 
-    @property
-    def dropped(self) -> int:
-        """The number of choices for which their expert had no room."""
-        return self.places.numel() - len(self.order)
+    def padded(self, multiple: int) -> tuple["Rows", Tensor]:
+        """Return rows of which each expert has a multiple, and the number there of each row here [N]. The others repeat
+        the last row of their expert; what is made of them is in no sum."""
+        counts = self.groups.counts
+        more = -counts % multiple
+        before = more.cumsum(0) - more
+        numbers = torch.arange(len(self.order), device=counts.device)
+        moved = numbers + before.repeat_interleave(counts, output_size=len(numbers))
+        ends = self.groups.ends + (before + more).int()
+        size = int(ends[-1])
+        repeated = numbers.new_zeros(size).index_copy_(0, moved, numbers).cummax(0).values
+        places = torch.cat([moved, moved.new_tensor([size])])[self.places]
+        return Rows(self.order[repeated], places, Groups(ends), self.dropped), moved
 
     def in_order(self, values: Tensor) -> Tensor:
         """values [T, K] of tokens and their experts -> [N], of the rows."""

@@ -88,7 +88,7 @@ class MlpExperts(Part):
         columns, visits, own = self.columns / at.tensor, self.visits(at), self.experts.count / at.expert
         return [
             Product(self.experts.count, self.hidden, enters=True, wide=True),
-            Product(2 * columns, self.hidden, enters=True, visits=visits, matrices=own),
+            Product(2 * columns, self.hidden, enters=True, visits=visits, matrices=own, whole=True),
             Product(self.hidden, columns, enters=False, visits=visits, matrices=own, repeated=True),
             *self.beside_dispatch(at),
         ]
@@ -97,7 +97,7 @@ class MlpExperts(Part):
         columns = self.experts.shared / at.tensor
         if not self.experts.shared:
             return []
-        return [Product(2 * columns, self.hidden, enters=True), Product(self.hidden, columns, enters=False)]
+        return [Product(2 * columns, self.hidden, enters=True, whole=True), Product(self.hidden, columns, enters=False)]
 
     def dispatched(self, at: Place) -> Dispatched:
         return Dispatched(self.visits(at), self.hidden, self.experts.count)

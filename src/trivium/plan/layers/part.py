@@ -236,8 +236,10 @@ class Product:
     enters: the weight is split by its outputs, so that the product reads from between tensor regions. Otherwise it is
     split by its inputs, and tensor ranks sum the results. trained: the backward computes the gradient of the weight.
     visits: rows of the product for each position; experts compute one for each visit of a token. matrices: weights
-    among which the rows are divided, those of a rank's experts. wide: its operands have the dtype of master weights.
-    repeated: recomputation before a backward includes it even if it is the last product.
+    among which the rows are divided, those of a rank's experts. whole: its input has all positions, even where tensor
+    ranks divide them. wide: its operands have the dtype of master weights, and autograd computes their gradients at
+    once. repeated: recomputation before a backward includes it even if it is the last product. outer: its result does
+    not enter a tensor region either.
     """
 
     columns: Number
@@ -246,8 +248,10 @@ class Product:
     trained: bool = True
     visits: Number = 1
     matrices: Number = 1
+    whole: bool = False
     wide: bool = False
     repeated: bool = False
+    outer: bool = False
 
     @property
     def flops(self) -> Number:
@@ -257,10 +261,10 @@ class Product:
     def deferred(self, at: Place) -> Number:
         """Elements that are kept until the gradient of the weight is computed: the input of the product and the
         gradient of its output. Between tensor regions the input may be divided over tensor ranks."""
-        if not self.trained:
+        if not self.trained or self.wide:
             return 0.0
         rows = at.positions * self.visits
-        return rows * self.inner / (at.along if self.enters else 1) + rows * self.columns
+        return rows * self.inner / (at.along if self.enters and not self.whole else 1) + rows * self.columns
 
 
 @dataclass(frozen=True)
