@@ -28,7 +28,7 @@ NOT_FAST := tests/cost/activations_test.py tests/report/page_test.py \
             $(patsubst %,tests/planner/%_test.py,backtest exhaustive explain near_misses probed scale search_text)
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include=*_test.py)
 
-.PHONY: setup demo docs test test-broad test-all test-gpu test-nccl mutation faults chaos reproduce check format clean
+.PHONY: setup demo docs test test-broad test-all test-gpu test-nccl cluster mutation faults chaos reproduce check format clean
 
 setup: $(TESTABLE)
 
@@ -78,6 +78,16 @@ test-gpu:
 test-nccl:
 	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" "$(or $(TRIVIUM_PYTHON),python3)" benchmarks/nccl.py \
 	  --json $(or $(JSON),/dev/null) --report $(or $(REPORTS),benchmarks/reports)
+
+# A real Slurm of two nodes in network namespaces, and Ray clusters, in a quarter of an hour. Slurm needs root.
+cluster: setup
+	@for program in munged slurmctld slurmd sbatch nsenter ip; do \
+	  if ! PATH="$$PATH:/usr/sbin" command -v $$program > /dev/null; then \
+	    echo "error: $$program was not found; install Slurm, on Debian: apt-get install --no-install-recommends slurmctld slurmd slurm-client munge iproute2"; \
+	    exit 3; \
+	  fi; \
+	done
+	$(PYTEST) -m slow -rs tests/cluster
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -104,7 +104,7 @@ def _cells(results: Sequence[Found], way: str | None) -> str:
     """Return table cells for the plans that took one code path, or any: their number, how many passed, and the worst
     deviation."""
     mine = [r for r in results if way in (None, r["way"])]
-    worst = max((r["worst"] for r in mine), default=0.0)
+    worst = max((float(r["worst"]) for r in mine), default=0.0)  # JSON has no infinity: it is a text there
     return f"{len(mine)} | {sum(r['passed'] for r in mine)} | {worst:.1e}"
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from corpora import encoders
 from corpora.memory import curate_large, peak_of
 from corpora.page import gathered, page, read_record
 from corpora.survival import damaged_pages, two_workers
@@ -32,7 +33,7 @@ from corpora.text import as_json_lines, books, build_text
 from corpora.tokenizing import lay_out, same_ids
 from corpora.truth import true_pairs
 from corpus_kills import killed_runs
-from extraction import measure
+from extraction import check_extraction
 from peers.environment import Environment
 
 from trivium.corpus.publish.store import read_documents
@@ -52,6 +53,10 @@ PEERS = {
     # without what its other scripts need (tensorflow, Spark)
     "text_dedup": Environment("text_dedup", (TEXT_DEDUP_NEEDS, ("--no-deps", "text-dedup==0.4.0"))),
     "pyspark": Environment("pyspark", (("pyspark==4.3.0", "pandas<3", "pyarrow", "numpy", "scipy"),)),
+}
+EXACT_PEERS = {  # for equal texts
+    "duckdb": Environment("duckdb", (("duckdb==2.0.1",),)),
+    "polars": Environment("polars", (("polars==2.1.0",),)),
 }
 TARGETS = {
     "datasketch": 4.0,
@@ -75,7 +80,7 @@ class Contestant:
 def main() -> None:
     options = _options()
     if options.install:
-        PEERS[options.install].install()
+        (PEERS | EXACT_PEERS)[options.install].install()
         return
     corpus = options.work / "corpus.parquet"
     if not corpus.is_file():
@@ -110,10 +115,33 @@ def deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dic
         _own("kernels alone", corpus, options.work / "kernels.parquet"),
         _own("the command, imports included", corpus, options.work / "command"),
     ]
+    rows = _add_peers(contestants, {n: e for n, e in PEERS.items() if n in options.peers}, corpus, options)
+    rows |= _timed(contestants, size, options.rounds)
+    for one in contestants:
+        if "failed" not in rows[one.name]:
+            rows[one.name] |= judged(truth, rows_kept(one.out), pq.ParquetFile(corpus).metadata.num_rows)
+    return _compared(rows, "corpus dedup") | {"true_pairs": len(truth)}
+
+
+def exact_deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Speed of the keys of equal texts against databases, and whether the same rows stay."""
+    contestants = [_own("first of each text", corpus, options.work / "exact.parquet")]
+    rows = _add_peers(contestants, EXACT_PEERS, corpus, options)
+    rows |= _timed(contestants, size, options.rounds)
+    kept = {one.name: set(rows_kept(one.out).tolist()) for one in contestants if "failed" not in rows[one.name]}
+    ours = kept["first of each text"]
+    return _compared(rows, "first of each text") | {
+        "rows_kept": {name: len(ids) for name, ids in kept.items()},
+        "rows_that_differ": {name: len(ids ^ ours) for name, ids in kept.items()},
+    }
+
+
+def _add_peers(
+    contestants: list[Contestant], peers: dict[str, Environment], corpus: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Add the peers that are installed, and return why the others are not run."""
     rows: dict[str, Any] = {}
-    for name, environment in PEERS.items():
-        if name not in options.peers:
-            continue
+    for name, environment in peers.items():
         out = options.work / f"{name}.parquet"
         script = HERE / "corpora" / "peers" / f"{name}_side.py"
         if environment.is_ready():
@@ -121,11 +149,7 @@ def deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dic
             contestants.append(Contestant(name, command, out))
         else:
             rows[name] = {"not run": f"not installed: python benchmarks/corpus.py --install {name}"}
-    rows |= _timed(contestants, size, options.rounds)
-    for one in contestants:
-        if "failed" not in rows[one.name]:
-            rows[one.name] |= judged(truth, rows_kept(one.out), pq.ParquetFile(corpus).metadata.num_rows)
-    return _compared(rows, "corpus dedup") | {"true_pairs": len(truth)}
+    return rows
 
 
 def decontamination(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -205,7 +229,7 @@ def kills(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, A
 
 def extraction(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
     """F1 and speed of each extractor on pages with gold text (benchmarks/extraction.py)."""
-    return measure(options.data / "html", options.rounds)
+    return check_extraction(options.data / "html", rounds=options.rounds)
 
 
 def tokenization(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -215,6 +239,11 @@ def tokenization(corpus: Path, size: float, options: argparse.Namespace) -> dict
     contestants = [_own(n, options.work, options.work / n) for n in ("tokenize", "tokenize as Megatron")]
     found = _compared(_timed(contestants, size, options.rounds), "tokenize")
     return found | {"identical": same_ids(*(one.out for one in contestants))}
+
+
+def encoding(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Speed of encoders of GPT-2's ids on HTML and books, and in how many texts they differ (corpora/encoders.py)."""
+    return encoders.measured(options.data, options.megabytes)
 
 
 def tokenization_memory(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -238,10 +267,12 @@ def tokenization_memory(corpus: Path, size: float, options: argparse.Namespace) 
 
 ROWS: dict[str, Callable[[Path, float, argparse.Namespace], dict[str, Any]]] = {
     "deduplication": deduplication,
+    "exact deduplication": exact_deduplication,
     "decontamination": decontamination,
     "curation": curation,
     "curation of books": curation_of_books,
     "tokenization": tokenization,
+    "encoding": encoding,
     "tokenization memory": tokenization_memory,
     "extraction": extraction,
     "two runners": two_runners,
@@ -370,7 +401,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--peers", nargs="*", choices=[*PEERS, "none"], default=list(PEERS))
     parser.add_argument("--gigabytes", type=float, default=10.0)
-    parser.add_argument("--install", choices=sorted(PEERS))
+    parser.add_argument("--install", choices=sorted(PEERS | EXACT_PEERS))
     options = parser.parse_args()
     if options.data is None and not options.install:
         parser.error("--data (or TRIVIUM_DATA) names the folder with corpora/ and tasks/")

@@ -1,4 +1,4 @@
-"""Seconds and peak memory of the commands that read the records of a long training.
+"""Seconds, processor seconds and peak memory of the commands that read the records of a long training.
 
 python benchmarks/long_run.py [--steps 1000000] [--json long-run.json]
 """
@@ -81,15 +81,19 @@ def write_run(run: Path, steps: int, tokens: Path) -> None:
 
 
 def measured(command: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Seconds and peak resident memory of one command in a process of its own; SystemExit where it fails. given: what
-    its words in capitals stand for."""
+    """Seconds, processor seconds and peak resident memory of one command in a process of its own; SystemExit where it
+    fails. given: what its words in capitals stand for."""
     asked = [str(Path(sys.executable).with_name("trivium")), *(given.get(w, w) for w in command.split())]
     began = time.monotonic()
     child = os.spawnv(os.P_NOWAIT, asked[0], asked)
     _, status, used = os.wait4(child, 0)
     if code := os.waitstatus_to_exitcode(status):
         raise SystemExit(f"`{' '.join(asked)}` ended with {code}")
-    return {"seconds": round(time.monotonic() - began, 2), "peak_mib": round(used.ru_maxrss / 1024, 1)}
+    return {
+        "seconds": round(time.monotonic() - began, 2),
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 2),
+        "peak_mib": round(used.ru_maxrss / 1024, 1),
+    }
 
 
 def main() -> None:

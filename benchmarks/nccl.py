@@ -75,12 +75,19 @@ RECORDED: Tree = {"cuda_graphs": True}
 # The plans by name, the most telling first, in case that the time does not suffice for all of them.
 CASES: Mapping[str, Tree] = {
     "tensor 2, sequences split": {"layout": {"tensor": 2}, "sequence_parallel": True},
+    "tensor 4, ring": {"layout": {"tensor": 4}, "sequence_parallel": True, "overlap_tensor": True},
     "data 2, ZeRO 1": {"layout": {"data": 2}, "zero": 1},
     "pipeline 2, 1F1B": {"layout": {"pipeline": 2}, "schedule": "1f1b"},
     "context 2, ring": {"layout": {"context": 2}, "context_attention": "ring"},
     "pipeline 2, interleaved": {"layout": {"pipeline": 2, "chunks": 2}, "schedule": "interleaved"},
     "data 2, ZeRO 3": {"layout": {"data": 2}, "zero": 3},
     "tensor 2, recorded": {"layout": {"tensor": 2}, **RECORDED},
+    "tensor 2, ring, recorded": {
+        "layout": {"tensor": 2},
+        "sequence_parallel": True,
+        "overlap_tensor": True,
+        **RECORDED,
+    },
     "pipeline 2, recorded": {"layout": {"pipeline": 2}, "schedule": "1f1b", **RECORDED},
     "data 2, recorded": {"layout": {"data": 2}, "zero": 1, **RECORDED},
     "context 2, recorded": {"layout": {"context": 2}, "context_attention": "ring", **RECORDED},

@@ -7,6 +7,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,10 +62,13 @@ def main(arguments: list[str]) -> int:
 
 
 def overview(steps: Mapping[str, Record], engines: Mapping[str, Record]) -> list[str]:
-    """Return the table of rows that have an aim. A processor's ratio is the lowest over the sizes; a row has the lowest
-    and the highest of all processors, in italics below the aim."""
+    """Return the table of rows that have an aim and were measured on several processors, if there are several. A
+    processor's ratio is the lowest over the sizes; a row has the lowest and the highest of all processors, in italics
+    below the aim."""
     figures = {p: [*_step_figures(steps.get(p)), *_engine_figures(engines.get(p))] for p in {**engines, **steps}}
-    aims = {f.name: f.aim for every in figures.values() for f in every}
+    measured = Counter(name for every in figures.values() for name in {f.name for f in every})
+    fewest = min(2, len(figures))
+    aims = {f.name: f.aim for every in figures.values() for f in every if measured[f.name] >= fewest}
     memory = [share for p in figures for share in _memory_shares(steps.get(p))]
     return [
         "| row | aim | lowest | highest | processors |",

@@ -19,7 +19,7 @@ from typing import Any
 from trivium.cost.hardware import machine_named
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
-from trivium.planner.pricing import price, simulated_seconds
+from trivium.planner.pricing import price, simulated_steps
 from trivium.planner.published import mt_nlg_plan
 from trivium.planner.search import legal_plans, memory_limit
 
@@ -37,7 +37,7 @@ def analytic() -> dict[str, float]:
     priced = price(legal, machine, memory_limit(machine, RANKS, space), space)
     order = priced.seconds.argsort()[:FINALISTS]
     searched = time.process_time()
-    simulated_seconds(priced.candidates.take(priced.fitting[order]), machine)
+    simulated_steps(priced.candidates.take(priced.fitting[order]), machine)
     ended = time.process_time()
     return {
         "legal": len(legal),

@@ -67,7 +67,7 @@ def scaling_lines(found: Scaling, name: str) -> list[str]:
         told.append(
             f"* beyond the {found.machine.devices:,} devices of {found.machine.name}: more nodes of the same kind"
         )
-    return [*told, "", *_t3_lines(found)]
+    return [*told, "", *_t3_lines(found), *_ring_lines(found)]
 
 
 def _row(p: Point) -> tuple[str, ...]:
@@ -109,6 +109,18 @@ def _t3_lines(found: Scaling) -> list[str]:
         f"geometric mean {geomean_speed_up(found.sublayers):.1%} faster; T3's authors simulate "
         f"{published['speed_up_geomean']:.0%} ({published['speed_up_most']:.0%} at most) and "
         f"{published['less_data_moved']:.0%} less data moved on their communication-heavy sublayers, with contention",
+    ]
+
+
+def _ring_lines(found: Scaling) -> list[str]:
+    if not found.in_ring:
+        return []
+    rows = [(p.name, *map(format_seconds, p[1:])) for p in found.in_ring]
+    header = ("product with its messages", "one after another", "in a ring, ideal", "contended")
+    return [
+        "",
+        "plan.overlap_tensor, predicted: one piece is multiplied while another travels",
+        *table(rows, header=header),
     ]
 
 

@@ -5,7 +5,7 @@
 A ratio is peer seconds over Trivium seconds: above 1, Trivium is faster. All sides of a row start from the same
 weights and train on the same batches with AdamW and gradients clipped to norm 1; they take their steps in turn, in
 three launches where there are rounds enough: ratios are the medians over them. On AMD processors with AVX-512 every
-peer has MKL's fast kernels preloaded, which Trivium loads by itself; "as installed" is the plain loop without.
+peer has MKL's fast kernels preloaded, which Trivium loads by itself; "as installed" is the same peer without.
 --merge adds to (or replaces in) the file what is measured now, so that a long run can be taken in pieces.
 """
 
@@ -21,17 +21,18 @@ from launches import over_launches, rounds_of_launches, together
 from loader import loader_rows
 from overheads import overhead_rows
 from peers.duel import Contest, compete
-from peers.environment import environments, fast_mkl
+from peers.environment import PRELOADED, environments, fast_mkl
 from peers.side import Entry
 from pieces import Row, measure, options, report
 from setting import HIDDEN_256, HIDDEN_512, Setting
-from step_page import step_page
+from step_page import AS_INSTALLED, step_page
 
 from trivium.kernels.cpu.processor import multiplies_bf16_slowly
 
 OURS = "trivium"
 ROUNDS = 12
 CLIP = 1.0
+NOT_INSTALLED = "not installed: python benchmarks/external.py --install"
 NOT_RUN = {"torchtitan 0.3.0": "its trainer starts CUDA before anything else: it cannot train on a processor"}
 
 
@@ -88,8 +89,8 @@ def _says(weights: str) -> str:
 
 def _entries(setting: Setting, ranks: int) -> list[Entry]:
     """Trivium first. megatron-core only in fp32: its bf16 optimizer accepts only CUDA tensors."""
-    here, mine, fast = Path(sys.executable), dict(os.environ), fast_mkl()
-    tuned, known = mine | fast, environments()
+    here, fast, known = Path(sys.executable), fast_mkl(), environments()
+    tuned = dict(os.environ) | fast
 
     def peer(name: str, environment: str, module: str, function: str, **options: Any) -> Entry:
         e = known[environment]
@@ -108,11 +109,17 @@ def _entries(setting: Setting, ranks: int) -> list[Entry]:
         peer("litgpt in Fabric", "Fabric", "fabric_engine", "litgpt_model"),
         peer("DeepSpeed ZeRO-1", "DeepSpeed", "deepspeed_engine", "zero", stage=1),
     ]
-    if fast:
-        found.append(Entry("plain loop, as installed", "peers.plain_loop", "plain_loop", {}, here, mine))
     if setting.weights == "fp32" and ranks == 1:
         found.append(peer("megatron-core", "megatron-core", "megatron_engine", "megatron"))
-    return found
+    return [*found, *(_as_installed(each) for each in found[1:] if fast)]
+
+
+def _as_installed(peer: Entry) -> Entry:
+    """Return a peer whose MKL chooses its kernels itself."""
+    variables = {name: value for name, value in peer.variables.items() if name != PRELOADED}
+    if PRELOADED in os.environ:
+        variables[PRELOADED] = os.environ[PRELOADED]
+    return replace(peer, name=f"{peer.name}{AS_INSTALLED}", variables=variables)
 
 
 KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
@@ -122,11 +129,14 @@ RUN_ID = {"TORCHELASTIC_RUN_ID": "step"}
 
 def _measured(contest: Contest, rounds: int) -> dict[str, Any]:
     """A result whose comparisons name every peer, the one that failed too; `fastest` is the best of the others."""
+    entries = tuple(e for e in contest.entries if e.python.exists())
+    lacking = {e.name: NOT_INSTALLED for e in contest.entries if e not in entries}
+    contest = replace(contest, entries=entries)
     launches = [compete(contest, n) for n in rounds_of_launches(rounds)]
     result = together(launches)
-    pairs = [Pair(OURS, e.name, 1.0) for e in contest.entries if e.name != OURS]
+    pairs = [Pair(OURS, e.name, 1.0) for e in entries if e.name != OURS]
     result["comparisons"] = [over_launches([comparison(pair, each) for each in launches]) for pair in pairs]
-    result["not_run"] = NOT_RUN
+    result["not_run"] = lacking | NOT_RUN
     measured = {c["peer"]: c["ratio"] for c in result["comparisons"] if c["status"] == "measured"}
     result["fastest"] = min(measured, key=measured.__getitem__, default=None)
     memory = {n: m["above_imports"] for n, m in result["memory"].items()}

@@ -21,6 +21,7 @@ TESTS = Path(__file__).parent
 # Quick tests that concern one observer each; those of the others have to pass without it.
 OBSERVERS = {
     "corruption": "corruption_test.py::test_the_majority_is_right_and_without_one_nobody_is",
+    "energy": "energy_test.py::test_a_counter_that_wraps_goes_on_from_its_range",
     "measured_step": "measured_step_test.py",
     "profile": "profile_test.py::test_what_is_named_for_a_trace_is_as_it_was_afterwards_also_when_a_step_fails",
     "saves": "saves_test.py",

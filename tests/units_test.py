@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trivium.errors import ConfigError
-from trivium.units import format_bytes, format_count, format_flops, format_seconds, listed, parse_count
+from trivium.units import format_bytes, format_count, format_energy, format_flops, format_seconds, listed, parse_count
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ def test_counts_are_formatted_in_powers_of_1000(value: float, text: str):
 
 def test_flops_are_formatted_with_unit():
     assert format_flops(3.12e14) == "312 TFLOP"
+    assert [format_energy(j) for j in (1800, 5.4e6, 3.6e9)] == ["0.5 Wh", "1.5 kWh", "1 MWh"]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from trivium.corpus.engine import Engine, Here
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, pairs_in_band, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.warm_up import warm_up
+from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.pipeline import curate
 from trivium.corpus.read.files import Input
 from trivium.corpus.select.decontaminate import Keys, cut, keys_of
@@ -53,6 +54,13 @@ def deduplicate(source: Path, out: Path) -> None:
     best = survivors(components(pairs[similar], documents=table.num_rows), np.zeros(table.num_rows))
     kept = table.filter(pa.array(best == np.arange(table.num_rows)))
     pq.write_table(kept, out, compression="zstd")
+
+
+def first_of_each_text(source: Path, out: Path) -> None:
+    """Read, key every text by its words, keep the first of each key, write."""
+    table = pq.read_table(source, columns=["id", "text"])
+    _, first = np.unique(text_keys(texts_of(table["text"])), axis=0, return_index=True)
+    pq.write_table(table.take(pa.array(np.sort(first))), out, compression="zstd")
 
 
 def dedup_station(source: Path, out: Path) -> None:
@@ -161,6 +169,7 @@ CONTESTANTS: dict[str, Callable[[Path, Path], None]] = {
     "curate native": curate_native,
     "decontaminate": decontaminate_kernel,
     "decontaminate plainly": decontaminate_plainly,
+    "first of each text": first_of_each_text,
     "tokenize": tokenize_ours,
     "tokenize as Megatron": tokenize_as_megatron,
 }

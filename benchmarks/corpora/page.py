@@ -12,7 +12,18 @@ from typing import Any
 
 from trivium.provenance import code_commit
 
-LIBRARIES = ("trivium", "numba", "numpy", "pyarrow", "daft", "ray", "tiktoken", "tokenizers", "resiliparse")
+LIBRARIES = (
+    "trivium",
+    "numba",
+    "numpy",
+    "pyarrow",
+    "daft",
+    "ray",
+    "tiktoken",
+    "tokenizers",
+    "gigatoken",
+    "resiliparse",
+)
 
 
 def gathered(before: dict[str, Any], rows: dict[str, Any], command: str) -> dict[str, Any]:

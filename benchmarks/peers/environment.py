@@ -70,6 +70,9 @@ class Environment:
         }
 
 
+PRELOADED = "LD_PRELOAD"
+
+
 def fast_mkl() -> dict[str, str]:
     """Return the environment that gives a peer MKL's fast kernels, which Trivium loads by itself; empty where MKL has
     them anyway. docs/decisions/0011 says what they are."""
@@ -82,7 +85,7 @@ def fast_mkl() -> dict[str, str]:
         part = library.with_name(f"{library.name}.{os.getpid()}")
         part.write_bytes(content)
         part.replace(library)
-    return {"LD_PRELOAD": str(library)}
+    return {PRELOADED: str(library)}
 
 
 def environments(folder: Path = FOLDER) -> dict[str, Environment]:

@@ -14,6 +14,8 @@ _SHOWN_CHARACTERS = 120
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "K", "M", "B", "T", "Q")
 _FLOPS = ("", "K", "M", "G", "T", "P", "E")
+_ENERGY = ("", "k", "M", "G", "T")
+_JOULES_PER_WATT_HOUR = 3600.0
 _ROUNDED_UP = 999.5  # Values from here on would need a fourth digit.
 _PARSE = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "Q": 1e15, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -79,6 +81,11 @@ def format_seconds(value: float) -> str:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     days = value / 86400
     return f"{f'{days:.3g}' if days < _ROUNDED_UP else f'{days:,.0f}'} days"
+
+
+def format_energy(joules: float) -> str:
+    """Format an energy, such as 5.4e6 joules -> '1.5 kWh'."""
+    return f"{_scaled(joules / _JOULES_PER_WATT_HOUR, 1000, _ENERGY, space=True)}Wh"
 
 
 def parse_count(text: str) -> int:

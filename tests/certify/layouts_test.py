@@ -42,6 +42,7 @@ def test_no_set_goes_beyond_the_ranks_asked_for() -> None:
         *[lambda p, a=a: p.layout.context > 1 and p.context_attention == a for a in ("ring", "ulysses")],
         lambda p: p.layout.context > 1 and p.model.documents == "apart",
         lambda p: p.sequence_parallel and p.layout.tensor > 1,
+        lambda p: p.tensor_ring and p.layout.tensor > 2,
         lambda p: p.model.kv_heads is not None,
         lambda p: p.model.head == "tied" and p.layout.pipeline > 1,
         lambda p: p.model.vocabulary % 2 == 1 and p.layout.tensor > 1,

@@ -22,6 +22,7 @@ from trivium.training.supervision.preemption import SIGNALS
 from trivium.training.supervision.watchdog import stat_of
 
 CAN_BE_MADE = os.name == "posix" and os.geteuid() == 0 and None not in (shutil.which("ip"),)
+ROUTER = "router"  # reaches all hosts
 _NEWNET, _NEWUTS = 0x40000000, 0x04000000  # clone(2)
 
 
@@ -36,9 +37,10 @@ class Cluster:
         self.logs, self.tag = logs, f"trivium-{os.getpid()}"
         self.names = [f"h{number}" for number in range(count)]
         self.running: dict[str, ForkProcess] = {}
-        self._router = self._space("router")
+        self._router = self._space(ROUTER)
         ip("netns", "add", self._router)
         ip("netns", "exec", self._router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        ip("-n", self._router, "link", "set", "lo", "up")
         for number, name in enumerate(self.names):
             space, port = self._space(name), f"port{number}"
             ip("netns", "add", space)
@@ -56,8 +58,13 @@ class Cluster:
         process.start()
         self.running[name] = process
 
+    def inside(self, name: str, *words: str) -> list[str]:
+        """Return the command that runs these words on a host, or on the router, under its name."""
+        named = 'hostname "$0" && exec "$@"'
+        return ["nsenter", f"--net=/run/netns/{self._space(name)}", "unshare", "--uts", "sh", "-c", named, name, *words]
+
     def kill(self, name: str) -> None:
-        """End every process of a host at once."""
+        """End every process of a host, or of the router, at once."""
         while pids := self.pids(name):
             self._signal(pids, signal.SIGKILL)
             if name in self.running:
@@ -92,10 +99,9 @@ class Cluster:
         return "\n".join(f"--- {n}\n{self.log(n).read_text()[-3000:]}" for n in self.names if self.log(n).exists())
 
     def end(self) -> None:
-        for name in self.names:
+        for name in (*self.names, ROUTER):
             self.kill(name)
             ip("netns", "del", self._space(name))
-        ip("netns", "del", self._router)
 
     def _space(self, name: str) -> str:
         return f"{self.tag}-{name}"

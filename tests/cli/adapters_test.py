@@ -138,6 +138,27 @@ def test_evaluate_and_serve_take_adapters(root: Path, tmp_path: Path, monkeypatc
     app.app.state.server.worker.close()
 
 
+def test_adapters_of_another_base_are_refused_everywhere(root: Path, tmp_path: Path) -> None:
+    trivium("checkpoint", "import", root / "peft", "--to", tmp_path / "imported")
+    adapted = tmp_path / "imported" / "step-00000000"
+    trivium("checkpoint", "export", tmp_path / "peft", adapted, "--format", "peft")
+    conversation = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (tmp_path / "chats.jsonl").write_text(json.dumps(conversation) + "\n")
+    beside = (root / "other-hf", "--adapter", tmp_path / "peft")
+    for words in (
+        ("chat", *beside),
+        ("generate", *beside, "--prompt", "Item"),
+        ("serve", *beside, "--set", "serve.port=0"),
+        ("evaluate", *beside, "--tasks", "lambada", "--data", tmp_path),
+        ("checkpoint", "import", *beside, "--to", tmp_path / "to"),
+    ):
+        with pytest.raises(CheckpointError, match="was trained on a base whose weights have sha256"):
+            trivium(*words)
+    with pytest.raises(CheckpointError, match="is no merged model of .*, which has no adapter, differs; name"):
+        trivium("checkpoint", "unmerge", root / "other" / "checkpoints", adapted, "--to", tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+
+
 def test_adapter_whose_base_is_not_here_says_what_to_type(root: Path, tmp_path: Path) -> None:
     (tmp_path / "peft").mkdir()
     for name in ("adapter_model.safetensors", "adapter_config.json"):

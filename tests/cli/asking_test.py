@@ -210,12 +210,18 @@ def _made(folder):
 # serve
 
 
+class Served(list):
+    """What `trivium serve` would listen with, and what a test asks while it does."""
+
+    def while_it_runs(self, config, host, port):
+        pass
+
+
 @pytest.fixture
 def served(monkeypatch):
-    """What `trivium serve` would listen with."""
     pytest.importorskip("fastapi")
     uvicorn = pytest.importorskip("uvicorn")
-    found = []
+    found = Served()
 
     class Server:
         def __init__(self, config):
@@ -224,6 +230,7 @@ def served(monkeypatch):
         def run(self, sockets):
             (place,) = sockets
             found.append((self.config, place.getsockname()))
+            found.while_it_runs(self.config, *place.getsockname())
 
     monkeypatch.setattr(uvicorn, "Server", Server)
     return found
@@ -236,23 +243,25 @@ def test_serve_answers_within_the_limits_it_was_given(run, served, tmp_path, cap
     sets = ("serve.port=0", "serve.host=0.0.0.0", f"serve.keys={tmp_path / 'keys'}", "serve.hosts=[model.example]",
             "serve.max_tokens=4", "serve.texts=2", "serve.logprobs=2", "serve.queue=3", "serve.deadline_seconds=9",
             "serve.together=2", "serve.body_bytes=500")  # fmt: skip
-    trivium("serve", run, sets=sets)
-    ((config, (host, port)),) = served
-    app = config.app
-    assert f"serving run (step-00000008) at http://0.0.0.0:{port}/" in capsys.readouterr().out
-    assert host == "0.0.0.0" and port > 0 and config.proxy_headers is False
     head = {"authorization": "Bearer 0123456789abcdef0123"}
-    with TestClient(app, base_url="http://model.example") as client:
 
-        def ask(**more):
-            return client.post("/v1/completions", json={"prompt": "Item", "max_tokens": 2, **more}, headers=head)
+    def while_it_runs(config, host, port):
+        assert f"serving run (step-00000008) at http://0.0.0.0:{port}/" in capsys.readouterr().out
+        assert host == "0.0.0.0" and port > 0 and config.proxy_headers is False
+        with TestClient(config.app, base_url="http://model.example") as client:
 
-        assert ask().status_code == 200 and ask(model="run").status_code == 200
-        for more in ({"max_tokens": 5}, {"n": 3}, {"logprobs": 3}):
-            assert ask(**more).status_code == 400
-        assert ask(prompt="x" * 600).status_code == 413
-        assert client.post("/v1/completions", json={"prompt": "Item"}).status_code == 401
-    app.app.state.server.worker.close()
+            def ask(**more):
+                return client.post("/v1/completions", json={"prompt": "Item", "max_tokens": 2, **more}, headers=head)
+
+            assert ask().status_code == 200 and ask(model="run").status_code == 200
+            for more in ({"max_tokens": 5}, {"n": 3}, {"logprobs": 3}):
+                assert ask(**more).status_code == 400
+            assert ask(prompt="x" * 600).status_code == 413
+            assert client.post("/v1/completions", json={"prompt": "Item"}).status_code == 401
+
+    served.while_it_runs = while_it_runs
+    trivium("serve", run, sets=sets)
+    assert len(served) == 1  # and nothing above was skipped
 
 
 def test_a_port_that_is_taken_is_told_before_a_model_is_read(run, served):
@@ -399,6 +408,11 @@ def test_serve_names_what_it_refuses(run, served, tmp_path, monkeypatch):
         (("serve.host=0.0.0.0",), ConfigError, r"serve\.keys is not given"),
         ((f"serve.keys={tmp_path / 'short'}",), DataError, r"serve\.keys: .*shorter than 16"),
         (("serve.port=70000",), ConfigError, r"serve\.port"),
+        (
+            ("serve.tensor=3", "serve.port=0"),
+            ConfigError,
+            r"heads \(4\) must be a multiple of plan\.layout\.tensor \(3\)",
+        ),
     ):
         with pytest.raises(error, match=message):
             trivium("serve", run, sets=sets)

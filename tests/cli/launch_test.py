@@ -189,6 +189,16 @@ def test_slurm_says_when_it_refused_to_queue_the_job_again(capfd, monkeypatch, t
     assert "Slurm refused to queue it again" in capfd.readouterr().out.splitlines()[-1]
 
 
+def test_slurm_is_understood_though_it_ends_all_processes_of_a_job_that_it_queues_again(
+    capfd, monkeypatch, tmp_path: Path
+) -> None:
+    ended = SCONTROL.replace("#!/bin/bash", "#!/bin/bash\nkill -TERM $$")
+    monkeypatch.setattr(sys.modules[__name__], "SCONTROL", ended)
+    text = printed(capfd, monkeypatch, "slurm", *two_nodes(), out=str(tmp_path))
+    assert runs_under_slurm(text, tmp_path, 75, RUNS)
+    assert capfd.readouterr().out.splitlines()[-1] == "preempted, saved; queued again"
+
+
 def test_slurm_takes_a_job_for_preempted_whose_last_ranks_were_ended_by_slurm(
     capsys, monkeypatch, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def begun(tmp_path: Path):
         ("plan.batch.micro=1",),
         ("plan.recompute.mode=layer",),
         ("plan.row_chunks=2",),
+        ("plan.sequence_parallel=true", "plan.overlap_tensor=true"),
         ("plan.layout.context=2", "plan.layout.data=1", "plan.context_attention=ulysses"),
         ("plan.compiled=true",),
         ("plan.cuda_graphs=true",),
@@ -280,3 +281,11 @@ def test_the_memory_of_ranks_is_told_with_the_layout_that_they_had() -> None:
     assert row == "    ranks 0-1: weights 1 MiB (1 MiB)"
     *_, title, row = train.TRAIN.summary({**result, "layout": first, "memory_layout": first, "memory": ranks})
     assert title == "  memory counted (predicted):"
+
+
+def test_activations_below_the_predicted_ones_are_explained() -> None:
+    result = {"parameters": 1, "steps": 2, "tokens": 3, "validation_loss": 1.0, "unigram_entropy": None}
+    for counted, explained in ((1024, True), (2048, False)):
+        rank = {"rank": 0, "coordinate": {}, "categories": {"activations": counted}, "predicted": {"activations": 2048}}
+        lines = train.TRAIN.summary({**result, "layout": {}, "memory": [rank]})
+        assert any("every target counts; this step had fewer" in line for line in lines) is explained

@@ -76,6 +76,19 @@ def test_unknown_option_names_the_nearest_option_or_field(call, words, meant):
     assert code == 2 and f"{option}: no such option; did you mean {meant}" in told
 
 
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        (["tokenize", "--data", "x"], "`trivium corpus harvest`, `trivium corpus run`, "),  # of the same group first
+        (["metrics", "--prepare"], "`trivium tune` has it; `trivium metrics --help`"),
+        (["evaluate", "--lr", "3"], "`trivium "),  # an option of a field
+    ],
+)
+def test_an_option_of_another_command_is_told_with_that_command(call, words, others):
+    code, told = call(*words)
+    assert code == 2 and f"{words[1]}: no such option; {others}" in told and "did you mean" not in told
+
+
 def test_unknown_option_proposes_no_field_where_set_is_not_accepted(call):
     assert "`trivium doctor --help` lists" in call("doctor", "--learning-rate", "3")[1]
     code, told = call("train", "--\x1b[2J")

@@ -8,6 +8,7 @@ import torch
 from trivium.comms.devices import (
     MAX_LISTED_HOSTS,
     Taken,
+    environment_of_gpus,
     environment_of_shared,
     identity,
     lacking,
@@ -136,3 +137,10 @@ def test_if_every_host_is_named_no_others_are_counted(hosts: int) -> None:
     ranks = host("well", 8, 8) + [each for n in range(hosts) for each in host(f"h{n}", 8, 0)]
     wrong = str(problem_of(ranks, wanted=True))
     assert f"h{hosts - 1} has 0 GPUs" in wrong and "more hosts" not in wrong
+
+
+def test_ranks_on_gpus_record_their_messages_where_the_caller_keeps_them() -> None:
+    alone, recorded = environment_of_gpus(None), environment_of_gpus("run/messages-of-rank-")
+    assert alone == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert recorded["TORCH_FR_DUMP_TEMP_FILE"] == "run/messages-of-rank-"
+    assert recorded["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1" and int(recorded["TORCH_FR_BUFFER_SIZE"]) > 0

@@ -113,23 +113,34 @@ def stalled() -> Iterator[tuple[int, str]]:
 
 
 def test_watched_outcomes_are_unchanged_and_errors_are_raised() -> None:
-    assert list(watched([(1, "b"), (0, "a")], 2, list)) == [(1, "b"), (0, "a")]
+    assert list(watched([(1, "b"), (0, "a")], 2, dict)) == [(1, "b"), (0, "a")]
     with pytest.raises(DataError, match="page 7"):
-        list(watched(failing(), 2, list))
+        list(watched(failing(), 2, dict))
 
 
 def test_stall_is_reported_and_a_lost_node_ends_the_run_by_name(capsys) -> None:
     polls: list[int] = []
 
-    def lost() -> list[str]:
+    def lost() -> dict[str, str]:
         polls.append(1)
-        return ["node-7 (10.0.0.7)"] if len(polls) > 8 else []
+        earlier = {"a1": "node-3 (10.0.0.3)"}  # by another command, so that this one is not ended for it
+        return {"b2": "node-7 (10.0.0.7)", **earlier} if len(polls) > 8 else earlier
 
     with pytest.raises(MachineError, match=r"since Ray lost node node-7 \(10\.0\.0\.7\) \(1 of 2 parts done\)"):
         list(watched(stalled(), 2, lost, stall_seconds=0.05, lost_seconds=0.2))
     lines = capsys.readouterr().err.splitlines()
     assert "no result from Ray for" in lines[0] and "(1 of 2 parts done)" in lines[0]
-    assert sum("Ray lost node node-7" in line for line in lines) == 1
+    assert sum("Ray lost node node-7" in line for line in lines) == 1 and not any("node-3" in line for line in lines)
+
+
+@pytest.mark.parametrize(("wanted", "at_once"), [(None, 3), (8, 3), (2, 2)])
+def test_on_ray_no_more_work_is_begun_than_its_nodes_have_processors(monkeypatch, wanted, at_once) -> None:
+    engine = object.__new__(Daft)  # without Ray
+    engine.runner, engine.workers = "ray", wanted
+    nodes = [{"Alive": True, "Resources": {"CPU": 1.0}}, {"Alive": True, "Resources": {"CPU": 2.0}}]
+    lost = {"Alive": False, "Resources": {"CPU": 64.0}}
+    monkeypatch.setattr(daft_engine, "_nodes", lambda: [*nodes, lost, {"Alive": True, "Resources": {}}])
+    assert engine._at_once() == at_once
 
 
 JOINS = """

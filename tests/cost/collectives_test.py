@@ -9,7 +9,7 @@ from trivium.cost.collectives import (
     link_to_neighbour,
     send_seconds,
 )
-from trivium.cost.hardware import Link, machine_named, this_machine
+from trivium.cost.hardware import Link, Translation, machine_named, this_machine
 
 LINK = Link(bandwidth=100.0, efficiency=0.5, latency_seconds=0.25, start_seconds=0.5)
 SELENE = machine_named("selene")
@@ -80,3 +80,36 @@ def test_in_an_exchange_each_rank_sends_what_leaves_the_node_over_its_own_card()
     card, inside = 0.8 * SELENE.fabric_link.effective_bandwidth, SELENE.node_link.effective_bandwidth
     sent = [float(exchange_seconds(machine, 16e9, n, 1, 0.8)) for n in (1, 8, 16)]
     assert sent == pytest.approx([0, 16e9 * 7 / 8 / inside, 16e9 / 2 / card])
+
+
+PAGES = Translation(page_bytes=1 << 21, walk_seconds=1e-6, parallel_walks=4, cold_share=0.5)
+
+
+def test_a_message_waits_one_walk_and_the_walks_of_its_cold_pages():
+    """By hand: 5 MB are 3 pages of 2 MiB; half of them, 4 walks at once, add 3 x 0.5 x 1 / 4 = 0.375 us to 1 us."""
+    quiet = Link(bandwidth=450e9, efficiency=1.0, latency_seconds=1e-6)
+    link = quiet.model_copy(update={"translation": PAGES})
+    moved, more = 5_000_000, pytest.approx(1.375e-6)
+    for seconds in (all_gather_seconds, all_reduce_seconds):
+        assert seconds(moved, 8, link) - seconds(moved, 8, quiet) == more
+        assert seconds(moved, 1, link) == 0
+    assert send_seconds(moved, link) - send_seconds(moved, quiet) == more
+    pod = SELENE.model_copy(update={"node_link": link})
+    plain = SELENE.model_copy(update={"node_link": quiet})
+    exchanges = [exchange_seconds(machine, moved, 8, 1, 1.0) for machine in (pod, plain)]
+    assert exchanges[0] - exchanges[1] == more
+    across = [float(exchange_seconds(machine, moved, 16, 1, 1.0)) for machine in (pod, plain)]
+    assert across[0] == across[1], "the fabric of this machine translates nothing"
+    assert pod.without_translation() == plain
+
+
+def test_translation_is_0_3_of_a_small_all_to_all_and_little_of_a_large_one():
+    """arXiv 2604.02473 simulates up to 1.4 times the seconds for 1 MB, about 30 % of a request. Pages and walks are
+    assumptions that give this figure."""
+    link = Link(bandwidth=450e9, efficiency=1.0, latency_seconds=100e-9, translation=PAGES)
+    pod = SELENE.model_copy(update={"node_link": link})
+    sizes = 2.0 ** np.arange(16, 31)
+    ratio = exchange_seconds(pod, sizes, 8, 1, 1.0) / exchange_seconds(pod.without_translation(), sizes, 8, 1, 1.0)
+    assert ratio[4] == pytest.approx(1.4, abs=0.03)
+    assert 1 - 1 / ratio[4] == pytest.approx(0.3, abs=0.02)
+    assert (np.diff(ratio) < 0).all() and 1.0 < ratio[-1] < 1.04

@@ -2,15 +2,18 @@ import pytest
 
 from cost.plans import mt_nlg, small
 from trivium.certify.layouts import ROTARY
+from trivium.config import build, merge, to_tree
 from trivium.cost.activations import layer_bytes
 from trivium.cost.case import NONE, case_of
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.estimate import estimate, planned_timeline
-from trivium.cost.hardware import machine_named, this_machine
+from trivium.cost.hardware import Machine, machine_named, machine_names, this_machine
 from trivium.cost.memory import worst_rank
 from trivium.cost.stack import stack_named
 from trivium.errors import ConfigError
+from trivium.planner.explain import plan_lines
 from trivium.planner.pricing import utilisation
+from trivium.units import format_seconds
 
 SELENE = machine_named("selene")
 
@@ -186,3 +189,16 @@ def test_the_table_of_heads_in_turns_is_summed_over_all_ranks_of_the_pipeline_ti
 
     for head in ("tied", "untied"):
         assert summed("zb-turns", head=head) > summed("zb-v", head=head)
+
+
+def test_reverse_address_translation_is_a_part_of_the_collectives_on_machines_that_declare_it():
+    assert not any(machine_named(name).translates for name in machine_names()), "no constants are published"
+    walks = {"translation": {"page_bytes": 1 << 21, "walk_seconds": 1e-6}}
+    pod = build(Machine, merge(to_tree(SELENE), {"node_link": walks}))
+    plain, priced = estimate(mt_nlg(), SELENE), estimate(mt_nlg(), pod)
+    assert plain.translation_seconds == 0 < priced.translation_seconds
+    assert priced.seconds - priced.translation_seconds == pytest.approx(plain.seconds)
+    assert priced.parts.compute == plain.parts.compute
+    assert priced.parts.tensor_collectives > plain.parts.tensor_collectives
+    line = " ".join(" ".join(plan_lines(mt_nlg(), pod)).split())
+    assert f"of these for reverse address translation {format_seconds(priced.translation_seconds)}" in line

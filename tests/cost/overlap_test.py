@@ -10,10 +10,18 @@ from trivium.cost.case import case_of
 from trivium.cost.constants import shipped_constants
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import machine_named, this_machine
-from trivium.cost.overlap import added_seconds, moved_by_kernels, moved_when_triggered, pipelined_seconds, tiled_seconds
+from trivium.cost.overlap import (
+    added_seconds,
+    moved_by_kernels,
+    moved_when_triggered,
+    pipelined_seconds,
+    ring_seconds,
+    tiled_seconds,
+)
 from trivium.cost.prices import prices, sublayers, triggered_seconds
 from trivium.cost.setting import setting
 from trivium.cost.stack import OURS, stack_named
+from trivium.cost.tensor_ring import ring_products, seconds_in_ring, spared_seconds
 
 SELENE = machine_named("selene")
 TIMES = ((1.0, 1.0), (3.0, 1.0), (1.0, 3.0), (1.0, 0.0))
@@ -132,3 +140,41 @@ def test_without_tensor_ranks_there_is_nothing_to_cut():
     case = replace(case_of(mt_nlg()), tensor=1, row_chunks=4)
     one, many = (setting(replace(case, row_chunks=n), SELENE, stack_named(OURS), shipped_constants()) for n in (1, 4))
     assert prices(one).layer_forward.total == prices(many).layer_forward.total
+
+
+@pytest.mark.parametrize(("work", "moving"), TIMES)
+def test_a_ring_takes_the_longer_of_its_products_and_its_messages(work, moving):
+    assert ring_seconds(work, moving, 1) == work
+    assert ring_seconds(work, 0.0, 4) == 4 * work and ring_seconds(0.0, moving, 4) == 3 * moving
+    assert max(4 * work, 3 * moving) <= ring_seconds(work, moving, 4) <= 4 * work + 3 * moving
+
+
+def in_ring(**over):
+    return mt_nlg(sequence_parallel=True, recompute={"mode": "none"}, overlap_tensor=True, **over)
+
+
+@pytest.mark.parametrize(("over", "count"), [({}, 6), ({"schedule": "zb-h1"}, 8)])
+def test_a_ring_is_never_faster_than_product_or_messages_and_contention_never_helps(over, count):
+    here = at(in_ring(**over))
+    found = [seconds_in_ring(here, p) for p in ring_products(here.case)]
+    assert len(found) == count  # backward sums are in a ring only where weight gradients are put off
+    for p, s in zip(ring_products(here.case), found, strict=True):
+        pieces = 8 * here.device.product(here.case.positions / 8, p.columns, p.inner)
+        assert pieces <= s.ideal <= s.contended and s.alone > 0
+
+
+def test_a_step_is_shorter_by_what_its_rings_spare():
+    with_ring, without = in_ring(), in_ring().model_copy(update={"overlap_tensor": False})
+    ours, plain = prices(at(with_ring)), prices(at(without))
+    spared = spared_seconds(at(with_ring))
+    factor = at(without).slowness
+    for name, each in zip(("layer_forward", "layer_backward"), spared, strict=True):
+        a, b = getattr(ours, name), getattr(plain, name)
+        assert b.tensor - a.tensor == pytest.approx(each * factor) and a.tensor > 0, name
+        assert b.compute == a.compute
+
+
+def test_cores_that_move_the_bytes_themselves_gain_nothing_by_a_ring():
+    cores = this_machine(8, 8 << 30)
+    slower = spared_seconds(setting(case_of(in_ring()), cores, stack_named(OURS), shipped_constants()))
+    assert max(slower) <= 0

@@ -27,9 +27,11 @@ from faults import (
     experts,
     float8,
     latent,
+    offload,
     optimizer,
     parts,
     pipeline,
+    rings,
     steps,
     tensor,
     ways,
@@ -59,9 +61,11 @@ from trivium.provenance import write_json
 CATALOGUE = {
     kind: tuple(m for m in vars(kind).values() if isinstance(m, Mutant))
     for kind in (
-        *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, adapters, latent, float8),
+        *(tensor, pipeline, data, context, weights, parts, ways, steps, depth, optimizer, offload, adapters, latent),
+        float8,
         balance,
         experts,
+        rings,
     )
 }
 EVERY_MUTANT = tuple(m for mutants in CATALOGUE.values() for m in mutants)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from functools import cache
 
+import numpy as np
 import pytest
 
 from plans import small, swept
@@ -13,11 +14,14 @@ from trivium.certify.reference import random_rows
 from trivium.certify.ways import Replaced, replaced
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
+from trivium.cost.activations import head_bytes, logits_bytes
+from trivium.cost.case import case_of
 from trivium.cost.memory import memory_of_rank
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.training import batches
+from trivium.training.batches import Rows
 from trivium.training.trainer import Samples, Trainer
 
 DTYPES = ("fp32", "bf16", "fp64")
@@ -34,6 +38,7 @@ MORE = [
     small(tensor=2, model={**ROTARY, "heads": 2, "head": "untied"}, batch={"micro": 1}),
     small(context=2, model={"heads": 1}, batch={"micro": 1}),
     small(tensor=2, model={**ROTARY, "heads": 2}, row_chunks=2),
+    small(tensor=2, sequence_parallel=True, overlap_tensor=True, recompute={"mode": "layer", "every": 2}),
     small(model={**QWEN3, "kv_heads": None}, precision={"weights": "bf16"}),
     small(tensor=2, model={**QWEN3, "bias": "qkv"}, recompute={"mode": "attention"}),
     small(context=2, model=QWEN3, precision={"weights": "bf16"}),
@@ -98,6 +103,26 @@ def check(place: Place, plans: list[Plan]) -> None:
             predicted["activations"] = found["activations"]
         assert found == predicted, f"rank {place.rank} counted {found}, predicted {predicted}: {plan}"
         mesh.disconnect()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("counts", [1, 2, 5])
+def test_where_few_targets_count_head_and_loss_hold_those_alone(counts: int, dtype: str) -> None:
+    """Whoever tunes a model on short answers holds less than the prediction, which counts every target."""
+    plan = small(precision={"weights": dtype})
+    batch, length = plan.batch, plan.model.sequence
+    weights = np.zeros((batch.sequences, length + 1), np.float32)
+    weights[:, 1 : counts + 1] = 1
+    rows = Rows.of_text(np.random.default_rng(0).integers(0, 9, weights.shape), weights)
+    trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
+    step = Samples(0, batch.sequences, lambda first, n: rows.part(first, first + n))
+    found = trainer.train_step(0, step, 1e-3, measure=True).run.peak_saved_bytes
+    case = case_of(plan)
+    per_target = (head_bytes(case) + logits_bytes(case)) / (batch.micro * length)
+    places = 8 * batch.micro * counts  # bytes, of the counted targets' places
+    left_out = batch.micro * (length - counts)
+    predicted = memory_of_rank(plan, Mesh.single().at).activations
+    assert found == predicted - left_out * per_target + places < predicted
 
 
 @pytest.mark.parametrize(

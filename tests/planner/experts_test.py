@@ -16,7 +16,7 @@ from trivium.planner.explain import plan_lines
 from trivium.planner.grid import Subject
 from trivium.planner.leaner import memory_bytes
 from trivium.planner.near_misses import near_misses
-from trivium.planner.pricing import simulated_seconds
+from trivium.planner.pricing import simulated_steps
 from trivium.planner.remedies import does_not_fit
 from trivium.planner.search import Found, search
 from trivium.planner.search_text import choice_text, search_lines, table_lines
@@ -65,7 +65,7 @@ def test_rows_of_a_search_cost_what_their_plans_cost():
     plans = [some.plan_at(row) for row in range(len(some))]
     assert memory_bytes(some).tolist() == pytest.approx([worst_rank(plan)[1].total for plan in plans], rel=1e-5)
     expected = [estimate(plan, H100).seconds for plan in plans]
-    assert simulated_seconds(some, H100).tolist() == pytest.approx(expected, rel=1e-6)
+    assert simulated_steps(some, H100).seconds.tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_fastest_plan_of_many_experts_divides_them():

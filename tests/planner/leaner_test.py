@@ -12,7 +12,7 @@ from trivium.plan.recompute import Recompute
 from trivium.planner.config import SearchSpace
 from trivium.planner.leaner import as_lean_as_needed, memory_bytes
 from trivium.planner.near_misses import interleaving_misses
-from trivium.planner.pricing import simulated_seconds
+from trivium.planner.pricing import simulated_steps
 from trivium.planner.search import search
 from trivium.planner.search_text import choice_text, choice_tree
 
@@ -97,7 +97,7 @@ def test_the_figures_of_a_row_are_those_of_the_memory_and_the_estimate_of_its_pl
     held = [worst_rank(plan)[1].total for plan in plans]
     assert memory_bytes(some).tolist() == pytest.approx(held, rel=1e-5)
     seconds = [estimate(plan, tight.machine).seconds for plan in plans]
-    assert simulated_seconds(some, tight.machine).tolist() == pytest.approx(seconds, rel=1e-9)
+    assert simulated_steps(some, tight.machine).seconds.tolist() == pytest.approx(seconds, rel=1e-9)
 
 
 def test_the_seconds_of_uneven_stages_are_those_of_the_estimate():
@@ -109,7 +109,7 @@ def test_the_seconds_of_uneven_stages_are_those_of_the_estimate():
     some = some.take(np.flatnonzero(some.grid["pipeline"] == 35))
     assert len(some)
     expected = [estimate(some.plan_at(row), found.machine).seconds for row in range(len(some))]
-    assert simulated_seconds(some, found.machine).tolist() == pytest.approx(expected, rel=1e-9)
+    assert simulated_steps(some, found.machine).seconds.tolist() == pytest.approx(expected, rel=1e-9)
 
 
 def test_fewer_layers_make_a_faster_plan_of_the_memory_that_is_left():

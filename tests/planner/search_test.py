@@ -15,8 +15,9 @@ from trivium.planner import pricing
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Candidates, Subject
 from trivium.planner.leaner import memory_bytes
-from trivium.planner.pricing import price, rank, simulated_seconds
+from trivium.planner.pricing import Steps, price, rank, simulated_steps
 from trivium.planner.search import Found, search
+from trivium.planner.search_text import because
 
 
 def test_every_plan_that_fits_is_ranked_and_no_other():
@@ -44,7 +45,7 @@ def test_the_winner_is_no_slower_than_any_plan_simulated_in_full(space):
     """The closed form that chooses the finalists does not lose the best of them."""
     found = small_search(ranks=8, space=space.model_copy(update={"micro": (1, 2), "zero": (1,), "context": (1,)}))
     priced = found.ranking.priced
-    every = simulated_seconds(priced.candidates.take(priced.fitting), HERE)
+    every = simulated_steps(priced.candidates.take(priced.fitting), HERE).seconds
     assert len(every) > found.space.finalists
     assert found.ranking.winners(1)[0].seconds == pytest.approx(every.min(), rel=1e-5)
 
@@ -52,7 +53,7 @@ def test_the_winner_is_no_slower_than_any_plan_simulated_in_full(space):
 def test_the_ten_best_for_mt_nlg_are_the_ten_best_of_all_simulated_in_full():
     found = mt_nlg_search(SearchSpace(zero=(1,), context=(1,), sequence_parallel=(True,), micro=(1, 2), finalists=40))
     priced = found.ranking.priced
-    every = np.sort(simulated_seconds(priced.candidates.take(priced.fitting), SELENE))
+    every = np.sort(simulated_steps(priced.candidates.take(priced.fitting), SELENE).seconds)
     assert len(every) > 2 * len(found.ranking.simulated)
     assert [winner.seconds for winner in found.ranking.winners(10)] == pytest.approx(every[:10], rel=1e-5)
 
@@ -76,7 +77,27 @@ def test_the_seconds_of_finalists_are_those_of_the_estimate_of_each_plan(searche
     quick = np.flatnonzero(fitting.grid["pipeline"] * fitting.case.micro_batches < 3000)
     some = fitting.take(np.random.default_rng(1).choice(quick, 8, replace=False))
     expected = [estimate(some.plan_at(row), found.machine).seconds for row in range(len(some))]
-    assert simulated_seconds(some, found.machine).tolist() == pytest.approx(expected, rel=1e-9)
+    steps = simulated_steps(some, found.machine)
+    assert steps.seconds.tolist() == pytest.approx(expected, rel=1e-9)
+    busy = [estimate(some.plan_at(row), found.machine).busy_seconds for row in range(len(some))]
+    assert steps.busy.tolist() == pytest.approx(busy, rel=1e-9)
+
+
+def test_a_search_for_energy_finds_the_plan_with_least_of_all_simulated_in_full():
+    """Devices that wait draw nothing here, so a plan with less work and more waiting takes the least energy."""
+    machine = SELENE.with_nodes(1).model_copy(update={"idle_watts": 1e-6, "host_watts": None})
+    plans, space = {"precision": {"weights": "bf16"}, "machine": machine}, SearchSpace(objective="energy", finalists=5)
+    found, fastest = small_search(space=space, **plans), small_search(**plans)
+    assert found.chosen.joules < fastest.chosen.joules and found.chosen.seconds > fastest.chosen.seconds
+    priced = found.ranking.priced
+    every = simulated_steps(priced.candidates.take(priced.fitting), machine)
+    least = (8 * machine.watts * every.busy).min()
+    assert found.ranking.winner(0).joules == pytest.approx(least, rel=1e-5)
+    assert found.chosen.joules <= 1.01 * least
+    assert found.chosen.joules == pytest.approx(estimate(found.chosen.plan, machine).joules, rel=1e-9)
+    assert "of the one with least energy" in because(found)
+    with pytest.raises(ConfigError, match="names no watts"):
+        small_search(space=space)
 
 
 def test_a_compiled_plan_is_searched_for_as_one():
@@ -141,10 +162,10 @@ def test_batches_are_ranked_by_the_time_of_a_sequence():
 
 def test_what_the_closed_form_was_too_hopeful_of_is_simulated_until_none_could_be_faster(monkeypatch):
     def slower(candidates, machine):
-        return 1.2 * simulated_seconds(candidates, machine)
+        return Steps(*(1.2 * each for each in simulated_steps(candidates, machine)))
 
     priced = small_search().ranking.priced
-    monkeypatch.setattr(pricing, "simulated_seconds", slower)
+    monkeypatch.setattr(pricing, "simulated_steps", slower)
     ranking = rank(priced, HERE, 3)
     assert 3 < len(ranking.simulated) < len(ranking.order)
     assert priced.seconds[ranking.order[len(ranking.simulated) :]].min() >= ranking.simulated.min()

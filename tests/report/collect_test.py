@@ -11,8 +11,10 @@ import trivium.report.collect as module
 from report.fake_run import METRICS, stations, write_run
 from trivium.errors import DataError
 from trivium.provenance import write_json
+from trivium.report import curves
 from trivium.report.cards import cards
-from trivium.report.collect import MAX_CURVE_POINTS, Curve, collect, results
+from trivium.report.collect import collect, results
+from trivium.report.curves import MAX_CURVE_POINTS, Curve, Steps
 from trivium.report.sections import sections
 
 KEYS = {
@@ -132,7 +134,7 @@ def test_long_curves_are_thinned_and_keep_last_point(tmp_path):
 @pytest.mark.parametrize("most", [2, 5, 8])
 @pytest.mark.parametrize("length", [0, 1, 5, 8, 9, 16, 17, 100, 1023])
 def test_curve_keeps_even_points_and_short_ones_fully(monkeypatch, most, length):
-    monkeypatch.setattr(module, "MAX_CURVE_POINTS", most)
+    monkeypatch.setattr(curves, "MAX_CURVE_POINTS", most)
     curve = Curve()
     for n in range(length):
         curve.add({"step": n})
@@ -147,7 +149,7 @@ def test_curve_keeps_even_points_and_short_ones_fully(monkeypatch, most, length)
 
 
 def test_thinned_curve_keeps_spikes_and_means(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_CURVE_POINTS", 8)
+    monkeypatch.setattr(curves, "MAX_CURVE_POINTS", 8)
     losses = [5.0] * 1024
     losses[777], losses[500] = 99.0, 1.0
     lines = "".join(json.dumps(METRICS[0] | {"step": n, "loss": loss}) + "\n" for n, loss in enumerate(losses))
@@ -159,19 +161,38 @@ def test_thinned_curve_keeps_spikes_and_means(tmp_path, monkeypatch):
 
 def test_metrics_without_check_are_summarised_as_those_with(tmp_path, monkeypatch):
     """Complete records of steps skip the schema, which takes most of the time; NaN and null do not."""
-    steps = [METRICS[0] | {"step": n, "loss": 6 - n / 10, "sequences": 8} for n in range(1, 6)]
+    steps = [METRICS[0] | {"step": n, "loss": 6 - n / 10, "sequences": 8, "joules": 2.0} for n in range(1, 6)]
     lines = "".join(json.dumps(step) + "\n" for step in steps) + '{"step": 6, "loss": NaN, "seconds": null}\n'
     run = write_run(tmp_path, **{"training/metrics.jsonl": lines})
     fast = collect(run)["training"]
-    monkeypatch.setattr(module, "_is_plain_step", lambda metric: False)
+    monkeypatch.setattr(Steps, "add_plain", lambda self, metrics: False)
     slow = collect(run)["training"]
     for point in slow["curves"]["steps"]:
         assert point.pop("validation_loss") is None
-    assert fast == slow and fast["step_seconds"] == 1.0
+    assert fast == slow and fast["step_seconds"] == 1.0 and fast["step_joules"] == 10.0
+
+
+@pytest.mark.parametrize("length", [1, 7, 64, 65, 200])
+def test_metrics_added_together_are_summarised_as_one_by_one(tmp_path, monkeypatch, length):
+    """Blocks with other records than plain steps are halved until those are alone; thinned curves are the same."""
+    monkeypatch.setattr(curves, "MAX_CURVE_POINTS", 8)
+    rng = np.random.default_rng(length)
+    lines = [METRICS[0] | {"step": n, "loss": float(loss), "sequences": 8} for n, loss in enumerate(rng.random(length))]
+    for n in rng.integers(0, length, length // 20):
+        lines[n] = {"step": int(n), "tokens": None, "loss": None, "validation_loss": 3.0}
+    run = write_run(tmp_path, **{"training/metrics.jsonl": "".join(json.dumps(line) + "\n" for line in lines)})
+    together = collect(run)["training"]
+    monkeypatch.setattr(Steps, "add_plain", lambda self, metrics: False)
+    alone = collect(run)["training"]
+    for point, other in zip(together["curves"]["steps"], alone["curves"]["steps"], strict=True):
+        assert point == pytest.approx({name: other[name] for name in point})
+    del together["curves"]["steps"], alone["curves"]["steps"]
+    assert together.pop("step_seconds") == pytest.approx(alone.pop("step_seconds"))
+    assert together == alone
 
 
 def test_memory_does_not_grow_with_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_CURVE_POINTS", 8)
+    monkeypatch.setattr(curves, "MAX_CURVE_POINTS", 8)
     # the replaced reader allocates memory for the largest allowed file
     monkeypatch.setattr(module, "read_bytes", Path.read_bytes)
     monkeypatch.setattr(module, "read_values", partial(module.read_values, block_bytes=1 << 14))

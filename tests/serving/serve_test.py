@@ -31,6 +31,7 @@ from trivium.serving.app import create_app  # noqa: E402
 from trivium.serving.ask import CLIENT_FIELDS, NEUTRAL  # noqa: E402
 from trivium.serving.config import Drawing, ServeConfig  # noqa: E402
 from trivium.serving.guard import read_keys  # noqa: E402
+from trivium.serving.worker import Worker  # noqa: E402
 from trivium.serving.writer import Writer  # noqa: E402
 from trivium.tokens.tokenizer import given_tokenizer  # noqa: E402
 
@@ -42,7 +43,7 @@ ASK = {"prompt": "Item 7 opens", "max_tokens": 8, "seed": 1, "temperature": 0.8}
 
 @contextlib.contextmanager
 def client_of(limits=LIMITS, writer=None, **more):
-    app = create_app(writer or Writer(SCORER), limits, name="tiny", **more)
+    app = create_app(Worker(writer or Writer(SCORER), limits), name="tiny", **more)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         yield client
     app.app.state.server.worker.close()
@@ -364,7 +365,7 @@ class Hindered(Writer):
 @contextlib.contextmanager
 def listening(limits, writer=None):
     """Start a real server at a free port of this machine."""
-    app = create_app(writer or Writer(SCORER), limits, name="tiny")
+    app = create_app(Worker(writer or Writer(SCORER), limits), name="tiny")
     with socket.create_server(("127.0.0.1", 0)) as place:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
@@ -406,7 +407,7 @@ def test_server_streams_limits_queue_and_cancels_jobs():
 
 def test_stalled_client_does_not_prevent_shutdown():
     limits = LIMITS.model_copy(update={"deadline_seconds": 3.0})
-    app = create_app(Writer(SCORER), limits, name="tiny")
+    app = create_app(Worker(Writer(SCORER), limits), name="tiny")
     body = json.dumps({**ASK, "prompt": [[5] * 80] * 8, "echo": True, "logprobs": 20, "stream": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_server(("127.0.0.1", 0)) as place, socket.socket() as client:
@@ -508,10 +509,10 @@ def test_queued_request_ends_at_deadline():
 
 def test_model_failure_does_not_stop_server():
     class Failing(Writer):
-        def write_drafts(self, drafts):
+        def choose(self, logits, drafts):
             if len(drafts) > 1:
                 raise RuntimeError("out of memory")
-            super().write_drafts(drafts)
+            return super().choose(logits, drafts)
 
     with client_of(writer=Failing(SCORER)) as client:
         assert ask(client, n=2).status_code == 503

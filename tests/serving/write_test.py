@@ -14,6 +14,7 @@ from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.requests import Sampling
 from trivium.evaluation.windows import Encoded
 from trivium.model.generate import Choice, penalised, pick
+from trivium.model.rows import Rows
 from trivium.plan.layout import Layout
 from trivium.seeds import generator_for, seed_for
 from trivium.serving.answer import Placed, logprobs_of, token_rows
@@ -103,7 +104,7 @@ def test_reported_probabilities_equal_the_scorers():
     ((total, _),) = scorer.loglikelihood_of_ids([Encoded(ids[-20:], drawn)])
     (short,) = Writer(scorer).write([TOKENIZER.decode(ids[-20:])], DRAWN, alternatives=3)
     assert all(len(t.top) == 3 and t.top[0][1] >= t.logprob for t in [*written.tokens, *short.tokens])
-    read = read_prompt(scorer.model, [*ids[-20:], *drawn], 2)
+    read = read_prompt(Rows(scorer.model), [*ids[-20:], *drawn], 2)
     assert sum(t.logprob for t in read[20:]) == pytest.approx(total, abs=1e-4)
     assert read[0].logprob is None and [t.id for t in read] == [*ids[-20:], *drawn]
 
@@ -111,11 +112,11 @@ def test_reported_probabilities_equal_the_scorers():
 def test_logits_are_held_for_few_positions(monkeypatch):
     scorer, rows = scorer_of(plan_of()), []
     ids = TOKENIZER.encode(TEXTS[1])[:40]
-    expected = read_prompt(scorer.model, ids, 2)
+    expected = read_prompt(Rows(scorer.model), ids, 2)
     predict = scorer.model.predict
     monkeypatch.setattr(scorer.model, "predict", lambda hidden: (rows.append(len(hidden)), predict(hidden))[1])
-    monkeypatch.setattr("trivium.serving.writer.LOGIT_POSITIONS", 16)
-    found = read_prompt(scorer.model, ids, 2)
+    monkeypatch.setattr("trivium.model.rows.LOGIT_POSITIONS", 16)
+    found = read_prompt(Rows(scorer.model), ids, 2)
     assert max(rows) == 16 and sum(rows) == len(ids) - 1
     assert [t.id for t in found] == ids and found[0].logprob is None
     for one, other in zip(found[1:], expected[1:], strict=True):

@@ -72,13 +72,27 @@ def test_ids_equal_those_of_gpt2(gpt2):
 @pytest.mark.broad
 def test_characters_have_equal_classes_in_both():
     """Letters, numbers, blanks and other characters separate words. Each Unicode character is tested between two of
-    each kind."""
+    each kind, with GPT-2's many merges, which show how words were separated."""
+    tokenizer = given_tokenizer("gpt2")
     characters = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co", "Lo")]
     others = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) in ("Cn", "Co", "Lo")][::17]
-    alone = [f"a{c}a 1{c}1 !{c}! {c} " for c in characters + others]
-    texts = ["".join(alone[n : n + 500]) for n in range(0, len(alone), 500)]
-    for expected, found in zip(TRAINED.encode_batch(texts), TRAINED.encode_arrays(texts), strict=True):
+    alone = [f"a{c}a 1{c}1 !{c}! {c} {c}{c}'s \n{c}  x" for c in characters + others]
+    texts = ["".join(alone[n : n + 50]) for n in range(0, len(alone), 50)]
+    for expected, found in zip(tokenizer.encode_batch(texts), tokenizer.encode_arrays(texts), strict=True):
         assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("letter", ["\u088f", "\U00010940", "\U00018d1e", "\U0001e6c0", "\U00033479"])
+def test_letters_that_only_the_bulk_encoder_knows_are_encoded_by_the_library(letter):
+    assert TRAINED.bulk.encode(f"a{letter}") is None and TRAINED.bulk.encode("a\U0001f9845é") is not None
+    same(TRAINED, f"a{letter}b 1{letter} {letter}! {letter}")
+
+
+def test_a_word_that_ends_documents_is_spelled_in_a_text():
+    tokenizer = train_tokenizer([prose(1, 400)], 400, end="eos")
+    assert tokenizer.bulk is not None
+    same(tokenizer, "eos eoseos eos")
+    assert tokenizer.end_of_text not in tokenizer.encode_arrays(["eos eos"])[0]
 
 
 @pytest.mark.parametrize(

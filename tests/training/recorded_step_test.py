@@ -16,6 +16,7 @@ from trivium.certify.reference import random_rows
 from trivium.comms.group import Group
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
+from trivium.comms.pretend import pretended
 from trivium.errors import TriviumError
 from trivium.kernels.cuda.recording import Recording
 from trivium.kernels.operations import Operations
@@ -40,7 +41,7 @@ class Recorded:
         type(self).made += 1
         self._work = work
         self.result = work()
-        assert not any(bucket.is_reducing for bucket in self.buckets), "replicas reduce after a replay"
+        assert not any(bucket.is_reducing for bucket in self.buckets), "a recording ends when all of it is over"
         self._places = self._tensors(self.result)
         for place in self._places:
             place.fill_(torch.nan)
@@ -88,6 +89,7 @@ CASES = [
     {"data": 2, "zero": 1, "precision": {"weights": "bf16", "communication": "bf16"}, "batch": RAMP},
     # Ranks that share samples record their messages, and a replay counts their traffic.
     {"tensor": 2, "sequence_parallel": True},
+    {"tensor": 2, "sequence_parallel": True, "overlap_tensor": True},
     {"tensor": 2, "row_chunks": 2, **Z_LOSS},
     {"pipeline": 2, "model": {"head": "tied"}, "batch": RAMP},
     {"pipeline": 2, "schedule": "zb-h1", "zero": 0},
@@ -192,3 +194,26 @@ def test_failed_recording_reports_its_first_error(
     monkeypatch.setattr(torch.cuda, "graph", recording)
     with pytest.raises(told, match=says):
         Recording(work)
+
+
+def test_replicas_reduce_beside_the_recorded_backward(
+    recordings: type[Recorded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the backward is over, the sum of every bucket has begun, but that of a tied table, whose gradient is whole
+    only then."""
+    plan, begun = small(data=2, zero=1, cuda_graphs=True), list[bool]()
+    over_replicas = Bucket.over_replicas
+
+    def watched(self: Bucket) -> torch.Tensor:
+        begun.append(self.is_reducing)
+        return over_replicas(self)
+
+    with pretended(plan.layout, 0) as mesh:
+        trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
+        trainer._records, recordings.buckets, recordings.groups = True, trainer.buckets, mesh.groups
+        samples = Samples(0, plan.batch.sequences, random_rows(plan))
+        trainer.train_step(0, samples, 1e-2)
+        monkeypatch.setattr(Bucket, "over_replicas", watched)
+        trainer.accumulate(1, samples)
+    assert recordings.made == 1
+    assert begun == 2 * [not bucket.tied for bucket in trainer.buckets] and True in begun

@@ -72,7 +72,11 @@ def _every(field: str) -> tuple[Tree, ...]:
 # What may be chosen besides degrees and schedule. Combinations that the plan refuses are left out.
 CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "zero": ({"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}),
-    "sequence": ({"sequence_parallel": False}, {"sequence_parallel": True}),
+    "sequence": (
+        {"sequence_parallel": False},
+        {"sequence_parallel": True},
+        {"sequence_parallel": True, "overlap_tensor": True},
+    ),
     "recompute": (
         {"recompute": {"mode": "none"}},
         {"recompute": {"mode": "attention"}},
@@ -145,6 +149,12 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     ),
     "scales": ({}, {"model": {"embedding_scale": 3.0}}, {"model": {"embedding_scale": 3.0, "residual_scale": 0.3}}),
     "logits": ({}, {"model": {"logits_scale": 0.25}}, {"model": {"logits_cap": 0.5}}),
+    "offload": (
+        {},
+        {"offload": {"optimizer": 0.5}},
+        {"offload": {"activations": 0.5}},
+        {"offload": {"optimizer": 1.0, "activations": 1.0}},
+    ),
     # Two in three without, because adapters freeze every other parameter.
     "adapters": ({}, {}, {"model": {"adapters": ADAPTERS}}),
 }

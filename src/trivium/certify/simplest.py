@@ -43,6 +43,7 @@ SIMPLER: tuple[Tree, ...] = (
     {"layout": {"shards": None}},
     {"batch": {"ramp": None}},
     {"zero": 0},
+    {"overlap_tensor": False},
     {"sequence_parallel": False},
     {"row_chunks": 1},
     {"recompute": {"mode": "none", "every": 1, "activation_function": False}},

@@ -564,8 +564,6 @@ def _show_blend(asked: Shown, recipe: str) -> None:
 
 def keep_statistics(at: Workspace) -> dict[str, Any]:
     """The statistics of a run's finished corpus, kept beside it for the report; nothing where there is none."""
-    from trivium.corpus.publish.views import corpus_statistics
-
     curated, kept = at.folder("curated"), at.folder("statistics.json")
     key = stamp_hash(curated)
     if not key:
@@ -573,6 +571,8 @@ def keep_statistics(at: Workspace) -> dict[str, Any]:
     before = read_result(kept) if kept.is_file() else {}
     if before.get("of") == key:
         return before
+    from trivium.corpus.publish.views import corpus_statistics  # takes half a second
+
     found = {"of": key, **corpus_statistics(curated)}
     write_json(kept, found)
     return found

@@ -102,6 +102,35 @@ def ended_by_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+def ignore_signals() -> None:
+    """Ignore the signals that end a process: the process that forked this one receives them too."""
+    for number in (*ENDING, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def ended_by_request(send: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Send SIGTERM on at the first signal that ends this process, so that others finish their work. This process then
+    ends as that signal says; a second signal ends it at once."""
+    asked: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            raise SystemExit(128 + number)
+        send(signal.SIGTERM)
+
+    heard = [n for n in (*ENDING, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked and asked[0] != signal.SIGINT:  # Ctrl-C is the usual way to end a server
+        raise SystemExit(128 + asked[0])
+
+
 def apart(work: Callable[[], None]) -> None:
     """Run `work` in a forked process; an error in it is raised here, of the same kind and with the same text.
 
@@ -141,29 +170,48 @@ def _run(work: Callable[[], None], pipe: Connection) -> None:
     os._exit(0)
 
 
+Commands = Callable[[str], Iterator[tuple[str, Any]]]
 _MOST_PROPOSED = 3  # options or fields that an unknown option may mean
 _MIN_OPTION_SIMILARITY = 0.75  # ratio of difflib
 
 
 @contextmanager
-def usage_errors_told() -> Iterator[None]:
-    """Complete the error of usage that is raised inside."""
+def usage_errors_told(commands: Commands) -> Iterator[None]:
+    """Complete the error of usage that is raised inside. commands: yields the name and the command of all that there
+    are, the nearest to one of them first."""
     try:
         yield
     except Exception as error:  # typer keeps the class of these errors private
         if getattr(error, "message", None) and hasattr(error, "format_message"):
-            _complete(error)
+            _complete(error, commands)
         raise
 
 
-def _complete(error: Any) -> None:
+def _complete(error: Any, commands: Commands) -> None:
     error.message = plain(error.message)
     if not hasattr(error, "possibilities"):
         return
     meant = " or ".join(list(_meant(error))[:_MOST_PROPOSED])
     command = getattr(getattr(error, "ctx", None), "command_path", "trivium")
-    remedy = f"did you mean {meant}?" if meant else f"`{command} --help` lists those that there are"
+    if others := _others_with(error, command, commands)[:_MOST_PROPOSED]:
+        remedy = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it; `{command} --help` lists its own"
+    else:
+        remedy = f"did you mean {meant}?" if meant else f"`{command} --help` lists those that there are"
     error.message, error.possibilities = plain(f"{error.option_name}: no such option; {remedy}"), None
+
+
+def _others_with(error: Any, asked: str, commands: Commands) -> list[str]:
+    """Return the commands other than `asked` whose help lists this very option."""
+    return [
+        f"`{name}`"
+        for name, command in commands(asked)
+        if name != asked
+        and any(
+            error.option_name in one.opts and not one.hidden
+            for one in command.get_params(error.ctx)
+            if one.opts[0][:1] == "-"
+        )
+    ]
 
 
 def _meant(error: Any) -> Iterator[str]:

@@ -54,6 +54,7 @@ RENDEZVOUS = (
     '--rdzv-conf "is_host=$IS_FIRST,join_timeout={seconds}" --local-addr "$LOCAL_ADDR"'
 )
 ATTEMPTS = "attempts.sh"  # the part that the files for torchrun and Kubernetes share
+RANKS_OF_SLURM, HOSTS_OF_SLURM = "slurm_ranks.sh", "slurm_hosts.sh"  # what Slurm starts, without and with --hosts
 IN_POD = " " * 14  # indentation of a script in a Kubernetes file
 # Makes a host whose GPUs have failed end the attempt instead of computing on its CPUs.
 EXPECTS = """# A rank without its own GPU fails and is restarted; `any` lets hosts compute on their CPUs.
@@ -91,14 +92,14 @@ _LABEL = re.compile(r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*")
 
 
 class Nodes(NamedTuple):
-    """The placement of ranks: `per_node` on each of `nodes` nodes, on their own devices or on cores.
+    """The placement of ranks: `per_node` on each of `nodes` nodes, on their own GPUs or on cores.
 
     fills_nodes: whether these are all devices of the nodes.
     """
 
     nodes: int
     per_node: int
-    has_devices: bool
+    has_gpus: bool
     fills_nodes: bool = False
 
 
@@ -113,6 +114,12 @@ class Asked:
     sets: Sets = None
     ranks: Ranks = None
     tokens: Tokens = None
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts", metavar="MIN:MAX", help="Slurm: start on MAX nodes, and continue while MIN of them are left."
+        ),
+    ] = None
     image: Annotated[
         str,
         typer.Option(
@@ -165,10 +172,14 @@ def launch(asked: Asked) -> None:
     words += [word for each in given.assignments for word in ("--set", each)]
     words += ["--ranks", str(asked.ranks)] if asked.ranks else []
     words += ["--tokens", str(tokens)] if tokens else []
+    words += ["--hosts", asked.hosts] if asked.hosts else []
     for word in words:
         if not word.isprintable():
             raise ConfigError(f"{word!r} holds a line break or the like, which a job file cannot; write it otherwise")
     more = {"image": asked.image, "claim": asked.claim, "arguments": shlex.join(words), **pod_values(asked)}
+    more["hosts"] = asked.hosts or ""
+    if asked.hosts is not None:
+        _refuse_hosts(asked.hosts, asked.target, config, placed(config, machine))
     text = job_file(asked.target, config, machine, out, more)
     _refuse_what_train_would(out, given, tokens)
     say(text)
@@ -192,6 +203,23 @@ def pod_values(asked: Asked) -> dict[str, str]:
         "rdma": str(asked.rdma),
         "shm": f", sizeLimit: {asked.shm}" if asked.shm else "",
     }
+
+
+def _refuse_hosts(hosts: str, target: Target, config: RunConfig, where: Nodes) -> None:
+    """Raise ConfigError for --hosts that no file starts."""
+    from trivium.cli.hosts import host_counts
+
+    _, most = host_counts(hosts, config.plan)
+    if target is not Target.slurm:
+        raise ConfigError(
+            f"--hosts {hosts}: only a file for Slurm starts an elastic training; start `trivium train --hosts {hosts}` "
+            f"on each host instead"
+        )
+    if most != where.nodes:
+        raise ConfigError(
+            f"--hosts {hosts}: a layout of {config.plan.layout.world_size} ranks fills {where.nodes} nodes of "
+            f"{config.machine}; MAX must be {where.nodes}"
+        )
 
 
 def _refuse_what_train_would(out: Path, given: Given, tokens: Path | None) -> None:
@@ -240,6 +268,7 @@ def job_file(target: Target, config: RunConfig, machine: Machine | None, out: Pa
     if target in IN_PODS or where.nodes > 1:
         values["rendezvous"] = RENDEZVOUS.format(name=values["name"], seconds=values["host_seconds"])
     values["attempts"] = _filled(ATTEMPTS, values)
+    values["start"] = _filled(HOSTS_OF_SLURM if more.get("hosts") else RANKS_OF_SLURM, values)
     values["attempts_in_pod"] = textwrap.indent(values["attempts"], IN_POD)
     text = _filled(FILES[target], values)
     return text if target is not Target.jobset else as_jobset(text, values["name"])
@@ -278,9 +307,9 @@ def placed(config: RunConfig, machine: Machine | None) -> Nodes:
     layout = config.plan.layout
     world = layout.world_size
     if machine is None:
-        return Nodes(1, world, has_devices=False)
-    has_devices = machine.sharing == "exclusive"
-    per_node = min(world, machine.devices_per_node) if has_devices else world
+        return Nodes(1, world, has_gpus=False)
+    owns_devices = machine.sharing == "exclusive"
+    per_node = min(world, machine.devices_per_node) if owns_devices else world
     nodes = world // per_node
     if world % per_node:
         raise ConfigError(
@@ -295,7 +324,8 @@ def placed(config: RunConfig, machine: Machine | None) -> Nodes:
     found = problems(layout, per_node, tensor_unit=config.plan.tensor_unit)
     if found:
         raise ConfigError("\n".join(found).replace(", or pass --allow-tensor-across-nodes", ""))
-    return Nodes(nodes, per_node, has_devices, has_devices and per_node == machine.devices_per_node)
+    fills_nodes = owns_devices and per_node == machine.devices_per_node
+    return Nodes(nodes, per_node, owns_devices and machine.generation != "cpu", fills_nodes)
 
 
 def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str]) -> dict[str, object]:
@@ -303,7 +333,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
     grace = round(training.supervision.preemption_seconds) + MARGIN_SECONDS
     alone = where.nodes == 1
     rdma = int(more.get("rdma", "0"))
-    limits = [f"nvidia.com/gpu: {where.per_node}"] if where.has_devices else []
+    limits = [f"nvidia.com/gpu: {where.per_node}"] if where.has_gpus else []
     limits += [f"rdma/ib: {rdma}"] if rdma else []
     resources = f"          resources: {{limits: {{{', '.join(limits)}}}}}\n" if limits else ""
     pyxis, inside = _container(more["image"], out)
@@ -312,15 +342,16 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "name": name,
         "nodes": where.nodes,
         "per_node": where.per_node,
-        "devices": _slurm_devices(where),
+        "tasks": 1 if more.get("hosts") else where.per_node,
+        "devices": _slurm_devices(where, is_elastic=bool(more.get("hosts"))),
         "resources": resources + (LOCKS_MEMORY if rdma else ""),
         "selector": more.get("selector", ""),
         "tolerations": more.get("tolerations", ""),
         "shm": more.get("shm", ""),
         "pyxis": pyxis,
         "inside": inside,
-        "expects": EXPECTS if where.has_devices else "",
-        "expects_value": EXPECTS_IN_POD if where.has_devices else "",
+        "expects": EXPECTS if where.has_gpus else "",
+        "expects_value": EXPECTS_IN_POD if where.has_gpus else "",
         "grace": grace,
         "restarts": training.restarts,
         "host_seconds": math.ceil(training.supervision.host_seconds),
@@ -349,12 +380,13 @@ def _container(image: str, out: Path) -> tuple[str, str]:
     return f"--container-image={shlex.quote(image)} --container-mounts={mount}:{mount} ", ""
 
 
-def _slurm_devices(where: Nodes) -> str:
-    """Return the request of a job: a core or a device per rank, and the whole node with all its devices. By default
+def _slurm_devices(where: Nodes, *, is_elastic: bool) -> str:
+    """Return the request of a job: a core or a GPU per rank, and the whole node with all its devices. By default
     Slurm would bind a rank to one core and give the job that core's share of the memory."""
-    if not where.has_devices:
-        return "#SBATCH --cpus-per-task=1"
     whole = ["#SBATCH --exclusive", "#SBATCH --mem=0"] if where.fills_nodes else []
+    whole += ["#SBATCH --no-kill"] if is_elastic else []
+    if not where.has_gpus:
+        return "\n".join([f"#SBATCH --cpus-per-task={where.per_node if is_elastic else 1}", *whole])
     part = ["# The job uses some of a node's GPUs: add its share of cores and memory (--cpus-per-gpu, --mem-per-gpu)."]
     return "\n".join([f"#SBATCH --gpus-per-node={where.per_node}", *(whole or part)])
 

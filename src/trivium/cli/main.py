@@ -4,6 +4,7 @@ import importlib
 import resource
 import sys
 import traceback
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from io import TextIOWrapper
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -75,6 +76,22 @@ VERBS = (
 )
 
 
+def command_of(verb: Verb) -> Any:
+    """Import and return the command of a verb."""
+    command: Any = typer.main.get_command(importlib.import_module(verb.module).app)
+    command.name = verb.name
+    return command
+
+
+def commands_near(asked: str) -> Iterator[tuple[str, Any]]:
+    """Yield every command as it is typed, and itself, those of the group of `asked` first."""
+    group = next((verb.group for verb in VERBS if verb.name in asked.split()[1:2]), None)
+    for verb in sorted(VERBS, key=lambda verb: verb.group != group):
+        command = command_of(verb)
+        for part, each in getattr(command, "commands", {"": command}).items():
+            yield f"trivium {verb.name} {part}".rstrip(), each
+
+
 class LazyVerbs(TyperGroup):
     """Lists the verbs from the table above; imports the file of the one that is called."""
 
@@ -92,19 +109,18 @@ class LazyVerbs(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         verb = next((v for v in VERBS if v.name == name), None)
         if verb is not None:
-            command = typer.main.get_command(importlib.import_module(verb.module).app)
-            command.name = verb.name
+            command = command_of(verb)
         return name, command, rest
 
     def make_context(self, info_name: Any, args: list[str], *more: Any, **extra: Any) -> Any:
         """Call TyperGroup.make_context, with usage errors as below."""
-        with usage_errors_told():
+        with usage_errors_told(commands_near):
             return super().make_context(info_name, args, *more, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         """The verb. A file that breaks off is an error: typer takes EOFError for a user who left, and says nothing."""
         try:
-            with usage_errors_told():
+            with usage_errors_told(commands_near):
                 return super().invoke(ctx)
         except EOFError as error:
             raise told(error) from error

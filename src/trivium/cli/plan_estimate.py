@@ -22,10 +22,11 @@ from trivium.planner.campaign import HOUR, Campaign, Rates, campaign
 from trivium.planner.explain import plan_lines
 from trivium.planner.interval import Interval, checkpoint_interval
 from trivium.planner.stack_file import LearnedStack
-from trivium.units import counted, format_bytes, format_count, format_seconds, parse_count
+from trivium.units import counted, format_bytes, format_count, format_energy, format_seconds, parse_count
 
 FEW_RANKS = 8  # rows of a table on the terminal; the page and the data have all
 FORMAT = "trivium-estimate-1"
+JOULES_PER_KILOWATT_HOUR = 3.6e6
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,17 @@ def tell(plan: Plan, machine: Machine, asked: Asked, stack: LearnedStack | None 
     if asked.failures is not None:
         save, hours = asked.failures
         interval = checkpoint_interval(save, hours * HOUR)
-    factor = stack.factor if stack else 1.0
+    factor, price = stack.factor if stack else 1.0, parts.price
     training = None
     if asked.tokens is not None:
+        devices = machine.devices if machine.sharing == "shared" else plan.layout.world_size
+        watts = None if price.joules is None else price.joules / price.seconds / devices
         training = campaign(
             plan,
             asked.tokens,
-            seconds_by_batch(plan, machine, factor * parts.price.seconds, asked.forward_passes),
-            machine.devices if machine.sharing == "shared" else plan.layout.world_size,
-            rates=Rates(machine.watts, machine.price_per_hour),
+            seconds_by_batch(plan, machine, factor * price.seconds, asked.forward_passes),
+            devices,
+            rates=Rates(watts, machine.price_per_hour),
             lost_fraction=interval.wasted_fraction if interval else 0.0,
         )
     near = near_copy(plan, machine) if asked.failures is not None and plan.layout.world_size > 1 else None
@@ -192,7 +195,8 @@ def more_lines(told: Told) -> list[str]:
             f"{format_seconds(t.seconds)}, "
             f"{t.device_hours:,.0f} device-hours on {t.devices:,} devices"
         )
-        energy = "the machine file names no watts" if t.kilowatt_hours is None else f"{t.kilowatt_hours:,.0f} kWh"
+        hours = t.kilowatt_hours
+        energy = "the machine file names no watts" if hours is None else format_energy(hours * JOULES_PER_KILOWATT_HOUR)
         price = "the machine file names no price_per_hour" if t.price is None else f"cost {t.price:,.0f}"
         found.append(f"{'':14}{energy}; {price}")
     return found

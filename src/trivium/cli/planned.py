@@ -87,7 +87,8 @@ def _found(wanted: RunConfig, gpus: int, stated: Mapping[str, Any], tell: Callab
     found = best_search(wanted.plan, machine, gpus, space)
     if not len(found.ranking.order):
         raise ConfigError(f"--gpus {gpus}: {does_not_fit(found)}")
-    tell(f"layout for {counted(gpus, 'GPU')} of {found.machine.name}: {because(found)}")
+    devices = counted(gpus, "core" if machine.generation == "cpu" else "GPU")
+    tell(f"layout for {devices} of {found.machine.name}: {because(found)}")
     return found.chosen.plan
 
 

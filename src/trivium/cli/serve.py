@@ -2,10 +2,16 @@
 
 import math
 import socket
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from trivium.cli.benchmarks import refuse_layout
+from trivium.cli.ending import ended_by_request, ignore_signals
 from trivium.cli.model_argument import asked_model
 from trivium.cli.options import DEFAULT_OUT, AskedAdapter, AskedModel, Out, Preset, Reads, Sets, open_asked
 from trivium.cli.settings import App, shows
@@ -28,7 +34,7 @@ def serve(
     sets: Sets = None,
 ) -> None:
     """Answer /v1/completions and /v1/chat/completions as OpenAI's do, and show a playground; on this machine alone
-    unless told otherwise.
+    unless told otherwise. --tp N splits the model over N processes.
 
     --set serve.texts=4, and so hosts, max_tokens, queue, deadline_seconds, together.
     """
@@ -44,9 +50,12 @@ def serve(
     uvicorn = _library()
     from trivium.evaluation.answer import NativeScorer
     from trivium.interchange.target import opened
+    from trivium.plan.layout import Layout
     from trivium.serving.app import create_app
     from trivium.serving.chat import Chat
     from trivium.serving.guard import read_keys
+    from trivium.serving.ranks import LeadingRows
+    from trivium.serving.worker import Worker
     from trivium.serving.writer import Writer
 
     keys = read_keys(Path(config.keys)) if config.keys else None
@@ -54,17 +63,59 @@ def serve(
         _listener(config) as place,  # first: a port that is taken is told before a model is read
         opened(target or out, adapter=adapter) as found,
     ):
-        writer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=config.together)
         name = name_of((found.run or target or out).resolve())
-        chat = Chat(found.tokenizer.parent, writer.tokenizer)
-        application = create_app(writer, config, name=name, chat=chat, keys=keys, seed=run.config.seed)
-        say(f"serving {name} ({found.newest.name}) at {_address(place)}")
-        if writer.tokenizer.opening:
-            begin = writer.tokenizer.decode(writer.tokenizer.opening)
-            say(f"  prompts of text begin with {begin}, token ids are taken as given; lm_eval: add_bos_token=True")
-        server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(config)))
-        with suppress(KeyboardInterrupt):  # the way to end it
-            server.run(sockets=[place])
+
+        def answer(scorer: Any, others: Sequence[Connection]) -> None:
+            """Serve with this process, which is the first rank or the only one."""
+            writer = Writer(scorer, together=config.together)
+            chat = Chat(found.tokenizer.parent, writer.tokenizer)
+            rows = LeadingRows(writer.model, others)
+            worker = Worker(writer, config, rows, on_failure=lambda: setattr(server, "should_exit", True))
+            application = create_app(worker, name=name, chat=chat, keys=keys, seed=run.config.seed)
+            server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(config)))
+            say(f"serving {name} ({found.newest.name}) at {_address(place)}")
+            if writer.tokenizer.opening:
+                begin = writer.tokenizer.decode(writer.tokenizer.opening)
+                say(f"  prompts of text begin with {begin}, token ids are taken as given; lm_eval: add_bos_token=True")
+            try:
+                with suppress(KeyboardInterrupt):  # the way to end it
+                    server.run(sockets=[place])
+            finally:  # uvicorn raises the signal that ended it again
+                worker.close()
+
+        refuse_layout(found.newest, Layout(tensor=config.tensor))
+        if config.tensor == 1:
+            answer(NativeScorer.open(found.newest, found.tokenizer), ())
+        else:
+            _answer_by_ranks(answer, found.newest, found.tokenizer, Layout(tensor=config.tensor))
+
+
+def _answer_by_ranks(
+    answer: Callable[[Any, Sequence[Connection]], None], checkpoint: Path, tokenizer: Path, layout: Any
+) -> None:
+    """Fork the ranks, of which the first one answers, and wait for them."""
+    from trivium.comms.launch import connected, start_ranks
+    from trivium.comms.mesh import Mesh
+    from trivium.evaluation.answer import NativeScorer
+    from trivium.model.rows import Rows
+    from trivium.serving.ranks import follow
+
+    pipes = [get_context("fork").Pipe(duplex=False) for _ in range(layout.world_size - 1)]
+
+    def on_rank(place: Any) -> None:
+        ignore_signals()  # the first rank ends at the launcher's request, and the others when it has ended
+        with connected(place):
+            mesh = Mesh.connect(layout, place.rank, place.world_size, place.device)
+            scorer = NativeScorer.open(checkpoint, tokenizer, mesh=mesh)
+            if place.rank == 0:
+                answer(scorer, [sender for _, sender in pipes])
+            else:
+                follow(Rows(scorer.model), pipes[place.rank - 1][0])
+
+    sys.stdout.flush()
+    ranks = start_ranks(on_rank, layout.world_size)
+    with ended_by_request(ranks.signal):
+        ranks.wait()
 
 
 def uvicorn_options(config: ServeConfig) -> dict[str, Any]:

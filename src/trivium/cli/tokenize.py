@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", metavar="N", help="Pieces of work done at a time. Default: one for each core."),
+    typer.Option(
+        "--workers",
+        metavar="N",
+        help="Pieces of work done at a time. Default: one for each core, on Ray of the cluster.",
+    ),
 ]
 
 ADOPT = "data adopt"  # the verb that takes tokens as they are
@@ -213,4 +217,5 @@ def chosen_engine(name: str, workers: int | None) -> "Engine | None":
         os.environ.setdefault(variable, value)  # before Daft is imported
     from trivium.corpus.daft_engine import Daft
 
-    return Daft(name, workers=count, address=os.environ.get("RAY_ADDRESS") or None)
+    of_cluster = name == "ray" and workers is None  # Ray knows its processors
+    return Daft(name, workers=None if of_cluster else count, address=os.environ.get("RAY_ADDRESS") or None)

@@ -67,6 +67,7 @@ HostCounts = Annotated[
         "layout is that of MAX hosts; with fewer, the planner chooses another.",
     ),
 ]
+ACTIVATIONS = "activations"  # a category of memory
 GROUPS_TOLD = 8  # groups of ranks with equal memory that the summary of a training lists
 
 app = App()
@@ -82,6 +83,7 @@ CHANGEABLE_PLAN = (
     "sequence_parallel",
     "context_attention",
     "row_chunks",
+    "overlap_tensor",
     "compiled",
     "cuda_graphs",
 )
@@ -497,6 +499,8 @@ def _lines(result: Result) -> list[str]:
         lines.append(
             f"    and of {sum(len(g.ranks) for g in groups[GROUPS_TOLD:])} more ranks in training/summary.json"
         )
+    if any(g.counted.get(ACTIVATIONS, 0) < g.predicted.get(ACTIVATIONS, 0) for g in groups):
+        lines.append("    activations are predicted for a full batch in which every target counts; this step had fewer")
     return lines
 
 

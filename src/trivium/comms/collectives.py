@@ -128,15 +128,18 @@ def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
     return rotate_begin(tensors, group)()
 
 
-def rotate_begin(tensors: tuple[Tensor, ...], group: Group, tag: int = 0) -> Callable[[], tuple[Tensor, ...]]:
+def rotate_begin(
+    tensors: tuple[Tensor, ...], group: Group, tag: int = 0, into: tuple[Tensor, ...] | None = None
+) -> Callable[[], tuple[Tensor, ...]]:
     """Start a rotation. The returned function waits and returns the result; do not modify the tensors before that.
 
     tag: of the first tensor; the others have the following tags. Concurrent rotations need distinct tags.
+    into: contiguous tensors that receive the result; by default new ones.
     """
     if group.handle is None:
         return lambda: tensors
     sent = [t.contiguous() for t in tensors]
-    received = [torch.empty_like(t) for t in sent]
+    received = [torch.empty_like(t) for t in sent] if into is None else list(into)
     for out in sent:
         group.count("send", out)
     works = group.transport.rotate(sent, received, group, tag)

@@ -11,6 +11,7 @@ from trivium.errors import ConfigError, TriviumError
 from trivium.units import counted
 
 MAX_LISTED_HOSTS = 8
+RECORDED_MESSAGES = 2000  # the newest of each rank
 # From this version on, NCCL has a setting that lets ranks share a GPU.
 _SHARES_SINCE = (2, 30)
 SHARE = "set TRIVIUM_DEVICES=shared to let ranks share a GPU"
@@ -46,6 +47,22 @@ def identity(device: torch.device, rank: int) -> str:
     if uuid is not None:
         return str(uuid)
     return str(device) if torch.cuda.device_count() > 1 else f"the one of rank {rank}"
+
+
+def environment_of_gpus(records: str | None) -> dict[str, str]:
+    """Return the environment variables that torch reads when a process first uses its GPU.
+
+    Growing segments keep the allocator's reserve from fragmenting. records: prefix of the files into which each rank
+    writes its last messages when one of them fails or times out (`torch.distributed.flight_recorder` reads them).
+    """
+    settings = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    if records is None:
+        return settings
+    return settings | {
+        "TORCH_FR_BUFFER_SIZE": str(RECORDED_MESSAGES),
+        "TORCH_FR_DUMP_TEMP_FILE": records,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
 
 
 def environment_of_shared(version: Sequence[int], rank: int, hosts: int) -> dict[str, str]:

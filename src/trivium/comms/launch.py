@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from trivium.comms.devices import SHARE, Taken, environment_of_shared, identity, lacking, wrong_in
+from trivium.comms.devices import SHARE, Taken, environment_of_gpus, environment_of_shared, identity, lacking, wrong_in
 from trivium.comms.meeting import meet_at, nobody_asks, wait_until_open
 from trivium.comms.route import route_to
 from trivium.comms.terms import NO_TERMS, Terms, disagreement
@@ -144,6 +144,7 @@ def connected(
     device: torch.device | None = None,
     asked: Callable[[], bool] = nobody_asks,
     terms: Terms = NO_TERMS,
+    records: str | None = None,
 ) -> Iterator[None]:
     """Create the process group of all ranks, and destroy it at the end; a single process needs none.
 
@@ -152,13 +153,15 @@ def connected(
     longest wait for all of them to connect. After it, TriviumError names the missing ranks; it also names hosts that
     lack GPUs. asked: returns whether this rank received a request to end. If one does while they wait for each other,
     all end with Unmet. terms: must be the same on all ranks; otherwise every rank raises the error that says what
-    differs on which host.
+    differs on which host. records: prefix of the files for the messages of ranks on GPUs before a failure.
     """
     _keep_freed_memory()
     is_given = device is not None
     if device is None:
         device = place.device
         _say_if_there_are_too_few(place, device)
+    if device.type == "cuda":
+        _set_unless_set(environment_of_gpus(records))
     meets: dict[str, Any] = {"init_method": place.rendezvous}
     if place.by_others and place.world_size > 1:
         taken = "" if is_given else Taken(socket.gethostname(), identity(device, place.rank)).words
@@ -176,8 +179,7 @@ def connected(
     # One thread per rank: ranks on one machine share its cores, and their order of summation stays fixed.
     torch.set_num_threads(1)
     if device.type == "cuda" and chosen_devices() == "shared":
-        for name, value in environment_of_shared(torch.cuda.nccl.version(), place.rank, place.hosts).items():
-            os.environ.setdefault(name, value)
+        _set_unless_set(environment_of_shared(torch.cuda.nccl.version(), place.rank, place.hosts))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         rank=place.rank,
@@ -187,6 +189,11 @@ def connected(
     )
     yield
     dist.destroy_process_group()
+
+
+def _set_unless_set(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 def _met(place: Place, seconds: float, taken: str, terms: Terms, asked: Callable[[], bool]) -> Any:

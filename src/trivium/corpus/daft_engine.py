@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from queue import Empty, Queue
@@ -22,15 +22,20 @@ RUNNERS = (NATIVE, RAY)
 STALL_SECONDS = 60.0  # without a result, before a warning
 LOST_SECONDS = 180.0  # without a result since a node was lost, before the run ends
 _NODES_POLL_SECONDS = 2.0
+# The processors that Ray reserves for a worker: as long as half of them are left, those of lost nodes start again.
+_CPUS_OF_A_WORKER = 0.5
 Perform = Callable[[daft.Expression], daft.Expression]
 
 
 class Daft:
     """Runs a task as a Daft user function on each row of a table of items."""
 
-    def __init__(self, runner: str, *, workers: int, scratch: Path | None = None, address: str | None = None) -> None:
-        """`runner`: native or ray. `scratch`: a folder for the session of a Ray that is started here; a short path.
-        `address`: of a Ray cluster to join, as in RAY_ADDRESS; "local" starts one.
+    def __init__(
+        self, runner: str, *, workers: int | None, scratch: Path | None = None, address: str | None = None
+    ) -> None:
+        """`runner`: native or ray. `workers`: None, only for Ray, means all processors of the cluster. `scratch`: a
+        folder for the session of a Ray that is started here; a short path. `address`: of a Ray cluster to join, as in
+        RAY_ADDRESS; "local" starts one.
 
         Ray: a cluster that this process is connected to is used; without an address one that runs on this machine is
         joined (`ray start --head`); otherwise one is started. A process can have one runner: raises MachineError if it
@@ -64,7 +69,7 @@ class Daft:
             return unpacked(outcomes, done)
 
     def _outcomes(self, task: Task, items: Sequence[str], *, light: bool) -> Generator[tuple[int, str]]:
-        workers = min(self.workers, len(items))
+        workers = min(self._at_once(), len(items))
         if self.runner == NATIVE and workers == 1:  # this process has nothing else to do
             for number, item in enumerate(items):
                 yield from _rows(daft.from_pydict({"number": [number], "item": [item]}), _in_threads(task))
@@ -72,7 +77,16 @@ class Daft:
         table = daft.from_pydict({"number": list(range(len(items))), "item": list(items)})
         # One item at a time, so that a free worker takes the next one.
         table = table.into_partitions(len(items)) if self.runner == RAY else table.into_batches(1)
-        yield from _rows(table, _in_threads(task) if light else _in_processes(task, workers))
+        cpus = _CPUS_OF_A_WORKER if self.runner == RAY else None
+        yield from _rows(table, _in_threads(task) if light else _in_processes(task, workers, cpus))
+
+    def _at_once(self) -> int:
+        """Return the number of items to work on at a time: on Ray at most one for each processor of its nodes, because
+        Daft waits two minutes for workers that have no room."""
+        if self.runner != RAY:
+            return self.workers or 1
+        there = max(1, _processors())
+        return min(self.workers or there, there)
 
 
 def _rows(table: daft.DataFrame, perform: Perform) -> Generator[tuple[int, str]]:
@@ -82,8 +96,8 @@ def _rows(table: daft.DataFrame, perform: Perform) -> Generator[tuple[int, str]]
             yield row["number"], row["outcome"]
 
 
-def _in_processes(task: Task, workers: int) -> Perform:
-    performer: Any = daft.cls(_Performer, max_concurrency=workers, use_process=True)
+def _in_processes(task: Task, workers: int, cpus: float | None) -> Perform:
+    performer: Any = daft.cls(_Performer, max_concurrency=workers, use_process=True, cpus=cpus)
     perform: Perform = performer(task).perform
     return perform
 
@@ -111,17 +125,21 @@ class _Performer:
 def watched(
     outcomes: Iterable[tuple[int, str]],
     count: int,
-    lost_nodes: Callable[[], Sequence[str]],
+    lost_nodes: Callable[[], Mapping[str, str]],
     *,
     stall_seconds: float = STALL_SECONDS,
     lost_seconds: float = LOST_SECONDS,
 ) -> Iterator[tuple[int, str]]:
     """Yield the outcomes, and warn on stderr if none arrives for `stall_seconds` or a node is lost.
 
+    lost_nodes: returns the names of all nodes that were ever lost, by their identifiers. Those that were lost before
+    the first outcome was requested have no part in the work.
+
     Ray repeats the work of a lost node on others if it can, and otherwise waits forever. Raises MachineError with the
     node's name if no outcome arrives for `lost_seconds` after that.
     """
     queue: Queue[tuple[int, str] | BaseException | None] = Queue()
+    before, known = set(lost_nodes()), dict[str, str]()
 
     def copy() -> None:
         try:
@@ -134,19 +152,20 @@ def watched(
     # Daft's iterator waits forever if Ray does; then this thread is left behind.
     threading.Thread(target=copy, daemon=True, name="outcomes").start()
     last = warned = time.monotonic()
-    number, known = 0, list[str]()
+    number = 0
     while True:
         try:
             outcome = queue.get(timeout=min(_NODES_POLL_SECONDS, stall_seconds))
         except Empty:
-            now, lost = time.monotonic(), list(lost_nodes())
-            for node in lost[len(known) :]:
-                _warn(f"Ray lost node {node}; its work is done again on others where Ray can")
-                last, known = now, lost  # others have the time to do it
+            now = time.monotonic()
+            for node, name in lost_nodes().items():
+                if node not in before and node not in known:
+                    _warn(f"Ray lost node {name}; its work is done again on others where Ray can")
+                    last, known[node] = now, name  # others have the time to do it
             if known and now - last > lost_seconds:
                 raise MachineError(
-                    f"no result for {now - last:.0f} s since Ray lost node {', '.join(known)} ({number} of {count} "
-                    f"parts done); run the same command again to continue on the remaining nodes"
+                    f"no result for {now - last:.0f} s since Ray lost node {', '.join(known.values())} ({number} of "
+                    f"{count} parts done); run the same command again to continue on the remaining nodes"
                 ) from None
             if now - max(last, warned) > stall_seconds:
                 warned = now
@@ -168,15 +187,26 @@ def _warn(text: str) -> None:
         print(plain(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
-def _lost_nodes() -> list[str]:
-    """Return name and address of the nodes that Ray has lost, in its order."""
+def _lost_nodes() -> dict[str, str]:
+    """Return name and address of the nodes that Ray has lost, by their identifiers."""
+    lost = [node for node in _nodes() if not node["Alive"]]
+    return {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in lost}
+
+
+def _processors() -> int:
+    """Return the processors of the nodes that Ray has now."""
+    return int(sum(node["Resources"].get("CPU", 0) for node in _nodes() if node["Alive"]))
+
+
+def _nodes() -> list[dict[str, Any]]:
     import ray
 
     nodes: Any = ray.nodes  # untyped
-    return [f"{n['NodeManagerHostname']} ({n['NodeManagerAddress']})" for n in nodes() if not n["Alive"]]
+    found: list[dict[str, Any]] = nodes()
+    return found
 
 
-def _start_ray(workers: int, scratch: Path | None, address: str | None) -> None:
+def _start_ray(workers: int | None, scratch: Path | None, address: str | None) -> None:
     try:
         import ray
     except ImportError:

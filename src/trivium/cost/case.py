@@ -40,8 +40,9 @@ class Case(Place):
     with share 1. vocabulary: rows including padding. micro: sequences per micro-batch. micro_batches: per replica and
     step. scores_kept: attention stores its scores (unfused) instead of recomputing them in the backward (flash).
     puts_off: weight gradients are deferred to actions of their own. row_chunks: chunks of a row-parallel product, each
-    reduced while the next is computed. ends_together: one pipeline rank has the first and the last stage. turns:
-    round-robin head, which every pipeline rank has for some micro-batches. fp16: 16-bit weights are fp16, not bf16.
+    reduced while the next is computed. in_ring: activations go round the tensor ranks in pieces. ends_together: one
+    pipeline rank has the first and the last stage. turns: round-robin head, which every pipeline rank has for some
+    micro-batches. fp16: 16-bit weights are fp16, not bf16.
     function_again: the backward recomputes the activation function. *_bytes: bytes per element. compiled: blocks, loss
     and GPU optimizer step are compiled. one_graph: a compiled layer is a single graph. recorded: steps are replayed as
     CUDA graphs where the device supports it. trained: fraction of the parameters that is not frozen. states: optimizer
@@ -54,6 +55,8 @@ class Case(Place):
     float8: the share of the weights of linear layers whose products have 8-bit operands; float8_weight_gradients,
     float8_gathered, float8_codes: 1 where those of weight gradients do, where ZeRO stage 3 gathers these weights in 8
     bits, and where kernels multiply the codes.
+    state_away, activations_away: shares of the optimizer state, and of the layers of a stage whose activations, that
+    the host keeps.
     """
 
     different_layers: Shares[Layer]
@@ -75,6 +78,7 @@ class Case(Place):
     ends_lighter: Number = 0
     puts_off: Number = 0  # 0 or 1
     row_chunks: Number = 1
+    in_ring: Number = 0  # 0 or 1
     ends_together: Number = 0  # 0 or 1
     turns: Number = 0  # 0 or 1
     fp16: Number = 0  # 0 or 1
@@ -93,6 +97,8 @@ class Case(Place):
     tensor_ratio: Number = 1.0
     gradient_ratio: Number = 1.0
     weight_ratio: Number = 1.0
+    state_away: Number = 0.0
+    activations_away: Number = 0.0
     forward_passes: Number = 0
     counting_passes: Number = 0
 
@@ -160,12 +166,15 @@ def case_of(plan: Plan, forward_passes: int = 0) -> Case:
         zero=plan.zero,
         ring=int(plan.context_attention == "ring"),
         row_chunks=plan.row_chunks,
+        in_ring=int(plan.tensor_ring),
         function_again=int(plan.recompute.activation_function),
         ends_together=int(not plan.ends_apart),
         turns=int(plan.heads_in_turns),
         puts_off=puts_off(plan),
         compiled=int(plan.compiled),
         recorded=int(plan.cuda_graphs),
+        state_away=plan.offload.optimizer,
+        activations_away=plan.offload.activations,
         forward_passes=forward_passes,
     )
 

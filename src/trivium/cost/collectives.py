@@ -1,5 +1,7 @@
 """Seconds of ring collectives: a start-up time, one latency per hop, and the moved bytes over the bandwidth.
 
+Where the machine says so, the receivers of a message also translate the addresses of its pages.
+
 Degrees, bytes and bandwidths may be arrays with one entry per plan. Ranks fill nodes in order, so a group with a
 distance of `stride` between its ranks has node / stride ranks in each node. A ring through several nodes uses the
 network cards of all its ranks in a node at once. The slowest group determines the time of all.
@@ -17,11 +19,21 @@ RANK_TOLERANCE = 1e-9  # rounding error of a whole number of ranks
 
 
 class GroupLink(NamedTuple):
-    """Link costs of a group of ranks. bandwidth: bytes per second of the whole group."""
+    """Link costs of a group of ranks. bandwidth: bytes per second of the whole group. walk_seconds, page_bytes,
+    page_seconds: of `Translation`."""
 
     start_seconds: Number
     hop_seconds: Number
     bandwidth: Number
+    walk_seconds: Number = 0.0
+    page_bytes: Number = 1
+    page_seconds: Number = 0.0
+
+    def translation_seconds(self, message_bytes: Number) -> Number:
+        """Return the seconds in which the receivers of a message translate addresses."""
+        pages = np.ceil(np.asarray(message_bytes) / self.page_bytes)
+        seconds: Number = self.walk_seconds + pages * self.page_seconds
+        return seconds
 
 
 class Strides(NamedTuple):
@@ -43,24 +55,35 @@ class Strides(NamedTuple):
 
 
 def all_reduce_seconds(tensor_bytes: Number, degree: Number, link: Link | GroupLink) -> Number:
-    """Return the seconds of an all-reduce: a reduce-scatter and an all-gather with one start-up."""
+    """Return the seconds of an all-reduce: a reduce-scatter and an all-gather with one start-up, of which the second
+    finds the addresses that the first translated."""
     link = link_of_device(link)
-    return 2 * all_gather_seconds(tensor_bytes, degree, link)
+    return 2 * _ring_seconds(tensor_bytes, degree, link) + _translation_seconds(tensor_bytes, degree, link)
 
 
 def all_gather_seconds(tensor_bytes: Number, degree: Number, link: Link | GroupLink) -> Number:
     """Return the seconds to all-gather a tensor of `tensor_bytes` (its gathered size). A reduce-scatter takes the same
     time. Each pays half of an all-reduce's start-up."""
-    link, degree = link_of_device(link), np.asarray(degree)
+    link = link_of_device(link)
+    return _ring_seconds(tensor_bytes, degree, link) + _translation_seconds(tensor_bytes, degree, link)
+
+
+def _ring_seconds(tensor_bytes: Number, degree: Number, link: GroupLink) -> Number:
+    degree = np.asarray(degree)
     moved = 1.0 * tensor_bytes * (degree - 1) / degree  # Floating point, because integers would overflow.
     ring = moved / link.bandwidth + link.start_seconds / 2 + (degree - 1) * link.hop_seconds
     return np.where(degree > 1, ring, 0.0)
 
 
+def _translation_seconds(tensor_bytes: Number, degree: Number, link: GroupLink) -> Number:
+    return np.where(np.asarray(degree) > 1, link.translation_seconds(tensor_bytes), 0.0)
+
+
 def send_seconds(tensor_bytes: Number, link: Link | GroupLink) -> Number:
     """Return the seconds to send one tensor to one neighbour."""
     link = link_of_device(link)
-    return tensor_bytes / link.bandwidth + link.start_seconds / 2 + link.hop_seconds
+    sent = tensor_bytes / link.bandwidth + link.start_seconds / 2 + link.hop_seconds
+    return sent + link.translation_seconds(tensor_bytes)
 
 
 def exchange_seconds(machine: Machine, tensor_bytes: Number, degree: Number, stride: Number, fabric: float) -> Number:
@@ -69,20 +92,23 @@ def exchange_seconds(machine: Machine, tensor_bytes: Number, degree: Number, str
     degree = np.asarray(degree)
     near = ranks_in_node(machine, degree, stride)
     inside, outside = machine.node_link, machine.fabric_link
-    crosses, part = near < degree, tensor_bytes / degree
+    part = tensor_bytes / degree
     moving = np.maximum(
         part * (near - 1) / inside.effective_bandwidth, part * (degree - near) / (outside.effective_bandwidth * fabric)
     )
-    start = np.where(crosses, outside.start_seconds, inside.start_seconds) / 2
-    hop = np.where(crosses, outside.latency_seconds * _tree(degree), inside.latency_seconds)
-    return np.where(degree > 1, moving + start + (degree - 1) * hop, 0.0)
+    link = link_of_group(machine, degree, stride, fabric)
+    seconds = moving + link.start_seconds / 2 + (degree - 1) * link.hop_seconds
+    return np.where(degree > 1, seconds + link.translation_seconds(tensor_bytes), 0.0)
 
 
 def link_of_device(link: Link | GroupLink) -> GroupLink:
     """Return the costs of a link for a single device."""
     if isinstance(link, GroupLink):
         return link
-    return GroupLink(link.start_seconds, link.latency_seconds, link.effective_bandwidth)
+    found = GroupLink(link.start_seconds, link.latency_seconds, link.effective_bandwidth)
+    if (pages := link.translation) is None:
+        return found
+    return found._replace(walk_seconds=pages.walk_seconds, page_bytes=pages.page_bytes, page_seconds=pages.page_seconds)
 
 
 def default_strides(case: Case, machine: Machine) -> Strides:
@@ -119,12 +145,11 @@ def link_of_group(machine: Machine, degree: Number, stride: Number, fabric: floa
     bandwidth."""
     inside, outside = machine.node_link, machine.fabric_link
     near = ranks_in_node(machine, degree, stride)
-    crosses = near < degree
+    found = _one_of(near < degree, outside, inside)
     cards = np.minimum(inside.effective_bandwidth, outside.effective_bandwidth * fabric * near)
-    return GroupLink(
-        np.where(crosses, outside.start_seconds, inside.start_seconds),
-        np.where(crosses, outside.latency_seconds * _tree(degree), inside.latency_seconds),
-        np.where(crosses, cards, inside.effective_bandwidth),
+    return found._replace(
+        hop_seconds=np.where(near < degree, outside.latency_seconds * _tree(degree), inside.latency_seconds),
+        bandwidth=np.where(near < degree, cards, inside.effective_bandwidth),
     )
 
 
@@ -133,11 +158,14 @@ def link_to_neighbour(machine: Machine, degree: Number, stride: Number, fabric: 
     inside, outside = machine.node_link, machine.fabric_link
     node = np.inf if machine.sharing == "shared" else machine.devices_per_node
     crosses = np.asarray(degree) * stride > node
-    return GroupLink(
-        np.where(crosses, outside.start_seconds, inside.start_seconds),
-        np.where(crosses, outside.latency_seconds, inside.latency_seconds),
-        np.where(crosses, outside.effective_bandwidth * fabric, inside.effective_bandwidth),
-    )
+    bandwidth = np.where(crosses, outside.effective_bandwidth * fabric, inside.effective_bandwidth)
+    return _one_of(crosses, outside, inside)._replace(bandwidth=bandwidth)
+
+
+def _one_of(crosses: Number, outside: Link, inside: Link) -> GroupLink:
+    """Return the costs for a single device of the fabric where a group crosses nodes, else of the node's links."""
+    every = zip(link_of_device(outside), link_of_device(inside), strict=True)
+    return GroupLink(*(np.where(crosses, far, near) for far, near in every))
 
 
 def _tree(degree: Number) -> Number:

@@ -16,6 +16,7 @@ from trivium.cost.case import NONE, Case, case_of, puts_off
 from trivium.cost.collectives import Strides, even_stride
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.constants import shipped_constants
+from trivium.cost.energy import step_joules
 from trivium.cost.forward_pass import forward_pass_seconds
 from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.memory import MemoryEstimate, worst_rank
@@ -24,7 +25,7 @@ from trivium.cost.replicas import fullest_of_plan
 from trivium.cost.setting import Setting, setting
 from trivium.cost.stack import Stack, own_stack
 from trivium.cost.stages import layers_by_stage, recomputed_layers
-from trivium.cost.step_time import SCHEDULES, StepSeconds, parts_of_step, step_seconds
+from trivium.cost.step_time import SCHEDULES, Step, StepSeconds, parts_of_step, step
 from trivium.cost.timeline import Timeline, simulate
 from trivium.cost.wavefront import Run, finish_seconds
 from trivium.errors import ConfigError
@@ -38,7 +39,9 @@ Method = Literal["simulated", "closed form"]
 @dataclass(frozen=True)
 class Estimate:
     """The price of a plan. worst: coordinate of the rank with the largest memory. memory: bytes of that rank.
-    memory_limit: bytes that a rank may use."""
+    memory_limit, host_limit: bytes that a rank may use of its device and its host. fits: whether these are enough.
+    translation_seconds: of reverse address translation, which are part of the seconds of the collectives. busy_seconds:
+    of a device, as the mean of all. joules: of all devices and hosts; None if the machine names no watts."""
 
     parts: StepSeconds
     tokens: int
@@ -49,6 +52,11 @@ class Estimate:
     worst: Coordinate
     memory: MemoryEstimate
     memory_limit: float
+    host_limit: float
+    fits: bool
+    translation_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    joules: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -71,10 +79,6 @@ class Estimate:
         return self.model_flops / self.seconds / self.peak_flops_per_second
 
     @property
-    def fits(self) -> bool:
-        return self.memory.total <= self.memory_limit
-
-    @property
     def limit(self) -> str:
         """The limiting resource: memory if the plan does not fit, else the largest part of the step."""
         if not self.fits:
@@ -87,6 +91,9 @@ class Estimate:
         return {
             "seconds": self.seconds,
             "parts": dict(vars(self.parts)),
+            "translation_seconds": self.translation_seconds,
+            "busy_seconds": self.busy_seconds,
+            "joules": self.joules,
             "tokens_per_second": self.tokens_per_second,
             "model_flops": self.model_flops,
             "hardware_flops": self.hardware_flops,
@@ -181,8 +188,13 @@ def estimate(
         raise ConfigError("\n".join(problems))
     ranks, stack = plan.layout.world_size, stack or own_stack(plan, machine)
     worst, memory = worst_rank(plan)
+    price = _closed if method == "closed form" else simulated
+    (parts, busy), translation = price(plan, machine, stack, forward_passes), 0.0
+    if machine.translates:
+        without = price(plan, machine.without_translation(), stack, forward_passes).parts
+        translation = float(parts.seconds - without.seconds)
     return Estimate(
-        parts=(_closed if method == "closed form" else simulated)(plan, machine, stack, forward_passes),
+        parts=parts,
         tokens=plan.tokens(plan.batch.sequences),
         ranks=ranks,
         model_flops=model_flops(plan.model, plan.batch.sequences).total,
@@ -191,11 +203,16 @@ def estimate(
         worst=worst,
         memory=memory,
         memory_limit=machine.usable_memory(ranks, share),
+        host_limit=machine.usable_host_memory(share),
+        fits=bool(machine.holds(memory.total, memory.host, ranks, share)),
+        translation_seconds=translation,
+        busy_seconds=float(busy),
+        joules=None if machine.watts is None else float(step_joules(machine, ranks, parts.seconds, busy)),
     )
 
 
-def simulated(plan: Plan, machine: Machine, stack: Stack, forward_passes: int = 0) -> StepSeconds:
-    """Return the seconds of a plan's step from a simulation of its schedule."""
+def simulated(plan: Plan, machine: Machine, stack: Stack, forward_passes: int = 0) -> Step:
+    """Return a plan's step from a simulation of its schedule."""
     durations = Durations(plan, machine, stack, forward_passes)
     at, micro_batches = durations.at, plan.batch.micro_batches(plan.layout)
     trips = [durations.round_trip(pipeline) for pipeline in range(plan.layout.pipeline)]
@@ -274,12 +291,12 @@ def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> lis
     return [float(end) for end in finish_seconds(runs)]
 
 
-def _closed(plan: Plan, machine: Machine, stack: Stack, forward_passes: int) -> StepSeconds:
+def _closed(plan: Plan, machine: Machine, stack: Stack, forward_passes: int) -> Step:
     case = case_of(plan, forward_passes)
     strides, fullest = strides_of(plan.layout, machine), fullest_of_plan(plan)
     code = SCHEDULES[plan.schedule]
-    return _as_floats(step_seconds(case, machine, stack, schedule=code, strides=strides, fullest=fullest))
+    return _as_floats(step(case, machine, stack, schedule=code, strides=strides, fullest=fullest))
 
 
-def _as_floats(parts: StepSeconds) -> StepSeconds:
-    return StepSeconds(**{name: float(value) for name, value in vars(parts).items()})
+def _as_floats(found: Step) -> Step:
+    return Step(StepSeconds(**{name: float(value) for name, value in vars(found.parts).items()}), float(found.busy))

@@ -1,8 +1,9 @@
 """Machines that plans are priced on. machines/*.yaml holds the figures of data sheets and measurements."""
 
+import math
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
@@ -49,6 +50,24 @@ class Peak(Config):
     float8: Rate | None = None
 
 
+class Translation(Config):
+    """Reverse address translation: the receiver of a message looks up the physical pages that it is written to.
+
+    A message waits one walk before its first byte, and cold_share of its pages wait for walks of which parallel_walks
+    run at once. First-order form of what arXiv 2604.02473 simulated; it publishes no constants.
+    """
+
+    page_bytes: Positive
+    walk_seconds: Seconds  # time to walk the page table once
+    parallel_walks: Positive = 1
+    cold_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # share of pages that no translation buffer holds
+
+    @property
+    def page_seconds(self) -> float:
+        """Seconds that a page adds to a message."""
+        return self.cold_share * self.walk_seconds / self.parallel_walks
+
+
 class Link(Config):
     """A connection, as one device sees it.
 
@@ -60,6 +79,7 @@ class Link(Config):
     efficiency: Share  # fraction of it that large collectives reach
     latency_seconds: Seconds  # latency of one hop of a collective
     start_seconds: Seconds = 0.0  # time before the first byte of a collective
+    translation: Translation | None = None  # cost of reverse address translation; null: none
 
     @property
     def effective_bandwidth(self) -> float:
@@ -90,7 +110,11 @@ class Machine(Config):
     node_link: Link  # inside a node
     fabric_link: Link  # between nodes
     sharing: Literal["exclusive", "shared"] = "exclusive"
+    host_memory_bytes: NotNegative = 0  # memory of a node's host; 0: not known, and no plan may use it
+    host_link: Link | None = None  # between a device and its host, while all devices of the node copy
     watts: Rate | None = None  # power of one device under load
+    idle_watts: Rate | None = None  # power of one device that waits; null: as under load
+    host_watts: Rate | None = None  # power of a node besides its devices; null: not counted
     price_per_hour: Rate | None = None  # price of one device
     constants: dict[str, float] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
@@ -125,6 +149,18 @@ class Machine(Config):
         """Return the machine with another number of nodes. Raises ConfigError if it cannot have that many."""
         return build(Machine, {**to_tree(self), "nodes": nodes})
 
+    def without_translation(self) -> "Machine":
+        """Return the machine without the cost of reverse address translation."""
+        links = {name: getattr(self, name) for name in ("node_link", "fabric_link")}
+        return self.model_copy(
+            update={name: link.model_copy(update={"translation": None}) for name, link in links.items()}
+        )
+
+    @property
+    def translates(self) -> bool:
+        """Whether a link has a cost of reverse address translation."""
+        return any(link.translation is not None for link in (self.node_link, self.fabric_link))
+
     def crowding(self, ranks: Number) -> Number:
         """Return how many of `ranks` ranks compete for each device, at least 1; ranks may be an array."""
         return np.maximum(1.0, np.asarray(ranks) / self.devices) if self.sharing == "shared" else 1.0
@@ -143,6 +179,25 @@ class Machine(Config):
     def usable_memory(self, ranks: int, share: float = USABLE) -> float:
         """Return the bytes per rank that an estimate may use if `ranks` ranks run."""
         return share * self.memory_per_rank(ranks)
+
+    def holds(self, device_bytes: Number, host_bytes: Number, ranks: int, share: float = USABLE) -> Any:
+        """Return whether a rank may hold so many bytes on its device and on its host, if `ranks` ranks run; for each
+        plan, if these are arrays. Where ranks share devices, both are one memory."""
+        limit = self.usable_memory(ranks, share)
+        if self.sharing == "shared":
+            return np.asarray(device_bytes) + host_bytes <= limit
+        return (np.asarray(device_bytes) <= limit) & (np.asarray(host_bytes) <= self.usable_host_memory(share))
+
+    def usable_host_memory(self, share: float = USABLE) -> float:
+        """Return the bytes that a rank may hold on its host."""
+        return share * self.host_memory_bytes / self.devices_per_node if self.host_link is not None else 0.0
+
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes per second in each direction between a device and its host; half of the memory's where both are one."""
+        if self.sharing == "shared":
+            return self.memory_bandwidth / 2
+        return math.inf if self.host_link is None else self.host_link.effective_bandwidth
 
     def problems(self, ranks: int) -> list[str]:
         """Return a message if the machine has fewer devices than `ranks`."""

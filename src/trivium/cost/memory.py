@@ -42,6 +42,7 @@ from trivium.plan.buckets import UPDATE_ELEMENTS, bucket_elements
 from trivium.plan.layers.layer import Layer
 from trivium.plan.layers.part import Number, entries
 from trivium.plan.layout import Coordinate
+from trivium.plan.offload import PIECE_ELEMENTS, PIECES_HERE
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import ScheduleName
 
@@ -59,14 +60,16 @@ Bytes = TypeVar("Bytes", int, Array, default=int)
 class MemoryEstimate(Generic[Bytes]):
     """Bytes of one rank at the memory peak of a step; each a number, or an array with one entry per plan.
 
-    gradients: accumulated gradients, from the first backward of a step to its update. opened: those that exist at the
-    activation peak. masters: fp32 copy of narrower weights. moments: optimizer states. activations: kept for the
-    backward; `embedding` and `logits` are parts of them. recomputed: allocated again in the backward of one recomputed
-    layer. put_off: factors of deferred weight gradients beyond the activations, which count as kept until then.
-    transport: activations being received. gathered: weights that ZeRO stage 3 has gathered. unreduced: unsharded
-    gradients of stages 2 and 3 before their reduction. loss: additional bytes of the loss and its backward. freed:
-    activations that are freed after the loss, before the backward of a layer. workspace: of a layer's largest
-    operations. reduction: buffers of the gradient reduction after the last backward, when the activations are freed.
+    gradients: accumulated gradients, from the first backward of a step to its update. opened: those that exist at
+    the activation peak. masters: fp32 copy of narrower weights. moments: optimizer states. activations: kept for
+    the backward; `embedding` and `logits` are parts of them. recomputed: allocated again in the backward of one
+    recomputed layer. put_off: factors of deferred weight gradients beyond the activations, which count as kept
+    until then. transport: activations being received. returned: those on their way to the host or back. gathered:
+    weights that ZeRO stage 3 has gathered. unreduced: unsharded gradients of stages 2 and 3 before their reduction.
+    loss: additional bytes of the loss and its backward. freed: activations that are freed after the loss, before
+    the backward of a layer. workspace: of a layer's largest operations. reduction: buffers of the gradient
+    reduction after the last backward, when the activations are freed. host: what the host keeps of optimizer state
+    and activations; no part of the total.
     """
 
     weights: Bytes
@@ -80,12 +83,14 @@ class MemoryEstimate(Generic[Bytes]):
     recomputed: Bytes
     put_off: Bytes
     transport: Bytes
+    returned: Bytes
     gathered: Bytes
     unreduced: Bytes
     loss: Bytes
     freed: Bytes
     workspace: Bytes
     reduction: Bytes
+    host: Bytes
 
     @property
     def optimizer(self) -> Bytes:
@@ -110,7 +115,7 @@ class MemoryEstimate(Generic[Bytes]):
 
     @property
     def _open(self) -> Bytes:
-        return self.put_off + self.transport + self.gathered + self.unreduced
+        return self.put_off + self.transport + self.returned + self.gathered + self.unreduced
 
     @property
     def _of_a_layer(self) -> Bytes:
@@ -124,13 +129,14 @@ class MemoryEstimate(Generic[Bytes]):
         return always + _larger(self.opened + self.working, self.gradients + self.last)
 
     def categories(self) -> dict[str, Bytes]:
-        """Return the four categories that the runtime counts, under its names."""
-        return {
+        """Return the four categories that the runtime counts, under its names, and what the host keeps, if anything."""
+        found = {
             "weights": self.weights,
             "gradients": self.gradients,
             "optimizer": self.optimizer,
             "activations": self.activations,
         }
+        return found | ({"host": self.host} if np.any(self.host) else {})
 
 
 def _larger(a: Bytes, b: Bytes) -> Bytes:
@@ -152,8 +158,9 @@ def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstima
         experts = layer_experts(some) * at.layers
         owned = np.where(np.asarray(some.zero) >= 1, slice_elements(some, trained, experts * some.trained), trained)
         state_bytes = some.states * some.master_bytes * owned
-        wide = layer_wide(some) * at.layers
-        elements = Elements(of_rank, trained, state_bytes, experts, experts * some.trained, wide)
+        wide, share = layer_wide(some) * at.layers, np.asarray(some.state_away)
+        away = share * owned, share * state_bytes
+        elements = Elements(of_rank, trained, state_bytes, experts, experts * some.trained, wide, *away)
         held = _held(some, parts, at, elements)
         here = MemoryEstimate(**{k: np.broadcast_to(v, np.shape(which)).copy() for k, v in held.items()})
         worst = here if worst is None else _replaced(worst, which, here)
@@ -165,9 +172,10 @@ def _replaced(
     worst: MemoryEstimate[Array], which: NDArray[np.int64], here: MemoryEstimate[Array]
 ) -> MemoryEstimate[Array]:
     """Replace the entries `which` of `worst` by those of `here` that are larger."""
-    more = here.total > worst.total[which]
+    more, host = here.total > worst.total[which], np.maximum(here.host, worst.host[which])
     for field in fields(MemoryEstimate):
         getattr(worst, field.name)[which[more]] = getattr(here, field.name)[more]
+    worst.host[which] = host
     return worst
 
 
@@ -223,7 +231,8 @@ def _memory_of_ranks(
         elements = elements_of_rank(plan, rank, sharer)
         every = (_held(case, left, m, elements, counting) for m in peaks_of_rank(plan, rank))
         found = [MemoryEstimate(**{k: as_bytes(v) for k, v in held.items()}) for held in every]
-        worst.append(max(found, key=lambda held: (held.activations, held.total)))
+        most = max(found, key=lambda held: (held.activations, held.total))
+        worst.append(replace(most, host=max(held.host for held in found)))
     return worst
 
 
@@ -273,6 +282,8 @@ def _held(
     # With several stages another one may continue, and deferred weight gradients keep their factors.
     frees = (np.asarray(c.chunks) == 1) & (np.asarray(c.puts_off) == 0) & (np.asarray(at.headed) > 0)
     weights, wide = elements.held, elements.wide
+    masters = np.where(narrow, c.master_bytes, 0)
+    state_away = masters * elements.away + elements.away_bytes
     if np.any(zero >= 3):
         weights = np.where(zero >= 3, slice_elements(c, weights, elements.experts), weights)
         wide = np.where(zero >= 3, slice_elements(c, wide), wide)
@@ -280,21 +291,32 @@ def _held(
         "weights": c.weight_bytes * weights + (c.master_bytes - c.weight_bytes) * wide,
         "gradients": gradients,
         "opened": opened,
-        "masters": np.where(narrow, c.master_bytes, 0) * np.where(zero >= 1, owned, trained),
-        "moments": elements.state_bytes,
+        "masters": masters * (np.where(zero >= 1, owned, trained) - elements.away),
+        "moments": elements.state_bytes - elements.away_bytes,
         "activations": at.kept * left.whole + at.recomputed * left.kept + embedding + at.headed * left.head + logits,
         "embedding": embedding,
         "logits": logits,
         "recomputed": np.where(np.asarray(at.recomputed_layers) > 0, left.whole - left.kept, 0),
-        "put_off": at.put_off * _beyond(c, left.whole) + at.put_off_again * _beyond(c, left.kept),
+        "put_off": at.put_off * _beyond(c, left.whole)
+        + at.put_off_again * _beyond(c, left.kept)
+        + at.put_off_away * _beyond(c, 0.0),
         "transport": np.where(np.asarray(c.pipeline) > 1, RECEIVES_AHEAD * left.border, 0),
+        "returned": at.returned * left.whole + at.returned_again * left.kept,
         "gathered": np.where(zero >= 3, c.weight_bytes * _gathered(c, at), 0),
         "unreduced": np.where(zero >= 2, c.gradient_bytes * _open(c, at, trained), 0),
         "loss": at.last * _loss(c, begun, opened),
         "freed": np.where(frees, left.head + left.logits, 0),
         "workspace": _workspace(c, at),
-        "reduction": _reduction(c, at, trained, owned),
+        "reduction": _reduction(c, at, trained, owned) + _pieces(state_away, elements),
+        "host": state_away + at.away * left.whole + at.away_again * left.kept,
     }
+
+
+def _pieces(state_away: Number, elements: Elements) -> Number:
+    """Return the bytes of the pieces of a host's optimizer state that are on the device during the update."""
+    here = np.minimum(1.0, PIECES_HERE * PIECE_ELEMENTS / np.maximum(1.0, elements.away))
+    found: Number = state_away * here
+    return found
 
 
 def _beyond(case: Case, kept: Number) -> Number:

@@ -5,7 +5,7 @@ They follow from the schedule and the partition and do not depend on sizes, so t
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,10 @@ from trivium.cost.in_flight import (
     put_off_counts,
     put_off_counts_of,
 )
-from trivium.cost.stages import every_nth, layers_by_stage, recomputed_layers
+from trivium.cost.stages import every_nth, layers_away, layers_by_stage, recomputed_away, recomputed_layers
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.layers.part import Number
+from trivium.plan.offload import LAYERS_HERE, Offload
 from trivium.plan.partition import balanced
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, ScheduleName, stages_of_named
@@ -34,7 +35,9 @@ class MemoryPeak(NamedTuple):
     that end of the model. kept, recomputed: layers times micro-batches in flight, for layers that keep their
     activations and for recomputed layers. embedded, headed: micro-batches in flight through the two ends. put_off,
     put_off_again: as kept and recomputed, for micro-batches with deferred weight gradients. begun: 0 if the step has
-    one forward and one backward on the rank, so that no gradient exists at the peak; else 1.
+    one forward and one backward on the rank, so that no gradient exists at the peak; else 1. away, away_again,
+    put_off_away: as kept, recomputed, and both of the deferred, for layers whose activations are on the host; the
+    others do not count these. returned, returned_again: layers of which activations are on their way at once.
     """
 
     layers: Number
@@ -48,6 +51,37 @@ class MemoryPeak(NamedTuple):
     put_off: Number
     put_off_again: Number
     begun: Number
+    away: Number
+    away_again: Number
+    put_off_away: Number
+    returned: Number
+    returned_again: Number
+
+
+class Layers(NamedTuple):
+    """Layers by stage: all, those that the backward recomputes, those whose activations are on the host, and those to
+    which both applies."""
+
+    every: NDArray[np.int64]
+    again: NDArray[np.int64]
+    away: NDArray[np.int64]
+    both: NDArray[np.int64]
+
+    def of(self, stages: Any) -> "Layers":
+        """Return those of some stages."""
+        return Layers(*(counts[stages] for counts in self))
+
+    @property
+    def kinds(self) -> tuple[NDArray[np.int64], ...]:
+        """Layers that are kept and recomputed on the device, and those on the host."""
+        away = self.away - self.both
+        return self.every - self.again - away, self.again - self.both, away, self.both
+
+    def weights(self) -> NDArray[np.int64]:
+        """Return weights [own stage, sum] of the micro-batches in flight by stage: the kinds, the first stage, the last
+        stage."""
+        number = np.arange(len(self.every))
+        return np.stack([*self.kinds, number == 0, number == number[-1]], axis=1).astype(np.int64)
 
 
 def peaks_of_rank(plan: Plan, pipeline: int) -> list[MemoryPeak]:
@@ -61,17 +95,17 @@ def peaks_of_rank(plan: Plan, pipeline: int) -> list[MemoryPeak]:
     else:
         step = (plan.schedule, layout.pipeline, micro_batches, layout.chunks)
         sets, waiting = peak_counts(*step)[pipeline], put_off_counts(*step)[pipeline]
-    again = recomputed_layers(plan)[list(stages)]
-    every = [len(layers[s]) for s in stages]
+    counts = np.array([len(each) for each in layers])
+    own = Layers(counts, recomputed_layers(plan), layers_away(plan), recomputed_away(plan)).of(np.array([stages]))
     begun = bool(puts_off(plan)) or micro_batches * len(stages) > 1
-    sums = [np.array(sets) @ _weights(np.array(every), again)]
-    found = _peaks([stages], plan.stages, np.array([every]), again[None], sums, [waiting], begun)
+    sums = [np.array(sets) @ own.of(0).weights()]
+    found = _peaks([stages], plan.stages, own, sums, [waiting], begun)
     return [MemoryPeak(*row) for row in found.tolist()]
 
 
 @lru_cache(maxsize=8192)
 def peaks_of_schedule(
-    schedule: ScheduleName, pipeline: int, micro_batches: int, chunks: int, layers: int, every: int
+    schedule: ScheduleName, pipeline: int, micro_batches: int, chunks: int, layers: int, every: int, offload: Offload
 ) -> NDArray[np.float64]:
     """Return an array [peak, field of MemoryPeak]: the peaks of all ranks of a balanced plan that no other peak exceeds
     in every field.
@@ -84,15 +118,15 @@ def peaks_of_schedule(
     step = (pipeline, micro_batches, chunks)
     waiting = put_off_counts(schedule, *step)
     begun = schedule in SPLIT_SCHEDULES or micro_batches * chunks > 1
-    each = np.array(own)
-    every_layer, again = counts[each], every_nth(counts, every)[each]
-    weights = [_weights(*held) for held in zip(every_layer, again, strict=True)]
+    away = np.array([offload.layers(n) for n in counts.tolist()])
+    of_ranks = Layers(counts, every_nth(counts, every), away, every_nth(counts, every, away)).of(np.array(own))
+    weights = [of_ranks.of(rank).weights() for rank in range(pipeline)]
     if schedule == "interleaved":
         sums = [interleaved_sums(*step, rank, weighed) for rank, weighed in enumerate(weights)]
     else:
         sets = peak_counts(schedule, *step)
         sums = [np.array(of_rank) @ weighed for of_rank, weighed in zip(sets, weights, strict=True)]
-    return _not_exceeded(_peaks(own, stages, every_layer, again, sums, waiting, begun))
+    return _not_exceeded(_peaks(own, stages, of_ranks, sums, waiting, begun))
 
 
 def peaks_of_case(case: Case, schedule: Number | ScheduleName) -> Iterator[tuple[NDArray[np.int64], MemoryPeak]]:
@@ -109,11 +143,14 @@ def peaks_of_case(case: Case, schedule: Number | ScheduleName) -> Iterator[tuple
         case.micro_batches,
         np.minimum(case.micro_batches, 3 * np.asarray(case.pipeline)),
     )
-    wanted = (codes, case.pipeline, capped, case.chunks, case.layers, every)
+    shares = np.unique(case.activations_away)
+    away = np.searchsorted(shares, case.activations_away)
+    wanted = (codes, case.pipeline, capped, case.chunks, case.layers, every, away)
     shape = np.broadcast_shapes((1,), *(np.shape(v) for v in (codes, *case.numbers)))
     keys = np.stack([np.broadcast_to(v, shape) for v in wanted]).astype(np.int64)
     distinct, index = _distinct(keys)
-    tables = [peaks_of_schedule(SCHEDULE_NAMES[code], *sizes) for code, *sizes in distinct.T.tolist()]
+    offloads = [Offload(activations=share) for share in shares.tolist()]
+    tables = [peaks_of_schedule(SCHEDULE_NAMES[code], *sizes, offloads[n]) for code, *sizes, n in distinct.T.tolist()]
     lengths = np.array([len(table) for table in tables])
     starts, rows = np.cumsum(lengths) - lengths, np.concatenate(tables)
     for n in range(lengths.max()):
@@ -131,43 +168,42 @@ def _distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
     return keys[:, first], index
 
 
-def _weights(layers: NDArray[np.int64], again: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return weights [own stage, sum] of the micro-batches in flight by stage: layers that keep their activations,
-    recomputed layers, the first stage, the last stage."""
-    number = np.arange(len(layers))
-    return np.stack([layers - again, again, number == 0, number == number[-1]], axis=1).astype(np.int64)
-
-
 def _peaks(
     own: Sequence[tuple[int, ...]],
     stages: int,
-    layers: NDArray[np.int64],
-    again: NDArray[np.int64],
+    layers: Layers,
     sums: Sequence[NDArray[np.int64]],
     waiting: Sequence[Counts],
     begun: bool,
 ) -> NDArray[np.float64]:
     """Return the peaks [peak, field of MemoryPeak] of some ranks, one after the other.
 
-    own: stages of each rank. layers, again: [rank, own stage], all layers and the recomputed ones. sums: sums of each
-    rank's peaks by `_weights`. waiting: micro-batches with deferred weight gradients by own stage.
+    own: stages of each rank. layers: [rank, own stage]. sums: sums of each rank's peaks by `Layers.weights`. waiting:
+    micro-batches with deferred weight gradients by own stage.
     """
     held = np.concatenate(sums)
     rank = np.repeat(np.arange(len(own)), [len(of_rank) for of_rank in sums])
     first, last = (np.array([s[end] == stage for s in own])[rank] for end, stage in ((0, 0), (-1, stages - 1)))
-    kept, put_off = layers - again, np.array(waiting)
+    put_off = [(np.array(waiting) * of_kind).sum(1)[rank] for of_kind in layers.kinds]
+    returned = np.minimum(layers.away.max(1), LAYERS_HERE)
+    whole = np.minimum(returned, (layers.away - layers.both).sum(1))
     moment = MemoryPeak(
-        layers=layers.sum(1)[rank],
-        recomputed_layers=again.sum(1)[rank],
+        layers=layers.every.sum(1)[rank],
+        recomputed_layers=layers.again.sum(1)[rank],
         first=first,
         last=last,
         kept=held[:, 0],
         recomputed=held[:, 1],
-        embedded=held[:, 2] * first,
-        headed=held[:, 3] * last,
-        put_off=(put_off * kept).sum(1)[rank],
-        put_off_again=(put_off * again).sum(1)[rank],
+        embedded=held[:, 4] * first,
+        headed=held[:, 5] * last,
+        put_off=put_off[0],
+        put_off_again=put_off[1],
         begun=np.full(len(held), begun),
+        away=held[:, 2],
+        away_again=held[:, 3],
+        put_off_away=put_off[2] + put_off[3],
+        returned=whole[rank],
+        returned_again=(returned - whole)[rank],
     )
     return np.stack(moment, axis=1).astype(np.float64)
 

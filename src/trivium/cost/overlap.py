@@ -26,6 +26,13 @@ def pipelined_seconds(work: Number, moving: Number, parts: Number) -> Number:
     return seconds
 
 
+def ring_seconds(work: Number, moving: Number, ranks: Number) -> Number:
+    """Return the seconds of a product in a ring: one piece for each rank is computed for `work` seconds, and all but
+    one move for `moving` seconds, each while another is computed."""
+    seconds: Number = work + (np.asarray(ranks) - 1) * np.maximum(work, moving)
+    return seconds
+
+
 def added_seconds(work: Number, moving: Number, overlap: float) -> Number:
     """Return the exposed communication time: max(work, moving) + (1 - overlap) min(work, moving) - work."""
     together: Number = np.maximum(work, moving) + (1 - overlap) * np.minimum(work, moving)

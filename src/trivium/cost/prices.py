@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trivium.cost.activations import layer_bytes
 from trivium.cost.case import LAYER, NONE, Case
 from trivium.cost.collectives import GroupLink, all_gather_seconds, all_reduce_seconds, exchange_seconds, send_seconds
 from trivium.cost.kernels import Device
@@ -21,6 +22,7 @@ from trivium.cost.layer import (
 from trivium.cost.overlap import moved_when_triggered, pipelined_seconds, tiled_seconds, tiles_of
 from trivium.cost.rank_parameters import layer_experts, layer_parameters, table_parameters
 from trivium.cost.setting import Setting
+from trivium.cost.tensor_ring import spared_seconds
 from trivium.plan.layers.layer import HALVES, Layer
 from trivium.plan.layers.part import Exchanged, Number
 
@@ -33,17 +35,19 @@ EXPERT_MATRICES = 2  # parameters that hold a layer's experts
 
 class Piece(NamedTuple):
     """Seconds by category. expert: tokens that are sent to the ranks that have their experts, and back. gathers:
-    collectives of weights and gradients per micro-batch (ZeRO stage 3)."""
+    collectives of weights and gradients per micro-batch (ZeRO stage 3). host: copies of activations between device and
+    host that no work hides."""
 
     compute: Number = 0.0
     tensor: Number = 0.0
     context: Number = 0.0
     expert: Number = 0.0
     gathers: Number = 0.0
+    host: Number = 0.0
 
     @property
     def total(self) -> Number:
-        return self.compute + self.tensor + self.context + self.expert + self.gathers
+        return self.compute + self.tensor + self.context + self.expert + self.gathers + self.host
 
     def plus(self, other: "Piece") -> "Piece":
         """Return the sum of both, by category."""
@@ -171,9 +175,10 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     summed = all_reduce_seconds(SUM_BYTES * sums * case.positions, case.tensor, _tensor_link(at))
     norms = (np.asarray(sums) > 0) * summed + _adapter_seconds(at)
     beside = at.constants.tensor_overlap if stack.overlaps_tensor_forward and at.hides else 0.0
-    tensor_forward = (1 - beside) * (2 * tensor - shorter_forward) + norms
+    spared_forward, spared_backward = spared_seconds(at)
+    tensor_forward = (1 - beside) * (2 * tensor - shorter_forward) + norms - spared_forward
     sent, shown = _backward_messages(at, tensor)
-    tensor_backward = np.minimum(2 * shown, np.maximum(0.0, 2 * sent - shorter_backward)) + norms
+    tensor_backward = np.minimum(2 * shown, np.maximum(0.0, 2 * sent - shorter_backward)) + norms - spared_backward
     tensor_again = again * tensor_forward
     context_forward, context_backward = context_seconds(at)
     context_again = recomputed_share(case) * (np.asarray(case.recompute) != NONE) * context_forward
@@ -184,16 +189,27 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     repeated = np.maximum(work.again, floor.again - tensor_again - context_again - expert_again)
     backward = np.maximum(work.backward, floor.backward - tensor_backward - context_backward - expert_backward)
     gather_forward, gather_backward = _layer_gathers(at, forward + tensor_forward, backward + repeated)
-    return (
-        Piece(forward, tensor_forward, context_forward, expert_forward, gather_forward),
-        Piece(
-            backward + repeated + _accumulation(at, device),
-            tensor_backward + tensor_again,
-            context_backward + context_again,
-            expert_backward + expert_again,
-            gather_backward,
-        ),
+    there = Piece(forward, tensor_forward, context_forward, expert_forward, gather_forward)
+    back = Piece(
+        backward + repeated + _accumulation(at, device),
+        tensor_backward + tensor_again,
+        context_backward + context_again,
+        expert_backward + expert_again,
+        gather_backward,
     )
+    return _with_copies(at, there), _with_copies(at, back)
+
+
+def _with_copies(at: Setting, work: Piece) -> Piece:
+    """Return a layer's forward or backward with the copies of its activations to the host or back that it does not
+    hide."""
+    case, share = at.case, np.asarray(at.case.activations_away)
+    if not share.any():
+        return work
+    again = recomputed_share(case)
+    kept = again * layer_bytes(case, case.recompute) + (1 - again) * layer_bytes(case, NONE)
+    seconds = kept / at.machine.host_bandwidth
+    return work._replace(host=share * (np.maximum(0.0, seconds - work.total) if at.hides else seconds))
 
 
 class Messages(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trivium.cost.case import Case, mean, state_bytes
-from trivium.plan.buckets import BucketRow, bucket_table, padded, slices_of
+from trivium.plan.buckets import BucketRow, bucket_table, on_host, padded, slices_of
 from trivium.plan.layers.part import Number, Row
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
@@ -16,7 +16,8 @@ from trivium.plan.precision import BYTES
 class Elements(NamedTuple):
     """Elements of all buckets of a rank, elements of the trained buckets, and bytes of the optimizer's states. experts,
     trained_experts: those of both that expert ranks divide, which are sharded among fewer ranks. wide: those of `held`
-    that have the dtype of master weights."""
+    that have the dtype of master weights. away, away_bytes: elements that the rank updates whose state the host keeps,
+    and the bytes of their states."""
 
     held: Number
     trained: Number
@@ -24,6 +25,8 @@ class Elements(NamedTuple):
     experts: Number = 0.0
     trained_experts: Number = 0.0
     wide: Number = 0.0
+    away: Number = 0.0
+    away_bytes: Number = 0.0
 
 
 def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
@@ -32,16 +35,29 @@ def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
     sharer: the rank's number in its sharding group. Its slices may belong to other groups of the optimizer than those
     of its peers.
     """
-    masters, rows, states = BYTES[plan.precision.masters], bucket_table(plan, pipeline), 0
-    for row in (row for row in rows if row.trains):
-        slices = slices_of(plan, row)
-        size = row.padded // slices
-        first = (sharer // plan.layout.expert if row.by_expert else sharer) % slices * size
-        for span in row.spans:
-            inside = min(span.stop, first + size) - max(span.start, first)
-            states += max(0, inside) * state_bytes(span.group, plan.optimizer, masters)
+    rows = bucket_table(plan, pipeline)
+    trained, number = [row for row in rows if row.trains], on_host(plan, rows)
+    states = [_states(row, plan, sharer) for row in trained]
     experts = [row for row in rows if row.by_expert]
-    return Elements(*_padded(rows), states, *_padded(experts), wide=sum(row.padded for row in rows if row.wide))
+    return Elements(
+        *_padded(rows),
+        sum(states),
+        *_padded(experts),
+        wide=sum(row.padded for row in rows if row.wide),
+        away=sum(row.padded // slices_of(plan, row) for row in trained[:number]),
+        away_bytes=sum(states[:number]),
+    )
+
+
+def _states(row: BucketRow, plan: Plan, sharer: int) -> int:
+    """Return the bytes of the optimizer's states of a rank's slice of a bucket."""
+    slices, masters = slices_of(plan, row), BYTES[plan.precision.masters]
+    size = row.padded // slices
+    first = (sharer // plan.layout.expert if row.by_expert else sharer) % slices * size
+    return sum(
+        max(0, min(span.stop, first + size) - max(span.start, first)) * state_bytes(span.group, plan.optimizer, masters)
+        for span in row.spans
+    )
 
 
 def _padded(rows: Iterable[BucketRow]) -> tuple[int, int]:

@@ -74,7 +74,8 @@ def data_seconds(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
 
 
 def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
-    """Return the seconds of the optimizer step: memory traffic and launches."""
+    """Return the seconds of the optimizer step: memory traffic and launches, or the copies of its state from the host
+    and back, in both directions at once, if these take longer."""
     case, device, elements = at.case, at.device, fullest.elements
     sharded, zero = fullest.sharded(case), np.asarray(case.zero)
     owned, held = np.where(zero >= 1, sharded, elements), np.where(zero >= 3, sharded, elements)
@@ -86,7 +87,13 @@ def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
         seconds = seconds + at.constants.deepspeed_step_seconds * elements
     # In a replayed step, an operation costs time on the device instead of a launch by the host.
     each = np.where(at.is_replayed, at.constants.operation_seconds, at.constants.launch_seconds)
-    return seconds + STEP_OPERATIONS * each
+    found: Number = seconds + STEP_OPERATIONS * each
+    if not np.any(case.state_away):
+        return found
+    masters = np.where(np.asarray(case.weight_bytes) < np.asarray(case.master_bytes), case.master_bytes, 0)
+    moved = case.state_away * owned * (masters + case.master_bytes * np.asarray(case.states))
+    copied = moved / at.machine.host_bandwidth
+    return np.maximum(found, copied) if at.hides else found + 2 * copied
 
 
 def _matrix_seconds(at: Setting, fullest: Fullest) -> Number:
@@ -113,8 +120,7 @@ def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     forward, backward = (fullest.layers * p.total for p in (pieces.layer_forward, pieces.layer_backward))
     whole = zero == 0  # a single all-reduce, which ends before the update
     moving = np.where(whole, reduce + gather, reduce + copies)
-    # A captured backward ends before any of its gradients are reduced.
-    reduced = np.where(at.is_replayed, moving, _beside_last_backward(at, pieces, fullest, moving))
+    reduced = _beside_last_backward(at, pieces, fullest, moving)
     earlier = np.where(often, (at.case.micro_batches - 1) * at.added(forward + backward, reduce), 0.0)
     next_to_it = optimizer_seconds(at, fullest) if stack.gathers_with_update else forward * _micro_batches_beside(at)
     return reduced + earlier + np.where(whole, 0.0, at.added(next_to_it, gather))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from trivium.cost.ring_traffic import rings
 from trivium.objectives.routers import counts_first
 from trivium.plan.experts import Experts
 from trivium.plan.layers.part import Place
@@ -68,6 +69,7 @@ def _add_counting(traffic: Traffic, plan: Plan, at: Coordinate, micro_batches: i
                 found["context"] += _attended(plan, number, column)
         if tensor > 1 and plan.sequence_parallel:
             found["tensor"] += Counter(reduce_scatter=left, all_gather=entered // tensor, all_reduce=summed)
+            found["tensor"].update(rings(plan, stage, backward=False).traffic(plan))
         elif tensor > 1:
             found["tensor"] += Counter(all_reduce=left + summed)
         for axis, counts in found.items():

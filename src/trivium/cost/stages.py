@@ -25,11 +25,22 @@ def recomputed_layers(plan: Plan) -> NDArray[np.int64]:
     return every_nth(counts, plan.recompute.every) * int(plan.recompute.mode != "none")
 
 
-def every_nth(layers: NDArray[np.int64], every: int) -> NDArray[np.int64]:
+def recomputed_away(plan: Plan) -> NDArray[np.int64]:
+    """Return how many layers of each stage the backward recomputes from what is on the host."""
+    counts = np.array([len(layers) for layers in layers_by_stage(plan)])
+    return every_nth(counts, plan.recompute.every, layers_away(plan)) * int(plan.recompute.mode != "none")
+
+
+def layers_away(plan: Plan) -> NDArray[np.int64]:
+    """Return how many layers of each stage have their activations on the host."""
+    return np.array([plan.offload.layers(len(layers)) for layers in layers_by_stage(plan)])
+
+
+def every_nth(layers: NDArray[np.int64], every: int, first: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """Return how many layers of each stage have a number that `every` divides. layers: layers of each stage, in
-    order."""
-    ends = np.cumsum(layers)
-    found: NDArray[np.int64] = -(-ends // every) + (-(ends - layers) // every)
+    order. first: how many of each stage count, the first ones; by default all."""
+    begin = np.cumsum(layers) - layers
+    found: NDArray[np.int64] = -(-(begin + (layers if first is None else first)) // every) + (-begin // every)
     return found
 
 

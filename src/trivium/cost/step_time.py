@@ -6,12 +6,14 @@ simulates others.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from trivium.cost.case import Case
 from trivium.cost.collectives import Strides
 from trivium.cost.constants import Constants, shipped_constants
+from trivium.cost.energy import busy_seconds
 from trivium.cost.forward_pass import forward_passes_seconds
 from trivium.cost.hardware import Machine
 from trivium.cost.prices import Piece, Prices, prices
@@ -43,12 +45,20 @@ class StepSeconds:
     pipeline_transfers: Number
     data_collectives: Number
     optimizer: Number
+    host_copies: Number = 0.0  # of activations, between device and host
     forward_passes: Number = 0.0  # before the batch is trained on: they score it or count loads
 
     @property
     def seconds(self) -> Number:
         total: Number = sum(vars(self).values())
         return total
+
+
+class Step(NamedTuple):
+    """The parts of a step, and the seconds of it in which a device is busy (cost/energy.py)."""
+
+    parts: StepSeconds
+    busy: Number
 
 
 def step_seconds(
@@ -67,6 +77,20 @@ def step_seconds(
     plan. strides: by default those of the default order of axes. fullest: by default the fullest ranks of balanced
     plans. If ranks share devices, the result includes the time in which they wait for each other.
     """
+    return step(case, machine, stack, constants, schedule=schedule, strides=strides, fullest=fullest).parts
+
+
+def step(
+    case: Case,
+    machine: Machine,
+    stack: Stack | None = None,
+    constants: Constants | None = None,
+    *,
+    schedule: Number = 1,
+    strides: Strides | None = None,
+    fullest: Fullest | None = None,
+) -> Step:
+    """Return `step_seconds` with the busy seconds of a device."""
     stack = stack or stack_named(OURS)
     at = setting(case, machine, stack, constants or shipped_constants(), strides)
     fullest = fullest or fullest_of(case)
@@ -83,19 +107,20 @@ def step_seconds(
 
 def parts_of_step(
     at: Setting, pieces: Prices, fullest: Fullest, work: Piece, mean: Piece, pipeline_seconds: tuple[Number, Number]
-) -> StepSeconds:
-    """Return the parts of a step from the duration of its pipeline.
+) -> Step:
+    """Return a step from the duration of its pipeline.
 
     work: of the busiest pipeline rank. mean: the average over pipeline ranks. pipeline_seconds: without transfers, and
     with them.
     """
+    busy = busy_seconds(at, pieces, fullest, mean)
     without, with_transfers = pipeline_seconds
     crowd, factor, moving = at.machine.crowding(at.case.ranks), at.stack.factor, with_transfers - without
     bubble = np.maximum(0.0, without - work.total)
     if at.machine.sharing == "shared":
         core_share = at.constants.core_share
         work, bubble, moving = on_shared_cores(at.machine, at.case, mean, with_transfers, moving, core_share)
-    return StepSeconds(
+    parts = StepSeconds(
         compute=factor * work.compute,
         tensor_collectives=factor * work.tensor,
         context_collectives=factor * work.context,
@@ -104,8 +129,10 @@ def parts_of_step(
         pipeline_transfers=factor * moving,
         data_collectives=factor * (work.gathers + crowd * data_seconds(at, pieces, fullest)),
         optimizer=factor * (crowd * optimizer_seconds(at, fullest)),
+        host_copies=factor * work.host,
         forward_passes=forward_passes_seconds(at, pieces),
     )
+    return Step(parts, busy)
 
 
 def _pipeline(

@@ -6,12 +6,13 @@ from math import prod
 
 from trivium.cost.float8_traffic import add_float8, gathered_amaxes, wide_bytes
 from trivium.cost.prices import COUNT_BYTES
+from trivium.cost.ring_traffic import rings, trains_outputs
 from trivium.cost.router_traffic import add_routers
 from trivium.objectives.objective import loss_names
 from trivium.objectives.routers import counts_first
-from trivium.plan.adapters import Adapted, is_added
+from trivium.plan.adapters import is_added
 from trivium.plan.buckets import BucketRow, bucket_table, slices_of
-from trivium.plan.layers.part import Exchanged, Place, owned
+from trivium.plan.layers.part import Exchanged, Place
 from trivium.plan.layout import Coordinate, Layout
 from trivium.plan.matrices import rounds_of_work
 from trivium.plan.messages import EncodingName, encoded_bytes, summed_bytes
@@ -94,7 +95,8 @@ def _stage(plan: Plan, stage: int) -> Counter[str]:
             again_enters += layer.entering
             # Recomputing stops at the last tensor that is needed: the sum that ends the layer is not, unless the
             # backward reads it, or the product is computed in chunks that end with their sums.
-            needed = layer.wiring.reads_last_product or layer.adapts_last_product or plan.row_chunks > 1
+            cut = (plan.row_chunks > 1 or plan.tensor_ring) and number not in plan.model.experts_by_layer
+            needed = layer.wiring.reads_last_product or layer.adapts_last_product or cut
             again_leaves += regions if needed else regions - 1
         passes = 2 + (plan.recompute.mode_of(number) != "none")
         if layer.sums:
@@ -107,6 +109,7 @@ def _stage(plan: Plan, stage: int) -> Counter[str]:
     gathered = leaves * hidden + enters + again_enters + in_layers
     summed = (leaves + again_leaves) * hidden + enters
     total += _columns(plan, gathered, summed, plan.messages.tensor)
+    total.update(rings(plan, stage).traffic(plan))
     return total + _columns(plan, last * hidden + at_ends, (first + last) * hidden, "exact")
 
 
@@ -142,14 +145,10 @@ def _adapters(plan: Plan, number: int) -> Counter[str]:
     again = plan.recompute.mode_of(number) == "layer"
     summed = (leaving * (1 + again) + entering) * bytes_of_one
 
-    def trains(adapted: Adapted) -> bool:
-        rows = owned(adapted.rows, f"layers.{number}", number)
-        return any(row.splits_outputs and plan.optimizer.trains(row) for row in rows)
-
     once = for_weights * (1 + again) * max(4, BYTES[plan.precision.weights])
     if not plan.sequence_parallel:
         return Counter(all_reduce=summed + once)
-    gathered_again = sum(each.sums.entering for each in layer.adapted or () if trains(each))
+    gathered_again = sum(each.sums.entering for each in layer.adapted or () if trains_outputs(plan, number, each))
     gathered = (entering * (1 + again) + gathered_again + leaving) * bytes_of_one // plan.layout.tensor
     return Counter(all_reduce=once, reduce_scatter=summed, all_gather=gathered)
 

@@ -11,7 +11,7 @@ from trivium.checkpoint.format import STRUCTURE
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import TORCH_DTYPES, Part
 from trivium.checkpoint.reshard import parts_of, write_whole
-from trivium.errors import ConfigError
+from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.adapters import Adapted
 from trivium.plan.parameters import Box, parameters
 
@@ -32,6 +32,12 @@ def unmerge(source: Checkpoint, adapters: Checkpoint, root: Path) -> Path:
         raise ConfigError(
             f"{source.directory} is no merged model of {adapters.directory}: their plan.model differ; name the "
             f"checkpoint that `trivium checkpoint merge` wrote of it"
+        )
+    unchanged = (row.name for row in parameters(own) if row.name not in adapted_layers(adapters))
+    if other := next((name for name in unchanged if not torch.equal(whole(source, name), whole(adapters, name))), None):
+        raise CheckpointError(
+            f"{source.directory} is no merged model of {adapters.directory}: {other}, which has no adapter, differs; "
+            f"name the checkpoint that `trivium checkpoint merge` wrote of it"
         )
     return _changed(source, adapters, root, lambda each, weight, added: each.adapter.unmerged(weight, added))
 

@@ -1,19 +1,19 @@
 """Draw tokens from a model, prompts side by side; each draw is keyed, so a seed gives the same text everywhere.
 
-Legend: B prompts side by side, S positions, V vocabulary.
+Legend: B texts side by side, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from trivium.errors import DataError
-from trivium.model.kv_cache import KVCache
+from trivium.model.rows import Rows
 from trivium.model.whole import WholeModel
 from trivium.seeds import generator_for
 
@@ -44,8 +44,8 @@ class Writing(Protocol):
 
 
 AnyWriting = TypeVar("AnyWriting", bound=Writing)
-# hidden [B, H] (None but on the last stage) and the texts -> the next id of each [B], added to those that go on
-Chooser = Callable[[torch.Tensor | None, Sequence[AnyWriting]], torch.Tensor]
+# logits [B, V] (None but on the last stage) and the texts -> the next id of each, added to those that continue
+Chooser = Callable[[torch.Tensor | None, Sequence[AnyWriting]], list[int]]
 
 
 @dataclass
@@ -79,18 +79,71 @@ def continue_drafts(model: WholeModel, drafts: Sequence[Draft]) -> None:
     write_together(model, drafts, partial(_choose, model))
 
 
-def write_together(model: WholeModel, drafts: Sequence[AnyWriting], choose: Chooser[AnyWriting]) -> None:
+class Batch(Generic[AnyWriting]):
+    """Texts that are written side by side. Others may join between two tokens; texts leave when they end, or when they
+    have as many tokens as the model's sequence."""
+
+    def __init__(self, rows: Rows, choose: Chooser[AnyWriting]) -> None:
+        self._rows, self._choose = rows, choose
+        self._sequence = rows.model.model.sequence
+        self.texts: list[AnyWriting] = []
+        self._logits: torch.Tensor | None = None
+
+    def join(self, texts: Sequence[AnyWriting]) -> None:
+        """Read texts that continue. Equal texts are read once."""
+        if not texts:
+            return
+        self._keep(self._going())
+        ids = [tuple(text.text) for text in texts]
+        distinct = list(dict.fromkeys(ids))
+        number = {text: n for n, text in enumerate(distinct)}
+        read = [*self._rows.lengths, *map(len, ids)]
+        self.texts += texts
+        more = max(min(text.left, self._sequence - n) for text, n in zip(self.texts, read, strict=True))
+        logits = self._rows.prefill(distinct, [number[text] for text in ids], more)
+        self._logits = logits if self._logits is None or logits is None else torch.cat([self._logits, logits])
+
+    def step(self) -> None:
+        """Add a token to each text, and read it where the text continues."""
+        ids = self._choose(self._logits, self.texts)
+        going = self._going()
+        has_full = len(going) < sum(text.goes_on for text in self.texts)
+        # Copying the cache costs more than reading a few rows that have ended.
+        if has_full or 2 * len(going) <= len(self.texts):
+            self._keep(going)
+            ids = [ids[n] for n in going]
+        if self.texts:
+            self._logits = self._rows.decode(ids)
+
+    def clear(self) -> None:
+        """Remove all texts."""
+        self._keep([])
+
+    def _going(self) -> list[int]:
+        lengths = self._rows.lengths
+        return [n for n, text in enumerate(self.texts) if text.goes_on and lengths[n] < self._sequence]
+
+    def _keep(self, rows: list[int]) -> None:
+        if len(rows) == len(self.texts):
+            return
+        self._rows.keep(rows)
+        self.texts = [self.texts[n] for n in rows]
+        self._logits = None if self._logits is None or not rows else self._logits[rows]
+
+
+def write_together(model: WholeModel, texts: Sequence[AnyWriting], choose: Chooser[AnyWriting]) -> None:
     """Write every text to its end: each token is read once, with the keys and values of the others remembered.
 
     Where a text outgrows the model's sequence, its last tokens are read anew for each next one.
     """
-    while fitting := [d for d in drafts if d.goes_on and len(d.text) < model.model.sequence]:
-        _write_remembering(model, fitting, choose)
-    for draft in drafts:
-        while draft.goes_on:
-            window = draft.text[-model.model.sequence :]
-            hidden = model.hidden(torch.tensor(window, device=model.device).unsqueeze(1))
-            choose(None if hidden is None else hidden[-1], [draft])
+    sequence = model.model.sequence
+    batch = Batch(Rows(model), choose)
+    batch.join([text for text in texts if text.goes_on and len(text.text) <= sequence])
+    while batch.texts:
+        batch.step()
+    for text in texts:
+        while text.goes_on:
+            choose(Rows(model).prefill([text.text[-sequence:]], [0], 0), [text])
     model.finish()
 
 
@@ -143,54 +196,11 @@ def _least(weights: NDArray[np.float64], choice: Choice) -> float:
     return float(falling[min(int(np.searchsorted(reached, choice.top_p * reached[most])), most)])
 
 
-def _write_remembering(model: WholeModel, drafts: list[AnyWriting], choose: Chooser[AnyWriting]) -> None:
-    """Until all are done or one reaches the end of the model's sequence. Equal prompts are read once."""
-    texts = [tuple(d.text) for d in drafts]
-    distinct = list(dict.fromkeys(texts))
-    number = {text: n for n, text in enumerate(distinct)}
-    whose = torch.tensor([number[t] for t in texts], device=model.device)
-    width = max(len(t) for t in distinct)
-    lengths = torch.tensor([len(t) for t in distinct], device=model.device)
-    steps = min(max(d.left for d in drafts), model.model.sequence - width + 1)
-    cache = KVCache(width + steps)
-    padded = torch.tensor([[*t, *[0] * (width - len(t))] for t in distinct], device=model.device)
-    hidden = model.hidden(padded.T.contiguous(), cache=cache)
-    cache.keep(width)
-    if hidden is not None:
-        hidden = hidden[lengths - 1, torch.arange(len(distinct), device=model.device)][whose]  # B H
-    if len(distinct) < len(drafts):
-        cache.only(whose)
-    lengths = lengths[whose]
-    mask = _mask(model, lengths, width, width + steps)
-    for step in range(steps):
-        ids = choose(hidden, drafts)
-        going = [n for n, d in enumerate(drafts) if d.goes_on]
-        if not going or step + 1 == steps:
-            return
-        if len(going) <= len(drafts) // 2:
-            rows = torch.tensor(going, device=model.device)
-            cache.only(rows)
-            drafts = [drafts[n] for n in going]
-            lengths, mask, ids = lengths[rows], mask[rows], ids[rows]
-        cache.mask = mask[:, None, None, : cache.used + 1]
-        hidden = model.hidden(ids.unsqueeze(0), positions=(lengths + step).unsqueeze(0), cache=cache)
-        cache.keep(1)
-        hidden = None if hidden is None else hidden[0]
-
-
-def _mask(model: WholeModel, lengths: torch.Tensor, width: int, slots: int) -> torch.Tensor:
-    """[B, slots]: prompts are padded on the right, and nobody looks at the padding."""
-    behind = torch.arange(slots, device=model.device)
-    hides = (behind >= lengths.unsqueeze(1)) & (behind < width)
-    mask = torch.zeros(hides.shape, device=model.device, dtype=model.dtype)
-    return mask.masked_fill_(hides, -torch.inf)
-
-
-def _choose(model: WholeModel, hidden: torch.Tensor | None, drafts: Sequence[Draft]) -> torch.Tensor:
-    """The next token of every draft, added to those that go on; hidden [B, H] on the last stage."""
+def _choose(model: WholeModel, logits: torch.Tensor | None, drafts: Sequence[Draft]) -> list[int]:
+    """Return the next token of every draft, and add it to those that continue. logits: [B, V] on the last stage."""
     ids = torch.zeros(len(drafts), dtype=torch.long, device=model.device)
-    if hidden is not None:
-        logits = finite(model.predict(hidden))
+    if logits is not None:
+        logits = finite(logits)
         if any(d.choice.repetition_penalty != 1 for d in drafts):
             logits = penalised(logits, [d.text for d in drafts], [d.choice.repetition_penalty for d in drafts])
         if all(d.choice.temperature == 0 for d in drafts):
@@ -198,11 +208,11 @@ def _choose(model: WholeModel, hidden: torch.Tensor | None, drafts: Sequence[Dra
         else:
             drawn = [pick(row, d.choice, uniform=_uniform(d)) for row, d in zip(logits, drafts, strict=True)]
             ids = torch.tensor(drawn, device=model.device)
-    ids = model.told(ids)
-    for draft, token in zip(drafts, ids.tolist(), strict=True):
+    found: list[int] = model.told(ids).tolist()
+    for draft, token in zip(drafts, found, strict=True):
         if draft.goes_on:
             draft.drawn.append(token)
-    return ids
+    return found
 
 
 def _uniform(draft: Draft) -> float:

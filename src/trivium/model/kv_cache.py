@@ -4,6 +4,8 @@ reading them again.
 Legend: S positions of a reading, B sequences, N heads here, G key-value heads here, D head width, K slots held.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from trivium.kernels.attention import Attention
@@ -24,15 +26,15 @@ class KVCache:
         self.slots, self.used = slots, 0
         self.mask: Tensor | None = None
         self._held: dict[int, tuple[Tensor, ...]] = {}
-        self._places: Tensor | None = None  # [B, slots]
+        self._places: Tensor | None = None  # [B, 1, slots]
         self._through: dict[int, Tensor] = {}  # this reading's mask, by window
 
     def place(self, places: Tensor) -> None:
         """Return the position of each token that is read next in its sequence, [B, S]."""
         B, S = places.shape
         if self._places is None:
-            self._places = places.new_empty(B, self.slots)
-        self._places[:, self.used : self.used + S] = places
+            self._places = places.new_empty(B, 1, self.slots)
+        self._places[:, 0, self.used : self.used + S] = places
         self._through = {}
 
     def attend(
@@ -63,7 +65,7 @@ class KVCache:
             return self.mask
         if window not in self._through:
             assert self._places is not None, f"window {window}: nothing was placed"
-            places = self._places[:, : self.mask.shape[-1]]
+            places = self._places[:, 0, : self.mask.shape[-1]]
             behind = places[:, self.used :, None] - places[:, None, :]  # B S K
             self._through[window] = self.mask.masked_fill((behind >= window).unsqueeze(1), -torch.inf)
         return self._through[window]
@@ -72,7 +74,35 @@ class KVCache:
         """What the last reading wrote, its first `tokens`, stays."""
         self.used += tokens
 
-    def only(self, rows: Tensor) -> None:
-        """Go on with these sequences alone; rows [sequences to keep]."""
-        self._held = {layer: tuple(x[rows] for x in held) for layer, held in self._held.items()}
-        self._places = None if self._places is None else self._places[rows]
+    def only(self, rows: Tensor, last: int | None = None) -> None:
+        """Remove all sequences but `rows` [sequences to keep], and the columns before the last ones. last: the number
+        of columns that remain; None for all."""
+        begin = 0 if last is None else self.used - last
+        self._held = {layer: tuple(x[:, :, begin:][rows] for x in held) for layer, held in self._held.items()}
+        self._places = None if self._places is None else self._places[:, :, begin:][rows]
+        self.used, self.slots = self.used - begin, self.slots - begin
+
+    def append(self, other: "KVCache", rows: Sequence[int], lengths: Sequence[int], more: int) -> None:
+        """Append copies of sequences of another cache, whose tokens begin in its first column. Afterwards all sequences
+        end in one column, and `more` tokens can be added to each.
+
+        rows: the number of each sequence in the other cache. lengths: the number of its tokens.
+        """
+        width = max(self.used, *lengths)
+
+        def joined(old: Tensor | None, new: Tensor) -> Tensor:
+            before = 0 if old is None else len(old)
+            # Zeros, because padding that is not finite would change the result of attention although it is masked.
+            room = new.new_zeros(before + len(rows), new.shape[1], width + more, *new.shape[3:])
+            if old is not None:
+                room[:before, :, width - self.used : width] = old[:, :, : self.used]
+            for number, (row, length) in enumerate(zip(rows, lengths, strict=True), before):
+                room[number, :, width - length : width] = new[row, :, :length]
+            return room
+
+        self._held = {
+            layer: tuple(map(joined, self._held.get(layer, (None,) * len(new)), new))
+            for layer, new in other._held.items()
+        }
+        self._places = None if other._places is None else joined(self._places, other._places)
+        self.used, self.slots, self._through = width, width + more, {}

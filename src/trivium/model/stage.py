@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 
 from trivium.comms.mesh import Mesh
 from trivium.kernels.dtypes import DTYPES
+from trivium.kernels.host_activations import AtBackward, HostActivations, Kept
 from trivium.kernels.operations import Operations, operations_of
 from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.initialise import initial_values
@@ -38,7 +40,7 @@ class Stage(nn.Module):
         model = plan.model
         self.operations = operations_of(mesh.device.type)
         region, context = _around(plan, mesh, self.operations)
-        ends = replace(region, encoding="exact")
+        ends = replace(region, encoding="exact", ring=False)
         self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
         self.is_first, self.is_last = number == 0, number == plan.last_stage
         layers = plan.layers_of(number)
@@ -53,6 +55,10 @@ class Stage(nn.Module):
         around = {n: Around(n, region, context, plan.recompute, self.operations, mesh.expert) for n in layers}
         blocks = {str(n): module_of(model.each_layer[n], around[n]) for n in layers}
         self.layers = nn.ModuleDict(blocks)
+        # The first layers keep what their backwards need on the host, which the trainer gives.
+        self.layers_away = plan.offload.layers(len(layers))
+        self.host: HostActivations | None = None
+        self._weights: dict[nn.Module, frozenset[int]] = {}
         self.scaled = scale_products(self, self.table, plan, mesh, self.operations)
         self.head: Head | None = kind_of(model.head_part)(model, ends, self.operations) if self.is_last else None
         if plan.compiled:
@@ -78,9 +84,22 @@ class Stage(nn.Module):
             if torch.is_grad_enabled() and not x.requires_grad:
                 x.requires_grad_()  # a frozen embedding has no graph, in which the blocks have a backward
         assert x is not None, f"stage {self.number} needs the output of stage {self.number - 1}"
-        for block in self.layers.values():
+        before: Kept | None = None
+        for number, block in enumerate(self.layers.values()):
+            if number < self.layers_away and self.host is not None and torch.is_grad_enabled():
+                layer = partial(block, inputs=inputs)
+                x, before = self.host.run(layer, x, self._storages_of(block), before)
+                continue
             x = block(x, inputs)
+            if before is not None:  # whose activations return while the backward of this layer runs
+                (x,), before = AtBackward.apply(before.fetch, x), None
         return x
+
+    def _storages_of(self, block: nn.Module) -> frozenset[int]:
+        """Return the identities of the storages of a block's weights; a bucket gives them once."""
+        if block not in self._weights:
+            self._weights[block] = frozenset(int(p.untyped_storage()._cdata) for p in block.parameters())
+        return self._weights[block]
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """Logits [T, vocabulary] of the last stage's hidden states [T, H], on every tensor rank."""
@@ -132,6 +151,7 @@ def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Con
         operations.products,
         row_chunks=plan.row_chunks,
         encoding=plan.messages.tensor,
+        ring=plan.tensor_ring,
     )
     return region, contexts(mesh.context, plan.context_attention, operations.attention)
 

@@ -70,6 +70,7 @@ class WholeModel:
                 "layout": mesh.layout,
                 "sequence_parallel": False,
                 "row_chunks": 1,
+                "overlap_tensor": False,
                 "recompute": Recompute(),
                 "compiled": False,
                 "precision": plan.precision.model_copy(update={"float8": None}),

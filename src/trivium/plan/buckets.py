@@ -126,6 +126,11 @@ def slices_of(plan: Plan, row: BucketRow) -> int:
     return _sharers(plan, by_expert=row.by_expert) if plan.zero >= 1 else 1
 
 
+def on_host(plan: Plan, rows: Iterable[BucketRow]) -> int:
+    """Return how many of the trained buckets of a pipeline rank, the first ones, have their state on the host."""
+    return plan.offload.buckets([row.padded // slices_of(plan, row) for row in rows if row.trains])
+
+
 def _sharers(plan: Plan, *, by_expert: bool) -> int:
     return plan.layout.expert_sharers if by_expert else plan.layout.sharers
 

@@ -16,6 +16,7 @@ from trivium.plan.float8 import Divided, division_problems, keep_problems
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.messages import Messages
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.offload import Offload
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.parameters import parameters
 from trivium.plan.partition import Partition
@@ -46,6 +47,7 @@ class Plan(Config):
     precision: Precision = Precision()
     messages: Messages = Messages()
     recompute: Recompute = Recompute()
+    offload: Offload = Offload()
     optimizer: Optimizer = Optimizer()
     # ZeRO stage: 1 shards the optimizer state over replicas, 2 also gradients, 3 also weights
     zero: Annotated[Literal[0, 1, 2, 3], Short("zero")] = 1
@@ -55,6 +57,9 @@ class Plan(Config):
     context_attention: Literal["ring", "ulysses"] = "ring"
     # chunks of row-parallel products: one is reduced while the next is computed; no effect where layout.tensor is 1
     row_chunks: int = Field(default=1, ge=1)
+    # with sequence_parallel, send activations in pieces round a ring of tensor ranks, each beside a product of another;
+    # no effect where layout.tensor is 1
+    overlap_tensor: bool = False
     compiled: Annotated[bool, Short("compiled")] = False  # compile the blocks and the loss with torch.compile
     # on an accelerator, record a step once as a CUDA graph, and replay it
     cuda_graphs: Annotated[bool, Short("cuda-graphs")] = False
@@ -79,8 +84,9 @@ class Plan(Config):
             *self.partition.problems(self.model, self.layout),
             *self._schedule_problems(),
             *compiler_problems(self.model, compiled=self.compiled),
-            *recording_problems(self.model, self.precision, self.zero, recorded=self.cuda_graphs),
+            *recording_problems(self.model, self.precision, self.zero, self.offload, recorded=self.cuda_graphs),
             *self._shards_problems(),
+            *self._ring_problems(),
             *self._expert_problems(),
             *self._float8_problems(),
             *self.optimizer.problems(self.model),
@@ -206,6 +212,11 @@ class Plan(Config):
         return gcd(*(division.size for division in self.model.divisions), sequence)
 
     @property
+    def tensor_ring(self) -> bool:
+        """Whether activations go round a ring of tensor ranks."""
+        return self.overlap_tensor and self.layout.tensor > 1
+
+    @property
     def _zigzag(self) -> bool:
         return self.layout.context > 1 and self.context_attention == "ring"
 
@@ -263,6 +274,29 @@ class Plan(Config):
             f"plan.layout.shards is {self.layout.shards} but plan.zero is 0, which shards nothing; set plan.zero to 1, "
             f"2 or 3, or plan.layout.shards to null"
         ]
+
+    def _ring_problems(self) -> list[str]:
+        if not self.overlap_tensor or self.layout.tensor == 1:
+            return []
+        float8 = self.precision.float8
+        conflicts = (
+            (not self.sequence_parallel, "plan.sequence_parallel is false: there are no pieces; set it to true"),
+            (
+                self.row_chunks > 1,
+                f"plan.row_chunks ({self.row_chunks}) cuts the same products in another way; set it to 1",
+            ),
+            (
+                self.messages.tensor != "exact",
+                f"plan.messages.tensor '{self.messages.tensor}' would round a sum at each hop; set it to exact",
+            ),
+            (
+                float8 is not None and float8.recipe != "block",
+                "plan.precision.float8 scales rows over tensor ranks, which compute other pieces at the same time; set "
+                "its recipe to block",
+            ),
+        )
+        told = [why for holds, why in conflicts if holds]
+        return [f"plan.overlap_tensor is true and {why}, or plan.overlap_tensor to false" for why in told]
 
     def _expert_problems(self) -> list[str]:
         expert, counts = self.layout.expert, self.model.expert_counts
@@ -382,9 +416,11 @@ def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
     ]
 
 
-def recording_problems(model: ModelShape, precision: Precision, zero: int, *, recorded: bool) -> list[str]:
+def recording_problems(
+    model: ModelShape, precision: Precision, zero: int, offload: Offload, *, recorded: bool
+) -> list[str]:
     """Return the settings that a CUDA graph cannot replay: dropout and noise, fp16 loss scaling, separate documents,
-    experts, and ZeRO-2 or -3."""
+    experts, activations on the host, and ZeRO-2 or -3."""
     if not recorded:
         return []
     changing = (
@@ -397,6 +433,10 @@ def recording_problems(model: ModelShape, precision: Precision, zero: int, *, re
         ),
         (bool(model.expert_counts), "plan.model.feed_forward is 'experts', whose numbers of tokens change"),
         (precision.weights == "fp16", "plan.precision.weights is 'fp16', whose loss scale changes"),
+        (
+            offload.activations > 0,
+            f"plan.offload.activations is {offload.activations:g}, whose copies end at other times every time",
+        ),
     )
     return [
         f"plan.cuda_graphs is true and {why}: a recorded step is the same work every time; set plan.cuda_graphs to "

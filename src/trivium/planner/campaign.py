@@ -12,7 +12,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Rates:
-    """Power in watts and price per hour of one device with its share of the node; None if unknown."""
+    """Mean power in watts and price per hour of one device with its share of the node; None if unknown."""
 
     watts: float | None = None
     price_per_hour: float | None = None

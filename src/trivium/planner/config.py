@@ -6,11 +6,13 @@ from pydantic import Field, field_validator
 
 from trivium.config import Config, Positive, Short
 from trivium.cost.hardware import USABLE
+from trivium.plan.offload import Share
 from trivium.plan.schedule import ScheduleName
 from trivium.plan.sizes import MAX_PLAN_RANKS, Degree, Sequences
 
 Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split"]
 Degrees = tuple[Degree, ...] | None
+Objective = Literal["time", "energy"]
 Shards = Annotated[int, Field(ge=2, le=MAX_PLAN_RANKS)] | Literal["node"] | None
 
 
@@ -42,6 +44,10 @@ class SearchSpace(Config):
     compiled: tuple[bool, ...] | None = None
     # replay steps as CUDA graphs if the plan allows it; null: with and without them on GPUs
     cuda_graphs: tuple[bool, ...] | None = None
+    # what the chosen plan needs least of: seconds per step, or joules by the machine's watts
+    objective: Annotated[Objective, Short("objective")] = "time"
+    # shares of the optimizer state, and of the layers' activations, on the host; null: some where nothing fits without
+    offload: tuple[Share, ...] | None = None
     finalists: Positive = 50  # number of the fastest candidates that are simulated action by action
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # share of a device's memory that a plan may use
 

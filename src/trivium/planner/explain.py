@@ -26,7 +26,7 @@ from trivium.planner.published import full_batch, mt_nlg_plan, published_for
 from trivium.planner.remedies import does_not_fit
 from trivium.planner.search import search
 from trivium.planner.search_text import heads_text, miss_text, ranking_lines, winner_tree
-from trivium.units import counted, format_bytes, format_count, format_flops, format_seconds
+from trivium.units import counted, format_bytes, format_count, format_energy, format_flops, format_seconds
 
 FORMAT = "trivium-plan-1"
 COLUMNS = 116  # width of a line of text
@@ -248,6 +248,8 @@ def _memory_lines(price: Estimate) -> list[str]:
     if held.logits:
         parts[-1] += f" (logits {format_bytes(held.logits)})"
     verdict = "fits" if price.fits else "DOES NOT FIT"
+    if held.host:
+        verdict = f"and on its host {format_bytes(held.host)} of {format_bytes(price.host_limit)}, {verdict}"
     return [
         f"memory        worst rank, pipeline {price.worst.pipeline}: {format_bytes(held.total)} of "
         f"{format_bytes(price.memory_limit)} that it may hold, {verdict}",
@@ -268,6 +270,19 @@ def _seconds_lines(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
         f"{INDENT}{', '.join(_parts(plan, machine, price))}",
         f"{INDENT}{format_count(price.tokens_per_second)} tokens/s, {price.utilisation:.1%} of {peak} (model "
         f"FLOPs); the limit is {price.limit}",
+        *_energy_lines(machine, price),
+    ]
+
+
+def _energy_lines(machine: Machine, price: Estimate) -> list[str]:
+    """Describe the energy of a step, and which watts it is made of."""
+    if price.joules is None:
+        return []
+    idle = "" if machine.idle_watts is None else f", else {machine.idle_watts:g} W"
+    host = "hosts not counted" if machine.host_watts is None else f"{machine.host_watts:g} W a host"
+    return [
+        f"energy        {format_energy(price.joules)} per step predicted: {machine.watts:g} W a device for "
+        f"{price.busy_seconds / price.seconds:.1%} of it{idle}; {host}"
     ]
 
 
@@ -289,6 +304,8 @@ def _parts(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
     parts = {name: v for name, v in vars(price.parts).items() if v > ROUNDING_FRACTION * price.seconds}
     texts = [f"{name.replace('_', ' ')} {format_seconds(value)}" for name, value in parts.items()]
     crowd = machine.crowding(plan.layout.world_size)
+    if price.translation_seconds > ROUNDING_FRACTION * price.seconds:
+        texts.append(f"of these for reverse address translation {format_seconds(price.translation_seconds)}")
     if plan.layout.pipeline > 1 and "bubble" not in parts and crowd > 1:
         texts.append(
             f"bubble 0 ({plan.layout.world_size} ranks share {machine.devices} cores: while one waits, others compute)"

@@ -84,7 +84,8 @@ def _rank_counts(devices: int) -> list[int]:
 def _best(plan: Plan, machine: Machine, ranks: int, space: SearchSpace) -> tuple[Plan, Winner] | None:
     """Return the fastest plan of `ranks` ranks to which the training can move, or None if there is none."""
     try:
-        ranking = search(Subject.of(plan), machine, ranks, space).ranking
+        by_time = space.model_copy(update={"objective": "time"})
+        ranking = search(Subject.of(plan), machine, ranks, by_time).ranking
     except ConfigError:  # no layout of so many ranks is legal
         return None
     for winner in ranking.winners(len(ranking.simulated)):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from trivium.cost.case import MODES, Case, case_from, message_ratios
 from trivium.plan.messages import EXACT, Messages
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.offload import NO_OFFLOAD, Offload
 from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
 from trivium.plan.plan import Plan, compiler_problems, recording_problems
 from trivium.plan.precision import Precision
@@ -36,6 +37,7 @@ class Subject:
     recorded: bool = False
     optimizer: Optimizer = ALL_BY_ADAMW
     messages: Messages = EXACT
+    offload: Offload = NO_OFFLOAD
 
     @classmethod
     def of(cls, plan: Plan) -> "Subject":
@@ -54,7 +56,7 @@ class Subject:
 
     def records(self, zero: Column | int) -> Column:
         """Return 1 for each ZeRO stage whose plans use CUDA graphs, else 0."""
-        problems = (recording_problems(self.model, self.precision, n, recorded=True) for n in range(4))
+        problems = (recording_problems(self.model, self.precision, n, self.offload, recorded=True) for n in range(4))
         found: Column = np.array([int(self.recorded and not each) for each in problems])[zero]
         return found
 
@@ -130,6 +132,7 @@ class Candidates:
                 "schedule": SCHEDULE_NAMES[at["schedule"]],
                 "precision": self.subject.precision,
                 "optimizer": self.subject.optimizer,
+                "offload": self.subject.offload,
                 "compiled": self.subject.compiled,
                 "cuda_graphs": bool(self.subject.records(at["zero"])),
                 "recompute": {
@@ -198,6 +201,8 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         ends_together=((grid["pipeline"] == 1) | folded).astype(np.int64),
         compiled=int(subject.compiled),
         recorded=subject.records(grid["zero"]),
+        state_away=subject.offload.optimizer,
+        activations_away=subject.offload.activations,
     )
 
 

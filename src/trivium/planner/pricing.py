@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,21 +11,23 @@ from numpy.typing import NDArray
 from trivium.cost.case import NONE, take
 from trivium.cost.compute import model_flops
 from trivium.cost.constants import shipped_constants
+from trivium.cost.energy import busy_seconds, step_joules
 from trivium.cost.forward_pass import forward_passes_seconds
 from trivium.cost.hardware import Machine
+from trivium.cost.memory import memory_of_cases
 from trivium.cost.prices import Piece, Prices, action_seconds, prices, stage_pieces
 from trivium.cost.replicas import data_seconds, fullest_of, optimizer_seconds
 from trivium.cost.setting import Setting, setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import executing
 from trivium.cost.stages import every_nth
-from trivium.cost.step_time import StepSeconds, step_seconds
+from trivium.cost.step_time import StepSeconds, step
 from trivium.cost.wavefront import Run, finish_seconds
 from trivium.plan.layers.part import Number, entries
 from trivium.plan.partition import balanced
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
-from trivium.planner.config import SearchSpace
+from trivium.planner.config import Objective, SearchSpace
 from trivium.planner.grid import Candidates, Column, micro_batches_of
 from trivium.planner.leaner import as_lean_as_needed
 
@@ -36,17 +39,23 @@ DIGITS = 6  # times that agree in as many digits are equal; the plan with less m
 @dataclass(frozen=True, eq=False)
 class Priced:
     """Candidates and their costs. memory_bytes: of each plan's worst rank. fitting: indices of the rows within the
-    limit. parts, seconds: closed form of a step of the fitting rows."""
+    limit. parts, busy, seconds: closed form of a step of the fitting rows."""
 
     candidates: Candidates
     memory_bytes: Figures
     memory_limit: float
     fitting: Column
     parts: StepSeconds
+    busy: Number
 
     @cached_property
     def seconds(self) -> Figures:
         return np.broadcast_to(np.asarray(self.parts.seconds, float), self.fitting.shape)
+
+    @property
+    def steps(self) -> "Steps":
+        """The steps of the fitting rows in closed form."""
+        return Steps(self.seconds, np.broadcast_to(np.asarray(self.busy, float), self.fitting.shape))
 
     def parts_at(self, place: int) -> dict[str, float]:
         """Return the parts of the row at an index of `fitting`, by name."""
@@ -55,9 +64,28 @@ class Priced:
         }
 
 
+class Steps(NamedTuple):
+    """Seconds of the steps of several plans, and those in which a device is busy."""
+
+    seconds: Figures
+    busy: Figures
+
+    def take(self, places: Column) -> "Steps":
+        """Return the steps at some places."""
+        return Steps(self.seconds[places], self.busy[places])
+
+    def followed_by(self, others: "Steps") -> "Steps":
+        """Return these steps and others."""
+        return Steps(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
+
+
+NO_STEPS = Steps(np.zeros(0), np.zeros(0))
+
+
 @dataclass(frozen=True)
 class Winner:
-    """A plan and its price. seconds: simulated. parts: seconds by name, which add up to `seconds`."""
+    """A plan and its price. seconds: simulated. parts: seconds by name, which add up to `seconds`. joules: None if the
+    machine names no watts."""
 
     plan: Plan
     seconds: float
@@ -65,6 +93,7 @@ class Winner:
     memory_bytes: float
     tokens_per_second: float
     utilisation: float
+    joules: float | None = None
 
     @property
     def limits(self) -> list[tuple[str, float]]:
@@ -75,13 +104,24 @@ class Winner:
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Plans that fit, sorted by seconds per sequence. order: indices of `priced.fitting`, the best first. simulated:
-    seconds per step of the first of them; the others are ranked by their closed form."""
+    """Plans that fit, sorted by seconds or joules per sequence. order: indices of `priced.fitting`, the best first.
+    steps: of the first of them, simulated; the others are ranked by their closed form."""
 
     machine: Machine
     priced: Priced
     order: Column
-    simulated: Figures
+    steps: Steps
+    objective: Objective = "time"
+
+    @property
+    def simulated(self) -> Figures:
+        """Seconds per step of the simulated plans, the best first."""
+        return self.steps.seconds
+
+    @property
+    def needs(self) -> Figures:
+        """Seconds or joules per sequence of the simulated plans, the best first."""
+        return needed(self.priced, self.order[: len(self.simulated)], self.steps, self.machine, self.objective)
 
     def winners(self, top: int) -> list[Winner]:
         """Return the first `top` simulated plans, the best first."""
@@ -99,7 +139,14 @@ class Ranking:
             memory_bytes=float(self.priced.memory_bytes[row]),
             tokens_per_second=plan.tokens(plan.batch.sequences) / seconds,
             utilisation=utilisation(plan, self.machine, seconds),
+            joules=self._joules(place, plan),
         )
+
+    def _joules(self, place: int, plan: Plan) -> float | None:
+        if self.machine.watts is None:
+            return None
+        seconds, busy = (float(each[place]) for each in self.steps)
+        return float(step_joules(self.machine, plan.layout.world_size, seconds, busy))
 
     def place_of(self, plan: Plan) -> int | None:
         """Return the 1-based rank of a plan; None if it is not a candidate or does not fit."""
@@ -114,33 +161,51 @@ def price(candidates: Candidates, machine: Machine, memory_limit: float, space: 
     """Price all plans, each with the least recomputation that fits in `memory_limit` bytes."""
     candidates, memory = as_lean_as_needed(candidates, memory_limit, space)
     fitting = np.flatnonzero(memory <= memory_limit)
+    if candidates.subject.offload.is_used:
+        fitting = fitting[_hosts_hold(candidates.take(fitting), memory[fitting], machine, space)]
     schedule = candidates.grid["schedule"][fitting]
     stack = executing(machine, compiled=candidates.subject.compiled)
-    parts = step_seconds(take(candidates.case, fitting), machine, stack, schedule=schedule)
-    return Priced(candidates, memory, memory_limit, fitting, parts)
+    parts, busy = step(take(candidates.case, fitting), machine, stack, schedule=schedule)
+    return Priced(candidates, memory, memory_limit, fitting, parts, busy)
 
 
-def rank(priced: Priced, machine: Machine, finalists: int) -> Ranking:
+def _hosts_hold(candidates: Candidates, memory: Figures, machine: Machine, space: SearchSpace) -> Any:
+    """Return for each plan whether the memory of the hosts is enough, too."""
+    if not len(candidates):
+        return np.zeros(0, bool)
+    host = memory_of_cases(candidates.case, candidates.grid["schedule"]).host
+    ranks = int(np.max(candidates.case.ranks))
+    return machine.holds(memory, host, ranks, space.memory_fraction)
+
+
+def needed(priced: Priced, places: Column, steps: Steps, machine: Machine, objective: Objective) -> Figures:
+    """Return the seconds or joules per sequence of steps of the plans at indices of `priced.fitting`. Raises
+    ConfigError if the objective is energy and the machine names no watts."""
+    rows, need = priced.fitting[places], steps.seconds
+    if objective == "energy":
+        need = np.asarray(step_joules(machine, take(priced.candidates.case, rows).ranks, *steps), float)
+    return need / priced.candidates.grid["sequences"][rows]
+
+
+def rank(priced: Priced, machine: Machine, finalists: int, objective: Objective = "time") -> Ranking:
     """Sort plans by their closed form, then simulate the first ones and sort those by the simulation.
 
     The closed form may be too low, as for few micro-batches of a zero-bubble schedule. Therefore `finalists` more plans
-    are simulated until the closed form of all others exceeds the best simulated time.
+    are simulated until the closed form of all others exceeds the best simulated one.
     """
-    sequences = priced.candidates.grid["sequences"][priced.fitting]
-    held, closed = priced.memory_bytes[priced.fitting], priced.seconds / sequences
-    order = np.lexsort((held, _rounded(closed)))
-    simulated = np.zeros(0)
-    while len(simulated) < len(order):
-        done = len(simulated)
-        if done and closed[order[done]] >= simulated.min():
+    held, every = priced.memory_bytes[priced.fitting], np.arange(len(priced.fitting))
+    closed = needed(priced, every, priced.steps, machine, objective)
+    order, steps, found = np.lexsort((held, _rounded(closed))), NO_STEPS, np.zeros(0)
+    while (done := len(found)) < len(order):
+        if done and closed[order[done]] >= found.min():
             break
         more = order[done : done + finalists]
-        seconds = simulated_seconds(priced.candidates.take(priced.fitting[more]), machine)
-        simulated = np.concatenate([simulated, seconds / sequences[more]])
-    first = order[: len(simulated)]
-    best = np.lexsort((held[first], _rounded(simulated)))
+        steps = steps.followed_by(simulated_steps(priced.candidates.take(priced.fitting[more]), machine))
+        found = needed(priced, order[: len(steps.seconds)], steps, machine, objective)
+    first = order[: len(found)]
+    best = np.lexsort((held[first], _rounded(found)))
     ranked = np.concatenate([first[best], order[len(first) :]])
-    return Ranking(machine, priced, ranked, simulated[best] * sequences[first[best]])
+    return Ranking(machine, priced, ranked, steps.take(best), objective)
 
 
 def utilisation(plan: Plan, machine: Machine, seconds: float) -> float:
@@ -167,25 +232,25 @@ def _adding_up(parts: dict[str, float], seconds: float) -> dict[str, float]:
     return {name: value * seconds / others for name, value in parts.items()} | {"bubble": 0.0}
 
 
-def simulated_seconds(candidates: Candidates, machine: Machine) -> Figures:
-    """Return the seconds per step of every plan from a simulation of its schedule, equal to cost.estimate of each
-    plan."""
+def simulated_steps(candidates: Candidates, machine: Machine) -> Steps:
+    """Return the step of every plan from a simulation of its schedule, equal to cost.estimate of each plan."""
     if not len(candidates):
-        return np.zeros(0)
+        return NO_STEPS
     stack = executing(machine, compiled=candidates.subject.compiled)
     at = setting(candidates.case, machine, stack, shipped_constants())
     again = prices(replace(at, case=replace(at.case, recompute_every=1)))
     kept = prices(replace(at, case=replace(at.case, recompute=NONE)))
     stages = [_stages_at(candidates, kept, again, row) for row in range(len(candidates))]
     crowd = machine.crowding(at.case.ranks)
-    pipeline = finish_seconds(_runs(candidates, stages, kept.transfer))
+    pipeline, mean = finish_seconds(_runs(candidates, stages, kept.transfer)), _mean_work(at, stages)
     if machine.sharing == "shared":
-        mean, share = _mean_work(at, stages), at.constants.core_share
+        share = at.constants.core_share
         pipeline = np.asarray(on_shared_cores(machine, at.case, mean, pipeline, 0.0, share).seconds, float)
     fullest = fullest_of(at.case)
     pieces = prices(at)
     after = crowd * (data_seconds(at, pieces, fullest) + optimizer_seconds(at, fullest))
-    return np.asarray(at.stack.factor * (pipeline + after) + forward_passes_seconds(at, pieces), float)
+    seconds = np.asarray(at.stack.factor * (pipeline + after) + forward_passes_seconds(at, pieces), float)
+    return Steps(seconds, np.asarray(busy_seconds(at, pieces, fullest, mean), float))
 
 
 def _stages_at(candidates: Candidates, kept: Prices, again: Prices, row: int) -> tuple[Piece, Piece]:

@@ -19,6 +19,7 @@ from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.overlap import moved_by_kernels, moved_when_triggered
 from trivium.cost.prices import sublayers, triggered_seconds
 from trivium.cost.stack import own_stack
+from trivium.cost.tensor_ring import ring_products, seconds_in_ring
 from trivium.errors import ConfigError
 from trivium.plan.layers.part import Number
 from trivium.plan.plan import Plan
@@ -81,14 +82,24 @@ class Triggered(NamedTuple):
         return 1 - self.triggered_bytes / self.moved_bytes
 
 
+class InRing(NamedTuple):
+    """A product of one layer with its messages, predicted: seconds without a ring, and in one."""
+
+    name: str
+    seconds: float
+    ideal_seconds: float
+    contended_seconds: float
+
+
 @dataclass(frozen=True)
 class Scaling:
-    """Scaling curves, and the sublayers of one layer under simulated T3."""
+    """Scaling curves, the sublayers of one layer under simulated T3, and its products in a ring."""
 
     plan: Plan
     machine: Machine
     curves: dict[Kind, list[Point]]
     sublayers: list[Triggered]
+    in_ring: list[InRing]
 
     def tree(self) -> dict[str, Any]:
         return {
@@ -97,6 +108,7 @@ class Scaling:
             "plan": to_tree(self.plan),
             "machine": to_tree(self.machine),
             "curves": {kind: [p.tree() for p in points] for kind, points in self.curves.items()},
+            "in_ring": [each._asdict() for each in self.in_ring],
             "t3": {
                 "label": "simulated: hardware that does not exist",
                 "sublayers": [
@@ -129,7 +141,7 @@ def scaling(plan: Plan, machine: Machine, *, largest: int = LARGEST, share: floa
             "needs a machine of nodes; name one with --machine"
         )
     curves = {kind: _curve(plan, machine, kind, largest, share) for kind in KINDS}
-    return Scaling(plan, machine, curves, triggered_sublayers(plan, machine))
+    return Scaling(plan, machine, curves, triggered_sublayers(plan, machine), products_in_ring(plan, machine))
 
 
 def triggered_sublayers(plan: Plan, machine: Machine) -> list[Triggered]:
@@ -154,6 +166,14 @@ def triggered_sublayers(plan: Plan, machine: Machine) -> list[Triggered]:
             )
         )
     return found
+
+
+def products_in_ring(plan: Plan, machine: Machine) -> list[InRing]:
+    """Return the products of a layer that `plan.overlap_tensor` puts, or would put, in a ring; none for tensor 1."""
+    if plan.layout.tensor == 1:
+        return []
+    at = Durations(plan, machine, own_stack(plan, machine)).at
+    return [InRing(p.name, *map(float, seconds_in_ring(at, p))) for p in ring_products(at.case)]
 
 
 def _contended(plan: Plan, machine: Machine, inner: Number) -> float | None:
@@ -181,7 +201,7 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int, share: float)
         price = estimate(there, enough, share=share)
         each = price.tokens_per_second / devices
         first = points[0].price.tokens_per_second / points[0].devices if points else each
-        triggered = float(simulated(there, enough, triggers).seconds) if plan.layout.tensor > 1 else None
+        triggered = float(simulated(there, enough, triggers).parts.seconds) if plan.layout.tensor > 1 else None
         points.append(
             Point(devices, data, there.batch.sequences, price, each / first, triggered, devices > machine.devices)
         )

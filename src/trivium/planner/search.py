@@ -8,6 +8,7 @@ import numpy as np
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError
 from trivium.plan.layout import AXES
+from trivium.plan.offload import NO_OFFLOAD, Offload
 from trivium.plan.plan import Plan, compiler_problems, recording_problems
 from trivium.planner.candidates import Enumerated, enumerate_plans
 from trivium.planner.config import SearchSpace
@@ -15,6 +16,8 @@ from trivium.planner.grid import Candidates, Subject
 from trivium.planner.laws import batch_unit, inside_a_node
 from trivium.planner.pricing import Ranking, Winner, price, rank
 from trivium.planner.ties import NOTHING, Choice, simplest
+
+SHARES = (0.0, 0.5, 1.0)  # of what the host keeps, which are tried where nothing fits without
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +65,14 @@ def best_search(plan: Plan, machine: Machine, ranks: int, space: SearchSpace | N
     found = search(first, machine, ranks, space)
     every = [found.enumerated.candidates, *(Candidates(each, found.enumerated.candidates.grid) for each in others)]
     rankings = [found.ranking, *(_ranking(each, machine, ranks, space) for each in every[1:])]
+    if space.offload is None and not any(len(each.order) for each in rankings) and machine.usable_host_memory():
+        away = [_with_offload(each, offload) for each in every for offload in _offloads(SHARES) if offload.is_used]
+        every, rankings = every + away, rankings + [_ranking(each, machine, ranks, space) for each in away]
     choice = _choice(rankings)
     best = every[choice.ranking]
-    rest = tuple(ranking for number, ranking in enumerate(rankings) if number != choice.ranking)
+    same = [each.subject.offload == best.subject.offload for each in every]
+    same[choice.ranking] = False
+    rest = tuple(ranking for ranking, is_same in zip(rankings, same, strict=True) if is_same)
     enumerated = replace(found.enumerated, candidates=best)
     return Found(best.subject, machine, ranks, space, enumerated, rankings[choice.ranking], choice, rest)
 
@@ -75,19 +83,33 @@ def _subjects(plan: Plan, machine: Machine, space: SearchSpace) -> list[Subject]
     on_gpus = machine.generation != "cpu"
     usual = (True, False)
     compiled = space.compiled or (usual if on_gpus else (plan.compiled,))
-    recorded = space.cuda_graphs or (usual if on_gpus else (plan.cuda_graphs,))
+    recorded = space.cuda_graphs or (usual if on_gpus else (False,))
     if space.compiled is None and compiler_problems(plan.model, compiled=True):
         compiled = (False,)
-    if space.cuda_graphs is None and recording_problems(plan.model, plan.precision, 1, recorded=True):
+    if space.cuda_graphs is None and recording_problems(plan.model, plan.precision, 1, NO_OFFLOAD, recorded=True):
         recorded = (False,)
     pairs = [(c, r) for c in compiled for r in recorded]
     if len(compiled) == len(recorded) == len(usual):
         pairs = [(c, r) for c, r in pairs if c == r]
-    return [replace(Subject.of(plan), compiled=c, recorded=r) for c, r in pairs]
+    offloads = [NO_OFFLOAD] if space.offload is None else _offloads(space.offload)
+    return [replace(Subject.of(plan), compiled=c, recorded=r, offload=each) for c, r in pairs for each in offloads]
+
+
+def _offloads(shares: Sequence[float]) -> list[Offload]:
+    return [Offload(optimizer=state, activations=kept) for state in shares for kept in shares]
+
+
+def _with_offload(candidates: Candidates, offload: Offload) -> Candidates:
+    return Candidates(replace(candidates.subject, offload=offload), candidates.grid)
 
 
 def _ranking(candidates: Candidates, machine: Machine, ranks: int, space: SearchSpace) -> Ranking:
-    return rank(price(candidates, machine, memory_limit(machine, ranks, space), space), machine, space.finalists)
+    return rank(
+        price(candidates, machine, memory_limit(machine, ranks, space), space),
+        machine,
+        space.finalists,
+        space.objective,
+    )
 
 
 def _choice(rankings: Sequence[Ranking]) -> Choice:

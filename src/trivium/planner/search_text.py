@@ -15,7 +15,7 @@ from trivium.planner.pricing import Ranking, Winner
 from trivium.planner.published import full_batch
 from trivium.planner.search import Found
 from trivium.planner.ties import TIE_FRACTION
-from trivium.units import counted, format_bytes, format_count, format_seconds
+from trivium.units import counted, format_bytes, format_count, format_energy, format_seconds
 
 SEARCH_FORMAT = "trivium-search-1"
 NAMED_LIMITS = 2  # parts of a step that a line names
@@ -35,7 +35,8 @@ CELLS: dict[str, Callable[[Winner], str]] = {
     "step": lambda winner: format_seconds(winner.seconds),
     "tokens/s": lambda winner: format_count(winner.tokens_per_second),
     "MFU": lambda winner: f"{winner.utilisation:.1%}",
-    "memory": lambda winner: format_bytes(winner.memory_bytes),
+    "energy": lambda winner: "" if winner.joules is None else format_energy(winner.joules),
+    "memory": lambda winner: ", ".join(filter(None, (format_bytes(winner.memory_bytes), winner.plan.offload.words))),
     "limited by": lambda winner: _limits_text(winner),
 }
 LEFT_ALIGNED = ("schedule", "recompute", "sequence", "limited by")
@@ -110,6 +111,7 @@ def winner_tree(winner: Winner) -> dict[str, Any]:
         "parts": winner.parts,
         "tokens_per_second": winner.tokens_per_second,
         "utilisation": winner.utilisation,
+        "joules": winner.joules,
         "memory_bytes": winner.memory_bytes,
         "fits": True,
         "limit": winner.limits[0][0],
@@ -159,8 +161,11 @@ def best_of_layouts(ranking: Ranking) -> list[Winner]:
 
 def table_lines(winners: list[Winner]) -> list[str]:
     """Return a table with one line per plan, under a line of column names."""
-    routed = any(winner.plan.model.expert_counts for winner in winners)
-    cells = {name: cell for name, cell in CELLS.items() if routed or name != "expert"}
+    shown = {
+        "expert": any(winner.plan.model.expert_counts for winner in winners),
+        "energy": any(winner.joules is not None for winner in winners),
+    }
+    cells = {name: cell for name, cell in CELLS.items() if shown.get(name, True)}
     rows = [list(cells), *([cell(winner) for cell in cells.values()] for winner in winners)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = [str.ljust if name in LEFT_ALIGNED else str.rjust for name in cells]
@@ -195,23 +200,28 @@ def choice_text(winner: Winner) -> str:
     along = ", sequence parallel" if plan.sequence_parallel else ""
     return (
         f"{_layout_text(plan.layout)}, micro {plan.batch.micro}, {plan.schedule}, recompute {plan.recompute.words}"
-        f"{along}, ZeRO {_zero_text(plan)}: {format_seconds(winner.seconds)}, {format_bytes(winner.memory_bytes)} "
-        f"per rank"
+        f"{along}, ZeRO {_zero_text(plan)}: {format_seconds(winner.seconds)}, "
+        f"{'' if winner.joules is None else f'{format_energy(winner.joules)}, '}{format_bytes(winner.memory_bytes)} "
+        f"per rank{', ' if plan.offload.is_used else ''}{plan.offload.words}"
     )
 
 
 def because(found: Found) -> str:
     """Describe the chosen plan of a search, and why it is chosen, in one line."""
-    chosen, fit = found.chosen, len(found.ranking.order)
+    chosen, fit, energy = found.chosen, len(found.ranking.order), found.space.objective == "energy"
     ways = {"compiled": chosen.plan.compiled, "recorded as CUDA graphs": chosen.plan.cuda_graphs}
     runs = " and ".join(name for name, used in ways.items() if used)
-    why = "the fastest"
+    why = best = "the one with least energy" if energy else "the fastest"
     if found.choice.ties > 1:
-        why = f"the simplest of {found.choice.ties:,} within {TIE_FRACTION:.0%} of the fastest"
-    others = [other.winner(0).seconds for other in found.others if len(other.order)]
-    otherwise = f" ({'without' if runs else 'with both'}: {format_seconds(min(others))})" if others else ""
+        why = f"the simplest of {found.choice.ties:,} within {TIE_FRACTION:.0%} of {best}"
+    others = [_need_text(other.winner(0), energy=energy) for other in found.others if len(other.order)]
+    otherwise = f" ({'without' if runs else 'with both'}: {' or '.join(others)})" if others else ""
     runs = (runs or "neither compiled nor recorded") + otherwise
     return f"{choice_text(chosen)}; {runs}; {why} of {fit:,} plans that fit, {_limits_text(chosen)}"
+
+
+def _need_text(winner: Winner, *, energy: bool) -> str:
+    return format_energy(winner.joules) if energy and winner.joules is not None else format_seconds(winner.seconds)
 
 
 def _zero_text(plan: Plan) -> str:

@@ -53,21 +53,26 @@ def judge(
 ) -> Verdict:
     """Price `steps` steps of a legal plan on this host. planned: the machine of the config, whose speed is taken for
     accelerators. share: of an accelerator's memory that the plan may use. forward_passes: before each step."""
-    ranks = host.ranks_of(plan)
+    ranks, held = host.ranks_of(plan), _bytes_of_ranks(plan, host)
     if host.computes_on_accelerators(plan):
         name, smallest = min(host.accelerators, key=lambda found: found[1])
-        needed, free = max(_bytes_of_ranks(plan, host)), floor(share * smallest)
+        needed, free = max(here for here, _ in held), floor(share * smallest)
         seconds = None if planned.generation == "cpu" else steps * _step_seconds(plan, planned, forward_passes)
         where, each = f"{counted(len(host.accelerators), 'accelerator')} ({name})", " each"
     else:
-        needed, free = sum(_bytes_of_ranks(plan, host)) + ranks * PROCESS_BYTES, host.memory_bytes
+        needed, free = sum(map(sum, held)) + ranks * PROCESS_BYTES, host.memory_bytes
         seconds = steps * _step_seconds(plan, _cores_of_all_hosts(plan, host), forward_passes)
         without = "no accelerator" if not host.accelerators else f"{len(host.accelerators)} accelerators are too few"
         where, each = f"{counted(host.cores, 'core')}, {without}", " together"
     processes = f"{counted(ranks, 'rank')} of this plan need{'s' * (ranks == 1)}"
     need = f"{format_bytes(needed)}{each} of {format_bytes(free)} free"
     long = "" if seconds is None else f"; {counted(steps, 'step')} take about {format_seconds(seconds)}"
-    problems = []
+    problems, offloaded = [], sum(there for _, there in held)
+    if offloaded > host.memory_bytes:
+        problems.append(
+            f"plan.offload lets the host keep {format_bytes(offloaded)}, and {format_bytes(host.memory_bytes)} is free "
+            f"here"
+        )
     if needed > free:
         problems.append(f"{processes} {format_bytes(needed)}{each}, and {format_bytes(free)} is free here")
     if seconds is not None and seconds > LONGEST_SECONDS:
@@ -119,14 +124,16 @@ def _changes(plan: Plan, rank_choices: tuple[int, ...]) -> Iterator[Change]:
                     yield Change(ranks, (*smaller, *sets, *again))
 
 
-def _bytes_of_ranks(plan: Plan, host: Host) -> list[int]:
-    """Return the bytes of each local rank. Ranks of one pipeline stage hold the same."""
-    layout, of_stage = plan.layout, dict[int, int]()
+def _bytes_of_ranks(plan: Plan, host: Host) -> list[tuple[int, int]]:
+    """Return the bytes of each local rank, and those that the host keeps of them. Ranks of one pipeline stage hold the
+    same."""
+    layout, of_stage = plan.layout, dict[int, tuple[int, int]]()
     found = []
     for rank in range(host.first_rank, min(layout.world_size, host.first_rank + host.ranks_of(plan))):
         at = layout.coordinate(rank)
         if at.pipeline not in of_stage:
-            of_stage[at.pipeline] = int(memory_of_rank(plan, at).total)
+            memory = memory_of_rank(plan, at)
+            of_stage[at.pipeline] = int(memory.total), int(memory.host)
         found.append(of_stage[at.pipeline])
     return found
 

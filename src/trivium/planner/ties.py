@@ -1,4 +1,4 @@
-"""Plans that are about as fast as the fastest one, and the simplest of them: the one that a search chooses."""
+"""Plans that are about as good as the best one, and the simplest of them: the one that a search chooses."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.planner.grid import Column
 from trivium.planner.pricing import Ranking
 
-TIE_FRACTION = 0.01  # share of the fastest plan's time, below the error of predictions and repeated measurements
+TIE_FRACTION = 0.01  # share of the best plan's time or energy, below the error of predictions and repeated measurements
 _PLAIN = SCHEDULE_NAMES.index("1f1b")
 
 
 class Choice(NamedTuple):
-    """The chosen plan: the number of its ranking, and its 0-based place there. ties: plans that were as fast."""
+    """The chosen plan: the number of its ranking, and its 0-based place there. ties: plans that were as good."""
 
     ranking: int
     place: int
@@ -27,14 +27,14 @@ NOTHING = Choice(0, 0, 0)  # the choice of a search in which no plan fits
 
 
 def simplest(rankings: Sequence[Ranking]) -> Choice:
-    """Choose the simplest plan of several rankings among those within TIE_FRACTION of the fastest. Of equally simple
-    plans the fastest is chosen. Only simulated plans are compared; the rankings must not all be empty."""
-    seconds = [_seconds_per_sequence(ranking) for ranking in rankings]
-    limit = (1 + TIE_FRACTION) * min(each.min() for each in seconds if len(each))
-    numbers = np.repeat(np.arange(len(rankings)), [len(each) for each in seconds])
-    places = np.concatenate([np.arange(len(each)) for each in seconds])
+    """Choose the simplest plan of several rankings with one objective among those within TIE_FRACTION of the best. Of
+    equally simple plans the best is chosen. Only simulated plans are compared; the rankings must not all be empty."""
+    needs = [ranking.needs for ranking in rankings]
+    limit = (1 + TIE_FRACTION) * min(each.min() for each in needs if len(each))
+    numbers = np.repeat(np.arange(len(rankings)), [len(each) for each in needs])
+    places = np.concatenate([np.arange(len(each)) for each in needs])
     keys = np.concatenate([_complexity(ranking) for ranking in rankings])
-    every = np.concatenate(seconds)
+    every = np.concatenate(needs)
     tied = np.flatnonzero(every <= limit)
     # lexsort sorts by its last key first.
     first = tied[np.lexsort([every[tied], *keys[tied].T[::-1]])[0]]
@@ -49,6 +49,7 @@ def _complexity(ranking: Ranking) -> NDArray[np.int64]:
     return np.stack(
         [
             axes,
+            np.full(len(rows), round(100 * (subject.offload.optimizer + subject.offload.activations))),
             grid["chunks"] > 1,
             grid["schedule"] != _PLAIN,
             grid["zero"],
@@ -61,11 +62,6 @@ def _complexity(ranking: Ranking) -> NDArray[np.int64]:
         ],
         axis=1,
     ).astype(np.int64)
-
-
-def _seconds_per_sequence(ranking: Ranking) -> NDArray[np.float64]:
-    sequences = ranking.priced.candidates.grid["sequences"][_rows(ranking)]
-    return np.asarray(ranking.simulated / sequences, float)
 
 
 def _rows(ranking: Ranking) -> Column:

@@ -1,15 +1,16 @@
 """Collect the results of a run into one tree, the content of report.json."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from trivium.errors import DataError
 from trivium.finite import finite
 from trivium.jsonlines import read_values
 from trivium.provenance import STAMP
+from trivium.report.curves import Steps
 from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
 from trivium.report.schemas import (
     Answers,
@@ -49,8 +50,7 @@ STAGES = (
     ("bias", "bias"),
     ("generate", "generate"),
 )
-# Longer curves are thinned, because a browser cannot show more points than it has pixel columns.
-MAX_CURVE_POINTS = 2000
+BLOCK_VALUES = 64  # values of JSON lines that are checked together
 # The content of report.json. The page also shows the plan, which is in plan/plan.json.
 KEYS = (
     "funnel",
@@ -137,109 +137,9 @@ def _models(tree: dict[str, Any]) -> dict[str, Any]:
     return {**found, "incontext": studied[-1].get("model"), "bias_series": moments[-1]}
 
 
-class Curve:
-    """A series thinned to at most MAX_CURVE_POINTS + 1 evenly spaced records, the last one among them.
-
-    Each record of a thinned series has the mean, least and greatest loss of the records that it stands for, so that
-    no spike is lost.
-    """
-
-    def __init__(self) -> None:
-        self._buckets: list[_Bucket] = []
-        self._last: dict[str, Any] | None = None
-        self._seen, self._every = 0, 1
-
-    def add(self, record: dict[str, Any], loss: float = 0.0) -> None:
-        """Add the next record. A full curve joins its buckets in pairs."""
-        if self._seen % self._every:
-            self._buckets[-1].add(1, loss, loss, loss)
-        else:
-            self._buckets.append(_Bucket(record, 1, loss, loss, loss))
-            if len(self._buckets) > MAX_CURVE_POINTS:
-                for bucket, other in zip(self._buckets[::2], self._buckets[1::2], strict=False):
-                    bucket.add(other.count, other.total, other.least, other.greatest)
-                self._buckets, self._every = self._buckets[::2], 2 * self._every
-        self._last = record
-        self._seen += 1
-
-    def points(self) -> list[dict[str, Any]]:
-        """Return the kept records in order."""
-        if self._every == 1:
-            return [bucket.record for bucket in self._buckets]
-        last = replace(self._buckets[-1], record=cast(dict[str, Any], self._last))
-        kept = self._buckets if last.record is self._buckets[-1].record else [*self._buckets, last]
-        return [
-            {**b.record, "loss_mean": b.total / b.count, "loss_least": b.least, "loss_greatest": b.greatest}
-            for b in kept
-        ]
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """Consecutive records: the first of them, and aggregates of their losses."""
-
-    record: dict[str, Any]
-    count: int
-    total: float
-    least: float
-    greatest: float
-
-    def add(self, count: int, total: float, least: float, greatest: float) -> None:
-        self.count += count
-        self.total += total
-        if least < self.least:
-            self.least = least
-        if greatest > self.greatest:
-            self.greatest = greatest
-
-
-@dataclass
-class _Steps:
-    """Aggregates of all metrics, in memory that does not grow with their number."""
-
-    done: int = 0
-    tokens: int | None = None
-    seconds: float = 0.0  # seconds of all steps, without validation and saves
-    validation_loss: float | None = None  # the newest one
-    losses: Curve = field(default_factory=Curve)
-    validation: Curve = field(default_factory=Curve)
-    loads: Curve = field(default_factory=Curve)
-
-    def add(self, metric: dict[str, Any]) -> None:
-        layers = metric.pop("experts", None)
-        if layers:
-            told = {n: {name: load[name] for name in ("largest", "entropy", "dropped")} for n, load in layers.items()}
-            self.loads.add({"step": metric["step"], "tokens": metric["tokens"], "layers": told})
-        step, tokens, seconds, loss = metric["step"], metric["tokens"], metric["seconds"], metric["loss"]
-        if step > self.done:
-            self.done = step
-        if tokens is not None and (self.tokens is None or tokens > self.tokens):
-            self.tokens = int(tokens)
-        if seconds is not None:
-            self.seconds += seconds
-        if loss is not None:
-            self.losses.add(metric, loss)
-        if metric.get("validation_loss") is not None:
-            self.validation_loss = metric["validation_loss"]
-            self.validation.add(metric, metric["validation_loss"])
-
-
-def _is_plain_step(metric: Any) -> bool:
-    """Whether a metric has every figure of a step as a finite number. Such a record needs no schema, which would take
-    ten times as long as reading it; a sum finds missing figures, other types and NaN at once."""
-    try:
-        return not metric.keys() & {"validation_loss", "experts"} and math.isfinite(
-            metric["step"] + metric["tokens"] + metric["loss"] + metric["lr"] + metric["sequences"] + metric["seconds"]
-        )
-    except (AttributeError, KeyError, TypeError, OverflowError):
-        return False
-
-
 def _training(run: Path) -> dict[str, Any] | None:
     """Return the summary, or that of an unfinished training, with curves, events and the executed timeline."""
-    metrics = _Steps()
-    for metric in _lines(run / "training" / "metrics.jsonl", Metric, needs_no_check=_is_plain_step):
-        metrics.add(metric)
+    metrics = _metrics(run / "training" / "metrics.jsonl")
     finished: dict[str, Any] | None = _stage(run, "training/summary.json", Summary)
     goes_on = finished is None or metrics.done > (finished["steps"] or metrics.done)
     begun = _stage(run, "training/run.json", Begun)
@@ -252,6 +152,7 @@ def _training(run: Path) -> dict[str, Any] | None:
         "plan": begun and begun["plan"],
         "of_pairs": _method(begun) not in OF_TEXT,
         "step_seconds": metrics.seconds or None,
+        "step_joules": metrics.joules or None,
         "resumed_from": resumed_from(_whole_lines(events)),
         "layouts": layouts_of(_whole_lines(events), summary["layout"]),
         "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},
@@ -262,13 +163,34 @@ def _training(run: Path) -> dict[str, Any] | None:
     }
 
 
+def _metrics(path: Path) -> Steps:
+    """Return the aggregates of all metrics."""
+    steps = Steps()
+    with _reading(path):
+        for number, block in _blocks(path):
+            _add_metrics(steps, block, number)
+    return steps
+
+
+def _add_metrics(steps: Steps, block: list[Any], number: int) -> None:
+    """Add the metrics of a block. Plain steps are added together, without a schema, which takes ten times as long as
+    reading them; a block that has others is halved. number: the index of the first metric in the file."""
+    if steps.add_plain(block):
+        return
+    if half := len(block) // 2:
+        _add_metrics(steps, block[:half], number)
+        _add_metrics(steps, block[half:], number + half)
+    else:
+        steps.add(checked(Metric, finite(block[0]), number))
+
+
 def _method(begun: Any) -> str:
     """Return the method of the objective. Trainings of earlier versions do not name it."""
     objective = begun["training"].get("objective") if begun else None
     return str(objective.get("method")) if isinstance(objective, dict) else OF_TEXT[0]
 
 
-def _so_far(run: Path, begun: Any, metrics: _Steps) -> dict[str, Any] | None:
+def _so_far(run: Path, begun: Any, metrics: Steps) -> dict[str, Any] | None:
     """Summarise a training that has not ended; None if none has begun. begun: the content of run.json."""
     if begun is None or not (metrics.losses.points() or metrics.validation.points()):
         return None
@@ -318,25 +240,37 @@ def _read(path: Path) -> Any:
         raise _damaged(path, error) from None
 
 
-def _lines(
-    path: Path, kind: Any, *, needs_no_check: Callable[[Any], bool] = lambda _: False
-) -> Iterator[dict[str, Any]]:
-    """Yield the records of a JSON-lines file. An incomplete last line, as a killed process leaves it, is ignored.
+def _lines(path: Path, kind: Any) -> Iterator[dict[str, Any]]:
+    """Yield the records of a JSON-lines file. An incomplete last line, as a killed process leaves it, is ignored."""
+    with _reading(path):
+        for number, block in _blocks(path):
+            for n, value in enumerate(block, number):
+                yield checked(kind, finite(value), n)
 
-    needs_no_check: returns whether a value is valid as it is, without defaults to be filled in.
-    """
+
+def _blocks(path: Path) -> Iterator[tuple[int, list[Any]]]:
+    """Yield lists of the values of consecutive lines, each with the number of values before it. Raises the ValueError
+    of a line that cannot be parsed, unless it is the last one."""
     if not path.exists():
         return
-    torn: ValueError | None = None  # error of the previous line: only the last line may be incomplete
+    with open_regular(path) as file:
+        values, number = read_values(file), 0
+        while block := list(islice(values, BLOCK_VALUES)):
+            torn = next((n for n, value in enumerate(block) if isinstance(value, ValueError)), None)
+            if torn is None:
+                yield number, block
+            elif torn < len(block) - 1 or next(values, None) is not None:
+                raise block[torn]
+            elif torn:
+                yield number, block[:-1]
+            number += len(block)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise DataError, with file and remedy, if the file cannot be read or has an invalid record."""
     try:
-        with open_regular(path) as file:
-            for number, value in enumerate(read_values(file)):
-                if torn is not None:
-                    raise torn
-                if isinstance(value, ValueError):
-                    torn = value
-                else:
-                    yield value if needs_no_check(value) else checked(kind, finite(value), number)
+        yield
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
 
@@ -345,13 +279,10 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a file that processes append to; lines that are no record are skipped."""
     if not path.is_file():
         return
-    try:
-        with open_regular(path) as file:
-            for record in read_values(file):
-                if isinstance(record, dict):
-                    yield finite(record)
-    except (OSError, ValueError) as error:  # an error of the file itself, or a line that is too long
-        raise _damaged(path, error) from None
+    with _reading(path), open_regular(path) as file:
+        for record in read_values(file):
+            if isinstance(record, dict):
+                yield finite(record)
 
 
 def _form(path: Path, value: Any, kind: Any) -> Any:

@@ -97,6 +97,7 @@ class Metric(Result):
     validation_loss: Number = None
     sequences: int | None = None
     seconds: Number = None
+    joules: Number = None
     experts: dict[str, Load] | None = None
 
 

@@ -32,7 +32,7 @@ from trivium.report.words import (
     nats_text,
     small_text,
 )
-from trivium.units import counted, format_count, format_seconds
+from trivium.units import counted, format_count, format_energy, format_seconds
 
 Tree = dict[str, Any]
 
@@ -122,6 +122,9 @@ def _training(report: Tree) -> Section:
     if loss is not None and entropy is not None:
         rows.append(("learned from context", nats_text(entropy - loss)))
     rows += [(name, f"{training[name]:,}") for name in ("parameters", "steps", "tokens") if training[name]]
+    if joules := training["step_joules"]:
+        each = f", {joules / training['tokens']:.3g} J per token" if training["tokens"] else ""
+        rows.append(("energy of the steps, measured", f"{format_energy(joules)}{each}"))
     if not training["finished"]:
         rows.insert(0, ("not finished", f"{training['steps']} of {training['steps_planned'] or 'unknown'} steps"))
     interruptions = [(str(i["step"]), i["what"]) for i in training["interruptions"]]
@@ -276,7 +279,7 @@ def _memory(report: Tree) -> Section:
         shows="Memory of each rank, predicted before the run (hatched) and counted during one step. Ranks with the "
         "same figures share a bar.",
         reading="Weights, gradients and optimizer state must agree to the byte. Activations are predicted for the full "
-        "batch, at their peak; a step of the batch ramp may need less.",
+        "batch, at their peak, with every target counted; a step of a batch ramp or of a tuning may need less.",
         limits="Temporary buffers, Python, torch, and the buffers of gloo or NCCL are not counted.",
         figures=[Drawn("Memory per rank, predicted and counted", figures.memory(groups), "demo picture")],
         tables=[Table(("ranks", "at", "category", "predicted, bytes", "counted, bytes"), table)],

@@ -38,13 +38,19 @@ ENDPOINTS = (
 class Server:
     """State shared by the handlers. seed: used for requests without a seed."""
 
-    writer: Writer
-    chat: Chat
     worker: Worker
-    limits: ServeConfig
+    chat: Chat
     name: str
     seed: int
     numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def writer(self) -> Writer:
+        return self.worker.writer
+
+    @property
+    def limits(self) -> ServeConfig:
+        return self.worker.limits
 
     def refuse_other_model(self, wanted: str) -> None:
         """Raise Refused with 404 for another model's name."""
@@ -53,18 +59,12 @@ class Server:
 
 
 def create_app(
-    writer: Writer,
-    limits: ServeConfig,
-    *,
-    name: str,
-    chat: Chat | None = None,
-    keys: list[str] | None = None,
-    seed: int = 0,
+    worker: Worker, *, name: str, chat: Chat | None = None, keys: list[str] | None = None, seed: int = 0
 ) -> Any:
     """Create the ASGI application of a model; `name` is its id in `/v1/models`. chat: None selects the default
     template."""
-    chat = chat or Chat(None, writer.tokenizer)
-    server = Server(writer, chat, Worker(writer, limits), limits, name, seed)
+    limits = worker.limits
+    server = Server(worker, chat or Chat(None, worker.writer.tokenizer), name, seed)
     page = (resources.files("trivium.serving") / "playground.html").read_text(encoding="utf-8")
     about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "trivium"}
     handlers: Any = {Refused: _refuse, HTTPException: _not_there}

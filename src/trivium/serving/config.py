@@ -7,6 +7,7 @@ from pydantic import Field
 from trivium.config import Config, Positive, Short
 from trivium.evaluation.config import Sampling
 from trivium.plan.layout import Layout
+from trivium.plan.sizes import Degree
 from trivium.seeds import seed_for
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -40,7 +41,7 @@ class GenerationConfig(Config):
 
 
 class ServeConfig(Config):
-    """Address and limits of the server, which runs in one process."""
+    """Address and limits of the server, and the ranks of its model."""
 
     host: Annotated[str, Short("host")] = (
         "127.0.0.1"  # address to listen on; any other than this machine's own requires an API key
@@ -56,3 +57,4 @@ class ServeConfig(Config):
     queue: Positive = 32  # maximum number of waiting requests; further ones receive status 429
     deadline_seconds: Annotated[float, Field(gt=0)] = 120.0  # time limit of a request, including the time in the queue
     together: Positive = 16  # texts generated in one batch
+    tensor: Annotated[Degree, Short("tp")] = 1  # tensor parallelism: ranks on this machine that split each layer

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trivium.model.generate import Batch
 from trivium.serving.config import ServeConfig
+from trivium.serving.ranks import LeadingRows, OutOfStep
 from trivium.serving.writer import Draft, Token, Writer, read_prompt
-
-# A new text requires all texts of the batch to be read again, so texts join only after this number of tokens.
-MIN_TOKENS_BETWEEN_JOINS = 16
 
 
 @dataclass
@@ -71,10 +70,21 @@ class Event:
 
 
 class Worker:
-    """Generates jobs in one batch. New jobs join between two tokens, and complete jobs leave immediately."""
+    """Generates jobs in one batch. New jobs join between two tokens, and complete texts leave it."""
 
-    def __init__(self, writer: Writer, limits: ServeConfig) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        limits: ServeConfig,
+        rows: LeadingRows | None = None,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """rows: of a model on several ranks. on_failure: called when these can no longer work together."""
         self.writer, self.limits = writer, limits
+        self.rows = rows or LeadingRows(writer.model)
+        self.error: OutOfStep | None = None
+        self._on_failure = on_failure
+        self._batch = Batch(self.rows, writer.choose)
         self._waiting: queue.Queue[Job | None] = queue.Queue(limits.queue)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -86,19 +96,34 @@ class Worker:
             self._waiting.put_nowait(job)
         except queue.Full:
             return False
+        if self.error is not None:  # nobody reads the queue
+            job.end("failed")
         return True
 
     def close(self) -> None:
-        """Finish the queued jobs, then stop the thread."""
-        self._waiting.put(None)
+        """Finish the queued jobs, then stop the thread. Raises OutOfStep if the ranks could not work together."""
+        if self.error is None:
+            self._waiting.put(None)
         self._thread.join()
+        if self.error is not None:
+            raise self.error
 
     def _run(self) -> None:
         jobs: list[Job] = []
-        while jobs or not self._closing:
-            jobs += self._joining(jobs)
-            self._work(jobs)
-            jobs = [job for job in jobs if not job.ended]
+        try:
+            while jobs or not self._closing:
+                joining = self._joining(jobs)
+                jobs += joining
+                self._advance(jobs, joining)
+                jobs = [job for job in jobs if not job.ended]
+            self.rows.end()
+        except OutOfStep as error:
+            self.error = error
+            while not self._waiting.empty():
+                jobs += filter(None, [self._waiting.get()])
+            for job in jobs:
+                job.end("failed")
+            self._on_failure()
 
     def _joining(self, jobs: list[Job]) -> list[Job]:
         """Take as many queued jobs as fit into the batch. Wait for the first one only if there is no other work."""
@@ -119,40 +144,35 @@ class Worker:
     def _has_room(self, jobs: list[Job]) -> bool:
         return sum(len(job.unfinished) for job in jobs) < self.limits.together
 
-    def _work(self, jobs: list[Job]) -> None:
-        """Generate until all jobs are complete or another one can join.
+    def _advance(self, jobs: list[Job], joining: list[Job]) -> None:
+        """Add a token to each text of the jobs, after the prompts of those that join have been read.
 
-        If the batch fails, its jobs are repeated one by one, so that only the faulty job fails.
+        If that fails, the jobs are completed one by one, so that only the faulty job fails.
         """
         try:
-            for job in jobs:
+            for job in joining:
                 self._read(job)
-            self._write(jobs)
+            self._batch.join([draft for job in joining if job.goes_on for draft in job.unfinished])
+            if self._batch.texts:
+                self._batch.step()
+        except OutOfStep:
+            raise
         except Exception:  # a failing job must not stop the server
+            self._batch.clear()
             if len(jobs) == 1:
                 traceback.print_exc(file=sys.stderr)  # log the cause for the server's operator
                 jobs[0].end("failed")
                 return
             for job in jobs:
-                self._work([job])
+                joining = [job]
+                while not job.ended:
+                    self._advance([job], joining)
+                    joining = []
+        for job in jobs:
+            job.settle()
 
     def _read(self, job: Job) -> None:
         """Read the prompts whose log-probabilities are requested."""
         for ids in job.read[len(job.echoed) :]:
             if job.goes_on:
-                job.echoed.append(read_prompt(self.writer.model, ids, job.alternatives))
-
-    def _write(self, jobs: list[Job]) -> None:
-        drafts = []
-        for job in jobs:
-            for draft in job.unfinished if job.goes_on else ():
-                draft.on_end, draft.pauses = job.settle, self._pauses(jobs, draft)
-                drafts.append(draft)
-        self.writer.write_drafts(drafts)
-        for job in jobs:
-            job.settle()
-
-    def _pauses(self, jobs: list[Job], draft: Draft) -> Callable[[], bool]:
-        """Return the predicate that pauses a text so that a queued job can join."""
-        enough = len(draft.tokens) + MIN_TOKENS_BETWEEN_JOINS
-        return lambda: len(draft.tokens) >= enough and not self._waiting.empty() and self._has_room(jobs)
+                job.echoed.append(read_prompt(self.rows, ids, job.alternatives))

@@ -6,7 +6,6 @@ Legend: B texts in a batch, V entries of the vocabulary, K alternatives per toke
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, islice
 from typing import Literal, NamedTuple
 
@@ -16,7 +15,7 @@ from trivium.comms.collectives import sum_over_ranks_
 from trivium.evaluation.answer import NativeScorer, cut_at
 from trivium.evaluation.requests import Request, Sampling, Scored
 from trivium.model.generate import Choice, finite, penalised, pick, write_together
-from trivium.model.whole import WholeModel
+from trivium.model.rows import Rows
 from trivium.seeds import generator_for, seed_for
 from trivium.serving.config import Drawing
 from trivium.serving.detokenize import CONTEXT_TOKENS, Detokenizer
@@ -25,7 +24,6 @@ from trivium.tokens.tokenizer import Tokenizer
 Tensor = torch.Tensor
 Finish = Literal["stop", "length", "cancelled"]
 FINISHES: tuple[Finish, ...] = ("stop", "length", "cancelled")
-LOGIT_POSITIONS = 128  # positions whose logits are in memory at the same time
 
 
 class Token(NamedTuple):
@@ -62,8 +60,7 @@ class Draft:
 
     seed: key of the random draws, together with the position. done: receives all sampled ids and returns whether
     the text ends. alternatives: number of alternatives per token; None for no log-probabilities. on_token: called with
-    each token; returning False cancels the text. on_end: called when the text is complete. pauses: returns whether
-    generation pauses now, to be continued later. ends: ids that end the text and have no characters. bias: what is
+    each token; returning False cancels the text. ends: ids that end the text and have no characters. bias: what is
     added to the scores of ids.
     """
 
@@ -75,8 +72,6 @@ class Draft:
     ends: Collection[int] = ()
     bias: Mapping[int, float] = field(default_factory=dict)
     on_token: Callable[[Token], bool] | None = None
-    on_end: Callable[[], None] | None = None
-    pauses: Callable[[], bool] | None = None
     tokens: list[Token] = field(default_factory=list)
     finish: Finish | None = None
 
@@ -92,8 +87,8 @@ class Draft:
 
     @property
     def goes_on(self) -> bool:
-        """Whether another token is to be sampled now."""
-        return self.finish is None and not (self.pauses is not None and self.pauses())
+        """Whether another token is to be sampled."""
+        return self.finish is None
 
     @property
     def left(self) -> int:
@@ -109,8 +104,6 @@ class Draft:
             self.finish = "stop"
         elif self.left <= 0:
             self.finish = "length"
-        if self.finish is not None and self.on_end is not None:
-            self.on_end()
 
 
 class Writer:
@@ -195,9 +188,26 @@ class Writer:
         data = self.model.mesh.data
         with torch.no_grad():
             for group in groups[data.index :: data.size]:
-                write_together(self.model, [drafts[n] for n in group], partial(_choose, self.model))
+                write_together(self.model, [drafts[n] for n in group], self.choose)
         if data.size > 1:
             self._share(drafts)
+
+    def choose(self, logits: Tensor | None, drafts: Sequence[Draft]) -> list[int]:
+        """Select the next id of every draft, and add it to those that continue. logits: [B, V] on the last stage, else
+        None."""
+        most = max((d.alternatives for d in drafts if d.alternatives is not None), default=None)
+        found = torch.zeros(len(drafts), _row_length(drafts), dtype=torch.float64, device=self.model.device)
+        if logits is not None:
+            logits = finite(logits)
+            settings = [d.settings for d in drafts]
+            lowered = penalised(logits, [d.text for d in drafts], [s.repetition_penalty for s in settings])
+            lowered = biased(lowered, [_bias(d) for d in drafts])
+            found = logprob_rows(logits, choose(lowered, settings, [_uniform(d) for d in drafts]), most)
+        rows: list[list[float]] = self.model.told(found).tolist()
+        for draft, row in zip(drafts, rows, strict=True):
+            if draft.goes_on:
+                draft.add(Token.of_row(row, draft.alternatives))
+        return [int(row[0]) for row in rows]
 
     def _share(self, drafts: Sequence[Draft]) -> None:
         """Send the texts of each data rank to all ranks."""
@@ -220,42 +230,21 @@ class Writer:
             draft.finish = FINISHES[int(finish)]
 
 
-def read_prompt(model: WholeModel, ids: Sequence[int], alternatives: int) -> list[Token]:
-    """Return the ids of a prompt with their log-probabilities. The first has none.
+def read_prompt(rows: Rows, ids: Sequence[int], alternatives: int) -> list[Token]:
+    """Return at most sequence + 1 ids of a prompt with their log-probabilities. The first has none."""
+    found = [Token(ids[0])] if ids else []
 
-    Only for a single rank and at most sequence + 1 ids.
-    """
-    if len(ids) < 2:
-        return [Token(i) for i in ids]
-    with torch.no_grad():
-        hidden = model.hidden(torch.tensor(ids[:-1], device=model.device).unsqueeze(1))
-        assert hidden is not None, "a prompt is read where the last stage is"
-        targets = torch.tensor(ids[1:], device=model.device)
-        parts = [slice(n, n + LOGIT_POSITIONS) for n in range(0, len(targets), LOGIT_POSITIONS)]
-        tables = (logprob_rows(model.predict(hidden[part, 0]), targets[part], alternatives).tolist() for part in parts)
-        return [Token(ids[0]), *(Token.of_row(row, alternatives) for rows in tables for row in rows)]
+    def use(logits: Tensor, following: Tensor) -> None:
+        table = logprob_rows(logits, following, alternatives).tolist()
+        found.extend(Token.of_row(row, alternatives) for row in table)
+
+    if len(ids) > 1:
+        rows.score(ids, use)
+    return found
 
 
 def _row_length(drafts: Sequence[Draft]) -> int:
     return max((1 if d.alternatives is None else 2 + 2 * d.alternatives for d in drafts), default=1)
-
-
-def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -> Tensor:
-    """Select the next id of every draft [B] and append it to the active ones. hidden: [B, H] on the last stage, else
-    None."""
-    most = max((d.alternatives for d in drafts if d.alternatives is not None), default=None)
-    found = torch.zeros(len(drafts), _row_length(drafts), dtype=torch.float64, device=model.device)
-    if hidden is not None:
-        logits = finite(model.predict(hidden))
-        settings = [d.settings for d in drafts]
-        lowered = penalised(logits, [d.text for d in drafts], [s.repetition_penalty for s in settings])
-        lowered = biased(lowered, [_bias(d) for d in drafts])
-        found = logprob_rows(logits, choose(lowered, settings, [_uniform(d) for d in drafts]), most)
-    found = model.told(found)
-    for draft, row in zip(drafts, found.tolist(), strict=True):
-        if draft.goes_on:
-            draft.add(Token.of_row(row, draft.alternatives))
-    return found[:, 0].long()
 
 
 def _bias(draft: Draft) -> dict[int, float]:
@@ -303,7 +292,7 @@ def logprob_rows(logits: Tensor, ids: Tensor, alternatives: int | None) -> Tenso
     """
     if alternatives is None:
         return ids.double().unsqueeze(1)
-    logs = logits.float().log_softmax(-1)
+    logs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     own = logs.gather(1, ids.unsqueeze(1))
     best, best_ids = logs.topk(min(alternatives, logs.shape[-1]), dim=-1)
     top = torch.stack([best_ids.double(), best.double()], dim=-1).flatten(1)

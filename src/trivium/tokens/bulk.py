@@ -1,24 +1,54 @@
-"""Encode with tiktoken, which is several times as fast, if it certainly gives the same ids.
+"""Encode with gigatoken, which is about twenty times as fast, if it certainly gives the same ids.
 
-tiktoken has no list of merges. It joins the two neighbours whose concatenation is the token with the lowest id. A
-byte-level BPE does the same if ids rise in the order of the merges, and if the bytes of every token, merged by
-earlier merges alone, become the two parts that its own merge joins. Both are checked here for every merge.
+It may join the bytes of a word in another order than the list of merges says. Any order gives the same ids if ids rise
+in the order of the merges, and if the bytes of every token, merged by earlier merges alone, become the two parts that
+its own merge joins. Both are checked here for every merge.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import tiktoken
+import gigatoken
+import numpy as np
+from numpy.typing import NDArray
 
 # GPT-2's pattern with possessive repeats, which match the same pieces without backtracking (tiktoken's r50k_base).
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 Merges = Sequence[tuple[str, str]]
+# Letters and digits of Unicode 17, which gigatoken 0.10 separates as such, and the tokenizers library as signs. A few
+# ranges come first, because most texts have no character in them.
+_OF_UNICODE_17 = re.compile(
+    "[\u088f\u0c5c\u0cdc\ua7ce-\ua7f1\U00010940-\U00033479]"
+    "(?<=[\u088f\u0c5c\u0cdc\ua7ce\ua7cf\ua7d2\ua7d4\ua7f1\U00010940-\U00010959\U00010ec5-\U00010ec7"
+    "\U00011db0-\U00011ddb\U00011de0-\U00011de9\U00016ea0-\U00016eb8\U00016ebb-\U00016ed3"
+    "\U00016ff2-\U00016ff6\U000187f8-\U000187ff\U00018d09-\U00018d1e\U00018d80-\U00018df2"
+    "\U0001e6c0-\U0001e6de\U0001e6e0-\U0001e6e2\U0001e6e4\U0001e6e5\U0001e6e7-\U0001e6ed"
+    "\U0001e6f0-\U0001e6f4\U0001e6fe\U0001e6ff\U0002b73a-\U0002b73f\U0002cea2-\U0002cead"
+    "\U000323b0-\U00033479])"
+)
 
 
-def equal_encoding(description: str) -> tiktoken.Encoding | None:
-    """Return the encoding whose `encode_to_numpy` gives this tokenizer's ids for every text, or None if uncertain."""
+class BulkEncoder:
+    """Encodes texts on the calling thread, without holding the GIL."""
+
+    def __init__(self, encoding: gigatoken.Tokenizer) -> None:
+        self._encoding = encoding
+
+    def encode(self, text: str) -> NDArray[np.uint32] | None:
+        """Return the ids of a text, or None if equal ids are not certain, or the text has a lone surrogate."""
+        if not text.isascii() and _OF_UNICODE_17.search(text):
+            return None
+        try:
+            return self._encoding.encode(text)
+        except TypeError:  # what it raises for a lone surrogate
+            return None
+
+
+def equal_encoding(description: str) -> BulkEncoder | None:
+    """Return an encoder that gives this tokenizer's ids, or None if that is uncertain."""
     tree: Mapping[str, Any] = json.loads(description)
     if not _is_byte_level_bpe(tree):
         return None
@@ -26,11 +56,10 @@ def equal_encoding(description: str) -> tiktoken.Encoding | None:
     merges = [pair_of(merge) for merge in tree["model"]["merges"]]
     if not all(letter in words for letter in BYTE_OF) or not merges_alone_decide(merges, words):
         return None
-    tokens = [*BYTE_OF, *(a + b for a, b in merges)]
-    ranks = {bytes(BYTE_OF[letter] for letter in token): words[token] for token in tokens}
-    # An empty list of special tokens would make tiktoken match everywhere.
-    special = {one["content"]: one["id"] for one in tree["added_tokens"]}
-    return tiktoken.Encoding("trivium", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    # No text can contain the other words, which are special tokens.
+    reached = {token: words[token] for token in (*BYTE_OF, *(a + b for a, b in merges))}
+    plain = {**tree, "model": {**tree["model"], "vocab": reached}, "added_tokens": [], "post_processor": None}
+    return BulkEncoder(gigatoken.Tokenizer.from_json(json.dumps(plain)))
 
 
 # Limits the bytes of a token, because the check is quadratic in them. Published vocabularies have at most 256.

@@ -16,7 +16,6 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-import tiktoken
 import tokenizers
 from numpy.typing import NDArray
 
@@ -25,7 +24,7 @@ from trivium.errors import ConfigError, DataError, nearest
 from trivium.hub import hub_folder, is_hub_name
 from trivium.provenance import fingerprint, write_json
 from trivium.tokens.bounded import SIMPLER, problem_of, slow_text
-from trivium.tokens.bulk import equal_encoding
+from trivium.tokens.bulk import BulkEncoder, equal_encoding
 from trivium.tokens.by_name import NAMES, description_of
 from trivium.tokens.for_text import for_text, unknown_of, without_randomness
 from trivium.tokens.marks import CONFIG, END_OF_TEXT, GENERATION, MAP, Beside, Marks, beside
@@ -77,8 +76,8 @@ class Tokenizer:
         return 1 + max(self.words.values(), default=-1)
 
     @cached_property
-    def bulk(self) -> tiktoken.Encoding | None:
-        """The same tokenizer in tiktoken, or None if identical ids are not certain. The check takes a second or two."""
+    def bulk(self) -> BulkEncoder | None:
+        """A faster encoder, or None if identical ids are not certain. The check takes a second or two."""
         return equal_encoding(self._for_text)
 
     @cached_property
@@ -210,13 +209,8 @@ class Tokenizer:
         """Return the ids of each text, equal to those of `encode`, on this thread and without holding the GIL."""
         if self.bulk is None:
             return [np.array(ids, np.uint32) for ids in self.encode_batch(texts)]
-        arrays = []
-        for text in texts:
-            try:
-                arrays.append(self.bulk.encode_to_numpy(text, disallowed_special=()))
-            except (ValueError, UnicodeError):  # a run of blanks that exceeds its stack, or a lone surrogate
-                arrays.append(np.array(self.encode(text), np.uint32))
-        return arrays
+        found = ((text, self.bulk.encode(text)) for text in texts)
+        return [np.array(self.encode(text), np.uint32) if ids is None else ids for text, ids in found]
 
     def encode_marked(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         """Encode texts in which special tokens are written out, as chat templates do, using all cores.

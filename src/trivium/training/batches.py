@@ -109,7 +109,7 @@ def inputs_of(
     mine = order[mesh.context.index] if order else slice(None)
 
     def here(x: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return sent(np.moveaxis(x, min(1, x.ndim - 1), 0)[mine], device, dtype)
+        return sent((x if x.ndim == 1 else x.swapaxes(0, 1))[mine], device, dtype)
 
     wide = torch.float64 if plan.precision.weights == "fp64" else torch.float32
     weights, positions, starts = rows.weights, None, None

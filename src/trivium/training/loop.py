@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from trivium.stores.remote import Location
 from trivium.tokens.manifest import blend_of, read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
+from trivium.training.ahead import ReadAhead
 from trivium.training.batches import Read
 from trivium.training.beside import TEACHER, beside_of
 from trivium.training.config import TrainingConfig
@@ -156,7 +157,8 @@ class Loop:
 
     step: the number of the current step or of the last one done, counted from 1. first_step: the step of the checkpoint
     that training continues from; manifest: of that checkpoint. refusal: why an observer rejected the update of the
-    step, or an empty string. seconds: the duration of the step. summary: becomes result.json; observers add to it.
+    step, or an empty string. seconds: the duration of the step. figures: what observers add to the metrics of the step.
+    summary: becomes result.json; observers add to it.
     """
 
     def __init__(
@@ -177,6 +179,7 @@ class Loop:
         self.refusal, self.checkpoint_due, self.seconds = "", False, 0.0
         # Of the last step done in this process whose loss was finite.
         self.final_losses: Mapping[str, float | None] = {LOSS: None}
+        self.figures: dict[str, float] = {}
         self.summary: dict[str, Any] = {}
         self.identity, self.all_data = identity_of(job), dataset_of(job, "train")
         verify_together(job.tokens, job.out, mesh, self.alive)
@@ -219,6 +222,7 @@ class Loop:
         self.step += 1
         number = self.step
         self.enter("step")
+        self.figures = {}
         started = time.perf_counter()
         result = self.train_step()
         self.seconds = time.perf_counter() - started
@@ -236,7 +240,7 @@ class Loop:
         """Compute step `self.step`, with what observers add to it."""
         number = self.step - 1  # the trainer counts from 0
         batch, lr = self.plan.batch.at(number), lr_of_step(self.config, self.plan, number)
-        setup = StepSetup(self.data.rows)
+        setup = StepSetup(self._ahead.rows)
         self.refusal = ""  # observers are not asked about a step that overflows fp16
         asks = self._asked() or self._heartbeat.asked_to_end
         asks = asks or (self.is_first_rank and self._is_checkpoint_due() and self.job.others_wait())
@@ -244,6 +248,9 @@ class Loop:
             for observer in self.observers:
                 observer.before_step(self, setup)
             samples = Samples(batch.first_sample, batch.sequences, setup.read, self.data.costs)
+            if self.step < self.job.last:
+                following = self.plan.batch.at(number + 1)
+                self._ahead.begin(replace(samples, first=following.first_sample, sequences=following.sequences))
             return self.trainer.train_step(number, samples, lr, measure=setup.measure, asks=asks, accepts=self._accepts)
 
     def _accepts(self, totals: Totals) -> bool:
@@ -294,6 +301,7 @@ class Loop:
         found_by_first(lambda: drop_abandoned(root, start.abandoned), mesh, TriviumError)
         self._find_beside(start)
         self.data = self.with_beside(self.all_data).leaving_out(left_out_of(self.entries))
+        self._ahead = ReadAhead(self.data.rows, mesh.at.data, self.plan.layout.data)
         for observer in self.observers:
             observer.resume(self)
 

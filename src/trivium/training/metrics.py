@@ -45,7 +45,7 @@ def _has_loads(value: Any) -> bool:
 FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("step", "tokens", "samples", "sequences", "entries"), _is_count),
     **dict.fromkeys(("time", "seconds", "loss", "validation_loss", "lr", "gradient_norm"), _is_number),
-    **dict.fromkeys(("tokens_per_second", "model_flops_per_second", "loss_scale"), _is_number),
+    **dict.fromkeys(("tokens_per_second", "model_flops_per_second", "loss_scale", "joules"), _is_number),
     **dict.fromkeys(("event", "cause", "batch_hash"), _is_text),
     "experts": _has_loads,
 }

@@ -29,6 +29,7 @@ from trivium.units import listed
 OBSERVERS_PACKAGE = "trivium.training.observers"
 # By file, in the order in which they are called.
 OBSERVERS = {
+    "energy": "Energy",  # before that which writes its figures
     "metrics": "Metrics",  # before those that read metrics.jsonl
     "profile": "Profile",
     "slow": "Slow",
@@ -48,6 +49,7 @@ OWN_SECTIONS = {
     "near": "near",
     "mirror": "store",
 }  # sections of `training`
+RECORDS = "messages-of-rank-"  # files of a training on GPUs that failed
 # That a file may take to appear on another host. Its name is new, so no host has cached that it was absent.
 SEEN_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -66,6 +68,7 @@ def train_rank(place: Place, job: TrainingJob, heartbeat: RankHeartbeat | None =
             meeting_seconds=watch.stall_seconds,
             asked=requests.came,
             terms=terms_of(*what) if place.by_others else NO_TERMS,
+            records=str(job.out / RECORDS),
         ),
     ):
         mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, wait, job.plan.ends)
@@ -105,6 +108,7 @@ def observers_of(job: TrainingJob, mesh: Mesh, alive: Callable[[], None]) -> lis
             )
     arguments: dict[str, Sequence[Any]] = {
         "profile": (config.profile, job.out),
+        "energy": (mesh,),
         "slow": (mesh,),
         "saves": (job.checkpoints, config, mesh, partial(append_event, job.out), alive),
         "near": (config.near.every, mesh, near_home(job, mesh), job.neighbour) if config.near.every else (),

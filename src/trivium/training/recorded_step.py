@@ -1,7 +1,7 @@
 """Records the forward and backward passes of a step as a CUDA graph, and replays them for other batches.
 
-A recording includes the messages between ranks that share samples, and ends with a rank's own sum of gradients: the
-reduction over replicas follows each replay as it follows steps without recordings.
+A recording includes all messages of these passes, with the sums of gradients over the replicas, which run beside the
+backward as they do in steps without recordings.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ class RecordedStep:
 
         def work() -> tuple[Run, list[Tensor]]:
             run = accumulate()
-            return run, [bucket.summed() for bucket in buckets]
+            return run, [bucket.over_replicas() for bucket in buckets]
 
         before = [(group, Counter(group.traffic)) for group in mesh.groups]
         record = operations_of(mesh.device.type).recording
@@ -56,8 +56,8 @@ class RecordedStep:
         for group, handed in self._handed:
             group.traffic.update(handed)
         result: tuple[Run, list[Tensor]] = self._recording.result
-        run, summed = result
-        for bucket, gradient in zip(self._buckets, summed, strict=True):
+        run, gradients = result
+        for bucket, gradient in zip(self._buckets, gradients, strict=True):
             bucket.give(gradient)
         # The next replay overwrites the tensors of the recording; the caller gets copies.
         return replace(run, losses={name: loss.clone() for name, loss in run.losses.items()}, spans=[])

@@ -20,6 +20,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.kernels.crossing import read_later
 from trivium.kernels.dropout import DropoutKey
 from trivium.kernels.dtypes import DTYPES
+from trivium.kernels.host_activations import HostActivations
 from trivium.kernels.operations import operations_of
 from trivium.model.inputs import Inputs
 from trivium.model.layers.head import TOP_IDS, TOP_LOGS, Losses
@@ -34,7 +35,7 @@ from trivium.parallel.sharding.buckets import Bucket, Dtypes, GradientWatch, mak
 from trivium.parallel.sharding.gathered import User, gather_around
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, Totals, loss_share
 from trivium.parallel.tensor.divergence import Top
-from trivium.plan.buckets import bucket_table
+from trivium.plan.buckets import bucket_table, on_host
 from trivium.plan.matrices import rounds_of_work
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
@@ -116,8 +117,11 @@ class Samples:
 
     def rows(self, numbers: Sequence[int]) -> Rows:
         """Return the rows of samples, reading each run of consecutive numbers at once."""
-        runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-        return Rows.joined([self.read(run[0][1], len(run)) for run in runs])
+        return Rows.joined([self.read(*run) for run in _runs(numbers)])
+
+    def runs(self, rank: int, ranks: int) -> list[tuple[int, int]]:
+        """Return the first number and the length of each run of samples that a data rank reads."""
+        return _runs(self.share(rank, ranks))
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
@@ -127,6 +131,11 @@ class Samples:
         """
         at = plan.batch.at(step)
         return cls(at.first_sample, at.sequences, partial(windows, ids, plan.model))
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return [(run[0][1], len(run)) for run in runs]
 
 
 def adam_rule(config: TrainingConfig) -> AdamRule:
@@ -182,6 +191,7 @@ class Trainer:
             groups=plan.optimizer,
             work=rounds_of_work(plan, rows),
             compiled=in_one_pass,
+            on_host=on_host(plan, rows),
         )
         if plan.model.adapters_remember:
             shards = self.optimizer.shards
@@ -192,6 +202,9 @@ class Trainer:
         float8 = plan.precision.float8
         is_delayed = float8 is not None and float8.recipe == "delayed"
         self.amaxes = Amaxes(plan, mesh, self.stages) if is_delayed else None
+        self.host = HostActivations(mesh.device) if plan.offload.activations else None
+        for stage in self.stages.values():
+            stage.host = self.host
         self._watch = GradientWatch(self.trained)
         for stage in self.stages.values():
             stage.weight_gradients.sums = self._watch
@@ -301,23 +314,25 @@ class Trainer:
         yield self._routers.watching(inputs, sequences, loss_scale, count), losses
         losses |= self._routers.finish(loss_scale)
 
-    def _run(
-        self, sequences: int, inputs: Sequence[Inputs], scale: Scale, *, measure: bool = False, reduces: bool = True
-    ) -> Run:
-        self._watch.start_step(reduces=reduces)
+    def _run(self, sequences: int, inputs: Sequence[Inputs], scale: Scale, *, measure: bool = False) -> Run:
+        self._watch.start_step()
         program = self._program(sequences, forward_only=False)[self.mesh.at.pipeline]
         names = (LOSS,) if self.objective.of_pairs else self.objective.names(self.plan.model)
         executor = self._executor(inputs, scale, names)
         if measure:
             executor.saved_bytes = SavedBytes(b.weights for b in self.buckets)
             executor.clock = Clock(self.mesh.device)
-        return executor.run(program)
+        if self.host is None:
+            return executor.run(program)
+        self.host.forget_peaks()
+        run = executor.run(program)
+        return replace(run, peak_host_bytes=self.host.peak, peak_returned_bytes=self.host.peak_here)
 
     def _replayed(self, sequences: int, inputs: Sequence[Inputs], scale: Scale) -> Run:
         """Replay a step that was recorded before. One recording is kept; a ramp's next batch size needs another."""
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
-            work = partial(self._run, sequences, inputs, scale, reduces=False)
+            work = partial(self._run, sequences, inputs, scale)
             self._recorded = RecordedStep(sequences, inputs, scale, self.trained, self.mesh, work)
         self.goes_on()
         return self._recorded.replay(inputs, scale)

@@ -4,7 +4,7 @@
 # inherit the environment and the working directory of sbatch; --image runs them in a container.
 #SBATCH --job-name={{name}}
 #SBATCH --nodes={{nodes}}
-#SBATCH --ntasks-per-node={{per_node}}
+#SBATCH --ntasks-per-node={{tasks}}
 {{devices}}
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -25,17 +25,7 @@ rm -f "$TRIVIUM_EXIT_CODE"
 before=$(tail -n 1 "$EVENTS" 2> /dev/null)  # the last event before this job
 trap : TERM USR1  # the ranks receive these signals too; this script continues
 
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MASTER_PORT=$(srun --nodes=1 --ntasks=1 --nodelist="$MASTER_ADDR" {{pyxis}}{{inside}}{{python}} -c \
-  'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
-export MASTER_ADDR MASTER_PORT
-{{expects}}
-# One task is one rank. Slurm numbers tasks by node (block distribution), so tensor groups stay inside a node. Without a
-# port the first host has failed. Ranks are not started then, because they would report an invalid config.
-[ -n "$MASTER_PORT" ] && srun {{pyxis}}--distribution=block --kill-on-bad-exit=1 bash -c \
-  'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS \
-          LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE; exec "$@"' \
-  rank {{inside}}{{train}}
+{{start}}
 code=$?
 
 # With thousands of ranks, some end later than the first. Slurm kills them and returns their code instead of 75.
@@ -50,6 +40,7 @@ rm -f "$TRIVIUM_EXIT_CODE"
 # scancel sends the same signals, and Slurm would requeue a job that it is about to end. After a preemption Slurm may
 # have requeued the job itself (PreemptMode=REQUEUE), which increases its number of restarts.
 queue_again() {
+  trap '' TERM USR1  # what this calls ignores them too: Slurm sends them also while it queues the job again
   job=$(scontrol show job "$SLURM_JOB_ID")
   restarts=$(sed -n 's/.*Restarts=\([0-9]*\).*/\1/p' <<< "$job" | head -n 1)
   if [ "${restarts:-0}" -gt "${SLURM_RESTART_COUNT:-0}" ] || grep -qE 'JobState=(PENDING|REQUEUED)' <<< "$job"; then

@@ -40,6 +40,8 @@ class Run:
     spans: list[Span] = field(default_factory=list)
     peak_held: int = 0  # most stage activations held at once
     peak_saved_bytes: int = 0  # most bytes kept for backward at once, when measured
+    peak_host_bytes: int = 0  # most bytes of activations on the host at once, when measured
+    peak_returned_bytes: int = 0  # most bytes of these on the device at once
 
 
 class StageFunctions(NamedTuple):
@@ -78,7 +80,7 @@ class Executor:
         """One pass over the program; gradients accumulate in the stages' parameters."""
         self._run = Run({n: torch.zeros((), device=self.mesh.device, dtype=torch.float64) for n in self.names})
         self._results = Results()
-        self._saved: dict[tuple[int, int], tuple[Tensor | None, list[GradientEdge]]] = {}
+        self._saved: dict[tuple[int, int], tuple[list[Tensor], list[GradientEdge]]] = {}
         self._trains = any(isinstance(e, Action) and e.op is not Op.FORWARD for e in program)
         self._remaining = Counter((e.op, e.stage) for e in program if isinstance(e, Action))
         self._held: dict[tuple[int, int], int] = {}  # bytes kept for backward
@@ -136,8 +138,9 @@ class Executor:
 
     def _forward(self, event: Action, m: int, stage: int) -> None:
         x = None if stage == 0 else self._results.pop(forward(m, stage - 1))
+        gradient: list[Tensor] = []
         if x is not None and self._trains:
-            x.requires_grad_()
+            x = _Entered.apply(gradient, torch.empty((), requires_grad=True), x)
         with torch.set_grad_enabled(self._trains), self._counting() as counted:
             hidden, losses = self.stages[stage].forward(x, m)
         outputs = []
@@ -151,7 +154,7 @@ class Executor:
             outputs.append(reduce(torch.add, scaled.values()))
         if self._trains:
             # The places of outputs in autograd's graph, not the outputs: these are free once they were sent.
-            self._saved[m, stage] = x, [get_gradient_edge(y) for y in outputs]
+            self._saved[m, stage] = gradient, [get_gradient_edge(y) for y in outputs]
             self._held[m, stage] = counted.bytes
             self._run.peak_held = max(self._run.peak_held, len(self._held))
             self._run.peak_saved_bytes = max(self._run.peak_saved_bytes, sum(self._held.values()))
@@ -159,12 +162,12 @@ class Executor:
     def _backward(self, event: Action, m: int, stage: int) -> None:
         if self._is_last(event) and self.watch is not None:
             self.watch.last_backward(stage)
-        x, outputs = self._saved.pop((m, stage))
+        gradient, outputs = self._saved.pop((m, stage))
         grads = [] if stage == self.last_stage else [self._results.pop(event._replace(stage=stage + 1))]
         torch.autograd.backward(outputs, [*grads, *[None] * (len(outputs) - len(grads))])
-        if x is not None:
-            assert x.grad is not None, f"the backward of {event} left no gradient for its input"
-            self._results.put(event, x.grad)
+        if stage > 0:
+            assert gradient, f"the backward of {event} left no gradient for its input"
+            self._results.put(event, gradient.pop())
 
     def _finish_weights(self, event: Action, m: int, stage: int) -> None:
         if self._is_last(event) and self.watch is not None:
@@ -178,6 +181,21 @@ class Executor:
 
     def _counting(self) -> AbstractContextManager[Counted]:
         return nullcontext(Counted()) if self.saved_bytes is None else self.saved_bytes.counting()
+
+
+class _Entered(torch.autograd.Function):
+    """What comes from the stage before. Its gradient is put into a list, so that nobody needs to hold the tensor itself
+    until then."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: list[Tensor], leaf: Tensor, x: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        ctx.gradient.append(grads[0].contiguous())
+        return None, None, None
 
 
 def _nobody(parameter: torch.nn.Parameter) -> None:

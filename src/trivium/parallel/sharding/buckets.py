@@ -97,7 +97,6 @@ class Bucket:
         # Whether autograd adds gradients into the buffer, so that only the last of a step matters.
         self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights
         self._unready = self._unfinished = 0
-        self._reduces = True
         self._summing_copies = False
         self._held = 0
         self._gathering: Waitable | None = None  # before use, at stage 3
@@ -131,11 +130,10 @@ class Bucket:
 
     # Gradients
 
-    def expect(self, *, reduces: bool = True) -> None:
-        """Prepare for a step: no gradient is accumulated yet. reduces: start the reduction when the gradients of the
-        step are complete."""
+    def expect(self) -> None:
+        """Prepare for a step: no gradient is accumulated yet."""
         self._unready = self._unfinished = len(self.slots)
-        self._reduces, self._summing_copies = reduces, False
+        self._summing_copies = False
 
     def accumulated(self, slot: Slot, *, last: bool) -> bool:
         """A slot's parameter has a gradient of one more micro-batch; last: of the step's last. Returns whether the
@@ -145,7 +143,7 @@ class Bucket:
         # A tied table's gradient has two parts, and is whole only when the step's last backward is.
         ends = last and not self.tied
         self._unfinished -= ends
-        finished = ends and self._unfinished == 0 and self._reduces
+        finished = ends and self._unfinished == 0
         if self.zero < 2:
             if finished:
                 self._begin_reduction()
@@ -171,11 +169,15 @@ class Bucket:
 
     def reduced(self) -> Tensor:
         """This rank's slice of the step's gradient, summed over all ranks that hold a part of it."""
-        self.sum_copies()
-        mine = (self._taken() if self.has_copies else self._of_sharers()).to(self.gradients.dtype)
+        mine = self.over_replicas()
         for group in self.partial_over:
             all_reduce_(mine, group)
         return mine
+
+    def over_replicas(self) -> Tensor:
+        """This rank's slice of the step's gradient, summed over the replicas."""
+        self.sum_copies()
+        return (self._taken() if self.has_copies else self._of_sharers()).to(self.gradients.dtype)
 
     def summed(self) -> Tensor:
         """Below stage 2: this rank's own sum of the step's gradients, before any reduction."""
@@ -184,11 +186,10 @@ class Bucket:
             self._take(slot)  # autograd has put this gradient into another tensor
         return self._sum.whole()
 
-    def give(self, summed: Tensor) -> None:
-        """Begin the reduction of gradients that a replay computed. summed: what `summed` returned when the step was
-        captured."""
-        self.expect()
-        self._begin(summed)
+    def give(self, mine: Tensor) -> None:
+        """Take over what a replay computed, below stage 2. mine: what `over_replicas` returned when the step was
+        recorded."""
+        self._summing_copies, self._pending = True, PendingResult(None, mine)
 
     def _of_sharers(self) -> Tensor:
         """This rank's slice, summed over the sharers; at stage 0 the whole, over all replicas."""
@@ -371,12 +372,12 @@ class GradientWatch:
                 self._places[id(slot.parameter)] = slot, bucket
                 slot.parameter.register_post_accumulate_grad_hook(self._by_autograd())
 
-    def start_step(self, *, reduces: bool = True) -> None:
-        """Forget the previous step. reduces: gradients, as soon as they are whole."""
+    def start_step(self) -> None:
+        """Forget the previous step."""
         self._last.clear()
         self._reducing = self._under_way = None
         for bucket in self._buckets:
-            bucket.expect(reduces=reduces)
+            bucket.expect()
 
     def last_backward(self, stage: int, *, put_off: bool = False) -> None:
         """Announce the last backward of `stage` in this step. put_off: it is the computation of deferred weight

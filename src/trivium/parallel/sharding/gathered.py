@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trivium.kernels.host_activations import AtBackward
 from trivium.parallel.sharding.buckets import Bucket
 
 Tensor = torch.Tensor
@@ -37,7 +38,7 @@ def _enter(user: User, following: tuple[Bucket, ...]) -> Callable[[torch.nn.Modu
         if not user.in_backward:
             return arguments
         x, *rest = arguments
-        return (*_AtBackward.apply(lambda: _drop(user.buckets), x), *rest)
+        return (*AtBackward.apply(lambda: _drop(user.buckets), x), *rest)
 
     return enter
 
@@ -48,7 +49,7 @@ def _leave(user: User, preceding: tuple[Bucket, ...]) -> Callable[[torch.nn.Modu
         if not user.in_backward:
             return output
         tensors = (output,) if isinstance(output, Tensor) else tuple(output.values())
-        first, *others = _AtBackward.apply(lambda: _hold(user.buckets, preceding), *tensors)
+        first, *others = AtBackward.apply(lambda: _hold(user.buckets, preceding), *tensors)
         return first if isinstance(output, Tensor) else dict(zip(output, (first, *others), strict=True))
 
     return leave
@@ -64,17 +65,3 @@ def _hold(buckets: tuple[Bucket, ...], next_ones: tuple[Bucket, ...]) -> None:
 def _drop(buckets: tuple[Bucket, ...]) -> None:
     for bucket in buckets:
         bucket.drop()
-
-
-class _AtBackward(torch.autograd.Function):
-    """The identity, whose backward calls `action` once, when the gradients of all tensors are there."""
-
-    @staticmethod
-    def forward(ctx: Any, action: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.action = action
-        return tuple(x.view_as(x) for x in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.action()
-        return (None, *grads)

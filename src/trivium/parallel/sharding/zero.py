@@ -5,7 +5,7 @@ accumulation dtype, gather the weights.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -16,16 +16,18 @@ import torch
 from trivium.comms.collectives import sum_over_ranks_begin
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
-from trivium.kernels.adamw import SHARDS_PER_LAUNCH, Amount, OnePass, Slice, State, compiled_update, fused, numbers_of
+from trivium.kernels.adamw import SHARDS_PER_LAUNCH, Amount, Slice, State, compiled_update, fused, numbers_of
 from trivium.kernels.crossing import read_later, sent
+from trivium.kernels.host import Exchange
 from trivium.objectives.objective import LOSS
 from trivium.optim.rule import Rule
 from trivium.optim.rules.adamw import AdamW
 from trivium.parallel.sharding.buckets import Bucket
-from trivium.parallel.sharding.shard import Part, Shard, cut, narrow, shard_of
+from trivium.parallel.sharding.shard import Part, Shard, Updated, narrow, shard_of
 from trivium.parallel.sharding.whole_matrices import WholeMatrices
 from trivium.plan.buckets import UPDATE_ELEMENTS
 from trivium.plan.matrices import Work
+from trivium.plan.offload import PIECES_HERE
 from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
 
 Tensor = torch.Tensor
@@ -80,17 +82,24 @@ class ShardedOptimizer:
         groups: Optimizer = ALL_BY_ADAMW,
         work: Sequence[Sequence[Work]] = (),
         compiled: bool = False,
+        on_host: int = 0,
     ) -> None:
         """masters: the dtype of master weights and states. work: the rounds in which ranks update whole matrices.
-        compiled: AdamW runs in one pass over the state, which torch.compile makes."""
+        compiled: AdamW runs in one pass over the state, which torch.compile makes. on_host: the number of buckets, the
+        first ones, whose state the host keeps."""
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
         self._groups, self._rules = groups.every, dict[AdamRule, tuple[Rule, ...]]()
-        self.shards, self._masters = [shard_of(b, masters, self.rules) for b in buckets], masters
-        self._together = together(self.shards, 0 if mesh.device.type == "cpu" else UPDATE_ELEMENTS)
+        self.shards = [shard_of(b, masters, self.rules, is_on_host=n < on_host) for n, b in enumerate(buckets)]
+        self._masters, at_once = masters, 0 if mesh.device.type == "cpu" else UPDATE_ELEMENTS
+        self._together = together(self.shards, at_once)
+        self._away, self._here = self.shards[:on_host], self.shards[on_host:]
+        self._updated_together = together(self._here, at_once)
+        self.exchange = Exchange(mesh.device, PIECES_HERE)
         self._work = work
         self._whole = WholeMatrices(self.buckets, mesh.tensor) if work else None
         self._one_pass = compiled_update() if compiled else None
         self._calls = self._planned_calls() if compiled else []
+        self._numbers: dict[int, Tensor] = {}  # of the compiled update under way, by group
         self.steps_done = 0  # a checkpoint sets it, as it fills the states
         self.on_reduced: Callable[[int, Tensor], None] | None = None  # sees each shard's gradient before clipping
         # Sees the factor of the gradients right before an update.
@@ -175,11 +184,15 @@ class ShardedOptimizer:
         intermediate results stay in its cache. An accelerator updates many at once, in a few launches. Updated weights
         are sent while the next ones are computed."""
         self.before_update(factor)
+        self._numbers.clear()
+        if self._one_pass is not None and not isinstance(factor, Tensor):
+            factor = torch.full((), factor, dtype=self._masters, device=self.mesh.device)
+        self._update_away(lr, factor)
         if self._one_pass is None:
-            for shards in self._together:
+            for shards in self._updated_together:
                 self._update_together(shards, lr, factor)
         else:
-            self._update_in_one_pass(self._one_pass, lr, factor)
+            self._update_in_one_pass(lr, factor)
         if self._whole is not None:
             self._update_matrices(self._whole, lr, factor)
         self.steps_done += 1
@@ -194,49 +207,54 @@ class ShardedOptimizer:
         for group in range(len(self._groups)):
             own = [
                 (shard, part, torch.full((), part.decayed, device=self.mesh.device))
-                for shard in self.shards
+                for shard in self._here
                 for part in shard.parts
                 if part.group == group and not self._has_matrices(group)
             ]
             found += in_calls(own)
         return found
 
-    def _update_in_one_pass(self, update: OnePass, lr: float, factor: Tensor | float) -> None:
-        device, masters = self.mesh.device, self._masters
-        if not isinstance(factor, Tensor):
-            factor = torch.full((), factor, dtype=masters, device=device)
-        numbers: dict[int, Tensor] = {}
+    def _update_in_one_pass(self, lr: float, factor: Tensor | float) -> None:
         for several in self._calls:
             shards, parts, decayed = zip(*several, strict=True)
-            group, every = parts[0].group, list(zip(shards, parts, strict=True))
-            rule = self.rules[group]
-            if isinstance(rule, AdamW):
-                if group not in numbers:
-                    found = numbers_of(rule, self._amount(group, lr))
-                    numbers[group] = sent(np.array(found), device, masters)
-                states = [_state(shard, part) for shard, part in every]
-                grads = [cut(shard.summed(), part.where) for shard, part in every]
-                update(states, grads, factor, numbers[group], decayed)
-            else:
-                self._update_parts(every, lr, factor)
-                narrow(every)
+            every = [shard.updated(part) for shard, part in zip(shards, parts, strict=True)]
+            self._update_parts(every, lr, factor, decayed)
             for shard in shards if len(self._groups) == 1 else ():
                 shard.bucket.publish()
         # With several groups, slices of different ranks have different parts, but all ranks must publish in one order.
-        for shard in self.shards if len(self._groups) > 1 else ():
+        for shard in self._here if len(self._groups) > 1 else ():
             if not self._waits(shard):
                 shard.bucket.publish()
 
     def _update_together(self, shards: Sequence[Shard], lr: float, factor: Tensor | float) -> None:
         """Update some shards at once. Its temporary memory is free when it returns."""
         for group in range(len(self._groups)):
-            every = [(shard, part) for shard in shards for part in shard.parts if part.group == group]
+            every = [shard.updated(part) for shard in shards for part in shard.parts if part.group == group]
             if every and not self._has_matrices(group):
                 self._update_parts(every, lr, factor)
-                narrow(every)
         for shard in shards:
             if not self._waits(shard):
                 shard.bucket.publish()
+
+    def _update_away(self, lr: float, factor: Tensor | float) -> None:
+        """Update the shards whose state the host keeps, on the device, to which a piece at a time is brought."""
+        pieces = {
+            number: [
+                shard.updated(piece)
+                for part in shard.parts
+                if not self._has_matrices(part.group)
+                for piece in part.pieces()
+            ]
+            for number, shard in enumerate(self._away)
+        }
+        arriving = self.exchange.through([each.kept_away for of_shard in pieces.values() for each in of_shard])
+        for number, shard in enumerate(self._away):
+            for each in pieces[number]:
+                decayed = torch.full((), each.decayed, device=self.mesh.device)
+                self._update_parts([each.brought(next(arriving))], lr, factor, [decayed])
+            if not self._waits(shard):
+                shard.bucket.publish()
+        next(arriving, None)  # the last piece returns
 
     def _has_matrices(self, group: int) -> bool:
         return self.rules[group].unit == "matrix"
@@ -252,13 +270,15 @@ class ShardedOptimizer:
             directions = [self._direction(work, whole.own(work), factor) for work in works]
             for work, update in zip(works, whole.updates(works, directions, self.rules), strict=True):
                 amount = self._amount(work.group, lr)
-                master = self.shards[work.bucket].master[whole.own(work)]
-                if work.parameter.decay and amount.weight_decay:
-                    master.mul_(1 - amount.lr * amount.weight_decay)
-                master.sub_(update, alpha=amount.lr)
+                shard = self.shards[work.bucket]
+                master = {"master": shard.master[whole.own(work)]}
+                for here in self._brought(master, from_host=shard.is_on_host and shard.copy is not None):
+                    if work.parameter.decay and amount.weight_decay:
+                        here["master"].mul_(1 - amount.lr * amount.weight_decay)
+                    here["master"].sub_(update, alpha=amount.lr)
         for shard in self.shards:
             if self._waits(shard):
-                narrow([(shard, part) for part in shard.parts if self._has_matrices(part.group)])
+                narrow([shard.updated(part) for part in shard.parts if self._has_matrices(part.group)])
                 shard.bucket.publish()
 
     def _direction(self, work: Work, where: slice, factor: Tensor | float) -> Tensor:
@@ -268,22 +288,40 @@ class ShardedOptimizer:
         if where.start == where.stop:
             return gradient
         states = shard.tensors(where.start, where.stop - where.start)
-        gradient = gradient * factor if isinstance(factor, Tensor) or factor != 1.0 else gradient
-        return self.rules[work.group].direction(gradient, states, self.steps_done + 1)
+        del states["master"]
+        found = gradient = gradient * factor if isinstance(factor, Tensor) or factor != 1.0 else gradient
+        for here in self._brought(states, from_host=shard.is_on_host):
+            found = self.rules[work.group].direction(gradient, here, self.steps_done + 1)
+        return found
 
-    def _update_parts(self, every: Sequence[tuple[Shard, Part]], lr: float, factor: Tensor | float) -> None:
-        """Update master weights and states of parts that belong to one group."""
-        grads, divisor = scaled([cut(s.summed(), p.where) for s, p in every], factor, self._masters)
-        slices = [
-            Slice(cut(shard.master, part.where), part.states, grad, part.decayed)
-            for (shard, part), grad in zip(every, grads, strict=True)
-        ]
-        group = every[0][1].group
+    def _brought(self, tensors: Mapping[str, Tensor], *, from_host: bool) -> Iterator[Mapping[str, Tensor]]:
+        """Yield the tensors on the device, once; those from the host return there afterwards."""
+        if not from_host:
+            yield tensors
+            return
+        for here in self.exchange.through([list(tensors.values())]):
+            yield dict(zip(tensors, here, strict=True))
+
+    def _update_parts(
+        self, every: Sequence[Updated], lr: float, factor: Tensor | float, decayed: Sequence[Tensor] = ()
+    ) -> None:
+        """Update what belongs to one group. decayed: how many elements of each have weight decay, on the device; a
+        compiled update reads it there."""
+        group = every[0].group
         rule, amount = self.rules[group], self._amount(group, lr)
+        if self._one_pass is not None and isinstance(rule, AdamW):
+            if group not in self._numbers:
+                self._numbers[group] = sent(np.array(numbers_of(rule, amount)), self.mesh.device, self._masters)
+            states = [State(each.master, each.states["moment1"], each.states["moment2"], each.copy) for each in every]
+            self._one_pass(states, [each.gradient for each in every], factor, self._numbers[group], decayed)
+            return
+        grads, divisor = scaled([each.gradient for each in every], factor, self._masters)
+        slices = [Slice(each.master, each.states, grad, each.decayed) for each, grad in zip(every, grads, strict=True)]
         if isinstance(rule, AdamW):
             fused(rule, slices, amount, divisor)
         else:
             by_rule(rule, slices, amount, divisor)
+        narrow(every)
 
     def _clear(self) -> None:
         for shard in self.shards:
@@ -358,12 +396,6 @@ def by_rule(rule: Rule, slices: Sequence[Slice], amount: Amount, divisor: Tensor
         if amount.weight_decay:
             master[:decayed].mul_(1 - amount.lr * amount.weight_decay)
         master.sub_(direction, alpha=amount.lr)
-
-
-def _state(shard: Shard, part: Part) -> State:
-    moments = part.states["moment1"], part.states["moment2"]
-    copy = shard.copy
-    return State(cut(shard.master, part.where), *moments, None if copy is None else cut(copy, part.where))
 
 
 def squares(gradients: Sequence[Tensor], dtype: torch.dtype, *, at_once: bool) -> Tensor | float:

@@ -43,6 +43,7 @@ class Region:
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
     row_chunks: int = 1  # chunks of row-parallel products, each reduced while the next is computed
     encoding: EncodingName = "exact"  # of activations and gradients that enter and leave
+    ring: bool = False  # whether they go round a ring beside the products, where the sequence is split
 
     def __post_init__(self) -> None:
         _ = self.messages  # before anything is compiled: a graph cannot take the lock of a cached property
@@ -65,7 +66,7 @@ class Region:
         """Enters the region: [S here, B, inputs] -> [S, B, outputs here], outputs split over the ranks."""
         if self.group.size == 1:
             return self.linear(x, weight, bias)
-        entry = Entry(self.messages, self.split_sequence)
+        entry = Entry(self.messages, self.split_sequence, self.ring)
         return column_product(x, weight, bias, self.weight_gradients, self.arithmetic, entry)
 
     def enter(self, x: Tensor) -> Tensor:
@@ -80,8 +81,8 @@ class Region:
         """Inputs split over the ranks, [S, B, inputs here] -> the complete sum, [S here, B, outputs]. With a function,
         of function(x), which the backward computes again."""
         later = self.weight_gradients
-        if self.row_chunks > 1:
-            cut = Cut(self.messages, self.split_sequence, self.row_chunks)
+        if self.row_chunks > 1 or self.ring:
+            cut = Cut(self.messages, self.split_sequence, self.row_chunks, self.ring)
             return row_product(x, weight, None, later, self.arithmetic, function=function, cut=cut)
         if function is None:
             return self.leave(self.linear(x, weight))

@@ -6,7 +6,7 @@ SwiGLU. The backward finds the value and what the function's own gradient needs 
 
 Where it is cut, what one chunk leaves is reduced while the next is computed: the software's counterpart of T3 (Pati et
 al., ASPLOS 2024), whose hardware reduces a product tile by tile. Every sum is over the same numbers as in the uncut
-product, in the same order of ranks.
+product, in the same order of ranks. In a ring the pieces are those of the ranks, forward and backward.
 
 Legend: S positions, s positions of a rank outside the region, B sequences, R what the function reads, I inputs here,
 H outputs.
@@ -21,6 +21,7 @@ from trivium.comms.collectives import all_gather, all_reduce_begin, reduce_scatt
 from trivium.comms.group import Group, PendingResult
 from trivium.kernels.activations import Activation
 from trivium.kernels.arithmetic import Arithmetic
+from trivium.parallel.tensor.ring import gathered_product, scattered_product
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
@@ -28,11 +29,12 @@ Tensor = torch.Tensor
 
 class Cut(NamedTuple):
     """The ranks over which a product is summed in chunks, whether each keeps only its positions of the sum, and the
-    number of chunks."""
+    number of chunks. ring: whether the chunks are the positions of each rank, which go round a ring."""
 
     group: Group
     split_sequence: bool
     chunks: int
+    ring: bool = False
 
 
 class _How(NamedTuple):
@@ -84,16 +86,22 @@ class _Product(torch.autograd.Function):
         ctx.how = how
         value = x if how.function is None else how.function.value(x)
         product = how.arithmetic.product
-        return product(value, weight, bias) if how.cut is None else _in_chunks(value, weight, how.cut, how.arithmetic)
+        if how.cut is None:
+            return product(value, weight, bias)
+        if how.cut.ring:
+            return scattered_product(value, how.cut.group, lambda piece: product(piece, weight))
+        return _in_chunks(value, weight, how.cut, how.arithmetic)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         (x, weight), (grad,) = ctx.saved_tensors, grads
         function, cut, parameter, later, arithmetic = ctx.how
-        if cut is not None and cut.split_sequence:
-            grad = all_gather(grad.contiguous(), cut.group)
         value, pullback = (x, None) if function is None else function.value_again(x)
-        d_x = arithmetic.gradient_of_inputs(grad, weight)
+        if cut is not None and cut.ring:
+            d_x, grad = gathered_product(grad, cut.group, lambda piece: arithmetic.gradient_of_inputs(piece, weight))
+        else:
+            grad = all_gather(grad.contiguous(), cut.group) if cut is not None and cut.split_sequence else grad
+            d_x = arithmetic.gradient_of_inputs(grad, weight)
         d_x = d_x if pullback is None else pullback(d_x)
         rows, value = grad.flatten(0, -2), value.flatten(0, -2)
         d_bias = arithmetic.gradient_of_bias(rows) if ctx.needs_input_grad[2] else None

@@ -140,7 +140,7 @@ class AttentionLatent(Part):
         kv_rank, query_rank = self.latent.kv_rank, self.latent.query_rank
         # What is outside of the region is divided over the ranks that divide the positions there.
         down = [
-            Product(columns / at.along, self.hidden, enters=True)
+            Product(columns / at.along, self.hidden, enters=True, outer=True)
             for columns in (query_rank, self.kv_columns)
             if columns
         ]

@@ -238,7 +238,8 @@ class Product:
     visits: rows of the product for each position; experts compute one for each visit of a token. matrices: weights
     among which the rows are divided, those of a rank's experts. whole: its input has all positions, even where tensor
     ranks divide them. wide: its operands have the dtype of master weights, and autograd computes their gradients at
-    once. repeated: recomputation before a backward includes it even if it is the last product.
+    once. repeated: recomputation before a backward includes it even if it is the last product. outer: its result does
+    not enter a tensor region either.
     """
 
     columns: Number
@@ -250,6 +251,7 @@ class Product:
     whole: bool = False
     wide: bool = False
     repeated: bool = False
+    outer: bool = False
 
     @property
     def flops(self) -> Number:

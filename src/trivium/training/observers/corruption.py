@@ -65,7 +65,7 @@ def compare_replicas(trainer: Trainer) -> None:
     for group, held in replicated(trainer):
         if group.size == 1 or not held:
             continue
-        mine = torch.stack([checksum(h.values) for h in held])
+        mine = torch.stack([checksum(h.values).to(trainer.mesh.device) for h in held])
         every = all_gather(mine.unsqueeze(0), group).T.tolist()  # [held, ranks]
         for item, checksums in zip(held, every, strict=True):
             suspects = odd_ones(checksums)

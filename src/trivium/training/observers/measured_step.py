@@ -31,8 +31,8 @@ def describe_rank(out: Path, trainer: Trainer, result: StepResult, seconds: floa
     """Write ranks/rank-NNNNN.json. seconds: the duration of the measured step."""
     run, mesh, plan = result.run, trainer.mesh, trainer.plan
     shards = trainer.optimizer.shards
-    optimizer = [v for s in shards for part in s.parts for v in part.states.values()]
-    optimizer += [s.master for s in shards] if plan.precision.has_master else []
+    host = [x for shard in shards if shard.is_on_host for x in shard.state]
+    optimizer = [x for shard in shards if not shard.is_on_host for x in shard.state]
     folder = out / "ranks"
     folder.mkdir(parents=True, exist_ok=True)
     description = {
@@ -43,6 +43,7 @@ def describe_rank(out: Path, trainer: Trainer, result: StepResult, seconds: floa
             "gradients": sum(_bytes(b.gradients) for b in trainer.trained),
             "optimizer": sum(map(_bytes, optimizer)),
             "activations": run.peak_saved_bytes,
+            **({"host": sum(map(_bytes, host)) + run.peak_host_bytes} if plan.offload.is_used else {}),
         },
         "peak_held": run.peak_held,
         "phases": phases(run, result.update_seconds, seconds),

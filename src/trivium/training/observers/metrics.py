@@ -37,6 +37,7 @@ class Metrics(Observer):
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
             "model_flops_per_second": tokens * flops_per_token(plan.model) / seconds,
+            **loop.figures,
         }
         if result.loads:
             record["experts"] = {str(layer): load.told() for layer, load in result.loads.items()}
