@@ -107,8 +107,8 @@ def widens(narrow: Tensor, dtype: torch.dtype) -> bool:
 
 
 def multiple(dtype: torch.dtype) -> int:
-    """Return the number of which a varying number of rows should be a multiple: oneDNN generates code for each, which
-    takes as long as to multiply 256 rows of 256 bf16 numbers with a matrix of 1,500 rows."""
+    """Return the number of which a varying number of rows should be a multiple. oneDNN generates code for each number
+    of bf16 rows (Zen 4: 256 x 256 by 256 x 128 takes 0.10 ms, and 0.39 or more the first time)."""
     return PREPARED_ROWS if dtype == torch.bfloat16 and not multiplies_bf16_slowly() else 1
 
 
