@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from trivium.kernels.host import Lane, Mark, mark, on_host, wait
 
 Tensor = torch.Tensor
+ROOM = 1 << 21  # bytes of which the host's memory is taken in multiples
 
 
 class AtBackward(torch.autograd.Function):
@@ -40,6 +41,21 @@ class HostActivations:
         self.leaving: Kept | None = None
         self.forget_peaks()
         self._bytes = self._here = 0
+        self._free: list[Tensor] = []  # memory of the host that was used before: pinning takes long
+
+    def take(self, size: int) -> Tensor:
+        """Return bytes of the host's memory, at least so many."""
+        large = [n for n, x in enumerate(self._free) if x.nbytes >= size]
+        if large:
+            return self._free.pop(min(large, key=lambda n: self._free[n].nbytes))
+        if self._free:  # all are too small, and one goes
+            self.back.finish()
+            self._free.pop()
+        return on_host((-(-size // ROOM) * ROOM,), torch.uint8, self.device)
+
+    def give(self, memory: Tensor) -> None:
+        """Take memory back that `take` returned. What was copied from it is awaited before anything is copied to it."""
+        self._free.append(memory)
 
     def forget_peaks(self) -> None:
         """Begin to measure peaks."""
@@ -91,6 +107,7 @@ class Kept:
         self._here: list[Tensor] = []  # bytes of each storage, while they are on the device
         self._there: list[Tensor] = []
         self._moved: Mark = None
+        self._memory = torch.empty(0, dtype=torch.uint8)
         self.bytes = 0
 
     def pack(self, tensor: Tensor) -> Tensor | _Place:
@@ -116,8 +133,9 @@ class Kept:
     def send(self) -> None:
         """Begin to copy all to the host."""
         host, self._numbers = self._host, {}
-        self._there = [on_host(x.shape, x.dtype, host.device) for x in self._here]
         self.bytes = sum(x.nbytes for x in self._here)
+        self._memory = host.take(self.bytes)
+        self._there = list(self._memory[: self.bytes].split([x.nbytes for x in self._here]))
         host.count(self.bytes, self.bytes)
         self._moved = host.there.copy(self._there, self._here, mark(host.device))
         host.settle()
@@ -147,4 +165,5 @@ class Kept:
     def drop(self) -> None:
         """The backward of this layer has ended."""
         self._here, self._there, self._before = [], [], None
+        self._host.give(self._memory)
         self._host.count(-self.bytes, -self.bytes)
