@@ -83,8 +83,8 @@ def average_taken_twice(original, mesh):
 def reduced_before_the_last_micro_batch(original, mesh):
     """The reduction of a bucket starts in the backward of the first micro-batch; what follows is not reduced."""
 
-    def start_step(self: GradientWatch, *, reduces: bool = True) -> None:
-        original(self, reduces=reduces)
+    def start_step(self: GradientWatch) -> None:
+        original(self)
         self._last.update((s.stage, False) for b in self._buckets for s in b.slots)
         for bucket in self._buckets:
             vars(bucket)["_begin_reduction"] = partial(_reduced_at_once, bucket)

@@ -38,23 +38,26 @@ def wait(until: Mark) -> None:
 
 
 class Lane:
-    """Copies in one direction, one after the other, which run beside the work of the device."""
+    """Copies in one direction, one after the other, which run beside the work of the device. The caller holds tensors
+    of the device until it has waited for the end of their copies."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None  # made with the first copy
 
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor], after: Mark) -> Mark:
         """Begin copies after a mark, and return that of their end."""
-        if self._stream is None:
+        if self._device.type != "cuda":
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source)
             return None
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream):
             if after is not None:
                 self._stream.wait_event(after)
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source, non_blocking=True)
-                (target if target.is_cuda else source).record_stream(self._stream)
             return self._stream.record_event()
 
     def finish(self) -> None:
