@@ -176,7 +176,10 @@ def test_a_search_for_this_machine_takes_the_ranks_of_the_config(call):
             "multiply to 2240 ranks: search.pipeline any x search.data [9] x search.context [1, 2, 4, 8] x",
         ),
         ((*MT_NLG, "--schedules", "1f1b", "--set", "search.schedules=[zb-v]"), "'search.schedules' is given twice"),
-        ((*MT_NLG, "--set", "search.tensor=[1]", "--set", "search.zero=[0]"), "another degree of tensor would fit"),
+        (
+            (*MT_NLG, "--set", "search.tensor=[1]", "--set", "search.zero=[0]", "--set", "search.offload=[0]"),
+            "another degree of tensor would fit",
+        ),
         ((*MT_NLG, "--out", "winner.json"), "end it in .yaml"),
     ],
 )
