@@ -20,6 +20,7 @@ from trivium.cost.memory import memory_of_rank
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
+from trivium.plan.schedule import SPLIT_SCHEDULES
 from trivium.training import batches
 from trivium.training.batches import Rows
 from trivium.training.trainer import Samples, Trainer
@@ -76,14 +77,13 @@ def counted(trainer: Trainer) -> dict[str, int]:
     step = Samples(0, trainer.plan.batch.sequences, read)
     run = trainer.train_step(0, step, 1e-3, measure=True).run
     buckets, shards = trainer.buckets, trainer.optimizer.shards
-    # Where weights are in the masters' dtype they are their own masters.
-    states = [s.master for s in shards] if trainer.plan.precision.has_master else []
-    states += [x for s in shards for part in s.parts for x in part.states.values()]
+    here, away = (sum(x.nbytes for s in shards if s.is_on_host is there for x in s.state) for there in (False, True))
     return {
         "weights": sum((b.shard if trainer.plan.zero == 3 else b.weights).nbytes for b in buckets),
         "gradients": sum(b.gradients.nbytes for b in trainer.trained),
-        "optimizer": sum(x.nbytes for x in states),
+        "optimizer": here,
         "activations": run.peak_saved_bytes,
+        **({"host": away + run.peak_host_bytes} if away + run.peak_host_bytes else {}),
     }
 
 
@@ -99,8 +99,12 @@ def check(place: Place, plans: list[Plan]) -> None:
         # some layers have experts and others have not, the mean counts, which is exact if all are treated alike.
         mixed = plan.model.expert_counts and len(plan.model.counted_layers) > 1
         unlike = mixed and (plan.recompute.every > 1 or plan.layout.chunks > 1)
-        if plan.model.adapters or plan.layout.expert > 1 or unlike:
-            predicted["activations"] = found["activations"]
+        loose = {"activations", "host"} if plan.model.adapters or plan.layout.expert > 1 or unlike else set[str]()
+        # What the host keeps for deferred weight gradients is an upper bound.
+        if plan.offload.activations and plan.schedule in (*SPLIT_SCHEDULES, "given"):
+            assert "host" in loose or found["host"] <= predicted["host"], plan
+            loose.add("host")
+        predicted |= {name: found[name] for name in loose & found.keys()}
         assert found == predicted, f"rank {place.rank} counted {found}, predicted {predicted}: {plan}"
         mesh.disconnect()
 
