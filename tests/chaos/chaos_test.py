@@ -97,7 +97,7 @@ def test_training_that_cannot_resume_is_found_by_kills(tmp_path: Path, monkeypat
     assert "with exit code 5; its last line: error: rank" in " ".join(found["losses"])
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True])
 def test_export_that_is_there_before_it_is_complete_is_found_by_kills(tmp_path: Path, monkeypatch, early: bool) -> None:
     def half(source, folder, *, tokenizer):
@@ -131,7 +131,7 @@ def test_reader_that_does_not_hash_is_found_by_corruption(tmp_path: Path, monkey
     assert corrupt_often(tmp_path, 30)["undetected"] > 0
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_training_that_begins_again_is_found_by_resumes_and_preemptions(tmp_path: Path, monkeypatch) -> None:
     """It ends in the same bits, but no checkpoint was used."""
     monkeypatch.setattr(starting, "newest_good", lambda *given: None)

@@ -107,9 +107,14 @@ def lean(plan: Plan, limit: float) -> Plan | None:
     return next((choice for choice in choices if fits(choice)), None)
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("share", [1.0, 0.3, 0.1])
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        pytest.param("nodes", 1.0, marks=pytest.mark.slow),
+        *(pytest.param("nodes", share, marks=pytest.mark.broad) for share in (0.3, 0.1)),
+        *(pytest.param("cores", share, marks=pytest.mark.broad) for share in (1.0, 0.3, 0.1)),
+    ],
+)
 def test_a_search_finds_and_orders_what_is_found_one_by_one(name, share):
     """share: of the plans, as many hold no more than the memory before anything is computed again for it."""
     plan = small(model=WIDE, layout={"tensor": 1, "pipeline": 1, "data": 8}, precision={"weights": "bf16"})

@@ -71,14 +71,13 @@ def test_the_script_prints_the_curves_and_writes_them(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     app, out, page = typer.Typer(), tmp_path / "scale.json", tmp_path / "scale.html"
     app.command()(import_module("scaling").scale)
-    words = ["--preset", "mt-nlg-530b", "--machine", "selene"]
-    done = CliRunner().invoke(app, [*words, "--json", str(out), "--html", str(page)])
+    words = ["--preset", "mt-nlg-530b", "--machine", "selene", "--json", str(out), "--html", str(page)]
+    done = CliRunner().invoke(app, words)
     assert not done.exit_code and "strong scaling, predicted" in done.output and "simulated T3" in done.output
     tree = json.loads(out.read_text())
     assert set(tree["curves"]) == {"strong", "weak"} and "simulated" in tree["t3"]["label"]
     text = page.read_text()
     assert "predicted" in text and "<script src" not in text  # it needs no network
-    assert json.loads(CliRunner().invoke(app, [*words, "--json", "-"]).stdout) == tree
     refused = CliRunner().invoke(app, ["--preset", "gpt-1.3b", "--largest", str(10**19)])
     assert refused.exit_code == 2 and "--largest" in refused.output
 
