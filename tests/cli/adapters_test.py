@@ -117,6 +117,11 @@ def test_a_folder_of_adapters_is_refused_with_a_command_where_a_checkpoint_is_ne
             trivium(*words, *more)
 
 
+def test_a_hugging_face_folder_is_refused_with_a_command_where_checkpoints_are_compared(root: Path) -> None:
+    with pytest.raises(DataError, match=r"`trivium checkpoint import \S+base-hf --to DIR` writes one of it"):
+        trivium("diff", root / "base-hf", root / "base")
+
+
 def test_evaluate_and_serve_take_adapters(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:4])
     (tmp_path / "lambada").mkdir()

@@ -1,5 +1,6 @@
 """`trivium diff`: compare two checkpoints, two corpora, or two configs."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from trivium.cli.settings import App
 from trivium.cli.show import say
 from trivium.config import differences, to_tree
 from trivium.errors import DataError
+from trivium.families.common.hf_config import describes_model
 from trivium.provenance import write_json
 
 CORPUS_FOLDERS = ("curated", "tokens")  # folders of a run directory
@@ -44,6 +46,12 @@ def diff(
             raise typer.Exit(1)
         return
     one, two = local_path(a), local_path(b)
+    for place in (one, two):
+        if describes_model(place):
+            raise DataError(
+                f"{place} is a folder of Hugging Face, and checkpoints are compared: "
+                f"`{shlex.join(['trivium', 'checkpoint', 'import', str(place), '--to', 'DIR'])}` writes one of it"
+            )
     lines = _corpora(one, two) if one.is_dir() and two.is_dir() else _configs(a, b)
     if json is not None:
         write_json(json, {"differences": lines})
