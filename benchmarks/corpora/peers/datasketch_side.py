@@ -6,11 +6,11 @@ library's own examples of deduplication.
 
 import json
 import re
-import resource
 import sys
 
 import pyarrow.parquet as pq
 from datasketch import MinHash, MinHashLSH
+from processor_time import cpu_seconds
 
 WORD = re.compile(r"\w+")
 
@@ -30,11 +30,6 @@ def main() -> None:
             lsh.insert(row, signature)
     pq.write_table(table.take(kept), out, compression="zstd")
     print(json.dumps({"cpu": cpu_seconds() - before, "import_cpu": before}))
-
-
-def cpu_seconds() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 if __name__ == "__main__":

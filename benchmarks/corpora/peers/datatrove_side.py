@@ -4,7 +4,6 @@ Run with the interpreter of its own environment: python datatrove_side.py IN OUT
 """
 
 import json
-import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +15,7 @@ from datatrove.pipeline.dedup import MinhashDedupCluster, MinhashDedupFilter, Mi
 from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupBuckets
 from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
+from processor_time import cpu_seconds
 
 
 def main() -> None:
@@ -40,11 +40,6 @@ def main() -> None:
         ids = pq.read_table(at / "out", columns=["id"])["id"].cast(pa.int64())
         pq.write_table(pa.table({"id": ids}), out)
     print(json.dumps({"cpu": cpu_seconds() - before, "import_cpu": before}))
-
-
-def cpu_seconds() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ Run with the interpreter of its own environment: python duckdb_side.py IN OUT.
 """
 
 import json
-import resource
 import sys
 
 import duckdb
+from processor_time import cpu_seconds
 
 
 def main() -> None:
@@ -18,11 +18,6 @@ def main() -> None:
     kept = f"SELECT id, text FROM read_parquet('{source}') WHERE id IN ({first}) ORDER BY id"
     connection.execute(f"COPY ({kept}) TO '{out}' (FORMAT parquet, COMPRESSION zstd)")
     print(json.dumps({"cpu": cpu_seconds() - before, "import_cpu": before}))
-
-
-def cpu_seconds() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ Run with the interpreter of its own environment: python polars_side.py IN OUT.
 
 import json
 import os
-import resource
 import sys
 
 os.environ["POLARS_MAX_THREADS"] = "1"
 import polars
+from processor_time import cpu_seconds
 
 
 def main() -> None:
@@ -18,11 +18,6 @@ def main() -> None:
     rows = polars.read_parquet(source, columns=["id", "text"])
     rows.unique("text", keep="first", maintain_order=True).write_parquet(out, compression="zstd")
     print(json.dumps({"cpu": cpu_seconds() - before, "import_cpu": before}))
-
-
-def cpu_seconds() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ deduplication (RMinHashDeduplicator.add_pairs): a candidate is compared by its s
 
 import json
 import re
-import resource
 import sys
 from collections.abc import Iterator
 
 import pyarrow.parquet as pq
+from processor_time import cpu_seconds
 from rensa import RMinHashDeduplicator
 
 WORD = re.compile(r"\w+")
@@ -30,11 +30,6 @@ def shingles(texts: list[str]) -> Iterator[tuple[str, set[str]]]:
     for row, text in enumerate(texts):
         words = WORD.findall(text.lower())
         yield str(row), {" ".join(words[i : i + 5]) for i in range(max(len(words) - 4, 1))}
-
-
-def cpu_seconds() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 if __name__ == "__main__":

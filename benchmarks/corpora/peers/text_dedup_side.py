@@ -4,7 +4,6 @@ Run with the interpreter of its own environment: python text_dedup_side.py IN OU
 """
 
 import json
-import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, load_from_disk
+from processor_time import cpu_seconds
 from text_dedup import minhash
 
 
@@ -27,11 +27,6 @@ def main() -> None:
         ids = load_from_disk(str(at / "out"))["id"]
         pq.write_table(pa.table({"id": list(ids)}), out)
     print(json.dumps({"cpu": cpu_seconds() - before, "import_cpu": before}))
-
-
-def cpu_seconds() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 if __name__ == "__main__":
