@@ -114,7 +114,7 @@ reproduce: setup
 check: setup
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)
 	$(BIN)/ruff check $(PYTHON_FOLDERS)
-	$(BIN)/mypy --num-workers 2 src/trivium
+	$(BIN)/pyrefly check
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(FAST) $(NOT_FAST:%=--ignore=%)
 
 format: setup
@@ -122,5 +122,5 @@ format: setup
 	$(BIN)/ruff check --fix $(PYTHON_FOLDERS)
 
 clean:
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -52,7 +52,7 @@ def main() -> None:
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def _seconds(work) -> float:  # type: ignore[no-untyped-def]
+def _seconds(work) -> float:
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin

@@ -117,11 +117,11 @@ def watched(see: Any) -> Iterator[None]:
         see(self, x, operand, found)
         return found
 
-    ScaledProducts.quantised = quantised  # type: ignore[method-assign]
+    ScaledProducts.quantised = quantised
     try:
         yield
     finally:
-        ScaledProducts.quantised = original  # type: ignore[method-assign]
+        ScaledProducts.quantised = original
 
 
 def shares(plan: Plan, text: np.ndarray, steps: int = 6) -> dict[str, dict[str, list[float]]]:
@@ -162,7 +162,7 @@ def planted(plan: Plan, text: np.ndarray, at: int = 4, steps: int = 7) -> list[f
         for now in range(steps):
             if now == at:
                 with torch.no_grad():
-                    norm.weight[3] *= PLANTED_FACTOR  # type: ignore[index]
+                    norm.weight[3] *= PLANTED_FACTOR
             trainer.train_step(now, Samples.of_ids(text, plan, now), 0.0)
     return [max(errors[step]) for step in range(steps)]
 

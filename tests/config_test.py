@@ -214,7 +214,7 @@ def test_all_problems_are_reported_together():
 
 def test_config_is_immutable():
     with pytest.raises(Exception, match="frozen"):
-        Whole().seed = 1  # type: ignore[misc]
+        Whole().seed = 1
 
 
 def test_config_round_trips_through_plain_data():

@@ -222,7 +222,7 @@ def test_path_may_be_a_string(tmp_path: Path):
     ):
         with pytest.raises(trivium.DataError, match=root):
             asked()
-    job = trivium.TrainingJob(plan, trivium.TrainingConfig(steps=1), 1, root, f"{root}/run")  # type: ignore[arg-type]
+    job = trivium.TrainingJob(plan, trivium.TrainingConfig(steps=1), 1, root, f"{root}/run")
     with pytest.raises(trivium.DataError, match=f"{root} holds no tokens"):
         trivium.start(job)
 

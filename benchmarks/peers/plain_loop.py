@@ -34,7 +34,7 @@ class PlainLoop:
 def prepared(setting: Setting, place: Place, *, compiled: bool) -> tuple[nn.Module, nn.Module]:
     """The module that holds the parameters, and the one to call."""
     model = Gpt(setting).fill()
-    called: nn.Module = torch.compile(model) if compiled else model  # type: ignore[assignment]
+    called: nn.Module = torch.compile(model) if compiled else model
     return model, DistributedDataParallel(called) if place.world_size > 1 else called
 
 

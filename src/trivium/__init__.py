@@ -103,7 +103,7 @@ _HOMES = {
     "DataError": "errors",
     "CheckpointError": "errors",
 }
-__all__ = ("__version__", *_HOMES)
+__all__ = ("__version__", *_HOMES)  # pyrefly: ignore[unresolvable-dunder-all]
 
 
 if not TYPE_CHECKING:  # a type checker that sees this function accepts any name

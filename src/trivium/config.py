@@ -41,11 +41,11 @@ class Short(NamedTuple):
 
 def _unconverted(schema: Any) -> Any:
     """Return a pydantic schema that accepts numbers and booleans only from values of their own type."""
-    if isinstance(schema, list | tuple):
+    if isinstance(schema, (list, tuple)):
         return type(schema)(map(_unconverted, schema))
     if not isinstance(schema, dict):
         return schema
-    inner = {key: _unconverted(value) for key, value in schema.items()}
+    inner: Any = {key: _unconverted(value) for key, value in schema.items()}
     match inner:
         case {"type": "int" | "float" | "bool"}:
             return {**inner, "strict": True}
@@ -265,8 +265,8 @@ def _texts_typed(text: str) -> Any:
     """Return the value of a field of strings. Items of a list are strings, whatever they are in YAML (`[no, 1e3]`)."""
     value = read_yaml(text)
     if not isinstance(value, list):
-        return value if value is None or isinstance(value, str | dict) else text
-    if any(isinstance(one, list | dict) for one in value):
+        return value if value is None or isinstance(value, (str, dict)) else text
+    if any(isinstance(one, (list, dict)) for one in value):
         return value
     loader = yaml.BaseLoader(text)  # parses every scalar as a string
     try:
@@ -539,7 +539,7 @@ def _with(node: Any, path: Sequence[str | int], value: Any) -> Any:
     """Return a tree with another value at a path. The path's end may name a type of a union instead of a place."""
     if isinstance(node, Mapping):
         return {k: _with(v, path[1:], value) if k == path[0] else v for k, v in node.items()}
-    if isinstance(node, list | tuple):
+    if isinstance(node, (list, tuple)):
         return [_with(v, path[1:], value) if n == path[0] else v for n, v in enumerate(node)]
     return value
 

@@ -35,7 +35,7 @@ class _PlainLoader(yaml.SafeLoader):
             raise yaml.YAMLError("aliases (*name) are not allowed; write out the value")
         self._levels += 1
         if self._levels > MAX_NESTING_LEVELS:
-            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            line = self.peek_event().start_mark.line + 1
             raise yaml.YAMLError(f"line {line} is nested more than {MAX_NESTING_LEVELS} levels deep")
         node = super().compose_node(parent, index)
         self._levels -= 1

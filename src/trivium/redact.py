@@ -39,7 +39,7 @@ def redacted(value: Any) -> Any:
         return redact(value)
     if isinstance(value, Mapping):
         return {redacted(key): redacted(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [redacted(inner) for inner in value]
     return value
 
@@ -51,6 +51,6 @@ def secrets_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from secrets_in(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         for number, inner in enumerate(value):
             yield from secrets_in(inner, f"{path}.{number}")

@@ -52,7 +52,7 @@ def test_one_of_two_reshards_to_one_name_succeeds(tmp_path: Path) -> None:
         sources.append(Checkpoint.open(save(tmp_path / str(value), 7, held, Mesh.single(), {})))
     for number in range(ROUNDS):
         to = tmp_path / f"to-{number}"
-        raised = at_once(*(lambda s=s, to=to: reshard(s, to, files=2) for s in sources))  # type: ignore[misc]
+        raised = at_once(*(lambda s=s, to=to: reshard(s, to, files=2) for s in sources))
         refused_one(raised, to / step_name(7))
         found = Checkpoint.open(to / step_name(7))
         found.verify()

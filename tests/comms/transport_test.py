@@ -34,7 +34,7 @@ def both_ways(place: Place, plans: list[Plan]) -> None:
         results = []
         for way in ("posted", "in order"):
             trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
-            trainer.transport = way  # type: ignore[assignment]
+            trainer.transport = way
             samples = Samples(0, plan.batch.sequences, random_rows(plan))
             result = trainer.train_step(0, samples, 1e-3)
             results.append((result.loss, result.gradient_norm))

@@ -63,7 +63,7 @@ def test_numbers_that_are_not_finite_become_nan_and_are_never_clamped(recipe: st
     if recipe == "delayed":
         of = delayed(of, past=[3.0, 1.0, 1.0])
     for operand in ("activations", "gradients"):
-        assert bool(of.quantised(x, operand, "TI").codes.float()[3, 5].isnan())  # type: ignore[arg-type]
+        assert bool(of.quantised(x, operand, "TI").codes.float()[3, 5].isnan())
 
 
 def test_scales_are_of_the_tensor_the_row_and_the_block() -> None:
@@ -126,7 +126,7 @@ def test_torchs_kernel_of_codes_equals_the_product_of_their_values(recipe: str, 
     M, N, K = shape
     of = products(recipe)
     for operand in ("activations", "gradients"):
-        a = of.quantised(drawn(M, K), operand, "TI")  # type: ignore[arg-type]
+        a = of.quantised(drawn(M, K), operand, "TI")
         b = of.quantised(drawn(N, K, seed=1), "weights", "OI")
         expected = product_of_values(a, b, torch.float32)
         rows = recipe == "row"
@@ -176,6 +176,6 @@ def test_delayed_scales_are_current_in_the_first_step_and_one_where_all_was_zero
     assert first.earlier is not None and float(first.earlier.seen[0]) == float(x.abs().max())
     none = delayed(products("tensor"), past=[0.0, 0.0, 0.0])
     assert float(none.quantised(x, "activations", "TI").inverse) == 1
-    none.earlier.step.collects = False  # type: ignore[union-attr]
+    none.earlier.step.collects = False
     none.quantised(2 * x, "activations", "TI")
-    assert float(none.earlier.seen[0]) == float(x.abs().max()), "evaluation is not remembered"  # type: ignore[union-attr]
+    assert float(none.earlier.seen[0]) == float(x.abs().max()), "evaluation is not remembered"

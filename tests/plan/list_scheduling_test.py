@@ -60,7 +60,7 @@ def test_every_job_is_done_once_on_its_rank_and_the_most_urgent_that_is_ready_co
 
 def test_a_job_waits_for_room_and_leaves_what_it_is_told_to() -> None:
     def job(name: str, urgency: int, *needs: str, **more: object) -> Job[str]:
-        return Job(name, 0, 1, needs, (urgency,), **more)  # type: ignore[arg-type]
+        return Job(name, 0, 1, needs, (urgency,), **more)
 
     def taking(leaves: int) -> list[Job[str]]:
         first = [job(f"take {n}", n, takes="places", leaves=leaves) for n in range(3)]

@@ -51,7 +51,7 @@ def tables() -> list[tuple[str, int, int, int]]:
 
 
 def table(name: str, p: int, m: int, v: int) -> Schedule:
-    return make_schedule(name, pipeline=p, micro_batches=m, chunks=v)  # type: ignore[arg-type]
+    return make_schedule(name, pipeline=p, micro_batches=m, chunks=v)
 
 
 @pytest.mark.parametrize(("name", "p", "m", "v"), tables())

@@ -109,7 +109,7 @@ def test_an_accelerator_is_not_asked_for_the_sum_of_weights() -> None:
         trainer = SimpleNamespace(mesh=Mesh.single(seen.device), plan=small(), _records=False)
         trainer._sum_of_weights = partial(Trainer._sum_of_weights, trainer)
         inputs = [SimpleNamespace(weights=torch.ones(3, 2, device=seen.device)) for _ in range(2)]
-        found = Trainer._scale_of_losses(trainer, inputs)  # type: ignore[arg-type]
+        found = Trainer._scale_of_losses(trainer, inputs)
     assert isinstance(found, torch.Tensor) and found.device == seen.device and not seen.waits
 
 

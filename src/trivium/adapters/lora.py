@@ -38,9 +38,10 @@ class Lora(Adapter):
 
     def rows(self, base: Row) -> Iterator[Row]:
         *outputs, inputs = base.shape
-        whole = {"summed": True} if base.inside else {"per_position": True}  # what every tensor rank holds
-        of_a = {"split": 1} if base.splits_inputs else whole
-        of_b = {"split": base.split, "fused": base.fused} if base.splits_outputs else whole
+        # what every tensor rank holds
+        whole: dict[str, Any] = {"summed": True} if base.inside else {"per_position": True}
+        of_a: dict[str, Any] = {"split": 1} if base.splits_inputs else whole
+        of_b: dict[str, Any] = {"split": base.split, "fused": base.fused} if base.splits_outputs else whole
         yield Row("a", (self.r, inputs), initial="uniform", **of_a)
         yield Row("b", (*outputs, self.r), initial="zeros", **of_b)
 

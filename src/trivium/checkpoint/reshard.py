@@ -67,10 +67,7 @@ def parts_of(source: Checkpoint, name: str, borders: Iterable[int] = ()) -> list
     size, step = prod(shape), max(1, PIECE_BYTES // dtype.itemsize)
     ends = sorted({*range(step, size, step), *borders, size})
     boxes = [b.box for at, end in pairwise((0, *ends)) for b in boxes_of_range(at, end, shape)]
-    return [
-        Part(name, shape, box, dtype, lambda box=box: source.read(name, box, dtype))  # type: ignore[misc]
-        for box in boxes
-    ]
+    return [Part(name, shape, box, dtype, lambda box=box: source.read(name, box, dtype)) for box in boxes]
 
 
 def _shares(source: Checkpoint, files: int) -> list[list[Part]]:

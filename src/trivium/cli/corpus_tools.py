@@ -235,8 +235,7 @@ def _dedup(asked: Asked, config: RunConfig) -> None:
 def _select(asked: Asked, config: RunConfig) -> None:
     from trivium.corpus.select.select import Inputs, choose_documents
 
-    target, before, selection = asked.target, _curated_of(asked.trained_on), config.curate.selection
-    assert target is not None, "checked with the options"
+    target, before, selection = _checked(asked.target), _curated_of(asked.trained_on), config.curate.selection
     if selection.method == "importance":
         refuse_given(
             {"--from": before, "--embedding": asked.embedding},
@@ -256,6 +255,11 @@ def _select(asked: Asked, config: RunConfig) -> None:
     found = _written(asked, config, work, {name: path for name, path in named.items() if path is not None})
     _say_funnel(found)
     say("median characters: " + ", ".join(f"{name} {most:,.0f}" for name, most in found["characters"].items()))
+
+
+def _checked(path: Path | None) -> Path:
+    assert path is not None, "checked with the options"
+    return path
 
 
 def _curated_of(path: Path | None) -> Path | None:
@@ -282,8 +286,7 @@ def _train_classifier(asked: Asked, config: RunConfig) -> None:
     from trivium.corpus.select.classifier import FILE, train
     from trivium.corpus.select.select import draw
 
-    crawl, most, seed = asked.crawl, config.curate.classifier.documents, config.seed
-    assert crawl is not None, "checked with the options"
+    crawl, most, seed = _checked(asked.crawl), config.curate.classifier.documents, config.seed
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
         good, bad = (draw(_read(path, config), most, seed=seed).texts for path in (asked.source, crawl))

@@ -113,7 +113,7 @@ def with_options_of(options: Callable[..., T]) -> Callable[[Callable[[T], None]]
         def command(**given: Any) -> None:
             work(options(**given))
 
-        command.__signature__ = signature(options)  # type: ignore[attr-defined]
+        command.__signature__ = signature(options)  # pyrefly: ignore[missing-attribute]
         return command
 
     return decorate

@@ -83,7 +83,7 @@ def _refuse_before(verb: str, context: typer.Context) -> None:
 
 def _told(value: Any) -> str:
     """Return the value of an option as it was typed."""
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ from trivium.planner.interval import Interval, checkpoint_interval
 from trivium.planner.stack_file import LearnedStack
 from trivium.units import counted, format_bytes, format_count, format_energy, format_seconds, parse_count
 
+Row = tuple[str, ...]
+Table = tuple[str, Row, list[Row]]  # title, headings and rows
+
 FEW_RANKS = 8  # rows of a table on the terminal; the page and the data have all
 FORMAT = "trivium-estimate-1"
 JOULES_PER_KILOWATT_HOUR = 3.6e6
@@ -137,24 +140,24 @@ def lines(told: Told) -> list[str]:
     return [*found, *([""] if more_lines(told) else []), *more_lines(told)]
 
 
-def tables(told: Told) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+def tables(told: Told) -> list[Table]:
     """Title, headings and rows: seconds, memory and traffic by pipeline rank."""
     parts = told.parts
-    seconds = [
+    seconds: list[Row] = [
         (str(t.pipeline), *(format_seconds(s * told.factor) for s in (t.forward, t.backward, t.idle)))
         for t in parts.times
     ]
     categories = dict.fromkeys(name for held in parts.memory for name in held.categories())
-    memory = [
+    memory: list[Row] = [
         (str(n), *(format_bytes(held.categories()[c]) for c in categories), format_bytes(held.total))
         for n, held in enumerate(parts.memory)
     ]
     axes = dict.fromkeys(axis for handed in parts.traffic for axis in by_axis(handed))
-    traffic = [
+    traffic: list[Row] = [
         (str(n), *(format_bytes(by_axis(handed).get(axis, 0)) for axis in axes))
         for n, handed in enumerate(parts.traffic)
     ]
-    found = [
+    found: list[Table] = [
         ("seconds of a step by pipeline rank", ("rank", "forward", "backward", "idle"), seconds),
         ("memory by pipeline rank, at its largest", ("rank", *categories, "total"), memory),
     ]

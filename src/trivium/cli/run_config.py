@@ -46,7 +46,7 @@ HERE = "here"  # the machine this runs on
 BASE = "demo"  # default settings of a training from a Hugging Face model
 
 
-def _ready(schedule: str, **degrees: int) -> Tree:
+def _ready(schedule: str, **degrees: Any) -> Tree:
     """A plan's overrides, with all that a preset may say of its own ranks: it would change or refuse these."""
     layout = to_tree(Layout(**degrees))
     return {"layout": layout, "schedule": schedule, "rows": None, "partition": {"layers": None}}

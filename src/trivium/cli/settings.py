@@ -129,7 +129,7 @@ def _click_options(settings: tuple[Setting, ...], shown: tuple[str, ...]) -> tup
     def command(**_: Any) -> None:
         """Stand for a command with these options."""
 
-    command.__signature__ = Signature([parameter(setting) for setting in settings])  # type: ignore[attr-defined]
+    command.__signature__ = Signature([parameter(setting) for setting in settings])  # pyrefly: ignore[missing-attribute]
     app = typer.Typer(add_completion=False)
     app.command()(command)
     return tuple(typer.main.get_command(app).params)
@@ -182,11 +182,11 @@ class _WithSettings:
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the command's own parameters and the options of fields."""
-        return _with_settings(self, super().get_params(ctx))  # type: ignore[misc]
+        return _with_settings(self, super().get_params(ctx))  # pyrefly: ignore[missing-attribute]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse all options; those of fields are added to what --set was given."""
-        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        rest: list[str] = super().parse_args(ctx, args)  # pyrefly: ignore[missing-attribute]
         _assign(self, ctx)
         return rest
 

@@ -306,14 +306,14 @@ CONVERSATIONS = Source(
     "conversation",
     read_conversations,
     lambda one: _characters(one.turns),
-    lambda one, *how: len(encode_conversation(one, *how).ids),
+    lambda one, template, tokenizer: len(encode_conversation(one, template, tokenizer).ids),
     write_conversations,
 )
 PAIRS = Source(
     "pair",
     read_pairs,
     lambda one: _characters((*one.prompt, *one.prompt, *one.chosen, *one.rejected)),
-    lambda one, *how: sum(len(document.ids) for document in encode_pair(one, *how)),
+    lambda one, template, tokenizer: sum(len(half.ids) for half in encode_pair(one, template, tokenizer)),
     write_pairs,
 )
 

@@ -20,7 +20,7 @@ class Board:
         host, port, attempt = meeting_point()
         self._prefix = f"trivium/{attempt}"
         self._signature = f"\0{uuid.uuid4().hex}"  # appended to each text, so that equal texts of two ranks differ
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
+        self._store = dist.TCPStore(
             host, port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=meeting_seconds)
         )
         self._store.set_timeout(datetime.timedelta(seconds=timeout_seconds))

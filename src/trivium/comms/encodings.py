@@ -188,7 +188,8 @@ def hadamard(size: int, device: torch.device) -> Tensor:
     one = torch.ones(1, 1, device=device)
     while len(one) < size:
         one = torch.cat([torch.cat([one, one], 1), torch.cat([one, -one], 1)])
-    return one / size**0.5
+    norm: float = size**0.5
+    return one / norm
 
 
 def _rotated(x: Tensor) -> Tensor:

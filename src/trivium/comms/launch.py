@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 
 from trivium.comms.devices import SHARE, Taken, environment_of_gpus, environment_of_shared, identity, lacking, wrong_in
 from trivium.comms.meeting import meet_at, nobody_asks, wait_until_open
@@ -179,7 +180,7 @@ def connected(
     # One thread per rank: ranks on one machine share its cores, and their order of summation stays fixed.
     torch.set_num_threads(1)
     if device.type == "cuda" and chosen_devices() == "shared":
-        _set_unless_set(environment_of_shared(torch.cuda.nccl.version(), place.rank, place.hosts))
+        _set_unless_set(environment_of_shared(nccl.version()[:3], place.rank, place.hosts))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         rank=place.rank,
@@ -207,10 +208,8 @@ def _met(place: Place, seconds: float, taken: str, terms: Terms, asked: Callable
     if not opens:
         wait_until_open(host, port, seconds, asked)
     limit = datetime.timedelta(seconds=seconds)
-    whole = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
-        host, port, is_master=opens, timeout=limit, wait_for_workers=False, multi_tenant=True
-    )
-    store = dist.PrefixStore(f"trivium/{attempt}", whole)  # type: ignore[attr-defined]  # the same
+    whole = dist.TCPStore(host, port, is_master=opens, timeout=limit, wait_for_workers=False, multi_tenant=True)
+    store = dist.PrefixStore(f"trivium/{attempt}", whole)
     route = route_to(host, port) if place.hosts > 1 else None
     if route is not None:
         store.set(_REACHES_THE_FIRST, route.address)

@@ -167,7 +167,7 @@ def _join(
         distinct = tuple(dict.fromkeys(members))
         # torch numbers the members of a group in the order of their ranks, and our index must agree with it.
         assert list(distinct) == sorted(distinct), f"group {role} lists its ranks {distinct} out of order"
-        handle = None
+        handle: Any = None
         if len(distinct) > 1:
             asked = _asked_of_nccl(role, timeout, device) if dist.get_backend() == "nccl" else {}
             handle = dist.new_group(list(distinct), timeout=timeout, **asked)

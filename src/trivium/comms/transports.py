@@ -57,11 +57,13 @@ class Torch:
         return PendingResult(_scatter(out, x, group=group.handle, async_op=True), out, group=group)
 
     def all_to_all(self, out: Tensor, parts: Tensor, group: Group) -> Waitable:
-        work: Waitable = dist.all_to_all_single(out, parts, group=group.handle, async_op=True)
+        work = dist.all_to_all_single(out, parts, group=group.handle, async_op=True)
+        assert work is not None, f"this rank is not in the {group.role} group"
         return work
 
     def all_to_all_uneven(self, send: Sequence[Tensor], receive: Sequence[Tensor], group: Group) -> Waitable:
-        work: Waitable = dist.all_to_all(list(receive), list(send), group=group.handle, async_op=True)
+        work = dist.all_to_all(list(receive), list(send), group=group.handle, async_op=True)
+        assert work is not None, f"this rank is not in the {group.role} group"
         return work
 
     def rotate(self, sent: Sequence[Tensor], received: Sequence[Tensor], group: Group, tag: int) -> list[Waitable]:

@@ -185,7 +185,7 @@ def write_parts(
     while not is_last:
         taken, is_last = _taken(records, max(PART_BYTES, min_bytes))
 
-        def fill(into: Path, part: tuple[str, bool] = (f"{number:05d}", is_last), taken: list[Record] = taken) -> None:
+        def fill(into: Path, part: tuple[str, bool] = (f"{number:05d}", is_last), taken: list[Any] = taken) -> None:
             counts = write(NewPart(into, *part), taken)
             write_json(into / COUNTS, {**counts, "raw": len(taken), "last": part[1]})
 
@@ -252,7 +252,7 @@ def put(piece: Path, place: Path) -> None:
         shutil.copyfile(piece, place)
 
 
-def lay_down(folder: Path, write: Callable[[Path], None], *, summed: bool = False) -> None:
+def lay_down(folder: Path, write: Callable[[Path], object], *, summed: bool = False) -> None:
     """Let `write` fill an empty folder, and then rename it to `folder`.
 
     If another process has made the same folder meanwhile, that one stays. summed: add a file for `is_sound`.

@@ -69,7 +69,8 @@ def put_off_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks
             return tuple((min(m, rank + 1), max(1, min(rank, m + rank - p))) for rank in range(p))
         case "1f1b-split":
             return ((1,),) * p
-    return ((0,) * chunks,) * p
+        case "1f1b" | "given" | "gpipe" | "interleaved" | "zb-turns":
+            return ((0,) * chunks,) * p
 
 
 def _zero_bubble_v(p: int, m: int, rank: int) -> Sets:

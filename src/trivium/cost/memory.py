@@ -140,7 +140,7 @@ class MemoryEstimate(Generic[Bytes]):
 
 
 def _larger(a: Bytes, b: Bytes) -> Bytes:
-    return max(a, b) if isinstance(a, int) else np.maximum(a, b)
+    return max(a, b) if isinstance(a, int) else np.maximum(a, b)  # pyrefly: ignore[bad-return]
 
 
 def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstimate[Array]:

@@ -172,7 +172,7 @@ def examiner_of(benchmarks: Sequence[Benchmark], tokenizer: Tokenizer, config: B
     """
 
     def examine(stages: Mapping[int, Stage], plan: Plan, mesh: Mesh, alive: Alive) -> dict[str, Any]:
-        scorer = NativeScorer(WholeModel.sharing(stages, plan, mesh), tokenizer, lambda *_: alive())
+        scorer = NativeScorer(WholeModel.sharing(stages, plan, mesh), tokenizer, lambda done, total, note: alive())
         return evaluate_benchmarks(benchmarks, scorer, config)
 
     return examine

@@ -69,7 +69,7 @@ Pair = tuple[tuple[str, str], list[int], list[int]]
 
 
 @register_model("trivium")
-class HarnessModel(TemplateLM):  # type: ignore[misc]
+class HarnessModel(TemplateLM):
     """Implements the harness's model interface. Requests are scored as token ids, which the harness encodes."""
 
     def __init__(

@@ -72,7 +72,7 @@ def _series(earlier: Sequence[Tree], found: Sequence[Tree]) -> list[dict[str, An
     points: dict[int, dict[str, Any]] = {point["step"]: dict(point) for point in earlier}
     for point in found:
         before = points.get(point["step"])
-        if before is not None and is_same(before, point):
-            point = {**point, "tasks": _merged(before["tasks"], point["tasks"])}
         points[point["step"]] = dict(point)
+        if before is not None and is_same(before, point):
+            points[point["step"]]["tasks"] = _merged(before["tasks"], point["tasks"])
     return [points[step] for step in sorted(points)]

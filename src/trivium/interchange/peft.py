@@ -119,7 +119,7 @@ def with_adapters(base: Checkpoint, folder: Path, root: Path) -> Path:
         )
     found = read_adapters(folder, model)
     known, here = _metadata(folder / WEIGHTS).get(BASE_HASH), base_sha256(base)
-    if known not in (None, here):
+    if known is not None and known != here:
         raise CheckpointError(
             f"{folder} was trained on a base whose weights have sha256 {known[:12]}…, and those of {base.directory} "
             f"have {here[:12]}…; name the base of the adapter"

@@ -123,15 +123,18 @@ class _Gated(torch.autograd.Function):
 
 def _silu_backward(grad: Tensor, x: Tensor, grad_input: Tensor | None = None) -> Tensor:
     if grad_input is None:
-        return torch.ops.aten.silu_backward(grad, x)
-    return torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=grad_input)
+        found: Tensor = torch.ops.aten.silu_backward(grad, x)
+    else:
+        found = torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=grad_input)
+    return found
 
 
 def _gelu_backward(grad: Tensor, x: Tensor, grad_input: Tensor | None = None) -> Tensor:
     if grad_input is None:
-        return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
-    backward = torch.ops.aten.gelu_backward.grad_input
-    return backward(grad, x, approximate="tanh", grad_input=grad_input)
+        found: Tensor = torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
+    else:
+        found = torch.ops.aten.gelu_backward.grad_input(grad, x, approximate="tanh", grad_input=grad_input)
+    return found
 
 
 # By their names in settings: of a feed-forward half without a gate, and with one.

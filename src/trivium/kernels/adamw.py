@@ -146,7 +146,7 @@ def compiled_update() -> OnePass:
             compiled(columns, *others)
             return
         # By default, slices of equal length in the first call would have to have equal lengths in all calls.
-        with shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]  # as of every config of torch
+        with shapes.patch(use_duck_shape=False):  # pyrefly: ignore[missing-attribute]  # as of every config of torch
             compiled(columns, *others)
         numbers_seen.add(len(states))
 

@@ -7,12 +7,14 @@ counted.
 import weakref
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 
 Tensor = torch.Tensor
-Mark = torch.cuda.Event | None  # a point in the work of a device; None on a processor, where all work before is done
+# A point in the work of a device; None on a processor, where all work before is done.
+Mark = torch.Event | torch.cuda.Event | None
 
 
 def on_host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -20,7 +22,8 @@ def on_host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> T
     size: torch's allocator of pinned memory would round that up to a power of two."""
     memory = np.empty(prod(shape) * dtype.itemsize, np.uint8)
     if device.type == "cuda" and memory.nbytes:
-        runtime, address = torch.cuda.cudart(), memory.ctypes.data
+        runtime: Any = torch.cuda.cudart()
+        address = memory.ctypes.data
         torch.cuda.check_error(runtime.cudaHostRegister(address, memory.nbytes, 0))
         weakref.finalize(memory, runtime.cudaHostUnregister, address)  # the tensor keeps `memory` as long as it lives
     return torch.from_numpy(memory).view(dtype).view(tuple(shape))

@@ -101,7 +101,7 @@ class Scaling(NamedTuple):
 
     def scales(self, amax: Tensor, of: Format) -> Tensor:
         """Return the scales of parts with these largest absolute values, which are in fp32 or wider."""
-        found = of.largest / 2**self.margin / amax.clamp(min=LEAST_AMAX)
+        found: Tensor = of.largest / 2**self.margin / amax.clamp(min=LEAST_AMAX)
         if self.power_of_two:
             mantissa, exponent = torch.frexp(found)  # found = mantissa · 2^exponent, with a mantissa from 1/2 to 1
             found = torch.ldexp(mantissa * 0 + 0.5, exponent)  # NaN stays NaN

@@ -41,4 +41,4 @@ def opaque_context() -> type[Context]:
 def _opaque(kind: Kind, *methods: str) -> Kind:
     # When it is asked for: with this call torch imports its compiler, which takes a second or two.
     untraced = {n: torch.compiler.disable(getattr(kind, n)) for n in methods}
-    return type(f"Opaque{kind.__name__}", (kind,), untraced)  # type: ignore[return-value]
+    return type(f"Opaque{kind.__name__}", (kind,), untraced)  # pyrefly: ignore[bad-return]

@@ -80,9 +80,10 @@ class Stage(nn.Module):
         """Hidden states [S here, B, H] behind its blocks."""
         if self.is_first:
             assert self.embedding is not None, "the first stage embeds"
-            x = self.embedding(inputs)
-            if torch.is_grad_enabled() and not x.requires_grad:
-                x.requires_grad_()  # a frozen embedding has no graph, in which the blocks have a backward
+            embedded: torch.Tensor = self.embedding(inputs)
+            if torch.is_grad_enabled() and not embedded.requires_grad:
+                embedded.requires_grad_()  # a frozen embedding has no graph, in which the blocks have a backward
+            x = embedded
         assert x is not None, f"stage {self.number} needs the output of stage {self.number - 1}"
         before: Kept | None = None
         for number, block in enumerate(self.layers.values()):

@@ -250,7 +250,7 @@ def _core_share(machine: Machine, exchanges: Sequence[Exchange]) -> float:
     """Return the share of a collective's time that is spent on a core. Exchanges in which every rank had its own core
     are used if there are any, because with fewer cores the ranks also wait for each other."""
     own = [e for e in exchanges if machine.crowding(e.ranks) == 1.0] or exchanges
-    return min(1.0, float(np.median([e.busy_seconds * machine.crowding(e.ranks) / e.seconds for e in own])))
+    return min(1.0, float(np.median(np.array([e.busy_seconds * machine.crowding(e.ranks) / e.seconds for e in own]))))
 
 
 def _link(x: Array) -> Link:

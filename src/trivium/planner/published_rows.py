@@ -194,7 +194,7 @@ def _parts(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
     vocabulary: Any = columns["V"]
     plain: dict[str, Any] = {}
-    with_gate = {"feed_forward": "gated", "norm": "rms_norm", "positions": "rotary", "bias": "none"}
+    with_gate: dict[str, Any] = {"feed_forward": "gated", "norm": "rms_norm", "positions": "rotary", "bias": "none"}
     for chosen, share in ((plain, 1 - gated), (with_gate, gated)):
         form = LayerForm.model_construct(**chosen, **sizes)
         head = head_of(form, vocabulary, tied=not chosen)

@@ -259,7 +259,7 @@ def parse(body: bytes, limits: ServeConfig, kind: type[AskedT]) -> AskedT:
     if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
         _refuse_more("prompt", len(prompts), limits.texts)
     for field, most in (("messages", limits.messages), ("logit_bias", MAX_BIASES)):
-        if isinstance(tree.get(field), list | dict):
+        if isinstance(tree.get(field), (list, dict)):
             _refuse_more(field, len(tree[field]), most)
     given = {k: v for k, v in tree.items() if v is not None and k in kind.model_fields}
     try:
@@ -364,7 +364,7 @@ def _refuse_ineffective(tree: Mapping[str, Any], kind: type[Asked]) -> None:
             continue
         if name in CLIENT_FIELDS:
             raise Refused(400, f"{name}: input should be a valid string", name)
-        shown = "this value" if isinstance(value, list | dict) else json.dumps(value)[:60]
+        shown = "this value" if isinstance(value, (list, dict)) else json.dumps(value)[:60]
         values = [json.dumps(one) for one in NEUTRAL.get(name, ())]
         usual = "1 or n" if name == "best_of" else " or ".join([*values, "null"])
         raise Refused(400, f"{name}: this server does not apply {shown}; leave the field out, or give {usual}", name)

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 from pydantic import Field
 
@@ -64,12 +64,12 @@ def upload(folder: Path, url: Remote, names: Iterable[str]) -> int:
     return sent
 
 
-def _known_start(file: object, size: int, known: tuple[_Part, ...]) -> Iterator[_Part]:
+def _known_start(file: BinaryIO, size: int, known: tuple[_Part, ...]) -> Iterator[_Part]:
     """Yield the published parts with which a file still begins."""
     at = 0
     for part in known:
         at += part.bytes
-        if at > size or hashlib.sha256(file.read(part.bytes)).hexdigest() != part.sha256:  # type: ignore[attr-defined]
+        if at > size or hashlib.sha256(file.read(part.bytes)).hexdigest() != part.sha256:
             return
         yield part
 

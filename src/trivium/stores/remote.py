@@ -135,7 +135,7 @@ class Remote:
                 return
 
         for name in names:
-            patiently(f"{self.url}/{name}", lambda name=name: gone(name), "deleted")  # type: ignore[misc]
+            patiently(f"{self.url}/{name}", lambda name=name: gone(name), "deleted")
 
 
 Location = Path | Remote

@@ -53,7 +53,9 @@ class Rows(NamedTuple):
         """Return the rows of several parts, which all say where documents begin, or none does."""
         if len(parts) == 1:
             return parts[0]
-        tokens, targets, weights = (np.concatenate([part[field] for part in parts]) for field in range(3))
+        tokens = np.concatenate([part.tokens for part in parts])
+        targets = np.concatenate([part.targets for part in parts])
+        weights = np.concatenate([part.weights for part in parts])
         starts = [part.starts for part in parts if part.starts is not None]
         beside = {name: np.concatenate([part.beside[name] for part in parts]) for name in parts[0].beside}
         return Rows(tokens, targets, weights, np.concatenate(starts) if starts else None, beside)

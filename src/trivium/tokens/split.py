@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 def survey(store: Path, *, seed: int) -> Survey:
     """Read every document of a store once, verifying its shards."""
     numbers: dict[str, int] = {}
-    found: list[tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = []
+    found: list[tuple[NDArray[Any], ...]] = []
     for table in read_tables(store, ["id", "source", "text"]):
         sources = [numbers.setdefault(name, len(numbers)) for name in table["source"].to_pylist()]
         sizes = pc.binary_length(table["text"]).to_numpy()

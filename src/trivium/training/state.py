@@ -58,7 +58,7 @@ def fragments(trainer: Trainer) -> list[Fragment]:
 
 def _state(trainer: Trainer, shard: Shard | None, first: int, count: int) -> dict[str, torch.Tensor]:
     """Return the separate master weights, if there are any, and the optimizer state of elements of a slice."""
-    tensors = {} if shard is None else shard.tensors(first, count)
+    tensors: dict[str, torch.Tensor] = {} if shard is None else shard.tensors(first, count)
     if not trainer.plan.precision.has_master:
         tensors.pop("master", None)
     return tensors

@@ -140,7 +140,7 @@ def recorded(patch: pytest.MonkeyPatch) -> tuple[list[str], Arithmetic]:
         def begin(*arguments: Any) -> PendingResult:
             said.append(f"begin {name}")
             pending = original(*arguments)
-            pending.wait = saying(f"wait {name}", pending.wait)  # type: ignore[method-assign]
+            pending.wait = saying(f"wait {name}", pending.wait)
             return pending
 
         return begin

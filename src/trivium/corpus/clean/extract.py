@@ -147,7 +147,8 @@ def _justext(stoplist: str) -> Extractor:
             paragraphs = justext.justext(html.encode("utf-8", "replace"), words, encoding="utf-8")
         except (ValueError, justext.core.JustextError):  # lxml finds no element
             return ""
-        return "\n\n".join(paragraph.text for paragraph in paragraphs if not paragraph.is_boilerplate)
+        texts: list[str] = [paragraph.text for paragraph in paragraphs if not paragraph.is_boilerplate]
+        return "\n\n".join(texts)
 
     return extract
 

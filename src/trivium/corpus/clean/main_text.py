@@ -200,7 +200,7 @@ def _kept(page: Page, run: Mask, quoted: Mask) -> Mask:
     # Short lines in another element than the paragraphs' are captions, dates or buttons.
     prose = run & page.prose
     voice = np.bincount(element[prose], weights=page.weight[prose], minlength=len(KINDS)).argmax()
-    kept = run & (page.linked <= _MOSTLY_LINKS * page.blocks[:, SIZE])
+    kept: Mask = run & (page.linked <= _MOSTLY_LINKS * page.blocks[:, SIZE])
     kept &= page.prose | heading | _OTHER_VOICES[element] | (element == voice)
     kept |= run & quoted
     something_follows = False

@@ -234,7 +234,7 @@ def _identity_of(job: HarvestJob, number: int) -> dict[str, Any]:
         return {"mark": job.marks[path]}
     try:
         with open_binary(path) as file:
-            return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}  # type: ignore[arg-type]
+            return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}  # pyrefly: ignore[no-matching-overload]
     except OSError as error:
         return {"sha256": "", "reason": f"it cannot be read: {error.strerror}"}
 

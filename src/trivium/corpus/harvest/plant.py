@@ -164,7 +164,7 @@ def _phrases() -> dict[str, Any]:
 
 def boilerplate_text(generator: Generator) -> str:
     """Return a page of menus, notices and calls to act."""
-    bank = _phrases()["boilerplate"]
+    bank: list[str] = _phrases()["boilerplate"]
     lines = _draw(bank, int(generator.integers(24, 60)), generator)
     return "\n".join(lines) + "\n" + "\n".join(s for s in bank if s.endswith(".") and generator.random() < 0.5)
 

@@ -30,14 +30,14 @@ POLL_SECONDS = 0.1
 
 def keep_compiled_kernels() -> Path:
     """Choose the folder and tell numba, before the first kernel is declared; return the folder."""
-    named = numba.config.CACHE_DIR  # type: ignore[attr-defined]
+    named = numba.config.CACHE_DIR  # pyrefly: ignore[missing-attribute]
     base = Path(named) if named else _users()
     name = f"kernels-{_key()}"
     folder = first_writable([base / name, HERE / "__pycache__" / name])
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="trivium-kernels-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
+    numba.config.CACHE_DIR = str(folder)  # pyrefly: ignore[missing-attribute]
     return folder
 
 
@@ -85,7 +85,7 @@ def _locks(descriptor: int) -> bool:
 
 def _users() -> Path:
     """Return the user's cache directory; an empty or relative XDG_CACHE_HOME counts as none, as its standard says."""
-    folder = Path(user_cache_dir("trivium", appauthor=False))  # type: ignore[no-untyped-call]
+    folder = Path(user_cache_dir("trivium", appauthor=False))
     return folder if folder.is_absolute() else Path("~/.cache/trivium").expanduser()
 
 

@@ -195,7 +195,7 @@ def _in_json(value: Any) -> Any:
     """Return a nested value as plain data. What JSON cannot represent, such as a time, becomes text."""
     if isinstance(value, dict):
         return {str(name): _in_json(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return list(map(_in_json, value))
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")

@@ -85,7 +85,7 @@ def open_remote(url: str) -> BinaryIO:
     return cast(BinaryIO, _RemoteFile(system, path, url, int(size)))
 
 
-class _RemoteFile(AbstractBufferedFile):  # type: ignore[misc]
+class _RemoteFile(AbstractBufferedFile):
     """A file of which fsspec keeps the blocks that were read last."""
 
     def __init__(self, system: Any, path: str, url: str, size: int) -> None:

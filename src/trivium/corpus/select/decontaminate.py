@@ -91,7 +91,7 @@ class Keys:
 
     def hits(self, texts: Texts) -> dict[int, list[Hit]]:
         """Return the occurrences of keys by the number of the text; where several begin, the longest."""
-        matches = find_ngrams(texts, self._index).tolist()
+        matches: list[list[int]] = find_ngrams(texts, self._index).tolist()
         result: dict[int, list[Hit]] = {}
         for number, some in groupby(matches, itemgetter(0)):
             data = texts.data[texts.offsets[number] : texts.offsets[number + 1]].tobytes()

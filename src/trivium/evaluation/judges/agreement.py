@@ -117,7 +117,7 @@ def flips(segments: int, count: int, seed: int, *names: str) -> Floats:
     """Return signs [B, N]: all of them where they are few, otherwise `count` random rows."""
     if segments <= EXACT_SEGMENTS:
         bits = np.arange(1 << segments)[:, None] >> np.arange(segments)
-        return np.asarray(1.0 - 2.0 * (bits & 1))
+        return np.asarray(1.0 - 2.0 * (bits & 1), np.float64)
     generator = generator_for(seed, "judges", *names)
     return generator.integers(0, 2, size=(count, segments)).astype(np.float64) * 2 - 1
 

@@ -38,7 +38,7 @@ class _Failed(Exception):
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Treat a redirect as an error: following it would send the key to another host."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         """Return no request to follow."""
 
 

@@ -144,7 +144,8 @@ def _runs(each: Sequence[Tree]) -> tuple[Tree, ...]:
 
 
 def _repeated(run: Tree) -> list[Tree]:
-    return [{name: value for name, value in run.items() if name != "times"}] * run.get("times", 1)
+    times: int = run.get("times", 1)
+    return [{name: value for name, value in run.items() if name != "times"}] * times
 
 
 def _write(model: ModelShape, mixture: Mixture, architecture: str) -> Tree:

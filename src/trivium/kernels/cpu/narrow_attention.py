@@ -155,7 +155,7 @@ def _rows(S: int) -> int:
 def _exact_scores() -> Iterator[None]:
     """Products of fp32 tensors by the processor's bf16 instructions: exact but for the order of sums where the
     numbers are bf16's, and the only products that take bf16 numbers and give fp32 ones."""
-    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    settings = torch.backends.mkldnn.matmul  # pyrefly: ignore[missing-attribute]
     before = settings.fp32_precision
     settings.fp32_precision = "bf16"
     try:

@@ -38,7 +38,7 @@ class Wiring(nn.Module, ABC):
         """Let torch.compile fuse what a training step computes; hooks, and recomputing of layers, stay outside."""
         for half in (self.attention, self.mlp):
             if not half.traced:
-                half.forward = torch.compiler.disable(half.forward)  # type: ignore[method-assign]
+                half.forward = torch.compiler.disable(half.forward)  # pyrefly: ignore[method-assign]
         self._of_training = torch.compile(self._forward, dynamic=False, options=options)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:

@@ -106,7 +106,8 @@ class _Loss(torch.autograd.Function):
         ctx.save_for_backward(x, weight, scores)
         ctx.taken = None if later is None else (table, later)
         if compiled is not None:
-            return compiled(scores, targets, vocabulary, ctx.terms)
+            found: Tensor = compiled(scores, targets, vocabulary, ctx.terms)
+            return found
         for part, ids in zip(scores.split(BLOCK_ROWS), targets.split(BLOCK_ROWS), strict=True):
             losses.append(loss_of(part, ids))
         return losses[0] if len(losses) == 1 else torch.cat(losses, -1)

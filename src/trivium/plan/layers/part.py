@@ -142,7 +142,8 @@ class Parameter(Row):
 def owned(rows: Iterable[Row], prefix: str, owner: Owner) -> Iterator[Parameter]:
     """Yield the rows with `prefix` before their names."""
     for row in rows:
-        yield Parameter(**{**vars(row), "name": f"{prefix}.{row.name}", "owner": owner})
+        fields: dict[str, Any] = {**vars(row), "name": f"{prefix}.{row.name}", "owner": owner}
+        yield Parameter(**fields)
 
 
 def under(prefix: str, rows: Iterable[Row]) -> Iterator[Row]:

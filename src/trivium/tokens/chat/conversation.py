@@ -292,7 +292,7 @@ def _no_format(row: Mapping[str, Any], formats: str) -> str:
     return f"its columns are {columns}; they have to be one of: {formats}"
 
 
-def _kind(value: object) -> str:
+def _kind(value: Any) -> str:
     names = {type(None): "nothing", str: "a text", bool: "true or false", list: "a list", dict: "an object"}
     return names.get(type(value), f"{_short(value)}")
 

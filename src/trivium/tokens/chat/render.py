@@ -54,8 +54,7 @@ class Renderer:
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = _now
+        environment.globals.update(raise_exception=_raise, strftime_now=_now)  # pyrefly: ignore[bad-argument-type]
         self._template = environment.from_string(source)
         extension = environment.extensions[Generation.identifier]
         assert isinstance(extension, Generation), f"the environment was made with it; found {extension!r}"

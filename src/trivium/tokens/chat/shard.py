@@ -153,7 +153,8 @@ def write_packed(
         counted, left = 0, iter(_filled(splits[split], bins, sequence, tokenizer.end_of_text))
         while documents := list(islice(left, _BINS)):
             lengths = np.array([len(one.ids) for one in documents], np.int64)
-            ids, own = (np.concatenate([one[column] for one in documents]) for column in (1, 2))
+            ids = np.concatenate([one.ids for one in documents])
+            own = np.concatenate([one.weights for one in documents])
             own[np.cumsum(lengths) - lengths] = 0  # nothing predicts the first token of a document
             shard.append(ids, lengths, own)
             lineage.append([one.name for one in documents], [one.of for one in documents], lengths)

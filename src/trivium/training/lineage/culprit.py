@@ -260,7 +260,7 @@ class Trail:
             self._roles[id(x)] = [], []
             self._kept.append(x)
             if x.requires_grad:
-                x.register_hook(partial(self._see_gradient, id(x)))  # type: ignore[no-untyped-call]
+                x.register_hook(partial(self._see_gradient, id(x)))
         return self._roles[id(x)]
 
     def _see_gradient(self, key: int, grad: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from typing import Any
 
 from trivium.checkpoint.agree import found_by_first
 from trivium.cost.compute import flops_per_token
@@ -24,7 +25,7 @@ class Metrics(Observer):
         plan, seconds = loop.plan, loop.seconds
         batch = plan.batch.at(loop.step - 1)
         tokens, samples = plan.tokens(batch.sequences), batch.first_sample + batch.sequences
-        record = {
+        record: dict[str, Any] = {
             "step": loop.step,
             "time": time.time(),
             "tokens": plan.tokens(samples),
